@@ -1,1 +1,1 @@
-"""Replies that keep to a JSON schema, a regular expression or a list of choices."""
+"""Replies constrained to a JSON schema, a regular expression, a list of choices or a Lark grammar."""

@@ -1,4 +1,4 @@
-"""Compiled grammars, kept for the next who asks."""
+"""A cache of compiled grammars, and the token masks of constrained requests."""
 
 import threading
 from collections import OrderedDict
@@ -17,13 +17,13 @@ from engine.grammar.vocabulary import readable
 from engine.scheduling.step import Masks, Step
 from engine.text.tokenizer import Tokenizer
 
-KEPT = 256
-SECONDS = 5.0  # that a grammar may take to compile
-_LIMITS = LLParserLimits(verbose_errors=False)  # its own, on work and memory
+KEPT = 256  # compiled grammars
+SECONDS = 5.0  # the time limit for compiling a grammar
+_LIMITS = LLParserLimits(verbose_errors=False)  # llguidance's defaults for work and memory
 
 
 class Grammars:
-    """For one model. Compiling happens on threads of its own, and may be asked for from any."""
+    """The grammars of one model. They compile on helper threads, on behalf of any thread."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, stop_ids: frozenset[int]) -> None:
         self._tokenizer, self._vocab, self._stop_ids = tokenizer, vocab, stop_ids
@@ -34,26 +34,26 @@ class Grammars:
         self._found: OrderedDict[Grammar, Future[GrammarMatcher]] = OrderedDict()
 
     def check(self, grammar: Grammar, seconds: float = SECONDS) -> None:
-        """Compiles it, if nobody has yet. Raises BadParams where it cannot be, or takes too long."""
+        """Compile a grammar unless it is cached. Raises BadParams if it is invalid or takes too long."""
         self._compiled(grammar, seconds)
 
     def check_start(self, params: SamplingParams, reply_prefix: Sequence[int]) -> None:
-        """Raises BadParams where no reply by these, its first tokens given, has another one to draw."""
+        """Raise BadParams if the grammar rejects `reply_prefix` or allows no token after it."""
         assert params.grammar is not None
         guide = self._compiled(params.grammar, SECONDS).starting(0)
         guide.read(reply_prefix)
         if guide.error:
-            raise BadParams("said", "does not keep to the grammar")
+            raise BadParams("said", "does not match the grammar")
         guide.allowed(params.enders(self._stop_ids), early=len(reply_prefix) < params.min_tokens)
         if guide.error:
             raise BadParams(guide.fault, guide.error)
 
     def warm(self) -> None:
-        """Reads the vocabulary beside the steps, so that the first grammar need not wait for it."""
+        """Build the vocabulary in the background, so that the first grammar does not wait for it."""
         self._helpers.submit(self._vocabulary)
 
     def allowed(self, request: Request) -> np.ndarray:
-        """The tokens that a request may draw next, a bit each."""
+        """Return the bit mask of the tokens that a request may sample next."""
         params = request.params
         assert params.grammar is not None
         if request.guide is None:
@@ -64,9 +64,9 @@ class Grammars:
         return request.guide.allowed(params.enders(self._stop_ids), early=early)
 
     def masks(self, step: Step, requests: Mapping[int, Request]) -> Masks:
-        """What the guided rows of a step may draw, by what their requests hold now.
+        """Return the masks of a step's constrained rows, from their requests' current tokens.
 
-        A request that has ended is passed over: what its row draws is dropped.
+        Requests that have ended are skipped; the tokens sampled for them are dropped.
         """
         rows = [step.rows[at] for at in step.guided]
         alive = [(row.slot, each) for row in rows if (each := requests.get(row.request))]
@@ -85,7 +85,7 @@ class Grammars:
         try:
             return found.result(seconds)
         except TimeoutError:
-            why = f"takes longer than {seconds:g} s to compile; make it smaller, or ask again later"
+            why = f"takes longer than {seconds:g} s to compile; make it smaller or retry later"
             raise BadParams("grammar", why) from None
         except BadParams:
             with self._lock:
@@ -98,9 +98,9 @@ class Grammars:
             raise unusable(grammar, reason(matcher.get_error()))
         guide = GrammarMatcher(matcher, self._vocab)
         if guide.error:
-            raise BadParams("grammar", f"no text keeps to it: {guide.error}")
+            raise BadParams("grammar", f"no text matches it: {guide.error}")
         if guide.over:
-            raise BadParams("grammar", "only an empty text keeps to it")
+            raise BadParams("grammar", "only the empty text matches it")
         return guide
 
     def _vocabulary(self) -> LLTokenizer:

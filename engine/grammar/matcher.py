@@ -1,4 +1,4 @@
-"""Follows one reply through its grammar."""
+"""The state of one reply in its grammar."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -8,23 +8,23 @@ import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-_MISFIT = "satisfy the grammar"  # what llguidance says of a token that is not the grammar's
+_REJECTED = "satisfy the grammar"  # part of llguidance's message for a token that the grammar rejects
 
 
 class GrammarMatcher:
-    """Which tokens may come next: a function of those before, so another guide that reads them is equal."""
+    """The tokens allowed next. They depend only on the tokens read, so any matcher that reads them agrees."""
 
     def __init__(self, matcher: LLMatcher, vocab: int, start: int = 0) -> None:
         self._matcher, self._vocab = matcher, vocab
         self._bits = np.zeros(0, np.uint8)
-        self._read = start  # of the request's tokens
+        self._read = start  # position in the request's tokens
         self.may_end = False
-        self.error = ""  # why nothing can come any more, if so
-        self.fault = "grammar"  # which parameter is to blame then
+        self.error = ""  # why no token is allowed, if so
+        self.fault = "grammar"  # the parameter that caused the error
         self._look()
 
     def starting(self, start: int) -> Self:
-        """Another one that has read nothing, for a request whose reply begins there."""
+        """Return a fresh copy for a request whose reply begins at token `start`."""
         twin = object.__new__(type(self))
         twin._matcher, twin._vocab, twin._bits = self._matcher.deep_copy(), self._vocab, self._bits
         twin._read, twin.may_end, twin.error, twin.fault = start, self.may_end, self.error, self.fault
@@ -32,25 +32,25 @@ class GrammarMatcher:
 
     @property
     def over(self) -> bool:
-        """Whether the text is whole, and nothing could follow it."""
+        """Whether the text is complete and no token may follow."""
         return self.may_end and not self._bits.any()
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Catches up with a request's tokens."""
+        """Consume the request's new tokens."""
         new = list(tokens[self._read :])
         if new and not self.error:
             self._read += len(new)
             if self._matcher.consume_tokens(new):
                 self._look()
-            elif _MISFIT in (why := self._matcher.get_error()):
-                self._give_up("what is said does not keep to the grammar")
+            elif _REJECTED in (why := self._matcher.get_error()):
+                self._give_up("the reply does not match the grammar")
             else:
-                self._overwhelmed(why)
+                self._too_complex(why)
 
     def allowed(self, enders: Iterable[int], *, early: bool) -> np.ndarray:
-        """A bit for each token, the lowest first. Those that end the reply may come where the text is whole.
+        """Return a bit per token, the lowest first. Stop tokens are allowed where the text is complete.
 
-        `early`: it is shorter than it has to be.
+        `early`: the reply is still shorter than min_tokens, so it must not end.
         """
         bits = self._bits.copy()
         ends = self.may_end and not early
@@ -59,10 +59,10 @@ class GrammarMatcher:
             bits[byte] = bits[byte] | 1 << bit if ends else bits[byte] & (0xFF ^ 1 << bit)
         if not self.error and not bits.any():
             if self._bits.any():
-                self.error = "no token is left: each that the grammar goes on with would end the reply"
+                self.error = "no token is left: every token that the grammar allows is a stop token"
                 self.fault = "stop_ids"
             else:
-                self.error = "no token that the model may say goes on with the grammar"
+                self.error = "no token of the model's vocabulary matches the grammar here"
         return bits
 
     def _look(self) -> None:
@@ -74,18 +74,18 @@ class GrammarMatcher:
         bits[end] &= 0xFF ^ 1 << bit
         self._bits = bits[: -(-self._vocab // 8)]
         if self._matcher.is_error():
-            self._overwhelmed(self._matcher.get_error())
+            self._too_complex(self._matcher.get_error())
 
-    def _overwhelmed(self, why: str) -> None:
-        self._give_up(f"the grammar became too much: {reason(why)}")
+    def _too_complex(self, why: str) -> None:
+        self._give_up(f"the grammar became too complex: {reason(why)}")
 
     def _give_up(self, why: str) -> None:
         self._bits, self.may_end, self.error = np.zeros_like(self._bits), False, why
 
 
 def reason(text: str) -> str:
-    """The sentence of llguidance's message that says what is wrong, without where in its own form of it."""
+    """Extract the reason from llguidance's message, without positions in its internal grammar."""
     lines = [line.strip() for line in text.partition("<non-verbose/>")[0].splitlines() if line.strip()]
-    told = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "")
-    told = re.sub(r"^(error: |at \d+\(\d+\): )", "", told)
-    return told.partition(" Enable 'coerce_one_of'")[0].rstrip(".")
+    found = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "")
+    found = re.sub(r"^(error: |at \d+\(\d+\): )", "", found)
+    return found.partition(" Enable 'coerce_one_of'")[0].rstrip(".")

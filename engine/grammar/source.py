@@ -1,4 +1,4 @@
-"""A grammar as llguidance reads it; whatever cannot be a grammar is refused here, with the reason."""
+"""Grammars in llguidance's form. Invalid ones are rejected here, with the reason."""
 
 import json
 import re
@@ -18,9 +18,9 @@ _UNUSABLE = {
 }
 MAX_NESTING = 64
 MAX_CHOICES = 4096
-MOST = 2**63 - 1  # llguidance counts so far, and takes every number on the way for a float
+MOST = 2**63 - 1  # llguidance's largest integer; it parses all numbers as floats
 
-# Nothing that a schema demands is passed over, and a model that only loves blanks has to go on at last.
+# No keyword of a schema is ignored, and whitespace is limited, so that a model cannot emit it forever.
 _JSON: Any = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}"}
 
 
@@ -31,7 +31,7 @@ def unusable(grammar: Grammar, why: str) -> BadParams:
 def source(grammar: Grammar) -> str:
     try:
         return _source(grammar)
-    except ValueError as error:  # of a number or a letter that JSON has, and llguidance has not
+    except ValueError as error:  # a number or a character that is valid JSON but not valid in llguidance
         raise unusable(grammar, str(error)) from None
 
 
@@ -48,7 +48,7 @@ def _source(grammar: Grammar) -> str:
 
 
 def lark_of(grammar: Grammar) -> str:
-    """The same as a part of a rule in Lark."""
+    """Return the grammar as part of a Lark rule."""
     match grammar.kind:
         case "json":
             return lark_of_schema(json.loads(_schema(grammar.text)))
@@ -56,16 +56,16 @@ def lark_of(grammar: Grammar) -> str:
             return _lark_regex(_regex(grammar.text))
         case "choice":
             return _lark_regex(_any_of(grammar.text))
-    raise BadParams("grammar", "in Lark has a start of its own, and can be no part of another one")
+    raise BadParams("grammar", "a Lark grammar cannot be part of another grammar")
 
 
 def lark_of_schema(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
-    """`lenient`: what cannot be used is passed over."""
+    """Return the schema as part of a Lark rule. `lenient`: ignore unsupported keywords."""
     return "%json " + json.dumps({**schema, "x-guidance": {**_JSON, "lenient": lenient}})
 
 
 def _lark_regex(expression: str) -> str:
-    """Between slashes, where none may stand bare, and no line may end."""
+    """Return the regex between slashes, with slashes and newlines escaped."""
     bare = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", expression, flags=re.DOTALL)
     return f"/{bare.replace(chr(10), chr(92) + 'n')}/"
 
@@ -77,13 +77,13 @@ def _any_of(text: str) -> str:
 def _schema(text: str) -> str:
     schema = _parsed(text, "a JSON schema")
     if not isinstance(schema, dict | bool):
-        raise BadParams("grammar", f"a JSON schema is an object, true or false, not {text:.60}")
+        raise BadParams("grammar", f"a JSON schema must be an object, true or false, not {text:.60}")
     if schema is False:
-        raise BadParams("grammar", "the JSON schema false admits nothing")
+        raise BadParams("grammar", "the JSON schema false allows no value")
     for key, number in _whole_numbers(schema):
-        above = number >= MOST and key in ("maximum", "exclusiveMaximum")  # none so large is written anyway
+        above = number >= MOST and key in ("maximum", "exclusiveMaximum")  # no bound: values stay below it
         if not above and not _exact(number):
-            why = f"{key:.40} holds {number!s:.40}, which would be rounded"
+            why = f"{key:.40} is {number!s:.40}, which cannot be represented exactly"
             raise BadParams("grammar", f"{_UNUSABLE['json']}: {why}")
     return text if isinstance(schema, dict) else "{}"
 
@@ -91,7 +91,7 @@ def _schema(text: str) -> str:
 def _regex(text: str) -> str:
     if not text:
         raise BadParams("grammar", "the regular expression is empty")
-    if re.fullmatch(r"(?:\\.|[^\\])*", text, re.DOTALL) is None:  # llguidance would take it for a slash
+    if re.fullmatch(r"(?:\\.|[^\\])*", text, re.DOTALL) is None:  # llguidance would read it as a slash
         raise BadParams("grammar", "the regular expression ends in a lone backslash")
     return text
 
@@ -99,15 +99,15 @@ def _regex(text: str) -> str:
 def _choices(text: str) -> list[str]:
     choices = _parsed(text, "a JSON list of choices")
     if not isinstance(choices, list) or not 1 <= len(choices) <= MAX_CHOICES:
-        raise BadParams("grammar", f"choices are a list of 1 to {MAX_CHOICES} texts, not {text:.60}")
+        raise BadParams("grammar", f"choices must be a list of 1 to {MAX_CHOICES} strings, not {text:.60}")
     for choice in choices:
         if not isinstance(choice, str) or not choice:
-            raise BadParams("grammar", f"a choice is a text that is not empty, not {choice!r:.60}")
+            raise BadParams("grammar", f"a choice must be a non-empty string, not {choice!r:.60}")
     return choices
 
 
 def _literally(text: str) -> str:
-    """As a regular expression that means the text itself."""
+    """Return a regular expression that matches exactly this text."""
     return "".join(each if each.isalnum() else rf"\x{{{ord(each):x}}}" for each in text)
 
 
@@ -124,7 +124,7 @@ def _parsed(text: str, what: str) -> Any:
 
 
 def _whole_numbers(value: Any, key: str = "the schema") -> Iterator[tuple[str, int]]:
-    """Those of a JSON value, each with the key that it stands behind."""
+    """Yield the integers in a JSON value, each with its key."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _whole_numbers(inner, name)
@@ -140,11 +140,11 @@ def _exact(number: int) -> bool:
 
 
 def _too_deep() -> BadParams:
-    return BadParams("grammar", f"is nested more than {MAX_NESTING} deep; make it flatter, or use $defs")
+    return BadParams("grammar", f"must be nested at most {MAX_NESTING} levels deep; flatten it or use $defs")
 
 
 def _depths(value: Any) -> Iterator[int]:
-    """How deep each object and list of a JSON value lies."""
+    """Yield the depths of the objects and lists in a JSON value."""
     level, depth = [value], 0
     while level := [each for each in level if isinstance(each, dict | list)]:
         depth += 1

@@ -1,4 +1,4 @@
-"""A tokenizer as llguidance reads it."""
+"""A tokenizer in llguidance's form."""
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -7,9 +7,9 @@ from engine.text.tokenizer import Tokenizer
 
 
 class Vocabulary:
-    """The bytes of every token that stands for text. Behind them a token of our own: the end of the grammar.
+    """The bytes of every text token, followed by an extra token for the end of the grammar.
 
-    So that token's bit in a mask says whether the reply may end, whatever tokens end it with this model.
+    Its bit in a mask shows whether the reply may end, independent of the model's stop tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
@@ -26,7 +26,7 @@ class Vocabulary:
 
 
 def readable(tokenizer: Tokenizer, size: int) -> LLTokenizer:
-    """For a model that knows so many tokens; the padding behind the tokenizer's own stands for nothing."""
+    """Return the vocabulary of a model with `size` tokens. Ids beyond the tokenizer's are empty."""
     if not tokenizer.joins:
-        raise BadParams("grammar", "cannot be had: this tokenizer's texts are not its pieces in a row")
+        raise BadParams("grammar", "is not available: this tokenizer's text is not the sum of its tokens")
     return LLTokenizer(TokenizerWrapper(Vocabulary(tokenizer, size)))

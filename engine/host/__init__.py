@@ -1,1 +1,1 @@
-"""Where an engine lives: its thread, and how others speak to it."""
+"""Engine hosts: an engine on a thread or in a child process, and the client interface to it."""

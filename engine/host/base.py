@@ -1,4 +1,4 @@
-"""What every host does with a command, wherever its engine runs."""
+"""The base class of all hosts, wherever the engine runs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ Sink = Callable[[Delta], None]
 
 
 class Host(ChatText, ABC):
-    """Sends commands. Nothing here waits for a step but `snapshot`."""
+    """Sends commands to an engine. Only `snapshot` waits for a step."""
 
     @abstractmethod
     def send(self, command: Command[T], sink: Sink | None = None) -> Future[T]:
-        """`sink`: where the deltas go of a command that begins a request."""
+        """Send a command. `sink` receives the deltas if the command starts a request."""
 
     def submit(
         self,
@@ -35,7 +35,7 @@ class Host(ChatText, ABC):
         salt: bytes = b"",
         reply_prefix: Sequence[int] = (),
     ) -> Stream:
-        """A new request. Templates and tokenizing are worked on here, on the caller's thread."""
+        """Start a request. The template and the tokenizer run on the caller's thread."""
         try:
             ids, continues = prompt_ids(prompt, self._chat)
         except EngineError as error:

@@ -1,4 +1,4 @@
-"""What a host knows of the model's text. Found on the caller's thread: it is no concern of the engine's."""
+"""The text functions of a host: templates, tokens and layout. They run on the caller's thread."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,37 +9,37 @@ from engine.text.chat import ChatFormat
 
 
 class ChatText:
-    """The part of a host that is the same wherever the engine runs."""
+    """The text functions that are the same wherever the engine runs."""
 
     _chat: ChatFormat
 
     @property
     def has_template(self) -> bool:
-        """Whether messages can be submitted, or only text and tokens."""
+        """Whether messages can be submitted. Without a template, only text and tokens can."""
         return self._chat.has_template
 
     @property
     def templates(self) -> Mapping[str, str]:
-        """The sources of the model's chat templates, by their names."""
+        """The sources of the model's chat templates, by name."""
         return self._chat.tokenizer.templates
 
     def text(self, conversation: ChatPrompt) -> str:
-        """What the template makes of a conversation, to be looked at."""
+        """Return the rendered conversation, for display."""
         tools = conversation.tools or None
         return self._chat.text(conversation.messages, tools, **conversation.options)
 
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
-        """What each token stands for inside a text."""
+        """Return the bytes of each token inside a text."""
         return [self._chat.tokenizer.piece(token) for token in tokens]
 
     def count(self, prompt: str | Sequence[Mapping[str, Any]]) -> int:
-        """How many tokens a prompt has."""
+        """Return the number of tokens in a prompt."""
         return len(prompt_ids(prompt, self._chat)[0])
 
     def layout(self, prompt: str | Sequence[Mapping[str, Any]]) -> PromptLayout:
-        """Which characters of a prompt's text or messages its tokens stand for."""
+        """Return the characters of a prompt's text or messages that each token covers."""
         return prompt_layout(prompt, self._chat)
 
     def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
-        """What each token adds to a reply's text. `after`: the tokens that it goes on from."""
+        """Return the text that each token adds to a reply. `after`: the tokens before it."""
         return texts(tokens, after, self._chat)

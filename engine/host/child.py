@@ -1,6 +1,6 @@
-"""The engine's own process: `python -m engine.host.child FD`. process.py is its other end.
+"""The engine's child process: `python -m engine.host.child FD`. process.py is the parent's side.
 
-It ends when the socket does: a parent that was killed needs no farewell.
+It exits when the socket closes, so it also ends if the parent is killed.
 """
 
 import faulthandler
@@ -24,17 +24,17 @@ from engine.host.outbox import Outbox
 from engine.host.thread import EngineThread
 from engine.text.tokenizer import Tokenizer
 
-_BROKEN = 70  # the exit code where something is wrong in here: the log says what
+_BROKEN = 70  # the exit code for an internal error; the log has the details
 
 
 class CommandServer:
-    """Takes the parent's commands, and answers by the number of each."""
+    """Runs the parent's commands, and answers each under its number."""
 
     def __init__(self, host: EngineThread, tokenizer: Tokenizer, outbox: Outbox) -> None:
         self._host, self._tokenizer, self._outbox = host, tokenizer, outbox
 
     def ready(self) -> dict[str, Any]:
-        """What the parent must know to write prompts by itself, and the first picture."""
+        """Return what the parent needs to tokenize prompts, and the first snapshot."""
         tokenizer = self._tokenizer
         return {
             "tokenizer": None if tokenizer.folder is None else str(tokenizer.folder),
@@ -43,7 +43,7 @@ class CommandServer:
         }
 
     def take(self, question: dict[str, Any]) -> None:
-        """Waits for nothing."""
+        """Start a command. Never blocks."""
         number = question["ask"]
         try:
             command = decode_command(question["command"], Sender.SCREEN)
@@ -73,13 +73,13 @@ def _of_engine(error: BaseException) -> EngineError:
 
 
 def _begin(config: Any, outbox: Outbox) -> CommandServer:
-    gc.disable()  # what is made now stays, and each collection would walk over all of it
-    from engine.start import start  # torch comes when somebody listens already: the parent may end meanwhile
+    gc.disable()  # startup objects are permanent, and each collection would traverse all of them
+    from engine.start import start  # imports torch; the listener is running and sees if the parent ends
 
     engine = start(wire.config_from_json(config), outbox.progress)
     engine.bus.subscribe(outbox.event)
     gc.collect()
-    gc.freeze()  # or each collection walks all of torch while a step waits
+    gc.freeze()  # otherwise each collection traverses all of torch and delays a step
     gc.enable()
     return CommandServer(EngineThread(engine), engine.tokenizer, outbox)
 
@@ -89,7 +89,7 @@ def _listen(questions: Iterable[Any], server: Future[CommandServer]) -> None:
         for question in questions:
             server.result().take(question)
     except Exception:
-        log.exception("a question cannot be understood")
+        log.exception("invalid command from the parent process")
         os._exit(_BROKEN)
     os._exit(0)  # whatever the engine's thread is doing
 
@@ -107,7 +107,7 @@ def main() -> None:
     try:
         made = _begin(first["start"], outbox)
     except Exception as error:
-        log.exception("there is no engine")
+        log.exception("the engine did not start")
         outbox.answer(partial(_refusal, first["ask"], error))
         outbox.close()
         os._exit(1)

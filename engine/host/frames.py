@@ -1,4 +1,4 @@
-"""JSON values over a socket between two processes of the same program. A frame is a length, then the text."""
+"""JSON values over a socket between two processes of this program. A frame is a length and the JSON text."""
 
 import json
 import socket
@@ -12,7 +12,7 @@ _MOST = 2**31
 
 
 class FrameSocket:
-    """Both ends of the talk. Any thread may send; one receives."""
+    """One end of the connection. Any thread may send; one thread receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -20,15 +20,15 @@ class FrameSocket:
         self._sending = threading.Lock()
 
     def send(self, value: Any) -> None:
-        """Returns when the system has taken it; raises OSError where nobody listens any more."""
+        """Send a value. Returns when the kernel has it; raises OSError if the other end is closed."""
         text = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
         if len(text) >= _MOST:
-            raise ValueError(f"a frame of {len(text)} bytes is too long")
+            raise ValueError(f"a frame must be shorter than {_MOST} bytes, got {len(text)}")
         with self._sending:
             self._connection.sendall(len(text).to_bytes(_LENGTH, "little") + text)
 
     def __iter__(self) -> Iterator[Any]:
-        """What comes, until the other end is gone, however it went."""
+        """Yield values until the other end closes or dies."""
         while (text := self._receive()) is not None:
             yield json.loads(text)
 
@@ -44,11 +44,11 @@ class FrameSocket:
         return text if len(text) == size else None
 
     def end(self) -> None:
-        """Whoever waits for a frame, here or there, sees the end."""
-        with suppress(OSError):  # the other side was quicker
+        """Shut the connection down. Both ends stop waiting for frames."""
+        with suppress(OSError):  # the other end may have closed it already
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """For the one who receives, when nothing comes any more."""
+        """Free the socket. Called by the receiving thread after the last frame."""
         self._incoming.close()
         self._connection.close()

@@ -1,4 +1,4 @@
-"""From any thread to an event loop: one wake for all that came since the last."""
+"""Items from any thread to an event loop, with one wake-up per batch."""
 
 import asyncio
 from collections import deque
@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 
 def call_on(loop: asyncio.AbstractEventLoop, work: Callable[..., object], *args: Any) -> None:
-    """Has the loop do it, from any thread. A loop that is closed has no reader left."""
+    """Schedule a call on the loop from any thread. Does nothing if the loop is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(work, *args)
 
 
 class Handover(Generic[T]):
-    """`deliver` runs on the loop with what has gathered: at once after a pause, else each `tick` seconds."""
+    """Calls `deliver` on the loop with gathered items: at once after a pause, else every `tick` seconds."""
 
     def __init__(self, deliver: Callable[[list[T]], None], tick: float = 0.0) -> None:
         self._deliver, self._tick = deliver, tick
@@ -30,16 +30,16 @@ class Handover(Generic[T]):
         self._gathered.append(item)
         if not self._woken:
             self._woken = True
-            call_on(self._loop, self._come)
+            call_on(self._loop, self._schedule)
 
-    def _come(self) -> None:
+    def _schedule(self) -> None:
         wait = self._delivered + self._tick - perf_counter()
         if wait > 0:
-            self._loop.call_later(wait, self._bring)
+            self._loop.call_later(wait, self._flush)
         else:
-            self._bring()
+            self._flush()
 
-    def _bring(self) -> None:
+    def _flush(self) -> None:
         self._delivered = perf_counter()
         self._woken = False
         items = []

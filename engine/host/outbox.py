@@ -1,8 +1,8 @@
-"""What the engine's process has to say, gathered on its way out.
+"""The outgoing queue of the engine's process.
 
-The engine's thread only lays things down. Another one sends them: at once where a reply begins or ends, else
-what has gathered in a few hundredths of a second. While the other side does not read, what waits is merged,
-so that a stalled screen costs the engine neither time nor memory.
+The engine's thread only appends. Another thread sends: at once when a reply begins or ends, else in batches
+every few hundredths of a second. While the parent does not read, waiting deltas are merged, so a stalled
+screen costs the engine neither time nor memory.
 """
 
 import threading
@@ -14,16 +14,16 @@ from engine.api import wire
 from engine.api.events import Delta, Event, log
 from engine.host.frames import FrameSocket
 
-TICK = 0.04  # seconds that a token waits at most for the next ones
-YOUNG = 4  # deltas of a reply that do not wait
-_MERGED_AT = 64  # deltas of one reply
-_EVENTS = 10_000  # that are kept for a reader who has stalled; the oldest are lost first
+TICK = 0.04  # seconds a token waits at most to be sent with the next ones
+YOUNG = 4  # first deltas of a reply, which are sent at once
+_MERGED_AT = 64  # waiting deltas of one reply
+_EVENTS = 10_000  # events kept for a stalled reader; the oldest are dropped first
 
-Answer = Callable[[], dict[str, Any]]  # made into JSON by the thread that sends
+Answer = Callable[[], dict[str, Any]]  # called by the sending thread
 
 
 def merged(deltas: Sequence[Delta]) -> list[Delta]:
-    """All of a request as if one step had given it: a delta for each of its replies, as they end."""
+    """Merge a request's deltas into one for each of its replies, in the order of their newest deltas."""
     if len(deltas) == 1:
         return [*deltas]
     choices: dict[int, list[Delta]] = {}
@@ -33,7 +33,7 @@ def merged(deltas: Sequence[Delta]) -> list[Delta]:
 
 
 def _joined(deltas: Sequence[Delta]) -> Delta:
-    """All of one reply; of its tails only the newest stands."""
+    """Merge one reply's deltas. The newest tail replaces the older ones."""
     return deltas[-1]._replace(
         tokens=tuple([token for delta in deltas for token in delta.tokens]),
         text="".join([delta.text for delta in deltas]),
@@ -42,7 +42,7 @@ def _joined(deltas: Sequence[Delta]) -> Delta:
 
 
 class Outbox:
-    """Takes from any thread. `lost` is called, on the sending thread, when nobody listens any more."""
+    """Accepts items from any thread. `lost` is called on the sending thread when the parent is gone."""
 
     def __init__(self, frames: FrameSocket, lost: Callable[[], None]) -> None:
         self._frames, self._lost = frames, lost
@@ -52,13 +52,13 @@ class Outbox:
         self._progress: tuple[int, int] | None = None
         self._answers: list[Answer] = []
         self._events: deque[Event] = deque(maxlen=_EVENTS)
-        self._deltas: dict[int, list[Delta]] = {}  # by the number of the command that began the reply
-        self._ages: dict[int, int] = {}  # deltas so far, of replies that run
+        self._deltas: dict[int, list[Delta]] = {}  # by the number of the command that started the reply
+        self._ages: dict[int, int] = {}  # deltas so far of each running reply
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
 
     def progress(self, done: int, total: int) -> None:
-        """Only the newest is worth sending."""
+        """Report progress. Only the newest report is sent."""
         self._progress = (done, total)
         self._woken.set()
 
@@ -85,7 +85,7 @@ class Outbox:
             self._woken.set()
 
     def close(self) -> None:
-        """Sends what is there, and no more."""
+        """Send what is queued, then stop."""
         self._closing = True
         self._woken.set()
         self._thread.join()
@@ -100,7 +100,7 @@ class Outbox:
         except OSError:
             self._lost()
         except Exception:
-            log.exception("nothing can be sent any more")
+            log.exception("cannot send to the parent process")
             self._lost()
 
     def _send(self) -> None:

@@ -1,4 +1,4 @@
-"""The engine in a process of its own, so that neither its steps nor its end are this process's."""
+"""The engine in a child process, so that its steps do not slow this process and its crash does not end it."""
 
 import itertools
 import os
@@ -34,13 +34,13 @@ from engine.text.tokenizer import Tokenizer
 T = TypeVar("T")
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
-_ENDS_WITHIN = 5.0  # seconds from the end of the socket to that of the process
-_LOG_BYTES = 2**20  # a log that is longer begins anew
+_ENDS_WITHIN = 5.0  # seconds the process has to exit after the socket closes
+_LOG_BYTES = 2**20  # a longer log is truncated at startup
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One that the child has not answered yet. `read`: makes the answer of its JSON."""
+    """A command the child has not answered yet. `read` decodes the answer's JSON."""
 
     answer: Future[Any]
     read: Callable[[Any], Any]
@@ -48,28 +48,28 @@ class _Question:
 
 @dataclass(slots=True)
 class _Request:
-    """One whose deltas come."""
+    """A request whose deltas are arriving."""
 
     sink: Sink
-    id: int | None = None  # once the engine has taken it
+    id: int | None = None  # set once the engine has accepted it
 
 
 class EngineProcess(Host):
-    """Starts an engine in a child process, and speaks to it. Prompts are tokenized here.
+    """Starts an engine in a child process and talks to it. Prompts are tokenized in this process.
 
-    Whatever else the child has to say goes to `log_file`: nothing of it touches this process's terminal.
+    The child's stdout and stderr go to `log_file`, never to this process's terminal.
     """
 
     def __init__(self, config: EngineConfig, log_file: Path, *, progress: Progress | None = None) -> None:
         self._log_file, self._progress = log_file, progress
         self._bus = Bus()
         self._numbers = itertools.count()
-        self._gate = threading.Lock()  # over what follows
-        self._error = ""  # why the process is gone
-        self._last: Snapshot | None = None  # there is one when this has been made
+        self._gate = threading.Lock()  # guards the fields below
+        self._error = ""  # why the process has ended
+        self._last: Snapshot | None = None  # set by the end of __init__
         self._closing = False
         self._asked: dict[int, _Question] = {}
-        self._requests: dict[int, _Request] = {}  # by the number of the command that began them
+        self._requests: dict[int, _Request] = {}  # by the number of the command that started them
         self._process, self._frames = _spawn(log_file)
         self._outgoing: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
@@ -98,10 +98,10 @@ class EngineProcess(Host):
         return self._ask("command", partial(encode_command, command), read, sink)
 
     def snapshot(self) -> Snapshot:
-        """Of a process that is gone: the last one, with nothing running, and why."""
+        """Return a snapshot. If the process has ended: the last one, with nothing running and the error."""
         if threading.current_thread() is self._reader:
             raise RuntimeError(
-                "a handler of events can only hand them on: the answer would come to its own thread"
+                "an event handler cannot take a snapshot: the answer arrives on the handler's own thread"
             )
         try:
             self._last = super().snapshot()
@@ -112,11 +112,11 @@ class EngineProcess(Host):
         return self._last.ended(self._error) if self._error else self._last
 
     def subscribe(self, handler: Handler) -> Callable[[], None]:
-        """The handler runs on the thread that reads: it must only hand the event on."""
+        """Call `handler` with every event, on the reading thread. It must not block."""
         return self._bus.subscribe(handler)
 
     def close(self) -> None:
-        """Ends what runs, and the process."""
+        """End all requests and the process."""
         self._leave()
         self._chat.close()
 
@@ -130,9 +130,9 @@ class EngineProcess(Host):
     def _ask(
         self, what: str, write: Callable[[], Any], read: Callable[[Any], T], sink: Sink | None = None
     ) -> Future[T]:
-        """The answer comes at most one step later, or with the end of the process."""
+        """Send a question. The answer arrives after at most one step, or when the process ends."""
         question = _Question(Future(), read)
-        question.answer.set_running_or_notify_cancel()  # a reader who leaves cannot cancel it
+        question.answer.set_running_or_notify_cancel()  # the caller cannot cancel it
         with self._gate:
             error, number = self._error, next(self._numbers)
             if not error:
@@ -145,7 +145,7 @@ class EngineProcess(Host):
             self._outgoing.put(partial(self._send, number, what, write))
         return question.answer
 
-    # On the thread that writes: the socket may be full
+    # On the writing thread, since the socket may be full
 
     def _write(self) -> None:
         while (send := self._outgoing.get()) is not None:
@@ -155,11 +155,11 @@ class EngineProcess(Host):
         try:
             self._frames.send({"ask": number, what: write()})
         except OSError:
-            pass  # the process is gone: the reader has the reason
+            pass  # the process has ended; the reader reports why
         except EngineError as error:
             self._refuse(number, error)
-        except (TypeError, ValueError) as error:  # no JSON can be made of it
-            self._refuse(number, BadInput(f"it cannot be sent to the engine's process: {error}"))
+        except (TypeError, ValueError) as error:  # not JSON
+            self._refuse(number, BadInput(f"cannot send the command to the engine's process: {error}"))
 
     def _refuse(self, number: int, error: EngineError) -> None:
         with self._gate:
@@ -168,16 +168,16 @@ class EngineProcess(Host):
         if question is not None:
             question.answer.set_exception(error)
 
-    # On the thread that reads
+    # On the reading thread
 
     def _read(self) -> None:
         try:
             for frame in self._frames:
                 self._take(frame)
         except Exception as error:
-            log.exception("the engine's process said what cannot be read")
+            log.exception("invalid message from the engine's process")
             self._process.kill()
-            self._end(f"the engine's process said what cannot be read: {type(error).__name__}: {error}")
+            self._end(f"invalid message from the engine's process: {type(error).__name__}: {error}")
         else:
             self._end(self._reason())
         finally:
@@ -196,7 +196,7 @@ class EngineProcess(Host):
                 if number in self._requests:
                     self._requests[number].id = result.id
                 question.answer.set_result(result)
-        for event in frame.get("events", ()):  # before the deltas: who reads those knows how it was let in
+        for event in frame.get("events", ()):  # before the deltas, whose readers need the Admitted event
             self._bus.emit(wire.decode_event(event))
         for number, written in frame.get("deltas", ()):
             delta = wire.decode_delta(written)
@@ -204,7 +204,7 @@ class EngineProcess(Host):
             request.sink(delta)
 
     def _reason(self) -> str:
-        """Why nothing comes any more, and where to read on."""
+        """Return why the connection ended, and where the log is."""
         try:
             code = self._process.wait(_ENDS_WITHIN)
         except subprocess.TimeoutExpired:
@@ -216,7 +216,7 @@ class EngineProcess(Host):
         return f"the engine's process {_ending(code)}; its log is {self._log_file}"
 
     def _end(self, reason: str) -> None:
-        """Everybody who waits learns why."""
+        """Fail all requests and questions with the reason."""
         with self._gate:
             self._error = reason
             asked, self._asked = self._asked, {}
@@ -239,13 +239,13 @@ def _spawn(file: Path) -> tuple[subprocess.Popen[bytes], FrameSocket]:
             stderr=out,
             pass_fds=[theirs.fileno()],
             env=child_environment(),
-            start_new_session=True,  # neither a Ctrl+C nor the end of the terminal is meant for it
+            start_new_session=True,  # it must not receive Ctrl+C or the terminal's hangup
         )
     return process, FrameSocket(ours)
 
 
 def child_environment() -> dict[str, str]:
-    """A child of a bare checkout finds the engine where its parent did."""
+    """Return the child's environment. Run from a checkout, the child finds the engine on PYTHONPATH."""
     root = str(Path(__file__).resolve().parents[2])
     if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         return dict(os.environ)
@@ -259,10 +259,10 @@ def _long(file: Path) -> bool:
 
 
 def _ending(code: int | None) -> str:
-    """How a process ended, by its exit code; None where it had to be ended."""
+    """Describe how a process ended, by its exit code. None: it hung and was killed."""
     if code is None:
-        return "said no more, and was ended"
+        return "stopped responding and was killed"
     if code >= 0:
         return f"ended with exit code {code}"
     name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
-    return f"was ended by {name}" + (" (perhaps because memory ran out)" if code == -signal.SIGKILL else "")
+    return f"was killed by {name}" + (" (possibly out of memory)" if code == -signal.SIGKILL else "")

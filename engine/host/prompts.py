@@ -1,4 +1,4 @@
-"""What may stand before a reply."""
+"""Prompts: text, token ids or messages, and their tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,39 +11,39 @@ from engine.text.chat import ChatFormat
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages, with what else the chat template may know of."""
+    """Messages, with tools and options for the chat template."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-# Token ids; or plain text, which is completed; or messages, which go through the model's chat template.
+# Token ids, plain text to complete, or messages for the model's chat template.
 Prompt = Sequence[int] | str | Sequence[Mapping[str, Any]] | ChatPrompt
 
 
 def prompt_ids(prompt: Prompt, chat: ChatFormat) -> tuple[list[int], bool]:
-    """The prompt as the model reads it, and whether the reply's text goes on from it."""
+    """Return the prompt's token ids, and whether the reply's text continues the prompt's."""
     if isinstance(prompt, str):
         return chat.tokenizer.encode_raw(prompt), True
     if isinstance(prompt, ChatPrompt):
         return chat.prompt(prompt.messages, prompt.tools or None, **prompt.options), False
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
-        raise BadInput(f"a prompt is text, messages or token ids, not {type(prompt).__name__}")
+        raise BadInput(f"a prompt must be text, messages or token ids, got {type(prompt).__name__}")
     if prompt and isinstance(prompt[0], Mapping):
         return chat.prompt(prompt), False
     for token in prompt:
         if not isinstance(token, int) or isinstance(token, bool):
-            raise BadInput(f"a prompt of token ids holds {token!r}, which is none")
+            raise BadInput(f"a prompt of token ids must hold only integers, got {token!r}")
     return list(prompt), True  # type: ignore[arg-type]
 
 
 def prompt_layout(prompt: str | Sequence[Mapping[str, Any]], chat: ChatFormat) -> PromptLayout:
-    """Which characters the tokens of `prompt_ids` stand for; plain text counts as one message."""
+    """Return the characters that each token of `prompt_ids` covers. Plain text counts as one message."""
     if not isinstance(prompt, str):
         return chat.layout(prompt)
     ids, placed = chat.tokenizer.encode_raw(prompt), chat.tokenizer.encode_placed(prompt)
-    start = len(ids) - len(placed)  # the model's own tokens before it
+    start = len(ids) - len(placed)  # the start tokens before the text
     if ids[start:] != [token for token, _, _ in placed]:
         return PromptLayout()
     known = (TokenSpan(0, begin, end) for _, begin, end in placed)
@@ -51,5 +51,5 @@ def prompt_layout(prompt: str | Sequence[Mapping[str, Any]], chat: ChatFormat) -
 
 
 def texts(tokens: Sequence[int], after: Sequence[int], chat: ChatFormat) -> list[str]:
-    """What each token adds to a reply's text. `after`: the tokens that it goes on from."""
+    """Return the text that each token adds to a reply. `after`: the tokens before it."""
     return [*map(chat.tokenizer.detokenizer(after=after).push, tokens)]

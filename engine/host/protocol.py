@@ -1,4 +1,4 @@
-"""All that a screen, a server or a test may do to an engine."""
+"""The interface of an engine for screens, servers and tests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class EngineClient(Protocol):
-    """From any thread. What is sent takes effect between two steps."""
+    """Safe from any thread. Commands take effect between two steps."""
 
     def send(self, command: Command[T]) -> Future[T]:
-        """Never waits; the future has what the engine answers, or raises its refusal."""
+        """Send a command without waiting. The future holds the engine's result or raises its error."""
         ...
 
     def submit(
@@ -32,15 +32,15 @@ class EngineClient(Protocol):
         salt: bytes = b"",
         reply_prefix: Sequence[int] = (),
     ) -> Stream:
-        """A new request. Never waits for the engine: its refusal comes over the stream."""
+        """Start a request without waiting for the engine. Errors arrive over the stream."""
         ...
 
     def fork(self, id: int, params: SamplingParams | None = None) -> Stream:
-        """The same for a request that goes on from a running one."""
+        """Start a request that continues from a running one."""
         ...
 
     def snapshot(self) -> Snapshot:
-        """Waits for the end of a step."""
+        """Return a snapshot. Waits for the current step to end."""
         ...
 
     def subscribe(self, handler: Handler) -> Callable[[], None]: ...
@@ -49,32 +49,32 @@ class EngineClient(Protocol):
 
 
 class EngineHost(EngineClient, Protocol):
-    """The same, with what it knows of the model's text."""
+    """An engine client with the text functions of its model."""
 
     @property
     def has_template(self) -> bool: ...
 
     @property
     def templates(self) -> Mapping[str, str]:
-        """The sources of the model's chat templates, by their names."""
+        """The sources of the model's chat templates, by name."""
         ...
 
     def text(self, conversation: ChatPrompt) -> str:
-        """What the template makes of it, to be looked at."""
+        """Return the rendered conversation, for display."""
         ...
 
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
-        """What each token stands for inside a text."""
+        """Return the bytes of each token inside a text."""
         ...
 
     def count(self, prompt: str | Sequence[Mapping[str, Any]]) -> int:
-        """How many tokens a prompt has."""
+        """Return the number of tokens in a prompt."""
         ...
 
     def layout(self, prompt: str | Sequence[Mapping[str, Any]]) -> PromptLayout:
-        """Which characters of a prompt's text or messages its tokens stand for."""
+        """Return the characters of a prompt's text or messages that each token covers."""
         ...
 
     def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
-        """What each token adds to a reply's text. `after`: the tokens that it goes on from."""
+        """Return the text that each token adds to a reply. `after`: the tokens before it."""
         ...

@@ -1,4 +1,4 @@
-"""One reply on its way to whoever asked for it."""
+"""The deltas of one request on their way to its reader."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -24,14 +24,14 @@ class Result:
     text: str
     tokens: tuple[int, ...]
     finish: Finish
-    score: float | None = None  # what it was ranked by, where replies are
+    score: float | None = None  # of ranked replies
 
 
 class Stream:
-    """Deltas of one request, for one reader: iterate it, plainly or with `async for`, up to the last.
+    """The deltas of one request, for one reader. Iterate it with `for` or `async for`.
 
-    The engine's thread puts, and never waits for the reader. Of a request that the engine refuses, the only
-    delta is one that has failed; `begun`, `id`, `prompt_tokens` and `result` raise the refusal itself.
+    The engine's thread puts deltas and never waits for the reader. If the engine rejects the request, the
+    only delta is a failed one, and `begun`, `id`, `prompt_tokens` and `result` raise the error itself.
     """
 
     begun: Future[Begun]
@@ -42,13 +42,13 @@ class Stream:
         self._wake: Callable[[Delta], None] | None = None
 
     def begin(self, begun: Future[Begun]) -> None:
-        """`begun`: whether the engine takes the request, which it says at the end of a step."""
+        """Set the future that tells whether the engine accepts the request."""
         self.begun = begun
         begun.add_done_callback(self._refuse)
 
     @property
     def id(self) -> int:
-        """Waits until the engine has taken the request; raises where it has not."""
+        """The request's id. Waits until the engine has accepted the request; raises its error if not."""
         return self.begun.result().id
 
     @property
@@ -84,37 +84,37 @@ class Stream:
                 else:
                     yield self._read(block=False)
         finally:
-            if self._wake is wake:  # else somebody reads on where this one has left
+            if self._wake is wake:  # else another reader has taken over
                 self._wake = None
 
     def listen(self, wake: Callable[[Delta], None]) -> None:
-        """For a reader that takes in its own time: `wake` runs on the engine's thread after each delta."""
+        """Call `wake` on the engine's thread after each delta, for a reader that uses `take`."""
         self._wake = wake
 
     def take(self) -> list[Delta]:
-        """All that has come since; waits for nothing."""
+        """Return the deltas since the last call, without waiting."""
         deltas = []
         while self._last is None and not self._deltas.empty():
             deltas.append(self._read(block=False))
         return deltas
 
     def result(self) -> Result:
-        """Waits for the whole reply, the first of several, or what is left of it; raises where it failed."""
+        """Wait for the unread part of the reply (the first of several). Raises if it failed."""
         return self.results()[0]
 
     def results(self) -> list[Result]:
-        """What is left of all replies, by their choice; raises where one failed."""
-        heard: dict[int, list[Delta]] = {}
+        """Wait for the unread part of all replies, by choice. Raises if one failed."""
+        unread: dict[int, list[Delta]] = {}
         for delta in self:
-            heard.setdefault(delta.choice, []).append(delta)
-        if not heard and self._last is not None:  # all of it has been read
-            heard[self._last.choice] = [self._last._replace(tokens=(), text="")]
+            unread.setdefault(delta.choice, []).append(delta)
+        if not unread and self._last is not None:  # all of it has been read
+            unread[self._last.choice] = [self._last._replace(tokens=(), text="")]
         if self.begun.done() and (refusal := self.begun.exception()) is not None:
             raise refusal
-        for deltas in heard.values():
+        for deltas in unread.values():
             if deltas[-1].finish is Finish.FAILED:
                 raise ReplyFailed(deltas[-1].error)
-        return [_result(heard[choice]) for choice in sorted(heard)]
+        return [_result(unread[choice]) for choice in sorted(unread)]
 
     def _read(self, *, block: bool) -> Delta:
         delta = self._deltas.get(block)
@@ -124,7 +124,7 @@ class Stream:
 
 
 def refused(error: EngineError) -> Stream:
-    """Of a request that never came as far as the engine."""
+    """Return the stream of a request that failed before it reached the engine."""
     begun: Future[Begun] = Future()
     begun.set_exception(error)
     stream = Stream()

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class EngineThread(Host):
-    """Owns an engine and steps it. What is sent to it takes effect between two steps."""
+    """Owns an engine and steps it. Commands take effect between two steps."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -32,16 +32,16 @@ class EngineThread(Host):
         return self._mailbox.put(command, sink)
 
     def snapshot(self) -> Snapshot:
-        if threading.current_thread() is self._thread:  # a handler of events, which must not wait for itself
+        if threading.current_thread() is self._thread:  # an event handler would wait for itself
             return self._engine.snapshot()
         return super().snapshot()
 
     def subscribe(self, handler: Handler) -> Callable[[], None]:
-        """The handler runs on the engine's thread: it must only hand the event on."""
+        """Call `handler` with every event, on the engine's thread. It must not block."""
         return self._engine.bus.subscribe(handler)
 
     def close(self) -> None:
-        """Ends what runs, and the thread."""
+        """End all requests and the thread."""
         self._mailbox.close()
         self._thread.join()
 

@@ -1,1 +1,1 @@
-"""What a scheme costs: the same text under each, beside the unquantized model."""
+"""The quality of quantization schemes, compared with the unquantized model on the same text."""

@@ -1,4 +1,4 @@
-"""One row a scheme: how near it is to the unquantized model on a text, what it takes, how fast it is."""
+"""One table row per scheme: its distance from the unquantized model on a text, its memory and its speed."""
 
 import gc
 import tempfile
@@ -22,20 +22,20 @@ from engine.quant.registry import names
 from engine.serving.engine import Engine
 from engine.start import start
 
-ROWS = (1, 8, 32)  # whose speed is told
+ROWS = (1, 8, 32)  # batch sizes whose speed is measured
 PROMPT, REPLY = 64, 32  # tokens of each row
 
 
 @dataclass(frozen=True, slots=True)
 class QualityRow:
-    """What is told of a scheme."""
+    """The measurements of one scheme."""
 
     scheme: str
     perplexity: float
-    kl: float  # nats a token, from the unquantized model
-    top1: float  # share of tokens whose likeliest successor is the unquantized model's
+    kl: float  # nats per token, from the unquantized model
+    top1: float  # share of positions with the same top token as the unquantized model
     bytes: int  # of the weights
-    kv_bytes: int  # of a token in the cache
+    kv_bytes: int  # per token in the KV cache
     load_s: float
     ttft_s: float | None = None  # of a prompt of PROMPT tokens, alone
     tok_s: float | None = None  # decoding, one row
@@ -44,7 +44,7 @@ class QualityRow:
 
 
 def own_text(model: str) -> str:
-    """Prose; for the built-in model, stories such as it tells, with names that it has not seen."""
+    """Return prose; for the built-in model, stories like its training data, with names not in it."""
     name = "stories.txt" if model == BUILT_IN else "text.txt"
     return (files("engine.quality") / name).read_text(encoding="utf-8")
 
@@ -58,13 +58,13 @@ def compare(
     speed: bool = True,
     refused: Callable[[str, str], None] = lambda scheme, reason: None,
 ) -> Iterator[QualityRow]:
-    """A row for each as soon as it is there; `refused` is told of those that cannot run here, and why.
+    """Yield a row per scheme as soon as it is measured. `refused` is called for schemes that cannot run.
 
-    The unquantized model is always read first, asked for or not. Its log-probabilities lie
-    in a temporary file: 4 bytes for each of the vocabulary, a token.
+    The unquantized model always runs first, even if it is not in `wanted`. Its log probabilities are stored
+    in a temporary file: 4 bytes per vocabulary entry and token.
     """
     if unknown := [each.weights for each in wanted if each.weights not in names()]:
-        raise BadInput(f"there is no scheme {unknown[0]!r} for weights; there are {', '.join(names())}")
+        raise BadInput(f"unknown weight scheme {unknown[0]!r}; must be one of {', '.join(names())}")
     ordered = [REFERENCE, *(each for each in wanted if each != REFERENCE)]
     with tempfile.TemporaryDirectory(prefix="minichat-quality-") as folder:
         reference: np.ndarray | None = None
@@ -73,7 +73,7 @@ def compare(
             try:
                 engine = start(_config(config, choice))
             except BadInput as error:
-                if reference is None:  # the model itself cannot be had
+                if reference is None:  # the model itself cannot be loaded
                     raise
                 refused(choice.name, str(error))
                 continue
@@ -98,7 +98,9 @@ def _config(config: EngineConfig, choice: SchemePair) -> EngineConfig:
 def _ids(engine: Engine, text: str, most: int) -> list[int]:
     ids = list(engine.tokenizer.encode(text))[: most + 1]
     if len(ids) < 2:
-        raise BadInput(f"the text has {len(ids)} tokens; at least 2 are needed, and some hundred to say much")
+        raise BadInput(
+            f"the text has {len(ids)} tokens; use at least 2, or several hundred for a reliable result"
+        )
     return ids
 
 
@@ -131,7 +133,7 @@ def _stretch(runner: ModelRunner) -> int:
 
 
 def _reference(engine: Engine, ids: Sequence[int], file: Path) -> np.ndarray:
-    """[tokens, vocab]: what the unquantized model thinks of the text, kept in a file."""
+    """Return the unquantized model's log probabilities [tokens, vocab], stored in a file."""
     runner, at = _runner(engine), 0
     reference = np.memmap(file, np.float32, "w+", shape=(len(ids) - 1, engine.limits.vocab))
     for found, _ in read(runner, ids, _stretch(runner)):
@@ -149,7 +151,7 @@ def _score(runner: ModelRunner, ids: Sequence[int], reference: np.ndarray) -> Sc
 
 
 def _speeds(engine: Engine, ids: Sequence[int]) -> dict[str, float]:
-    """Each measured once, after a run that is not; where rows wait for blocks, that counts."""
+    """Return the speeds, each measured once after a warm-up. Time spent waiting for KV blocks counts."""
     _decode(engine, ids, 1)
     found = {}
     for rows in ROWS:
@@ -161,11 +163,11 @@ def _speeds(engine: Engine, ids: Sequence[int]) -> dict[str, float]:
 
 
 def _decode(engine: Engine, ids: Sequence[int], rows: int) -> tuple[float, float]:
-    """Seconds to the first token of all, and tokens a second from there on."""
+    """Return the seconds until all rows have a first token, and the tokens per second after that."""
     length = min(PROMPT, engine.limits.context // 2)
     reply = min(REPLY, engine.limits.context - length)
     params = SamplingParams(temperature=0, max_tokens=reply, ignore_eos=True)
-    text = [*ids] * (1 + (length + rows) // len(ids))  # a short one comes again
+    text = [*ids] * (1 + (length + rows) // len(ids))  # repeat a short text
     began = time.perf_counter()
     asked = [engine.submit(text[row : row + length], params, lambda delta: None) for row in range(rows)]
     requests = [engine.scheduler.requests[id] for id in asked]

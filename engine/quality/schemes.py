@@ -1,4 +1,4 @@
-"""What is compared: a scheme of the weights, one of the cache, or both."""
+"""The schemes to compare: one for the weights, one for the KV cache, or both."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ _KV = "kv-"
 
 
 class SchemePair(NamedTuple):
-    """One of those that are compared, such as `int8`, `kv-fp8`, or `int4+kv-int8`."""
+    """A scheme to compare, such as `int8`, `kv-fp8` or `int4+kv-int8`."""
 
     name: str
     weights: str = "none"
@@ -20,10 +20,10 @@ REFERENCE = SchemePair("none")
 
 
 def choices(text: str) -> list[SchemePair]:
-    """Those of a list with commas, each once; raises for what has no meaning."""
+    """Parse a comma-separated list and drop duplicates."""
     names = [each.strip() for each in text.split(",") if each.strip()]
     if not names:
-        raise BadInput("no scheme is given: such as --schemes none,int8,kv-int8,int4+kv-fp8")
+        raise BadInput("no schemes given; for example --schemes none,int8,kv-int8,int4+kv-fp8")
     return [_choice(name) for name in dict.fromkeys(names)]
 
 
@@ -32,9 +32,12 @@ def _choice(name: str) -> SchemePair:
     weights = [part for part in parts if not part.startswith(_KV)]
     caches = [part.removeprefix(_KV) for part in parts if part.startswith(_KV)]
     if len(weights) > 1 or len(caches) > 1:
-        raise BadInput(f"scheme {name!r}: one for the weights and one for the cache, such as int4+kv-int8")
+        raise BadInput(
+            f"scheme {name!r} must have at most one part for the weights and one for the cache, "
+            "such as int4+kv-int8"
+        )
     cache = caches[0] if caches else "none"
     if cache not in KV_SCHEMES:
         known = ", ".join(_KV + each for each in KV_SCHEMES)
-        raise BadInput(f"scheme {name!r}: the cache has {known}, and no {_KV}{cache}")
+        raise BadInput(f"scheme {name!r}: unknown cache scheme {_KV}{cache}; must be one of {known}")
     return SchemePair(name, weights[0] if weights else "none", cache)

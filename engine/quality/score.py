@@ -1,4 +1,4 @@
-"""What a model thinks of a text: the log-probabilities of every next token, by way of the paged cache."""
+"""A model's log probabilities for every next token of a text, computed with the paged KV cache."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from torch import Tensor
 from engine.attention.base import Batch, attending
 from engine.execution.runner import ModelRunner
 
-STRETCH = 1024  # tokens that are read from an empty cache on; a longer text is read in several such
-PIECE = 128  # tokens whose logits are there at once
+STRETCH = 1024  # tokens read with one cache; a longer text restarts with an empty cache
+PIECE = 128  # tokens per forward pass, which limits the memory for logits
 
 
 @dataclass(slots=True)
 class Score:
-    """Sums over the tokens so far."""
+    """Sums over all tokens so far."""
 
     tokens: int = 0
     surprise: float = 0.0  # -log p of the text's own next token
-    divergence: float = 0.0  # of the reference from this, in nats
-    agreed: int = 0  # the likeliest token is the reference's
+    divergence: float = 0.0  # KL divergence from the reference, in nats
+    agreed: int = 0  # positions with the same top token as the reference
 
     def add(self, found: Tensor, reference: Tensor, following: Tensor) -> None:
-        """Log-probabilities [tokens, vocab] of both, and what the text goes on with."""
+        """Add the log probabilities [tokens, vocab] of both models, and the text's next tokens."""
         self.tokens += len(found)
         self.surprise -= found.gather(1, following[:, None]).double().sum().item()
         terms = reference.exp() * (reference - found)
@@ -46,9 +46,9 @@ class Score:
 
 @torch.inference_mode()
 def read(runner: ModelRunner, ids: Sequence[int], stretch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """For pieces of the text: [tokens, vocab] log-probabilities on the host, and the tokens that follow.
+    """Yield, per piece of the text, the log probabilities [tokens, vocab] on the CPU and the next tokens.
 
-    The cache's first blocks are written over, so nobody may hold any.
+    This overwrites the first KV blocks, so no request may hold any.
     """
     for begin in range(0, len(ids) - 1, stretch):
         part = ids[begin : begin + stretch + 1]
@@ -61,7 +61,7 @@ def read(runner: ModelRunner, ids: Sequence[int], stretch: int) -> Iterator[tupl
 
 
 def _piece(ids: Sequence[int], start: int, runner: ModelRunner) -> Batch:
-    """One row of tokens, whose blocks are the first ones in their order."""
+    """Return a batch of one row, which uses the first KV blocks in order."""
     device, size = runner.device, runner.store.layers[0].block_size
     end = start + len(ids)
     starts, contexts = np.array([0, len(ids)], np.int32), np.array([end], np.int32)

@@ -1,4 +1,4 @@
-"""The application: its routes, how errors look, and the door before it all."""
+"""The ASGI application: routes, error handlers and the authentication middleware."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,7 +30,7 @@ _ABORTED_WITHIN = 3.0  # seconds
 
 
 def application(host: EngineHost, config: ServerConfig, drain: Drain | None = None) -> FastAPI:
-    """Everything that is served for one engine, which is left running when the application ends."""
+    """Return the application for one engine. The engine keeps running when the application ends."""
     ending = drain or Drain()
 
     @asynccontextmanager
@@ -44,26 +44,26 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
         title="minichat",
         version=config.version or "0",
         lifespan=lifespan,
-        docs_url=None,  # its pages are fetched from elsewhere
+        docs_url=None,  # these pages load scripts from a CDN
         redoc_url=None,
         redirect_slashes=False,
     )
     for part in (models, chat, completions, control, commands, attach, layout, events, ws):
         app.include_router(part.router)
-    app.add_exception_handler(ApiError, _refused)
-    app.add_exception_handler(EngineError, _engine_refused)
-    app.add_exception_handler(HTTPException, _not_found)
-    app.add_exception_handler(RequestValidationError, _bad_parameter)
-    app.add_exception_handler(WebSocketRequestValidationError, _bad_socket_parameter)
-    app.add_exception_handler(Exception, _broke)
-    app.router.default = _nothing_here
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(EngineError, _engine_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(WebSocketRequestValidationError, _socket_validation_error)
+    app.add_exception_handler(Exception, _unexpected_error)
+    app.router.default = _no_route
     app.add_middleware(AuthMiddleware, config=config, closing=lambda: ending.begun)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's own document, with the bodies that routes read by themselves."""
+    """Return FastAPI's OpenAPI document, plus the schemas of the bodies that the routes parse themselves."""
     if not app.openapi_schema:
         document = FastAPI.openapi(app)
         _, schemas = models_json_schema(
@@ -74,20 +74,20 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error.response()
 
 
-async def _engine_refused(request: Request, error: Exception) -> Response:
+async def _engine_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, EngineError)
     return from_engine(error).response()
 
 
-async def _not_found(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     method, path = request.method, request.url.path[:200]
-    problem = {404: f"there is no {path!r} here", 405: f"{path!r} does not take {method}"}.get(
+    problem = {404: f"no such route: {path!r}", 405: f"{path!r} does not accept {method}"}.get(
         error.status_code, HTTPStatus(error.status_code).phrase
     )
     refusal = ApiError(error.status_code, problem)
@@ -95,29 +95,29 @@ async def _not_found(request: Request, error: Exception) -> Response:
     return refusal.response()
 
 
-async def _nothing_here(scope: Any, receive: Any, send: Any) -> None:
-    """Starlette's own answer to a socket is a 403, as if its key were wrong."""
+async def _no_route(scope: Any, receive: Any, send: Any) -> None:
+    """Answer an unknown path with 404. Starlette would answer a WebSocket with 403, as for a wrong key."""
     if scope["type"] != "websocket":
         raise HTTPException(404)
-    await refuse(ApiError(404, f"there is no {scope['path'][:200]!r} here"), scope, send)
+    await refuse(ApiError(404, f"no such route: {scope['path'][:200]!r}"), scope, send)
 
 
-async def _bad_parameter(request: Request, error: Exception) -> Response:
+async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _named(error).response()
+    return _first_problem(error).response()
 
 
-async def _bad_socket_parameter(socket: WebSocket, error: Exception) -> None:
+async def _socket_validation_error(socket: WebSocket, error: Exception) -> None:
     assert isinstance(error, WebSocketRequestValidationError)
-    await socket.send_denial_response(_named(error).response())
+    await socket.send_denial_response(_first_problem(error).response())
 
 
-def _named(error: ValidationException) -> ApiError:
+def _first_problem(error: ValidationException) -> ApiError:
     first = error.errors()[0]
     name = str(first["loc"][-1])
     return ApiError(400, f"{name}: {first['msg']}", param=name)
 
 
-async def _broke(request: Request, error: Exception) -> Response:
-    """Only a defect comes here. It is raised on into the log; the client sees no insides."""
-    return ApiError(500, "the server failed on this request; its log says more").response()
+async def _unexpected_error(request: Request, error: Exception) -> Response:
+    """Answer an unexpected exception, which is a bug. Starlette logs it; the client sees no internals."""
+    return ApiError(500, "internal server error; see the server's log").response()

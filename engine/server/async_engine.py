@@ -1,4 +1,4 @@
-"""The engine as the event loop sees it: nothing here blocks the loop."""
+"""The engine for code on the event loop: nothing here blocks the loop."""
 
 import asyncio
 import gc
@@ -23,27 +23,27 @@ from engine.server.notifier import Notifier
 log = logging.getLogger("minichat.server")
 
 T = TypeVar("T")
-_WORKERS = 32  # for templates, tokenizing and texts; none of them waits for a step
-_CACHED = 8192  # requests whose cached tokens nobody has asked for yet
+_WORKERS = 32  # threads for templates and tokenization; none of them waits for a step
+_CACHED = 8192  # requests whose cached token count has not been read yet
 
 
 class AsyncEngine:
-    """Sends commands, whose answers may take a step, and works on prompts in threads."""
+    """Sends commands, whose results may take a step, and prepares prompts in threads."""
 
     def __init__(self, host: EngineHost) -> None:
         self.host, self.notifier = host, Notifier()
         self._loop = asyncio.get_running_loop()
         self._workers = ThreadPoolExecutor(_WORKERS, "minichat-submit")
-        self._callers = ThreadPoolExecutor(4, "minichat-call")  # for snapshots, not behind a long prompt
-        self._reader = ThreadPoolExecutor(1, "minichat-read")  # two would only share the interpreter
+        self._callers = ThreadPoolExecutor(4, "minichat-call")  # snapshots do not queue behind long prompts
+        self._reader = ThreadPoolExecutor(1, "minichat-read")  # a second would only contend for the GIL
         self._to_abort: list[int] = []
         self._snapshot: asyncio.Future[Snapshot] | None = None
         self._snapshot_json: asyncio.Future[bytes] | None = None
         self._cached: dict[int, int] = {}
-        self._unsubscribe = host.subscribe(self._note)
+        self._unsubscribe = host.subscribe(self._on_event)
 
     async def send(self, command: Command[T]) -> T:
-        """Raises what the engine refuses."""
+        """Send a command and return its result. Raises the engine's error."""
         return await asyncio.wrap_future(self.host.send(command))
 
     async def submit(
@@ -55,7 +55,7 @@ class AsyncEngine:
         salt: bytes,
         reply_prefix: Sequence[int],
     ) -> Stream:
-        """A new request. If its sender is gone by then, the request ends as it begins."""
+        """Start a request. If the caller is cancelled, the request is aborted as soon as it has started."""
         work = self._loop.run_in_executor(
             self._workers,
             lambda: self.host.submit(prompt, params, priority=priority, salt=salt, reply_prefix=reply_prefix),
@@ -63,12 +63,12 @@ class AsyncEngine:
         try:
             stream = await asyncio.shield(work)
         except asyncio.CancelledError:
-            work.add_done_callback(self._unwanted)
+            work.add_done_callback(self._drop_late)
             raise
         return await self._begun(stream)
 
     async def fork(self, id: int, params: SamplingParams) -> Stream:
-        """The same for a request that goes on from a running one."""
+        """Start a request that continues from a running one."""
         return await self._begun(self.host.fork(id, params))
 
     async def _begun(self, stream: Stream) -> Stream:
@@ -79,12 +79,12 @@ class AsyncEngine:
             raise
         return stream
 
-    def _unwanted(self, work: "asyncio.Future[Stream]") -> None:
+    def _drop_late(self, work: "asyncio.Future[Stream]") -> None:
         if not work.cancelled() and work.exception() is None:
             self._drop(work.result())
 
     def _drop(self, stream: Stream) -> None:
-        """Ends a request that has lost its reader, as soon as the engine has taken it."""
+        """Abort a request that has lost its reader, as soon as the engine has accepted it."""
 
         def end(begun: Future[Begun]) -> None:
             if begun.exception() is None:
@@ -93,24 +93,24 @@ class AsyncEngine:
         stream.begun.add_done_callback(end)
 
     def cached_tokens(self, request: int) -> int:
-        """Of its prompt; known once, after its first delta."""
+        """Return how many prompt tokens came from the prefix cache. Call it once, after the first delta."""
         return self._cached.pop(request, 0)
 
     def abort(self, requests: Iterable[int]) -> None:
-        """Ends them between the next two steps; whatever is aborted in one turn of the loop goes together."""
+        """Abort requests before the next step. Calls in one iteration of the loop are sent as one command."""
         if not self._to_abort:
             self._loop.call_soon(self._abort_all)
         self._to_abort += requests
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Something that may take a while; who looks at the engine does not wait behind it."""
+        """Run slow work in a thread. Snapshots have their own threads and do not wait for it."""
         return await self._loop.run_in_executor(self._workers, work)
 
     async def read(self, work: Callable[[], T]) -> T:
-        """What it takes to understand a long request; one after the other."""
+        """Run the parsing of a long request in a thread, one at a time."""
 
         def read() -> T:
-            gc.disable()  # each collection would walk over all that was read so far, while nobody else runs
+            gc.disable()  # each collection would traverse everything parsed so far, and hold the GIL
             try:
                 return work()
             finally:
@@ -119,13 +119,13 @@ class AsyncEngine:
         return await self._loop.run_in_executor(self._reader, read)
 
     async def snapshot(self) -> Snapshot:
-        """All who ask while one is made get the same."""
+        """Return a snapshot. Callers that arrive while one is being made share it."""
         if self._snapshot is None or self._snapshot.done():
             self._snapshot = self._loop.run_in_executor(self._callers, self.host.snapshot)
         return await asyncio.shield(self._snapshot)
 
     async def snapshot_json(self) -> bytes:
-        """A snapshot as JSON; of a large cache that is work of some milliseconds, so not on the loop."""
+        """Return a snapshot as JSON. With a large cache this takes milliseconds, so it runs in a thread."""
         if self._snapshot_json is None or self._snapshot_json.done():
             self._snapshot_json = self._loop.run_in_executor(
                 self._callers, lambda: encoded(encode_snapshot(self.host.snapshot()))
@@ -137,20 +137,20 @@ class AsyncEngine:
         for pool in (self._workers, self._callers, self._reader):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _note(self, event: Event) -> None:
-        """On the engine's thread."""
+    def _on_event(self, event: Event) -> None:
+        """Runs on the engine's thread."""
         if type(event) is Admitted:
             self._cached[event.request] = event.cached
-            if len(self._cached) > _CACHED:  # of a fork, or of one of several replies, nobody will ask
+            if len(self._cached) > _CACHED:  # forks and extra samples are never read
                 self._cached.pop(next(iter(self._cached)), None)
 
     def _abort_all(self) -> None:
         ids, self._to_abort = self._to_abort, []
-        self.host.send(Abort(tuple(ids))).add_done_callback(_complain)
+        self.host.send(Abort(tuple(ids))).add_done_callback(_log_failure)
         for id in ids:
             self._cached.pop(id, None)
 
 
-def _complain(done: Future[None]) -> None:
+def _log_failure(done: Future[None]) -> None:
     if (error := done.exception()) and not isinstance(error, EngineError):
         log.error("an abort failed", exc_info=error)

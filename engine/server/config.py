@@ -1,25 +1,25 @@
-"""What a server is run with."""
+"""The server's configuration and its limits."""
 
 from dataclasses import dataclass
 
 MAX_CHOICES = 64
 MAX_BODY = 8 * 2**20  # bytes: a million tokens, as text or as ids
-MAX_DEPTH = 64  # of JSON
-MAX_MEMBERS = 10_000  # of one of its objects
-MAX_PARTS = 200_000  # of its lists and objects, all together
+MAX_DEPTH = 64  # nesting levels of a JSON body
+MAX_MEMBERS = 10_000  # members of one JSON object
+MAX_PARTS = 200_000  # lists and objects in one JSON body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """The choices made when a server starts."""
+    """The options of a server, fixed at startup."""
 
-    name: str  # the model's, to clients
-    version: str = ""  # the program's
-    keys: tuple[str, ...] = ()  # each opens everything; none: no key is asked for
-    any_host: bool = False  # without a key, requests by any name of this machine are answered
-    in_flight: int = 1024  # choices that may run and wait at once, over all clients
-    per_key: int = 512  # of them for one key
-    max_body: int = MAX_BODY  # bytes that a request may have
-    grace: float = 60.0  # seconds for which a reply of /engine/replies runs on without a reader
-    drain: float = 30.0  # seconds that replies have left when the server is told to end
+    name: str  # the model's name in the API
+    version: str = ""  # the program's version
+    keys: tuple[str, ...] = ()  # API keys; each grants full access, and with none no key is required
+    any_host: bool = False  # without keys: accept any Host header, not only localhost
+    in_flight: int = 1024  # choices that may run or wait at once, over all clients
+    per_key: int = 512  # the same for one key
+    max_body: int = MAX_BODY  # bytes of a request body
+    grace: float = 60.0  # seconds a reply of /engine/replies keeps running without a reader
+    drain: float = 30.0  # seconds replies have to finish when the server shuts down
     log_prompts: bool = False

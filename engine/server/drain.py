@@ -1,10 +1,10 @@
-"""The end of a server: nothing new comes in, what runs may finish, and what goes on for ever stops."""
+"""Shutdown of a server: new requests are refused, running replies may finish, endless streams stop."""
 
 from engine.server.waiters import Waiters
 
 
 class Drain:
-    """Begins once, on the event loop."""
+    """Whether shutdown has begun. It begins once, on the event loop."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -15,6 +15,6 @@ class Drain:
         self._waiters.wake()
 
     async def wait(self) -> None:
-        """Until it begins."""
+        """Wait until shutdown begins."""
         if not self.begun:
             await self._waiters.wait()

@@ -1,7 +1,7 @@
-"""The whole engine without weights: scheduling, cache and events are real, only the tokens are made up.
+"""The whole engine without weights: scheduling, cache and events are real, the tokens are made up.
 
-For writing clients, and for tests of everything above the model. A reply is the same for the same prompt and
-seed; how it is to be sampled changes nothing.
+It serves to develop clients and to test everything above the model. A reply depends on the prompt and the
+seed alone; sampling parameters do not change it.
 """
 
 import random
@@ -44,15 +44,15 @@ WORDS = (
     "warm water way when where white wide wind window with word year"
 ).split()
 _SHORTEST, _LONGEST = 12, 90  # words of a reply
-_TAIL = 16  # tokens of a prompt, in which a thought may be opened
+_TAIL = 16  # last tokens of a prompt, which may open a <think> section
 _CONTEXT = 32_768
-_QUICK = '"}]1:,{['  # what ends JSON soonest, where there is a choice
+_QUICK = '"}]1:,{['  # the characters that finish JSON soonest, most preferred first
 
-Script = Callable[[Sequence[int], SamplingParams], list[int]]  # the tokens of a reply, without its end
+Script = Callable[[Sequence[int], SamplingParams], list[int]]  # the reply's tokens without the stop token
 
 
 class DryRunner:
-    """Runs a step by waiting for as long as a step should take."""
+    """A runner that executes a step by sleeping for the time the step should take."""
 
     graphs: bool | None = None
 
@@ -68,10 +68,10 @@ class DryRunner:
         self._requests, self._script, self._vocab = requests, script, vocab
         self._quick = (*sorted(stop_ids), *quick)
         self._end = min(stop_ids, default=None)
-        self._seconds = 1 / rate if rate else 0.0  # of a step, which gives every request one token
+        self._seconds = 1 / rate if rate else 0.0  # per step, and each step gives every request one token
         self._replies: dict[int, list[int]] = {}
-        self._allowed: dict[int, np.ndarray] = {}  # by slot: what a guided row may draw
-        self.broken: Callable[[Step], None] = lambda step: None  # tests let it raise
+        self._allowed: dict[int, np.ndarray] = {}  # by slot: the tokens the grammar allows
+        self.broken: Callable[[Step], None] = lambda step: None  # tests make it raise
 
     def launch(self, step: Step) -> tuple[Step, float]:
         self.broken(step)
@@ -103,7 +103,7 @@ class DryRunner:
         return StepResult(tokens, logprobs, seconds=seconds, likeliest=likeliest, runs=runs)
 
     def _likeliest(self, rows: Sequence[tuple[int, int]]) -> Likeliest:
-        """The made-up token first, as above; what leaves the made-up reply is less likely at each step."""
+        """Return each row's candidates: the scripted token is the most likely, the others follow."""
         most = max(self._requests[id].params.candidates(len(self._quick)) for id, _ in rows)
         after = np.arange(min(most, self._vocab))
         ids = (np.array([token for _, token in rows])[:, None] + after) % self._vocab
@@ -111,13 +111,13 @@ class DryRunner:
         return Likeliest({id: at for at, (id, _) in enumerate(rows)}, ids, values)
 
     def _kept(self, request: Request, scripted: Sequence[int]) -> int:
-        """The scripted token where the grammar allows it, else one that brings its end near."""
+        """Return the scripted token if the grammar allows it, else one that ends the reply soon."""
         bits = np.unpackbits(self._allowed[request.slot], bitorder="little")
         likely = (*scripted, *self._quick, *bits.nonzero()[0][:1].tolist())
         return next((token for token in likely if bits[token]), BAD)
 
     def _run(self, request: Request, drafts: Drafts | None) -> list[int]:
-        """The next token; with drafts as many as they have guessed, and one more."""
+        """Return the next token; with drafts, the accepted ones and one more."""
         if drafts is None:
             return [self._next(request)]
         return run_of([self._next(request, ahead) for ahead in range(1 + drafts.length)], drafts.tokens)
@@ -125,7 +125,7 @@ class DryRunner:
     def _next(self, request: Request, ahead: int = 0) -> int:
         if request.id not in self._replies:
             prompt = request.tokens[: request.prompt_len]
-            seed = None if request.params.seed is None else request.seed  # of one of several: its own
+            seed = None if request.params.seed is None else request.seed  # each sample has its own
             self._replies[request.id] = self._script(prompt, replace(request.params, seed=seed)) or [0]
         reply, at, params = self._replies[request.id], request.generated + ahead, request.params
         if params.grammar:
@@ -137,24 +137,24 @@ class DryRunner:
         return reply[at % len(reply)]
 
     def _likely(self, token: int, count: int) -> TokenLogprob:
-        """The made-up token first, its neighbours after it, each half as likely."""
+        """Return the scripted token and its neighbors, each half as likely as the one before."""
         top = [((token + n) % self._vocab, -0.7 * (n + 1)) for n in range(count)]
         return TokenLogprob(token, -0.7, 1, tuple(top))
 
     def skip(self, step: Step) -> None:
-        """There is nothing that it could change."""
+        """No-op: there is no state to update."""
 
     def transfer(self, order: TransferOrder) -> None:
-        raise AssertionError("there is no tier")
+        raise AssertionError("a dry run has no tiers")
 
     def transferred(self, *, wait: bool = False) -> tuple[()]:
         return ()
 
     def apply(self, change: Change) -> None:
-        raise BadInput(f"made-up replies come from no model that could take {change}")
+        raise BadInput(f"a dry run has no model, so it cannot apply {change}")
 
     def fit(self) -> Fit:
-        raise BadInput("made-up replies have no cache")
+        raise BadInput("a dry run has no KV cache to resize")
 
     def blocks_with(self, more: int) -> None:
         return None
@@ -181,7 +181,7 @@ class DryRunner:
         return Reads()
 
     def speeds(self) -> Speeds:
-        raise BadInput("there is no device in a dry run, and nothing to measure")
+        raise BadInput("a dry run has no device to measure")
 
 
 def dry_engine(
@@ -191,7 +191,7 @@ def dry_engine(
     script: Script | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Engine:
-    """An engine for a model of which only the tokenizer is read; `rate`: tokens a second of each reply."""
+    """Return an engine that reads only the model's tokenizer. `rate`: tokens per second of each reply."""
     place = find_model(config.model, dummy=True)
     text = tokenizer or Tokenizer.load(place.folder)
     size, context = config.block_size, config.max_context or _CONTEXT
@@ -226,7 +226,7 @@ def dry_engine(
 
 
 def babble(tokenizer: Tokenizer) -> Script:
-    """Words without sense, always the same ones for a prompt and a seed. A thought comes to an end."""
+    """A script of random words, the same for the same prompt and seed. It closes an open <think> section."""
 
     def script(prompt: Sequence[int], params: SamplingParams) -> list[int]:
         digest = sha256(repr((list(prompt), params.seed)).encode()).digest()

@@ -1,4 +1,4 @@
-"""The prompts of one answer: their requests, and what they say, as it comes."""
+"""The engine requests behind one API response, and their deltas as they arrive."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -16,17 +16,17 @@ from engine.server.http.limits import Ticket
 from engine.server.native.metrics import Metrics
 from engine.server.waiters import Waiters
 
-Batch = list[tuple[int, list[Delta]]]  # prompts that have news, and what they reply_prefix, in order
+Batch = list[tuple[int, list[Delta]]]  # prompts with new deltas, and those deltas in order
 
 
 @dataclass(slots=True)
 class _Place:
-    """One prompt: its stream, once it is handed in."""
+    """One prompt, and its stream once it is submitted."""
 
     stream: Stream | None = None
-    heard: bool = False
+    started: bool = False
     done: bool = False
-    said_at: dict[int, float] = field(default_factory=dict)  # by choice
+    last_at: dict[int, float] = field(default_factory=dict)  # time of the latest tokens, by choice
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Usage:
     cached: int = 0
 
     def record(self) -> dict[str, Any]:
-        """As OpenAI's clients read it."""
+        """Return the usage in OpenAI's form."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -47,7 +47,7 @@ class Usage:
 
 @dataclass(eq=False)
 class Generation:
-    """A request for each prompt, with as many choices as its parameters say. Iterated once; closed always."""
+    """One request per prompt, with `params.samples` choices each. Iterate once; always close."""
 
     engine: AsyncEngine
     prompts: Sequence[Prompt]
@@ -56,13 +56,13 @@ class Generation:
     metrics: Metrics
     priority: int = 0
     salt: bytes = b""
-    reply_prefix: Sequence[int] = ()  # tokens with which each reply begins already
-    parent: int | None = None  # a running request that this one goes on from, instead of its prompt
+    reply_prefix: Sequence[int] = ()  # tokens that each reply starts with
+    parent: int | None = None  # a running request to fork, in place of a prompt
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
         self._places = [_Place() for _ in self.prompts]
-        # Ranked replies come whole: what lies between two of their tokens says nothing.
+        # Ranked replies arrive whole, so the time between their tokens is meaningless.
         self._timed = self.params.beams == 1 and self.params.best_of is None
         self._news: dict[int, None] = {}
         self._reader = Waiters()
@@ -70,14 +70,14 @@ class Generation:
 
     @property
     def requests(self) -> list[int]:
-        """The engine's numbers of what has been handed in."""
+        """The engine's ids of the submitted requests."""
         return [place.stream.id for place in self._places if place.stream]
 
     async def start(self) -> Self:
-        """Hands all of them in; raises what was wrong with any."""
+        """Submit all prompts. If one fails, close the others and raise its error."""
         try:
             results = await asyncio.gather(
-                *map(self._hand_in, range(len(self._places))), return_exceptions=True
+                *map(self._submit, range(len(self._places))), return_exceptions=True
             )
             for result in results:
                 if result is not None:
@@ -101,7 +101,7 @@ class Generation:
                 yield batch
 
     def close(self) -> None:
-        """What still runs is aborted."""
+        """Abort what is still running, and free its places in the concurrency limit."""
         if self._closed:
             return
         self._closed = True
@@ -111,7 +111,7 @@ class Generation:
         for request in self.requests:
             self.engine.cached_tokens(request)
 
-    async def _hand_in(self, number: int) -> None:
+    async def _submit(self, number: int) -> None:
         if self.parent is None:
             stream = await self.engine.submit(
                 self.prompts[number],
@@ -124,17 +124,17 @@ class Generation:
             stream = await self.engine.fork(self.parent, self.params)
         self._places[number].stream = stream
         self.usage.prompt += stream.prompt_tokens
-        stream.listen(partial(self._heard, number))
-        self._notice(number)  # for what came before anybody listened
+        stream.listen(partial(self._on_delta, number))
+        self._notice(number)  # deltas may have arrived before the listener was set
 
-    def _heard(self, number: int, delta: Delta) -> None:
-        """On the engine's thread."""
+    def _on_delta(self, number: int, delta: Delta) -> None:
+        """Runs on the engine's thread."""
         if delta.tokens and self._timed:
-            now, said_at = perf_counter(), self._places[number].said_at
-            if (before := said_at.get(delta.choice)) is not None:
+            now, last_at = perf_counter(), self._places[number].last_at
+            if (before := last_at.get(delta.choice)) is not None:
                 count = len(delta.tokens)
                 self.metrics.itl.observe((now - before) / count, count)
-            said_at[delta.choice] = now
+            last_at[delta.choice] = now
         self.engine.notifier.notify(self._notice, number)
 
     def _notice(self, place: int) -> None:
@@ -152,8 +152,8 @@ class Generation:
         deltas = place.stream.take()
         if not deltas:
             return deltas
-        if not place.heard:
-            place.heard = True
+        if not place.started:
+            place.started = True
             self.usage.cached += self.engine.cached_tokens(place.stream.id)
         tokens = sum(len(delta.tokens) for delta in deltas)
         self.usage.completion += tokens

@@ -1,4 +1,4 @@
-"""What a reply may look like where calls, a thought and a wanted form come together: one grammar in Lark."""
+"""One Lark grammar for a reply that combines tool calls, a <think> section and a requested format."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _ARGUMENTS: dict[Style, str] = {"qwen": "arguments", "llama": "parameters"}
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One that may be called. Unless `strict`, what of its schema cannot be used is passed over."""
+    """A function the model may call. Unless `strict`, unsupported parts of its schema are ignored."""
 
     name: str
     parameters: dict[str, Any]
@@ -25,7 +25,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallRules:
-    """`must`: the reply is calls and nothing else. `many`: there may be more than one."""
+    """`must`: the reply consists of calls only. `many`: it may hold more than one call."""
 
     style: Style
     functions: Sequence[Function]
@@ -34,12 +34,15 @@ class ToolCallRules:
 
     @property
     def free(self) -> bool:
-        """Whether a model may write them as it likes."""
+        """Whether no grammar is needed: calls are optional, unlimited and not strict."""
         return not self.must and self.many and not any(each.strict for each in self.functions)
 
 
 def reply_grammar(text: Grammar | None, calls: ToolCallRules | None, *, thinking: bool) -> Grammar | None:
-    """Of the whole reply; None where it may be anything. `thinking`: it begins inside a thought."""
+    """Return the grammar of the whole reply, or None if any text is valid.
+
+    `thinking`: the reply starts inside a <think> section.
+    """
     if calls is None or (calls.free and text is None):
         if text is None or not thinking:
             return text
@@ -58,7 +61,7 @@ def reply_grammar(text: Grammar | None, calls: ToolCallRules | None, *, thinking
 
 
 def _tagged(calls: ToolCallRules) -> list[str]:
-    """Qwen's. In free text a call begins where its tag does, and nowhere else."""
+    """Return the rules for Qwen's tagged calls. In free text a call starts only at its tag."""
     return [
         *_functions(calls),
         f"rest: {_text(chr(10))} function {_text(chr(10) + CLOSE)}",
@@ -71,7 +74,7 @@ def _tagged(calls: ToolCallRules) -> list[str]:
 
 
 def _bare(calls: ToolCallRules) -> list[str]:
-    """Llama's. Text is what does not begin with a brace."""
+    """Return the rules for Llama's bare JSON calls. Text is anything that does not start with a brace."""
     return [
         *_functions(calls),
         f"calls: function ({_text('; ')} function)*" if calls.many else "calls: function",

@@ -1,4 +1,4 @@
-"""Bodies of requests as pydantic checks them: each field by its name, and nothing guessed."""
+"""The pydantic base of request bodies: unknown fields are errors, and types are not coerced."""
 
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from engine.server.http.errors import ApiError
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-MAX_SAID = 1_000_000  # tokens of a reply that are there already
+MAX_REPLY_PREFIX = 1_000_000  # tokens that a reply starts with
 
-# Lists that may be long end at the first part that is wrong: a message about each would cost gigabytes.
+# Long lists fail at the first bad item: an error message for each item could take gigabytes.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Messages = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 AnyPrompt = str | Annotated[list[int], Field(fail_fast=True)] | Messages
@@ -20,7 +20,7 @@ M = TypeVar("M", bound="Strict")
 
 
 class Strict(BaseModel):
-    """Nothing is guessed: 1 is no text, "1" no number, and a name that is not known no field."""
+    """A body without coercion: 1 is not a string, "1" is not a number, and an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     kinds: ClassVar[set[str]] = {"str", "int", "float", "bool"}  # how pydantic names members of unions
@@ -31,18 +31,18 @@ class Strict(BaseModel):
 
 
 def parsed(kind: type[M], value: Any) -> M:
-    """The request; an ApiError that names the field where it is none."""
+    """Return `value` as a `kind`. If it is invalid, raise an ApiError that names the field."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False, include_context=False)
+        found = error.errors(include_url=False, include_context=False)
         same = (each for each in found if each["loc"][:1] == found[0]["loc"][:1])
         worst = max(same, key=lambda each: _nearness(each["type"], each["loc"]))
-        raise _refusal(kind, worst["type"], worst["loc"], worst["msg"], value) from None
+        raise _refusal(kind, worst["type"], worst["loc"], worst["msg"], worst["input"]) from None
 
 
 def _nearness(problem: str, loc: tuple[int | str, ...]) -> tuple[bool, int, list[int]]:
-    """How near a value came to one member of a union: of its kind, and sound up to a place far inside."""
+    """A sort key for a union's errors: the best match has the right type and fails deepest."""
     return not problem.endswith("_type"), len(loc), [step for step in loc if isinstance(step, int)]
 
 
@@ -50,7 +50,7 @@ def _refusal(
     kind: type[Strict], problem: str, loc: tuple[int | str, ...], message: str, value: Any
 ) -> ApiError:
     if not loc:
-        return ApiError(400, f"the body must be an object with the fields of a request, not {value!r:.60}")
+        return ApiError(400, f"the body must be a JSON object, got {value!r:.60}")
     place = "".join(_steps(loc)) or str(loc[0])
     if problem in ("extra_forbidden", "none_required"):
         there = [name for name, each in kind.model_fields.items() if each.annotation is not type(None)]
@@ -58,17 +58,21 @@ def _refusal(
         hint = f"; did you mean {near[0]}?" if near else ""
         return ApiError(
             400,
-            f"{place[:100]} is not known or not supported here{hint}",
+            f"{place[:100]} is not a known or supported field{hint}",
             param=place[:100],
             code="unknown_field",
         )
     if problem == "missing":
         return ApiError(400, f"{place} is missing", param=place)
-    return ApiError(400, f"{place}: {message[0].lower()}{message[1:]}", param=place)
+    problem = f"{place}: {message[0].lower()}{message[1:]}"
+    if isinstance(value, str | int | float | None):
+        value = value[:60] if isinstance(value, str) else value
+        problem += f", got {value!r}"
+    return ApiError(400, problem, param=place)
 
 
 def _steps(loc: tuple[int | str, ...]) -> Iterator[str]:
-    """Where it is in the request; pydantic's own words for the members of a union are left out."""
+    """Yield the path of a field without pydantic's labels for union members."""
     for n, step in enumerate(loc):
         if isinstance(step, int):
             yield f"[{step}]"
@@ -79,14 +83,14 @@ def _steps(loc: tuple[int | str, ...]) -> Iterator[str]:
 
 
 def openapi_body(kind: type[BaseModel]) -> dict[str, Any]:
-    """How a route says what it reads; the schema itself is put beside all others by the application."""
+    """Return the OpenAPI entry for a route's body. The application adds the schema it refers to."""
     reference = {"$ref": f"#/components/schemas/{kind.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
 
 
 def openapi_answers(*kinds: str) -> dict[int | str, dict[str, Any]]:
-    """How a route says in which forms it answers."""
-    return {200: {"description": "The answer", "content": {kind: {"schema": {}} for kind in kinds}}}
+    """Return the OpenAPI entry for a route's responses, by media type."""
+    return {200: {"description": "The response", "content": {kind: {"schema": {}} for kind in kinds}}}
 
 
 STREAM = "text/event-stream"

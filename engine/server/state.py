@@ -1,4 +1,4 @@
-"""All that a running server holds, for its routes."""
+"""The state of a running server, shared by its routes."""
 
 import logging
 import secrets
@@ -27,17 +27,17 @@ from engine.text.reasoning import OPEN
 
 log = logging.getLogger("minichat.server")
 
-_MODES = 64  # ways to call a template that are remembered
+_MODES = 64  # sets of template options whose result is cached
 
 
 def mode_of(options: Mapping[str, Any]) -> bytes:
-    """Names a way to call a template, of which nothing is kept: it may be long."""
+    """Return a fixed-size cache key for template options, which may be long."""
     return sha256(repr(sorted(options.items())).encode(errors="replace")).digest()
 
 
 @dataclass(eq=False)
 class ServerState:
-    """Made on the event loop, when the server starts."""
+    """Created on the event loop at startup."""
 
     host: EngineHost
     config: ServerConfig
@@ -64,14 +64,14 @@ class ServerState:
         reply_prefix: Sequence[int] = (),
         parent: int | None = None,
     ) -> Generation:
-        """A place at the gate, and what is to be started there."""
+        """Reserve places in the concurrency limit and return a generation, not yet started."""
         if self.drain.begun:
-            raise Ending("the server is ending")
+            raise Ending("the server is shutting down")
         if len(prompts) * params.samples > MAX_CHOICES:
             name = "n" if params.best_of is None else "best_of"
-            asked = f"{len(prompts)} prompts of {name}={params.samples}"
-            raise ApiError(400, f"{asked} are more than {MAX_CHOICES} choices", param=name)
-        # A hypothesis of a search is a row of the batch as a reply is.
+            asked = f"{len(prompts)} prompts with {name}={params.samples}"
+            raise ApiError(400, f"{name}: {asked} exceed {MAX_CHOICES} choices", param=name)
+        # A beam hypothesis takes a row of the batch, just as a sample does.
         rows, name = max((params.beams, "beams"), (params.samples, "best_of" if params.best_of else "n"))
         ticket = self.gate.enter(key, len(prompts) * rows, name if rows > 1 else "prompt")
         return Generation(
@@ -87,14 +87,14 @@ class ServerState:
         )
 
     async def opens_thinking(self, mode: bytes, options: Mapping[str, Any]) -> bool:
-        """Whether the prompt itself ends in <think>, so that a reply begins inside its reasoning."""
+        """Whether the template ends the prompt with <think>, so that a reply starts inside its reasoning."""
         if mode not in self._opens:
             if len(self._opens) >= _MODES:
                 self._opens.clear()
             probe = ChatPrompt([{"role": "user", "content": "?"}], (), options)
             try:
                 text = await self.engine.work(lambda: self.host.text(probe))
-            except TemplateError:  # it may take the messages that come, though not these
+            except TemplateError:  # it may still accept the client's messages
                 text = ""
             self._opens[mode] = text.rstrip().endswith(OPEN)
         return self._opens[mode]

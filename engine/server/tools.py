@@ -1,7 +1,7 @@
-"""Calls of functions: into the template as definitions, and out of the reply as calls.
+"""Parsers for the tool calls in a reply.
 
-How a model writes a call is known by its template. Qwen and its kin put JSON between tags, after any text;
-Llama 3.1 and later write nothing but the JSON.
+The chat template shows how a model writes calls. Qwen and similar models put JSON between tags, after any
+text; Llama 3.1 and later write only the JSON.
 """
 
 import json
@@ -26,11 +26,11 @@ class Call:
         return {"id": self.id, "type": "function", "function": function}
 
 
-ParsedText = tuple[str, list[Call]]  # text of the answer, and calls
+ParsedText = tuple[str, list[Call]]  # text of the reply, and its calls
 
 
 class CallReader(Protocol):
-    """Takes an answer in pieces."""
+    """Parses a reply incrementally."""
 
     def push(self, text: str) -> ParsedText: ...
 
@@ -38,7 +38,7 @@ class CallReader(Protocol):
 
 
 class TaggedCalls:
-    """Qwen: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, several of them, text before."""
+    """Qwen: text, then one or more <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -51,7 +51,7 @@ class TaggedCalls:
             before, opened, rest = self._held.partition(OPEN)
             if not opened:
                 sure = len(before) - overlap(before, OPEN)
-                # Blank lines before a call belong to it.
+                # Blank lines before a call are part of the call.
                 sure = len(before[:sure].rstrip())
                 prose, self._held = prose + before[:sure], before[sure:]
                 break
@@ -64,7 +64,7 @@ class TaggedCalls:
                 calls.append(call)
                 prose += before.rstrip()
             else:
-                prose += before + OPEN + inside + CLOSE  # no call: the client sees what was written
+                prose += before + OPEN + inside + CLOSE  # not a valid call: pass it on as text
             self._held = after
         self._called |= bool(calls)
         return prose, calls
@@ -72,17 +72,17 @@ class TaggedCalls:
     def flush(self) -> ParsedText:
         held, self._held = self._held, ""
         before, opened, inside = held.partition(OPEN)
-        if opened and (call := read_call(inside)):  # the end came in place of the tag
+        if opened and (call := read_call(inside)):  # the reply ended before the closing tag
             return before.rstrip(), [call]
         return ("" if self._called and held.isspace() else held), []
 
 
 class BareCalls:
-    """Llama: the whole reply is {"name": ..., "parameters": {...}}, or several with semicolons between."""
+    """Llama: the whole reply is {"name": ..., "parameters": {...}}, or several separated by semicolons."""
 
     def __init__(self) -> None:
         self._held = ""
-        self._text = False  # it is an answer, no call
+        self._text = False  # the reply is text, not calls
 
     def push(self, text: str) -> ParsedText:
         self._held += text
@@ -113,9 +113,9 @@ READERS: dict[Style, type[TaggedCalls] | type[BareCalls]] = {"qwen": TaggedCalls
 
 
 def style(templates: Mapping[str, str]) -> Style | None:
-    """How this model writes its calls; None where its template takes no tools, or writes calls otherwise."""
+    """Return how this model writes calls, or None if its template takes no tools or uses another format."""
     source = templates.get("tool_use") or templates.get("default", "")
-    if "tools" not in source or "<function=" in source:  # the latter: calls in a form of XML
+    if "tools" not in source or "<function=" in source:  # the latter: calls as XML
         return None
     if OPEN in source:
         return "qwen"

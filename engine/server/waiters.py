@@ -1,10 +1,10 @@
-"""Readers on the event loop who wait for news."""
+"""Readers on the event loop that wait for new data."""
 
 import asyncio
 
 
 class Waiters:
-    """Any number of them; each `wake` wakes all who wait at that moment."""
+    """Any number of waiting readers. `wake` wakes all that are waiting at that moment."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
@@ -15,7 +15,7 @@ class Waiters:
                 waiter.set_result(None)
 
     async def wait(self, patience: float | None = None) -> bool:
-        """Until something is new. False where so many seconds have passed first."""
+        """Wait for the next `wake`. Return False if `patience` seconds pass first."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiting.add(waiter)
         try:

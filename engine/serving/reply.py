@@ -44,7 +44,7 @@ class TextStream:
     def skip(self, tokens: Sequence[int]) -> None:
         """Take in tokens that the reader already has."""
         texts = [self._text.push(token) for token in tokens]
-        self._stops.stands("".join(texts[max(0, self._floor - 1) :]))
+        self._stops.prime("".join(texts[max(0, self._floor - 1) :]))
 
     def take(
         self, token: int, generated: int, *, full: bool, over: bool = False

@@ -1,1 +1,1 @@
-"""Tokens guessed ahead: who guesses them, which guesses stand, and whether guessing pays."""
+"""Speculative decoding: drafting, verification, and whether drafting pays off."""

@@ -1,21 +1,21 @@
-"""Whether drafting pays, by what it has brought a row and what it has cost here."""
+"""Whether drafting pays off for a row, from the tokens it gained and the time it cost."""
 
 from collections import deque
 from dataclasses import dataclass, field
 
-TRIES, HOPELESS = 4, 2  # verifications before a row may be judged; before one that was never right is
+TRIES, HOPELESS = 4, 2  # verifications before a row is judged; the same if no draft was accepted
 REST = (64, 1024)  # tokens without drafts after a loss: the first time, and at most
-INHERITED = 256  # tokens that a new request rests at most because the one before it lost
-LOSES = 1.02  # a gain below this is none: steps are not measured better
-PLAIN_SAMPLES, REFRESH = 3, 64  # steps without drafts that must be known; and drafting steps until another
+INHERITED = 256  # tokens a new request pauses at most because the previous one lost
+LOSES = 1.02  # a smaller gain is within the noise of step times
+PLAIN_SAMPLES, REFRESH = 3, 64  # plain steps to measure first; drafting steps until the next plain one
 _SAMPLES = 31
 _NEWEST = 0.1  # the weight of the newest verification
 
 
 class Prices:
-    """What a drafted token costs, as a share of a plain step.
+    """The cost of a drafted token, as a share of a plain step.
 
-    Others on the machine only ever make a step longer, so the lower quartile of its times is what it takes.
+    Other load on the machine only makes steps longer, so a step's cost is the lower quartile of its times.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Prices:
             self._extra.setdefault((kind, size), deque(maxlen=_SAMPLES)).append(share)
 
     def wants_plain(self, rows: int) -> bool:
-        """Whether the next step should go without drafts, so that there is something to compare with."""
+        """Whether the next step should run without drafts, as a baseline."""
         size = rows.bit_length()
         return len(self._plain.get(size, ())) < PLAIN_SAMPLES or self._since[size] >= REFRESH
 
     def of(self, kind: str, rows: int) -> float:
-        """One drafted token, as a share of a plain step of so many rows; 0 until it was seen often."""
+        """Return the cost of a drafted token in steps of `rows` rows, or 0 with too few samples."""
         seen = self._extra.get((kind, rows.bit_length()))
         return max(0.0, _usual(seen)) if seen and len(seen) >= TRIES else 0.0
 
@@ -55,7 +55,7 @@ def _usual(samples: deque[float]) -> float:
 
 @dataclass(slots=True)
 class AcceptanceRecord:
-    """Running means of verifications: what was drafted, and what of it stood."""
+    """Running means over verifications of the drafted and the accepted tokens."""
 
     drafted: float = 0.0
     accepted: float = 0.0
@@ -68,23 +68,23 @@ class AcceptanceRecord:
         self.count += 1
 
     def gain(self, price: float, rows: int) -> float:
-        """How many times as fast a row goes that drafts, counting what it costs the rows beside it.
+        """Return the speedup of a row that drafts, including the delay it causes for other rows.
 
-        A step without drafts brings `rows` tokens. One that takes longer delays them all, so at many rows an
-        accepted token must be cheap to be worth it.
+        A plain step produces `rows` tokens. A longer step delays them all, so with many rows drafted tokens
+        must be cheap to pay off.
         """
         return (1 + self.accepted) / (1 + rows * price * self.drafted)
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over all verifications so far, and of those whose price was known, what they took."""
+    """Sums over all verifications. Tokens and time count only verifications with a known price."""
 
     verifications: int = 0
     drafted: int = 0
     accepted: int = 0
-    brought: float = 0.0  # tokens
-    took: float = 0.0  # in plain steps, counting what the rows beside it have waited
+    brought: float = 0.0  # tokens gained
+    took: float = 0.0  # time in plain steps, including the delay of other rows
 
     def saw(self, drafted: int, accepted: int, price: float, rows: int) -> None:
         self.verifications += 1
@@ -96,20 +96,20 @@ class Tally:
 
     @property
     def gain(self) -> float:
-        """How many times as fast these went; 0: not known yet."""
+        """The speedup of these verifications; 0: not known yet."""
         return self.brought / self.took if self.took else 0.0
 
 
 @dataclass(slots=True)
 class Judge:
-    """Switches one row's drafting off where it loses, and tries again after a rest that grows."""
+    """Pauses a row's drafting when it loses time, and retries after a pause that doubles each time."""
 
     on: bool = True
     gain: float = 0.0  # 0: not known yet
     record: AcceptanceRecord = field(default_factory=AcceptanceRecord)
     _tried: int = 0
     _rest: int = REST[0]
-    _left: int = 0  # tokens until the next try
+    _left: int = 0  # tokens until the next attempt
 
     def saw(self, drafted: int, accepted: int, price: float, rows: int) -> None:
         self.record.saw(drafted, accepted)
@@ -122,8 +122,8 @@ class Judge:
         else:
             self._rest = REST[0]
 
-    def heir(self) -> "Judge":
-        """For the next request: it goes on with the rest of this one, and falls back into a longer one."""
+    def successor(self) -> "Judge":
+        """Return the judge for the next request. It inherits the current pause and the length of the next."""
         return Judge(on=self.on, _rest=self._rest, _left=min(self._left, INHERITED))
 
     def pause(self) -> None:
@@ -131,7 +131,7 @@ class Judge:
         self._rest = min(2 * self._rest, REST[1])
 
     def rested(self, tokens: int) -> None:
-        """So many tokens came without drafts."""
+        """Count tokens that were decoded without drafts."""
         self._left -= tokens
         if self._left <= 0:
             self.on, self._tried, self.record = True, 0, AcceptanceRecord()

@@ -1,19 +1,19 @@
-"""Drafts by prompt lookup: what followed the same few tokens when the request last held them."""
+"""Drafts by prompt lookup: the tokens that followed the last occurrence of the same n-gram in the request."""
 
 from collections.abc import Sequence
 
-LONGEST, SHORTEST = 4, 2  # tokens that must agree; the longer ones are asked first
+LONGEST, SHORTEST = 4, 2  # tokens that must match; longer n-grams are tried first
 
 
 class NgramIndex:
-    """Of one request's own tokens: where each short run of them was last followed by something."""
+    """The position after the last occurrence of each n-gram in a request's tokens."""
 
     def __init__(self) -> None:
-        self._at: dict[tuple[int, ...], int] = {}  # a run of tokens: where its follower stands
+        self._at: dict[tuple[int, ...], int] = {}  # an n-gram: the position after it
         self._seen = 0
 
     def read(self, tokens: Sequence[int], most: int) -> bool:
-        """Takes in at most so many tokens that it has not seen yet; says whether that were all."""
+        """Index up to `most` new tokens. Returns whether all tokens are indexed."""
         end = min(len(tokens), self._seen + most)
         for at in range(self._seen, end):
             for length in range(SHORTEST, LONGEST + 1):
@@ -30,7 +30,7 @@ class NgramIndex:
 
 
 def copied(tokens: Sequence[int], at: int, most: int) -> tuple[int, ...]:
-    """What stands from a place on. Where the tokens end it goes on with its own, as a loop would."""
+    """Return `most` tokens from position `at`. If the tokens end before that, repeat the copied part."""
     found = list(tokens[at : at + most])
     period = len(found)
     while period and len(found) < most:

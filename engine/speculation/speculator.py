@@ -1,4 +1,4 @@
-"""Decides who drafts what, and learns from what became of it. Tokens are integers here; no model is near."""
+"""Decides which rows draft how many tokens, and adapts to the results. It runs no model."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,17 +12,17 @@ from engine.speculation.ngram import NgramIndex
 from engine.speculation.suffix import ReplyIndex, SuffixIndex
 
 LACKS = {
-    "draft": "has no draft model here, neither of its own nor one that the engine was started with (--draft)",
-    "exit": "was not trained to leave early: its config.json names no early_exit_layers",
+    "draft": "has no built-in draft model, and the engine was started without --draft",
+    "exit": "has no early exits; its config.json lists no early_exit_layers",
 }
-WINDOWED = "a small model cannot catch up on tokens that have left the kv_window"
-FIRST, MODEL_FIRST = 2, 1  # tokens that a row drafts at first, and after a rest: a try is to cost little
-MODEL_MOST = 8  # the most that are worth a small model's time
-READ = 1024  # tokens that an index takes in at once: a long prompt must not hold up a step
+WINDOWED = "a draft model cannot read tokens that have left the kv_window"
+FIRST, MODEL_FIRST = 2, 1  # tokens a row drafts at first and after a pause, so that an attempt costs little
+MODEL_MOST = 8  # the most tokens worth drafting with a model
+READ = 1024  # tokens an index reads at once, so that a long prompt does not delay a step
 
 
 class Index(Protocol):
-    """What a row's drafts are found in."""
+    """An index in which a row's drafts are looked up."""
 
     def read(self, tokens: list[int], most: int) -> bool: ...
 
@@ -36,7 +36,7 @@ class Drafting:
     kind: str
     index: Index | None  # None: the runner drafts
     judge: Judge
-    length: int  # what it drafts next: more after a run that stood, less after one that fell
+    length: int  # tokens of the next draft: grows if all are accepted, else shrinks
     tally: Tally = field(default_factory=Tally)
 
     @property
@@ -46,24 +46,24 @@ class Drafting:
 
 @dataclass(slots=True)
 class Speculator:
-    """One an engine. Every request that asks for it has a record here while it is alive."""
+    """The speculation of one engine, with a record of each live request that uses it."""
 
     prices: Prices = field(default_factory=Prices)
     tally: Tally = field(default_factory=Tally)  # of all requests so far
     _replies: ReplyIndex = field(default_factory=ReplyIndex)
     _rows: dict[int, Drafting] = field(default_factory=dict)
-    _newest: dict[str, Judge] = field(default_factory=dict)  # by kind: of the row that came last
-    _plain_step: bool = False  # the step being planned goes without drafts, to be compared with
+    _newest: dict[str, Judge] = field(default_factory=dict)  # by kind: of the newest row
+    _plain_step: bool = False  # the step being planned runs without drafts, as a baseline
 
     def begin_step(self, rows: int) -> None:
         self._plain_step = self.prices.wants_plain(rows)
 
     def waits(self, request: Request) -> bool:
-        """Whether a row whose newest token is still on the device should be left out of this step."""
+        """Whether to leave a row out of this step until its newest token has arrived from the device."""
         return not self._plain_step and self._drafting(request).judge.on
 
     def propose(self, request: Request, most: int) -> Drafts | None:
-        """Drafts for a row whose tokens are all here. None: it takes a plain step."""
+        """Return drafts for a row whose tokens have all arrived. None: it decodes without drafts."""
         drafting = self._drafting(request)
         if self._plain_step or not drafting.judge.on:
             if drafting.index is not None:
@@ -78,7 +78,7 @@ class Speculator:
         return Drafts(drafting.kind, len(found), found, request.stamp) if found else None
 
     def saw_run(self, request: Request, drafted: int, accepted: int, rows: int) -> None:
-        """A verification is over. `rows`: how many decoded in its step."""
+        """Record a verification. `rows`: the number of rows that decoded in its step."""
         drafting = self._rows.get(request.id)
         price = self.prices.of(drafting.kind, rows) if drafting else 0.0
         self.tally.saw(drafted, accepted, price, rows)
@@ -93,23 +93,23 @@ class Speculator:
             drafting.length = drafting.first
 
     def saw_token(self, request: Request) -> None:
-        """One token came without drafts."""
+        """Record a token decoded without drafts."""
         drafting = self._rows.get(request.id)
         if drafting is not None and not drafting.judge.on:
             drafting.judge.rested(1)
 
     def saw_step(self, step: Step, seconds: float) -> None:
-        """What a step without prompts has cost."""
+        """Record the time of a step without prefill."""
         if not step.drafts:
             self.prices.saw_plain(len(step.rows), seconds)
             return
         kinds = {drafts.kind for drafts in step.drafts.values()}
-        if len(kinds) == 1:  # of a mixed step nobody can say who cost what
+        if len(kinds) == 1:  # the cost of a mixed step cannot be divided
             drafted = sum(drafts.length for drafts in step.drafts.values())
             self.prices.saw_drafts(kinds.pop(), len(step.rows), drafted, seconds)
 
     def forget(self, request: Request) -> None:
-        """It has ended. What it said may be said again."""
+        """Drop an ended request. Its reply is indexed for later requests."""
         drafting = self._rows.pop(request.id, None)
         if drafting is not None and drafting.kind == "suffix":
             self._replies.add(request.salt, request.tokens[request.prompt_len :])
@@ -118,17 +118,17 @@ class Speculator:
         self._replies = ReplyIndex()
 
     def clear(self) -> None:
-        """All requests are gone at once."""
+        """Drop all requests at once."""
         self._rows.clear()
 
     def total(self) -> Speculation:
-        return _told("", True, self.tally, self.tally.gain)
+        return _speculation("", True, self.tally, self.tally.gain)
 
     def view(self, request: Request) -> Speculation | None:
         drafting = self._rows.get(request.id)
         if drafting is None:
             return None
-        return _told(drafting.kind, drafting.judge.on, drafting.tally, drafting.judge.gain)
+        return _speculation(drafting.kind, drafting.judge.on, drafting.tally, drafting.judge.gain)
 
     def _drafting(self, request: Request) -> Drafting:
         drafting, kind = self._rows.get(request.id), request.params.speculate
@@ -147,11 +147,11 @@ class Speculator:
         return None
 
     def _judge(self, kind: str) -> Judge:
-        """A row begins at rest where the one before it has lost."""
+        """Return a new row's judge, which starts paused if the previous row lost."""
         before = self._newest.get(kind)
-        judge = self._newest[kind] = before.heir() if before else Judge()
+        judge = self._newest[kind] = before.successor() if before else Judge()
         return judge
 
 
-def _told(kind: str, on: bool, tally: Tally, gain: float) -> Speculation:
+def _speculation(kind: str, on: bool, tally: Tally, gain: float) -> Speculation:
     return Speculation(kind, on, tally.verifications, tally.drafted, tally.accepted, gain)

@@ -1,7 +1,7 @@
-"""Drafts by the longest match: a suffix automaton over what was said, however long the match is.
+"""Drafts by the longest match: a suffix automaton over the request's tokens and recent replies.
 
-It is grown a token at a time and knows every run of tokens in its text. Following a request's tokens through
-it costs a few steps a token, and at any moment tells the longest end of them that the text holds.
+The automaton grows by one token at a time and contains every substring of its text. Following a request's
+tokens through it costs a few steps per token, and always yields their longest suffix that occurs in the text.
 """
 
 from collections import OrderedDict
@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from engine.speculation.ngram import copied
 
 SHORTEST = 2  # tokens that must match
-REMEMBERED = 32_768  # tokens of replies after which the older half is forgotten
-OWNERS = 64  # of prefix caches, whose replies are kept apart
+REMEMBERED = 32_768  # tokens of replies kept per owner; beyond it the older half is dropped
+OWNERS = 64  # prefix cache owners whose replies are kept
 
 
 class Automaton:
-    """The smallest machine that knows all runs of its text, as columns: a state is a number."""
+    """A suffix automaton. A state is an index into the lists."""
 
     def __init__(self) -> None:
         self.text: list[int] = []
         self.next: list[dict[int, int]] = [{}]
-        self.link = [-1]  # the state of the longest shorter run that ends in more places
-        self.length = [0]  # the longest run of the state
-        self.end = [0]  # where in the text a run of the state first ended
+        self.link = [-1]  # suffix link: the state of the longest suffix that occurs at more positions
+        self.length = [0]  # length of the state's longest substring
+        self.end = [0]  # position in the text after its first occurrence
         self._whole = 0  # the state of the whole text
 
     def add(self, token: int) -> None:
@@ -39,7 +39,7 @@ class Automaton:
         if self.length[after] == self.length[at] + 1:
             self.link[fresh] = after
             return
-        # The state's runs now end in different places: the shorter ones move to a state of their own.
+        # The state's substrings now end at different positions: the shorter ones get a separate state.
         split = self._state(dict(self.next[after]), self.length[at] + 1, self.end[after])
         self.link[split] = self.link[after]
         self.link[after] = self.link[fresh] = split
@@ -56,23 +56,23 @@ class Automaton:
 
 
 class Match:
-    """How much of a growing text's end an automaton knows; the automaton may grow as well."""
+    """The longest suffix of a growing text that an automaton contains. The automaton may grow, too."""
 
     def __init__(self, automaton: Automaton) -> None:
         self.automaton, self.length = automaton, 0
         self._state = 0
 
     def follow(self, token: int) -> None:
-        known, state, length = self.automaton, self._settled(), self.length
-        while state and token not in known.next[state]:
-            state = known.link[state]
-            length = known.length[state]
-        if (after := known.next[state].get(token)) is not None:
+        automaton, state, length = self.automaton, self._settled(), self.length
+        while state and token not in automaton.next[state]:
+            state = automaton.link[state]
+            length = automaton.length[state]
+        if (after := automaton.next[state].get(token)) is not None:
             state, length = after, length + 1
         self._state, self.length = state, length
 
     def after(self, most: int) -> tuple[int, ...]:
-        """What followed the longest match."""
+        """Return up to `most` tokens that followed the longest match."""
         return copied(self.automaton.text, self.automaton.end[self._settled()], most)
 
     def _settled(self) -> int:
@@ -84,14 +84,14 @@ class Match:
 
 
 class ReplyIndex:
-    """What was said lately, by the owner of the prefix cache: nobody's drafts tell of another's text."""
+    """Recent replies by owner of the prefix cache, so that drafts never reveal another owner's text."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._half = remembered // 2
         self._of: OrderedDict[bytes, list[Automaton]] = OrderedDict()
 
     def of(self, owner: bytes) -> list[Automaton]:
-        """The older half, if there is one, then the half that grows."""
+        """Return the older half, if any, and the half that is growing."""
         if owner not in self._of:
             self._of[owner] = [Automaton()]
             if len(self._of) > OWNERS:
@@ -106,11 +106,11 @@ class ReplyIndex:
         growing = halves[-1]
         for token in reply[: self._half]:
             growing.add(token)
-        growing.add(-1)  # no token: nothing follows the end of one reply into the next
+        growing.add(-1)  # a separator, so that no match crosses the end of a reply
 
 
 class SuffixIndex:
-    """Of one request: its own tokens, and the replies that the engine has given."""
+    """Drafts for one request from its own tokens and from recent replies."""
 
     def __init__(self, replies: list[Automaton]) -> None:
         self._own = Automaton()
@@ -121,13 +121,13 @@ class SuffixIndex:
         end = min(len(tokens), self._seen + most)
         for at in range(self._seen, end):
             for match in self._matches:
-                match.follow(tokens[at])  # its own text does not hold this token yet, so it matches what was
+                match.follow(tokens[at])  # before adding it, so that it matches earlier text
             self._own.add(tokens[at])
         self._seen = end
         return end == len(tokens)
 
     def propose(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
-        """After the longest match; the request's own text goes before others of the same length."""
+        """Return the tokens after the longest match. On a tie, the request's own text wins."""
         best = max(self._matches, key=lambda match: match.length)
         if best.length < SHORTEST:
             return ()

@@ -1,14 +1,14 @@
-"""Which drafts stand. The target's own tokens are the judges, so drafts never change what is said."""
+"""Verification of drafts against the target model's tokens, so that drafts never change the output."""
 
 from collections.abc import Sequence
 
 
-def run_of(drawn: Sequence[int], drafts: Sequence[int]) -> list[int]:
-    """The tokens that one verification brings: of those drawn, all up to the first that its draft missed.
+def run_of(sampled: Sequence[int], drafts: Sequence[int]) -> list[int]:
+    """Return the tokens that one verification yields: the sampled tokens up to the first mismatch.
 
-    `drawn` has one more than `drafts`: what was drawn at a place is right if all drafts before it were.
+    `sampled` has one more token than `drafts`. A sampled token is valid if all drafts before it match.
     """
-    right = 0
-    while right < len(drafts) and drawn[right] == drafts[right]:
-        right += 1
-    return list(drawn[: right + 1])
+    accepted = 0
+    while accepted < len(drafts) and sampled[accepted] == drafts[accepted]:
+        accepted += 1
+    return list(sampled[: accepted + 1])

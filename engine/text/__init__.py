@@ -1,4 +1,4 @@
-"""Text: tokens and characters, stop strings, chat templates. Neither torch nor transformers."""
+"""Tokenization, detokenization, stop strings and chat templates. Imports neither torch nor transformers."""
 
 from engine.text.chat import ChatFormat
 from engine.text.detokenize import Detokenizer

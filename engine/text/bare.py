@@ -1,4 +1,4 @@
-"""In place of a tokenizer, for random weights that came without one: a token's text is its number."""
+"""A stand-in for the tokenizer of random weights that have none: a token's text is its id."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
@@ -7,17 +7,17 @@ from engine.api.errors import BadInput
 
 
 class BareTokenizer:
-    """Takes token ids only, and writes them as numbers. It is its own detokenizer: it remembers nothing."""
+    """Accepts only token ids, and writes them as numbers. It has no state, so it is its own detokenizer."""
 
     templates: Mapping[str, str] = {}
-    folder = None  # there are no files of it
+    folder = None  # it has no files
 
     def __init__(self, vocab_size: int, stop_ids: Iterable[int] = ()) -> None:
         self.vocab_size = vocab_size
         self.stop_ids = frozenset(stop_ids)
 
     def encode_raw(self, text: str) -> list[int]:
-        raise BadInput("these random weights came without a tokenizer: give token ids instead of text")
+        raise BadInput("these random weights have no tokenizer; use token ids instead of text")
 
     def piece(self, token: int) -> bytes:
         return f"{token} ".encode()

@@ -1,4 +1,4 @@
-"""A conversation as the model wants to read it."""
+"""Conversations rendered with the model's chat template and tokenized."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -30,12 +30,12 @@ class ChatFormat:
     def prompt(
         self, messages: Sequence[Any], tools: Sequence[Any] | None = None, **options: Any
     ) -> list[int]:
-        """The tokens of the rendered conversation. It starts as the template says."""
+        """Return the tokens of the rendered conversation. Only the template adds start tokens."""
         parts = self._render(messages, tools, options).split(MARK)
         return [token for part in parts for token in self.tokenizer.encode(part)]
 
     def layout(self, messages: Sequence[Mapping[str, Any]]) -> PromptLayout:
-        """The same tokens, and the characters of the messages that they stand for."""
+        """Return the same tokens, with the characters of the messages that they cover."""
         parts = self._render(messages, None, {}).split(MARK)
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
@@ -49,7 +49,7 @@ class ChatFormat:
         return PromptLayout(tuple(ids), places(spans, found))
 
     def text(self, messages: Sequence[Any], tools: Sequence[Any] | None = None, **options: Any) -> str:
-        """The rendered conversation, to be looked at: its tokens come from `prompt`."""
+        """Return the rendered conversation, for display. Use `prompt` for its tokens."""
         return self._render(messages, tools, options).replace(MARK, "")
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class ChatFormat:
         break_up = guard.breaker("user")
         generate = options.pop("add_generation_prompt", True)
         if taken := sorted(RESERVED & options.keys()):
-            raise BadInput(f"{taken[0]} is no option of a chat template; give it in its own place")
+            raise BadInput(f"{taken[0]} is not a chat template option; pass it as its own argument")
         values = {
             **self.tokenizer.special_names,
             **clean(options, "template options", break_up),
@@ -84,7 +84,7 @@ class ChatFormat:
             if name in templates:
                 return templates[name]
         if not templates:
-            raise TemplateError("this model has no chat template; complete the text without one (raw)")
+            raise TemplateError("this model has no chat template; use text completion (raw)")
         raise TemplateError(
-            f"this model's chat templates are {', '.join(sorted(templates))}; none is called default"
+            f"this model has no chat template named default, only {', '.join(sorted(templates))}"
         )

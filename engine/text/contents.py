@@ -1,8 +1,8 @@
-"""Which characters of which message each token of a prompt stands for: found, never guessed.
+"""The characters of a message that each token of a prompt covers.
 
-The conversation is rendered a second time, with tags around each message's content that no text holds. Where
-that gives the same text but for the tags, they say where the contents lie in it; else nothing is known. A
-template may trim the contents, drop or repeat them.
+The conversation is rendered a second time, with tags around each message's content that occur in no text. If
+the result is the same text apart from the tags, they mark where the contents are; otherwise the layout is
+unknown. A template may trim, drop or repeat contents.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from engine.api.layout import TokenSpan
 
-# Code points that Unicode keeps out of texts for ever: a message's number stands between _OPEN and _SHUT.
+# Unicode noncharacters, which never occur in text. A message's number is between _OPEN and _SHUT.
 _OPEN, _SHUT, _CLOSE = "\ufdd1", "\ufdd2", "\ufdd3"
 _DIGITS = "\ufdd4\ufdd5"
 _TAGS = re.compile(f"[{_OPEN}{_SHUT}{_CLOSE}{_DIGITS}]")
@@ -19,7 +19,7 @@ _TAGGED = re.compile(f"{_OPEN}([{_DIGITS}]+){_SHUT}([^{_OPEN}{_CLOSE}]*){_CLOSE}
 
 
 class Content(NamedTuple):
-    """Where a message's content lies in the rendered text, and which character of it comes first there."""
+    """The range of a message's content in the rendered text. `skipped`: its characters trimmed in front."""
 
     message: int
     start: int
@@ -32,7 +32,7 @@ def contents(
     plain: str,
     render: Callable[[Sequence[Mapping[str, Any]]], str],
 ) -> list[Content]:
-    """`plain` is the rendered conversation, and `render` renders another one in the same way."""
+    """Return where each message's content is. `plain`: the rendered conversation; `render`: its renderer."""
     if any(_TAGS.search(str(message.get("content"))) for message in messages):
         return []
     tagged = render([_tagged(number, message) for number, message in enumerate(messages)])
@@ -52,7 +52,7 @@ def contents(
 
 
 def places(spans: Sequence[tuple[int, int]], found: Sequence[Content]) -> tuple[TokenSpan, ...]:
-    """For tokens that stand for these ranges of the rendered text, one after the other."""
+    """Return the message characters for tokens that cover these consecutive ranges of the rendered text."""
     placed, at = [], 0
     for start, end in spans:
         while at < len(found) and found[at].end <= start:

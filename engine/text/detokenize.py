@@ -1,4 +1,4 @@
-"""Text out of tokens, one at a time, never half a character."""
+"""Incremental detokenization: tokens in one at a time, whole characters out."""
 
 import copy
 from codecs import utf_8_decode
@@ -10,30 +10,30 @@ import tokenizers
 
 from engine.text.pieces import PieceTable, token_name
 
-TAIL = 4  # tokens of a text that can still matter to the next: a character has at most four bytes
+TAIL = 4  # last tokens that can affect the next one: a character has at most four bytes
 
 
 class Detokenizer(Protocol):
-    """Takes a reply's tokens and gives its text as it becomes certain."""
+    """Takes a reply's tokens and returns its text as soon as it is final."""
 
     def push(self, token: int) -> str:
-        """The text that this token completes; empty while a character is still open."""
+        """Return the text that this token completes; empty while a character is incomplete."""
 
     def flush(self) -> str:
-        """What is left at the end: a character that was never completed reads U+FFFD."""
+        """Return the remaining text. An incomplete character becomes U+FFFD."""
 
     def copy(self) -> Self:
-        """The same place in the same text, to be continued on its own."""
+        """Return an independent copy at the same position."""
 
 
 class ByteDetokenizer:
-    """For tokens that are bytes: a table, and a decoder that is asked only where a character is split."""
+    """For byte-level tokenizers: a table lookup, and UTF-8 decoding only when a character is split."""
 
     __slots__ = ("_begun", "_open", "_pieces")
 
     def __init__(self, pieces: PieceTable, after: Sequence[int] = ()) -> None:
         self._pieces = pieces
-        self._open = b""  # the bytes of a character that is not complete
+        self._open = b""  # the bytes of an incomplete character
         self._begun = False
         for token in _tail(after, lambda token: bool(pieces[token])):
             self.push(token)
@@ -59,7 +59,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For every other decoder: the last few tokens decoded with and without the new ones; the rest is new."""
+    """For all other tokenizers: decodes the last few tokens with and without the new ones."""
 
     __slots__ = ("_hidden", "_old", "_tokenizer", "_window")
 
@@ -68,13 +68,11 @@ class WindowDetokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._hidden = hidden
-        self._window = tuple(_tail(after, self._shows))
-        self._old = len(
-            self._window
-        )  # how many of them are out already; they give the new ones their context
+        self._window = tuple(_tail(after, self._visible))
+        self._old = len(self._window)  # tokens already emitted, kept as context for the new ones
 
     def push(self, token: int) -> str:
-        if not self._shows(token):
+        if not self._visible(token):
             return ""
         self._window += (token,)
         text = self._fresh()
@@ -86,7 +84,7 @@ class WindowDetokenizer:
     def copy(self) -> Self:
         return copy.copy(self)
 
-    def _shows(self, token: int) -> bool:
+    def _visible(self, token: int) -> bool:
         return token not in self._hidden and token_name(self._tokenizer, token) is not None
 
     def _fresh(self) -> str:
@@ -103,6 +101,6 @@ class WindowDetokenizer:
         return text
 
 
-def _tail(tokens: Sequence[int], shows: Callable[[int], bool]) -> Iterator[int]:
-    """The last few tokens that show."""
-    return reversed(list(islice(filter(shows, reversed(tokens)), TAIL)))
+def _tail(tokens: Sequence[int], visible: Callable[[int], bool]) -> Iterator[int]:
+    """Return the last few visible tokens."""
+    return reversed(list(islice(filter(visible, reversed(tokens)), TAIL)))

@@ -1,4 +1,4 @@
-"""What a checkpoint's folder says about text: its tokenizer, its special tokens, its chat templates."""
+"""The text files of a checkpoint: its tokenizer, special tokens and chat templates."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ CONVERTIBLE = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
-    """The files as they are, parsed and checked for their outer shape."""
+    """The parsed files. Only their outer structure has been checked."""
 
     tokenizer: tokenizers.Tokenizer
     settings: dict[str, Any]  # tokenizer_config.json over special_tokens_map.json
@@ -41,8 +41,8 @@ def _tokenizer(folder: Path) -> tokenizers.Tokenizer:
         raise UnsupportedModel(_what_instead(folder))
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for whatever is wrong in the file
-        raise BadCheckpoint(f"{path} is not a tokenizer that can be read: {error}") from error
+    except Exception as error:  # the library raises bare Exception for any problem
+        raise BadCheckpoint(f"cannot load the tokenizer {path}: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -58,11 +58,11 @@ def _what_instead(folder: Path) -> str:
             f"{folder} has {old[0]} but no tokenizer.json; convert it once (transformers, sentencepiece): "
             f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         )
-    return f"{folder} has no tokenizer.json, and nothing to make one of; it holds {listed}"
+    return f"{folder} has no tokenizer.json and no file to convert to one; it holds {listed}"
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where there is no such file."""
+    """Return the JSON object in a file, or an empty one if there is no such file."""
     if not path.is_file():
         return {}
     try:
@@ -75,7 +75,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _templates(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Name and source of every chat template; a later one of the same name replaces the earlier."""
+    """Yield the name and source of each chat template. Later ones replace earlier ones of the same name."""
     yield from _named(
         folder / "chat_template.json", _object(folder / "chat_template.json").get("chat_template")
     )
@@ -98,10 +98,10 @@ def _named(path: Path, value: Any) -> Iterator[tuple[str, str]]:
                     case {"name": str(name), "template": str(source)}:
                         yield name, source
                     case _:
-                        raise BadCheckpoint(f"{path}: an entry of chat_template lacks its name or template")
+                        raise BadCheckpoint(f"{path}: an entry of chat_template has no name or no template")
         case _:
             raise BadCheckpoint(
-                f"{path}: chat_template must be text or a list of named ones, not {value!r:.80}"
+                f"{path}: chat_template must be text or a list of named templates, not {value!r:.80}"
             )
 
 

@@ -1,10 +1,10 @@
-"""Keeps control tokens that stand in people's text from acting as such.
+"""Protection against control tokens in the text of messages.
 
-A message that spells out `<|im_end|>` must not end its turn. So every control token in a message is broken
-with a mark before the template sees it; a template may trim, split or repeat the text, the mark stays in it.
-The finished text is cut at the marks and its parts are encoded one by one: none holds a whole control token
-that the template did not write. Borders that are ordinary text for the tokenizer (`### User:`), and control
-tokens of a single letter, cannot be kept out like this.
+A message that spells out `<|im_end|>` must not end its turn. So each control token in a message is split with
+a mark before the template sees it. The mark survives if the template trims, splits or repeats the text. The
+rendered text is cut at the marks and its parts are encoded separately, so none holds a whole control token
+that the template did not write. This does not cover turn markers that are ordinary text for the tokenizer
+(`### User:`) and control tokens of a single character.
 """
 
 import re
@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from engine.text.tokenizer import Tokenizer
 
-MARK = "\ufdd0"  # a code point that Unicode keeps out of texts for ever
+MARK = "\ufdd0"  # a Unicode noncharacter, which never occurs in text
 WRITERS = ("system", "developer", "assistant")
 MARKUP = re.compile(r"</?\w+>")
 
 
 class Guard:
-    """The control tokens of one tokenizer and template: special ones, and those that the template writes."""
+    """The control tokens of a tokenizer and a template: special tokens, and those the template writes."""
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
         added = [token for token in tokenizer.added.values() if len(token.content) > 1]
@@ -30,7 +30,7 @@ class Guard:
         self._borders = _Breaker(special + borders, tokenizer.normalized)
 
     def breaker(self, role: str) -> Callable[[str], str]:
-        """For a message of this role. <think> and its like keep their meaning in what the model wrote."""
+        """Return the function that splits control tokens for a role. Models may write tags like <think>."""
         return (self._borders if role in WRITERS else self._all).break_up
 
 
@@ -42,10 +42,10 @@ class _Breaker:
         self._normalize = normalize
 
     def break_up(self, text: str) -> str:
-        """The text with a mark inside every control token, overlapping ones too."""
+        """Return the text with a mark inside each control token, including overlapping ones."""
         if self._any.search(text):
             text = self._mark(text)
-        if self._any.search(normal := self._normalize(text)):  # full-width letters can spell a token as well
+        if self._any.search(normal := self._normalize(text)):  # full-width letters can also spell a token
             text = self._mark(normal)
         return text
 

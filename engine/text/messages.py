@@ -1,4 +1,4 @@
-"""Chat messages from outside: checked, brought to one shape, and with their control tokens broken."""
+"""Chat messages from clients: validated, normalized, and with their control tokens split."""
 
 import json
 import re
@@ -8,20 +8,20 @@ from typing import Any
 from engine.api.errors import BadInput
 from engine.text.tokenizer import checked_text
 
-ROLE = re.compile(r"[\w .-]{1,64}")  # templates glue it to brackets: '<|' + role + '|>'
+ROLE = re.compile(r"[\w .-]{1,64}")  # templates put it into control tokens: '<|' + role + '|>'
 DEPTH = 64
 Break = Callable[[str], str]
 
 
 def clean_messages(messages: object, breaker: Callable[[str], Break]) -> list[dict[str, Any]]:
-    """The conversation as a template may see it; `breaker` gives what breaks control tokens for a role."""
+    """Return the messages for a template. `breaker` returns a role's function to split control tokens."""
     if not isinstance(messages, list | tuple) or not messages:
         raise _bad("messages", f"must be a list of at least one message, not {messages!r:.80}")
     return [_message(message, f"messages[{n}]", breaker) for n, message in enumerate(messages)]
 
 
 def clean_tools(tools: object, break_up: Break) -> list[Any] | None:
-    """The descriptions of functions that the model may call."""
+    """Return the tool definitions for a template."""
     if tools is None:
         return None
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in tools):
@@ -30,14 +30,14 @@ def clean_tools(tools: object, break_up: Break) -> list[Any] | None:
 
 
 def clean(value: object, place: str, break_up: Break, depth: int = 0) -> Any:
-    """A copy made of JSON's own types, without control tokens; an error names the place."""
+    """Return a copy of JSON types with control tokens split. Errors name the place."""
     match value:
         case None | bool() | int() | float():
             return value
         case str():
             return break_up(checked_text(value, place, field=place))
         case list() | tuple() | dict() if depth == DEPTH:
-            raise _bad(place, f"is nested more than {DEPTH} deep")
+            raise _bad(place, f"must be nested at most {DEPTH} levels deep")
         case list() | tuple():
             return [clean(part, f"{place}[{n}]", break_up, depth + 1) for n, part in enumerate(value)]
         case dict():
@@ -72,7 +72,7 @@ def _message(message: object, place: str, breaker: Callable[[str], Break]) -> di
 
 
 def _content(content: object, place: str) -> str | None:
-    """Templates count on text; a list of text parts becomes one."""
+    """Return the content as text, which templates expect. Text parts are joined."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -83,15 +83,15 @@ def _content(content: object, place: str) -> str | None:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
             case {"type": str(kind)} if kind != "text":
-                raise _bad(f"{place}[{n}]", f"is of type {kind!r:.80}; this engine reads text only")
+                raise _bad(f"{place}[{n}]", f"has type {kind!r:.80}; this engine supports only text")
             case _:
                 form = '{"type": "text", "text": "..."}'
-                raise _bad(f"{place}[{n}]", f"must look like {form}, not {part!r:.80}")
+                raise _bad(f"{place}[{n}]", f"must have the form {form}, not {part!r:.80}")
     return "\n".join(texts)
 
 
 def _calls(calls: object, place: str) -> list[Any]:
-    """Clients send the arguments of a call as JSON text, templates want the object in it."""
+    """Parse the calls' arguments: clients send JSON text, templates expect an object."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise _bad(place, f"must be a list of objects, not {calls!r:.80}")
     return [_call(call) for call in calls]
@@ -102,7 +102,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
         case {"function": {"arguments": str(text)} as function}:
             try:
                 arguments = json.loads(text)
-            except ValueError:  # what a model wrote need not be JSON; the template shows it as it is
+            except ValueError:  # a model may have written invalid JSON; pass it on unchanged
                 return call
             if isinstance(arguments, dict):
                 return {**call, "function": {**function, "arguments": arguments}}

@@ -1,4 +1,4 @@
-"""The bytes that a token stands for, read from the tokenizer's own decoder."""
+"""The bytes of each token, derived from the tokenizer's decoder."""
 
 import json
 from collections.abc import Callable
@@ -14,14 +14,14 @@ TOP_ID = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class ByteRule:
-    """How a token's name becomes bytes, and what a text that begins with it begins with."""
+    """Convert a token's name to bytes: `first` at the start of a text, `rest` elsewhere."""
 
     rest: Callable[[str], bytes]
     first: Callable[[str], bytes]
 
 
 class PieceTable(dict[int, str | bytes]):
-    """What each token adds to a text: whole characters as `str`, parts of one as `bytes`. Filled lazily."""
+    """The text of each token: `str` if it is whole characters, else `bytes`. Filled lazily."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, rule: ByteRule, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -33,7 +33,7 @@ class PieceTable(dict[int, str | bytes]):
         return piece
 
     def first(self, token: int) -> str | bytes:
-        """The piece where nothing stands before it: sentencepiece drops the space there."""
+        """Return the piece at the start of a text, where sentencepiece drops the leading space."""
         return self._read(token, self._rule.first)
 
     def _read(self, token: int, rule: Callable[[str], bytes]) -> str | bytes:
@@ -48,7 +48,7 @@ class PieceTable(dict[int, str | bytes]):
 
 
 def token_name(tokenizer: tokenizers.Tokenizer, token: int) -> str | None:
-    """The token as the vocabulary writes it; None for the padding of a model's larger vocabulary."""
+    """Return the token's name in the vocabulary, or None for an id beyond the tokenizer's vocabulary."""
     if not 0 <= token <= TOP_ID:
         raise BadInput(f"token id {token} is out of range: ids start at 0")
     name: str | None = tokenizer.id_to_token(token)
@@ -56,7 +56,7 @@ def token_name(tokenizer: tokenizers.Tokenizer, token: int) -> str | None:
 
 
 def byte_rule(tokenizer: tokenizers.Tokenizer) -> ByteRule | None:
-    """The rule behind this tokenizer's decoder, or None where tokens depend on more than being first."""
+    """Return the rule of this tokenizer's decoder, or None if a token's bytes depend on other tokens."""
     steps = _flat(json.loads(tokenizer.decoder.__getstate__())) if tokenizer.decoder else []
     match [step["type"] for step in steps]:
         case ["ByteLevel"]:
@@ -85,7 +85,7 @@ def _flat(decoder: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's letters for bytes: printable Latin-1 stands for itself, the rest is counted up from U+0100."""
+    """Return GPT-2's byte alphabet: printable Latin-1 maps to itself, other bytes to U+0100 and up."""
     itself = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in itself]
     return {chr(byte): byte for byte in itself} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -97,7 +97,7 @@ _BYTE_OF = _byte_alphabet()
 def _byte_level(name: str) -> bytes:
     try:
         return bytes([_BYTE_OF[letter] for letter in name])
-    except KeyError:  # an added token, which is written as it reads
+    except KeyError:  # an added token, whose name is its text
         return name.encode()
 
 

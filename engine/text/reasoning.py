@@ -1,31 +1,31 @@
-"""A reply's reasoning, told apart from its answer while both arrive in pieces."""
+"""Incremental separation of a reply's reasoning from its answer."""
 
 OPEN, CLOSE = "<think>", "</think>"
 
 
 class Thoughts:
-    """Text that begins with <think> is reasoning up to </think>; everything else is the answer.
+    """Splits a reply: text from <think> to </think> at the start is reasoning, all else is the answer.
 
-    What is handed on is certain: pieces joined are the same however the text was cut.
+    Returned text is final, so the result does not depend on how the input was cut into pieces.
     """
 
     def __init__(self, *, opened: bool = False) -> None:
         self._state = self._thinking if opened else self._begin  # opened: the prompt ends in <think>
         self._held = ""
-        self._lead = True  # blank lines before the first word are not told
+        self._lead = True  # skip blank lines before the first word
 
     @property
     def thinking(self) -> bool:
-        """Whether it is reasoning that comes now."""
+        """Whether the current text is reasoning."""
         return self._state == self._thinking
 
     def push(self, text: str) -> tuple[str, str]:
-        """Takes what came; returns what it adds to the reasoning, and to the answer."""
+        """Add text. Returns the new reasoning and the new answer text."""
         self._held += text
         return self._state()
 
     def flush(self) -> tuple[str, str]:
-        """The end: what was held back is told."""
+        """End the reply. Returns the text that was held back."""
         held, self._held = self._held, ""
         return (held, "") if self.thinking else ("", held)
 
@@ -50,18 +50,18 @@ class Thoughts:
             return thought.rstrip("\n"), self._answer()[1]
         sure = len(self._held) - overlap(self._held, CLOSE)
         sure = len(self._held[:sure].rstrip("\n"))
-        told, self._held = self._held[:sure], self._held[sure:]
-        return told, ""
+        thought, self._held = self._held[:sure], self._held[sure:]
+        return thought, ""
 
     def _answer(self) -> tuple[str, str]:
-        told, self._held = self._held, ""
+        text, self._held = self._held, ""
         if self._lead:
-            told = told.lstrip("\n")
-            self._lead = not told
-        return "", told
+            text = text.lstrip("\n")
+            self._lead = not text
+        return "", text
 
 
 def overlap(text: str, word: str) -> int:
-    """How many of the last characters may be the beginning of the word."""
+    """Return the length of the longest end of `text` that is a proper prefix of `word`."""
     most = min(len(text), len(word) - 1)
     return next((n for n in range(most, 0, -1) if text.endswith(word[:n])), 0)

@@ -1,4 +1,4 @@
-"""Stop strings, found across the borders of tokens."""
+"""Detection of stop strings across token boundaries."""
 
 import copy
 from collections.abc import Sequence
@@ -6,10 +6,10 @@ from typing import Self
 
 
 class StopFinder:
-    """Lets text through until a stop string is complete; holds back only what may still become one.
+    """Passes text on until a stop string is complete, and holds back only what may become one.
 
-    The stop that is complete first wins, and of those that end together the longest: the same ones whatever
-    pieces the text arrives in.
+    The first complete stop wins; of several that end at the same character, the longest. The result does not
+    depend on how the text is cut into pieces.
     """
 
     __slots__ = ("_fallbacks", "_firsts", "_held", "_include", "_matched", "_out", "_stops", "hit")
@@ -19,14 +19,13 @@ class StopFinder:
         self._firsts = frozenset(stop[0] for stop in self._stops)
         self._fallbacks = tuple(_fallback(stop) for stop in self._stops)
         self._include = include
-        self._matched = [0] * len(self._stops)  # how much of each stop the text ends with
+        self._matched = [0] * len(self._stops)  # length of each stop's prefix that the text ends with
         self._held = ""
-        self._out = 0  # how much of that is shown all the same
+        self._out = 0  # characters of `_held` that have already been emitted
         self.hit: str | None = None
 
-    def stands(self, text: str) -> None:
-        """This is shown already, before anything is pushed: a stop may begin in it. One that ends in it is
-        not asked for."""
+    def prime(self, text: str) -> None:
+        """Set text emitted before the first push. A stop may start in it; one that ends in it is ignored."""
         for letter in text:
             if self._advance(letter):
                 self._matched = [0] * len(self._stops)
@@ -34,7 +33,7 @@ class StopFinder:
         self._out = len(self._held)
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text that may be shown, and the stop string if one is complete; after a stop, nothing more."""
+        """Add text. Returns the text that can be emitted, and the stop string if one is complete."""
         if self.hit is not None:
             return "", self.hit
         if not self._held and self._firsts.isdisjoint(text):
@@ -52,7 +51,7 @@ class StopFinder:
         return shown, None
 
     def flush(self) -> str:
-        """What was held back for a stop that never came."""
+        """Return the text that was held back."""
         text, self._held, self._out = self._held[self._out :], "", 0
         self._matched = [0] * len(self._stops)
         return text
@@ -63,7 +62,7 @@ class StopFinder:
         return twin
 
     def _advance(self, letter: str) -> str:
-        """One letter further in every stop; the longest that it completes."""
+        """Match one more character. Returns the longest stop that it completes, or an empty string."""
         hit = ""
         for n, stop in enumerate(self._stops):
             matched, fallback = self._matched[n], self._fallbacks[n]
@@ -77,7 +76,7 @@ class StopFinder:
 
 
 def _fallback(stop: str) -> list[int]:
-    """Knuth, Morris and Pratt's table: where to go on in the stop when a letter does not fit."""
+    """Return the Knuth-Morris-Pratt table: the position to resume at after a mismatch."""
     table, matched = [0] * len(stop), 0
     for n in range(1, len(stop)):
         while matched and stop[matched] != stop[n]:

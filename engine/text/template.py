@@ -1,4 +1,4 @@
-"""Chat templates, rendered in a process of their own that may be killed at any time."""
+"""Chat templates, rendered in a helper process that can be killed at any time."""
 
 import json
 import signal
@@ -14,21 +14,21 @@ from typing import Any, Self
 from engine.api.errors import TemplateError
 
 WORKER = Path(__file__).with_name("template_worker.py")
-START_SECONDS = 60.0  # a machine may be busy; jinja2 itself is there in a tenth of a second
-PATIENCE = 10  # seconds on the clock for one of processor time, which is what the limit counts
+START_SECONDS = 60.0  # for a busy machine; importing jinja2 takes a tenth of a second
+PATIENCE = 10  # seconds of wall time allowed per second of the CPU time limit
 
 
 class TemplateRenderer:
-    """Renders templates one at a time, for any thread. The helper starts when it is first needed."""
+    """Renders templates one at a time, from any thread. The helper process starts on first use."""
 
     def __init__(self, *, seconds: float = 2.0, megabytes: int = 512) -> None:
-        self.seconds = seconds  # of processor time, so that a busy machine fails no honest template
+        self.seconds = seconds  # of CPU time, so that a valid template does not fail on a busy machine
         self.megabytes = megabytes
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
 
     def render(self, template: str, values: dict[str, Any]) -> str:
-        """The finished text. `values` hold JSON's types only."""
+        """Return the rendered text. `values` may hold only JSON types."""
         request = {"template": template, "values": values, "seconds": self.seconds}
         with self._lock:
             answer = self._ask(json.dumps(request).encode())
@@ -56,7 +56,7 @@ class TemplateRenderer:
             code = self._drop()
             late = code == -signal.SIGPROF or isinstance(error, TimeoutError)
             reason = (
-                f"took more than {self.seconds:g} s" if late else f"ended its helper process (code {code})"
+                f"took more than {self.seconds:g} s" if late else f"crashed its helper process (code {code})"
             )
             raise TemplateError(f"the chat template {reason}; nothing was sent to the model") from None
 
@@ -84,7 +84,7 @@ class _Worker:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.DEVNULL,
-                process_group=0,  # a Ctrl-C on the terminal is not meant for it
+                process_group=0,  # it must not receive the terminal's Ctrl+C
             )
         worker = cls(process, ours)
         try:
@@ -92,7 +92,7 @@ class _Worker:
         except OSError:
             code = worker.stop()
             raise TemplateError(
-                f"the helper process for chat templates did not start (exit code {code}); try: "
+                f"the helper process for chat templates did not start (exit code {code}); to see why, run: "
                 f"{sys.executable} {WORKER} {megabytes}"
             ) from None
         return worker
@@ -106,7 +106,7 @@ class _Worker:
         return self._receive(patience)
 
     def stop(self) -> int:
-        """The exit code: its own if it ended by itself, SIGKILL's if it had to be ended."""
+        """Stop the process and return its exit code, which is SIGKILL's if it was still running."""
         self._finalizer()
         return self.process.returncode
 
@@ -119,7 +119,7 @@ class _Worker:
         frame = bytearray()
         while len(frame) < length:
             if not (part := self.socket.recv(min(length - len(frame), 1 << 20))):
-                raise ConnectionError("the helper process is gone")
+                raise ConnectionError("the helper process has ended")
             frame += part
         return bytes(frame)
 

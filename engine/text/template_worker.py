@@ -1,7 +1,7 @@
-"""The helper process that renders chat templates, on a leash. Run as a script; template.py is its other end.
+"""The sandboxed helper process that renders chat templates. template.py is the parent's side.
 
-A template comes from a stranger's checkpoint. The sandbox keeps it from Python's insides; the limits set here
-on memory, files and processor time keep it from the machine. A frame is eight bytes of length, then JSON.
+Templates come with checkpoints and are not trusted. The sandbox blocks access to Python internals; the limits
+set here on memory, files and CPU time protect the machine. A frame is eight bytes of length, then JSON.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ STATM = Path("/proc/self/statm")
 
 
 class Refused(Exception):
-    """A rendering that ends with a reason, the template's own or ours."""
+    """Rendering was refused, by the template or by a limit here."""
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it only opens a scope."""
+    """`{% generation %}` marks assistant text for training; here it only opens a scope."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own attribute)
 
@@ -41,11 +41,11 @@ class GenerationBlock(Extension):
 
 
 class PublicNamespace(Namespace):
-    """A namespace that takes no underscored names, which the sandbox would have to guard against."""
+    """A namespace without underscored names, which could bypass the sandbox."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"a namespace takes no attribute {name!r}")
+            raise jinja2.exceptions.SecurityError(f"a namespace cannot have the attribute {name!r}")
         super().__setitem__(name, value)
 
 
@@ -64,7 +64,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As templates expect it: unlike jinja2's own it leaves <, > and letters of all scripts as they are."""
+    """Serialize as templates expect: unlike jinja2's own filter, <, > and non-ASCII text are not escaped."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -99,7 +99,7 @@ def render(source: str, values: dict[str, Any]) -> str:
 
 
 def answer(source: str, values: dict[str, Any], seconds: float) -> dict[str, str]:
-    """The text, or why there is none. Beyond its time the process ends by SIGPROF, whatever it is doing."""
+    """Return the text, or the reason for a failure. SIGPROF kills the process after the time limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         return {"text": render(source, values)}
@@ -108,13 +108,13 @@ def answer(source: str, values: dict[str, Any], seconds: float) -> dict[str, str
     except jinja2.TemplateSyntaxError as error:
         reason = f"has a syntax error in line {error.lineno}: {error.message}"
     except jinja2.exceptions.SecurityError as error:
-        reason = f"does what its sandbox forbids: {error}"
+        reason = f"violates its sandbox: {error}"
     except jinja2.UndefinedError as error:
-        reason = f"uses what these messages do not have: {error}"
+        reason = f"uses a value that these messages do not have: {error}"
     except MemoryError:
         reason = "needs too much memory"
     except RecursionError:
-        reason = "is nested too deep, or calls itself without end"
+        reason = "is nested too deep or recurses without end"
     except Exception as error:  # an expression in a template can raise anything
         reason = f"failed: {type(error).__name__}: {error}"
     finally:
@@ -123,18 +123,17 @@ def answer(source: str, values: dict[str, Any], seconds: float) -> dict[str, str
 
 
 def limit(megabytes: int) -> None:
-    """What the process may still take, beside what Python has mapped already."""
+    """Set the resource limits. `megabytes`: memory on top of what Python has already mapped."""
     mapped = STATM.read_text().split()[0] if STATM.exists() else "0"
     size = int(mapped) * resource.getpagesize() + (megabytes << 20)
     for kind, most in ((resource.RLIMIT_AS, size), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        with contextlib.suppress(
-            ValueError, OSError
-        ):  # a stricter limit is in force, or this system has none
+        # Fails if a stricter limit is in force, or the system has no such limit.
+        with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(kind, (most, most))
 
 
 def read() -> bytes:
-    """The next frame; empty when the other end is gone."""
+    """Return the next frame, or an empty one if the parent has closed the connection."""
     length = int.from_bytes(sys.stdin.buffer.read(8), "big")
     return sys.stdin.buffer.read(length)
 

@@ -1,4 +1,4 @@
-"""Text into tokens and back, by the checkpoint's own tokenizer."""
+"""Tokenization and detokenization with the checkpoint's tokenizer."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
@@ -12,24 +12,24 @@ from engine.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokeniz
 from engine.text.files import TextFiles
 from engine.text.pieces import PieceTable, byte_rule, token_name
 
-# Where a chat template writes one of these, it ends a turn. Others, such as <|end|>, end a turn for some
-# models and only a part of it for others, so those are left to the checkpoint's generation config.
+# If a chat template writes one of these, it ends a turn. Others, such as <|end|>, end a turn for some models
+# and only a part of a turn for others, so they must come from the checkpoint's generation config.
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<|end_of_turn|>", "<turn|>")
 TOKEN_FLAGS = ("special", "single_word", "lstrip", "rstrip", "normalized")
 
-# From so many characters on, which take about 10 ms, a text goes in as a batch of one: the library holds the
-# interpreter while it works on a single text, and lets others run meanwhile only in a batch.
+# Texts of at least this many characters (about 10 ms) are encoded as a batch of one: the library releases the
+# GIL only for batches.
 _LONG = 10_000
 
 
 class Tokenizer:
-    """One checkpoint's tokenizer. It is only read once it is loaded, so threads may share it."""
+    """One checkpoint's tokenizer. It is read-only after loading, so threads may share it."""
 
     def __init__(self, files: TextFiles, folder: Path | None = None) -> None:
-        self.folder = folder  # whence another process can load the same
+        self.folder = folder  # from which another process can load the same tokenizer
         self._tokenizer = files.tokenizer
         self.templates: Mapping[str, str] = files.templates
-        self.special_names = _special_names(files.settings)  # bos_token and its like, as templates know them
+        self.special_names = _special_names(files.settings)  # bos_token etc., as templates use them
         _complete(files, self.special_names)
         added = self._tokenizer.get_added_tokens_decoder()
         self.added: dict[int, tokenizers.AddedToken] = dict(sorted(added.items()))
@@ -46,16 +46,16 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read tokenizer.json and the files beside it."""
+        """Read tokenizer.json and the files next to it."""
         return cls(TextFiles.read(folder), folder)
 
     def encode(self, text: str) -> list[int]:
-        """The text's tokens and no others. Special tokens that are written out in it are taken as such."""
+        """Return the text's tokens without adding any. Special tokens spelled out in the text are parsed."""
         ids: list[int] = self._encoding(text, self._tokenizer.encode_batch_fast).ids
         return ids
 
     def encode_placed(self, text: str) -> list[tuple[int, int, int]]:
-        """The tokens of `encode`, each with the characters that it stands for: from, to."""
+        """Return the tokens of `encode`, each with the start and end of its characters."""
         encoding = self._encoding(text, self._tokenizer.encode_batch)
         return [(token, *span) for token, span in zip(encoding.ids, encoding.offsets, strict=True)]
 
@@ -65,28 +65,28 @@ class Tokenizer:
         return batch([text], add_special_tokens=False)[0]
 
     def encode_raw(self, text: str) -> list[int]:
-        """A prompt without a template: the start tokens that the tokenizer puts before a text, then the text.
+        """Return a prompt without a template: the tokenizer's start tokens, then the text.
 
-        An empty text is the model's start token alone; where it has none, nothing.
+        An empty text becomes the model's start token, or nothing if it has none.
         """
         if not text and not self._start and self.bos_id is not None:
             return [self.bos_id]
         return [*self._start, *self.encode(text)]
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True, after: Sequence[int] = ()) -> str:
-        """The text of the tokens: what a detokenizer gives piece by piece."""
+        """Return the text of the tokens, as a detokenizer would."""
         detokenizer = self.detokenizer(skip_special=skip_special, after=after)
         return "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
 
     def detokenizer(self, *, skip_special: bool = True, after: Sequence[int] = ()) -> Detokenizer:
-        """One for a new text, or for one that goes on after these tokens."""
+        """Return a detokenizer for a new text, or for one that continues `after` these tokens."""
         table = self._shown if skip_special else self._all
         if table is not None:
             return ByteDetokenizer(table, after)
         return WindowDetokenizer(self._tokenizer, self.special_ids if skip_special else frozenset(), after)
 
     def piece(self, token: int) -> bytes:
-        """The bytes that the token stands for inside a text; none where the tokenizer does not know it."""
+        """Return the token's bytes inside a text; empty if the tokenizer has no such token."""
         name = token_name(self._tokenizer, token)
         if name is None:
             return b""
@@ -97,16 +97,16 @@ class Tokenizer:
 
     @property
     def joins(self) -> bool:
-        """Whether a text is the pieces of its tokens, one behind the other."""
+        """Whether a text is the concatenation of its tokens' pieces."""
         return self._rule is not None
 
     def id_of(self, name: str) -> int | None:
-        """The token that the vocabulary writes like this."""
+        """Return the id of the token with this name, or None."""
         token: int | None = self._tokenizer.token_to_id(name)
         return token
 
     def normalized(self, text: str) -> str:
-        """The text as the tokenizer's normalizer leaves it."""
+        """Return the text after the tokenizer's normalizer."""
         normalizer = self._tokenizer.normalizer
         return normalizer.normalize_str(text) if normalizer else text
 
@@ -135,7 +135,7 @@ class Tokenizer:
                 yield token
 
     def _start_ids(self, add_bos: object) -> list[int]:
-        """What the post-processor puts before a text, unless the tokenizer's config says otherwise."""
+        """Return the tokens the post-processor puts before a text, unless the config overrides it."""
         if isinstance(add_bos, bool):
             return [self.bos_id] if add_bos and self.bos_id is not None else []
         encoding = self._tokenizer.encode("a")
@@ -148,19 +148,19 @@ class Tokenizer:
 
 
 def checked_text(text: object, place: str, *, field: str = "") -> str:
-    """The text, if it is one that can be written as UTF-8. An error names the place and carries the field."""
+    """Return the text if it is valid Unicode. Errors name the place and carry the field."""
     if not isinstance(text, str):
         raise BadInput(f"{place} must be text, not {type(text).__name__}", field=field)
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        half = f"half a surrogate pair (U+{ord(text[error.start]):04X}) at character {error.start}"
-        raise BadInput(f"{place} has {half}; it must be valid Unicode", field=field) from None
+        lone = f"a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}"
+        raise BadInput(f"{place} must be valid Unicode, got {lone}", field=field) from None
     return text
 
 
 def _special_names(settings: Mapping[str, Any]) -> dict[str, str | list[str]]:
-    """Every `..._token` of the config, and the lists of further ones."""
+    """Return each `..._token` of the config, and its lists of additional ones."""
     names: dict[str, str | list[str]] = {}
     for key, value in settings.items():
         if key.endswith("_token") and (name := _name(value)):
@@ -183,7 +183,7 @@ def _flat_names(names: Mapping[str, str | list[str]]) -> Iterable[str]:
 
 
 def _complete(files: TextFiles, names: Mapping[str, str | list[str]]) -> None:
-    """Teach the tokenizer the special tokens that only the config beside it names."""
+    """Add special tokens that only tokenizer_config.json lists to the tokenizer."""
     tokenizer = files.tokenizer
     for number, entry in _listed(files.settings):
         if tokenizer.id_to_token(number) is None:
@@ -192,7 +192,7 @@ def _complete(files: TextFiles, names: Mapping[str, str | list[str]]) -> None:
             if (given := tokenizer.token_to_id(entry["content"])) != number:
                 raise BadCheckpoint(
                     f"tokenizer_config.json gives {entry['content']!r} the id {number}, "
-                    f"but in tokenizer.json its place is {given}"
+                    f"but tokenizer.json gives it {given}"
                 )
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     missing = {
@@ -202,7 +202,7 @@ def _complete(files: TextFiles, names: Mapping[str, str | list[str]]) -> None:
 
 
 def _listed(settings: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
-    """The added tokens of the config, in the order of their ids."""
+    """Return the config's added tokens in the order of their ids."""
     listed = settings.get("added_tokens_decoder") or {}
     try:
         return sorted(
@@ -210,7 +210,7 @@ def _listed(settings: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadCheckpoint(
-            "tokenizer_config.json: added_tokens_decoder must map ids to tokens with their content"
+            "tokenizer_config.json: added_tokens_decoder must map ids to objects with a content"
         ) from error
 
 

@@ -303,9 +303,9 @@ class TestTheDoor:
 
     @run
     async def test_a_wrong_key_is_told(self, served: Served) -> None:
-        with pytest.raises(BadInput, match="this key opens nothing here"):
+        with pytest.raises(BadInput, match="invalid API key"):
             await self.knock(served, "sk-wrong")
-        with pytest.raises(BadInput, match="a key is missing"):
+        with pytest.raises(BadInput, match="missing API key"):
             await self.knock(served, "")
 
     @run

@@ -31,7 +31,7 @@ class TestForm:
         [
             (("--regex", "("), "--regex: invalid regex: "),
             (("--regex", ""), "--regex: the regular expression is empty"),
-            (("--choice", ""), "--choice: a choice is a text that is not empty"),
+            (("--choice", ""), "--choice: a choice must be a non-empty string"),
             (("--json-schema", "nowhere/at/all"), "cannot read --json-schema nowhere/at/all"),
         ],
     )

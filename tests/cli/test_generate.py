@@ -199,7 +199,10 @@ USAGE = {
     "context": (["--max-context", "500"], "max_context is 500; "),
     "too-long": (["--max-context", "1"], "1 tokens; plain0 takes 0"),
     "speculate": (["--speculate", "magic"], "speculate: must be one of ngram, suffix, draft, exit"),
-    "no-draft": (["--speculate", "draft"], "has no draft model here, neither of its own nor"),
+    "no-draft": (
+        ["--speculate", "draft"],
+        "has no built-in draft model, and the engine was started without --draft",
+    ),
     "beams-and-chance": (
         ["--beams", "3", "--temperature", "0.5"],
         "--temperature has no effect with --beams",
@@ -210,7 +213,7 @@ USAGE = {
     "early-stopping-alone": (["--early-stopping"], "--early-stopping requires --beams"),
     "no-draft-in-a-window": (
         ["--speculate", "draft", "--kv-window", "64"],
-        "a small model cannot catch up on tokens that have left the kv_window",
+        "a draft model cannot read tokens that have left the kv_window",
     ),
     "draft-alone": (["--draft", "pocket"], "--draft requires --speculate draft"),
     "draft-unasked": (["--draft", "pocket", "--speculate", "ngram"], "--draft requires --speculate draft"),
@@ -347,7 +350,7 @@ class TestBadInput:
         assert "without a tokenizer" in said
 
     def test_half_a_character(self, run: Run, model: Path) -> None:
-        assert "half a surrogate pair" in self.said(run, model, "th\ud800e", code=2)
+        assert "a lone surrogate" in self.said(run, model, "th\ud800e", code=2)
 
     def test_a_template_that_fails(self, run: Run, tmp_path: Path) -> None:
         write_model(tmp_path, "{{ raise_exception('no such role') }}")

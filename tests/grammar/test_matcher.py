@@ -191,8 +191,8 @@ def test_a_grammar_over_its_limits_is_the_reported_error() -> None:
         if tokens := allowed(asked):
             asked.tokens.append(min(tokens))
             asked.guide.read(asked.tokens)
-    assert asked.guide.error.startswith("the grammar became too much: ")
+    assert asked.guide.error.startswith("the grammar became too complex: ")
     other = request(Grammar("regex", "b+"))
     allowed(other)
     other.guide.read([*other.tokens, *asked.tokens[len(PROMPT) :][:1]])
-    assert other.guide.error == "what is said does not keep to the grammar"
+    assert other.guide.error == "the reply does not match the grammar"

@@ -179,7 +179,7 @@ class TestChanges:
     def test_given_tokens_are_the_start_of_the_grammar(self, llama: Path) -> None:
         engine, heard = engine_on(llama), Heard()
         engine.submit(PROMPT, replace(WARM, grammar=Grammar("regex", "[ab]{4}")), heard, reply_prefix=[A, B])
-        with pytest.raises(BadParams, match="said: does not keep to the grammar"):
+        with pytest.raises(BadParams, match="said: does not match the grammar"):
             engine.submit(PROMPT, replace(WARM, grammar=LETTERS), Heard(), reply_prefix=[SPACE])
         drain(engine)
         assert re.fullmatch("[ab]{2}", heard.text)

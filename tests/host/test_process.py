@@ -229,7 +229,7 @@ class TestTheSameHost:
         [
             (RequestTooLong, "lower max_tokens", lambda host: host.submit([70], HUGE)),
             (BadParams, "prompt: token id 999999 is out", lambda host: host.submit([999_999], GREEDY)),
-            (BadInput, "holds 'x'", lambda host: host.submit([70, "x"], GREEDY)),
+            (BadInput, "got 'x'", lambda host: host.submit([70, "x"], GREEDY)),
             (BadInput, "priority must be a whole", lambda host: host.submit([70], GREEDY, priority="first")),
             (BadInput, "", lambda host: host.submit([70], GREEDY, deadline=float("nan"))),
             (BadInput, "", lambda host: host.submit([70], GREEDY, priority=object())),
@@ -282,7 +282,7 @@ class TestTheSameHost:
         process.submit([70], GREEDY).result()
         process.snapshot()
         leave()
-        assert errors and "only hand them on" in errors[0]
+        assert errors and "cannot take a snapshot" in errors[0]
 
     def test_the_process_is_detached_from_the_terminal(self, process: EngineProcess) -> None:
         fds = {n: os.readlink(f"/proc/{process.pid}/fd/{n}") for n in range(3)}
@@ -304,9 +304,7 @@ class TestWhenTheChildDies:
             asked = [pool.submit(lambda: host.submit([70], GREEDY).result()) for _ in range(8)]
             os.kill(host.pid, signal.SIGKILL)
             errors = [each.exception() for each in asked]
-        reason = (
-            f"the engine's process was ended by SIGKILL (perhaps because memory ran out); its log is {log}"
-        )
+        reason = f"the engine's process was killed by SIGKILL (possibly out of memory); its log is {log}"
         assert {(type(error), str(error)) for error in errors} == {(EngineDead, reason)}
         for stream in streams:
             with pytest.raises(ReplyFailed) as caught:
@@ -321,7 +319,7 @@ class TestWhenTheChildDies:
             lambda: host.send(Abort((0,))),
             lambda: host.send(MeasureSpeeds()),
         ):
-            with pytest.raises(EngineDead, match="ended by SIGKILL"):
+            with pytest.raises(EngineDead, match="killed by SIGKILL"):
                 ask().result()
         host.close()
         assert [event.error for event in heard if isinstance(event, Died)] == [reason]
@@ -329,11 +327,11 @@ class TestWhenTheChildDies:
     @pytest.mark.parametrize(
         ("code", "words"),
         [
-            (-signal.SIGSEGV, "was ended by SIGSEGV"),
-            (-signal.SIGTERM, "was ended by SIGTERM"),
-            (-60, "was ended by signal 60"),
+            (-signal.SIGSEGV, "was killed by SIGSEGV"),
+            (-signal.SIGTERM, "was killed by SIGTERM"),
+            (-60, "was killed by signal 60"),
             (70, "ended with exit code 70"),
-            (None, "said no more, and was ended"),
+            (None, "stopped responding and was killed"),
         ],
     )
     def test_the_reason_for_each_exit_code(self, code: int | None, words: str) -> None:

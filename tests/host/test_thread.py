@@ -115,10 +115,10 @@ class TestCommands:
                 host.submit([1, bad], params()).result()
         with pytest.raises(BadInput, match=f"token id {VOCAB} is out of range"):
             host.submit([1], params(logit_bias={VOCAB: 1.0})).result()
-        with pytest.raises(BadInput, match=r"holds 1\.5, which is none"):
+        with pytest.raises(BadInput, match=r"must hold only integers, got 1\.5"):
             host.submit([1, 1.5], params()).result()  # type: ignore[list-item]
         for bad_prompt in (7, b"text"):
-            with pytest.raises(BadInput, match=f"not {type(bad_prompt).__name__}"):
+            with pytest.raises(BadInput, match=f"got {type(bad_prompt).__name__}"):
                 host.submit(bad_prompt, params()).result()  # type: ignore[arg-type]
         assert host.snapshot().running == host.snapshot().waiting == 0
 

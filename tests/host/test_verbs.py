@@ -232,7 +232,11 @@ def test_from_every_backend_of_the_screen(served: Served) -> None:
 class TestStreams:
     def test_a_refusal_is_the_only_item(self, opened: Open) -> None:
         host = opened(ledger_engine(context=64))
-        for prompt, words in (([], "prompt is empty"), ([1] * 64, "64 tokens; "), ([1, "x"], "holds 'x'")):
+        for prompt, words in (
+            ([], "prompt is empty"),
+            ([1] * 64, "64 tokens; ledger takes 63"),
+            ([1, "x"], "got 'x'"),
+        ):
             stream = host.submit(prompt, params())  # type: ignore[arg-type]
             [delta] = stream
             assert words in delta.error and delta.last

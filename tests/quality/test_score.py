@@ -66,9 +66,9 @@ def test_an_unavailable_scheme_is_left_out_with_the_reason(llama: tuple[Path, An
     rows = list(compare(config, choices("fp8,none"), TEXT, most=20, speed=False, refused=reasons.setdefault))
     assert [row.scheme for row in rows] == ["none"]
     assert "NVIDIA" in reasons["fp8"]
-    with pytest.raises(BadInput, match="there is no scheme 'int5' for weights; there are none, fp32"):
+    with pytest.raises(BadInput, match="unknown weight scheme 'int5'; must be one of none, fp32"):
         list(compare(config, choices("int5"), TEXT))
-    with pytest.raises(BadInput, match=r"the text has . tokens; at least 2"):
+    with pytest.raises(BadInput, match=r"the text has . tokens; use at least 2"):
         list(compare(config, choices("none"), ""))
 
 
@@ -94,10 +94,10 @@ def test_names_of_schemes() -> None:
         SchemePair("kv-int8+int8", "int8", "int8"),
     ]
     for bad, problem in {
-        " ,": "no scheme is given",
-        "int8+int4": "one for the weights and one for the cache",
-        "kv-int8+kv-fp8": "one for the weights and one for the cache",
-        "kv-int5": "the cache has kv-none, kv-int8, kv-fp8, and no kv-int5",
+        " ,": "no schemes given",
+        "int8+int4": "at most one part for the weights and one for the cache",
+        "kv-int8+kv-fp8": "at most one part for the weights and one for the cache",
+        "kv-int5": "unknown cache scheme kv-int5; must be one of kv-none, kv-int8, kv-fp8",
     }.items():
         with pytest.raises(BadInput, match=problem):
             choices(bad)

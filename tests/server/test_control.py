@@ -275,7 +275,8 @@ class TestWebSocket:
             self.send(socket, "generate", prompt="x", params=LONG)
             self.next_message(socket, "started")
             self.send(socket, "generate", prompt="x", params=LONG)
-            assert "runs already" in self.next_message(socket, "error")["error"]["message"]
+            error = self.next_message(socket, "error")["error"]
+            assert "already in use by a running reply" in error["message"]
         assert slow.becomes_idle()
 
     @pytest.mark.parametrize("path", ["/ws", "/ws/events", "/ws/none"])

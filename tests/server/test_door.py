@@ -190,7 +190,7 @@ class TestSockets:
         unix_socket(path).close()
         path.unlink()
         path.write_text("precious")
-        with pytest.raises(BadInput, match="no socket"):
+        with pytest.raises(BadInput, match="not a socket"):
             unix_socket(path)
         assert path.read_text() == "precious"
 

@@ -171,7 +171,7 @@ def test_unfinished_requests_of_a_dead_engine_count_as_errors() -> None:
         emit(FirstToken(1, 0.1, 1, 0.1))
         emit(Finished(2, 0.2, 3, "stop", 4, ""))
         for _ in range(2):
-            emit(Died(3, 0.3, "the engine's process was ended by SIGKILL"))
+            emit(Died(3, 0.3, "the engine's process was killed by SIGKILL"))
         lines = client.get("/metrics").text.splitlines()
     ended = dict(re.findall(r'request_success_total{.*finished_reason="(\w+)"} (\d+)', "\n".join(lines)))
     assert ended == {"stop": "1", "length": "0", "abort": "0", "error": "2"}

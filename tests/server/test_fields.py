@@ -116,13 +116,13 @@ def test_a_completion_field_is_refused_by_its_name(
     ("fields", "message"),
     [
         ({"prompt": []}, "prompt: list should have at least 1 item after validation, not 0"),
-        ({"prompt": [1, "a"]}, "prompt[1]: input should be a valid integer"),
-        ({"prompt": [-1]}, "prompt[0]: input should be greater than or equal to 0"),
-        ({"prompt": [[1], "a"]}, "prompt[1]: input should be a valid list"),
-        ({"prompt": [[1, -5]]}, "prompt[0][1]: input should be greater than or equal to 0"),
+        ({"prompt": [1, "a"]}, "prompt[1]: input should be a valid integer, got 'a'"),
+        ({"prompt": [-1]}, "prompt[0]: input should be greater than or equal to 0, got -1"),
+        ({"prompt": [[1], "a"]}, "prompt[1]: input should be a valid list, got 'a'"),
+        ({"prompt": [[1, -5]]}, "prompt[0][1]: input should be greater than or equal to 0, got -5"),
         ({"stop": ["a"] * 17}, "stop: list should have at most 16 items after validation, not 17"),
-        ({"stop": ""}, "stop: string should have at least 1 character"),
-        ({"suffix": "x"}, "suffix is not known or not supported here"),
+        ({"stop": ""}, "stop: string should have at least 1 character, got ''"),
+        ({"suffix": "x"}, "suffix is not a known or supported field"),
     ],
 )
 def test_a_bad_union_field_is_refused_as_the_type_it_resembles(

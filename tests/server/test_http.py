@@ -87,7 +87,7 @@ def test_health_answers_a_head_request(served: Served) -> None:
         ("/ws/events?snapshots=0", KEY, 400, "snapshots: "),
         ("/ws/nothing", KEY, 404, "'/ws/nothing'"),
         ("/v1/models", KEY, 404, "'/v1/models'"),
-        ("/ws", "sk-of-a-stranger", 401, "opens nothing"),
+        ("/ws", "sk-of-a-stranger", 401, "invalid API key"),
     ],
 )
 def test_a_refused_websocket_gives_the_reason(

@@ -101,5 +101,5 @@ def test_json_of_too_many_parts_is_refused_early(served: Served) -> None:
 def test_the_limit_of_a_body_is_an_option(served: Served) -> None:
     with serving(dry(max_context=2**16), max_body=len(LONG)) as small, small.client() as client:
         error = refused(client.post(TEXT, json={"prompt": LONG}), 413)
-        assert f"more than {len(LONG)} bytes; --max-body" in error["message"]
+        assert f"at most {len(LONG)} bytes; start the server with a larger --max-body" in error["message"]
         assert client.post(TEXT, json={"prompt": LONG[: 2**16], "max_tokens": 1}).status_code == 200

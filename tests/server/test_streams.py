@@ -196,7 +196,7 @@ def test_more_choices_than_a_key_may_have_are_refused() -> None:
             assert answer.status_code == 400  # a retry would not help
             error = answer.json()["error"]
             assert error["param"] == name
-            assert error["message"] == f"{name}: this wants 3 places at once, and a key has 2 here"
+            assert error["message"] == f"{name}: asks for 3 choices at once, and a key may have at most 2"
         assert small.state.gate.in_flight == 0
 
 

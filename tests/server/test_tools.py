@@ -358,7 +358,11 @@ class TestForced:
     @pytest.mark.parametrize(
         ("fields", "param", "words"),
         [
-            ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "no tool is"),
+            (
+                {"tool_choice": {"type": "function", "function": {"name": "x"}}},
+                "tool_choice",
+                "no tool named",
+            ),
             ({"tool_choice": "required", "tools": []}, "tool_choice", "no tools"),
             ({"tool_choice": "required", "extra_body": {"num_beams": 2}}, "tool_choice", "beams"),
         ],

@@ -192,10 +192,16 @@ def test_full_width_letters_make_no_control_token(tmp_path: Path, renderer: Temp
         ([{"role": "user<|turn|>", "content": "x"}], r"messages\[0\]\.role must be a name"),
         ([{"role": 3, "content": "x"}], r"messages\[0\]\.role must be a name"),
         ([{"role": "user", "content": 3}], r"messages\[0\]\.content must be text, null or a list"),
-        ([{"role": "user", "content": ["x"]}], r"messages\[0\]\.content\[0\] must look like"),
-        ([{"role": "user", "content": [{"type": "text"}]}], r"messages\[0\]\.content\[0\] must look like"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\] is of type 'image_url'"),
-        ([{"role": "user", "content": "a\udc80"}], r"messages\[0\]\.content has half a surrogate pair"),
+        ([{"role": "user", "content": ["x"]}], r"messages\[0\]\.content\[0\] must have the form"),
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            r"messages\[0\]\.content\[0\] must have the form",
+        ),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\] has type 'image_url'"),
+        (
+            [{"role": "user", "content": "a\udc80"}],
+            r"messages\[0\]\.content must be valid Unicode, got a lone surrogate",
+        ),
         ([{"role": "user", "content": "x", "name": b"y"}], r"messages\[0\]\.name must be .* not bytes"),
         ([{"role": "user", "content": "x", 3: "y"}], r"a key of messages\[0\] must be text"),
         ([{"role": "assistant", "tool_calls": "x"}], r"messages\[0\]\.tool_calls must be a list of objects"),
@@ -210,13 +216,13 @@ def test_wrong_messages(chat: ChatFormat, messages: Any, problem: str) -> None:
 def test_bad_tools_and_options(chat: ChatFormat) -> None:
     with pytest.raises(BadInput, match="tools must be a list of objects"):
         chat.prompt([USER], tools=["add"])
-    with pytest.raises(BadInput, match="documents is no option"):
+    with pytest.raises(BadInput, match="documents is not a chat template option"):
         chat.prompt([USER], documents=[])
     with pytest.raises(BadInput, match=r"template options\.x must be .* not object"):
         chat.prompt([USER], x=object())
     nested: list[Any] = []
     nested.append(nested)
-    with pytest.raises(BadInput, match="nested more than 64 deep"):
+    with pytest.raises(BadInput, match="nested at most 64 levels deep"):
         chat.prompt([{**USER, "extra": nested}])
 
 
@@ -242,7 +248,7 @@ def test_named_templates(checkpoint: Callable[..., Path], renderer: TemplateRend
     assert chat.text([USER]) == chat.text([USER], tools=[]) == "without"
     assert chat.text([USER], tools=TOOLS) == "with 1"
     only = ChatFormat(Tokenizer.load(checkpoint(tokenizer_config={"chat_template": named[:1]})), renderer)
-    with pytest.raises(TemplateError, match="chat templates are tool_use; none is called default"):
+    with pytest.raises(TemplateError, match="no chat template named default, only tool_use"):
         only.text([USER])
 
 

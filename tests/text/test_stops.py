@@ -50,7 +50,7 @@ def test_a_stop_may_begin_in_earlier_text(
     earlier: str, pieces: list[str], stops: list[str], include: bool
 ) -> None:
     finder = StopFinder(stops, include=include)
-    finder.stands(earlier)
+    finder.prime(earlier)
     texts = [finder.push(piece)[0] for piece in pieces]
     begin = 0  # after the stops that end in the earlier text, which are ignored
     while (found := naive(earlier[begin:], stops, include=True))[1]:

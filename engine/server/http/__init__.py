@@ -1,1 +1,1 @@
-"""HTTP itself: sockets, limits, keys, bodies and errors."""
+"""The HTTP layer: sockets, limits, keys, bodies and errors."""

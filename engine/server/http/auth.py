@@ -1,4 +1,4 @@
-"""Who may come in: the key, the host a request names, the site it comes from."""
+"""Authentication: the API key, or without keys the Host and Origin headers."""
 
 import hmac
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ from engine.server.config import ServerConfig
 from engine.server.http.errors import ApiError, from_engine
 
 App = Callable[[Any, Any, Any], Any]
-OPEN = "/health"  # the one path that asks for no key
-KEY = "minichat.key"  # in a scope: the digest of the key that opened
-NOBODY = b""
+OPEN = "/health"  # the one path that needs no key
+KEY = "minichat.key"  # the entry of an ASGI scope that holds the digest of the client's key
+NO_KEY = b""
 _OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class AuthMiddleware:
-    """The outermost layer: a request that does not pass never reaches a route."""
+    """The outermost middleware: a request that fails authentication never reaches a route."""
 
     def __init__(self, app: App, config: ServerConfig, closing: Callable[[], bool]) -> None:
         self._app, self._closing = app, closing
@@ -37,52 +37,54 @@ class AuthMiddleware:
 
     def _admit(self, scope: Any) -> None:
         headers = {name: value for name, value in scope["headers"] if name in _READ}
-        scope[KEY] = NOBODY
+        scope[KEY] = NO_KEY
         if scope["type"] == "http" and scope["path"] == OPEN:
             return
         if self._digests:
             scope[KEY] = self._key(headers.get(b"authorization", b""))
         else:
-            self._no_strangers(headers)
+            self._check_origin(headers)
         if self._closing():
-            raise from_engine(Ending("the server is ending"))
+            raise from_engine(Ending("the server is shutting down"))
 
     def _key(self, given: bytes) -> bytes:
-        """The digest of a right key. Every known one is compared, each in constant time."""
+        """Return the digest of a valid key. All keys are compared, each in constant time."""
         kind, _, key = given.partition(b" ")
         digest = sha256(key.strip()).digest()
         found = [each for each in self._digests if hmac.compare_digest(each, digest)]
         if kind.lower() == b"bearer" and found:
             return found[0]
-        problem = "this key opens nothing here" if given else "a key is missing"
-        where = "whoever started the server was told then where it is kept"
+        problem = "invalid API key" if given else "missing API key"
+        where = "the server prints at startup where the key is stored"
         raise ApiError(
             401, f"{problem}; send it as 'Authorization: Bearer KEY' ({where})", code="invalid_api_key"
         )
 
-    def _no_strangers(self, headers: Mapping[bytes, bytes]) -> None:
-        """Without a key, pages in this machine's browser must not reach the engine, by whatever name."""
+    def _check_origin(self, headers: Mapping[bytes, bytes]) -> None:
+        """Without keys, refuse web pages open in a browser on this machine, DNS rebinding included."""
         host = headers.get(b"host", b"").decode("latin-1").lower()
         name = host if host.endswith("]") else host.rsplit(":", 1)[0] if ":" in host else host
         if host and name not in _OWN_NAMES and not self._any_host:
             raise ApiError(
-                403, f"without a key, only requests to localhost are answered, not to {host[:80]!r}"
+                403, f"a server without an API key accepts only requests to localhost, got Host {host[:80]!r}"
             )
         origin = headers.get(b"origin", b"").decode("latin-1").lower()
         if origin and origin.partition("://")[2] != host:
-            raise ApiError(403, f"without a key, pages of other sites are not answered: {origin[:80]!r}")
+            raise ApiError(
+                403, f"a server without an API key refuses cross-site requests, got Origin {origin[:80]!r}"
+            )
 
 
 _READ = (b"authorization", b"host", b"origin")
 
 
 def prefix_salt(key: bytes) -> bytes:
-    """What keeps the prompts of different keys apart in the prefix cache."""
+    """Return the salt that separates the prefix cache entries of different keys."""
     return sha256(b"prefix of " + key).digest()[:16] if key else b""
 
 
 async def refuse(error: ApiError, scope: Any, send: Any) -> None:
-    """The error as an answer, also to one who asked for a WebSocket."""
+    """Send the error as a response, also to a WebSocket handshake."""
     kind = "http" if scope["type"] == "http" else "websocket.http"
     if kind != "http" and "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:100]})

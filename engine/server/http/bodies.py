@@ -1,4 +1,4 @@
-"""What clients send, as the requests that it stands for. Nobody else waits while a long one is read."""
+"""Request bodies, read and parsed into requests. Long bodies are parsed off the event loop."""
 
 import asyncio
 import json
@@ -15,49 +15,49 @@ from engine.server.schema import Strict, parsed
 
 M = TypeVar("M", bound=Strict)
 T = TypeVar("T")
-GONE = 499  # the status of an answer that nobody is there to read
-_LONG = 2**16  # bytes; what is shorter is read in a few milliseconds
+GONE = 499  # the status of a response whose client has disconnected
+_LONG = 2**16  # bytes; shorter bodies are parsed in a few milliseconds
 _BODY_SECONDS = 60.0
 
 
 async def read_as(request: Request, kind: type[M]) -> M:
-    """The body: JSON of a sound size and depth, and of that kind."""
+    """Return the body as a `kind`, after checking its size and depth."""
     body = await _read(request)
-    return await beside(request, lambda: parsed(kind, parse_json(_text(body))), len(body))
+    return await off_loop(request, lambda: parsed(kind, parse_json(_text(body))), len(body))
 
 
 async def read_json(request: Request) -> Any:
-    """The same of any kind."""
+    """Return the body as parsed JSON, after the same checks."""
     body = await _read(request)
-    return await beside(request, lambda: parse_json(_text(body)), len(body))
+    return await off_loop(request, lambda: parse_json(_text(body)), len(body))
 
 
 async def _read(request: Request) -> bytes:
     content = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content != "application/json":
-        # Also what keeps pages of other sites out: a browser asks before it sends this type across sites.
-        raise ApiError(415, f"the body must be application/json, not {content[:80] or 'without a type'}")
+        # This also blocks web pages of other sites: browsers send a preflight request for this type.
+        raise ApiError(415, f"content-type must be application/json, got {content[:80] or 'none'}")
     coding = request.headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
-        raise ApiError(415, f"the body must come as it is, not in the content-encoding {coding[:80]}")
+        raise ApiError(415, f"content-encoding {coding[:80]} is not supported; send the body uncompressed")
     return await _body(request, state_of(request).config.max_body)
 
 
-async def beside(client: HTTPConnection, work: Callable[[], T], size: int | None = None) -> T:
-    """Work on what a client has sent, off the loop if that is long. `size`: of what has just come."""
+async def off_loop(client: HTTPConnection, work: Callable[[], T], size: int | None = None) -> T:
+    """Run work on what a client sent, in a thread if that is long. `size`: bytes of a new message."""
     if size is not None:
         client.state.sends_long = size > _LONG
     return await state_of(client).engine.read(work) if getattr(client.state, "sends_long", False) else work()
 
 
 def parse_json(text: str) -> Any:
-    """What a client sent as JSON, if it is, and not nested too deep."""
+    """Parse JSON from a client, and refuse invalid, deeply nested or very large values."""
     try:
         value = json.loads(text, parse_constant=_no_number)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
-        raise ApiError(400, f"this is not JSON: {error}") from None
+        raise ApiError(400, f"invalid JSON: {error}") from None
     _check_form(value)
     return value
 
@@ -74,9 +74,9 @@ async def _body(request: Request, most: int) -> bytes:
                 if len(body) > most:
                     raise _too_large(most)
     except TimeoutError:
-        raise ApiError(408, f"the body did not come within {_BODY_SECONDS:g} s", close=True) from None
+        raise ApiError(408, f"the body did not arrive within {_BODY_SECONDS:g} s", close=True) from None
     except ClientDisconnect:
-        raise ApiError(GONE, "the client left in the middle of the body") from None
+        raise ApiError(GONE, "the client disconnected while sending the body") from None
     return bytes(body)
 
 
@@ -84,20 +84,20 @@ def _text(body: bytes) -> str:
     try:
         return body.decode()
     except UnicodeDecodeError as error:
-        raise ApiError(400, f"the body is not UTF-8: a bad byte at {error.start}") from None
+        raise ApiError(400, f"the body is not UTF-8: invalid byte at offset {error.start}") from None
 
 
 def _check_form(value: Any) -> None:
-    """Neither too deep nor too wide: whoever checks a field after the other has an end."""
+    """Refuse a value that is nested too deep or has too many members, to bound the work of validation."""
     level = [value] if isinstance(value, dict | list) else []
     parts = 0
     for _ in range(MAX_DEPTH):
         if not level:
             return
         if any(isinstance(each, dict) and len(each) > MAX_MEMBERS for each in level):
-            raise ApiError(400, f"this JSON has an object of more than {MAX_MEMBERS} members")
+            raise ApiError(400, f"an object in the JSON body must have at most {MAX_MEMBERS} members")
         if (parts := parts + len(level)) > MAX_PARTS:
-            raise ApiError(400, f"this JSON has more than {MAX_PARTS} lists and objects")
+            raise ApiError(400, f"the JSON body must have at most {MAX_PARTS} lists and objects")
         level = [
             inner
             for outer in level
@@ -109,13 +109,13 @@ def _check_form(value: Any) -> None:
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _too_deep() -> ApiError:
-    return ApiError(400, f"this JSON is nested more than {MAX_DEPTH} deep")
+    return ApiError(400, f"the JSON body must be nested at most {MAX_DEPTH} levels deep")
 
 
 def _too_large(most: int) -> ApiError:
-    what = f"the body has more than {most} bytes; --max-body of minichat serve lets longer ones in"
+    what = f"the body must be at most {most} bytes; start the server with a larger --max-body"
     return ApiError(413, what, close=True)

@@ -1,4 +1,4 @@
-"""What a route knows of who is calling."""
+"""The server state and the client's key behind a connection."""
 
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,6 @@ def state_of(connection: HTTPConnection) -> "ServerState":
 
 
 def key_of(connection: HTTPConnection) -> bytes:
-    """The digest of the key that opened."""
+    """The digest of the client's key; empty on a server without keys."""
     key: bytes = connection.scope[KEY]
     return key

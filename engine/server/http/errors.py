@@ -1,4 +1,4 @@
-"""What went wrong, as an answer: in the form of OpenAI, and beside it as the engine's own error."""
+"""Errors as HTTP responses, in OpenAI's form and with the engine's own error next to it."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ _KINDS = {
 
 
 class ApiError(Exception):
-    """An answer other than 200. `cause`: the error of which a screen elsewhere hears."""
+    """An error response. `cause`: the engine error that minichat's own client raises."""
 
     def __init__(
         self,
@@ -50,21 +50,20 @@ class ApiError(Exception):
             self.headers["connection"] = "close"
 
     def record(self) -> dict[str, Any]:
-        """As OpenAI's clients read it."""
+        """Return the error in OpenAI's form."""
         kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        told = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return {"error": told}
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def body(self) -> bytes:
-        told = self.record() | {"engine": encode_error(self.cause)}
-        return json.dumps(told).encode()  # in ASCII: a client's own letters may be half of a pair
+        record = self.record() | {"engine": encode_error(self.cause)}
+        return json.dumps(record).encode()  # ASCII: text from the client may hold a lone surrogate
 
     def response(self) -> Response:
         return Response(self.body(), self.status, self.headers, media_type="application/json")
 
 
 def from_engine(error: EngineError) -> ApiError:
-    """What the engine refused, as an answer that names the field."""
+    """Return the response for an engine error, with the field it names."""
     text, field = str(error), error.field or None
     match error:
         case RequestTooLong():

@@ -1,4 +1,4 @@
-"""How much clients may have in flight at once."""
+"""A limit on the choices that clients may have in flight at once."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ _RETRY_AFTER = 1  # seconds
 
 
 class ConcurrencyLimiter:
-    """Counts the choices in flight, over all clients and of each key."""
+    """Counts the choices in flight, in total and per key."""
 
     def __init__(self, most: int, most_of_a_key: int) -> None:
         self.most, self.most_of_a_key = most, most_of_a_key
@@ -20,19 +20,19 @@ class ConcurrencyLimiter:
         return self._held.total()
 
     def enter(self, key: bytes, choices: int, name: str) -> "Ticket":
-        """`name`: of the parameter that makes them so many."""
-        if choices > min(self.most, self.most_of_a_key):  # then waiting does not help
+        """Reserve places. `name`: the request parameter that set the number of choices."""
+        if choices > min(self.most, self.most_of_a_key):  # waiting would not help
             most = min(self.most, self.most_of_a_key)
-            raise BadParams(name, f"this wants {choices} places at once, and a key has {most} here")
+            raise BadParams(name, f"asks for {choices} choices at once, and a key may have at most {most}")
         if self._held[key] + choices > self.most_of_a_key:
             full = QueueFull(
                 f"this key has {self._held[key]} choices in flight, and may have {self.most_of_a_key}; "
-                "wait for some of them"
+                "retry when some have finished"
             )
             raise ApiError(429, str(full), code="rate_limit_exceeded", retry_after=_RETRY_AFTER, cause=full)
         if self._held.total() + choices > self.most:
             raise QueueFull(
-                f"{self._held.total()} choices are in flight, and the server takes {self.most}; come later"
+                f"{self._held.total()} choices are in flight, and the server takes {self.most}; retry later"
             )
         self._held[key] += choices
         return Ticket(self, key, choices)
@@ -44,7 +44,7 @@ class ConcurrencyLimiter:
 
 
 class Ticket:
-    """A place for some choices; given back once."""
+    """Reserved places for some choices. Giving them back twice is harmless."""
 
     def __init__(self, gate: ConcurrencyLimiter, key: bytes, choices: int) -> None:
         self._gate, self._key, self._choices = gate, key, choices

@@ -1,4 +1,4 @@
-"""uvicorn around the application: sockets that are ours before anything is loaded, and an orderly end."""
+"""uvicorn around the application: sockets bound before a model is loaded, and a graceful shutdown."""
 
 import asyncio
 import logging
@@ -25,34 +25,34 @@ from engine.server.http.protocol import GuardedProtocol, PatientWebSocket
 
 log = logging.getLogger("minichat.server")
 
-_LAST_WORDS = 3.0  # seconds for replies that were aborted to tell their clients
+_ABORTED_WITHIN = 3.0  # seconds for aborted replies to send their last event
 _BACKLOG = 2048
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
-    """Taken at once, so that a port in use is known before a model is loaded."""
+    """Return a listening socket. A port in use fails here, before a model is loaded."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.socket(family, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
-        bound.listen(_BACKLOG)  # bound alone, two servers that start together would both believe it theirs
+        bound.listen(_BACKLOG)  # with bind alone, two servers starting together would both succeed
     except (OSError, OverflowError) as error:
         raise BadInput(
-            f"cannot listen on {host} port {port}: {error}; --host and --port name others"
+            f"cannot listen on {host} port {port}: {error}; choose others with --host and --port"
         ) from None
     return bound
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """Only its owner may connect, from the first moment on."""
+    """Return a listening Unix socket. It is created with permissions for its owner alone."""
     with _private():
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             if path.exists() or path.is_symlink():
                 _remove_dead(path)
             bound.bind(str(path))
-            bound.listen(_BACKLOG)  # so that a second server sees that somebody is here, while a model loads
+            bound.listen(_BACKLOG)  # a second server sees that this one is running, even while a model loads
         except OSError as error:
             bound.close()
             raise BadInput(f"cannot listen on {path}: {error}") from None
@@ -69,25 +69,25 @@ def _private() -> Generator[None, None, None]:
 
 
 def _remove_dead(path: Path) -> None:
-    """A socket that a server left behind may go; anything else stays."""
+    """Remove a socket left behind by a dead server. Refuse to touch anything else."""
     if not stat.S_ISSOCK(path.lstat().st_mode):
-        raise BadInput(f"{path} is there, and no socket; --uds names another")
+        raise BadInput(f"{path} exists and is not a socket; choose another path with --uds")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
             path.unlink(missing_ok=True)
             return
-    raise BadInput(f"another server listens on {path}; --uds names another")
+    raise BadInput(f"another server is listening on {path}; choose another path with --uds")
 
 
 class Server(uvicorn.Server):
-    """Ends in order: nothing new, what runs may finish for a while. A second signal ends it at once."""
+    """A server with graceful shutdown: running replies may finish. A second signal exits at once."""
 
     def __init__(self, config: uvicorn.Config, drain: Drain, seconds: float, host: EngineHost) -> None:
         super().__init__(config)
         self._drain, self._seconds, self._host = drain, seconds, host
-        self.leave_nothing: Callable[[], None] = lambda: None  # the last thing before an end at once
+        self.leave_nothing: Callable[[], None] = lambda: None  # cleanup before exiting at once
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._drain.begin()
@@ -96,27 +96,27 @@ class Server(uvicorn.Server):
         late.cancel()
 
     def end(self) -> None:
-        """From any thread."""
+        """Begin shutdown. Safe from any thread."""
         self.should_exit = True
 
     def _abort_all(self) -> None:
-        """Their time is over: each client is told so by the finish reason."""
-        log.warning("replies still run after %g s and are aborted", self._seconds)
+        """Abort replies that outlast the grace period. Their clients get the finish reason "abort"."""
+        log.warning("aborting replies that are still running after %g s", self._seconds)
         threading.Thread(target=self._abort, name="minichat-abort", daemon=True).start()
 
     def _abort(self) -> None:
-        with suppress(EngineError):  # it has ended meanwhile
-            while requests := self._host.snapshot().requests:  # of a long line it shows only the head
+        with suppress(EngineError):  # the engine may have ended
+            while requests := self._host.snapshot().requests:  # it lists only the head of a long queue
                 self._host.send(Abort(tuple([request.id for request in requests]))).result()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """uvicorn would raise the signal again at the end, and nobody could close the engine."""
+        """Handle signals without raising them again at exit, as uvicorn would: the engine must be closed."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {
-            number: signal.signal(number, self._signalled) for number in (signal.SIGINT, signal.SIGTERM)
+            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
         }
         try:
             yield
@@ -124,7 +124,7 @@ class Server(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.should_exit:
             self.leave_nothing()
             os._exit(128 + number)
@@ -139,13 +139,13 @@ def server(
     key: Path | None = None,
     access_log: bool = False,
 ) -> Server:
-    """Ready to run on its sockets."""
+    """Return a server, ready to run on its sockets."""
     drain = Drain()
     options: dict[str, Any] = {
         "http": GuardedProtocol,
         "ws": PatientWebSocket,
         "ws_max_size": config.max_body,
-        "ws_per_message_deflate": False,  # tokens are small, and the processor is the engine's
+        "ws_per_message_deflate": False,  # messages are small, and the engine needs the CPU
         "lifespan": "on",
         "log_config": None,
         "access_log": access_log,
@@ -153,7 +153,7 @@ def server(
         "proxy_headers": False,
         "backlog": _BACKLOG,
         "timeout_keep_alive": 60,
-        "timeout_graceful_shutdown": int(config.drain + _LAST_WORDS) + 1,
+        "timeout_graceful_shutdown": int(config.drain + _ABORTED_WITHIN) + 1,
         "ssl_certfile": certificate,
         "ssl_keyfile": key,
     }

@@ -1,4 +1,4 @@
-"""HTTP as uvicorn and httptools read it, with an end to how long a head may be, and how long it may take."""
+"""uvicorn's HTTP protocol with limits on the size of a request's head and the time it may take."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ _HEAD_SECONDS = 20.0
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. uvicorn itself would take headers for ever."""
+    """One connection. uvicorn alone sets no limit on headers."""
 
     _in_head = True
     _head = 0
@@ -45,24 +45,25 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._refuse()
 
     def _should_upgrade(self) -> bool:
-        """What httptools takes for an upgrade has no body here, and is not answered from its head alone."""
+        """Always stop at the head when httptools reports an upgrade, and let `_upgrade` decide."""
         return True
 
     def _upgrade(self, rest: bytes) -> None:
-        """To a WebSocket; other offers, such as HTTP/2, are passed over, as a server may.
+        """Upgrade to a WebSocket. Other offers, such as HTTP/2, are ignored, as the standard allows.
 
-        httptools has stopped behind the head. Without the offer it reads the same head on into the body.
+        httptools stopped after the head. To ignore the offer, the head is parsed again without it, so that
+        the body is read.
         """
         method, version = self.scope["method"].encode(), self.parser.get_http_version().encode()
         if method == b"CONNECT":
-            self.send_400_response("There is no tunnel here.")
+            self.send_400_response("CONNECT is not supported.")
         elif self._get_upgrade() == b"websocket":
             self.handle_websocket_upgrade()
         else:
             lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
             lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
             self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
             self.data_received(b"\r\n".join([*lines, b"", rest]))
 
     def on_message_begin(self) -> None:
@@ -76,7 +77,7 @@ class GuardedProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MAX_HEAD or len(self.headers) > MAX_HEADERS:
             self._refused = True
-            raise ValueError("the head of this request is too long")  # ends in send_400_response
+            raise ValueError("the head of the request is too long")  # leads to send_400_response
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -102,16 +103,16 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 class PatientWebSocket(WebSocketsSansIOProtocol):
-    """When the server ends, uvicorn would cut every socket; here the routes close them when they are done."""
+    """A WebSocket that its route closes at shutdown. uvicorn would close it at once."""
 
     def shutdown(self) -> None:
         if not self.handshake_complete:
             super().shutdown()
 
     async def send(self, message: ASGISendEvent) -> None:
-        """To one who was just told that a frame of theirs is broken nothing more can be said."""
+        """Send a message. After a close frame, sent for instance for a broken frame, nothing can be sent."""
         if self.handshake_complete and self.close_sent:
             raise ClientDisconnected
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
-            self.handshake_complete = True  # by a refusal, which uvicorn would log as a fault of ours
+            self.handshake_complete = True  # refused; otherwise uvicorn would log an error

@@ -1,4 +1,4 @@
-"""What both WebSockets do."""
+"""Helpers for both WebSocket routes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -9,7 +9,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 
 
 async def sending(socket: WebSocket, messages: AsyncIterator[str]) -> None:
-    """Sends until there is no more, or nobody there. What the client says meanwhile is passed over."""
+    """Send all messages, or stop when the client disconnects. Messages from the client are ignored."""
 
     async def send_all() -> None:
         async for message in messages:
@@ -24,7 +24,7 @@ async def sending(socket: WebSocket, messages: AsyncIterator[str]) -> None:
 
 
 async def first_of(*works: Coroutine[Any, Any, None]) -> None:
-    """Runs all until one is done; the others are cancelled."""
+    """Run all until one is done, then cancel the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Answers that go on: server-sent events, for as long as the client is there."""
+"""Server-sent events: streamed responses that end when the client disconnects."""
 
 import asyncio
 import json
@@ -11,24 +11,24 @@ from fastapi.responses import Response
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
-PULSE = b": still here\n\n"  # a comment: proxies see that the line is alive
+PULSE = b": still here\n\n"  # a comment, so that proxies keep the connection open
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 
 
 def quoted(text: str) -> bytes:
-    """A JSON string."""
+    """Return text as a JSON string."""
     return _quote(text).encode(errors="replace")
 
 
 def encoded(value: Any) -> bytes:
-    """JSON. Half a letter, which a client or a model may have escaped, becomes a question mark."""
+    """Return a value as JSON. A lone surrogate, which a client or a model may have escaped, becomes "?"."""
     return _encoder.encode(value).encode(errors="replace")
 
 
 def event(value: Any, name: str = "", id: str = "") -> bytes:
-    """One event, its data as JSON."""
+    """Return one event, with its data as JSON."""
     head = f"id: {id}\n" if id else ""
     if name:
         head += f"event: {name}\n"
@@ -36,7 +36,7 @@ def event(value: Any, name: str = "", id: str = "") -> bytes:
 
 
 class EventStream(Response):
-    """Sends what `chunks` yields. When the client is gone it stops at once; `close` runs in any case."""
+    """Sends the chunks. It stops at once when the client disconnects; `close` always runs."""
 
     media_type = "text/event-stream"
 
@@ -59,7 +59,7 @@ class EventStream(Response):
 
 
 async def unless_gone(receive: Any, work: Coroutine[Any, Any, T]) -> T | None:
-    """What the work gives; None where the client went away before, and the work was cancelled."""
+    """Return the result of `work`. If the client disconnects first, cancel the work and return None."""
     doing = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
     try:

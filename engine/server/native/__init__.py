@@ -1,1 +1,1 @@
-"""The engine's own routes: control, commands, replies that survive a cut link, events, metrics."""
+"""The engine's own routes: control, commands, replies that survive a disconnect, events, metrics."""

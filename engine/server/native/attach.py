@@ -1,4 +1,4 @@
-"""/engine/replies, for screens elsewhere: handed in once, read again as often as the link is cut."""
+"""/engine/replies, for remote screens: submit a prompt once, and resume reading after a disconnect."""
 
 from collections.abc import AsyncIterator, Sequence
 from time import monotonic
@@ -12,13 +12,13 @@ from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.api.wire import VERSION, encode_delta, params_from_json, params_to_json
 from engine.host.prompts import Prompt
-from engine.server.http.bodies import beside, read_as
+from engine.server.http.bodies import off_loop, read_as
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError
 from engine.server.http.sse import PULSE, EventStream, event
 from engine.server.native.replies import KeptReply
 from engine.server.schema import (
-    MAX_SAID,
+    MAX_REPLY_PREFIX,
     STREAM,
     AnyPrompt,
     Strict,
@@ -33,7 +33,7 @@ _PULSE = 15.0  # seconds
 
 
 class ForkRequest(Strict):
-    """`params`: as the engine names them (docs/wire.md). `tag`: the client's own name for the reply."""
+    """`params`: the engine's sampling parameters (docs/wire.md). `tag`: the client's name for the reply."""
 
     params: dict[str, Any] = Field(default_factory=dict)
     priority: int = 0
@@ -43,26 +43,26 @@ class ForkRequest(Strict):
 
 
 class ReplyRequest(ForkRequest):
-    """`prompt`: text, token ids, or messages. `said`: tokens with which the reply begins already."""
+    """`prompt`: text, token ids, or messages. `said`: tokens that the reply starts with."""
 
     prompt: AnyPrompt
-    said: TokenIds = Field(default_factory=list, max_length=MAX_SAID)
+    said: TokenIds = Field(default_factory=list, max_length=MAX_REPLY_PREFIX)
 
 
 @router.post("/engine/replies", status_code=201, openapi_extra=openapi_body(ReplyRequest))
 async def begin(request: Request) -> Response:
-    """Hands a prompt in; the reply runs whether it is read or not, for as long as `grace` or `keep` say."""
+    """Submit a prompt. The reply also runs without a reader, as long as `grace` or `keep` allow."""
     asked = await read_as(request, ReplyRequest)
-    params = await beside(request, lambda: params_from_json(asked.params))
+    params = await off_loop(request, lambda: params_from_json(asked.params))
     return await _begun(request, asked, asked.prompt, params, reply_prefix=asked.said)
 
 
 @router.post("/engine/replies/{id}/fork", status_code=201, openapi_extra=openapi_body(ForkRequest))
 async def fork(request: Request, id: str) -> Response:
-    """A reply that goes on by itself from where a running one is; all before it counts as its prompt."""
+    """Fork a running reply. All tokens before the fork count as the new reply's prompt."""
     parent = state_of(request).replies.find(id, key_of(request))
     asked = await read_as(request, ForkRequest)
-    params = await beside(request, lambda: params_from_json(asked.params, parent.params))
+    params = await off_loop(request, lambda: params_from_json(asked.params, parent.params))
     return await _begun(request, asked, parent.prompt, params, parent=parent)
 
 
@@ -91,7 +91,7 @@ async def _begun(
 
 @router.get("/engine/replies")
 async def list_all(request: Request, tag: str = "") -> dict[str, Any]:
-    """The replies of this key that are still known; with `tag`, the one of that name, and how it begins."""
+    """List this key's replies that are kept; with `tag`, only that one, and its tokens before the deltas."""
     state = state_of(request)
     replies = state.replies.of(key_of(request), tag)
     records = [_record(reply) for reply in replies]
@@ -103,20 +103,20 @@ async def list_all(request: Request, tag: str = "") -> dict[str, Any]:
 
 @router.get("/engine/replies/{id}", response_class=Response, responses=openapi_answers(STREAM))
 async def read(request: Request, id: str) -> Response:
-    """Its deltas, from the one that `Last-Event-ID` counts on."""
+    """Stream its deltas. `Last-Event-ID` is the number of deltas to skip."""
     state = state_of(request)
     reply = state.replies.find(id, key_of(request))
-    told = request.headers.get("last-event-id", "0")
-    if not (told.isascii() and told.isdecimal() and len(told) < 18):
-        raise ApiError(400, f"Last-Event-ID must be a count of deltas, not {told[:40]!r}")
+    last = request.headers.get("last-event-id", "0")
+    if not (last.isascii() and last.isdecimal() and len(last) < 18):
+        raise ApiError(400, f"Last-Event-ID must be a count of deltas, got {last[:40]!r}")
     words = state.host.pieces if reply.params.logprobs is not None else None
-    count = min(int(told), len(reply.deltas))
+    count = min(int(last), len(reply.deltas))
     return EventStream(_lines(state.replies.read(reply, count, _PULSE), words), lambda: None)
 
 
 @router.delete("/engine/replies/{id}", status_code=204)
 async def forget(request: Request, id: str) -> Response:
-    """Aborts it, if it runs, and forgets it."""
+    """Abort the reply if it is running, and delete it."""
     replies = state_of(request).replies
     replies.forget(replies.find(id, key_of(request)))
     return Response(status_code=204)
@@ -138,7 +138,7 @@ async def _lines(batches: AsyncIterator[tuple[int, list[Delta]]], pieces: Any) -
 
 
 def _words(deltas: Sequence[Delta], pieces: Any) -> dict[str, str]:
-    """The text of every token that logprobs speak of."""
+    """Return the text of every token in the logprobs."""
     ids = {
         token
         for delta in deltas
@@ -150,16 +150,16 @@ def _words(deltas: Sequence[Delta], pieces: Any) -> dict[str, str]:
 
 
 async def _before(state: ServerState, reply: KeptReply) -> dict[str, Any]:
-    """What of the reply stands before its deltas."""
+    """Return the part of the reply before its deltas."""
     host, prompt, tokens = state.host, reply.prompt, list(reply.look_back())
 
     def text() -> str:
-        # Of a prompt without a template, the text of the reply goes on from its tokens.
+        # Without a template, the text of the reply continues from the prompt's tokens.
         after = host.layout(prompt).ids if isinstance(prompt, str) else prompt
         return "".join(host.texts(tokens, after))
 
-    told = await state.engine.work(text) if tokens else ""
-    return {"prompt_tokens": reply.prompt_tokens, "tokens": tokens, "text": told}
+    before = await state.engine.work(text) if tokens else ""
+    return {"prompt_tokens": reply.prompt_tokens, "tokens": tokens, "text": before}
 
 
 def _record(reply: KeptReply) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Commands over HTTP: one route for all of them, and the older routes of some."""
+"""Commands over HTTP: one route for all of them, and older routes for some."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from types import NoneType
@@ -12,14 +12,14 @@ from engine.api import commands
 from engine.api.codec import field_types
 from engine.api.commands import Command, Sender, command_of, encode_result, known_command, result_of
 from engine.api.wire import VERSION
-from engine.server.http.bodies import beside, read_json
+from engine.server.http.bodies import off_loop, read_json
 from engine.server.http.connection import state_of
 
 router = APIRouter()
 
 
 class Route(NamedTuple):
-    """Where the first edition had a command. Fields that the path does not name come in the body."""
+    """An older route of a command. Fields that are not in the path come in the body."""
 
     path: str
     command: type[Command[Any]]
@@ -45,13 +45,13 @@ ROUTES = (
 
 @router.post("/engine/commands/{verb}")
 async def command(request: Request, verb: str) -> JSONResponse:
-    """Any command that a key may send, by its name. The body has its fields (docs/wire.md)."""
+    """Run any command open to API keys, by its name. The body has its fields (docs/wire.md)."""
     kind = known_command(verb, Sender.KEY)
     return JSONResponse({"v": VERSION, "result": await _send(request, kind, await read_json(request))})
 
 
 async def _send(request: Request, kind: type[Command[Any]], fields: Any) -> Any:
-    asked = await beside(request, lambda: command_of(kind.verb, fields, Sender.KEY))
+    asked = await off_loop(request, lambda: command_of(kind.verb, fields, Sender.KEY))
     return encode_result(kind, await state_of(request).engine.send(asked))
 
 
@@ -73,7 +73,7 @@ def _endpoint(route: Route) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _from_path(kind: Any, text: str) -> Any:
-    """What a path can say of a field; the command refuses what is wrong with it."""
+    """Return a field's value from the path. Invalid text is passed on, and the command rejects it."""
     if kind is str:
         return text
     number = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else text
@@ -81,7 +81,7 @@ def _from_path(kind: Any, text: str) -> Any:
 
 
 def _described(route: Route) -> dict[str, Any]:
-    """The command's fields, as OpenAPI has them."""
+    """Return the command's fields in OpenAPI's form."""
     types = get_type_hints(route.command)
     path = [{"name": n, "in": "path", "required": True, "schema": _schema(str)} for n in route.in_path]
     names = [name for name in field_types(route.command) if name not in route.in_path]

@@ -1,4 +1,4 @@
-"""The engine's state; health and metrics."""
+"""The engine's state, health and metrics."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from engine.server.native.metrics import MEDIA_TYPE
 from engine.server.schema import Strict, TokenIds, openapi_answers, openapi_body
 
 router = APIRouter()
-_PATIENCE = 10.0  # seconds; an engine that answers nothing for so long has failed
+_PATIENCE = 10.0  # seconds without a response after which the engine counts as failed
 
 
 class Tokens(Strict):
@@ -23,9 +23,9 @@ class Tokens(Strict):
 
 
 @router.get("/health")
-@router.head("/health", include_in_schema=False)  # what balancers ask with
+@router.head("/health", include_in_schema=False)  # used by load balancers
 async def health(request: Request) -> Response:
-    """200 while the engine lives; asks for no key, and tells nothing else."""
+    """Return 200 while the engine is ready. Needs no key, and reveals only the status."""
     state = state_of(request)
     try:
         async with asyncio.timeout(_PATIENCE):
@@ -38,14 +38,14 @@ async def health(request: Request) -> Response:
 
 @router.get("/metrics", response_class=Response, responses=openapi_answers("text/plain"))
 async def metrics(request: Request) -> Response:
-    """For Prometheus."""
+    """Return metrics for Prometheus."""
     state = state_of(request)
     return Response(state.metrics.text(await state.engine.snapshot()), media_type=MEDIA_TYPE)
 
 
 @router.get("/engine")
 async def engine(request: Request) -> dict[str, Any]:
-    """What this server is, in short; the whole picture is in /engine/snapshot."""
+    """Return a summary of the server. /engine/snapshot has the full state."""
     state = state_of(request)
     shot = await state.engine.snapshot()
     return {
@@ -70,13 +70,13 @@ async def engine(request: Request) -> dict[str, Any]:
 
 @router.get("/engine/snapshot")
 async def snapshot(request: Request) -> Response:
-    """The engine between two steps (docs/wire.md)."""
+    """Return the engine's state between two steps (docs/wire.md)."""
     return Response(await state_of(request).engine.snapshot_json(), media_type="application/json")
 
 
 @router.post("/engine/words", openapi_extra=openapi_body(Tokens))
 async def words(request: Request) -> dict[str, Any]:
-    """Each token as text of its own."""
+    """Return the text of each token."""
     tokens = (await read_as(request, Tokens)).tokens
     pieces = state_of(request).host.pieces(tokens)
     return {"v": VERSION, "words": [piece.decode(errors="replace") for piece in pieces]}

@@ -1,4 +1,4 @@
-"""The engine's events for monitors elsewhere: numbered, kept for a while, so that a cut link loses none."""
+"""The engine's recent events for remote monitors, numbered so that a client can resume after a disconnect."""
 
 import asyncio
 from collections import deque
@@ -16,12 +16,12 @@ from engine.server.http import sse
 from engine.server.waiters import Waiters
 
 KEPT = 4096
-_PULSE = 15.0  # seconds without news, after which a sign of life is sent
+_PULSE = 15.0  # seconds without events after which a keep-alive is sent
 
 
 @dataclass(slots=True)
 class Note:
-    """One thing to tell: an event, a snapshot, a gap. Only events have an id."""
+    """One item of the stream: an event, a snapshot or a gap. Only events have an id."""
 
     kind: str
     data: bytes
@@ -32,15 +32,15 @@ _STILL_HERE = Note("", b"")
 
 
 class EventHistory:
-    """Hears the engine on its thread; readers follow on the loop, each at its own pace."""
+    """Receives events on the engine's thread. Readers follow on the loop, each at its own pace."""
 
     def __init__(self, host: EngineHost, engine: AsyncEngine, drain: Drain, boot: str) -> None:
         self._engine, self._drain, self._boot = engine, drain, boot
         self._new: deque[Event] = deque()
         self._ring: deque[Event] = deque(maxlen=KEPT)
-        self.count = 0  # of all that ever came; an event's number is its place among them
+        self.count = 0  # of all events so far; an event's number is its position
         self._readers = Waiters()
-        self._unsubscribe = host.subscribe(self._hear)
+        self._unsubscribe = host.subscribe(self._on_event)
         self._ending = asyncio.get_running_loop().create_task(self._end())
 
     def close(self) -> None:
@@ -48,12 +48,12 @@ class EventHistory:
         self._ending.cancel()
 
     async def _end(self) -> None:
-        """Readers who wait are told that nothing more comes."""
+        """Wake waiting readers at shutdown, so that they end."""
         await self._drain.wait()
         self._readers.wake()
 
-    def _hear(self, event: Event) -> None:
-        """On the engine's thread."""
+    def _on_event(self, event: Event) -> None:
+        """Runs on the engine's thread."""
         self._new.append(event)
         self._engine.notifier.notify(self._gather, 0)
 
@@ -64,13 +64,16 @@ class EventHistory:
         self._readers.wake()
 
     async def follow(self, last: str | None, every: float | None) -> AsyncIterator[Note]:
-        """Events after the one of id `last`, or from now on; and a snapshot so often. Ends when all ends."""
+        """Yield events after the id `last`, or from now on, and a snapshot every `every` seconds.
+
+        Ends at shutdown.
+        """
         at, missed = self._place(last)
         if missed != 0:
             yield self._gap(missed)
         shot_at = monotonic()
         while not self._drain.begun:
-            if (lost := self.count - len(self._ring) - at) > 0:  # a slow reader, and the ring has moved on
+            if (lost := self.count - len(self._ring) - at) > 0:  # the reader was too slow for the ring
                 at += lost
                 yield self._gap(lost)
             for event in list(islice(self._ring, at - self.count + len(self._ring), None)):
@@ -85,7 +88,7 @@ class EventHistory:
                     yield _STILL_HERE
 
     def _place(self, last: str | None) -> tuple[int, int | None]:
-        """Where to go on, and how many events are lost; None: nobody knows, it was another run."""
+        """Return where to resume and how many events are lost; None: unknown, `last` is of another run."""
         if not last:
             return self.count, 0
         boot, _, number = last.rpartition("-")

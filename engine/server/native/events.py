@@ -18,7 +18,7 @@ Every = Query(None, alias="snapshots", ge=0.05, le=3600, description="Seconds be
 
 @router.get("/events", response_class=Response, responses=openapi_answers(STREAM))
 async def events(request: Request, every: float | None = Every) -> Response:
-    """The engine's events as they come; `Last-Event-ID` goes on where a link was cut."""
+    """Stream the engine's events. `Last-Event-ID` resumes after a disconnect."""
     follow = state_of(request).events.follow(request.headers.get("last-event-id"), every)
     return sse.EventStream(_lines(follow), lambda: None)
 
@@ -35,7 +35,7 @@ async def _lines(notes: AsyncIterator[Note]) -> AsyncIterator[bytes]:
 
 @router.websocket("/ws/events")
 async def ws_events(socket: WebSocket, every: float | None = Every, last: str | None = None) -> None:
-    """The same over a WebSocket, one JSON object a message."""
+    """Stream the events over a WebSocket, one JSON object per message."""
     await socket.accept()
     notes = state_of(socket).events.follow(last, every)
     await sending(socket, _messages(notes))
@@ -43,6 +43,6 @@ async def ws_events(socket: WebSocket, every: float | None = Every, last: str | 
 
 async def _messages(notes: AsyncIterator[Note]) -> AsyncIterator[str]:
     async for note in notes:
-        if note.kind:  # a WebSocket shows by itself that it is alive
+        if note.kind:  # WebSockets have their own pings
             id = f'"id":"{note.id}",' if note.id else ""
             yield f'{{"type":"{note.kind}",{id}"data":{note.data.decode()}}}'

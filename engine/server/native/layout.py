@@ -1,4 +1,4 @@
-"""What a screen asks besides replies: where text lies among tokens."""
+"""How text maps to tokens, for remote screens."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ _LONGEST = 1_000_000  # tokens
 
 
 class LayoutRequest(Strict):
-    """A prompt as it was handed in: text, or messages."""
+    """A prompt as it was submitted: text or messages."""
 
     prompt: str | Messages
 
 
 class TextsRequest(Strict):
-    """`tokens` of a reply, and the tokens `after` which it goes on."""
+    """The `tokens` of a reply, and the tokens before it in `after`."""
 
     tokens: TokenIds = Field(max_length=_LONGEST)
     after: TokenIds = Field(default_factory=list, max_length=_LONGEST)
@@ -31,7 +31,7 @@ class TextsRequest(Strict):
 
 @router.post("/engine/layout", openapi_extra=openapi_body(LayoutRequest))
 async def layout(request: Request) -> dict[str, Any]:
-    """Which characters of the prompt's text or messages its tokens stand for."""
+    """Return the characters of the prompt's text or messages that each token covers."""
     state, asked = state_of(request), await read_as(request, LayoutRequest)
     found = await state.engine.work(lambda: state.host.layout(asked.prompt))
     return {"v": VERSION, **codec(PromptLayout).write(found)}
@@ -39,7 +39,7 @@ async def layout(request: Request) -> dict[str, Any]:
 
 @router.post("/engine/texts", openapi_extra=openapi_body(TextsRequest))
 async def texts(request: Request) -> dict[str, Any]:
-    """What each token adds to a reply's text."""
+    """Return the text that each token adds to a reply."""
     state, asked = state_of(request), await read_as(request, TextsRequest)
     found = await state.engine.work(lambda: state.host.texts(asked.tokens, asked.after))
     return {"v": VERSION, "texts": found}

@@ -1,4 +1,4 @@
-"""Counts and histograms in Prometheus' text form, by vLLM's names under our own prefix."""
+"""Metrics in Prometheus' text format. Names are vLLM's with the prefix `minichat:`."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -19,7 +19,7 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000,
 
 
 class Histogram:
-    """Fed by one thread, read by another: a reading may miss the newest sample, never an old one."""
+    """Written by one thread and read by another. A read may miss the newest sample, never an older one."""
 
     def __init__(self, name: str, about: str, bounds: Sequence[float]) -> None:
         self.name, self.about, self.bounds = name, about, bounds
@@ -40,12 +40,12 @@ class Histogram:
 
 
 class Metrics:
-    """Hears the engine's events on its thread, and asks for a snapshot when somebody reads."""
+    """Counts the engine's events on its thread. Gauges come from the snapshot of each scrape."""
 
     def __init__(self, host: EngineHost, model: str) -> None:
         self._labels = f'model_name="{_quoted(model)}"'
-        self._born: dict[int, tuple[float, int]] = {}  # when it came, and its prompt
-        self._let_in: dict[int, float] = {}
+        self._arrivals: dict[int, tuple[float, int]] = {}  # arrival time and prompt tokens
+        self._admitted: dict[int, float] = {}
         self._first: dict[int, float] = {}
         self._counts: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
@@ -58,54 +58,54 @@ class Metrics:
         self.ttft = histogram("time_to_first_token_seconds", "From arrival to the first token.", _FIRST)
         self.itl = histogram("inter_token_latency_seconds", "Between two tokens of a reply.", _BETWEEN)
         self._e2e = histogram("e2e_request_latency_seconds", "From arrival to the end.", _WHOLE)
-        self._queue = histogram("request_queue_time_seconds", "From arrival until it runs.", _WHOLE)
-        self._prefill = histogram("request_prefill_time_seconds", "From running to the first token.", _WHOLE)
+        self._queue = histogram("request_queue_time_seconds", "From arrival to admission.", _WHOLE)
+        self._prefill = histogram("request_prefill_time_seconds", "From admission to first token.", _WHOLE)
         self._decode = histogram("request_decode_time_seconds", "From the first token to the end.", _WHOLE)
         self._prompt = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self._generated = histogram("request_generation_tokens", "Tokens of a reply.", _TOKENS)
         self._histograms = made
         self.generated = 0  # tokens handed to clients; counted on the loop
-        self.close = host.subscribe(self._hear)
+        self.close = host.subscribe(self._on_event)
 
-    def _hear(self, event: Event) -> None:
-        """On the engine's thread: counting only."""
+    def _on_event(self, event: Event) -> None:
+        """Runs on the engine's thread, so it only counts."""
         match event:
             case Queued():
-                self._born[event.request] = event.at, event.prompt
+                self._arrivals[event.request] = event.at, event.prompt
                 self._prompt.observe(event.prompt)
-            case Admitted() if event.request in self._born:  # else it is one of several that answer another
-                came, prompt = self._born[event.request]
-                self._let_in[event.request] = event.at
-                self._queue.observe(event.at - came)
+            case Admitted() if event.request in self._arrivals:  # else it is a sample of another request
+                arrived, prompt = self._arrivals[event.request]
+                self._admitted[event.request] = event.at
+                self._queue.observe(event.at - arrived)
                 self._counts["prompt_tokens_total"] += prompt
                 self._counts["prefix_cache_queries_total"] += prompt
                 self._counts["prefix_cache_hits_total"] += event.cached
             case FirstToken():
                 self._first[event.request] = event.at
-                self._born.setdefault(event.request, (event.at - event.seconds, 0))
+                self._arrivals.setdefault(event.request, (event.at - event.seconds, 0))
                 self.ttft.observe(event.seconds)
-                if (let_in := self._let_in.pop(event.request, None)) is not None:
-                    self._prefill.observe(event.at - let_in)
+                if (admitted := self._admitted.pop(event.request, None)) is not None:
+                    self._prefill.observe(event.at - admitted)
             case Preempted():
                 self._counts["num_preemptions_total"] += 1
             case Finished():
                 self._end(event)
-            case Died():  # a process that was lost has not told of the ends
-                self._finished[Finish.FAILED.value] += len(self._born)
-                for still in (self._born, self._let_in, self._first):
-                    still.clear()
+            case Died():  # a lost process has not reported these ends
+                self._finished[Finish.FAILED.value] += len(self._arrivals)
+                for pending in (self._arrivals, self._admitted, self._first):
+                    pending.clear()
 
     def _end(self, event: Finished) -> None:
-        self._let_in.pop(event.request, None)
+        self._admitted.pop(event.request, None)
         if (first := self._first.pop(event.request, None)) is not None:
             self._decode.observe(event.at - first)
-        if (born := self._born.pop(event.request, None)) is not None:
-            self._e2e.observe(event.at - born[0])
+        if (arrival := self._arrivals.pop(event.request, None)) is not None:
+            self._e2e.observe(event.at - arrival[0])
         self._generated.observe(event.tokens)
         self._finished[event.finish] += 1
 
     def text(self, shot: Snapshot) -> str:
-        """Everything, for one scrape."""
+        """Return all metrics as text."""
         lines: list[str] = []
         labels = self._labels
 
@@ -119,7 +119,7 @@ class Metrics:
         for name, about in _COUNTERS.items():
             head(f"minichat:{name}", "counter", about)
             lines.append(f"minichat:{name}{{{labels}}} {counts.get(name, 0)}")
-        head("minichat:request_success_total", "counter", "Requests that ended, by how.")
+        head("minichat:request_success_total", "counter", "Finished requests, by reason.")
         for finish, reason in _REASONS.items():
             ended = f'minichat:request_success_total{{{labels},finished_reason="{reason}"}}'
             lines.append(f"{ended} {self._finished[finish]}")
@@ -131,23 +131,23 @@ class Metrics:
 
 _REASONS = {"stop": "stop", "length": "length", "aborted": "abort", "failed": "error"}
 _COUNTERS = {
-    "prompt_tokens_total": "Tokens of prompts that were let in.",
-    "generation_tokens_total": "Tokens of replies.",
-    "prefix_cache_queries_total": "Tokens of prompts that were looked up in the prefix cache.",
-    "prefix_cache_hits_total": "Tokens of prompts that the prefix cache had.",
-    "num_preemptions_total": "How often a request gave way.",
+    "prompt_tokens_total": "Prompt tokens of admitted requests.",
+    "generation_tokens_total": "Generated tokens.",
+    "prefix_cache_queries_total": "Prompt tokens looked up in the prefix cache.",
+    "prefix_cache_hits_total": "Prompt tokens found in the prefix cache.",
+    "num_preemptions_total": "Preemptions.",
 }
 
 
 def _gauges(shot: Snapshot) -> Iterable[tuple[str, float, str]]:
     yield "num_requests_running", shot.running, "Requests in the running batch."
-    yield "num_requests_waiting", shot.waiting, "Requests that wait to run."
+    yield "num_requests_waiting", shot.waiting, "Requests in the queue."
     yield (
         "kv_cache_usage_perc",
         shot.blocks.in_use / max(1, shot.blocks.size),
         "Share of KV blocks in use; 1 is all.",
     )
-    yield "engine_up", float(shot.state != "dead"), "1 while the engine lives."
+    yield "engine_up", float(shot.state != "dead"), "1 while the engine is alive, else 0."
 
 
 def _quoted(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Replies that survive a cut link: they run on without a reader for a while, and are told from any place."""
+"""Replies that survive a disconnect: they run without a reader for a while, and can be read again."""
 
 import asyncio
 import secrets
@@ -13,30 +13,30 @@ from engine.host.prompts import Prompt
 from engine.server.generation import Generation
 from engine.server.waiters import Waiters
 
-_KEPT = 256  # replies that have ended
-_KEPT_DELTAS = 500_000  # of all of them: about 150 MB
-_KEPT_SECONDS = 600.0  # after the end, and without a reader; one with `keep` has to be read first
+_KEPT = 256  # finished replies
+_KEPT_DELTAS = 500_000  # over all finished replies, about 150 MB
+_KEPT_SECONDS = 600.0  # after the end and without a reader; a reply with `keep` must have been read
 
 NewRun = Callable[..., Generation]
 
 
 @dataclass(eq=False)
 class KeptReply:
-    """One reply, all of it."""
+    """One reply with all its deltas."""
 
     id: str
     owner: bytes
     run: Generation
-    prompt: str | list[int]  # the text or tokens from which its text goes on; of messages nothing
+    prompt: str | list[int]  # the text or tokens its text continues from; empty for messages
     params: SamplingParams
-    grace: float | None  # seconds without a reader until it is aborted; None: it is kept until it is done
-    tag: str = ""  # the client's own name for it
-    reply_prefix: Sequence[int] = ()  # tokens of the reply that stand before its deltas
-    parent: "KeptReply | None" = None  # it goes on from this one; nothing once `reply_prefix` is known
+    grace: float | None  # seconds without a reader until it is aborted; None: never
+    tag: str = ""  # the client's name for it
+    reply_prefix: Sequence[int] = ()  # tokens of the reply before its deltas
+    parent: "KeptReply | None" = None  # the forked reply, until `reply_prefix` is complete
     begun_at: float = field(default_factory=monotonic)
     first_at: float | None = None
     ended_at: float | None = None
-    told: bool = False  # somebody has read it to its end
+    read_to_end: bool = False  # a client has read it to the end
     deltas: list[Delta] = field(default_factory=list)
     readers: int = 0
     _waiters: Waiters = field(default_factory=Waiters)
@@ -53,7 +53,7 @@ class KeptReply:
 
     @property
     def prompt_tokens(self) -> int:
-        """Without what was said of the reply."""
+        """Tokens of the prompt, without `reply_prefix`."""
         if self.run.parent is None:
             return self.run.usage.prompt
         return (
@@ -63,21 +63,21 @@ class KeptReply:
         )
 
     def look_back(self) -> Sequence[int]:
-        """`reply_prefix`. Of a fork it is what its parent has told by then, maybe a moment later."""
+        """Return `reply_prefix`. A fork takes it from its parent's deltas, some of which may arrive later."""
         if self.parent is not None:
             count = self.run.usage.prompt - self.parent.prompt_tokens
-            told = [
+            tokens = [
                 *self.parent.look_back(),
                 *(token for each in self.parent.deltas if not each.choice for token in each.tokens),
             ]
-            self.reply_prefix = told[:count]
-            if len(told) >= count or self.parent.finished:
+            self.reply_prefix = tokens[:count]
+            if len(tokens) >= count or self.parent.finished:
                 self.parent = None
         return self.reply_prefix
 
     def add(self, deltas: list[Delta]) -> None:
         *older, newest = *self.deltas[-1:], *deltas
-        self.deltas[-1:] = [*map(_without_tail, older), newest]  # of tails only the last one stands
+        self.deltas[-1:] = [*map(_without_tail, older), newest]  # only the newest tail is valid
         self.look_back()
         if self.first_at is None:
             self.first_at = monotonic()
@@ -86,14 +86,14 @@ class KeptReply:
         self._waiters.wake()
 
     async def after(self, count: int, patience: float) -> list[Delta]:
-        """What came after so many deltas; waits for it so long."""
+        """Return the deltas after the first `count`. Wait up to `patience` seconds if there are none."""
         if len(self.deltas) <= count and not self.finished:
             await self._waiters.wait(patience)
         return self.deltas[count:]
 
 
 class ReplyStore:
-    """Keeps them by their ids. Each belongs to the key that asked for it."""
+    """The kept replies by id. Each belongs to the key that created it."""
 
     def __init__(self, new_run: NewRun, grace: float) -> None:
         self._new_run, self._grace = new_run, grace
@@ -113,7 +113,10 @@ class ReplyStore:
         reply_prefix: Sequence[int] = (),
         parent: KeptReply | None = None,
     ) -> KeptReply:
-        """A new reply, or the one that this key has begun under the tag: who lost the answer asks again."""
+        """Start a reply, or return the one this key already started with the tag.
+
+        So a client that lost the response can send the request again.
+        """
 
         async def start() -> KeptReply:
             begun_at = monotonic()
@@ -124,7 +127,7 @@ class ReplyStore:
             await run.start()
             patience = None if keep else self._grace if grace is None else grace
             id = secrets.token_hex(8)
-            run.prompts = ()  # messages may be megabytes, of which the template used a line
+            run.prompts = ()  # free the messages, which may be megabytes
             reply = KeptReply(
                 id, key, run, _plain(prompt), params, patience, tag, reply_prefix, parent, begun_at=begun_at
             )
@@ -150,17 +153,17 @@ class ReplyStore:
     def find(self, id: str, key: bytes) -> KeptReply:
         reply = self._kept.get(id)
         if reply is None or reply.owner != key:
-            raise UnknownRequest(f"there is no reply {id[:40]!r} here; it may have been forgotten")
+            raise UnknownRequest(f"there is no reply {id[:40]!r}; it may have expired")
         return reply
 
     def of(self, key: bytes, tag: str = "") -> list[KeptReply]:
-        """Those of a key; with a tag, the one that it names."""
+        """Return the replies of a key; with a tag, only the reply with that tag."""
         return [reply for reply in self._kept.values() if reply.owner == key and tag in ("", reply.tag)]
 
     async def read(
         self, reply: KeptReply, count: int, pulse: float
     ) -> AsyncIterator[tuple[int, list[Delta]]]:
-        """What came after so many deltas, and the count after it; nothing at all is a sign of life."""
+        """Yield the deltas after the first `count`, each time with the new count. Empty: a keep-alive."""
         reply.readers += 1
         self._watch(reply)
         try:
@@ -169,14 +172,14 @@ class ReplyStore:
                 count += len(deltas)
                 yield count, deltas
                 if reply.finished and count >= len(reply.deltas):
-                    reply.told = True
+                    reply.read_to_end = True
                     return
         finally:
             reply.readers -= 1
             self._watch(reply)
 
     def forget(self, reply: KeptReply) -> None:
-        """Aborts it where it still runs."""
+        """Delete a reply, and abort it if it is running."""
         if reply.timer is not None:
             reply.timer.cancel()
         self._kept.pop(reply.id, None)
@@ -185,7 +188,7 @@ class ReplyStore:
             reply.run.engine.abort([reply.request])
 
     async def ended(self, within: float) -> None:
-        """Returns when none runs any more, or after so many seconds."""
+        """Wait until no reply is running, or for `within` seconds."""
         if running := {reply.pump for reply in self._kept.values() if reply.pump and not reply.pump.done()}:
             await asyncio.wait(running, timeout=within)
 
@@ -206,7 +209,7 @@ class ReplyStore:
             self._make_room()
 
     def _make_room(self) -> None:
-        """The oldest that have ended go first."""
+        """Delete the oldest finished replies beyond the limits."""
         ended = [each for each in self._kept.values() if each.finished and not each.readers]
         deltas = sum(len(each.deltas) for each in ended)
         for count, old in enumerate(ended):
@@ -216,14 +219,14 @@ class ReplyStore:
             self.forget(old)
 
     def _watch(self, reply: KeptReply) -> None:
-        """Who reads, or not, has changed: what happens if nothing does."""
+        """Set the timer that deletes or aborts a reply without readers. Called when that state changes."""
         if reply.timer is not None:
             reply.timer.cancel()
             reply.timer = None
         if reply.readers or reply.id not in self._kept:
             return
         loop = asyncio.get_running_loop()
-        if reply.finished and (reply.told or reply.grace is not None):
+        if reply.finished and (reply.read_to_end or reply.grace is not None):
             reply.timer = loop.call_later(_KEPT_SECONDS, self.forget, reply)
         elif reply.grace is not None:
             reply.timer = loop.call_later(reply.grace, reply.run.engine.abort, [reply.request])

@@ -1,4 +1,4 @@
-"""/ws: generation token by token, with changes and cancels while it runs. docs/server.md has the messages."""
+"""/ws: generation token by token, with updates and cancels while it runs (docs/server.md)."""
 
 import asyncio
 from functools import partial
@@ -12,12 +12,12 @@ from engine.api.errors import EngineError
 from engine.api.wire import VERSION, changes_from_json, encode_delta, params_from_json
 from engine.server.config import MAX_CHOICES
 from engine.server.generation import Generation
-from engine.server.http.bodies import beside, parse_json
+from engine.server.http.bodies import off_loop, parse_json
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError, from_engine
 from engine.server.http.sockets import first_of
 from engine.server.http.sse import encoded
-from engine.server.schema import MAX_SAID, AnyPrompt, Strict, TokenIds, parsed
+from engine.server.schema import MAX_REPLY_PREFIX, AnyPrompt, Strict, TokenIds, parsed
 
 router = APIRouter()
 
@@ -29,7 +29,7 @@ class GenerateMessage(Strict):
     id: Name
     prompt: AnyPrompt
     params: dict[str, Any] = Field(default_factory=dict)
-    said: TokenIds = Field(default_factory=list, max_length=MAX_SAID)
+    said: TokenIds = Field(default_factory=list, max_length=MAX_REPLY_PREFIX)
     priority: int = 0
 
 
@@ -54,15 +54,15 @@ _KINDS: dict[str, type[Strict]] = {
 @router.websocket("/ws")
 async def generation(socket: WebSocket) -> None:
     await socket.accept()
-    talk = GenerationSocket(socket)
+    session = GenerationSocket(socket)
     try:
-        await first_of(talk.listen(), talk.stop_when_draining())
+        await first_of(session.listen(), session.stop_when_draining())
     finally:
-        await talk.close()
+        await session.close()
 
 
 class GenerationSocket:
-    """One client: several replies may run at once, each under a name that the client gave it."""
+    """One client's socket. Several replies may run at once, each under an id chosen by the client."""
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket, self._state = socket, state_of(socket)
@@ -74,38 +74,38 @@ class GenerationSocket:
             name = None
             try:
                 text = message.get("text") or ""
-                value = await beside(self._socket, partial(parse_json, text), len(text))
+                value = await off_loop(self._socket, partial(parse_json, text), len(text))
                 if isinstance(value, dict) and isinstance(value.get("id"), str):
                     name = value["id"][:64]
-                await self._obey(value)
+                await self._handle(value)
             except ApiError as error:
-                await self._complain(name, error)
+                await self._send_error(name, error)
             except EngineError as error:
-                await self._complain(name, from_engine(error))
+                await self._send_error(name, from_engine(error))
 
     async def stop_when_draining(self) -> None:
-        """Replies that run may finish; then the client is told to go."""
+        """At shutdown, let running replies finish, then close the socket."""
         await self._state.drain.wait()
         while self._tasks:
             await asyncio.wait(set(self._tasks))
-        await self._socket.close(1001, "the server is ending")
+        await self._socket.close(1001, "the server is shutting down")
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _obey(self, value: Any) -> None:
+    async def _handle(self, value: Any) -> None:
         kind = value.get("type") if isinstance(value, dict) else None
         if not isinstance(kind, str) or kind not in _KINDS:
-            raise ApiError(400, f"type must be one of {', '.join(_KINDS)}, not {kind!r:.80}", param="type")
-        asked = await beside(self._socket, lambda: parsed(_KINDS[kind], value))
+            raise ApiError(400, f"type must be one of {', '.join(_KINDS)}, got {kind!r:.80}", param="type")
+        asked = await off_loop(self._socket, lambda: parsed(_KINDS[kind], value))
         state = self._state
         match asked:
             case GenerateMessage():
                 await self._generate(asked)
             case UpdateMessage():
-                changes = await beside(self._socket, lambda: changes_from_json(asked.changes))
+                changes = await off_loop(self._socket, lambda: changes_from_json(asked.changes))
                 request = self._running(asked.id)
                 await state.engine.send(commands.Update(request, changes))
                 await self._send("updated", asked.id, changes=sorted(changes))
@@ -114,23 +114,23 @@ class GenerationSocket:
 
     async def _generate(self, asked: GenerateMessage) -> None:
         if asked.id in self._runs:
-            raise ApiError(409, f"a reply named {asked.id!r} runs already", param="id")
+            raise ApiError(409, f"id {asked.id!r} is already in use by a running reply", param="id")
         if len(self._runs) >= MAX_CHOICES:
             raise ApiError(
-                429, f"{MAX_CHOICES} replies run on this socket already", code="rate_limit_exceeded"
+                429, f"a socket may run at most {MAX_CHOICES} replies at once", code="rate_limit_exceeded"
             )
-        params = await beside(self._socket, lambda: params_from_json(asked.params))
+        params = await off_loop(self._socket, lambda: params_from_json(asked.params))
         run = self._state.run(
             key_of(self._socket), [asked.prompt], params, priority=asked.priority, reply_prefix=asked.said
         )
         await run.start()
         self._runs[asked.id] = run
         await self._send("started", asked.id, request=run.requests[0], prompt_tokens=run.usage.prompt)
-        task = asyncio.get_running_loop().create_task(self._tell(asked.id, run))
+        task = asyncio.get_running_loop().create_task(self._send_replies(asked.id, run))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, name: str, run: Generation) -> None:
+    async def _send_replies(self, name: str, run: Generation) -> None:
         try:
             async for batch in run:
                 for _, deltas in batch:
@@ -138,19 +138,19 @@ class GenerationSocket:
             del self._runs[name]
             await self._send("done", name, usage=run.usage.record())
         except WebSocketDisconnect:
-            pass  # whoever listens here hears of it too
+            pass  # listen() sees the disconnect, too
         finally:
             run.close()
             self._runs.pop(name, None)
 
     def _running(self, name: str) -> int:
         if name not in self._runs:
-            raise ApiError(404, f"no reply named {name!r} runs on this socket", param="id")
+            raise ApiError(404, f"no reply with id {name!r} is running on this socket", param="id")
         return self._runs[name].requests[0]
 
     async def _send(self, kind: str, name: str, **more: Any) -> None:
         await self._socket.send_text(encoded({"v": VERSION, "type": kind, "id": name, **more}).decode())
 
-    async def _complain(self, name: str | None, error: ApiError) -> None:
+    async def _send_error(self, name: str | None, error: ApiError) -> None:
         message = {"v": VERSION, "type": "error", "id": name, **error.record()}
         await self._socket.send_text(encoded(message).decode())

@@ -10,13 +10,13 @@ from fastapi.responses import Response
 
 from engine.api.events import Delta, TokenLogprob
 from engine.host.prompts import ChatPrompt
-from engine.server.http.bodies import beside
+from engine.server.http.bodies import off_loop
 from engine.server.http.errors import ApiError
 from engine.server.http.sse import encoded, quoted
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import Pieces, chat_logprobs
-from engine.server.openai.messages import shaped, template_options
-from engine.server.openai.responses import answer, asked_of, finish_of
+from engine.server.openai.messages import template_messages, template_options
+from engine.server.openai.responses import answer, finish_of, read_request
 from engine.server.openai.schema import ChatRequest
 from engine.server.openai.structured import RequestedGrammar
 from engine.server.openai.tooling import calls_of, definitions
@@ -36,14 +36,14 @@ router = APIRouter(route_class=OpenAIRoute)
     responses=openapi_answers("application/json", STREAM),
 )
 async def chat(request: Request) -> Response:
-    """A reply to a conversation."""
-    state, asked = await asked_of(request, ChatRequest)
+    """Create a reply to a conversation."""
+    state, asked = await read_request(request, ChatRequest)
     logprobs = _logprobs(asked)
     if asked.max_tokens is not None and asked.max_completion_tokens is not None:
-        raise ApiError(400, "give max_completion_tokens or max_tokens, not both", param="max_tokens")
-    conversation, mode = await beside(request, lambda: _conversation(state, asked))
+        raise ApiError(400, "max_tokens and max_completion_tokens cannot both be set", param="max_tokens")
+    conversation, mode = await off_loop(request, lambda: _conversation(state, asked))
     opened = await state.opens_thinking(mode, conversation.options)
-    form, wanted = await beside(request, lambda: _form(state, asked, conversation, opened))
+    form, wanted = await off_loop(request, lambda: _form(state, asked, conversation, opened))
     return await answer(
         request,
         asked,
@@ -56,9 +56,9 @@ async def chat(request: Request) -> Response:
 
 
 def _conversation(state: ServerState, asked: ChatRequest) -> tuple[ChatPrompt, bytes]:
-    """What the template is told, and the way in which it is called."""
+    """Return the template's input, and the cache key of its options."""
     tools, options = definitions(asked, state.tool_style), template_options(asked.chat_template_kwargs)
-    conversation = ChatPrompt(shaped(asked.messages, state.host.templates), tools, options)
+    conversation = ChatPrompt(template_messages(asked.messages, state.host.templates), tools, options)
     if not state.host.has_template:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
     return conversation, mode_of(options)
@@ -67,25 +67,25 @@ def _conversation(state: ServerState, asked: ChatRequest) -> tuple[ChatPrompt, b
 def _form(
     state: ServerState, asked: ChatRequest, conversation: ChatPrompt, opened: bool
 ) -> tuple["_ChatForm", RequestedGrammar | None]:
-    """How the reply is told, and what it must keep to."""
+    """Return the writer of the response, and the grammar that the reply must match."""
     calls = calls_of(asked, conversation.tools, state.tool_style)
     prefix = b"".join(state.host.pieces(asked.said or ())).decode(errors="replace")
 
-    def voice() -> _Voice:
-        return _Voice(Thoughts(opened=opened), READERS[calls.style]() if calls else None, prefix)
+    def writer() -> _MessageWriter:
+        return _MessageWriter(Thoughts(opened=opened), READERS[calls.style]() if calls else None, prefix)
 
-    form = _ChatForm(voice, state.host.pieces if asked.logprobs else None)
+    form = _ChatForm(writer, state.host.pieces if asked.logprobs else None)
     return form, _wanted(asked, calls, opened)
 
 
 def _logprobs(asked: ChatRequest) -> int | None:
     if asked.top_logprobs is not None and not asked.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+        raise ApiError(400, "top_logprobs requires logprobs to be true", param="top_logprobs")
     return (asked.top_logprobs or 0) if asked.logprobs else None
 
 
 def _wanted(asked: ChatRequest, calls: ToolCallRules | None, opened: bool) -> RequestedGrammar | None:
-    """The form of the whole reply, with a thought that the template opens, and with calls in their place."""
+    """Return the grammar of the whole reply, including reasoning that the template opens, and tool calls."""
     text = asked.grammar()
     place = text.place if text else "tool_choice" if calls and calls.must else "tools"
     return RequestedGrammar.of(place, lambda: reply_grammar(text and text.grammar, calls, thinking=opened))
@@ -93,7 +93,7 @@ def _wanted(asked: ChatRequest, calls: ToolCallRules | None, opened: bool) -> Re
 
 @dataclass(slots=True)
 class _Part:
-    """What some deltas have added to a message."""
+    """What some deltas add to a message."""
 
     reasoning: str = ""
     content: str = ""
@@ -103,8 +103,8 @@ class _Part:
     score: float | None = None
 
 
-class _Voice:
-    """One choice's message as it grows. `prefix`: how it begins, which is not told."""
+class _MessageWriter:
+    """One choice's message as it grows. `prefix`: text it starts with, which is not sent."""
 
     def __init__(self, thoughts: Thoughts, reader: CallReader | None, prefix: str) -> None:
         self._thoughts, self._reader = thoughts, reader
@@ -115,7 +115,7 @@ class _Voice:
         if reader:
             reader.push(content)
 
-    def hear(self, deltas: Sequence[Delta]) -> _Part:
+    def push(self, deltas: Sequence[Delta]) -> _Part:
         part = _Part()
         last = deltas[-1]
         text = last.text if len(deltas) == 1 else "".join([delta.text for delta in deltas])
@@ -138,21 +138,21 @@ class _Voice:
 
 
 class _ChatForm:
-    """Chunks and whole answers of this route."""
+    """Writes this route's chunks and whole responses."""
 
     prefix: ClassVar[str] = "chatcmpl"
     whole: ClassVar[str] = "chat.completion"
     part: ClassVar[str] = "chat.completion.chunk"
 
-    def __init__(self, voice: Callable[[], _Voice], pieces: Pieces | None) -> None:
-        self._voices, self._pieces = defaultdict[int, _Voice](voice), pieces
+    def __init__(self, writer: Callable[[], _MessageWriter], pieces: Pieces | None) -> None:
+        self._writers, self._pieces = defaultdict[int, _MessageWriter](writer), pieces
 
     def chunk(self, choice: int, deltas: Sequence[Delta]) -> bytes:
-        voice = self._voices[choice]
-        part = voice.hear(deltas)
+        writer = self._writers[choice]
+        part = writer.push(deltas)
         parts = []
-        if not voice.begun:
-            voice.begun = True
+        if not writer.begun:
+            writer.begun = True
             parts.append(b'"role":"assistant"')
             if not part.reasoning and not part.content and not part.calls:
                 parts.append(b'"content":""')
@@ -161,7 +161,7 @@ class _ChatForm:
         if part.content:
             parts.append(b'"content":' + quoted(part.content))
         if part.calls:
-            first = voice.calls - len(part.calls)
+            first = writer.calls - len(part.calls)
             calls = [{"index": n, **call.record()} for n, call in enumerate(part.calls, first)]
             parts.append(b'"tool_calls":' + encoded(calls))
         if not parts and not part.finish and not (part.logprobs and self._pieces):
@@ -179,8 +179,8 @@ class _ChatForm:
         )
 
     def take(self, choice: int, deltas: Sequence[Delta]) -> None:
-        voice = self._voices[choice]
-        part, whole = voice.hear(deltas), voice.whole
+        writer = self._writers[choice]
+        part, whole = writer.push(deltas), writer.whole
         whole.reasoning += part.reasoning
         whole.content += part.content
         whole.calls += part.calls
@@ -188,7 +188,7 @@ class _ChatForm:
         whole.finish, whole.score = part.finish, part.score
 
     def choices(self) -> list[dict[str, Any]]:
-        return [self._choice(n, voice.whole) for n, voice in sorted(self._voices.items())]
+        return [self._choice(n, writer.whole) for n, writer in sorted(self._writers.items())]
 
     def _choice(self, index: int, part: _Part) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}

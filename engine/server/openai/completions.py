@@ -10,17 +10,17 @@ from fastapi.responses import Response
 
 from engine.api.events import Delta, TokenLogprob
 from engine.host.prompts import Prompt
-from engine.server.http.bodies import beside
+from engine.server.http.bodies import off_loop
 from engine.server.http.sse import encoded, quoted
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import CompletionLogprobs, Pieces
-from engine.server.openai.responses import answer, asked_of, finish_of
+from engine.server.openai.responses import answer, finish_of, read_request
 from engine.server.openai.schema import CompletionRequest
 from engine.server.schema import STREAM, openapi_answers, openapi_body
 
 router = APIRouter(route_class=OpenAIRoute)
 
-_USUAL_TOKENS = 16  # OpenAI's, where max_tokens is left out
+_USUAL_TOKENS = 16  # OpenAI's default for max_tokens
 
 
 @router.post(
@@ -30,22 +30,22 @@ _USUAL_TOKENS = 16  # OpenAI's, where max_tokens is left out
     responses=openapi_answers("application/json", STREAM),
 )
 async def complete(request: Request) -> Response:
-    """How texts go on."""
-    state, asked = await asked_of(request, CompletionRequest)
+    """Continue one or more texts."""
+    state, asked = await read_request(request, CompletionRequest)
     form = _TextForm(state.host.pieces if asked.logprobs is not None else None)
     return await answer(
         request,
         asked,
         _prompts(asked.prompt),
         form,
-        await beside(request, asked.grammar),
+        await off_loop(request, asked.grammar),
         logprobs=asked.logprobs,
         max_tokens=asked.max_tokens or _USUAL_TOKENS,
     )
 
 
 def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
-    """One text or list of ids, or several of them."""
+    """Return the prompts as a list. `given` is one text or list of ids, or several."""
     if isinstance(given, list) and not isinstance(given[0], int):
         return list(given)
     return [given]
@@ -61,7 +61,7 @@ class _Choice:
 
 
 class _TextForm:
-    """Chunks and whole answers of this route."""
+    """Writes this route's chunks and whole responses."""
 
     prefix: ClassVar[str] = "cmpl"
     whole: ClassVar[str] = "text_completion"

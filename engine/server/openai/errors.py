@@ -1,4 +1,4 @@
-"""What the engine refuses, in the words of OpenAI's clients: they know some fields by other names."""
+"""Engine errors with the field names of OpenAI's API, which differ for some fields."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from engine.api.errors import BadInput
 from engine.server.http.errors import ApiError, from_engine
 
-_NAMES = {  # the engine's, and those that OpenAI or vLLM gave them
+_NAMES = {  # the engine's name: OpenAI's or vLLM's name
     "stop_ids": "stop_token_ids",
     "beams": "num_beams",
     "template options": "chat_template_kwargs",
@@ -18,7 +18,7 @@ _NAMES = {  # the engine's, and those that OpenAI or vLLM gave them
 
 
 def in_openai_words(error: BadInput) -> ApiError:
-    """The answer, with the field by the name that the client gave it."""
+    """Return the response, with the field under the name that the client used."""
     refusal = from_engine(error)
     ours = next((each for each in _NAMES if error.field == each or error.field.startswith(f"{each}.")), None)
     if ours is None:
@@ -29,7 +29,7 @@ def in_openai_words(error: BadInput) -> ApiError:
 
 
 class OpenAIRoute(APIRoute):
-    """A route whose refusals are in those words."""
+    """A route whose engine errors use OpenAI's field names."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -1,11 +1,11 @@
-"""How likely tokens were, in the forms of both routes."""
+"""Log probabilities of tokens, in the forms of both routes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from engine.api.events import TokenLogprob
 
-_LEAST = -9999.0  # JSON knows no infinity
+_LEAST = -9999.0  # JSON has no infinity
 
 Pieces = Callable[[Sequence[int]], list[bytes]]
 
@@ -23,7 +23,7 @@ def chat_logprobs(entries: Sequence[TokenLogprob], pieces: Pieces) -> list[dict[
 
 
 class CompletionLogprobs:
-    """Those of one choice. The offset of a token is where its text begins in the choice's."""
+    """The logprobs of one choice. A token's offset is where its text starts in the choice's text."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces, self._at = pieces, 0
@@ -35,7 +35,7 @@ class CompletionLogprobs:
             tokens.append(text)
             own.append(max(entry.logprob, _LEAST))
             likely = {self._text(token): max(value, _LEAST) for token, value in entry.top}
-            likely.setdefault(text, own[-1])  # the token itself is among them, as OpenAI has it
+            likely.setdefault(text, own[-1])  # OpenAI includes the sampled token
             top.append(likely)
             offsets.append(self._at)
             self._at += len(text)

@@ -1,4 +1,4 @@
-"""Chat messages as clients send them, checked and in the shape that templates want."""
+"""Chat messages from clients, validated and converted for chat templates."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,31 +9,33 @@ from engine.text.chat import RESERVED
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
 _TEXTS = ("name", "tool_call_id", "reasoning_content")
-_EMPTY = {"refusal", "audio", "function_call", "annotations"}  # clients send a reply back as they got it
+_EMPTY = {"refusal", "audio", "function_call", "annotations"}  # empty in replies that clients send back
 
 
-def shaped(messages: Sequence[dict[str, Any]], templates: Mapping[str, str]) -> list[dict[str, Any]]:
-    knows_developer = any("developer" in source for source in templates.values())
-    return [_message(message, f"messages[{n}]", knows_developer) for n, message in enumerate(messages)]
+def template_messages(
+    messages: Sequence[dict[str, Any]], templates: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    has_developer = any("developer" in source for source in templates.values())
+    return [_message(message, f"messages[{n}]", has_developer) for n, message in enumerate(messages)]
 
 
-def _message(message: dict[str, Any], place: str, knows_developer: bool) -> dict[str, Any]:
+def _message(message: dict[str, Any], place: str, has_developer: bool) -> dict[str, Any]:
     role = message.get("role")
     if role not in _ROLES:
         raise ApiError(
-            400, f"{place}.role must be one of {', '.join(_ROLES)}, not {role!r:.80}", param=f"{place}.role"
+            400, f"{place}.role must be one of {', '.join(_ROLES)}, got {role!r:.80}", param=f"{place}.role"
         )
     for name, value in message.items():
         if name not in _FIELDS and not (name in _EMPTY and not value):
             raise ApiError(
-                400, f"{place}.{name[:80]} is not known or not supported here", param=f"{place}.{name[:80]}"
+                400, f"{place}.{name[:80]} is not a known or supported field", param=f"{place}.{name[:80]}"
             )
     kept = {name: value for name, value in message.items() if name in _FIELDS and value is not None}
     for name in _TEXTS:
         if not isinstance(kept.get(name, ""), str):
-            raise ApiError(400, f"{place}.{name} must be a text", param=f"{place}.{name}")
-    if role == "developer" and not knows_developer:
-        kept["role"] = "system"  # its older name, which every template knows
+            raise ApiError(400, f"{place}.{name} must be a string", param=f"{place}.{name}")
+    if role == "developer" and not has_developer:
+        kept["role"] = "system"  # its older name, which every template supports
     if "content" not in kept:
         if role != "assistant" or not kept.get("tool_calls"):
             raise ApiError(400, f"{place}.content is missing", param=f"{place}.content")
@@ -42,12 +44,12 @@ def _message(message: dict[str, Any], place: str, knows_developer: bool) -> dict
 
 
 def template_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a template may be told besides the messages, such as enable_thinking."""
+    """Return extra variables for a template, such as enable_thinking."""
     for name in options or {}:
         if not name.isidentifier() or name in RESERVED or name in ("self", "tools"):
             raise ApiError(
                 400,
-                f"chat_template_kwargs: {name[:80]!r} is no option of a template",
+                f"chat_template_kwargs: {name[:80]!r} is not a valid option name",
                 param="chat_template_kwargs",
             )
     return dict(options or {})

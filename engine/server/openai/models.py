@@ -13,16 +13,17 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """The one model that is served."""
+    """List the one model that is served."""
     return {"object": "list", "data": [await _model(state_of(request))]}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
-    """The model of that name."""
+    """Describe the model of that name."""
     state = state_of(request)
     if name != state.config.name:
-        raise ApiError(404, f"there is no model {name[:80]!r} here", param="model", code="model_not_found")
+        problem = f"model {name[:80]!r} does not exist; this server serves {state.config.name!r}"
+        raise ApiError(404, problem, param="model", code="model_not_found")
     return await _model(state)
 
 

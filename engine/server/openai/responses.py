@@ -1,4 +1,4 @@
-"""What both routes do: read what is asked, hand it in, and answer whole or as it comes."""
+"""The common part of both routes: read the request, submit it, and respond whole or as a stream."""
 
 import secrets
 import time
@@ -27,27 +27,27 @@ FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORTED: "abort"}
 
 
 class ChoiceWriter(Protocol):
-    """How one route says things. One object an answer."""
+    """Writes the choices of one response in the form of its route."""
 
-    prefix: ClassVar[str]  # of an answer's id
-    whole: ClassVar[str]  # what an answer calls itself, whole
-    part: ClassVar[str]  # and in parts
+    prefix: ClassVar[str]  # of the response's id
+    whole: ClassVar[str]  # the "object" field of a whole response
+    part: ClassVar[str]  # the "object" field of a chunk
 
     def chunk(self, choice: int, deltas: Sequence[Delta]) -> bytes:
-        """What a choice has said, as an entry of `choices`; nothing where there is nothing to tell."""
+        """Return the deltas of a choice as an entry of `choices`; empty if there is nothing to send."""
         ...
 
     def take(self, choice: int, deltas: Sequence[Delta]) -> None:
-        """The same for a whole answer."""
+        """Collect the deltas of a choice for a whole response."""
         ...
 
     def choices(self) -> list[dict[str, Any]]:
-        """After all was taken."""
+        """Return the collected choices, after the last `take`."""
         ...
 
 
 class ResponseEnvelope:
-    """What stands around the choices in every part of an answer."""
+    """The fields around the choices, in a whole response and in each chunk."""
 
     def __init__(self, form: ChoiceWriter, model: str, asked: Asked) -> None:
         self._form, self._model = form, model
@@ -63,7 +63,7 @@ class ResponseEnvelope:
         return self._start + b'],"usage":' + encoded(usage.record()) + b"}\n\n"
 
     def record(self, usage: Usage) -> dict[str, Any]:
-        """The whole answer."""
+        """Return the whole response."""
         choices = self._form.choices()
         return {**self._head(self._form.whole), "choices": choices, "usage": usage.record()}
 
@@ -71,20 +71,18 @@ class ResponseEnvelope:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
 
-async def asked_of(request: Request, kind: type[A]) -> tuple[ServerState, A]:
-    """What the client wants, of the model that is here."""
+async def read_request(request: Request, kind: type[A]) -> tuple[ServerState, A]:
+    """Read the request, and check that it is for the served model."""
     state, asked = state_of(request), await read_as(request, kind)
     if asked.model is not None and asked.model != state.config.name:
         raise ApiError(
             404,
-            f"there is no model {asked.model[:80]!r} here, but {state.config.name!r}",
+            f"model {asked.model[:80]!r} does not exist; this server serves {state.config.name!r}",
             param="model",
             code="model_not_found",
         )
     if asked.stream_options is not None and not asked.stream:
-        raise ApiError(
-            400, "stream_options is for streams: it needs stream to be true", param="stream_options"
-        )
+        raise ApiError(400, "stream_options requires stream to be true", param="stream_options")
     return state, asked
 
 
@@ -96,7 +94,10 @@ async def answer(
     wanted: RequestedGrammar | None,
     **more: Any,
 ) -> Response:
-    """`wanted`: the form of each reply; `more`: sampling parameters that the routes name differently."""
+    """Run the prompts and respond.
+
+    `wanted`: the grammar of each reply. `more`: sampling parameters that the two routes name differently.
+    """
     state, place = state_of(request), wanted.place if wanted else ""
     begun = _begun(state, key_of(request), asked, prompts, wanted, more)
     if (run := await unless_gone(request.receive, begun)) is None:
@@ -138,7 +139,7 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     try:
         async for batch in run:
-            entries = [form.chunk(choice, deltas) for choice, deltas in _spoken(run, batch)]
+            entries = [form.chunk(choice, deltas) for choice, deltas in _by_choice(run, batch)]
             if chunk := b"".join([frame.chunk(entry) for entry in entries if entry]):
                 yield chunk
             _raise_failed(batch)
@@ -153,14 +154,14 @@ async def _events(
 
 async def _gathered(run: Generation, form: ChoiceWriter, frame: ResponseEnvelope) -> dict[str, Any]:
     async for batch in run:
-        for choice, deltas in _spoken(run, batch):
+        for choice, deltas in _by_choice(run, batch):
             form.take(choice, deltas)
         _raise_failed(batch)
     return frame.record(run.usage)
 
 
-def _spoken(run: Generation, batch: Batch) -> Iterator[tuple[int, list[Delta]]]:
-    """By choices, which are numbered one prompt after the other."""
+def _by_choice(run: Generation, batch: Batch) -> Iterator[tuple[int, list[Delta]]]:
+    """Yield the deltas by choice. Choices are numbered prompt by prompt."""
     for prompt, deltas in batch:
         first = prompt * run.params.n
         if run.params.n == 1:
@@ -171,12 +172,12 @@ def _spoken(run: Generation, batch: Batch) -> Iterator[tuple[int, list[Delta]]]:
 
 
 def finish_of(delta: Delta) -> str | None:
-    """The reason in OpenAI's words; of a reply that failed there is none, since that is an error."""
+    """Return OpenAI's finish reason, or None if the reply failed, which is reported as an error."""
     return FINISH.get(delta.finish) if delta.finish else None
 
 
 def _raise_failed(batch: Batch) -> None:
-    """A reply that could not go on is an error: the client's, where what it asked for leaves no way."""
+    """Raise an error if a reply failed. A `fault` names the request field that caused it."""
     for delta in (delta for _, deltas in batch for delta in deltas if delta.finish is Finish.FAILED):
         if delta.fault:
             raise BadParams(delta.fault, delta.error)

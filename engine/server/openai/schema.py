@@ -1,4 +1,4 @@
-"""What a client may ask for, field by field. A field that is not here is refused by its name."""
+"""The request bodies, field by field. A field that is not listed is an error that names it."""
 
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ from engine.server.openai.structured import (
     StructuredOutputs,
     wanted,
 )
-from engine.server.schema import MAX_SAID, Messages, Strict, TokenIds
+from engine.server.schema import MAX_REPLY_PREFIX, Messages, Strict, TokenIds
 
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
@@ -38,7 +38,7 @@ class NamedTool(Strict):
 
 
 class Asked(Strict):
-    """What both routes know. `null` stands for the default everywhere."""
+    """The fields of both routes. `null` means the default everywhere."""
 
     model: str | None = None
     stream: bool | None = None
@@ -56,7 +56,7 @@ class Asked(Strict):
     stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None = None
     max_tokens: Count | None = None
 
-    # As vLLM names them
+    # vLLM's extensions
     top_k: int | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
@@ -75,42 +75,42 @@ class Asked(Strict):
     guided_choice: Choices | None = None
     guided_grammar: Expression | None = None
 
-    # As transformers names them
+    # Names of transformers
     num_beams: int | None = Field(None, ge=1, le=MAX_BEAMS)
     early_stopping: bool | Literal["never"] | None = None
 
-    # Our own
+    # minichat's own
     speculate: str | None = None
     draft_tokens: int | None = Field(None, ge=0, le=MAX_DRAFT)
-    said: TokenIds | None = Field(None, max_length=MAX_SAID)
+    said: TokenIds | None = Field(None, max_length=MAX_REPLY_PREFIX)
 
     response_format: ResponseFormat | None = None
 
-    # Accepted, and without effect here
+    # Accepted and ignored
     user: str | None = None
 
     def sampling(self, **more: Any) -> SamplingParams:
-        """As the engine wants it."""
+        """Return the engine's sampling parameters."""
         given = {name: getattr(self, name) for name in _SAME}
         given |= {"stop_ids": self.stop_token_ids, "logit_bias": self._biases(), "beams": self._beams()}
         given |= more
         if self.top_k is not None:
-            given["top_k"] = max(self.top_k, 0)  # vLLM says -1 for all
+            given["top_k"] = max(self.top_k, 0)  # in vLLM, -1 means all tokens
         return SamplingParams().changed(**{name: value for name, value in given.items() if value is not None})
 
     def _beams(self) -> int | None:
-        """The width is `num_beams`, or with vLLM's `use_beam_search` as many as replies are wanted."""
+        """Return the beam width: `num_beams`, or with vLLM's `use_beam_search` the number of replies."""
         if not self.use_beam_search:
             if self.use_beam_search is False and (self.num_beams or 1) > 1:
-                raise BadParams("use_beam_search", f"is false, and num_beams {self.num_beams}: which?")
+                raise BadParams("use_beam_search", f"cannot be false with num_beams={self.num_beams}")
             return self.num_beams
         width = self.num_beams or self.n or 1
         if width == 1:
-            raise BadParams("use_beam_search", "wants a width above 1: n, or num_beams")
+            raise BadParams("use_beam_search", "needs a beam width above 1; set n or num_beams")
         return width
 
     def grammar(self) -> RequestedGrammar | None:
-        """What the reply's text must keep to."""
+        """Return the grammar that the reply's text must match."""
         guided = {name: getattr(self, name) for name in GUIDED}
         return wanted(self.response_format, self.structured_outputs, guided)
 
@@ -118,7 +118,7 @@ class Asked(Strict):
         biases = self.logit_bias
         for token in biases or ():
             if not (token.isascii() and token.isdecimal() and len(token) < 10):
-                raise BadParams("logit_bias", f"maps token ids to numbers, and {token[:40]!r} is no token id")
+                raise BadParams("logit_bias", f"keys must be token ids, got {token[:40]!r}")
         return None if biases is None else {int(token): bias for token, bias in biases.items()}
 
 
@@ -139,7 +139,7 @@ class ChatRequest(Asked):
     modalities: list[Literal["text"]] | None = Field(None, max_length=8)
     chat_template_kwargs: dict[str, Any] | None = None
 
-    # Accepted, and without effect here
+    # Accepted and ignored
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -147,7 +147,7 @@ class ChatRequest(Asked):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
-    # Not to be had; some clients write down every field that OpenAI has
+    # Not supported; some clients send every field of OpenAI's API as null
     audio: None = None
     function_call: None = None
     functions: None = None

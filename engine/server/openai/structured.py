@@ -1,4 +1,4 @@
-"""What the text of a reply must keep to, in the words of OpenAI's clients and of vLLM's."""
+"""The grammar of a reply's text, from the fields of OpenAI's API and of vLLM's."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ class NamedSchema(_Strict):
     name: str = Field(pattern="^[a-zA-Z0-9_-]{1,64}$")
     description: str | None = None
     json_schema: Schema | None = Field(None, alias="schema")  # left out: any object
-    strict: bool | None = None  # it is kept to either way
+    strict: bool | None = None  # the schema is enforced either way
 
 
 class ResponseFormat(_Strict):
@@ -34,7 +34,7 @@ class ResponseFormat(_Strict):
 
 
 class StructuredOutputs(_Strict):
-    """As vLLM has them since 0.11."""
+    """vLLM's field since 0.11."""
 
     json_schema: Schema | str | None = Field(None, alias="json")
     regex: Expression | None = None
@@ -44,14 +44,14 @@ class StructuredOutputs(_Strict):
 
 
 class RequestedGrammar(NamedTuple):
-    """A grammar, and the field that asked for it."""
+    """A grammar, and the field that requested it."""
 
     place: str
     grammar: Grammar
 
     @classmethod
     def of(cls, place: str, make: Callable[[], Grammar | None]) -> "RequestedGrammar | None":
-        """What `make` gives, if anything; where it cannot be made, the place is named."""
+        """Return the grammar that `make` returns, if any. An error names the field `place`."""
         try:
             grammar = make()
         except BadParams as error:
@@ -73,20 +73,20 @@ def wanted(
     outputs: StructuredOutputs | None,
     guided: Mapping[str, Any],
 ) -> RequestedGrammar | None:
-    """The one grammar that these fields ask for; `guided` are vLLM's older ones, by name."""
+    """Return the one grammar that these fields request. `guided`: vLLM's older fields, by name."""
     found = [*_of_format(form), *_of_outputs(outputs)]
     found += [(name, GUIDED[name], value) for name, value in guided.items() if value is not None]
     if not found:
         return None
     if len(found) > 1:
         places = [place for place, _, _ in found]
-        raise ApiError(400, f"{places[0]} and {places[1]} cannot both be kept to; give one", param=places[1])
+        raise ApiError(400, f"{places[0]} and {places[1]} cannot both be set", param=places[1])
     [(place, kind, value)] = found
     return RequestedGrammar.of(place, lambda: _grammar(kind, value))
 
 
 def refusal(error: BadParams, place: str) -> ApiError:
-    """What is wrong with a parameter, or with the grammar that `place` asks for, in the client's words."""
+    """Return the error for a bad parameter, or for the grammar in `place`, with the client's field names."""
     if error.field != "grammar" or not place:
         return in_openai_words(error)
     message = str(error).removeprefix("grammar: ")
@@ -97,7 +97,9 @@ def _of_format(form: ResponseFormat | None) -> list[tuple[str, str, Any]]:
     if form is None or form.type == "text":
         if form and form.json_schema:
             raise ApiError(
-                400, "response_format.json_schema needs type json_schema", param="response_format.type"
+                400,
+                "response_format.json_schema requires type json_schema",
+                param="response_format.type",
             )
         return []
     if form.type == "json_object":
@@ -122,7 +124,7 @@ def _of_outputs(outputs: StructuredOutputs | None) -> list[tuple[str, str, Any]]
     if not found:
         raise ApiError(
             400,
-            "structured_outputs asks for nothing: give json, regex, choice or grammar",
+            "structured_outputs is empty; set json, regex, choice or grammar",
             param="structured_outputs",
         )
     return found

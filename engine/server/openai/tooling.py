@@ -1,4 +1,4 @@
-"""Tools as a client hands them in: checked, and what the reply may call of them."""
+"""Tool definitions from a client, validated, and the rules for the calls in a reply."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ _KNOWN = {"name", "description", "parameters", "strict"}
 
 
 def definitions(asked: ChatRequest, style: Style | None) -> Sequence[dict[str, Any]]:
-    """Those that the template is to know of."""
+    """Return the tools for the template."""
     if asked.tools and style is None:
-        problem = "the chat template of this model takes none, or writes its calls in a form not known here"
+        problem = "this model's chat template takes no tools, or its call format is not supported"
         raise ApiError(400, f"tools: {problem}", param="tools")
     for n, tool in enumerate(asked.tools or ()):
         _check(tool, f"tools[{n}]")
@@ -26,19 +26,19 @@ def definitions(asked: ChatRequest, style: Style | None) -> Sequence[dict[str, A
 def calls_of(
     asked: ChatRequest, tools: Sequence[Mapping[str, Any]], style: Style | None
 ) -> ToolCallRules | None:
-    """What the reply may, or must, call."""
+    """Return the rules for tool calls in the reply, or None if there are no tools."""
     choice = asked.tool_choice
     must = choice == "required" or isinstance(choice, NamedTool)
     if style is None or not tools:
         if must:
-            raise ApiError(400, "tool_choice: there are no tools to choose from", param="tool_choice")
+            raise ApiError(400, "tool_choice: the request has no tools", param="tool_choice")
         return None
     functions = [_function(tool["function"]) for tool in tools]
     if isinstance(choice, NamedTool):
         functions = [each for each in functions if each.name == choice.function.name]
         if not functions:
             name = choice.function.name
-            raise ApiError(400, f"tool_choice: no tool is called {name[:80]!r}", param="tool_choice")
+            raise ApiError(400, f"tool_choice: there is no tool named {name[:80]!r}", param="tool_choice")
     return ToolCallRules(style, functions, must=must, many=asked.parallel_tool_calls is not False)
 
 
@@ -50,9 +50,9 @@ def _check(tool: dict[str, Any], place: str) -> None:
     match tool:
         case {"type": "function", "function": {"name": str(name)} as function} if _NAME.fullmatch(name):
             if tool.keys() - {"type", "function"}:
-                raise _bad(f"{place}.{min(tool.keys() - {'type', 'function'})[:80]}", "is not known")
+                raise _bad(f"{place}.{min(tool.keys() - {'type', 'function'})[:80]}", "is not a known field")
             if unknown := sorted(function.keys() - _KNOWN):
-                raise _bad(f"{place}.function.{unknown[0][:80]}", "is not known")
+                raise _bad(f"{place}.function.{unknown[0][:80]}", "is not a known field")
             parameters = function.get("parameters")
             if (
                 not isinstance(parameters, dict | None)
@@ -62,10 +62,10 @@ def _check(tool: dict[str, Any], place: str) -> None:
             if not isinstance(function.get("strict"), bool | None):
                 raise _bad(f"{place}.function.strict", "must be true or false")
             if not isinstance(function.get("description"), str | None):
-                raise _bad(f"{place}.function.description", "must be a text")
+                raise _bad(f"{place}.function.description", "must be a string")
         case _:
             form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
-            raise _bad(place, f"must look like {form}")
+            raise _bad(place, f"must have the form {form}")
 
 
 def _bad(place: str, problem: str) -> ApiError:
