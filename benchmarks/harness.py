@@ -45,7 +45,7 @@ class Bench:
     def measure(
         self, name: str, call: Call, *, unit: str = "s", before: Callable[[], object] | None = None
     ) -> Figure:
-        """Time one call. `tok/s`: units per second, `s` or `s/step`: seconds per unit; `before` is not timed."""
+        """Time one call: `tok/s` in units per second, `s` or `s/step` per unit; `before` is not timed."""
         rounds = self._rounds({name: call}, before)
         return self._timed_figure(name, unit, [one[name] for one in rounds])
 

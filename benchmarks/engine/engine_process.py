@@ -3,9 +3,9 @@
 Four replies stream on a model whose steps take about a millisecond; they are read twenty times a second, as
 by a screen. The busy interpreter spends half of its time in Python, ten milliseconds at a time. Rates are
 over the time in which the engine's thread ran or waited for the program; time in which it was runnable but
-other work had the cores is excluded (Linux counts it), because load from others is not the question. `working` is
-the share of that time in which it ran. On a shared machine, where running itself is sometimes slower, this is
-the best measure of the time lost to waiting for the interpreter.
+other work had the cores is excluded (Linux counts it), because load from others is not the question.
+`working` is the share of that time in which it ran. On a shared machine, where running itself is sometimes
+slower, this is the best measure of the time lost to waiting for the interpreter.
 """
 
 import json
