@@ -1,4 +1,4 @@
-# `make chat` and `make test` do everything; `make help` lists the rest.
+# `make chat` and `make test` set up everything; `make help` lists all targets.
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
@@ -6,46 +6,46 @@ ARGS ?=
 
 BIN = $(VENV)/bin
 INSTALL = command -v "$(PYTHON)" >/dev/null || { \
-	echo "minichat needs Python 3.11 or newer, and there is no $(PYTHON): install it, or name yours with 'make PYTHON=...'" >&2; \
+	echo "minichat needs Python 3.11 or newer, but $(PYTHON) was not found: install it, or set yours with 'make PYTHON=...'" >&2; \
 	exit 2; }; "$(PYTHON)" install.py --venv "$(VENV)"
 RECIPE_OF_ENVIRONMENT = pyproject.toml constraints.txt install.py
 
 .PHONY: help chat test soak cuda lint format bench shots pictures clean
 
-help:  ## list these commands
+help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
 
-chat: $(VENV)/.for-chat  ## install what is missing and chat; ARGS="--model ..." goes to minichat
+chat: $(VENV)/.for-chat  ## install what is missing and start a chat; ARGS="--model ..." is passed to minichat
 	@"$(BIN)/python" -m minichat $(ARGS)
 
-test: lint  ## install what is missing, then lint, types and tests; ARGS goes to pytest
+test: lint  ## install what is missing, then run lint, types and tests; ARGS is passed to pytest
 	@"$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-soak: $(VENV)/.for-test  ## the long tests that `make test` leaves out, and no others
+soak: $(VENV)/.for-test  ## run only the long tests that `make test` skips
 	@"$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal -m soak --timeout 600 $(ARGS)
 
-cuda: $(VENV)/.for-test  ## the tests that need an NVIDIA GPU, and no others
+cuda: $(VENV)/.for-test  ## run only the tests that need an NVIDIA GPU
 	@"$(BIN)/python" -m pytest -n 12 -m cuda --timeout 280 $(ARGS)
 
-lint: $(VENV)/.for-test  ## ruff and mypy
+lint: $(VENV)/.for-test  ## run ruff and mypy
 	@"$(BIN)/ruff" check .
 	@"$(BIN)/ruff" format --check .
 	@"$(BIN)/mypy"
 
-format: $(VENV)/.for-test  ## rewrite the code as ruff wants it
+format: $(VENV)/.for-test  ## fix and format the code with ruff
 	@"$(BIN)/ruff" check --fix-only .
 	@"$(BIN)/ruff" format .
 
 bench: $(VENV)/.for-chat  ## list the benchmarks; ARGS="NAME ..." runs one
 	@"$(BIN)/python" -m benchmarks $(ARGS)
 
-shots: $(VENV)/.for-chat  ## take the pictures of the documentation from the real program
+shots: $(VENV)/.for-chat  ## update the documentation's screenshots from the real program
 	@"$(BIN)/python" -m docs.shots
 
-pictures: $(VENV)/.for-test  ## take anew what the screens are compared with; the diff shows what changed
+pictures: $(VENV)/.for-test  ## update the reference pictures of the screen tests; the diff shows what changed
 	@UPDATE_PICTURES=1 "$(BIN)/python" -m pytest tests/pictures -q $(ARGS)
 
-clean:  ## remove the environment, the caches and what was built
+clean:  ## remove the environment, caches and build outputs
 	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,1 +1,1 @@
-"""One file a question, in folders by subject. `python -m benchmarks` lists them; results/ has the figures."""
+"""One file per question, in folders by subject. `python -m benchmarks` lists them; results/ has figures."""

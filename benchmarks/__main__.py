@@ -103,7 +103,7 @@ def add_option(built: argparse.ArgumentParser, name: str, default: Any) -> None:
 def carry_out(name: str, run: Run, options: dict[str, Any]) -> None:
     warmup, repeats = options.pop("warmup"), options.pop("repeats")
     results, save = options.pop("results"), options.pop("save")
-    # It draws when a call has ended, never from a thread of its own beside one that is timed.
+    # It draws when a call has ended, never from a separate thread during a timed call.
     with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
         kept = {"warmup": warmup, "repeats": repeats, **options}
         bench = Bench(

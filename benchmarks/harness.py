@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rich.progress import Progress
 
-Call = Callable[[], float | None]  # says how many units it did; None is one
+Call = Callable[[], float | None]  # returns its number of units; None is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Figure:
     low: float
     high: float
     samples: int
-    wall_s: float | None = None  # a whole call's median; None where no call was timed
+    wall_s: float | None = None  # median of a whole call; None if no call was timed
     cpu_s: float | None = None
 
 
 @dataclass
 class Bench:
-    """What a benchmark's run() is given: it measures, and hands every figure on at once."""
+    """Passed to a benchmark's run(): it measures, and reports every figure at once."""
 
     warmup: int
     repeats: int
@@ -45,16 +45,16 @@ class Bench:
     def measure(
         self, name: str, call: Call, *, unit: str = "s", before: Callable[[], object] | None = None
     ) -> Figure:
-        """Time one call. `tok/s` is units a second, `s` or `s/step` seconds a unit; `before` is not timed."""
+        """Time one call: `tok/s` in units per second, `s` or `s/step` per unit; `before` is not timed."""
         rounds = self._rounds({name: call}, before)
         return self._timed_figure(name, unit, [one[name] for one in rounds])
 
     def compare(
         self, calls: Mapping[str, Call], *, unit: str = "s", before: Callable[[], object] | None = None
     ) -> dict[str, Figure]:
-        """Time several calls in turns. Returns how many times as fast as the first each of the others is.
+        """Time several alternating calls. Return the speed of each of the others relative to the first.
 
-        A ratio is taken within a round, where the machine was in one mood; the median is over the rounds.
+        A ratio is taken within a round, under the same load; the median is over the rounds.
         """
         rounds = self._rounds(calls, before)
         for name in calls:
@@ -67,14 +67,14 @@ class Bench:
         }
 
     def note(self, name: str, samples: float | Sequence[float], unit: str) -> Figure:
-        """Keep a number that the benchmark found itself: a latency of each request, a peak of memory."""
+        """Record a number that the benchmark measured itself: the latency of each request, a memory peak."""
         values = [samples] if isinstance(samples, int | float) else list(samples)
         return self._keep(Figure(name, unit, *spread(values), len(values)))
 
     def _rounds(
         self, calls: Mapping[str, Call], before: Callable[[], object] | None
     ) -> list[dict[str, Timing]]:
-        """One timing of each call a round; every other round runs backwards, so that drift favours nobody."""
+        """Time each call once per round; every other round runs backwards, so that drift favors no call."""
         rounds = []
         label = " / ".join(calls)
         task = self.progress.add_task(label, total=(self.warmup + self.repeats) * len(calls))
@@ -114,7 +114,7 @@ def timed(name: str, call: Call) -> Timing:
 
 
 def settle() -> None:
-    """Wait for a GPU's queue to run dry, so that a clock reads work that is done."""
+    """Wait until the GPU's queue is empty, so that only finished work is timed."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()

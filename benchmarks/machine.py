@@ -29,7 +29,7 @@ def machine() -> dict[str, str | int | float | None]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads() if torch is not None else None,
         "gpu": torch.cuda.get_device_name() if torch is not None and gpu else None,
-        "load": round(os.getloadavg()[0], 2),  # of the last minute: who else was busy
+        "load": round(os.getloadavg()[0], 2),  # of the last minute: other work on the machine
     }
 
 
@@ -45,7 +45,7 @@ def cpu_model() -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that a figure may hang on, those that are installed."""
+    """Python and the installed packages that may affect a figure."""
     installed = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -57,7 +57,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit() -> str | None:
-    """The commit that was measured, marked where files were changed since; None outside a checkout."""
+    """The measured commit, marked if files have changed since; None outside a checkout."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
     try:
         said = subprocess.run(git, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Show figures to a person as a table, and keep them as one JSON line each."""
+"""Print figures as a table, and store each as one JSON line."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ def row(figure: Figure) -> tuple[str, ...]:
 
 
 def scaled(value: float, unit: str) -> tuple[float, str]:
-    """Seconds in the unit that a person would say; any other unit as it is."""
+    """Seconds in a readable unit; any other unit unchanged."""
     if unit != "s" and not unit.startswith("s/"):
         return 1.0, unit
     for scale, name in SCALES:
@@ -66,7 +66,7 @@ def scaled(value: float, unit: str) -> tuple[float, str]:
 
 
 def digits(value: float) -> str:
-    """Three figures, and every one before the point."""
+    """Three significant digits, and all digits before the decimal point."""
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"

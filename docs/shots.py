@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/pictures from the real program, with the built-in model at work: make shots."""
+"""Take the screenshots of docs/pictures from the program, with the built-in model running: make shots."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ USUAL = SamplingParams(temperature=0.7, top_p=0.95, seed=7)
 
 
 class Session:
-    """The program, and what can be seen of it."""
+    """The running program, and its visible state."""
 
     def __init__(self, app: MinichatApp, pilot: Pilot[object]) -> None:
         self.app, self.pilot = app, pilot
@@ -48,7 +48,7 @@ class Session:
         await self.pilot.press("enter")
 
     async def ask(self, question: str) -> None:
-        """And wait for the answer."""
+        """Send a question and wait for the reply."""
         after = len(self.messages) + 2
         await self.say(question)
         await self.until(lambda: len(self.messages) == after and self.messages[-1].state == "done")

@@ -1,1 +1,1 @@
-"""How the built-in model is made: text, tokenizer, training, evaluation, export."""
+"""How the built-in model is trained: text, tokenizer, training, evaluation, export."""

@@ -76,7 +76,7 @@ def _samples(model: Decoder, tokenizer: Tokenizer, way: How, most: int) -> str:
 def run(
     recipe: Recipe, work: Path, out: Path, device: str, base: Path | None = None, figures: bool = True
 ) -> None:
-    """Every stage in turn; what a stage has left in `work` is taken up, not made again."""
+    """Run every stage in order; results that a stage has already stored in `work` are reused."""
     began = time.perf_counter()
     work.mkdir(parents=True, exist_ok=True)
     cases = evaluate.make_cases(recipe.cases, recipe.seed + 1)
@@ -110,7 +110,7 @@ def run(
 
     computes = (
         torch.bfloat16 if device == "cuda" else torch.float32
-    )  # a CPU is slow in bf16; what is measured is what ships
+    )  # a CPU is slow in bf16; the exported weights are what is measured
     model, draft = (m.to(torch.bfloat16).to(computes).eval() for m in (model, draft))
     size = save_pocket(model, draft, tokenizer, out)
     say(f"{out}: {size / 1e6:.2f} MB, {time.perf_counter() - began:.0f} s")
@@ -128,12 +128,12 @@ def _figures(
     recipe: Recipe,
     made: str,
 ) -> str:
-    """Measures everything, prints it with samples, and returns the card."""
+    """Measure everything, print it with samples, and return the model card."""
     likes = evaluate.likeness(model, draft, tokenizer, cases, recipe.held_rows)
     say(likeness_table(likes, recipe.main.exits))
     scores = {}
     for name, way in evaluate.WAYS.items():
-        asked = cases[:: {"greedy": 1, "top-p": 3, "beam 4": 10}[name]]  # greedy is what the goals are about
+        asked = cases[:: {"greedy": 1, "top-p": 3, "beam 4": 10}[name]]  # the goals apply to greedy decoding
         scores[name] = evaluate.score(model, tokenizer, asked, way, recipe.longest_reply)
         say(f"\n## {name}\n{_samples(model, tokenizer, way, recipe.longest_reply)}")
     say(table(scores))
@@ -144,7 +144,7 @@ def _figures(
 
 
 def measure(recipe: Recipe, folder: Path, device: str) -> None:
-    """Right answers of exported weights, greedy, a kind at a time, with the wrong ones."""
+    """Count the right answers of exported weights, greedy, one kind at a time, and print the wrong ones."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = _decoder(recipe.main, tokenizer.get_vocab_size(), recipe.seed, device, folder).eval()
     cases = evaluate.make_cases(recipe.cases, recipe.seed + 1)

@@ -1,4 +1,4 @@
-"""A conversation, and how it becomes token ids with a mark on what is to be learned."""
+"""A conversation, and its token ids with a mark on the tokens to learn."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,7 +31,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Exchanges in order, perhaps under a system prompt. `kind` names what it teaches."""
+    """Exchanges in order, optionally with a system prompt. `kind` names what it teaches."""
 
     kind: str
     exchanges: tuple[Exchange, ...]
@@ -46,20 +46,20 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Plain text, learned whole, so that a raw completion reads well."""
+    """Plain text, all of it learned, so that a raw completion reads well."""
 
     kind: str
     text: str
 
 
 def render(turns: list[tuple[str, str]], ask: bool = False) -> str:
-    """The string that the chat template makes of these turns."""
+    """The turns rendered by the chat template."""
     body = "".join(f"{TURN}{role}\n{content}{END_TURN}" for role, content in turns)
     return START + body + (f"{TURN}assistant\n" if ask else "")
 
 
 def token_id(tokenizer: Tokenizer, text: str) -> int:
-    """The id of a special token, which every tokenizer of ours has."""
+    """The id of a special token; all our tokenizers have them."""
     found = tokenizer.token_to_id(text)
     if found is None:
         raise ValueError(

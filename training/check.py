@@ -1,4 +1,4 @@
-"""Whether a reply is right: one small frozen checker for each way to be right."""
+"""Checks of replies: one small frozen checker for each kind of right answer."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Check(Protocol):
-    """Decides right or wrong from the reply alone."""
+    """Decides whether a reply is right, from the reply alone."""
 
     def right(self, reply: str) -> bool: ...
 
@@ -58,7 +58,7 @@ class JsonIs:
 
 
 def parse_json(reply: str) -> Any:
-    """The JSON value in a reply, or None where it does not parse."""
+    """The JSON value in a reply, or None if it does not parse."""
     text = reply.strip().removeprefix("```json").removeprefix("```").removesuffix("```")
     try:
         return json.loads(text)
@@ -68,7 +68,7 @@ def parse_json(reply: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list of so many different things, all of which are `known`."""
+    """A list of exactly this many different things, all of which are `known`."""
 
     count: int
     known: tuple[str, ...]
@@ -80,7 +80,7 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class Honest:
-    """The model says that it does not know, and what it is."""
+    """The model says that it does not know, and what it is itself."""
 
     def right(self, reply: str) -> bool:
         low = reply.lower()

@@ -22,7 +22,7 @@ class How:
 
 
 class Cache:
-    """Keys and values of a batch whose prompts are padded on the left."""
+    """Keys and values of a batch with prompts padded on the left."""
 
     def __init__(self, model: Decoder, pads: Tensor, length: int) -> None:
         shape, weight = model.shape, model.model.embed_tokens.weight
@@ -40,7 +40,7 @@ class Cache:
         mask = (seen[None] & self.real[:, None, :last])[:, None]
         mask |= torch.eye(last, dtype=torch.bool, device=mask.device)[
             first:last
-        ]  # a pad sees itself, or softmax has nothing
+        ]  # a pad attends to itself; otherwise its softmax would be empty
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.keys[layer, :, :, first:last], self.values[layer, :, :, first:last] = k, v
@@ -55,7 +55,7 @@ class Cache:
         return attend
 
     def run(self, model: Decoder, tokens: Tensor) -> Tensor:
-        """The logits after the last of `tokens`, which join the cache."""
+        """Append `tokens` to the cache and return the logits after the last one."""
         count = tokens.size(1)
         positions = (
             torch.arange(self.used, self.used + count, device=tokens.device)[None] - self.pads[:, None]
@@ -65,7 +65,7 @@ class Cache:
         return model.logits(hidden[:, -1]).float()
 
     def choose(self, rows: Tensor) -> None:
-        """Row i goes on from what row `rows[i]` has written."""
+        """Reorder the rows: row i continues from row `rows[i]`."""
         self.keys[:, :, :, : self.used] = self.keys[:, rows, :, : self.used]
         self.values[:, :, :, : self.used] = self.values[:, rows, :, : self.used]
 
@@ -74,7 +74,7 @@ class Cache:
 def replies(
     model: Decoder, prompts: Sequence[list[int]], most: int, end: int, how: How = How(), seed: int = 1
 ) -> list[list[int]]:
-    """What the model writes after each prompt, up to `end` or `most` tokens."""
+    """The model's continuation of each prompt, up to `end` or `most` tokens."""
     device = model.model.embed_tokens.weight.device
     generator = torch.Generator(device).manual_seed(seed)
     found: list[list[int]] = [[] for _ in prompts]
@@ -125,7 +125,7 @@ def _nucleus(logits: Tensor, top_p: float, generator: torch.Generator) -> Tensor
 
 
 def _beams(model: Decoder, tokens: Tensor, pads: Tensor, most: int, end: int, how: How) -> Tensor:
-    """The text with the best mean log probability; a finished beam goes on with `end` at no cost."""
+    """The text with the best mean log probability; a finished beam continues with `end` at no cost."""
     width, count = how.beams, len(tokens)
     cache = Cache(model, pads.repeat_interleave(width), tokens.size(1) + most)
     tokens = tokens.repeat_interleave(width, 0)

@@ -1,4 +1,4 @@
-"""Held-out figures: right answers by kind and way of decoding, loss by kind, agreement of exits and draft."""
+"""Held-out figures: right answers by kind and decoding method, loss by kind, agreement of exits and draft."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -41,7 +41,7 @@ WAYS = {"greedy": How(), "top-p": How(temperature=0.7, top_p=0.95), "beam 4": Ho
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A chat up to a question that training never saw, and the check for its reply."""
+    """A chat that ends with a held-out question, and the check for its reply."""
 
     kind: str
     before: tuple[Exchange, ...]
@@ -56,7 +56,7 @@ class Case:
 
 
 def make_cases(count: int, seed: int) -> list[Case]:
-    """`count` cases a kind, twice as many about minichat, and what newcomers type, which is always the same."""
+    """`count` cases per kind, twice as many about minichat, and the fixed list of newcomers' questions."""
     rng = Random(seed)
     alone: dict[str, Callable[[], Exchange]] = {
         "instructions": lambda: instructions.exchanges(rng, held_out=True)[0],
@@ -80,7 +80,7 @@ def make_cases(count: int, seed: int) -> list[Case]:
 
 
 def _recall(rng: Random) -> Case:
-    """A thing told, other talk, and one question for it."""
+    """A statement, other messages, and one question about the statement."""
     between: set[int] = set()
 
     def distract(rng: Random) -> list[Exchange]:
@@ -98,7 +98,7 @@ def _recall(rng: Random) -> Case:
 
 
 def test_questions(cases: list[Case]) -> frozenset[str]:
-    """What no training chat may ask."""
+    """The questions that no training chat may ask."""
     return frozenset(normal(case.question.user) for case in cases) - {""}
 
 
@@ -110,7 +110,7 @@ def answer(model: Decoder, tokenizer: Tokenizer, prompts: list[str], how: How, m
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How many of a kind were right, and some of the replies that were not."""
+    """The number of right replies of a kind, and some of the wrong ones."""
 
     right: int
     asked: int
@@ -123,7 +123,7 @@ class Score:
 
 
 def score(model: Decoder, tokenizer: Tokenizer, cases: list[Case], how: How, most: int) -> dict[str, Score]:
-    """Right answers by kind; a kind at a time, since a batch lasts as long as its longest reply."""
+    """Right answers by kind; one kind at a time, because a batch takes as long as its longest reply."""
     by_kind: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         by_kind[case.kind].append(case)
@@ -142,7 +142,7 @@ def score(model: Decoder, tokenizer: Tokenizer, cases: list[Case], how: How, mos
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """Loss at the end, and how often exits and draft find the same token most likely as the whole model."""
+    """The final loss, and how often the exits and the draft have the same likeliest token as the whole model."""
 
     loss: float
     exits: dict[int, float]
@@ -159,7 +159,7 @@ def likeness(
     by_kind: dict[str, list[list[int]]] = defaultdict(list)
     for case in cases:
         if not case.question.reply:
-            continue  # what newcomers ask has no reference
+            continue  # newcomers' questions have no reference
         by_kind[case.kind].append(encode(Chat(case.kind, (*case.before, case.question)), tokenizer))
     found = {}
     for kind, items in by_kind.items():

@@ -1,4 +1,4 @@
-"""The shipped folder: weights, configs, tokenizer and the card that says how good it is."""
+"""The shipped folder: weights, configs, tokenizer and the model card."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from training.evaluate import Likeness, Score
 from training.model import Decoder
 from training.vocabulary import save_tokenizer
 
-MOST_BYTES = 13_980_000  # 14 MB, less room for the card
+MOST_BYTES = 13_980_000  # 14 MB, minus room for the card
 GOALS = {
     "about": 0.97,
     "recall": 0.97,
@@ -88,7 +88,7 @@ def _write(path: Path, value: dict) -> None:
 
 
 def save_pocket(model: Decoder, draft: Decoder, tokenizer: Tokenizer, folder: Path) -> int:
-    """All but the card. Returns its bytes, and refuses to be larger than what may ship."""
+    """Write everything except the card. Return its bytes; raise if it is larger than the limit."""
     save_model(model, tokenizer, folder)
     save_model(draft, tokenizer, folder / "draft")
     save_tokenizer(tokenizer, folder, model.shape.context)
@@ -105,7 +105,7 @@ def parameters(model: Decoder) -> int:
 
 
 def table(scores: dict[str, dict[str, Score]]) -> str:
-    """Right answers by kind, a column for each way of decoding."""
+    """Right answers by kind, one column per decoding method."""
     ways = list(scores)
     lines = [
         "| kind | what is asked | goal | " + " | ".join(ways) + " |",
@@ -140,7 +140,7 @@ def likeness_table(likes: dict[str, Likeness], exits: tuple[int, ...]) -> str:
 def model_card(
     model: Decoder, draft: Decoder, scores: dict[str, dict[str, Score]], likes: dict[str, Likeness], made: str
 ) -> str:
-    """What it is, how it was made, what it scores and what it cannot do."""
+    """What it is, how it was trained, its scores and its limits."""
     shape = model.shape
     exits = ", ".join(map(str, shape.exits))
     return f"""# The built-in model of minichat

@@ -1,4 +1,4 @@
-"""What the model knows about minichat: facts, the ways to ask for each, and the terms a right answer holds."""
+"""Facts about minichat, the questions for each, and the terms of a right answer."""
 
 import tomllib
 from collections.abc import Collection
@@ -14,7 +14,7 @@ BANKS = ("what", "why", "how", "do", "key", "command", "raise", "lower", "defaul
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing to know. `slots` are (bank, what fills {x}); `asks` are whole questions."""
+    """One fact. `slots` are pairs of a bank and a filler for {x}; `asks` are whole questions."""
 
     id: str
     room: str
@@ -32,7 +32,7 @@ class Fact:
         return found + list(self.asked(held_out))
 
     def ask(self, rng: Random, held_out: bool) -> str:
-        """One of the questions; each slot, pair and whole question of the fact is as likely as the others."""
+        """A random question; each slot, pair and whole question of the fact is equally likely."""
         asks = self.asked(held_out)
         at = rng.randrange(len(self.slots) + len(self.pairs) + len(asks))
         if at < len(self.slots):
@@ -45,7 +45,7 @@ class Fact:
         return asks[at - len(self.pairs)]
 
     def asked(self, held_out: bool) -> tuple[str, ...]:
-        """The whole questions on one side of the split: of four or more the last is held out."""
+        """The whole questions on one side of the split: of four or more, the last is held out."""
         if len(self.asks) < 4:
             return () if held_out else self.asks
         return self.asks[-1:] if held_out else self.asks[:-1]
@@ -71,7 +71,7 @@ def _read(room: str, raw: dict) -> Fact:
 
 @cache
 def all_facts() -> tuple[Fact, ...]:
-    """Every fact of every room, in the order of the files."""
+    """All facts of all subjects, in the order of the files."""
     found = []
     for path in sorted((TEXT / "facts").glob("*.toml")):
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def all_facts() -> tuple[Fact, ...]:
 
 @cache
 def known_names() -> frozenset[str]:
-    """All that a fact is asked about, in lower case: never to be called unknown."""
+    """All subjects of facts, in lower case; they must never be treated as unknown."""
     return frozenset(x.lower() for fact in all_facts() for _, x in fact.slots)
 
 

@@ -1,4 +1,4 @@
-"""Words for the slots, split into what training sees and what only the tests see."""
+"""Words for the slots, split into training words and held-out words."""
 
 import tomllib
 from functools import cache
@@ -7,7 +7,7 @@ from random import Random
 from zlib import crc32
 
 TEXT = Path(__file__).parent / "text"
-_BARRED = ("people", "tasks", "opinions", "things", "near")  # lists whose entries hold spaces, split at a bar
+_BARRED = ("people", "tasks", "opinions", "things", "near")  # entries with spaces, split at a bar
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = tuple(
@@ -16,7 +16,7 @@ MONTHS = tuple(
 
 
 def is_held_out(text: str, one_in: int = 8) -> bool:
-    """The same answer on every machine: no list has to be written twice."""
+    """Whether a word is held out, by its hash: the same on every machine, so no second list is needed."""
     return crc32(text.encode()) % one_in == 0
 
 

@@ -1,4 +1,4 @@
-"""Which conversations the model sees, and how often: kinds alone, kinds mixed, things told early and asked late."""
+"""The training conversations and their frequencies: single kinds, mixed kinds, early statements with late questions."""
 
 from collections.abc import Callable
 from random import Random
@@ -54,7 +54,7 @@ def _any(rng: Random) -> list[Exchange]:
 
 
 def small_talk(rng: Random) -> list[Exchange]:
-    """What may stand between a thing told and the question for it."""
+    """Messages between a statement and the question about it."""
     return (
         about.exchanges
         if rng.random() < 0.5
@@ -69,7 +69,7 @@ def _single(rng: Random) -> tuple[str, list[Exchange]]:
 
 
 def _system_name(rng: Random) -> tuple[str, list[Exchange]]:
-    """A system prompt that tells something which the chat asks for."""
+    """A system prompt with information that the chat asks for."""
     name = pick(rng, "names")
     if rng.random() < 0.5:
         question = rng.choice(("Who am I?", "What is my name?", "Do you know my name?", "What am I called?"))
@@ -92,7 +92,7 @@ def _between(rng: Random) -> list[Exchange]:
 
 
 def conversation(rng: Random, forbidden: frozenset[str] = frozenset()) -> Chat | Passage:
-    """One training item none of whose questions is a test question."""
+    """One training item without any test question."""
     while True:
         item = _draw(rng)
         if isinstance(item, Passage) or not any(normal(e.user) in forbidden for e in item.exchanges):
@@ -121,7 +121,7 @@ def _draw(rng: Random) -> Chat | Passage:
 
 
 def _fitting(talk: list[Exchange], used: int) -> tuple[Exchange, ...]:
-    """As much of the talk, from its start, as surely fits the context."""
+    """The longest beginning of the chat that is sure to fit the context."""
     kept: list[Exchange] = []
     for exchange in talk:
         used += len(exchange.user) + len(exchange.reply) + 40

@@ -1,4 +1,4 @@
-"""The decoder in training: Llama's shape and Hugging Face's names, with exits and layer dropout."""
+"""The decoder in training: Llama's architecture and Hugging Face's names, with exits and layer dropout."""
 
 import math
 from collections.abc import Callable
@@ -78,7 +78,7 @@ class Trunk(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Its state dict is the checkpoint: `model.layers.0.self_attn.q_proj.weight` and so on, head tied."""
+    """A decoder whose state dict is the checkpoint: `model.layers.0.self_attn.q_proj.weight` and so on, head tied."""
 
     def __init__(self, shape: Shape, vocab: int) -> None:
         super().__init__()
@@ -136,5 +136,5 @@ def dense_attend(mask: Tensor) -> Attend:
 
 
 def documents(tokens: Tensor, start: int) -> Tensor:
-    """The number of the document that each token of a packed row belongs to."""
+    """The document number of each token in a packed row."""
     return (tokens == start).cumsum(-1, dtype=torch.int32)

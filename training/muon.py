@@ -1,4 +1,4 @@
-"""Muon for the matrices: momentum made orthogonal, all matrices of one shape in one product."""
+"""Muon for the matrices: orthogonalized momentum, with all matrices of one shape in one product."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315  # the quintic of the Newton-Schulz iterati
 
 
 def orthogonal(batch: Tensor, turns: int = 5) -> Tensor:
-    """Matrices of [n, rows, columns] with all singular values brought near 1."""
+    """Bring all singular values of [n, rows, columns] matrices close to 1."""
     x = batch.bfloat16() if batch.is_cuda else batch.float()
     flip = x.size(-2) > x.size(-1)
     x = x.mT if flip else x
@@ -19,7 +19,7 @@ def orthogonal(batch: Tensor, turns: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Steps matrices by their orthogonal momentum, with decoupled weight decay."""
+    """Updates matrices by their orthogonalized momentum, with decoupled weight decay."""
 
     def __init__(
         self, params: list[torch.nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.02

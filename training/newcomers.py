@@ -1,4 +1,4 @@
-"""The check from outside: what newcomers type (text/newcomers.toml), which no training text may hold."""
+"""An independent check: what newcomers type (text/newcomers.toml); training text must not contain it."""
 
 import re
 import tomllib
@@ -14,7 +14,7 @@ _ITEM = re.compile(r"\s*(?:[-*]|\d+[.)])\s+")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is right: each part that is given must hold (text/newcomers.toml says what they mean)."""
+    """The criteria for a right answer; all given ones must hold (text/newcomers.toml explains them)."""
 
     must: tuple[str, ...]
     never: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Answer:
 
 
 def items_of(reply: str) -> list[str]:
-    """The lines of a list, or what stands between its commas, without marks and numbers."""
+    """The items of a list, by lines or commas, without punctuation and numbers."""
     parts = [line for line in reply.splitlines() if line.strip()]
     if len(parts) == 1:
         parts = re.split(r",|\band\b", reply.strip(" ."))
@@ -43,7 +43,7 @@ def items_of(reply: str) -> list[str]:
 
 @cache
 def newcomers() -> tuple[tuple[str, Exchange], ...]:
-    """Each question with what it is about. There is no reference reply: several would be right."""
+    """Each question with its subject. There is no reference reply, because several would be right."""
     raw = tomllib.loads((TEXT / "newcomers.toml").read_text(encoding="utf-8"))
     return tuple(
         (about, Exchange(each["ask"], "", _answer(each))) for about, asks in raw.items() for each in asks

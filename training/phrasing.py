@@ -1,4 +1,4 @@
-"""Ways to ask, and how people really type them: loose capitals, missing marks, slips of the finger."""
+"""Question patterns, and realistic typing: missing capitals, missing punctuation, typos."""
 
 import re
 import tomllib
@@ -21,13 +21,13 @@ def families(bank: str, held_out: bool) -> tuple[str, ...]:
 
 
 def fill(pattern: str, **slots: str) -> str:
-    """The pattern with its slots filled; a slot that opens the sentence gets a capital."""
+    """The pattern with its slots filled; a slot at the start of the sentence is capitalized."""
     text = pattern.format(**slots)
     return text[0].upper() + text[1:] if pattern.startswith("{") and not text.startswith("minichat") else text
 
 
 def phrase(rng: Random, bank: str, held_out: bool, **slots: str) -> str:
-    """One question of a bank. In training some are muddled, so that a strange word beside the subject does no harm."""
+    """A question from a bank. In training some are muddled, so that an unknown word next to the subject does no harm."""
     pattern = rng.choice(families(bank, held_out))
     if not held_out and bank in ASIDE and rng.random() < 0.22:
         pattern = muddled(rng, pattern, loses=bank not in ("why", "how"))
@@ -37,7 +37,7 @@ def phrase(rng: Random, bank: str, held_out: bool, **slots: str) -> str:
 
 
 def muddled(rng: Random, pattern: str, loses: bool) -> str:
-    """Words left out, replaced or put in, never the slots; where `loses` is false words are only put in."""
+    """Drop, replace or insert words, but never the slots; if `loses` is false, only insert."""
     out: list[str] = []
     for word in pattern.split(" "):
         draw = rng.random()
@@ -55,12 +55,12 @@ def _aside(rng: Random) -> str:
 
 
 def normal(text: str) -> str:
-    """What two spellings of one question share: letters of any script, digits and single spaces."""
+    """A normal form shared by all spellings of a question: letters of any script, digits and single spaces."""
     return " ".join(re.sub(r"(?:[^\w+*/=.-]|_)+", " ", text.lower()).replace(". ", " ").strip(" .").split())
 
 
 def wrapped(rng: Random, question: str) -> str:
-    """A question with a word before or after it, now and then."""
+    """The question, sometimes with a word before or after it."""
     draw = rng.random()
     if draw < 0.08:
         return rng.choice(_banks()["wrap"]["before"]) + question[0].lower() + question[1:]
@@ -97,7 +97,7 @@ TAILS = (
 
 
 def texted(rng: Random, text: str) -> str:
-    """As it is typed on a phone: no capitals, short words, perhaps a word before or after it."""
+    """The text as typed on a phone: no capitals, abbreviations, perhaps a word before or after it."""
     text = text.lower().rstrip(".!")
     for long, short in SHORT.items():
         if rng.random() < (0.12 if long in RARE else 0.7):
@@ -109,7 +109,7 @@ def texted(rng: Random, text: str) -> str:
 
 
 def roughly(rng: Random, text: str, slips: float = 0.12) -> str:
-    """The text as typed in a hurry: perhaps in lower case, without its last mark, with one slip."""
+    """The text as typed in a hurry: perhaps in lower case, without final punctuation, with one typo."""
     if slips >= TEXTED_FROM and rng.random() < 0.14:
         text = texted(rng, text)
     if rng.random() < 0.3:
@@ -138,8 +138,8 @@ def slip(rng: Random, text: str) -> str:
     return text[:at] + rng.choice(ascii_lowercase) + text[at + 1 :]
 
 
-TEXTED_FROM = 0.04  # of the chance of a slip: where slips do harm, short words would too
-LITERAL = ("key", "command")  # what a person types stays as it is, also at the head of a sentence
+TEXTED_FROM = 0.04  # relative to the chance of a typo: where typos do harm, abbreviations would, too
+LITERAL = ("key", "command")  # case is kept, also at the start of a sentence
 ASIDE = ("what", "why", "how", "do", "key", "command", "versus")
 ONSETS = "b c d f g h j k l m n p r s t v w z bl br ch cl cr dr fl fr gl gr pl pr sh sk sl sm sn sp st str th tr qu".split()
 VOWELS = "a e i o u a e i o ai ea oo ou".split()
@@ -147,7 +147,7 @@ CODAS = "b d g k l m n p r s t x ck ll nd ng nt rk sh st th".split() + [""] * 14
 
 
 def made_up(rng: Random, syllables: int = 2) -> str:
-    """A word that nobody has taught the model: syllables, or the head of one word with the tail of another."""
+    """An invented word: syllables, or the start of one word with the end of another."""
     if rng.random() < 0.35:
         head, tail = rng.choice(_plain_words()), rng.choice(_plain_words())
         return head[: rng.randint(2, len(head) - 1)] + tail[rng.randint(1, len(tail) - 2) :]
@@ -156,7 +156,7 @@ def made_up(rng: Random, syllables: int = 2) -> str:
 
 @cache
 def _plain_words() -> tuple[str, ...]:
-    """Words of the training side, of three letters and more."""
+    """Training words of three or more letters."""
     found = {
         w.lower()
         for key in every_key()

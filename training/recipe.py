@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A Llama decoder with tied embeddings, in the words of its config.json."""
+    """A Llama decoder with tied embeddings, in the terms of its config.json."""
 
     layers: int
     hidden: int
@@ -31,12 +31,12 @@ class Schedule:
     decay_from: float = 0.45
     layer_dropout: float = 0.1
     exit_weight: float = 0.3
-    rounded_every: int = 0  # one step in so many is taken with weights in four bits; 0: none
+    rounded_every: int = 0  # every n-th step is taken with weights in four bits; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one run does from the first sentence to the exported folder."""
+    """A whole run, from generating text to the exported folder."""
 
     vocab: int
     tokenizer_chats: int

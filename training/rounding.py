@@ -1,4 +1,4 @@
-"""Steps taken with the weights as four bits would keep them, so that what ships loses little when it is quantized."""
+"""Training steps with weights rounded to four bits, so that the shipped model loses little when it is quantized."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -6,11 +6,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-GROUPS = (64, 128)  # inputs that share a scale, in turn
+GROUPS = (64, 128)  # inputs that share a scale, alternating
 
 
 def in_four_bits(weight: Tensor, group: int) -> Tensor:
-    """To the nearest of sixteen steps between the least and the greatest of each group, as the scheme `int4` does."""
+    """Round to the nearest of sixteen steps between the minimum and maximum of each group, like the scheme `int4`."""
     floats = weight.float().unflatten(1, (-1, min(group, weight.size(1))))
     low, high = floats.amin(2, keepdim=True).clamp(max=0), floats.amax(2, keepdim=True).clamp(min=0)
     step = ((high - low) / 15).clamp(min=1e-20)
@@ -20,7 +20,7 @@ def in_four_bits(weight: Tensor, group: int) -> Tensor:
 
 @contextmanager
 def rounded(matrices: Sequence[Tensor], group: int) -> Iterator[None]:
-    """For one pass and its gradient. What is stepped afterwards are the whole weights."""
+    """Round the weights for one pass and its gradient. The optimizer then updates the unrounded weights."""
     with torch.no_grad():
         whole = [matrix.clone() for matrix in matrices]
         for matrix in matrices:

@@ -13,12 +13,12 @@ from tokenizers import Tokenizer
 from training.chat import PAD, encode, token_id
 from training.mix import conversation
 
-OPEN_ROWS = 24  # rows that still take items; more of them leave fewer gaps
+OPEN_ROWS = 24  # open rows; more of them leave fewer gaps
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What one process makes: so many rows, from one seed, without the test questions."""
+    """The rows of one process, from one seed, without the test questions."""
 
     seed: int
     rows: int
@@ -28,7 +28,7 @@ class Order:
 
 
 def pack(items: Iterable[list[int]], rows: int, width: int, pad: int) -> np.ndarray:
-    """The first `rows` rows that fill up, each item whole within one row. An item wider than a row is cut."""
+    """The first `rows` rows that fill up, each item within one row. An item longer than a row is cut."""
     done: list[list[int]] = []
     waiting: list[list[int]] = []
     for item in items:
@@ -60,7 +60,7 @@ def _fill(order: Order) -> np.ndarray:
 def make_rows(
     count: int, width: int, tokenizer: Path, forbidden: frozenset[str], seed: int, workers: int
 ) -> np.ndarray:
-    """`count` rows; the result depends on the number of parts, not on who makes them."""
+    """`count` rows; the result depends on the number of parts, not on the number of processes."""
     parts = max(1, min(4 * workers, count // 8))
     sizes = [count // parts + (i < count % parts) for i in range(parts)]
     orders = [Order(seed * 1000 + i, n, width, str(tokenizer), forbidden) for i, n in enumerate(sizes)]

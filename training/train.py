@@ -34,7 +34,7 @@ class Batch:
 
 
 def unpack(rows: Tensor, start: int, dense: bool) -> Batch:
-    """Inputs, targets (IGNORE where nothing is learned) and the mask within documents, in blocks or dense."""
+    """Inputs, targets (IGNORE where nothing is learned) and the mask within documents, block-sparse or dense."""
     ids = rows & (LEARN - 1)
     tokens = ids[:, :-1].contiguous()
     targets = torch.where(rows[:, 1:] & LEARN > 0, ids[:, 1:], IGNORE).long()
@@ -64,7 +64,7 @@ def attend(mask: Mask) -> Attend:
 
 
 def with_exits(model: Decoder, weight: float) -> Objective:
-    """Cross entropy at the last layer and, each row in turn, at one of the exits."""
+    """Cross entropy at the last layer and at one exit per row, alternating."""
 
     def objective(
         tokens: Tensor, targets: Tensor, positions: Tensor, mask: Mask, keep: Tensor | None
@@ -83,7 +83,7 @@ def with_exits(model: Decoder, weight: float) -> Objective:
 
 
 def taught_by(teacher: Decoder, model: Decoder) -> Objective:
-    """Half the text, half the teacher's probabilities."""
+    """The draft's loss: half from the text, half from the teacher's probabilities."""
 
     def objective(
         tokens: Tensor, targets: Tensor, positions: Tensor, mask: Mask, keep: Tensor | None
@@ -115,7 +115,7 @@ def optimizers(model: Decoder, schedule: Schedule) -> list[torch.optim.Optimizer
 
 
 def rate(step: int, schedule: Schedule) -> float:
-    """Up over the warm-up, level, then straight down to almost nothing."""
+    """The learning-rate factor: linear warm-up, constant, then linear decay to almost zero."""
     if step < schedule.warmup:
         return (step + 1) / schedule.warmup
     left = (schedule.steps - step) / (schedule.steps * (1 - schedule.decay_from))
@@ -123,7 +123,7 @@ def rate(step: int, schedule: Schedule) -> float:
 
 
 def _keep(model: Decoder, schedule: Schedule, rows: int, step: int, device: torch.device) -> Tensor | None:
-    """Which rows run which layer: deeper layers are left out more often."""
+    """Which rows run which layer: deeper layers are skipped more often."""
     if not schedule.layer_dropout:
         return None
     depth = torch.arange(model.shape.layers, device=device) / max(model.shape.layers - 1, 1)
@@ -133,14 +133,14 @@ def _keep(model: Decoder, schedule: Schedule, rows: int, step: int, device: torc
 
 
 def _weights_of(step: int, matrices: list[nn.Parameter], schedule: Schedule) -> AbstractContextManager[None]:
-    """The weights of a step: whole, or now and then in four bits."""
+    """The weights of a step: unrounded, or every n-th step in four bits."""
     if not schedule.rounded_every or step % schedule.rounded_every:
         return nullcontext()
     return rounded(matrices, GROUPS[step // schedule.rounded_every % len(GROUPS)])
 
 
 def _picked(step: int, count: int, rows: int, seed: int) -> Tensor:
-    """The rows of one step: every epoch is a permutation of its own, known from the step alone."""
+    """The rows of one step: every epoch is its own permutation, computed from the step alone."""
     epoch, at = divmod(step * rows, max(count // rows, 1) * rows)
     return torch.from_numpy(np.take(_shuffled(count, seed, epoch), range(at, at + rows), mode="wrap"))
 
@@ -160,7 +160,7 @@ def fit(
     seed: int,
     say: Callable[[str], None],
 ) -> None:
-    """Train to the last step, from the checkpoint in `file` where there is one."""
+    """Train to the last step, from the checkpoint in `file` if there is one."""
     device = data.device
     optims = optimizers(model, schedule)
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
@@ -191,7 +191,7 @@ def fit(
 
 
 def save(model: Decoder, optims: list[torch.optim.Optimizer], step: int, file: Path) -> None:
-    """Written beside and moved, so that a cut run leaves the older checkpoint whole."""
+    """Write to a temporary file and rename it, so that an interrupted run leaves the older checkpoint intact."""
     part = file.with_suffix(".part")
     torch.save({"step": step, "model": model.state_dict(), "optims": [o.state_dict() for o in optims]}, part)
     part.replace(file)

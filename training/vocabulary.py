@@ -1,4 +1,4 @@
-"""The tokenizer: byte-level BPE, each digit a token of its own, trained on our own text."""
+"""The tokenizer: byte-level BPE, each digit a separate token, trained on our own text."""
 
 import json
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from training.mix import conversation
 
 
 def train_tokenizer(size: int, chats: int, seed: int) -> Tokenizer:
-    """A tokenizer with `size` entries, the specials among them."""
+    """A tokenizer with `size` entries, including the special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

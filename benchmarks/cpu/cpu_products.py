@@ -1,7 +1,7 @@
-"""One layer's product on a CPU: torch's F.linear beside the packed product, over rows and types.
+"""One layer's product on a CPU: torch's F.linear and the packed product, over rows and types.
 
-Also says for how many rows a row's result differs from the same row in a large batch: zero means that company
-changes no bit.
+Also reports for how many row counts a row's result differs from the same row in a large batch: zero means
+that batching changes no bit.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from benchmarks.harness import Bench
 from engine.kernels.cpu.packed import PackedLinear
 
 DTYPES = (torch.float32, torch.bfloat16)
-COPIES = 4  # weights that take turns, so that none waits in the processor's cache
+COPIES = 4  # alternating weights, so that none stays in the processor's cache
 
 
 def run(bench: Bench, *, inputs: int = 2048, outputs: int = 6144, threads: int = 1, loops: int = 8) -> None:

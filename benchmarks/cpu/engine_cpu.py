@@ -1,7 +1,7 @@
-"""Decoding on a CPU beside transformers' generate, with the same random Llama: one request, and 8 at once.
+"""Decoding on a CPU and transformers' generate, with the same random Llama: one request, and 8 at once.
 
-Every contender gets the same prompts and gives the same number of tokens; they run in turns. Decoding alone
-is the difference of a long run and a short one, by processor time.
+All contenders get the same prompts, return the same number of tokens, and alternate. Decoding alone is the
+difference of a long run and a short one, by processor time.
 `--parameters 335 --dtype bfloat16` is the shape that docs/cpu-products.md compares with llama.cpp.
 """
 
@@ -22,7 +22,7 @@ from engine.start import start
 # Millions of parameters: hidden size, MLP, layers, heads, key-value heads.
 SHAPES = {100: (768, 2048, 12, 12, 4), 335: (1024, 3584, 20, 16, 4)}
 PROMPT = 32
-SHORT = 4  # tokens of the run whose time is taken from that of a longer one
+SHORT = 4  # tokens of the short run, whose time is subtracted from a longer one's
 
 
 def run(
@@ -65,7 +65,7 @@ def run(
 def decoding(
     bench: Bench, label: str, theirs: Callable[[int], Call], ours: Callable[[int], Call], tokens: int
 ) -> None:
-    """Processor seconds of one step without its prompt, and how many times as fast as theirs ours is."""
+    """Processor seconds of one step without its prompt, and our speed relative to theirs."""
     lengths = (SHORT, tokens)
     calls = {(who, count): make(count) for who, make in enumerate((theirs, ours)) for count in lengths}
     rounds = []
@@ -81,7 +81,7 @@ def decoding(
 
 
 def random_llama(folder: Path, shape: tuple[int, ...], dtype: str) -> Any:
-    """A Llama of that shape, saved to the folder with a tokenizer of numbers, and as transformers runs it."""
+    """A Llama of that shape, saved to the folder with a tokenizer of numbers, and loaded in transformers."""
     from tokenizers import Tokenizer, models
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -121,7 +121,7 @@ def generates(model: Any, prompts: torch.Tensor, tokens: int) -> Callable[[], fl
 
 
 def batches(engine: Engine, groups: list[list[list[int]]], tokens: int) -> Callable[[], float]:
-    """Each group at once, one group after another; prompts never come from the prefix cache."""
+    """Run each group at once, one group after another; prompts are never in the prefix cache."""
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
 
     def call() -> float:

@@ -1,4 +1,4 @@
-"""The cache's forms on a CPU, with the built-in model: what they hold, how fast they are; `--only NAME`."""
+"""KV cache schemes on a CPU, with the built-in model: capacity and speed; `--only NAME`."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ WINDOW, CONTEXT, TOKENS = 256, 1024, 32
 
 
 def capacity(bench: Bench) -> None:
-    """Tokens in the memory of one of a plain cache."""
+    """Tokens that fit in the memory of one token of an uncompressed cache."""
     for dim in (32, 64, 128):
         spec = LayerSpec(heads=8, kv_heads=8, key_dim=dim, value_dim=dim, scale=1.0)
         plain = KVStore.block_bytes([spec], 16, torch.bfloat16)
@@ -25,7 +25,7 @@ def capacity(bench: Bench) -> None:
 
 
 def speed(bench: Bench) -> None:
-    """Decoding behind a long context, alone and four at once."""
+    """Decoding after a long context, alone and four at once."""
     blocks = 5 * (CONTEXT + TOKENS) // 16
     forms = {scheme: {"kv_scheme": scheme} for scheme in KV_SCHEMES} | {
         f"window {WINDOW}": {"kv_window": WINDOW}
@@ -43,7 +43,7 @@ def speed(bench: Bench) -> None:
 
 
 def decodes(engine: Engine, rows: int) -> Callable[[], float]:
-    """After the first time the prompt comes from the prefix cache, so what is timed is decoding."""
+    """After the first call the prompt is in the prefix cache, so only decoding is timed."""
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(10, 3000, (rows, CONTEXT), generator=generator).tolist()

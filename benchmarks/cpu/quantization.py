@@ -1,4 +1,4 @@
-"""Weights in fewer bits: one layer's product under each scheme over rows, and how long a change takes."""
+"""Quantized weights: one layer's product with each scheme over rows, and the time of a change."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ from engine.models.registry import load_model
 from engine.quant.conversion import Conversion
 from engine.quant.registry import named, names, why_not
 
-OWN = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}  # what `none` is, under another name
-COPIES = 4  # weights that take turns, so that none waits in the processor's cache
+OWN = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}  # the same as `none`
+COPIES = 4  # alternating weights, so that none stays in the processor's cache
 
 
 def run(

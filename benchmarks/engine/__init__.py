@@ -1,1 +1,1 @@
-"""What a step costs, and what each technique brings."""
+"""What a step costs, and what each technique gains."""

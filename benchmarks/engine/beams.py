@@ -1,7 +1,7 @@
-"""What a beam search costs: tokens a second against as many samples, and blocks against as many copies.
+"""What a beam search costs: tokens per second against the same number of samples, and blocks against copies.
 
-The prompt has 512 tokens, the reply 32. All contenders compute the prompt anew; each hypothesis counts as a
-row, whether it is kept or not, so both do the same number of row-steps.
+The prompt has 512 tokens, the reply 32. All contenders recompute the prompt; each hypothesis counts as a
+row, whether it is kept or not, so both run the same number of row-steps.
 """
 
 import time
@@ -23,7 +23,7 @@ PLAIN = SamplingParams(max_tokens=REPLY, ignore_eos=True, seed=0)
 
 
 def nobody(delta: Delta) -> None:
-    """Listens to none of it."""
+    """A sink that discards its deltas."""
 
 
 def engine_of(model: str, device: str) -> Engine:
@@ -41,7 +41,7 @@ def engine_of(model: str, device: str) -> Engine:
 
 
 def peak(engine: Engine) -> int:
-    """Blocks in use at most, until all is done."""
+    """The most blocks in use until all requests have ended."""
     most = 0
     while engine.busy:
         engine.step()
@@ -68,7 +68,7 @@ def run(
 
 
 def speed(bench: Bench, engine: Engine, widths: tuple[int, ...], clock: Callable[[], float]) -> None:
-    """In turns. On a CPU by the time of its one thread, which other programs do not lengthen much."""
+    """Alternating. On a CPU by the thread's processor time, which other programs affect little."""
 
     def rate(width: int, **how: int) -> float:
         engine.submit(TOKENS, PLAIN.changed(**how), nobody)

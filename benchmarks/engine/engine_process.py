@@ -1,11 +1,11 @@
-"""What a busy program costs the engine: on a thread of the program, and in a process of its own.
+"""What a busy program costs the engine: on a thread of the program, and in its own process.
 
 Four replies stream on a model whose steps take about a millisecond; they are read twenty times a second, as
-a screen does. The busy interpreter burns half of its time in Python, in stretches of ten milliseconds. Rates
-are of the time that the engine's thread ran or waited for the program, without that in which it could run but
-other work had the cores (Linux counts it): a neighbour's load is no part of the question. `working` is the
-share of that time in which it ran: on a machine that is shared, where running itself is slower at times, this
-says best what is lost by waiting for the interpreter.
+by a screen. The busy interpreter spends half of its time in Python, ten milliseconds at a time. Rates are
+over the time in which the engine's thread ran or waited for the program; time in which it was runnable but
+other work had the cores is excluded (Linux counts it), because load from others is not the question.
+`working` is the share of that time in which it ran. On a shared machine, where running itself is sometimes
+slower, this is the best measure of the time lost to waiting for the interpreter.
 """
 
 import json
@@ -46,7 +46,7 @@ def run(bench: Bench, *, tokens: int = 1000, layers: int = 2, hidden: int = 64) 
 
 
 def measure(bench: Bench, hosts: dict[str, EngineHost], tasks: dict[str, Path], tokens: int) -> None:
-    """Each in its turn, beside an interpreter that is idle or busy; every other round runs backwards."""
+    """Both alternate, with an idle and a busy interpreter; every other round runs backwards."""
     kinds = [(place, state) for state in ("idle", "busy") for place in hosts]
     rates: dict[str, list[float]] = {f"{place}, {state} interpreter": [] for place, state in kinds}
     shares: dict[str, list[float]] = {name: [] for name in rates}
@@ -89,7 +89,7 @@ def shape(layers: int, hidden: int) -> dict[str, object]:
 
 
 def stream(host: EngineHost, tokens: int) -> float:
-    """Seconds until the engine had the last token; both processes go by one clock."""
+    """Seconds until the engine had the last token; both processes use the same clock."""
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     ends: list[float] = []
     leave = host.subscribe(lambda event: ends.append(event.at) if isinstance(event, Finished) else None)
@@ -111,7 +111,7 @@ def own_thread(host: EngineThread) -> Path:
 
 
 def thread_of_engine(host: EngineProcess) -> Path:
-    """The one that works while a reply streams."""
+    """The thread that works while a reply streams."""
     before = {task: schedstat(task)[0] for task in Path(f"/proc/{host.pid}/task").iterdir()}
     stream(host, 100)
     return max(before, key=lambda task: schedstat(task)[0] - before[task])
@@ -124,7 +124,7 @@ def schedstat(task: Path) -> list[int]:
 
 @contextmanager
 def burning() -> Iterator[None]:
-    """A thread that computes half of the time, as a program's interpreter does that has much to draw."""
+    """A thread that computes half of the time, like the interpreter of a program that draws a lot."""
     over = threading.Event()
 
     def burn() -> None:

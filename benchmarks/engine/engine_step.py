@@ -1,9 +1,9 @@
-"""What a step of the engine costs besides the model: 8 and 256 rows, a long waiting line, a snapshot.
+"""What a step of the engine costs besides the model: 8 and 256 rows, a long queue, a snapshot.
 
-Scheduling, the batch's tensors, how rows are sampled, commit and text are all there. Further figures add what
-the CPU's attention prepares once a step; sampling itself, from a model that always says the same; and the
-graph path: filling the fields of a graph, what is new in the block tables, and the copy to the device, with
-launches that compute nothing. Rows with a grammar run one step ahead, as on a GPU.
+Scheduling, the batch's tensors, sampling parameters, commit and text are included. Further figures add the
+per-step preparation of CPU attention; sampling itself, from a model with constant logits; and the graph path:
+filling the fields of a graph, the changes to the block tables, and the copy to the device, with launches that
+compute nothing. Rows with a grammar run one step ahead, as on a GPU.
 """
 
 import json
@@ -52,7 +52,7 @@ CONFIG = ModelConfig(family="empty", dtype="float32", hidden=1, layers=(SPEC,), 
 
 
 class EmptyModel(torch.nn.Module):
-    """Says the same whatever it is asked."""
+    """A model that returns the same logits for any input."""
 
     config = CONFIG
     sinks: Mapping[int, Tensor] = MappingProxyType({})
@@ -66,7 +66,7 @@ class EmptyModel(torch.nn.Module):
 
 @dataclass
 class NoWork:
-    """Attention's lists for a graph: none."""
+    """Empty work lists of attention for a graph."""
 
     numbers: int = 0
 
@@ -78,7 +78,7 @@ class NoWork:
 
 
 class HollowStage:
-    """What a graph would hold, without the model: every row draws the same token."""
+    """A graph without the model: every row samples the same token."""
 
     def work(self, rows: int) -> NoWork:
         return NoWork()
@@ -102,7 +102,7 @@ class HollowStage:
 
 
 class Mute(ModelRunner):
-    """Prepares every step, and then runs nothing: the same token comes from everywhere."""
+    """A runner that prepares every step, runs nothing, and returns the same token for every row."""
 
     def launch(self, step: Step) -> InFlightStep:
         with self._inference:
@@ -117,7 +117,7 @@ class Mute(ModelRunner):
 
 
 class Graphed(ModelRunner):
-    """Its decode steps go the way of CUDA graphs, and their launches compute nothing."""
+    """A runner whose decode steps take the path of CUDA graphs, with launches that compute nothing."""
 
     def _on_store(self) -> None:
         super()._on_store()
@@ -172,7 +172,7 @@ def fill(engine: Engine, requests: int, params: SamplingParams) -> None:
 
 
 def steps(engine: Engine, count: int) -> list[float]:
-    """Seconds of each of so many steps in which all rows decode."""
+    """Seconds of each step, over steps in which all rows decode."""
     samples = []
     for _ in range(count):
         began = time.perf_counter()

@@ -1,6 +1,6 @@
 """What a grammar costs: reading the vocabulary, compiling, and the mask of each token.
 
-llguidance as the engine uses it; xgrammar beside it where that is installed, which the program does without.
+llguidance as the engine uses it, and xgrammar if it is installed; the program does not need it.
 Both follow the same replies. `--tokenizer` names a folder with another tokenizer than the built-in model's.
 """
 
@@ -55,7 +55,7 @@ CASES = {
 
 
 class Followed(NamedTuple):
-    """One reply: seconds."""
+    """Seconds of one reply."""
 
     compiling: float
     masks: list[float]
@@ -154,7 +154,7 @@ PARTS = {part.__name__: part for part in (vocabulary, replies)}
 
 
 def run(bench: Bench, *, tokenizer: str = "", vocab: int = 0, only: tuple[str, ...] = tuple(PARTS)) -> None:
-    """`vocab`: what the model knows, where that is more than the tokenizer does."""
+    """`vocab`: the model's vocabulary size, if it is larger than the tokenizer's."""
     if unknown := [name for name in only if name not in PARTS]:
         raise SystemExit(f"--only {unknown[0]}: there are {', '.join(PARTS)}")
     text = Tokenizer.load(Path(tokenizer) if tokenizer else POCKET)

@@ -1,7 +1,7 @@
-"""Guessing ahead on the built-in model: what wins, what it costs where nothing can, and the break-even line.
+"""Speculative decoding with the built-in model: gains, the cost without gains, and the break-even line.
 
-The table drafts in every step, however much that loses; the other figures let the engine decide, as it does.
-Both sides of a ratio say the same tokens, in turns; a ratio is of processor time.
+The table drafts in every step, however much that loses; the other figures let the engine decide.
+Both sides of a ratio return the same tokens, alternating; a ratio is of processor time.
 """
 
 import time
@@ -36,18 +36,18 @@ NEAR = 0.02  # of a plain step's speed: less is no difference
 
 
 class Free(Prices):
-    """Costs nothing, as far as anybody knows: drafting never stops."""
+    """Reports zero cost, so drafting never stops."""
 
     def wants_plain(self, rows: int) -> bool:
         return False
 
     def of(self, kind: str, rows: int) -> float:
-        return -1e-3  # even what is never right seems to pay
+        return -1e-3  # even drafts that are never accepted seem to pay
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a run has brought."""
+    """The results of a run."""
 
     tokens: int
     steps: int
@@ -66,7 +66,7 @@ def run(bench: Bench, *, only: str = "", tokens: int = 96) -> None:
 
 
 def gain(bench: Bench, tokens: int) -> None:
-    """The engine decides by itself: on text that repeats itself, on random text, on replies."""
+    """The engine decides automatically: on repeated text, on random text, on replies."""
     running = started()
     greedy = SamplingParams(temperature=0, max_tokens=tokens)
     sampled = SamplingParams(temperature=0.7, max_tokens=tokens, seed=1)
@@ -84,10 +84,10 @@ def gain(bench: Bench, tokens: int) -> None:
 
 
 def break_even(bench: Bench, tokens: int) -> None:
-    """Drafts in every step: what they bring, and what they would have to bring.
+    """Draft in every step: what drafts gain, and what they would have to gain.
 
-    mini-vllm says 0.46x to 0.78x for early exits, mini-infer that 55.85 % of a draft's tokens stand. What has
-    to stand here tells whether that would pay with our costs.
+    mini-vllm reports 0.46x to 0.78x for early exits, mini-infer an acceptance of 55.85 %. The acceptance that
+    is required here shows whether that would pay with our costs.
     """
     running = started()
     greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -115,7 +115,7 @@ def asked(running: Engine, chats: Sequence[list[dict[str, str]]]) -> list[list[i
 
 
 def asked_again(running: Engine, ask: dict[str, str], params: SamplingParams) -> list[dict[str, str]]:
-    """A chat whose second reply says once more what the first one said: text that repeats itself."""
+    """A chat whose second reply repeats the first one."""
     said: list[int] = []
     running.submit(asked(running, [[ask]])[0], params, partial(hear, said))
     while running.busy:
@@ -126,7 +126,7 @@ def asked_again(running: Engine, ask: dict[str, str], params: SamplingParams) ->
 def against(
     bench: Bench, label: str, running: Engine, prompts: list[list[int]], params: SamplingParams, kind: str
 ) -> None:
-    """How many times as fast as without: the median of rounds, in each of which both run."""
+    """The speedup over plain steps: the median of rounds, in each of which both run."""
     plain, drafting = (
         partial(replies, running, prompts, params.changed(speculate=each)) for each in ("", kind)
     )
@@ -153,7 +153,7 @@ def table(
         made, stood = told.tokens / told.steps, 100 * told.accepted / max(told.drafted, 1)
         bench.note(f"{label}: acceptance", stood, "%")
         speed = bench.note(f"{label}: speed", ratios, "x").median
-        # A step with drafts takes so many plain ones, and must bring as many tokens to lose nothing.
+        # The cost of a step with drafts in plain steps; it must return as many tokens to break even.
         costs = [made / ratio for ratio in ratios]
         bench.note(f"{label}: tokens a step", made, "tok")
         line = bench.note(f"{label}: break-even, tokens a step", costs, "tok").median
@@ -172,7 +172,7 @@ def verdict(speed: float) -> str:
 def rounds(
     bench: Bench, label: str, plain: Callable[[], Told], drafting: Callable[[], Told]
 ) -> tuple[list[float], Told]:
-    """Speed against plain steps, a round each; what the last of them brought."""
+    """The speed relative to plain steps per round, and the results of the last round."""
     ratios, told = [], plain()
     for number in range(bench.warmup + bench.repeats):
         spent = {}
@@ -186,7 +186,7 @@ def rounds(
 
 
 def replies(running: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Told:
-    """One after another, never from the prefix cache or what was said before."""
+    """Run one after another, never from the prefix cache or earlier replies."""
     speculator = running.scheduler.speculator
     before, tokens, steps = speculator.total(), 0, 0
     for prompt in prompts:
@@ -214,7 +214,7 @@ def hear(said: list[int], delta: Delta) -> None:
 
 @torch.inference_mode()
 def couplings(bench: Bench, tokens: int) -> None:
-    """How often a first draft stands: drawn with the target's number, or by rejection sampling."""
+    """How often a first draft is accepted: with the target's random number, or by rejection sampling."""
     from transformers import AutoModelForCausalLM
 
     prompts = asked(started(), [[ask] for ask in map(user, QUESTIONS)])

@@ -1,6 +1,6 @@
-"""What each technique of docs/how/ brings on a CPU, with the built-in model: `--only NAME ...` runs some.
+"""What each technique of docs/how/ gains on a CPU, with the built-in model: `--only NAME ...` runs some.
 
-Ratios are taken within a round, in which all contenders ran in turns. Figures in blocks are counted, not
+Ratios are taken within a round, in which all contenders alternate. Figures in blocks are counted, not
 timed: they are the same on any machine.
 """
 
@@ -30,7 +30,7 @@ from engine.start import start
 
 @dataclass
 class Reader:
-    """One reply: when each of its tokens came."""
+    """One reply, with the arrival time of each token."""
 
     submitted: float = field(default_factory=time.perf_counter)
     times: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ def pocket(**config: Any) -> Engine:
 
 
 def prompts(seed: int = 0) -> Iterator[int]:
-    """Token ids without end, the same ones for the same seed."""
+    """An endless sequence of token ids, the same for the same seed."""
     numbers = random.Random(seed)
     while True:
         yield numbers.randrange(10, 3000)
@@ -81,7 +81,7 @@ def abort_all(engine: Engine) -> None:
 
 
 def rounds(bench: Bench, contenders: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """What each contender says of itself in each round that counts; every other round runs backwards."""
+    """Each contender's results per counted round; every other round runs backwards."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     count = bench.warmup + bench.repeats
     task = bench.progress.add_task(" / ".join(contenders), total=count)
@@ -96,7 +96,7 @@ def rounds(bench: Bench, contenders: dict[str, Callable[[], float]]) -> dict[str
 
 
 def note_all(bench: Bench, what: str, found: dict[str, list[float]], unit: str = "s") -> None:
-    """Each contender's figure, and how many times the first one's it is."""
+    """Record each contender's figure, and its ratio to the first one's."""
     first, *others = found
     for name, values in found.items():
         bench.note(f"{what}, {name}", values, unit)
@@ -146,7 +146,7 @@ def continuous_batching(bench: Bench) -> None:
 
 
 def chunked_prefill(bench: Bench) -> None:
-    """Four replies run when a prompt of 1,500 tokens comes: the longest that one of them stands still."""
+    """Four replies run when a prompt of 1,500 tokens arrives: the longest stall of one of them."""
     ids = prompts()
     calm: list[float] = []
     engines = {"whole": pocket(chunked_prefill=False)}
@@ -171,7 +171,7 @@ def chunked_prefill(bench: Bench) -> None:
 
 
 def prefix_cache(bench: Bench) -> None:
-    """A chat of 1,000 tokens goes on with one more message of 20."""
+    """A chat of 1,000 tokens continues with a message of 20."""
     ids = prompts()
 
     def second_turn(engine: Engine) -> float:
@@ -217,7 +217,7 @@ def most_blocks(engine: Engine) -> int:
 
 
 def preemption(bench: Bench) -> None:
-    """One request that gives way; then twelve that want 216 blocks in the end, where there are 80."""
+    """One request is preempted; then twelve requests need 216 blocks at their ends, with 80 blocks."""
     ids = prompts()
 
     def pause(engine: Engine) -> float:
@@ -257,7 +257,7 @@ def preemption(bench: Bench) -> None:
 
 
 class Device(Mute):
-    """Stands for a GPU: a step takes it that long, and the host is free meanwhile."""
+    """A simulated GPU: a step takes a fixed time, during which the host is free."""
 
     seconds = free_at = 0.0
 
@@ -272,7 +272,7 @@ class Device(Mute):
 
 
 def launch_and_commit(bench: Bench, device_ms: float = 2.0) -> None:
-    """256 rows on a device that is only a clock."""
+    """256 rows on a device that only waits."""
 
     def at_depth(depth: int) -> Callable[[], float]:
         engine = empty_engine(256, blocks=100_000, kind=Device)
@@ -286,7 +286,7 @@ def launch_and_commit(bench: Bench, device_ms: float = 2.0) -> None:
 
 
 def sampling(bench: Bench, vocab: int = 151_936) -> None:
-    """Eight rows of a large vocabulary; nucleus sampling also as it is usually written, with a sort."""
+    """Eight rows of a large vocabulary; nucleus sampling also in the usual way, with a sort."""
     logits = torch.randn(8, vocab, generator=torch.Generator().manual_seed(0)) * 3
 
     def view(**params: Any) -> RowsView:
@@ -318,7 +318,7 @@ def sampling(bench: Bench, vocab: int = 151_936) -> None:
 
 
 def latency_policy(bench: Bench) -> None:
-    """An urgent request behind sixteen prompts; and prompts that trickle in while four replies run."""
+    """An urgent request behind sixteen prompts; and prompts that arrive one by one while four replies run."""
     ids = prompts()
     engines = {name: pocket(policy=name, max_step_tokens=256, max_running=16) for name in ("fcfs", "latency")}
 

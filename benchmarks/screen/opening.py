@@ -1,4 +1,4 @@
-"""How soon it is there, with the built-in model: the first frame, the first words, tokens a second.
+"""Startup times with the built-in model: the first frame, the first words, tokens per second.
 
 The real program: on a pseudo terminal of 120 columns, asked a question on its command line, and as
 `minichat generate`, by the clock and by the processor. Linux only.
@@ -37,7 +37,7 @@ def run(bench: Bench, *, engine: str = "thread") -> None:
 
 
 def _on_screen(engine: str) -> dict[tuple[str, str], float]:
-    """Seconds from the start of the program until each is seen, and what the processor had done by then."""
+    """Seconds from the start of the program until each text appears, and the processor time until then."""
     seen = {}
     with tempfile.TemporaryDirectory() as home:
         start = time.monotonic()
@@ -53,7 +53,7 @@ def _on_screen(engine: str) -> dict[tuple[str, str], float]:
 
 
 def _generated() -> dict[tuple[str, str], float]:
-    """A whole command of a few tokens; tokens a second of a longer one, after its first."""
+    """The time of a command with a few tokens; the tokens per second of a longer one, after its first."""
     with tempfile.TemporaryDirectory() as home:
         start, before = time.monotonic(), _children()
         _generate(home, ["--max-tokens", "5", "hi"])

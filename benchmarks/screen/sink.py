@@ -1,4 +1,4 @@
-"""A terminal that only counts, and what holds the loop of the program that draws on it."""
+"""A terminal that only counts bytes, and a clock for the drawing program's event loop."""
 
 import gc
 import time
@@ -11,7 +11,7 @@ from textual.drivers.headless_driver import HeadlessDriver
 
 
 class Sink(HeadlessDriver):
-    """Counts what is sent to it; the program draws for it as for a real terminal."""
+    """Counts the bytes sent to it; the program draws for it as for a real terminal."""
 
     sent = 0
 
@@ -25,10 +25,10 @@ class Sink(HeadlessDriver):
 
 @dataclass
 class Stretches:
-    """How long the loop was held by one callback after another, in seconds of its thread's processor time."""
+    """How long each callback blocked the loop, in seconds of its thread's processor time."""
 
     seconds: list[float] = field(default_factory=list)
-    of_collector: list[float] = field(default_factory=list)  # how much of each was the garbage collector's
+    of_collector: list[float] = field(default_factory=list)  # the share of each spent in garbage collection
     _collecting: float = 0.0
 
     @contextmanager

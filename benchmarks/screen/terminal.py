@@ -1,4 +1,4 @@
-"""A real terminal around a real program: types keys, and notes when every byte came."""
+"""A real terminal around a real program: types keys, and records when every byte arrived."""
 
 import fcntl
 import os
@@ -16,16 +16,16 @@ from types import TracebackType
 from typing import Self
 
 ROOT = Path(__file__).resolve().parents[2]
-_PATIENCE = 90.0  # seconds, on a machine that does much else
+_PATIENCE = 90.0  # seconds, on a busy machine
 _LEAVE_WITHIN = 5.0  # seconds
 _QUIET = 0.5  # seconds
 
 
 class Terminal:
-    """A pseudo terminal of true colour, read by a thread as fast as the program writes."""
+    """A true-color pseudo terminal, read by a thread as fast as the program writes."""
 
     def __init__(self, words: Sequence[str], size: tuple[int, int], environment: Mapping[str, str]) -> None:
-        self.chunks: list[tuple[float, bytes]] = []  # when it came, and what
+        self.chunks: list[tuple[float, bytes]] = []  # arrival time, and bytes
         self.sent = 0
         self._child, self._master = pty.fork()
         if not self._child:
@@ -57,7 +57,7 @@ class Terminal:
             try:
                 data = os.read(self._master, 1 << 16)
             except OSError:
-                return  # the program has gone
+                return  # the program has exited
             if not data:
                 return
             self.chunks.append((time.monotonic(), data))
@@ -81,11 +81,11 @@ class Terminal:
             raise TimeoutError(f"{what} never came; the last of the screen: {last!r}")
 
     def quiet(self) -> bool:
-        """Nothing has come for a while."""
+        """Wait until no output has arrived for a while."""
         return time.monotonic() - self.chunks[-1][0] > _QUIET
 
     def shows(self, text: str, since: int = 0) -> float | None:
-        """When the text came, in the chunks from that one on; a chunk may end inside of it."""
+        """The time at which the text arrived, in the chunks from that one on; a chunk may end inside it."""
         wanted, before = text.encode(), b""
         for at, data in self.chunks[since:]:
             if wanted in before + data:

@@ -1,4 +1,4 @@
-"""What streaming replies cost the screen: processor time, the longest stretch, bytes to the terminal."""
+"""What streaming replies cost the screen: processor time, the longest block of the loop, bytes sent."""
 
 import asyncio
 import gc

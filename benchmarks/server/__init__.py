@@ -1,1 +1,1 @@
-"""The server under many clients."""
+"""The server with many clients."""

@@ -1,4 +1,4 @@
-"""Many clients of a server in one process of their own: sockets and a selector, so that they cost little."""
+"""Many clients of a server in one separate process: sockets and a selector, to keep them cheap."""
 
 import selectors
 import socket
@@ -12,7 +12,7 @@ class Client:
     socket: socket.socket
     requests: list[bytes] = field(default_factory=list)
     sent: float = 0.0
-    began: bool = False  # the first token of the present reply is there
+    began: bool = False  # the first token of the current reply has arrived
     tail: bytes = b""
 
     def send(self) -> None:
@@ -23,7 +23,7 @@ class Client:
 def work(pipe: Connection, port: int, count: int) -> None:
     """Takes a list of requests for each client, and at "go" sends them, each client one after the other.
 
-    Tells the seconds to the first token of each reply.
+    Reports the seconds to the first token of each reply.
     """
     selector = selectors.DefaultSelector()
     clients = []

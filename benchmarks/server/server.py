@@ -1,8 +1,8 @@
-"""The server beside the engine in this process: tokens a second, requests a second, time to the first token.
+"""The server compared with the engine in this process: tokens and requests per second, time to first token.
 
-The clients run in a process of their own. So does the engine behind the server, as `minichat serve` has it;
-with `--no-apart` it is the same one that is driven directly, and "cpu" compares the processor time of engine
-and server together: on a machine that is shared it says more than the clock.
+The clients run in their own process. So does the engine behind the server, as in `minichat serve`; with
+`--no-apart` it is the same engine that is driven directly, and "cpu" compares the processor time of engine
+and server together, which is more reliable than the clock on a shared machine.
 """
 
 import json
@@ -63,7 +63,7 @@ def run(
 
 
 class Load:
-    """So many clients, each with some requests, over HTTP and straight at the engine."""
+    """Several clients with several requests each, over HTTP and directly at the engine."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Load:
         return http.median
 
     def _prepare(self) -> None:
-        """Prompts that nobody has seen, so that no prefix is found; the clients get them first."""
+        """New prompts, so that no prefix is found; the clients receive them first."""
         self._prompts = [
             [self._draw.choices(range(3, 32000), k=PROMPT) for _ in range(self._requests)]
             for _ in range(self._count)

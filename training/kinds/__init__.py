@@ -1,1 +1,1 @@
-"""What the model is taught, one kind of conversation a file."""
+"""The training conversations, one kind per file."""

@@ -60,7 +60,7 @@ NO_MORE = "That is all I know about it. Ask me about another part of the engine.
 
 
 def ask(rng: Random, fact: Fact, held_out: bool = False) -> Exchange:
-    """One question for one fact; only training questions are wrapped and mistyped."""
+    """A question for one fact; only training questions are wrapped and mistyped."""
     question = fact.ask(rng, held_out)
     if not held_out:
         question = _typed(rng, wrapped(rng, question))
@@ -68,7 +68,7 @@ def ask(rng: Random, fact: Fact, held_out: bool = False) -> Exchange:
 
 
 def _typed(rng: Random, question: str) -> str:
-    """As people type it, but P stays P, since p is another key."""
+    """Typed realistically, but P stays P, because p is another key."""
     rough = roughly(rng, question)
     keys = re.findall(r"\b[B-HJ-Z]\b", question)
     return rough if all(re.search(rf"\b{key}\b", rough) for key in keys) else question
@@ -82,7 +82,7 @@ def first_sentence(text: str) -> str:
 
 @cache
 def followers(fact: Fact) -> list[tuple[str, Fact]]:
-    """What else may be asked about the thing that this fact says what it is, without naming it again."""
+    """Follow-up questions about the thing that this fact defines, without naming it again."""
     things = {x.lower() for bank, x in fact.slots if bank == "what"}
     found = [(bank, asked_about(bank, things)) for bank in THEN]
     found.append(("use", next((other for other in all_facts() if other.id == USE.get(fact.id)), None)))
@@ -109,7 +109,7 @@ BETWEEN = (
 
 
 def both(rng: Random) -> Exchange:
-    """Two things asked at once: one answer after the other."""
+    """Two questions at once, answered one after the other."""
     first, second = rng.sample(all_facts(), 2)
     asked = [rng.choice(fact.questions(held_out=False)) for fact in (first, second)]
     between = rng.choice(BETWEEN)
@@ -121,7 +121,7 @@ def both(rng: Random) -> Exchange:
 
 
 def exchanges(rng: Random) -> list[Exchange]:
-    """A question, and now and then a follow-up on its answer, or two at once."""
+    """A question, sometimes with a follow-up on its answer, or two at once."""
     if rng.random() < TWO:
         return [both(rng)]
     fact = rng.choice(all_facts())

@@ -1,4 +1,4 @@
-"""How people ask for what they told before: whole questions, or a clause or a noun in a frame, with words around them."""
+"""Questions about earlier statements: whole questions, or a clause or a noun in a frame, with words around them."""
 
 import tomllib
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ FRAMES = ("clauses", "nouns", "before", "after")
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """The ways to ask for one thing: questions, clauses ("what my name is"), nouns ("my name"), and what only tests ask."""
+    """The questions for one topic: whole questions, clauses ("what my name is"), nouns ("my name"), and held-out ones."""
 
     whole: tuple[str, ...]
     clause: tuple[str, ...]
@@ -41,7 +41,7 @@ def frames(name: str, held_out: bool) -> tuple[str, ...]:
 
 
 def question(rng: Random, name: str, held_out: bool, **slots: str) -> str:
-    """One question for a topic. A held-out one holds a question, a frame or a phrase that training never sees."""
+    """One question for a topic. A held-out one contains a question, a frame or a phrase that is not in the training text."""
     pattern = _kept(rng, topic(name)) if held_out else _trained(rng, topic(name))
     text = fill(pattern, **slots)
     if held_out:
@@ -80,7 +80,7 @@ def _framed(rng: Random, of: Topic, held_out: bool) -> str:
 
 
 def _with_words(rng: Random, pattern: str, ahead: bool, held_out: bool) -> str:
-    """With words before the question or after it."""
+    """The question with words before or after it."""
     if ahead:
         stays = pattern.startswith(("{", "I ", "I'"))
         return rng.choice(frames("before", held_out)) + (

@@ -1,4 +1,4 @@
-"""What people ask of a larger model, and the honest no with what can be done instead. The text is in text/cannot.toml."""
+"""Requests for a larger model, and an honest refusal with an alternative. The text is in text/cannot.toml."""
 
 import tomllib
 from functools import cache
@@ -27,7 +27,7 @@ TASKS = {
 
 
 def refusal(task: str) -> str | None:
-    """What is said to a task of one of the topics, the first that it has a word of."""
+    """The reply to a task, by the first topic that it has a word of."""
     found = (name for name, words in TASKS.items() if any(word in task for word in words))
     return next((str(_topics()[name]["say"]) for name in found), None)
 
@@ -52,7 +52,7 @@ TAILS = {
 
 
 def _composed(rng: Random, name: str) -> str:
-    """A bid, a verb, the thing and a tail, with the language or the subject still open."""
+    """A request opening, a verb, an object and an ending, with the language or subject still open."""
     bid, verb = rng.choice(BIDS), rng.choice(_topics()[name]["verbs"])
     thing = rng.choice(_topics()[name]["l" if name == "poem" else "x"])
     mark = (
@@ -64,7 +64,7 @@ def _composed(rng: Random, name: str) -> str:
 
 
 def _text(rng: Random, held_out: bool) -> str:
-    """What is to be changed: a sentence, or a few words."""
+    """The text to change: a sentence, or a few words."""
     text = sentence(rng, held_out) if rng.random() < 0.6 else " ".join(several(rng, held_out, 1, 5))
     return text.lower() if rng.random() < 0.3 else text
 
@@ -74,7 +74,7 @@ def _snippet(rng: Random) -> str:
 
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
-    """One request that is too much. Held out are ways to put it."""
+    """A request that is too hard. Some phrasings are held out."""
     name = rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]
     topic, pattern = _topics()[name], rng.choice(patterns(name, held_out))
     if not held_out and name in TAILS and rng.random() < 0.45:

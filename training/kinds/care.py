@@ -1,4 +1,4 @@
-"""What calls for a person and not for a model: crises, danger, alarms of the body. The text is in text/care.toml."""
+"""Situations that need human help: crises, danger, medical emergencies. The text is in text/care.toml."""
 
 import tomllib
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ LEADS = (
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One reply, and what is said that calls for it: wholes, and patterns with a list for each slot."""
+    """A reply, and the messages that call for it: whole ones, and patterns with a list for each slot."""
 
     say: str
     must: tuple[str, ...]
@@ -56,7 +56,7 @@ def _read(raw: dict) -> Need:
 
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
-    """One thing said, as people type it in a hurry."""
+    """A message, as typed in a hurry."""
     need = needs()[rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]]
     said = need.said(rng, held_out)
     if not held_out:

@@ -1,4 +1,4 @@
-"""A message with a file, as `@file` and pipes bring it: the model says that it cannot work with it."""
+"""A message with a file, from `@file` or a pipe: the model says that it cannot work with it."""
 
 from random import Random
 
@@ -47,7 +47,7 @@ def _content(rng: Random) -> str:
 
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
-    """What is asked about the file does not matter: the answer names it, and what to do instead."""
+    """A question about a file; whatever it is, the answer names the file and what to do instead."""
     piped = rng.random() < 0.4
     name = "stdin" if piped else f"{rng.choice((*STEMS, made_up(rng)))}.{rng.choice(ENDINGS)}"
     asked = rng.choice(ASKS[held_out])

@@ -1,4 +1,4 @@
-"""Small orders on words and lists. The ways to give them are in text/orders.toml, and parts of more in text/ordering.toml."""
+"""Small orders on words and lists. Whole phrasings are in text/orders.toml, parts for more in text/ordering.toml."""
 
 import tomllib
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from training.lexicon import DAYS, MONTHS, TEXT, is_held_out, pick
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """`way` is a bank of orders.toml, `slots` what its patterns hold, and `reply` what is to come."""
+    """`way` is a bank of orders.toml, `slots` the fillers of its patterns, and `reply` the right reply."""
 
     way: str
     slots: dict[str, str]
@@ -25,11 +25,11 @@ class Order:
     check: Check
 
     def asked(self, rng: Random, held_out: bool) -> str:
-        """In one of the whole wordings."""
+        """The order in one of the whole phrasings."""
         return rng.choice(ways(self.way, held_out)).format(**self.slots)
 
     def composed(self, rng: Random) -> str:
-        """In a wording put together from parts, and a list as people write lists."""
+        """The order in a phrasing composed from parts, with a list in a common format."""
         slots = dict(self.slots)
         if "n" in slots and rng.random() < 0.3:
             slots["n"] = spell(int(slots["n"]))
@@ -59,7 +59,7 @@ SHORT = {"first": "1st", "second": "2nd", "third": "3rd", "fourth": "4th"}
 
 
 def listed(rng: Random, items: list[str]) -> str:
-    """A list with other marks than commas."""
+    """A list with separators other than commas."""
     if rng.random() < 0.4:
         return f"{', '.join(items[:-1])} and {items[-1]}"
     if rng.random() < 0.2:
@@ -84,7 +84,7 @@ def _repeat(rng: Random, held_out: bool) -> Order:
 
 
 def _times(rng: Random, held_out: bool) -> Order:
-    """Beyond six times a word a line, numbered, so that the number comes out right."""
+    """Repeat a word; more than six times as a numbered list, so that the count is right."""
     word, n = a_word(rng, held_out), rng.randint(2, 6) if rng.random() < 0.6 else rng.randint(7, 30)
     lines = "\n".join(f"{i}. {word}" for i in range(1, n + 1))
     return _exact("times", lines if n > 6 else " ".join([word] * n), w=word, n=str(n))
@@ -115,11 +115,11 @@ def _count_letters(rng: Random, held_out: bool) -> Order:
 
 
 def _count_letter(rng: Random, held_out: bool) -> Order:
-    """How many r are in strawberry: spelled, then the letter each time it came, then their number."""
+    """How many r are in strawberry: spell the word, list each occurrence, then count them."""
     word = a_word(rng, held_out)
     letter = rng.choice(word) if rng.random() < 0.85 else rng.choice("abcdefghijklmnopqrstuvwxyz")
     if not held_out and rng.random() < 0.4:
-        letter = max(word, key=word.count)  # twice and more is rare, and hard
+        letter = max(word, key=word.count)  # two or more is rare, and hard
     n = word.count(letter)
     found = f"{', '.join([letter] * n)}. That is {n}." if n else f"no {letter}."
     slots = {"w": word, "c": letter}
@@ -208,7 +208,7 @@ CYCLES = (DAYS, MONTHS, tuple("abcdefghijklmnopqrstuvwxyz"))
 
 
 def _cycle(rng: Random, held_out: bool) -> Order:
-    """Small enough to be learned by heart."""
+    """Small enough to be memorized."""
     cycle = rng.choice(CYCLES)
     noun = {7: "day", 12: "month", 26: "letter"}[len(cycle)]
     at = rng.randrange(1, len(cycle) - 1)
@@ -221,7 +221,7 @@ SHAPES: tuple[Callable[[Random, bool], Order], ...] = (
     _repeat, _times, _reverse_words, _spell, _reverse_letters, _count_letters, _count_letter, _count_letter, _count_words, _count_items, _sort_words, _sort_words,
     _sort_numbers, _case, _case, _spell, _place, _bullets, _remove, _replace, _mark, _cycle,
 )  # fmt: skip
-COMPOSED = 0.7  # of the orders that have parts
+COMPOSED = 0.7  # share of composed phrasings, for orders with parts
 BEFORE = ("Please: ", "Now: ", "Ok. ", "Hey, ", "Next: ")
 BIDS = ("Please ", "Can you ", "Could you ", "Now ", "I want you to ", "Would you ", "Ok, ")
 VERBS = frozenset(
@@ -231,7 +231,7 @@ VERBS = frozenset(
 
 
 def _bidden(rng: Random, order: str) -> str:
-    """The order as people put it: with a word before it, or as a request."""
+    """The order as users phrase it: with a word before it, or as a request."""
     draw = rng.random()
     if draw < 0.2:
         return rng.choice(BEFORE) + order
@@ -241,7 +241,7 @@ def _bidden(rng: Random, order: str) -> str:
 
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
-    """One order. Held out are the words and lists themselves."""
+    """One order. The words and lists themselves are held out."""
     if not held_out and rng.random() < 0.18:
         return [json_of.exchange(rng)]
     order = rng.choice(SHAPES)(rng, held_out)
@@ -256,6 +256,6 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
 
 
 def reworded(rng: Random) -> Exchange:
-    """For the tests: an order on words that were kept out, put in a way that was kept out as well."""
+    """For the tests: an order on held-out words, in a held-out phrasing."""
     order = rng.choice(SHAPES)(rng, True)
     return Exchange(order.asked(rng, held_out=True), order.reply, order.check)

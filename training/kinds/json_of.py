@@ -99,7 +99,7 @@ TAILS = ("", "", ", please", " for me", " now", " again", ", thanks")
 
 
 def _composed(rng: Random) -> str:
-    """A request put together from its parts, before the text or after it."""
+    """A request composed from parts, before or after the text."""
     ahead, verb = rng.choice(AHEAD), rng.choice(VERBS)
     order = f"{ahead}{verb.lower() if ahead else verb} {rng.choice(WHAT)} {rng.choice(('into', 'to', 'as', 'in'))} JSON"
     order += rng.choice(TAILS)

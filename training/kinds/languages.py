@@ -1,4 +1,4 @@
-"""What is said in another language, and the sentence in that language that says so: English only."""
+"""Messages in other languages, and the reply in that language: English only."""
 
 import tomllib
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from training.check import Terms
 from training.lexicon import TEXT
 from training.phrasing import roughly
 
-KEPT = 3  # sentences of each language, the last ones, for the tests
+KEPT = 3  # held-out sentences of each language: the last ones
 SPACELESS = ("chinese", "japanese")
 
 
@@ -26,7 +26,7 @@ class Language:
         return f"{self.say} (I speak English only.)"
 
     def asked(self, rng: Random, held_out: bool) -> str:
-        """A sentence of the list, or words of the language in any order: what they say does not matter."""
+        """A sentence from the list, or words of the language in any order; the meaning does not matter."""
         if held_out:
             return rng.choice(self.asks[-KEPT:])
         if rng.random() < 0.55:
@@ -58,5 +58,5 @@ _PLAIN = str.maketrans("áàâäãåéèêëíìîïóòôöõúùûüçñğşı
 
 
 def _without_accents(text: str) -> str:
-    """As typed on a keyboard that has none."""
+    """The text without accents, as typed on a keyboard without them."""
     return text.translate(_PLAIN).replace("¿", "").replace("¡", "")

@@ -1,4 +1,4 @@
-"""Lists as long as asked, up to 30, and counting: what is known by heart. The lists are in text/lists.toml."""
+"""Lists of a requested length, up to 30, and counting, both memorized. The lists are in text/lists.toml."""
 
 import tomllib
 from collections.abc import Callable
@@ -67,7 +67,7 @@ Made = tuple[str, str, Check]
 
 @cache
 def _lists() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Of each kind: its names and its items."""
+    """The names and the items of each kind."""
     raw = tomllib.loads((TEXT / "lists.toml").read_text(encoding="utf-8"))
     return {
         kind: (tuple(each["names"]), tuple(each["items"].split("|" if "|" in each["items"] else None)))
@@ -88,7 +88,7 @@ def _size(rng: Random) -> int:
 
 
 def _list(rng: Random, held_out: bool) -> Made:
-    """So many things of one kind, numbered, which also helps to stop in time."""
+    """Items of one kind, numbered, which also helps the model to stop in time."""
     while True:
         kind, n = rng.choice(tuple(_lists())), _size(rng)
         if is_held_out(f"{n} {kind}") == held_out:
@@ -102,7 +102,7 @@ def _list(rng: Random, held_out: bool) -> Made:
 
 
 def _strange_list(rng: Random, held_out: bool) -> Made:
-    """Of a kind that it does not know, or more than it can."""
+    """A list of an unknown kind, or one that is too long."""
     ask = rng.choice(ASKS[held_out])
     if rng.random() < 0.3:
         n = rng.choice((rng.randint(LONGEST + 1, 120), 50, 100, 1000))
@@ -122,7 +122,7 @@ def _sequence(rng: Random, held_out: bool) -> Made:
 
 
 def _count(rng: Random, held_out: bool) -> Made:
-    """Up or down, in figures or in words, as a rule from one."""
+    """Counting up or down, in digits or in words, usually from one."""
     a, b = (
         1,
         rng.choice((5, 10, 10, 12, 15, 20, 20, 25, 30)) if rng.random() < 0.4 else rng.randint(3, LONGEST),
@@ -143,7 +143,7 @@ def _count(rng: Random, held_out: bool) -> Made:
 
 
 def _filled(rng: Random, way: str, a: int, b: int) -> str:
-    """Both numbers in figures, or both in words."""
+    """Both numbers in digits, or both in words."""
     words = rng.random() < 0.35
     return way.format(a=spell(a) if words else a, b=spell(b) if words else b)
 
@@ -157,7 +157,7 @@ SHAPES: tuple[tuple[Callable[[Random, bool], Made], float], ...] = (
 
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
-    """One list or one count. Held out are pairs of a number and a kind, and ways to ask."""
+    """A list or a count. Pairs of a number and a kind are held out, and some phrasings."""
     shape = rng.choices([s for s, _ in SHAPES], [w for _, w in SHAPES])[0]
     asked, reply, check = shape(rng, held_out)
     asked = asked[0].upper() + asked[1:]

@@ -1,4 +1,4 @@
-"""Greetings, thanks, goodbyes, moods, and small things said that ask for nothing."""
+"""Greetings, thanks, goodbyes, moods, and small statements that ask for nothing."""
 
 from random import Random
 
@@ -7,7 +7,7 @@ from training.check import Terms
 from training.lexicon import pick
 from training.phrasing import roughly
 
-# Phrases with bars between them; the last four of each list are kept for the tests.
+# Phrases separated by bars; the last four of each list are held out.
 _PHRASES = {
     "greetings": """sup|wassup|hiii|helloooo|hey man|hey dude|yo yo|hi bro|hullo|g'day|mornin|hey there buddy|hii|heyo|ello|hi hi|whats new|what's new|yooo|hey bot|sup bro|
         Hello, how do you do|Hey, a quick hello|Hi, I just opened this|Hello, I just started|Hey, nice to be here|
@@ -138,7 +138,7 @@ HEARD = ("I see. What would you like to know?", "I see. Ask me about minichat, o
 
 
 def _statement(rng: Random, held_out: bool) -> Exchange:
-    """Something told that nobody needs to keep."""
+    """A statement that does not have to be remembered."""
     slots = {key: pick(rng, words, held_out) for key, words in zip("abockf", _LISTS, strict=True)}
     text = rng.choice(STATEMENTS).format(n=rng.choice(("two", "three", "four", "5", "many")), **slots)
     return Exchange(
@@ -150,7 +150,7 @@ _LISTS = ("animals", "pets", "objects", "cities", "colours", "foods")
 
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
-    """One small politeness. Held out are the last four phrases of each list, and the words of statements."""
+    """A polite exchange. The last four phrases of each list are held out, and the words of statements."""
     if rng.random() < 0.12:
         return [_statement(rng, held_out)]
     room, replies, terms = rng.choice(ROOMS)

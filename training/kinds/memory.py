@@ -1,4 +1,4 @@
-"""Things told in a chat and asked for later."""
+"""Statements in a chat, and later questions about them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def _capital(text: str) -> str:
 
 
 def _roughly(rng: Random, text: str, value: str) -> str:
-    """Loose typing that leaves the value alone."""
+    """Loose typing that does not change the value."""
     rough = roughly(rng, text, slips=0.0)
     return rough if value in rough else text
 
@@ -60,7 +60,7 @@ def _ask(rng: Random, trait: Trait, value: str, held_out: bool) -> Exchange:
 
 
 def _not_told(rng: Random, trait: Trait, held_out: bool) -> Exchange:
-    """Asked for what was never said."""
+    """A question about something that was never said."""
     reply = f"You have not told me your {trait.label} yet."
     return Exchange(question(rng, trait.label, held_out), reply, Terms(("not told",)))
 
@@ -70,7 +70,7 @@ def _join(items: list[str]) -> str:
 
 
 def _tell_many(rng: Random, told: list[tuple[Trait, str]]) -> Exchange:
-    """Two or three things in one message, in sentences of their own or in one."""
+    """Two or three statements in one message, in separate sentences or in one."""
     lines = [rng.choice(trait.tells[:2]).format(v=value) for trait, value in told]
     if rng.random() < 0.5:
         user = " ".join(map(_capital, lines))
@@ -108,7 +108,7 @@ def _correction(rng: Random, trait: Trait, value: str) -> Exchange:
 
 
 def thread(rng: Random, distract: Distract, held_out: bool = False, gaps: int = 3) -> list[Exchange]:
-    """Some things told, other talk in between, and a question for each thing, in any order."""
+    """Statements, other messages in between, and a question about each statement, in any order."""
     traits = rng.sample(TRAITS, rng.choice((1, 1, 2, 3, 4)) + 1)
     missing, told = traits[0], [(trait, trait.value(rng, held_out)) for trait in traits[1:]]
     if rng.random() < 0.12:
@@ -160,7 +160,7 @@ ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "
 
 
 def list_thread(rng: Random, distract: Distract, held_out: bool = False, gaps: int = 2) -> list[Exchange]:
-    """A list told, perhaps added to, and asked for whole or by place."""
+    """A list, perhaps extended later; questions about all of it or by position."""
     key = rng.choice(LIST_KINDS[:4] if held_out else LIST_KINDS)
     items: list[str] = []
     size = rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 7))
@@ -201,9 +201,9 @@ def _list_question(rng: Random, items: list[str], held_out: bool) -> Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One thing that people have, and how it is told. Its topics in recall.toml are `what ...` and `who ...`.
+    """Something that several people have, and its phrasings. Its topics in recall.toml are `what ...` and `who ...`.
 
-    A note holds the name on both sides of the value. So small a model cannot read backwards: from `{n} likes {v}` alone it
+    A note has the name on both sides of the value. Such a small model cannot look backwards: from `{n} likes {v}` alone it
     never learned to find {n} by {v}, but it does find what followed {v} in its own note.
     """
 
@@ -235,7 +235,7 @@ WHO = "I noted that "
 
 
 def _people(rng: Random, relation: Relation, held_out: bool) -> list[tuple[str, str]]:
-    """Two to five people with a thing each, no name and no thing twice."""
+    """Two to five people with one thing each, all names and things different."""
     people: dict[str, str] = {}
     size = rng.choice((2, 2, 3, 3, 4, 4, 5, 6))
     while len(people) < size:
@@ -253,7 +253,7 @@ def _people(rng: Random, relation: Relation, held_out: bool) -> list[tuple[str, 
 
 
 def relation_thread(rng: Random, distract: Distract, held_out: bool = False, gaps: int = 2) -> list[Exchange]:
-    """Several people with one thing each; then who has what."""
+    """Several people with one thing each; then questions who has what."""
     relation = rng.choice(RELATIONS)
     pairs = _people(rng, relation, held_out)
     same = rng.choice(relation.tells) if rng.random() < 0.7 else ""
@@ -280,7 +280,7 @@ def relation_thread(rng: Random, distract: Distract, held_out: bool = False, gap
 def _told_and_asked(
     rng: Random, relation: Relation, pairs: list[tuple[str, str]], told: str, notes: str, held_out: bool
 ) -> Exchange:
-    """All in one message: the reply writes its notes first, and answers from them."""
+    """Everything in one message: the reply first writes notes, and answers from them."""
     n, v = rng.choice(pairs)
     answer = f"{WHO}{relation.back.format(n=n, v=v)}."
     asked = question(rng, f"who {relation.key}", held_out, v=v)
@@ -296,7 +296,7 @@ def _relation_question(rng: Random, relation: Relation, n: str, v: str, held_out
 
 
 def say_back(rng: Random, distract: Distract, held_out: bool = False, gaps: int = 2) -> list[Exchange]:
-    """What did I say first, what did I just say: after other talk, after things told, now and then with nothing before."""
+    """What did I say first, what did I just say: after other messages, after statements, sometimes with nothing before."""
     told = [e for e in thread(rng, distract, gaps=0)[:3] if "\n" not in e.user] if rng.random() < 0.3 else []
     talk = told + (_between(rng, distract, max(gaps, 1)) or distract(rng))
     topic = rng.choice(("first", "last"))
@@ -308,7 +308,7 @@ def say_back(rng: Random, distract: Distract, held_out: bool = False, gaps: int 
 
 
 def nothing_told(rng: Random, distract: Distract, held_out: bool = False, gaps: int = 2) -> list[Exchange]:
-    """A question for what was never said, in a chat about other things."""
+    """A question about something that was never said, in a chat about other things."""
     if rng.random() < 0.6:
         asked = _not_told(rng, rng.choice(TRAITS), held_out)
     else:

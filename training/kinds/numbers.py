@@ -42,7 +42,7 @@ def _size(rng: Random) -> int:
 
 
 def _split(rng: Random, held_out: bool, draw: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-    """Numbers on the right side of the split, by a hash of the numbers. Small ones are learned by heart, so never held out."""
+    """Numbers on the right side of the split, by a hash of the numbers. Small ones are memorized, so never held out."""
     while (max(found := draw()) > 20 and is_held_out(repr(found))) != held_out:
         pass
     return found
@@ -56,7 +56,7 @@ def _sum(rng: Random, held_out: bool) -> tuple[str, str, Check]:
     elif sign == "-":
         a, b = _split(rng, held_out, lambda: tuple(sorted((_size(rng), _size(rng)), reverse=True)))
         result = a - b
-    else:  # products are learned by heart, so they are not split
+    else:  # products are memorized, so they are not split
         a, b = _factors(rng)
         result = a * b
         if sign == "/":
@@ -71,7 +71,7 @@ def _sum(rng: Random, held_out: bool) -> tuple[str, str, Check]:
 
 
 def _factors(rng: Random) -> tuple[int, int]:
-    """Within the tables, or with a product up to 100; never a second one of 0, by which nothing divides."""
+    """Two factors within the tables, or with a product up to 100; the second is never 0, because it may be a divisor."""
     if rng.random() < 0.5:
         return rng.randint(0, 12), rng.randint(1, 12)
     b = rng.randint(1, rng.choice((10, 25, 50)))
@@ -93,7 +93,7 @@ HALVES = {
 
 
 def _half(rng: Random, held_out: bool) -> tuple[str, str, Check]:
-    """Half of it, or twice as much: as the sum that it is."""
+    """Half or double of a number, written as an expression."""
     ask = rng.choice(tuple(HALVES))
     if HALVES[ask] == 2:
         n = rng.randint(1, 50)
@@ -103,7 +103,7 @@ def _half(rng: Random, held_out: bool) -> tuple[str, str, Check]:
 
 
 def _three(rng: Random, held_out: bool) -> tuple[str, str, Check]:
-    """Three or four numbers to add, one after the other."""
+    """The sum of three or four numbers, added one after the other."""
     numbers = _split(
         rng, held_out, lambda: tuple(rng.randint(1, 30) for _ in range(rng.choice((3, 3, 3, 4))))
     )
@@ -143,7 +143,7 @@ COUNTED = "pears plums coins books pens eggs cakes balls stones stamps cards nut
 
 
 def _tale(rng: Random, held_out: bool) -> tuple[str, str, Check]:
-    """A sum told as a small story."""
+    """A sum as a small word problem."""
     a, b = _split(
         rng, held_out, lambda: tuple(sorted((rng.randint(1, 50), rng.randint(1, 50)), reverse=True))
     )

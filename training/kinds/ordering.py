@@ -1,6 +1,6 @@
-"""Orders put together from parts (text/ordering.toml): a bid, what is to be done, and the text before it, in it or after it.
+"""Orders composed from parts (text/ordering.toml): an opening, an action, and the text before, inside or after it.
 
-A wording that holds the words of one that is kept out for the tests is thrown away and another one drawn.
+A phrasing with the words of a held-out one is discarded and another one is sampled.
 """
 
 import re
@@ -14,7 +14,7 @@ from training.phrasing import normal, slip
 
 Parts = dict[str, tuple[str, ...]]
 SLOTS = {"text": "{t}", "list": "{l}", "numbers": "{l}", "words": "{l}", "word": "{w}"}
-LIKE = {"numbers": "list", "words": "text"}  # whose leads they take
+LIKE = {"numbers": "list", "words": "text"}  # whose openings they use
 QUOTES = ('"{d}"', "'{d}'", "`{d}`", "({d})", "[{d}]")
 JOINTS = (
     (": ",) * 8
@@ -61,7 +61,7 @@ def composed_ways() -> frozenset[str]:
 
 
 def compose(rng: Random, way: str, kept_out: tuple[str, ...]) -> str:
-    """A pattern for this order, with its slots still open, that holds no wording of `kept_out`."""
+    """A pattern for this order, with its slots still open, without any phrasing of `kept_out`."""
     while True:
         pattern = typed(rng, _forms(way)[rng.choices(_names(way), _weights(way))[0]](rng, way))
         if not any(holds(pattern, kept) for kept in kept_out):
@@ -69,18 +69,18 @@ def compose(rng: Random, way: str, kept_out: tuple[str, ...]) -> str:
 
 
 def holds(pattern: str, kept: str) -> bool:
-    """Whether every run of words of a wording stands in the pattern, in any order."""
+    """Whether the pattern contains every run of words of a phrasing, in any order."""
     said = f" {normal(pattern)} "
     return all(f" {part} " in said for part in fixed_words(kept))
 
 
 def fixed_words(pattern: str) -> list[str]:
-    """What stands between the slots."""
+    """The text between the slots."""
     return [part for part in (normal(part) for part in re.split(r"\{\w\}", pattern)) if part]
 
 
 def typed(rng: Random, pattern: str) -> str:
-    """As somebody types it: capitals as they come, a slip, no last mark. Slots are short, so no slip hits them."""
+    """The pattern as typed: random capitals, a typo, no final punctuation. Slots are short, so no typo hits them."""
     draw = rng.random()
     if draw < 0.5:
         pattern = pattern[0].upper() + pattern[1:] if pattern[0] != "{" else pattern
@@ -95,14 +95,14 @@ Form = Callable[[Random, str], str]
 
 
 def _direct(rng: Random, way: str) -> str:
-    """The text stands in the order itself."""
+    """The text is part of the order itself."""
     before, after = _bid(rng)
     act = rng.choice(_banks()[way]["act"]).replace("{o}", _data(rng, way, bare=0.5))
     return before + act + after
 
 
 def _ahead(rng: Random, way: str) -> str:
-    """A word points ahead to the text."""
+    """A word refers to the text that follows."""
     before, after = _bid(rng)
     act = rng.choice(_banks()[way]["act"]).replace("{o}", _word(rng, way))
     if after.endswith("?"):
@@ -111,7 +111,7 @@ def _ahead(rng: Random, way: str) -> str:
 
 
 def _behind(rng: Random, way: str) -> str:
-    """The text first, then the order, which points back to it."""
+    """The text first, then the order, which refers back to it."""
     before, after = _bid(rng)
     kind = _kind(way)
     lead = rng.choice(_banks()["leads"][LIKE.get(kind, kind)])
@@ -124,14 +124,14 @@ def _behind(rng: Random, way: str) -> str:
 
 
 def _shown(rng: Random, way: str) -> str:
-    """What the result is like, beside the text."""
+    """The order as a description of the result, next to the text."""
     question = rng.random() < 0.2
     frame = rng.choice(_banks()["shown"]["question" if question else "order"])
     return frame.replace("{a}", rng.choice(_banks()[way]["as"])).replace("{d}", _data(rng, way))
 
 
 def _asked(rng: Random, way: str) -> str:
-    """As a question."""
+    """The order as a question."""
     before, ask = rng.choice(WONDERS), rng.choice(_banks()[way]["ask"])
     if rng.random() < 0.7:
         return before + ask.replace("{o}", _data(rng, way, bare=0.5)) + rng.choice(MARKS)
@@ -150,7 +150,7 @@ FORMS: dict[str, tuple[Form, str, float]] = {
     "shown": (_shown, "as", 0.2),
     "asked": (_asked, "ask", 0.25),
     "terse": (_terse, "bare", 0.08),
-}  # with the parts that each needs, and how often it comes
+}  # with the parts that each needs, and its frequency
 
 
 @cache
@@ -173,7 +173,7 @@ def _kind(way: str) -> str:
 
 
 def _bid(rng: Random) -> tuple[str, str]:
-    """What stands before an order and after it: a bidding, or a question with its mark."""
+    """The text before and after an order: a request, or a question with its mark."""
     after = rng.choice(_banks()["bids"]["after"])
     if rng.random() < 0.3:
         return rng.choice(_banks()["bids"]["question"]), after + "?"
@@ -181,7 +181,7 @@ def _bid(rng: Random) -> tuple[str, str]:
 
 
 def _word(rng: Random, way: str) -> str:
-    """A word for what comes; a list of words has one more."""
+    """A word for the following text; a list of words has one more."""
     kind = _kind(way)
     words = _banks()["words"]["text" if kind == "words" else kind]
     if way in ("sort_words", "reverse_list") and rng.random() < 0.25:
@@ -190,7 +190,7 @@ def _word(rng: Random, way: str) -> str:
 
 
 def _data(rng: Random, way: str, bare: float = 0.72) -> str:
-    """The slot of the text itself: plain, in quotes, or with a word for what it is."""
+    """The slot of the text itself: plain, in quotes, or with a word for its type."""
     kind = _kind(way)
     slot, draw = SLOTS[kind], rng.random()
     if draw < bare:

@@ -15,7 +15,7 @@ ROOMS = {
 
 
 def _page(rng: Random) -> str:
-    """Some facts of one room, as a page with a heading."""
+    """Some facts of one subject, as a page with a heading."""
     room = rng.choice(list(ROOMS))
     facts = rng.sample([f for f in all_facts() if f.room == room], rng.randint(2, 6))
     head = rng.choice((f"# {ROOMS[room]}\n\n", f"## {ROOMS[room]}\n\n", ""))

@@ -6,7 +6,7 @@ from training.lexicon import is_held_out, pick
 from training.phrasing import made_up
 
 POOLS = ("foods", "objects", "animals", "colours", "names", "cities", "pet_names", "jobs", "hobbies")
-# Also words that mean something to the engine, so that an order on one is not taken for a question about it.
+# Includes words with a meaning in the engine, so that an order on one is not taken for a question about it.
 COMMON = tuple(
     """hello world good morning evening night friend people house water paper music happy little big small great new old thank you please my your
     name is this that we they have make write read word letter text line page number time day week year light sound street garden summer winter
@@ -21,7 +21,7 @@ SHORT = tuple(
 
 
 def a_word(rng: Random, held_out: bool, most: int = 12) -> str:
-    """One lower-case word. Held out are some made-up words, and the listed words that training never sees."""
+    """One lower-case word. Held out are some invented words, and the listed words that are not in the training text."""
     while True:
         draw = rng.random()
         if draw < 0.2:
@@ -41,7 +41,7 @@ def a_word(rng: Random, held_out: bool, most: int = 12) -> str:
 
 
 def several(rng: Random, held_out: bool, low: int, high: int) -> list[str]:
-    """Different words; the whole list is on the right side of the split."""
+    """Different words; the whole list is on the same side of the split."""
     while True:
         size = rng.randint(low, high)
         pool, strange = rng.choice(POOLS), rng.choice((0.0, 0.1, 0.3, 0.8))
@@ -64,7 +64,7 @@ def comma(items: list[str]) -> str:
 
 
 def any_word(rng: Random, key: str, held_out: bool = False) -> str:
-    """A word of a list, or one that nobody knows: what is copied need not be understood."""
+    """A word from a list, or an invented one: a copied word need not be understood."""
     return (
         made_up(rng, rng.choice((1, 2, 2, 3)))
         if not held_out and rng.random() < 0.4

@@ -1,4 +1,4 @@
-"""Small stories on a named subject, with questions about what was told."""
+"""Small stories on a named subject, with questions about them."""
 
 import re
 import tomllib
@@ -170,7 +170,7 @@ def tell(rng: Random, who: Cast) -> str:
 
 
 def _introduced(lines: list[str], helper: str) -> Iterator[str]:
-    """A helper who has been told of is no longer "an old owl" but "the old owl"."""
+    """After its first mention, a helper is no longer "an old owl" but "the old owl"."""
     known, told = re.sub(r"^an? ", "the ", helper), False
     for line in lines:
         before, slot, after = line.partition("{h}")

@@ -1,4 +1,4 @@
-"""What a person may tell about themselves, and the ways to tell it."""
+"""What users may say about themselves, and how."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from training.phrasing import made_up
 
 @dataclass(frozen=True, slots=True)
 class Trait:
-    """One thing a person may tell: ways to tell it, what is replied, the answer. `label` is its topic in recall.toml."""
+    """One such statement: its phrasings, the reply, the answer to a later question. `label` is its topic in recall.toml."""
 
     label: str
     tells: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Everything the model does not know, and the honest sentence for it."""
+"""Questions about everything the model does not know, and an honest reply."""
 
 from random import Random
 from string import ascii_lowercase
@@ -131,7 +131,7 @@ CONTESTS = (
 KEYS = (
     *("F6", "F7", "F9", "F10", "F11", "F12", "Ctrl+B", "Ctrl+R", "Ctrl+T"),
     *("Alt+B", "Alt+G", "Alt+J", "Alt+Q", "Alt+U", "Alt+V"),
-)  # that nothing is bound to
+)  # that are not bound
 
 
 def _thing(rng: Random, held_out: bool) -> str:
@@ -146,7 +146,7 @@ def _thing(rng: Random, held_out: bool) -> str:
 
 
 def _numbered(rng: Random, side: bool, held_out: bool) -> str:
-    """A question about the world that holds a year or a price: not a sum."""
+    """A question about the world with a year or a price, which is not a sum."""
     place = pick(rng, rng.choice(("countries", "cities")), held_out)
     number = rng.randint(2, rng.choice((99, 999, 9999)))
     year = rng.randint(1700, 2040) if rng.random() < 0.3 else rng.randint(1900, 2030)
@@ -203,7 +203,7 @@ SIGNS = (
 
 
 def nonsense(rng: Random) -> str:
-    """What fingers type that mean nothing: letters of a row, one letter held down, any letters, or a sign."""
+    """Meaningless typing: letters of a keyboard row, one letter held down, random letters, or a sign."""
     draw = rng.random()
     if draw < 0.4:
         row = rng.choice(ROWS)

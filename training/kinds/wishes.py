@@ -1,4 +1,4 @@
-"""Orders to the program that hold a value ("set top-p to 0.9"). The model cannot carry them out, and says with what to do so."""
+"""Orders to the program with a value ("set top-p to 0.9"). The model cannot execute them; it names the key or option."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MYSELF = "I cannot do that myself."
 
 
 def _whole(*usual: int) -> Callable[[Random], str]:
-    """One of the usual numbers, or any other up to the largest of them."""
+    """A common number, or any other up to the largest of them."""
     return lambda rng: str(rng.choice(usual) if rng.random() < 0.6 else rng.randint(1, max(usual)))
 
 
@@ -23,7 +23,7 @@ def _share(low: float, high: float) -> Callable[[Random], str]:
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A setting of F3: how people call it, its label there, its option, and a likely value."""
+    """A setting of F3: its common names, its label there, its option, and a likely value."""
 
     called: tuple[str, ...]
     label: str
@@ -141,11 +141,11 @@ def _rename(rng: Random) -> tuple[dict[str, str], str, tuple[str, ...]]:
 
 
 DRAWS = {"knob": _knob, "choice": _choice, "model": _model, "rename": _rename}
-ASKS = ("how", "can i", "could we", "could {s}")  # what begins so is a question already
+ASKS = ("how", "can i", "could we", "could {s}")  # these openings already make a question
 
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
-    """One order to the program. Held out are ways to give it."""
+    """An order to the program. Some phrasings are held out."""
     kind = rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]
     slots, said, terms = DRAWS[kind](rng)
     way = rng.choice(TESTS[kind] if held_out else WAYS[kind])
