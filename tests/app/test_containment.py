@@ -18,7 +18,7 @@ from tests.app.conftest import run, snapshot
 from tests.app.test_strategies import views
 
 
-class FailingDrawer(Static):
+class Frail(Static):
     """A third-party drawer that fails at the first snapshot."""
 
     def __init__(self, context: Context) -> None:
@@ -29,7 +29,7 @@ class FailingDrawer(Static):
 
 
 def toggle(context: Context) -> None:
-    context.panels.toggle(context.part(FailingDrawer))
+    context.panels.toggle(context.part(Frail))
 
 
 def fails(*_: object, **__: object) -> Any:
@@ -45,7 +45,7 @@ def expected_error(it: Any, kind: type[Exception] = RecursionError) -> Iterator[
     it.app._exception_event.clear()
 
 
-async def still_works(it: Any) -> None:
+async def talks(it: Any) -> None:
     """Check that keys, the prompt and the chat still work."""
     reply = await it.say("still there?")
     await it.answered(reply, "of course")
@@ -69,7 +69,7 @@ async def test_a_drawer_that_cannot_show_a_snapshot_closes(
         assert any(str(it.app.paths.log) in notice for notice in it.notices())
         assert [each.exc_info is not None for each in caplog.records if each.name == "minichat.app"] == [True]
         monkeypatch.undo()
-        await still_works(it)
+        await talks(it)
         await it.pilot.press("f3")
         await it.until(lambda: it.drawer.display)
 
@@ -97,7 +97,7 @@ async def test_a_failing_part_does_not_keep_a_signal_from_the_others(bench: Call
         with expected_error(it):
             await it.pilot.press("ctrl+n")
             await it.until(lambda: heard)
-        await still_works(it)
+        await talks(it)
 
 
 @run
@@ -118,7 +118,7 @@ async def test_a_monitor_that_cannot_show_a_snapshot_closes(
             await it.pilot.pause()
             assert it.drawer.knobs.has_focus and it.notices() == told
             await it.pilot.press("escape")
-        await still_works(it)
+        await talks(it)
 
 
 @run
@@ -127,15 +127,15 @@ async def test_a_third_party_drawer_is_contained_like_the_built_in_ones(bench: C
         name="frail",
         title="Frail",
         commands=(ScreenCommand("view.frail", "View", "Frail", toggle, "f12"),),
-        panel=PanelSpec(FailingDrawer, sees=FailingDrawer.see_snapshot),
+        panel=PanelSpec(Frail, sees=Frail.see_snapshot),
     )
     async with bench(features=(*BUILT_IN, frail)) as it:
         await it.until(lambda: it.main.engine.latest)
         with expected_error(it):
             await it.pilot.press("f12")
             await it.until(lambda: any("the frail failed and is closed" in each for each in it.notices()))
-        assert not it.app.context.part(FailingDrawer).display and it.main.prompt.has_focus
-        await still_works(it)
+        assert not it.app.context.part(Frail).display and it.main.prompt.has_focus
+        await talks(it)
 
 
 @run
@@ -144,7 +144,7 @@ async def test_a_feature_whose_part_cannot_be_created_loses_only_that_part(bench
     async with bench(features=(broken, *BUILT_IN)) as it:
         with expected_error(it):
             await it.until(lambda: any("deeper and deeper" in each for each in it.notices()))
-        await still_works(it)
+        await talks(it)
 
 
 @run
@@ -156,7 +156,7 @@ async def test_an_action_that_fails_affects_nothing_else(
         with expected_error(it):
             await it.pilot.press("ctrl+n")
             await it.until(lambda: it.notices())
-        await still_works(it)
+        await talks(it)
 
 
 @run
@@ -169,7 +169,7 @@ async def test_a_prompt_handler_that_fails_loses_one_message(
             patch.setattr(type(it.main.prompt), "_on_key", fails, raising=False)
             await it.pilot.press("x")
             await it.until(lambda: any("the prompt failed" in notice for notice in it.notices()))
-        await still_works(it)
+        await talks(it)
 
 
 @run
@@ -184,7 +184,7 @@ async def test_a_widget_that_cannot_render_shows_so_in_its_place(
             await it.until(lambda: any("the key bar failed" in notice for notice in it.notices()))
         it.main.keybar.refresh()
         await it.until(lambda: "cannot be drawn" not in it.screen_text())
-        await still_works(it)
+        await talks(it)
 
 
 @run
@@ -197,7 +197,7 @@ async def test_a_layout_error_closes_the_drawer(
             patch.setattr(it.drawer.knobs, "get_content_height", fails)
             it.drawer.knobs.refresh(layout=True)
             await it.until(lambda: not it.drawer.display)
-        await still_works(it)
+        await talks(it)
 
 
 @run
@@ -209,7 +209,7 @@ async def test_a_dialog_that_fails_closes(bench: Callable[..., Any], monkeypatch
             patch.setattr(type(it.app.screen), "on_key", fails, raising=False)
             await it.pilot.press("f9")  # a value that its field does not accept
             await it.until(lambda: len(it.app.screen_stack) == 1)
-        await still_works(it)
+        await talks(it)
 
 
 @run
@@ -238,7 +238,7 @@ async def test_a_failing_timer_worker_and_task(
             await asyncio.sleep(0)
             gc.collect()
             await it.until(lambda: any("of a task" in notice for notice in it.notices()))
-        await still_works(it)
+        await talks(it)
 
 
 @run
@@ -279,4 +279,4 @@ async def test_a_generator_left_open_by_a_dead_task_is_not_reported_as_a_failed_
         assert caplog.text.count("exception was never retrieved") == caplog.text.count("open") == 1
         assert it.app._exception is None
         reading.cancel()
-        await still_works(it)
+        await talks(it)

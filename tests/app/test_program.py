@@ -157,7 +157,7 @@ async def test_help_is_filtered_while_typing(bench: Callable[..., Any]) -> None:
         inside = (line.split("│")[1] for line in it.screen_text().splitlines() if line.count("│") == 2)
         lines = [" ".join(line.split()) for line in inside]
         assert "Chats" in lines and "Alt+K Fork this chat here" in lines and "View" not in lines
-        await it.pilot.press(*["backspace"] * 9, *"IN the dec")  # a title matches its whole section
+        await it.pilot.press(*["backspace"] * 9, *"IN the dec")  # a title brings all of its section
         await it.until(lambda: "another field" in it.screen_text() and "Alt+K" not in it.screen_text())
         await it.pilot.press("x", "y")
         await it.until(lambda: "nothing here has 'IN the decxy' in it: ^P has every" in it.screen_text())
