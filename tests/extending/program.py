@@ -25,7 +25,7 @@ def finished(model: str, **config: Any) -> dict[str, Any]:
     replies: dict[int, list[int]] = {}
     ended = []
 
-    def hear(delta: Any) -> None:
+    def record(delta: Any) -> None:
         replies.setdefault(delta.request, []).extend(delta.tokens)
         if delta.finish:
             ended.append(delta.request)
@@ -33,7 +33,7 @@ def finished(model: str, **config: Any) -> dict[str, Any]:
     # Random weights tend to repeat tokens, which would hide differences.
     params = SamplingParams(temperature=0, repetition_penalty=2, max_tokens=30, ignore_eos=True)
     for prompt in PROMPTS:
-        engine.submit(prompt, params, hear)
+        engine.submit(prompt, params, record)
     while engine.busy:
         engine.step()
         engine.scheduler.check()

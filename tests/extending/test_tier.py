@@ -49,8 +49,8 @@ def drain(engine: Engine) -> None:
     assert at_rest(engine)
 
 
-def there_and_back(
-    engine: Engine, meanwhile: Callable[[], object] = lambda: None
+def swap_out_and_in(
+    engine: Engine, while_stored: Callable[[], object] = lambda: None
 ) -> tuple[list[Heard], list[Event]]:
     """Two replies; the first is preempted, and resumed once its blocks are in files."""
     events: list[Event] = []
@@ -62,7 +62,7 @@ def there_and_back(
         until(engine, lambda: any(isinstance(each, Transferred) for each in events))
     request = engine.scheduler.requests[id]
     assert request.stored is not None and request.stored.tier == "files" and not request.blocks
-    meanwhile()
+    while_stored()
     drain(engine)
     return [one, other], events
 
@@ -72,7 +72,7 @@ def there_and_back(
 def test_a_request_is_resumed_from_files(model: Path, tmp_path: Path, depth: int, scheme: str) -> None:
     tier = FileTier(tmp_path, 8)
     engine = engine_on(model, tier, depth=depth, kv_scheme=scheme)
-    replies, events = there_and_back(engine)
+    replies, events = swap_out_and_in(engine)
     moved = [each for each in events if isinstance(each, Transferred)]
     assert [(each.tier, each.load, each.blocks, each.error) for each in moved] == [
         ("files", False, 3, ""),
@@ -89,7 +89,7 @@ def test_a_request_is_resumed_from_files(model: Path, tmp_path: Path, depth: int
 
 def test_a_missing_file_is_recomputed(model: Path, tmp_path: Path) -> None:
     engine = engine_on(model, FileTier(tmp_path, 8))
-    (one, _), events = there_and_back(engine, lambda: max(tmp_path.iterdir()).unlink())
+    (one, _), events = swap_out_and_in(engine, lambda: max(tmp_path.iterdir()).unlink())
     failed = [each.error for each in events if isinstance(each, Transferred) and each.error]
     assert len(failed) == 1 and failed[0].startswith("FileNotFoundError")
     plain = engine_on(model)
@@ -103,7 +103,7 @@ def test_a_recording_with_transfers_is_replayed(model: Path, tmp_path: Path) -> 
     (then := tmp_path / "then").mkdir(), (now := tmp_path / "now").mkdir()
     engine = engine_on(model, FileTier(then, 8), depth=1)
     engine.record(tmp_path / "recording")
-    replies, _ = there_and_back(engine)
+    replies, _ = swap_out_and_in(engine)
     engine.stop_recording()
     fresh = engine_on(model, FileTier(now, 8), depth=1)
     steps = list(replay(tmp_path / "recording", fresh.runner, fresh.origin))
