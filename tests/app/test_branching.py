@@ -38,7 +38,7 @@ async def test_a_fork_waits_for_text_that_is_not_yet_shown(bench: Callable[..., 
         first = await it.say("hello")
         first.say("One")
         await it.until(lambda: "One" in it.screen_text())
-        it.app.chats.desk.pacer.rate = 3  # the screen lags behind
+        it.app.chats.desk.pacer.rate = 3  # the screen is slow
         first.say(" two")
         first.say(" three")
         await it.pilot.press("alt+k")

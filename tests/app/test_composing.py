@@ -110,11 +110,11 @@ async def test_a_broadcast_is_measured_for_each_chat(bench: Callable[..., Any]) 
 
 @run
 async def test_a_failing_token_count_does_not_block_sending(bench: Callable[..., Any]) -> None:
-    class NoCount(FakeBackend):
+    class Mute(FakeBackend):
         async def count(self, prompt: Any) -> int:
             raise EngineError("no")
 
-    async with bench(backend=NoCount([snapshot(max_context=64)])) as it:
+    async with bench(backend=Mute([snapshot(max_context=64)])) as it:
         await it.until(lambda: it.app.keeper.alive)
         await it.say("x" * 100)
 

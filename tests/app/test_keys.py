@@ -252,7 +252,7 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_remapped(
     async with bench((120, 160), backend=backend) as it:
         assert [said for said in it.notices() if "monitor.letters" in said]  # where l has another action
         await it.pilot.press("f3")
-        assert "k j field" in key_bar(it) and "Left l change" in key_bar(it)
+        assert "k j field" in last_line(it) and "Left l change" in last_line(it)
         knobs = it.drawer.knobs
         await it.pilot.press("j", "down", "k", "up")
         assert knobs.row == 1
@@ -268,7 +268,7 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_remapped(
         await it.pilot.press("j", "down", "j")
         assert schemes.highlighted == before + 2
         await it.pilot.press("escape", "alt+m", "2")
-        assert "Up j choose" in key_bar(it)
+        assert "Up j choose" in last_line(it)
         await it.pilot.press("f1")
         await it.until(lambda: "In the decoding drawer" in it.screen_text())
         lines = [" ".join(line.strip(" │").split()) for line in it.screen_text().splitlines()]
@@ -288,12 +288,12 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_remapped(
 async def test_four_arrows_are_shown_as_arrows(bench: Callable[..., Any]) -> None:
     async with bench((120, 110)) as it:
         await it.pilot.press("alt+m")
-        assert "Arrows point" in key_bar(it)
+        assert "Arrows point" in last_line(it)
         await it.pilot.press("f1")
         await it.until(lambda: "Arrows   " in it.screen_text())
 
 
-def key_bar(it: Any) -> str:
+def last_line(it: Any) -> str:
     return it.screen_text().splitlines()[-1]
 
 
@@ -305,31 +305,31 @@ async def test_the_key_bar_lists_the_keys_of_the_focused_widget(
     config.parent.mkdir(parents=True)
     config.write_text('[keys]\n"monitor.order" = "ctrl+t"\n')
     async with bench((120, 40)) as it:
-        assert "order" not in key_bar(it)
+        assert "order" not in last_line(it)
         await it.pilot.press("alt+m")
-        await it.until(lambda: "^T order" in key_bar(it) and "c colour" in key_bar(it))
+        await it.until(lambda: "^T order" in last_line(it) and "c colour" in last_line(it))
         before = it.monitor.kvmap.tint
-        await it.pilot.click("#keybar", offset=(key_bar(it).index("c colour"), 0))
+        await it.pilot.click("#keybar", offset=(last_line(it).index("c colour"), 0))
         await it.until(lambda: it.monitor.kvmap.tint != before)
         await it.pilot.press("2")
-        await it.until(lambda: "x abort" in key_bar(it) and "order" not in key_bar(it))
+        await it.until(lambda: "x abort" in last_line(it) and "order" not in last_line(it))
         await it.pilot.press("escape", "escape", "f4")
-        await it.until(lambda: "Enter convert" in key_bar(it))
+        await it.until(lambda: "Enter convert" in last_line(it))
         it.main.transcript.focus()
-        await it.until(lambda: "m menu" in key_bar(it))
+        await it.until(lambda: "m menu" in last_line(it))
 
 
 @run
 async def test_the_key_bar_lists_the_keys_that_a_reply_needs(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
         reply = await it.say("hello")
-        await it.until(lambda: "Esc stop" in key_bar(it))
+        await it.until(lambda: "Esc stop" in last_line(it))
         await it.pilot.press("f4")
-        await it.until(lambda: "Esc close" in key_bar(it) and "stop" not in key_bar(it))
+        await it.until(lambda: "Esc close" in last_line(it) and "stop" not in last_line(it))
         await it.pilot.press("f4")
         reply.end(Finish.FAILED, "no room")
-        await it.until(lambda: "Alt+R retry" in key_bar(it) and "stop" not in key_bar(it))
+        await it.until(lambda: "Alt+R retry" in last_line(it) and "stop" not in last_line(it))
         await it.pilot.press("alt+r")
         await it.until(lambda: len(it.replies) == 2)
         await it.answered(it.replies[-1])
-        assert "retry" not in key_bar(it)
+        assert "retry" not in last_line(it)

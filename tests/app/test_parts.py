@@ -90,7 +90,7 @@ async def test_deltas_are_batched_between_turns() -> None:
 
 
 @run
-async def test_a_cancelled_reader_stops_reading() -> None:
+async def test_a_canceled_reader_stops_reading() -> None:
     reader = asyncio.ensure_future(anext(gathered(CountingStream(), lambda: asyncio.sleep(0))))
     await asyncio.sleep(0)
     reader.cancel()

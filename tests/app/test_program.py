@@ -54,7 +54,7 @@ async def test_the_first_start_lists_what_was_found(bench: Callable[..., Any]) -
 @pytest.mark.parametrize(
     ("colours", "said"), [("truecolor", "16 million colours"), ("256", "256 colours"), (None, "no colours")]
 )
-def test_detected_colours_are_named(colours: str | None, said: str) -> None:
+def test_detected_colors_are_named(colours: str | None, said: str) -> None:
     here = Terminal(ssh=False, tmux=False, unicode=True)
     found = found_here(snapshot(), here, colours)
     assert found.startswith(f"Found a CPU and no GPU, {said}, clipboard through the terminal.")

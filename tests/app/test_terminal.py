@@ -280,7 +280,7 @@ FORMS = {
         ("TERM=xterm-256color COLORTERM=truecolor NO_COLOR=1", None),
     ],
 )
-def test_it_uses_the_available_colours(
+def test_it_uses_the_available_colors(
     terminal: Callable[..., Tmux], environment: str, expected: str | None
 ) -> None:
     tmux = terminal("--model", "/nowhere", size=(120, 40), environment=environment)

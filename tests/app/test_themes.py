@@ -116,7 +116,7 @@ async def test_a_theme_chosen_on_the_screen_is_remembered(bench: Callable[..., A
 
 
 @run
-async def test_without_colours_the_active_chat_is_still_marked(
+async def test_without_colors_the_active_chat_is_still_marked(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")

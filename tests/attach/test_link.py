@@ -302,7 +302,7 @@ class TestOpening:
             await link.close()
 
     @run
-    async def test_a_wrong_key_is_reported(self, served: Served) -> None:
+    async def test_a_wrong_key_is_told(self, served: Served) -> None:
         with pytest.raises(BadInput, match="this key opens nothing here"):
             await self.knock(served, "sk-wrong")
         with pytest.raises(BadInput, match="a key is missing"):

@@ -25,7 +25,7 @@ RATE = 20  # tokens a second
 
 
 @pytest.fixture(autouse=True)
-def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A home folder, with replies long enough for things to happen while they stream."""
     for name in ("CONFIG", "STATE", "CACHE"):
         monkeypatch.delenv(f"XDG_{name}_HOME", raising=False)

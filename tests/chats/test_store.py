@@ -199,11 +199,11 @@ def test_a_chat_deleted_elsewhere_does_not_stop_a_stream(opened: Opener) -> None
 def test_threads_may_call_concurrently(store: Store) -> None:
     chat = store.create_chat()
 
-    def speak() -> None:
+    def append_many() -> None:
         for _ in range(20):
             store.append(chat.id, "user", "hello")
 
-    threads = [threading.Thread(target=speak) for _ in range(4)]
+    threads = [threading.Thread(target=append_many) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

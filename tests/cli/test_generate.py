@@ -341,7 +341,7 @@ class TestBadInput:
         said = self.said(run, write_config(tmp_path), "--dummy-weights", "the", code=2)
         assert "without a tokenizer" in said
 
-    def test_a_lone_surrogate(self, run: Run, model: Path) -> None:
+    def test_half_a_character(self, run: Run, model: Path) -> None:
         assert "half a surrogate pair" in self.said(run, model, "th\ud800e", code=2)
 
     def test_a_template_that_fails(self, run: Run, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ async def parting(it: World) -> AsyncIterator[None]:
     yield
 
 
-class Speaker(Device):
+class StoryDevice(Device):
     """A device whose tokens are the words of a short story."""
 
     def words(self, tokens: Sequence[int]) -> list[str]:
@@ -237,7 +237,7 @@ SITTINGS = {
     "strategies": Sitting(
         1,
         {"beams": beams, "tokens": tokens},
-        lambda: {"backend": Speaker([rest()])},
+        lambda: {"backend": StoryDevice([rest()])},
     ),
     "broadcast": Sitting(2, {"parting": parting}),
     "first": Sitting(0, {"empty": plain}),

@@ -1,4 +1,4 @@
-"""Every pair of colours on the screen, in every theme: contrast at least 4.5 for text and 3 for marks."""
+"""Every pair of colors on the screen, in every theme: contrast at least 4.5 for text and 3 for marks."""
 
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -16,13 +16,13 @@ from tests.pictures.world import World, opened
 from tests.themes.colours import contrast
 
 TEXT, MARK = 4.5, 3.0
-# These draw frames and fill areas. The text or the marks beside them carry the meaning. The colours of the KV
+# These draw frames and fill areas. The text or the marks beside them carry the meaning. The colors of the KV
 # map, in half cells, are compared in tests/themes.
 FRAMES = frozenset("─│┌┐└┘├┤┬┴┼╭╮╰╯━┃▏▕▎░·▀▄■")
 
 
 def weak(app: Any) -> Iterator[tuple[str, str, str, float]]:
-    """Text with too little contrast, its colours, and their contrast."""
+    """Text with too little contrast, its colors, and their contrast."""
     for strip in app.screen._compositor.render_strips():
         for segment in strip:
             if segment.text.strip() and segment.style and (pair := colours(segment.style)):
@@ -40,7 +40,7 @@ def needed(text: str, style: Style) -> float:
 
 
 def colours(style: Style) -> tuple[str, str] | None:
-    """A style's text and background colours."""
+    """A style's text and background colors."""
     if style.color is None or style.bgcolor is None:
         return None
     text, ground = (Color.from_rich_color(each).hex for each in (style.color, style.bgcolor))
@@ -80,7 +80,7 @@ async def test_the_whole_screen_is_readable_in_every_theme(
         await it.resize((160, 40))  # drawer and monitor both fit beside a chat
         await PLACES[place](it)
         for palette in it.app._themes.known.palettes.values():
-            if not palette.ansi:  # a terminal's own colours are unknown
+            if not palette.ansi:  # a terminal's own colors are unknown
                 it.app.theme = palette.name
                 await it.still()
                 assert "KV map" in it.screen_text() or place == "help"

@@ -1,4 +1,4 @@
-"""Pictures of every screen in three sizes, dark, light and without colour, compared line by line.
+"""Pictures of every screen in three sizes, dark, light and without color, compared line by line.
 
 `make pictures` (UPDATE_PICTURES=1) regenerates them; review the changes in the diff.
 """
@@ -83,7 +83,7 @@ def _lines(before: str, now: str) -> Iterator[str]:
     differ = [number for number, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]]
     for number in differ[:SHOWN]:
         texts = [_text(old[number]), _text(new[number])]
-        what = texts if texts[0] != texts[1] else [old[number], new[number]]  # otherwise the colours differ
+        what = texts if texts[0] != texts[1] else [old[number], new[number]]  # otherwise the colors differ
         yield from (
             f"  line {number - 3}: {sign} {each[:300]}" for sign, each in zip("-+", what, strict=True)
         )

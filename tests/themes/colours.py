@@ -1,4 +1,4 @@
-"""Measures of colours: contrast as in WCAG 2, and the colours seen with color vision deficiencies."""
+"""Measures of colors: contrast as in WCAG 2, and the colors seen with color vision deficiencies."""
 
 from math import dist
 
@@ -34,7 +34,7 @@ def contrast(text: str, ground: str) -> float:
 
 
 def difference(one: str, other: str, vision: str) -> float:
-    """The distance of two colours in CIE Lab; below about 2 they cannot be told apart."""
+    """The distance of two colors in CIE Lab; below about 2 they cannot be told apart."""
     return dist(_lab(_seen(one, vision)), _lab(_seen(other, vision)))
 
 

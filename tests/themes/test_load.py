@@ -35,7 +35,7 @@ def said(folder: Path, text: str) -> list[str]:
     return [str(problem).removeprefix(f"{folder}/") for problem in load_themes(folder).problems]
 
 
-def test_missing_colours_are_derived_from_others(tmp_path: Path) -> None:
+def test_missing_colors_are_derived_from_others(tmp_path: Path) -> None:
     assert said(tmp_path, GOOD) == []
     mine = load_themes(tmp_path).palettes["mine"]
     assert mine.owners == OKABE_ITO
@@ -47,7 +47,7 @@ def test_missing_colours_are_derived_from_others(tmp_path: Path) -> None:
     assert mine.theme().variables["text-muted"] == mine.muted
 
 
-def test_given_colours_are_used(tmp_path: Path) -> None:
+def test_given_colors_are_used(tmp_path: Path) -> None:
     variables = 'border = "#335577 40%"\ntext = "auto 90%"\nlink-style = "not underline"\n'
     assert said(tmp_path, f'{GOOD}[syntax]\nkeyword = "red"\n[variables]\n{variables}') == []
     mine = load_themes(tmp_path).palettes["mine"]

@@ -28,7 +28,7 @@ def needed(palette: ThemeColors) -> float:
 
 
 def texts(palette: ThemeColors) -> dict[str, str]:
-    """Every colour that is used for text."""
+    """Every color that is used for text."""
     variables = palette.theme().to_color_system().generate()
     ours = {name: palette.colours[name] for name in TEXTS}
     coloured = {f"text-{name}": variables[f"text-{name}"] for name in TEXTS[1:]}
@@ -81,7 +81,7 @@ def test_a_scroll_bar_is_visible_and_its_track_is_subtle(palette: ThemeColors) -
 
 
 @every
-def test_the_letter_of_a_chat_is_readable_on_its_colour(palette: ThemeColors) -> None:
+def test_the_letter_of_a_chat_is_readable_on_its_color(palette: ThemeColors) -> None:
     for index in range(len(palette.owners)):
         ink, _, ground = palette.letter(index).partition(" on ")
         assert contrast(ink, ground) >= 4.5, palette.letter(index)
@@ -106,7 +106,7 @@ def test_owners_are_distinct_from_the_background_and_each_other(palette: ThemeCo
 
 
 @every
-def test_sixteen_chats_have_sixteen_colours(palette: ThemeColors) -> None:
+def test_sixteen_chats_have_sixteen_colors(palette: ThemeColors) -> None:
     colours = [palette.owner(index) for index in range(16)]
     assert palette.owners == tuple(colours[:8])
     for one, other in combinations(colours, 2):
@@ -119,7 +119,7 @@ def test_sixteen_chats_have_sixteen_colours(palette: ThemeColors) -> None:
 
 
 @pytest.mark.parametrize("palette", ALL, ids=lambda palette: palette.name)
-def test_no_two_chats_share_letter_and_colour(palette: ThemeColors) -> None:
+def test_no_two_chats_share_letter_and_color(palette: ThemeColors) -> None:
     letters: list[str] = []
     while len(letters) < 100:
         letters.append(free_letter(letters))
@@ -161,7 +161,7 @@ class Page(App[None]):
 
 
 async def colours_on_screen(palette: ThemeColors) -> set[ColorType]:
-    """The kinds of colour on the screen."""
+    """The kinds of color on the screen."""
     page = Page()
     page.register_theme(palette.theme())
     async with page.run_test(size=(20, 12)) as pilot:

@@ -1,4 +1,4 @@
-"""Coroutine tests, and a terminal with true colours unless a test sets another."""
+"""Coroutine tests, and a terminal with true colors unless a test sets another."""
 
 import inspect
 

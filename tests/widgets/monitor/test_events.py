@@ -54,7 +54,7 @@ def log() -> EventLog:
         (events.Recached(1, 0, "int8", 128), ("switched", "cache in int8, 128 blocks")),
     ],
 )
-def test_every_event_has_a_sentence(event: Event, words: tuple[str, str]) -> None:
+def test_every_event_in_words(event: Event, words: tuple[str, str]) -> None:
     assert said(event) == words
 
 

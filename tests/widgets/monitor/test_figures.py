@@ -153,7 +153,7 @@ async def test_a_narrow_latency_pane_keeps_the_figures() -> None:
     async with staged(latency, (40, 6), focus=False):
         latency.update_from(snapshot(64, step_times=StepTimes(0.0001, 0.02, 0.01, 0.0001)), OWNERS)
         assert lines(latency)[4].rstrip() == " █ pl 0.1 ▓ la 20.0 ▒ wa 10.0 ░ co 0.1"
-        assert len(set(lines(latency)[3].split()[0])) == 2  # the parts differ by more than colour
+        assert len(set(lines(latency)[3].split()[0])) == 2  # the parts differ by more than color
         assert lines(latency)[5].rstrip() == " weights 5.2 GB  cache 1.1 GB"
 
 

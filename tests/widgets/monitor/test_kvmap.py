@@ -28,7 +28,7 @@ def colour(widget: KVMap, x: int, y: int) -> tuple[RichColor | None, RichColor |
     return style.color, style.bgcolor
 
 
-async def test_without_colour_letters_show_owner_and_state() -> None:
+async def test_without_color_letters_show_owner_and_state() -> None:
     kvmap = KVMap(ascii=True)
     async with staged(kvmap, (47, 8), focus=False):
         kvmap.update_from(small(), OWNERS)
@@ -50,7 +50,7 @@ async def test_no_color_uses_letters(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "AAAAAAAABBBBcccc" in lines(kvmap)[1]
 
 
-async def test_ansi_themes_use_coloured_letters() -> None:
+async def test_ansi_themes_use_colored_letters() -> None:
     kvmap = KVMap()
     async with staged(kvmap, (40, 8), theme="terminal"):
         kvmap.update_from(small(), OWNERS)
@@ -196,7 +196,7 @@ async def test_orders_and_tints_cycle() -> None:
         assert lines(kvmap)[-2].rstrip() == " now 01234567 long unused"
 
 
-async def test_letters_can_be_chosen_on_a_colour_terminal() -> None:
+async def test_letters_can_be_chosen_on_a_color_terminal() -> None:
     kvmap = KVMap()
     async with staged(kvmap, (40, 8)):
         kvmap.update_from(small(), OWNERS)
@@ -216,7 +216,7 @@ async def test_blocks_are_highlighted() -> None:
         assert "*" not in lines(kvmap)[1]
 
 
-async def test_a_new_owner_gets_a_colour_at_once() -> None:
+async def test_a_new_owner_gets_a_color_at_once() -> None:
     kvmap = KVMap(ascii=True)
     owners: dict[int, Owner] = {}
     async with staged(kvmap, (40, 8), focus=False):
@@ -227,7 +227,7 @@ async def test_a_new_owner_gets_a_colour_at_once() -> None:
         assert lines(kvmap)[1][8:16] == "QQQQQQQQ"
 
 
-async def test_another_theme_changes_the_colours() -> None:
+async def test_another_theme_changes_the_colors() -> None:
     kvmap = KVMap()
     async with staged(kvmap, (16, 5)) as pilot:
         kvmap.update_from(snapshot(64), OWNERS)

@@ -150,7 +150,7 @@ async def test_selecting_with_keys_scrolls() -> None:
 
 
 @scene
-async def test_a_selection_is_marked_by_more_than_colour() -> None:
+async def test_a_selection_is_marked_by_more_than_color() -> None:
     async with reading() as reader:
         reader.app.no_color = True
         reader.transcript.show([reply(EVERYTHING, 1)], "a")
