@@ -163,7 +163,7 @@ async def test_retry_replaces_the_last_reply(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_edit_replaces_the_message_and_what_came_after(bench: Callable[..., Any]) -> None:
+async def test_edit_replaces_the_message_and_all_after_it(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"))
         it.main.prompt.put("not sent yet")

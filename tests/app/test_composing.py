@@ -176,7 +176,7 @@ def test_names_that_are_no_missing_files(text: str) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_missing_path_is_refused_with_the_nearest_name() -> None:
+def test_a_path_that_leads_nowhere_is_refused_with_the_nearest_name() -> None:
     sentence = r"^there is no file \./note\.txt, so nothing was sent; did you mean \./notes\.txt\?$"
     with pytest.raises(CannotAttach, match=sentence):
         attach("@./note.txt")

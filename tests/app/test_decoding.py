@@ -142,7 +142,7 @@ def test_typed_values_are_parsed(field: str, text: str, value: object) -> None:
     assert parsed(KNOB[field], shown(KNOB[field], params)) == value
 
 
-def test_text_that_is_no_number_is_refused() -> None:
+def test_what_is_no_number_is_refused() -> None:
     with pytest.raises(BadParams, match="top_k: must be a whole number, not 'many'"):
         parsed(KNOB["top_k"], "many")
 

@@ -40,7 +40,7 @@ def chats(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("chats")
-def test_all_of_them_can_be_read(terminal: Callable[..., Tmux], tmp_path: Path) -> None:
+def test_large_chats_can_be_read(terminal: Callable[..., Tmux], tmp_path: Path) -> None:
     sent = tmp_path / "sent"
     tmux = terminal("--model", "/nowhere", size=(100, 30))
     tmux.until(lambda screen: "no engine" in screen and "end of evil" in screen)

@@ -119,7 +119,9 @@ async def picker(it: Any, query: str = "", wanted: str = "built in") -> ModelScr
 
 
 @run
-async def test_another_model_is_picked_and_the_chats_stay(bench: Callable[..., Any], tmp_path: Path) -> None:
+async def test_another_model_is_picked_and_the_chats_are_kept(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
     folder(tmp_path / "here" / "other")
     async with bench() as it:
         await it.answered(await it.say("hello"))

@@ -67,7 +67,7 @@ def test_text_that_was_never_read_is_unknown() -> None:
     assert blocks_of({100: [(0, 3)]}, view({}), SIZE, requests) == set(), "read, but evicted from the cache"
 
 
-def test_same() -> None:
+def test_the_length_of_a_shared_prefix() -> None:
     assert same(np.array([1, 2, 3]), np.array([1, 2, 4])) == 2
     assert same(np.array([1, 2]), np.array([1, 2, 4])) == 2
     assert same(np.array([1]), np.array([], int)) == 0

@@ -101,7 +101,9 @@ def test_unknown_figures_are_not_shown() -> None:
 
 @run
 @pytest.mark.parametrize("size", [(80, 24), (200, 60), (40, 12)])
-async def test_the_panel(bench: Callable[..., Any], size: tuple[int, int]) -> None:
+async def test_the_panel_shows_figures_and_an_explanation(
+    bench: Callable[..., Any], size: tuple[int, int]
+) -> None:
     backend = FakeBackend([shot(StepTimes(plan=0.0002, launch=0.012, commit=0.0003))])
     async with bench(size, backend=backend) as it:
         await it.until(lambda: it.main.engine.latest)

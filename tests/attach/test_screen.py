@@ -56,7 +56,7 @@ async def test_a_cut_is_reported_and_messages_wait(bench: Callable[..., Any]) ->
         running.say("half ")
         it.backend.emit(lost())
         await it.until(lambda: "no link to box:8000 (the connection broke)" in it.screen_text())
-        await it.pilot.press("f5")  # must not restart the program
+        await it.pilot.press("f5")  # no reason to start the program again
         await it.pilot.press("ctrl+n")
         it.main.prompt.put("while it is cut")
         await it.pilot.press("enter")

@@ -36,7 +36,7 @@ def test_warm_up_is_not_counted(bench: Bench, advance: Callable[[float, float], 
     assert figure == Figure("call", "s", 2.0, 1.5, 2.5, 3, wall_s=2.0, cpu_s=0.5)
 
 
-def test_units_give_a_rate_or_a_time_for_each(bench: Bench, advance: Callable[[float, float], None]) -> None:
+def test_units_give_a_rate_or_a_time_per_unit(bench: Bench, advance: Callable[[float, float], None]) -> None:
     def tokens() -> float:
         advance(2.0, 2.0)
         return 8

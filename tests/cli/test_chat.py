@@ -39,7 +39,7 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
     return seen
 
 
-def test_every_line_gets_an_answer(talk: Talk, prompts: list[list[dict[str, str]]]) -> None:
+def test_every_line_gets_a_reply(talk: Talk, prompts: list[list[dict[str, str]]]) -> None:
     ran = talk("a", "", "  ", "b")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.endswith("\n")
@@ -72,7 +72,7 @@ def test_new_clears_the_chat_and_keeps_the_system_prompt(
         ("/stats", "0 in use + 0 cached"),
     ],
 )
-def test_commands_answer(talk: Talk, line: str, said: str) -> None:
+def test_commands_print_a_reply(talk: Talk, line: str, said: str) -> None:
     ran = talk(line, "/quit", "never answered")
     assert (ran.code, ran.err) == (0, "")
     assert said in ran.out

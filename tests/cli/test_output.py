@@ -27,7 +27,7 @@ def test_into_a_closed_pipe() -> None:
     assert (code, words) == (0, "")
 
 
-def test_closed() -> None:
+def test_into_a_closed_stream() -> None:
     assert said(">&-") == (0, "")
 
 

@@ -61,7 +61,7 @@ def declared(*, tests: bool) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", [*PROGRAM, *OTHERS])
-def test_what_is_imported_is_declared(folder: str) -> None:
+def test_imported_packages_are_declared(folder: str) -> None:
     """Triton is installed with a torch for GPUs; on other machines only the tests need it."""
     known = declared(tests=folder in OTHERS) | {"triton"}
     assert imported(folder) - known == set()

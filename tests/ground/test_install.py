@@ -55,7 +55,7 @@ def test_a_broken_environment_is_reported_and_not_changed(root: Path, tmp_path: 
     assert python.exists()
 
 
-def test_a_working_torch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_working_torch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs = ("setuptools<82", "typing-extensions>=4.10", "opt-einsum>=3.3; extra == 'opt-einsum'")
     fake_torch(tmp_path, "2.11.0+cu130", needs)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

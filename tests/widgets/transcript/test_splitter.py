@@ -88,7 +88,7 @@ def test_parsing_in_slices_gives_the_same_result() -> None:
     assert splitter.leaves == leaves(text)
 
 
-def test_blocks() -> None:
+def test_the_kinds_of_leaves() -> None:
     assert kinds("# One #\ntext\n\n---\n## Two") == [
         ("heading", "One"),
         ("text", "text"),
