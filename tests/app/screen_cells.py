@@ -26,7 +26,7 @@ class Cells:
         at = 0
         while at < len(data):
             if match := _SEQUENCE.match(data, at):
-                self._obey(match["given"], match["end"])
+                self._apply(match["given"], match["end"])
                 at = match.end()
             elif match := _POINTER.match(data, at):
                 at = match.end()

@@ -22,7 +22,7 @@ def writes(other: Store, chat: int) -> None:
     other.append(chat, "assistant", "heard there", stats=ReplyStats(2, 1.0, 0.1, 3, "greedy"))
 
 
-def focus_returns(it: Any) -> None:
+def comes_back(it: Any) -> None:
     it.app._looked_around -= 60
 
 
@@ -31,7 +31,7 @@ async def test_messages_of_the_other_screen_are_read_here(bench: Callable[..., A
     async with bench() as it:
         await it.answered(await it.say("hello"), "good day")
         writes(other, it.app.chats.active.chat.id)
-        focus_returns(it)
+        comes_back(it)
         await it.pilot.press("a")  # for terminals that do not report focus
         await it.until(lambda: "heard there" in it.screen_text())
         reply = await it.say("and here?")

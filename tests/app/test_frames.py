@@ -58,7 +58,7 @@ class Stage(App[None]):
     CSS = """
     Screen { layers: base over; }
     Transcript { width: 1fr; border-right: solid $panel; }
-    Chequers { width: 30; height: 12; }
+    Checkers { width: 30; height: 12; }
     #over { layer: over; width: 20; height: 3; offset: 10 4; background: $panel; border: round $primary; }
     """
 

@@ -33,7 +33,7 @@ class Letters(FakeBackend):
             raise EngineError("the engine is full")
         reply = await super().submit(prompt, params, tag=tag, said=said)
         reply.prompt_tokens = len((await self.layout(prompt)).ids)
-        if params.max_tokens == len(said) + 1:  # a request for the candidates at one position
+        if params.max_tokens == len(said) + 1:  # somebody looks at a place
             drawn = TokenLogprob(97, TOP[0][1], 1, TOP)
             reply._deltas.put_nowait(Delta(reply.id, (97,), "a", (drawn,), Finish.LENGTH))
         return reply
@@ -153,7 +153,7 @@ async def test_an_older_reply_can_be_selected(bench: Callable[..., Any]) -> None
         await it.until(lambda: picker(it).rows)
         await it.pilot.press("down", "enter")
         await it.until(lambda: it.app.chats.active.run and it.app.chats.active.run.reply)
-        assert it.texts() == [("user", "go", "done"), ("assistant", "", "streaming")], "later messages stay"
+        assert it.texts() == [("user", "go", "done"), ("assistant", "", "streaming")], "what came after stays"
         assert it.replies[-1].said == (ord("b"),)
 
 

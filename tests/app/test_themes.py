@@ -24,7 +24,7 @@ async def test_an_edited_theme_is_reloaded(bench: Callable[..., Any], tmp_path: 
         assert "own" not in it.app.available_themes
         (themes / "own.toml").write_text(text.replace('name = "minichat-dark"', 'name = "mine"'))
         it.app._looked_around -= 60
-        await it.pilot.press("a")  # for terminals that do not report focus
+        await it.pilot.press("a")  # where the terminal does not tell that it has the focus again
         assert "mine" in it.app.available_themes
 
 

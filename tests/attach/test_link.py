@@ -304,9 +304,9 @@ class TestOpening:
     @run
     async def test_a_wrong_key_is_told(self, served: Served) -> None:
         with pytest.raises(BadInput, match="this key opens nothing here"):
-            await self.knock(served, "sk-wrong")
+            await self.open_link(served, "sk-wrong")
         with pytest.raises(BadInput, match="a key is missing"):
-            await self.knock(served, "")
+            await self.open_link(served, "")
 
     @run
     async def test_an_unreachable_server_is_reported(self) -> None:
@@ -323,7 +323,7 @@ class TestOpening:
         monkeypatch.setattr("engine.server.native.control.VERSION", version)
         expected = f"the engine speaks version {version} of the wire, this program 1: update {whom}"
         with pytest.raises(BadWire, match=expected):
-            await self.knock(served)
+            await self.open_link(served)
 
     @run
     async def test_a_newer_protocol_version_after_a_restart_ends_the_link(
