@@ -28,7 +28,7 @@ async def test_a_chat_is_deleted_after_confirmation(bench: Callable[..., Any]) -
         await two_chats(it)
         await it.pilot.press("alt+d")
         await it.until(lambda: "delete second and its 2 messages?" in it.screen_text())
-        await it.pilot.press("enter")  # cancels
+        await it.pilot.press("enter")  # which keeps it
         await it.until(lambda: it.app.focused is it.main.prompt)
         assert titles(it) == ["first", "second"]
         await it.pilot.press("alt+d", "down", "enter")

@@ -294,7 +294,7 @@ async def test_a_server_that_is_no_engine_is_rejected(
 
 
 class TestOpening:
-    async def open_link(self, server: Served, key: str = KEY) -> None:
+    async def knock(self, server: Served, key: str = KEY) -> None:
         link = Link(Address(server.url, key=key))
         try:
             await link.open()
@@ -304,9 +304,9 @@ class TestOpening:
     @run
     async def test_a_wrong_key_is_told(self, served: Served) -> None:
         with pytest.raises(BadInput, match="this key opens nothing here"):
-            await self.open_link(served, "sk-wrong")
+            await self.knock(served, "sk-wrong")
         with pytest.raises(BadInput, match="a key is missing"):
-            await self.open_link(served, "")
+            await self.knock(served, "")
 
     @run
     async def test_an_unreachable_server_is_reported(self) -> None:
@@ -323,7 +323,7 @@ class TestOpening:
         monkeypatch.setattr("engine.server.native.control.VERSION", version)
         expected = f"the engine speaks version {version} of the wire, this program 1: update {whom}"
         with pytest.raises(BadWire, match=expected):
-            await self.open_link(served)
+            await self.knock(served)
 
     @run
     async def test_a_newer_protocol_version_after_a_restart_ends_the_link(
