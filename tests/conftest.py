@@ -1,4 +1,4 @@
-"""What every test may count on: repeatable randomness, no network, one thread a process."""
+"""Settings for all tests: reproducible randomness, no network, one thread per process."""
 
 import gc
 import os
@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Set before anything imports torch: the workers of pytest-xdist share the cores, a thread each.
+# Set before anything imports torch: the workers of pytest-xdist share the cores, so each gets one thread.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -29,21 +29,21 @@ settings.load_profile("suite")
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The checkout."""
+    """The root of the checkout."""
     return ROOT
 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real models, tokenizers and traces that may lie beside the checkout."""
+    """The folder of real models, tokenizers and traces that may be next to the checkout."""
     folder = ROOT.parent / "shared"
     if not folder.is_dir():
-        pytest.skip("no ../shared beside this checkout")
+        pytest.skip("no ../shared folder next to this checkout")
     return folder
 
 
 def pytest_collection_finish() -> None:
-    """What all tests share lives as long as they do: no collection walks it again."""
+    """Exclude everything shared by all tests from garbage collection, to make collections faster."""
     gc.collect()
     gc.freeze()
 
@@ -53,4 +53,4 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            pytest.skip("no NVIDIA GPU here")
+            pytest.skip("no NVIDIA GPU")

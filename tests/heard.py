@@ -1,4 +1,4 @@
-"""What a sink hears of one reply, or of all replies to a request, and whether an engine rests after it."""
+"""Recorders for the replies to a request, and a check that an engine's transfers are idle."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from engine.serving.engine import Engine
 
 @dataclass
 class Heard:
-    """One reply."""
+    """A sink that records one reply."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -49,7 +49,7 @@ class Heard:
 
 
 class Told:
-    """All replies to a request, by choice."""
+    """A sink that records all replies to a request, by choice."""
 
     def __init__(self) -> None:
         self.choices: dict[int, Heard] = defaultdict(Heard)
@@ -72,6 +72,6 @@ class Told:
 
 
 def at_rest(engine: Engine) -> bool:
-    """Whether nothing moves, and no request counts on any block below the device."""
+    """Whether no transfer is pending, and no tier holds blocks of a request."""
     transfers = engine.scheduler.transfers
     return not transfers.pending and all(tier.room() == tier.size for tier in transfers.tiers.values())

@@ -1,8 +1,8 @@
-"""The loop on which tests drive a screen: it tells when nothing is left to do.
+"""An event loop for screen tests that reports when it is idle.
 
-After a key Textual's pilot waits until the process has used little CPU time for a while. That takes 40 ms a
-key, and on a busy machine it may end too early. Here it waits until the loop has nothing to run and no timer
-is due soon.
+After each key Textual's pilot waits until the process has used little CPU time for a while. That takes 40 ms
+per key, and on a busy machine it may end too early. Here it waits until the loop has nothing to run and no
+timer is due soon.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ import textual.pilot
 
 T = TypeVar("T")
 
-SOON = 0.02  # seconds: a timer that is due so soon belongs to what was begun, a frame for one
-LONGEST = 1.0  # seconds, where something goes on and on
+SOON = 0.02  # seconds: a timer due this soon belongs to current work, such as a frame
+LONGEST = 1.0  # seconds, if the loop never becomes idle
 
 
-class Watchful(selectors.DefaultSelector):
-    """The loop calls `select` once a turn; only when it has nothing to run it allows that to take time."""
+class IdleSelector(selectors.DefaultSelector):
+    """The loop calls `select` once per iteration, and lets it block only when there is nothing to run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,24 +37,24 @@ class Watchful(selectors.DefaultSelector):
         return super().select(timeout)
 
 
-_selectors: "WeakKeyDictionary[asyncio.AbstractEventLoop, Watchful]" = WeakKeyDictionary()
+_selectors: "WeakKeyDictionary[asyncio.AbstractEventLoop, IdleSelector]" = WeakKeyDictionary()
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    selector = Watchful()
+    selector = IdleSelector()
     made = asyncio.SelectorEventLoop(selector)
     _selectors[made] = selector
     return made
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """As asyncio.run, on such a loop."""
+    """Like asyncio.run, on such a loop."""
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(work)
 
 
 async def rest(min_sleep: float = 0.0, max_sleep: float = LONGEST) -> None:
-    """Until nothing is left to do; the arguments are Textual's."""
+    """Wait until the loop is idle; the parameters are those of Textual's function."""
     running = asyncio.get_running_loop()
     done = running.create_future()
     _selectors[running].waiting.append(done)

@@ -1,4 +1,4 @@
-"""The screen on a terminal of any size, with an engine that says what the test says."""
+"""The full program on a terminal of any size, with a fake engine that returns the replies a test gives it."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ from minichat.ui.main import MainScreen
 from tests import impatient
 
 HERE = Terminal(ssh=False, tmux=False, unicode=True)
-PATIENCE = 20.0  # seconds, on a machine that does much else
+PATIENCE = 20.0  # seconds; generous, for a loaded machine
 
 
 def snapshot(step: int = 0, running: tuple[int, ...] = (), **changes: Any) -> Snapshot:
@@ -64,7 +64,7 @@ def snapshot(step: int = 0, running: tuple[int, ...] = (), **changes: Any) -> Sn
 
 @dataclass
 class Bench:
-    """What a test holds in its hands."""
+    """A running program: the app, its pilot and its fake engine."""
 
     app: MinichatApp
     pilot: Pilot[object]
@@ -92,19 +92,19 @@ class Bench:
 
     @property
     def picker(self) -> TokenPicker:
-        """In the pane of the active chat."""
+        """The token picker in the active chat's pane."""
         return self.main.pane.query_one(TokenPicker)
 
     async def command(self, id: str) -> None:
-        """As the palette would."""
+        """Run a command as the palette does."""
         await self.app.action_command(id)
 
     def texts(self) -> list[tuple[str, str, str]]:
-        """What stands in the active chat."""
+        """The role, text and state of each message in the active chat."""
         return [(each.role, each.text, each.state) for each in self.app.chats.active.chat.messages]
 
     async def say(self, text: str) -> FakeReply:
-        """Types and sends; the reply that the engine was asked for."""
+        """Type a message and send it; return the reply that the engine was asked for."""
         asked = len(self.replies)
         self.main.prompt.put(text)
         await self.pilot.press("enter")
@@ -112,17 +112,17 @@ class Bench:
         return self.replies[-1]
 
     async def until(self, holds: Callable[[], object]) -> None:
-        """Waits for what must come; a test that waits in vain says for what line it waited."""
+        """Wait until the condition holds, and fail after PATIENCE."""
         latest = time.monotonic() + PATIENCE
         while time.monotonic() < latest:
             await self.pilot.pause()
             if holds():
                 return
             await asyncio.sleep(0.005)
-        raise AssertionError("it never came")
+        raise AssertionError("timed out waiting for a condition")
 
     async def answered(self, reply: FakeReply, text: str = "fine") -> None:
-        """The whole reply comes, and is settled."""
+        """Send the whole reply and wait until its run has ended."""
         reply.say(text)
         reply.end()
         await self.until(lambda: not any(each.streaming for each in self.app.chats if _asked(each, reply)))
@@ -143,7 +143,7 @@ def _asked(conversation: Any, reply: FakeReply) -> bool:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Callable[..., Any]:
-    """Opens the program: `async with bench((80, 24)) as it`. What it stores outlives it, within the test."""
+    """Open the program: `async with bench((80, 24)) as it`. Its store persists until the test ends."""
 
     @asynccontextmanager
     async def opened(size: tuple[int, int] = (80, 24), **more: Any) -> AsyncIterator[Bench]:
@@ -168,7 +168,7 @@ def bench(tmp_path: Path) -> Callable[..., Any]:
 
 
 def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """An async test, on a loop of its own."""
+    """Run an async test on its own event loop."""
     import functools
     import inspect
 

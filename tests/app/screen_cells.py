@@ -1,4 +1,4 @@
-"""A terminal of plain Python, as an oracle: what stands in every cell after all that was sent to it."""
+"""A terminal emulator in plain Python: the contents of each cell after all output so far."""
 
 import re
 from collections.abc import Iterable
@@ -9,13 +9,13 @@ from textual._cells import cell_len
 from textual.drivers.headless_driver import HeadlessDriver
 from textual.strip import Strip
 
-Cell = tuple[str, str]  # a character, and the codes of its style; the second half of a wide one is empty
+Cell = tuple[str, str]  # a character and its style codes; the second half of a wide character is empty
 _SEQUENCE = re.compile(r"\x1b\[(?P<given>[?0-9;]*)(?P<end>[A-Za-z])")
-_POINTER = re.compile(r"\x1b\]22;[^\x07\x1b]*(\x07|\x1b\\)")  # which shape the mouse has
+_POINTER = re.compile(r"\x1b\]22;[^\x07\x1b]*(\x07|\x1b\\)")  # the mouse pointer's shape
 
 
 class Cells:
-    """Knows what the program uses: places, styles, and text. Anything else fails."""
+    """Supports what the program uses: positions, styles and text. Anything else fails."""
 
     def __init__(self, columns: int, lines: int) -> None:
         self.lines: list[list[Cell]] = [[(" ", "")] * columns for _ in range(lines)]
@@ -26,11 +26,11 @@ class Cells:
         at = 0
         while at < len(data):
             if match := _SEQUENCE.match(data, at):
-                self._obey(match["given"], match["end"])
+                self._apply(match["given"], match["end"])
                 at = match.end()
             elif match := _POINTER.match(data, at):
                 at = match.end()
-            elif data[at] == "\a":  # rings, and shows nothing
+            elif data[at] == "\a":  # the bell, which shows nothing
                 at += 1
             elif data[at] == "\n":
                 self._x, self._y = 0, self._y + 1
@@ -40,7 +40,7 @@ class Cells:
                 self._put(data[at])
                 at += 1
 
-    def _obey(self, given: str, end: str) -> None:
+    def _apply(self, given: str, end: str) -> None:
         match end:
             case "H":
                 line, column = map(int, given.split(";"))
@@ -50,7 +50,7 @@ class Cells:
                 if first == "0":
                     self._codes = rest
                 else:
-                    assert not self._codes, f"{given} on top of {self._codes}"
+                    assert not self._codes, f"{given} after {self._codes}"
                     self._codes = given
             case "J":
                 assert given == "2" and not self._codes
@@ -70,7 +70,7 @@ class Cells:
 
 
 def cells_of(strips: Iterable[Strip], colours: ColorSystem) -> list[list[Cell]]:
-    """What strips look like, drawn one by one and whole."""
+    """Render strips one at a time, in full."""
     return [
         [cell for segment in strip for cell in _cells(segment.text, segment.style, colours)]
         for strip in strips
@@ -87,7 +87,7 @@ def _cells(text: str, style: Style | None, colours: ColorSystem) -> list[Cell]:
 
 
 class Recorder(HeadlessDriver):
-    """A terminal of `Cells`."""
+    """A Textual driver that writes into `Cells`."""
 
     cells: Cells
     sent = 0

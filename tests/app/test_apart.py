@@ -1,4 +1,4 @@
-"""An engine in a process of its own may die alone, and one that is lost is started again."""
+"""An engine process may die without the program, and a lost engine is restarted."""
 
 import asyncio
 import os
@@ -23,11 +23,11 @@ from tests.cli.conftest import TEMPLATE, write_model
 
 
 async def at_once() -> None:
-    """The next turn comes without delay."""
+    """Return at once, so batches are read without delay."""
 
 
 @run
-async def test_it_dies_alone_and_comes_back(tmp_path: Path) -> None:
+async def test_an_engine_process_dies_without_the_program_and_is_restarted(tmp_path: Path) -> None:
     model = write_model(tmp_path / "one", TEMPLATE)
     log = tmp_path / "state" / "engine.log"
     hosts: list[EngineProcess] = []
@@ -59,7 +59,7 @@ async def test_it_dies_alone_and_comes_back(tmp_path: Path) -> None:
     assert (await backend.snapshot()).state == "dead"
     with pytest.raises(EngineDead, match="SIGKILL"):
         await backend.submit("the", SamplingParams(max_tokens=3))
-    async with asyncio.timeout(20):  # it comes by another way than the reply's end
+    async with asyncio.timeout(20):  # it arrives on another channel than the end of the reply
         while not any(isinstance(event, Died) for event in heard):
             await asyncio.sleep(0.005)
     assert [type(event) for event in heard].count(Died) == 1
@@ -73,7 +73,7 @@ async def test_it_dies_alone_and_comes_back(tmp_path: Path) -> None:
 
 
 @run
-async def test_a_lost_engine_starts_again_in_place_and_else_with_the_program(
+async def test_a_lost_engine_is_restarted_in_place_or_else_with_the_program(
     bench: Callable[..., Any],
 ) -> None:
     backend = FakeBackend([snapshot()])

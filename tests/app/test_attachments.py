@@ -1,4 +1,4 @@
-"""Files in a prompt: named, completed, sent along, kept."""
+"""Files in a prompt: named, completed, attached and stored."""
 
 import threading
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from tests.app.conftest import run
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the person stands."""
+    """The working directory of these tests."""
     place = tmp_path / "papers"
     (place / "src").mkdir(parents=True)
     (place / "src" / "main.py").write_text("print(1)\n")
@@ -44,7 +44,7 @@ def names(text: str) -> list[tuple[str, str]]:
     return [(each.name, each.text) for each in attach(text)]
 
 
-def test_names_lead_to_files_and_sentences_end_as_they_do() -> None:
+def test_names_resolve_to_files_and_trailing_punctuation_is_not_part_of_them() -> None:
     assert names("look at @src/main.py, and (@notes.txt)!") == [
         ("src/main.py", "print(1)\n"),
         ("notes.txt", "remember"),
@@ -73,12 +73,12 @@ def test_names_lead_to_files_and_sentences_end_as_they_do() -> None:
         '@""',
     ],
 )
-def test_what_is_no_name_stays_text(text: str) -> None:
+def test_text_that_names_no_file_stays_text(text: str) -> None:
     assert attach(text) == ()
 
 
 @given(st.text())
-def test_no_text_breaks_it(text: str) -> None:
+def test_any_text_is_accepted_or_refused_with_cannot_attach(text: str) -> None:
     try:
         attach(f"@{text}")
         attach(text)
@@ -105,7 +105,7 @@ def test_no_text_breaks_it(text: str) -> None:
         ("@locked.txt", r"cannot read locked\.txt: Permission denied"),
     ],
 )
-def test_what_cannot_go_along_is_said(
+def test_why_a_file_cannot_be_attached(
     folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, sentence: str
 ) -> None:
     (folder / "picture.png").write_bytes(b"\x89PNG\0\0")
@@ -117,7 +117,7 @@ def test_what_cannot_go_along_is_said(
     usual = Path.open
 
     def guarded(path: Path, *arguments: Any) -> Any:
-        if path.name == "locked.txt":  # whoever runs the tests may be allowed everything
+        if path.name == "locked.txt":  # the tests may run as root, who can read everything
             raise PermissionError(13, "Permission denied")
         return usual(path, *arguments)
 
@@ -126,14 +126,14 @@ def test_what_cannot_go_along_is_said(
         attach(text)
 
 
-def test_a_file_that_is_gone_is_kept_as_it_was(folder: Path) -> None:
+def test_the_stored_text_is_used_once_the_file_is_gone(folder: Path) -> None:
     kept = [Attachment("gone.txt", "old"), Attachment("notes.txt", "old"), Attachment("stdin", "piped")]
     (folder / "stdin").write_text("a file of that name")
     found = attach("@gone.txt @notes.txt @stdin.", kept)
     assert [each.text for each in found] == ["old", "remember", "piped"]
 
 
-def test_the_model_reads_it_between_fences_that_nothing_in_it_closes() -> None:
+def test_attachments_are_fenced_with_more_backticks_than_they_contain() -> None:
     message = Message(1, "user", "see @a.md", attachments=(Attachment("a.md", "x\n````\ny"),))
     assert message.whole == "see @a.md\n\na.md:\n`````md\nx\n````\ny\n`````"
     assert Attachment("a", "x").fenced == "a:\n```\nx\n```"
@@ -147,14 +147,14 @@ def test_the_model_reads_it_between_fences_that_nothing_in_it_closes() -> None:
     ("before", "start", "name"),
     [("see @sr", 4, "sr"), ("@", 0, ""), ('x (@"my fi', 3, "my fi"), ("@src/", 0, "src/"), ("@a @b", 3, "b")],
 )
-def test_what_is_being_typed(before: str, start: int, name: str) -> None:
+def test_the_name_that_is_being_typed(before: str, start: int, name: str) -> None:
     found = typing(before)
     assert found is not None
     assert (found.start, found.name) == (start, name)
 
 
 @pytest.mark.parametrize("before", ["", "me@home", "@done and more", '@"done" '])
-def test_nothing_is_being_typed(before: str) -> None:
+def test_no_name_is_being_typed(before: str) -> None:
     assert typing(before) is None
 
 
@@ -162,7 +162,7 @@ def offered(name: str) -> list[Offer]:
     return offers(name, entries(folder_of(name)))
 
 
-def test_what_is_offered() -> None:
+def test_offered_names() -> None:
     assert [each.name for each in offered("")] == ["my file.txt", "notes.txt", "src/"]
     assert [each.name for each in offered("f")] == ["my file.txt"]  # in the middle of the name
     assert [each.name for each in offered(".h")] == [".hidden"]
@@ -174,7 +174,7 @@ def test_what_is_offered() -> None:
 
 
 @run
-async def test_a_folder_that_hangs_holds_up_no_key(
+async def test_a_folder_that_hangs_does_not_block_typing(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = threading.Event()
@@ -233,14 +233,14 @@ async def test_the_arrows_choose_and_escape_leaves_the_list(bench: Callable[...,
 
 
 @run
-async def test_a_name_that_is_whole_is_sent_by_enter(bench: Callable[..., Any]) -> None:
+async def test_enter_sends_a_complete_name(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press(*"@notes.txt", "enter")
         await it.until(lambda: it.replies)
 
 
 @run
-async def test_what_cannot_go_along_stays_in_the_prompt(bench: Callable[..., Any]) -> None:
+async def test_a_prompt_with_a_file_that_cannot_be_attached_is_kept(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         it.main.prompt.put("see @./no[/where\x1b.py")
         await it.pilot.press("enter")
@@ -252,9 +252,7 @@ async def test_what_cannot_go_along_stays_in_the_prompt(bench: Callable[..., Any
 
 
 @run
-async def test_an_attachment_is_there_again_and_outlives_its_file(
-    bench: Callable[..., Any], folder: Path
-) -> None:
+async def test_an_attachment_persists_and_outlives_its_file(bench: Callable[..., Any], folder: Path) -> None:
     async with bench() as it:
         await it.answered(await it.say("read @notes.txt"))
     (folder / "notes.txt").unlink()
@@ -273,7 +271,7 @@ async def test_an_attachment_is_there_again_and_outlives_its_file(
         assert it.replies[-1].prompt[-1]["content"].startswith("read @notes.txt it\n\nnotes.txt:")
 
 
-# What the command line brings
+# The command line
 
 
 def test_the_first_message_of_words_and_a_pipe() -> None:
@@ -288,7 +286,7 @@ def test_the_first_message_of_words_and_a_pipe() -> None:
 
 
 @run
-async def test_a_question_is_sent_as_it_starts_in_a_chat_of_its_own(bench: Callable[..., Any]) -> None:
+async def test_a_question_is_sent_on_start_in_a_new_chat(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("before"))
     first = first_message(["review this"], "+ a line\n")
@@ -304,7 +302,7 @@ async def test_a_question_is_sent_as_it_starts_in_a_chat_of_its_own(bench: Calla
 
 
 @run
-async def test_a_question_leaves_what_was_being_typed_alone(bench: Callable[..., Any]) -> None:
+async def test_a_question_keeps_the_draft_of_the_open_chat(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         it.main.prompt.put("half a thought")
         await it.pilot.press("ctrl+q")
@@ -316,7 +314,7 @@ async def test_a_question_leaves_what_was_being_typed_alone(bench: Callable[...,
 
 
 @run
-async def test_a_pipe_alone_waits_for_a_question(bench: Callable[..., Any]) -> None:
+async def test_a_pipe_without_a_question_waits_for_one(bench: Callable[..., Any]) -> None:
     async with bench(first=first_message([], "+ a line\n")) as it:
         assert it.main.prompt.text == "@stdin "
         assert any("Type what to do with it" in said for said in it.notices())

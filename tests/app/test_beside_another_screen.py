@@ -1,4 +1,4 @@
-"""What another screen on the same chats has written is seen when the person comes back to this one."""
+"""Changes that another screen made to the same chats appear when the user returns to this screen."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,12 +27,12 @@ def comes_back(it: Any) -> None:
 
 
 @run
-async def test_what_was_said_there_is_read_here(bench: Callable[..., Any], other: Store) -> None:
+async def test_messages_of_the_other_screen_are_read_here(bench: Callable[..., Any], other: Store) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"), "good day")
         writes(other, it.app.chats.active.chat.id)
         comes_back(it)
-        await it.pilot.press("a")  # where the terminal does not tell that it has the focus again
+        await it.pilot.press("a")  # for terminals that do not report focus
         await it.until(lambda: "heard there" in it.screen_text())
         reply = await it.say("and here?")
         said = [turn["content"] for turn in reply.prompt]
@@ -40,8 +40,10 @@ async def test_what_was_said_there_is_read_here(bench: Callable[..., Any], other
 
 
 @run
-async def test_nothing_that_was_said_there_is_lost_here(bench: Callable[..., Any], other: Store) -> None:
-    """Drawing a reply again takes away what comes after it."""
+async def test_regenerating_keeps_messages_of_the_other_screen(
+    bench: Callable[..., Any], other: Store
+) -> None:
+    """Regenerating a reply removes the messages after it."""
     async with bench() as it:
         await it.answered(await it.say("hello"), "good day")
         chat = it.app.chats.active.chat.id
@@ -55,7 +57,7 @@ async def test_nothing_that_was_said_there_is_lost_here(bench: Callable[..., Any
 
 
 @run
-async def test_a_title_a_prompt_and_a_decoding_come_along(bench: Callable[..., Any], other: Store) -> None:
+async def test_title_system_prompt_and_params_are_taken_over(bench: Callable[..., Any], other: Store) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"))
         chat = it.app.chats.active.chat
@@ -68,7 +70,7 @@ async def test_a_title_a_prompt_and_a_decoding_come_along(bench: Callable[..., A
 
 
 @run
-async def test_a_reply_that_runs_here_is_not_disturbed(bench: Callable[..., Any], other: Store) -> None:
+async def test_a_reply_that_runs_here_is_not_interrupted(bench: Callable[..., Any], other: Store) -> None:
     async with bench() as it:
         reply = await it.say("hello")
         reply.say("half ")
@@ -82,7 +84,7 @@ async def test_a_reply_that_runs_here_is_not_disturbed(bench: Callable[..., Any]
 
 
 @run
-async def test_a_chat_that_was_deleted_there_stays_as_it_was(bench: Callable[..., Any], other: Store) -> None:
+async def test_a_chat_deleted_there_is_kept_here(bench: Callable[..., Any], other: Store) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"), "good day")
         other.delete_chat(it.app.chats.active.chat.id)

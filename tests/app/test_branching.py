@@ -1,4 +1,4 @@
-"""Fork a reply that still runs: both go on, each by itself."""
+"""Forking a running reply: both replies continue, independently."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from tests.app.conftest import run
 
 
 @run
-async def test_both_go_on(bench: Callable[..., Any]) -> None:
+async def test_both_replies_continue(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         first = await it.say("hello")
         first.say("Once")
@@ -26,14 +26,14 @@ async def test_both_go_on(bench: Callable[..., Any]) -> None:
         assert parent.chat.messages[-1].text == "Once upon a time"
         assert child.chat.messages[-1].text == "Once upon the hill"
         assert child.chat.messages[-1].state == "done"
-        assert child.chat.messages[-1].stats.tokens == 1, "those before it are the other one's"
+        assert child.chat.messages[-1].stats.tokens == 1, "earlier tokens belong to the original reply"
         assert "Once upon the hill" in it.screen_text()
         stored = it.app.store.chat(child.chat.id).messages
         assert [each.text for each in stored] == ["hello", "Once upon the hill"]
 
 
 @run
-async def test_what_the_engine_has_said_but_nobody_drew_yet_is_waited_for(bench: Callable[..., Any]) -> None:
+async def test_a_fork_waits_for_text_that_is_not_yet_shown(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         first = await it.say("hello")
         first.say("One")
@@ -50,13 +50,13 @@ async def test_what_the_engine_has_said_but_nobody_drew_yet_is_waited_for(bench:
 
 
 @run
-async def test_tokens_that_came_as_one_piece_are_parted_where_the_tokenizer_says(
+async def test_tokens_that_arrived_together_are_split_at_the_fork(
     bench: Callable[..., Any],
 ) -> None:
     async with bench() as it:
         first = await it.say("hello")
         first.say("abcde", tokens=5)  # the backend's tokens are single characters
-        first.tokens = 3  # of which the engine had said three when it forked
+        first.tokens = 3  # the engine had sampled three of them when it forked
         await it.until(lambda: "abcde" in it.screen_text())
         await it.pilot.press("alt+k")
         await it.until(lambda: len(it.replies) == 2)
@@ -66,7 +66,7 @@ async def test_tokens_that_came_as_one_piece_are_parted_where_the_tokenizer_says
 
 
 @run
-async def test_its_tokens_are_traced(bench: Callable[..., Any]) -> None:
+async def test_tokens_of_a_fork_are_traced(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         first = await it.say("hello")
         first.say("a")

@@ -1,4 +1,4 @@
-"""One chat, from the keyboard to the screen and into the store."""
+"""One chat, from the keyboard to the screen and the store."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,9 +32,7 @@ async def test_a_reply_streams_to_the_screen(bench: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("most", "why"), [(9, "stopped: max tokens (9) reached"), (None, "stopped: the context is full")]
 )
-async def test_a_reply_that_was_cut_says_by_what(
-    bench: Callable[..., Any], most: int | None, why: str
-) -> None:
+async def test_a_truncated_reply_shows_why(bench: Callable[..., Any], most: int | None, why: str) -> None:
     async with bench(params=SamplingParams(max_tokens=most)) as it:
         reply = await it.say("hello")
         reply.say("There once was a peacock called")
@@ -44,7 +42,7 @@ async def test_a_reply_that_was_cut_says_by_what(
 
 
 @run
-async def test_the_next_turn_carries_what_was_said(bench: Callable[..., Any]) -> None:
+async def test_the_next_turn_includes_the_conversation(bench: Callable[..., Any]) -> None:
     async with bench(system="be brief") as it:
         await it.answered(await it.say("one"), "first")
         reply = await it.say("two")
@@ -52,7 +50,7 @@ async def test_the_next_turn_carries_what_was_said(bench: Callable[..., Any]) ->
 
 
 @run
-async def test_a_model_without_a_template_goes_on_with_the_text(bench: Callable[..., Any]) -> None:
+async def test_a_model_without_a_template_continues_the_text(bench: Callable[..., Any]) -> None:
     from minichat.clients.fake import FakeBackend
     from tests.app.conftest import snapshot
 
@@ -62,7 +60,7 @@ async def test_a_model_without_a_template_goes_on_with_the_text(bench: Callable[
 
 
 @run
-async def test_escape_stops_and_keeps_what_came(bench: Callable[..., Any]) -> None:
+async def test_escape_stops_and_keeps_the_partial_reply(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         reply = await it.say("hello")
         reply.say("half")
@@ -73,7 +71,7 @@ async def test_escape_stops_and_keeps_what_came(bench: Callable[..., Any]) -> No
 
 
 @run
-async def test_a_failure_is_told_at_the_reply_and_r_draws_it_again(bench: Callable[..., Any]) -> None:
+async def test_a_failure_is_shown_at_the_reply_and_r_retries_it(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         reply = await it.say("hello")
         reply.say("ha")
@@ -88,7 +86,7 @@ async def test_a_failure_is_told_at_the_reply_and_r_draws_it_again(bench: Callab
 
 
 @run
-async def test_an_engine_that_refuses_fails_the_reply(bench: Callable[..., Any]) -> None:
+async def test_an_engine_error_fails_the_reply(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         it.backend.refusal = EngineDead("it is gone")
         it.main.prompt.put("hello")
@@ -98,7 +96,7 @@ async def test_an_engine_that_refuses_fails_the_reply(bench: Callable[..., Any])
 
 
 @run
-async def test_a_prompt_that_cannot_be_stored_is_not_lost(
+async def test_a_prompt_that_cannot_be_stored_is_kept(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench() as it:
@@ -114,7 +112,7 @@ async def test_a_prompt_that_cannot_be_stored_is_not_lost(
 
 
 @run
-async def test_a_fault_of_the_program_fails_one_reply_only(
+async def test_an_internal_error_fails_only_one_reply(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench() as it:
@@ -132,7 +130,7 @@ async def test_a_fault_of_the_program_fails_one_reply_only(
 
 
 @run
-async def test_a_chat_closed_while_its_request_is_on_its_way_ends_it(
+async def test_closing_a_chat_ends_its_pending_request(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench() as it:
@@ -165,7 +163,7 @@ async def test_retry_replaces_the_last_reply(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_edit_replaces_the_message_and_what_came_after(bench: Callable[..., Any]) -> None:
+async def test_edit_replaces_the_message_and_all_after_it(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"))
         it.main.prompt.put("not sent yet")
@@ -181,7 +179,7 @@ async def test_edit_replaces_the_message_and_what_came_after(bench: Callable[...
 
 
 @run
-async def test_a_prompt_that_comes_too_early_is_kept(bench: Callable[..., Any]) -> None:
+async def test_a_prompt_sent_while_a_reply_runs_is_kept(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.say("hello")
         it.main.prompt.put("more")
@@ -191,7 +189,7 @@ async def test_a_prompt_that_comes_too_early_is_kept(bench: Callable[..., Any]) 
 
 
 @run
-async def test_what_streams_is_saved_each_second(bench: Callable[..., Any]) -> None:
+async def test_a_streaming_reply_is_saved_each_second(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         reply = await it.say("hello")
         it.app.chats.active.run.saved -= 2
@@ -202,7 +200,7 @@ async def test_what_streams_is_saved_each_second(bench: Callable[..., Any]) -> N
 
 
 @run
-async def test_chats_come_back_as_they_were(bench: Callable[..., Any]) -> None:
+async def test_chats_are_restored(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"))
         await it.pilot.press("ctrl+n")
@@ -218,7 +216,7 @@ async def test_chats_come_back_as_they_were(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_reasoning_is_kept_apart(bench: Callable[..., Any]) -> None:
+async def test_reasoning_is_stored_separately(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         reply = await it.say("hello")
         reply.say("<thi")
@@ -231,7 +229,7 @@ async def test_reasoning_is_kept_apart(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_the_last_line_says_whether_replies_run(bench: Callable[..., Any]) -> None:
+async def test_the_status_line_shows_whether_replies_run(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         footer = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
         await it.until(lambda: "ready" in footer())
@@ -246,7 +244,7 @@ async def test_the_last_line_says_whether_replies_run(bench: Callable[..., Any])
 
 
 @run
-async def test_an_engine_that_is_lost_is_not_ready(bench: Callable[..., Any]) -> None:
+async def test_a_lost_engine_is_not_ready(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         it.app.lifecycle.lose("it fell over")
         await it.until(lambda: "no engine" in it.screen_text().splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Several chats: coming, going, side by side, each its own."""
+"""Several chats: opening, switching, closing, side by side, each with its own state."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +22,7 @@ async def two_chats(it: Any) -> None:
 
 
 @run
-async def test_new_and_go(bench: Callable[..., Any]) -> None:
+async def test_new_and_switch(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await two_chats(it)
         assert titles(it) == ["first", "second"]
@@ -40,7 +40,7 @@ async def test_new_and_go(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_they_stand_where_they_stood(bench: Callable[..., Any]) -> None:
+async def test_chats_are_restored_in_order(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await two_chats(it)
         await it.pilot.press("alt+1", "alt+k")
@@ -54,7 +54,7 @@ async def test_they_stand_where_they_stood(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         assert titles(it)[-1] == "of another screen"
         await it.pilot.press("alt+3")
-    async with bench() as it:  # the one before was killed
+    async with bench() as it:  # the previous program was killed
         assert it.app.chats.active.chat.title == "second"
 
 
@@ -68,7 +68,7 @@ async def test_tabs_can_be_clicked(bench: Callable[..., Any]) -> None:
 
 @run
 @pytest.mark.parametrize("size", [(80, 24), (40, 12)])
-async def test_of_many_the_active_one_is_called_what_it_is(
+async def test_with_many_tabs_the_active_title_is_shown(
     bench: Callable[..., Any], size: tuple[int, int]
 ) -> None:
     async with bench(size) as it:
@@ -84,7 +84,7 @@ async def test_of_many_the_active_one_is_called_what_it_is(
 
 
 @run
-async def test_why_a_broadcast_reaches_one_is_said(bench: Callable[..., Any]) -> None:
+async def test_why_a_broadcast_reaches_only_one_chat_is_shown(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
         await it.pilot.press("alt+a")
         await it.until(lambda: "several chats need 180 columns, this terminal has 80" in it.notices()[-1])
@@ -102,7 +102,7 @@ async def test_why_a_broadcast_reaches_one_is_said(bench: Callable[..., Any]) ->
 
 
 @run
-async def test_fork_takes_all_that_was_said(bench: Callable[..., Any]) -> None:
+async def test_fork_copies_all_messages(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await two_chats(it)
         await it.pilot.press("alt+1", "alt+k")
@@ -142,7 +142,7 @@ async def test_system_prompt(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_jump_finds_what_was_said_in_a_closed_chat(bench: Callable[..., Any]) -> None:
+async def test_jump_finds_messages_in_a_closed_chat(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await two_chats(it)
         await it.pilot.press("alt+1", "alt+w", "ctrl+o", *"first")
@@ -152,7 +152,7 @@ async def test_jump_finds_what_was_said_in_a_closed_chat(bench: Callable[..., An
 
 
 @run
-async def test_the_list_counts_and_says_when_nothing_was_found(bench: Callable[..., Any]) -> None:
+async def test_the_list_shows_its_count_and_when_nothing_was_found(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         store = it.app.store
         store.append(store.create_chat("lone").id, "user", "hello")
@@ -179,7 +179,7 @@ async def test_export(bench: Callable[..., Any], tmp_path: Any, ending: str) -> 
 
 
 @run
-async def test_an_export_takes_the_place_of_nothing(bench: Callable[..., Any], tmp_path: Any) -> None:
+async def test_an_export_overwrites_nothing(bench: Callable[..., Any], tmp_path: Any) -> None:
     mine = tmp_path / "notes.md"
     mine.write_text("mine")
     async with bench() as it:
@@ -199,7 +199,7 @@ async def test_an_export_takes_the_place_of_nothing(bench: Callable[..., Any], t
 
 
 @run
-async def test_an_export_that_cannot_be_written_is_told(bench: Callable[..., Any], tmp_path: Any) -> None:
+async def test_an_export_that_cannot_be_written_is_reported(bench: Callable[..., Any], tmp_path: Any) -> None:
     async with bench() as it:
         await it.command("chat.export")
         await it.pilot.pause()
@@ -209,7 +209,7 @@ async def test_an_export_that_cannot_be_written_is_told(bench: Callable[..., Any
 
 
 @run
-async def test_all_stream_at_once_side_by_side(bench: Callable[..., Any]) -> None:
+async def test_all_chats_stream_side_by_side(bench: Callable[..., Any]) -> None:
     async with bench((200, 50)) as it:
         replies = []
         for number in range(3):
@@ -226,7 +226,7 @@ async def test_all_stream_at_once_side_by_side(bench: Callable[..., Any]) -> Non
 
 
 @run
-async def test_broadcast_goes_to_all_that_are_seen(bench: Callable[..., Any]) -> None:
+async def test_broadcast_sends_to_all_visible_chats(bench: Callable[..., Any]) -> None:
     async with bench((200, 50)) as it:
         await it.pilot.press("ctrl+n", "alt+a")
         assert "to all 2 panes: A B" in it.screen_text()
@@ -239,7 +239,7 @@ async def test_broadcast_goes_to_all_that_are_seen(bench: Callable[..., Any]) ->
 
 
 @run
-async def test_each_chat_has_its_own_decoding(bench: Callable[..., Any]) -> None:
+async def test_each_chat_has_its_own_sampling_params(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         first = await it.say("hello")
         await it.pilot.press("ctrl+n")
@@ -249,7 +249,7 @@ async def test_each_chat_has_its_own_decoding(bench: Callable[..., Any]) -> None
 
 
 @run
-async def test_a_rate_is_told_once_it_can_be_known(bench: Callable[..., Any]) -> None:
+async def test_a_rate_is_shown_once_it_can_be_computed(bench: Callable[..., Any]) -> None:
     async with bench((100, 30)) as it:
         reply = await it.say("hello")
         reply.say("two tokens")
@@ -263,24 +263,24 @@ async def test_a_rate_is_told_once_it_can_be_known(bench: Callable[..., Any]) ->
 
 
 @run
-async def test_the_blocks_of_a_reply_are_told_while_it_runs_and_when_it_has_ended(
+async def test_the_blocks_of_a_reply_are_shown_while_it_runs_and_after_it_ended(
     bench: Callable[..., Any],
 ) -> None:
     both = snapshot(1, running=(0, 1))
     both = replace(both, requests=(both.requests[0], both.requests[1]._replace(group=0)))
     async with bench((240, 40), backend=FakeBackend([snapshot(), both])) as it:
-        await it.pilot.press("ctrl+n")  # beside another one, where a head says how each is doing
+        await it.pilot.press("ctrl+n")  # with two panes, each has a header with its figures
         reply = await it.say("hello")
-        await it.until(lambda: it.app.chats.active.run.blocks == 4)  # with those of its second sample
+        await it.until(lambda: it.app.chats.active.run.blocks == 4)  # including those of its second sample
         reply.say("some words")
         await it.until(lambda: it.main.pane._figures() == "1 tok  4 blk")
         it.app.chats.active.rename("a title for which there is room, but none for blocks beside it")
         await it.until(lambda: it.main.pane._figures() == "1 tok")
         reply.end(blocks=1_234)
         await it.until(lambda: "1 tok  1,234 blk" in it.screen_text())
-    async with bench((100, 30)) as it:  # kept with it
+    async with bench((100, 30)) as it:  # stored with the reply
         assert "1 tok  1,234 blk" in it.screen_text()
-        await it.answered(await it.say("again"))  # by an engine that does not say it
+        await it.answered(await it.say("again"))  # an engine that does not report it
         assert it.screen_text().count("blk") == 1
 
 
@@ -295,7 +295,7 @@ async def test_a_long_title_leaves_room_before_the_figures(bench: Callable[..., 
 
 
 @run
-async def test_many_chats_are_few_widgets(bench: Callable[..., Any]) -> None:
+async def test_many_chats_need_few_widgets(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
         for number in range(9):
             await it.answered(await it.say(f"question {number}"), f"answer {number}")
@@ -307,11 +307,11 @@ async def test_many_chats_are_few_widgets(bench: Callable[..., Any]) -> None:
             await it.until(lambda wanted=f"answer {number - 1}": wanted in it.screen_text())
         assert len(it.main.query("*")) < 100
         order = [pane.conversation.chat.title for pane in it.main.query("ChatPane")]
-        assert order == sorted(order, key=titles(it).index), "they stand in the order of the tabs"
+        assert order == sorted(order, key=titles(it).index), "panes are in the order of the tabs"
 
 
 @run
-async def test_what_comes_for_a_chat_without_a_pane_is_there_later(bench: Callable[..., Any]) -> None:
+async def test_replies_to_a_chat_without_a_pane_are_stored(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         reply = await it.say("tell me")
         for _ in range(8):

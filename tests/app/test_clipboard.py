@@ -1,4 +1,4 @@
-"""Copying through a real tmux and a real GNU screen: what reaches the terminal around them."""
+"""Copying through a real tmux and a real GNU screen: what reaches the outer terminal."""
 
 import base64
 import os
@@ -29,16 +29,16 @@ print(asyncio.run(clipboard.send("g" * int(sys.argv[1]), Path(sys.argv[2]), writ
 print("COPIED")
 input()
 """
-PATIENCE = 60.0  # seconds, on a machine that does much else
+PATIENCE = 60.0  # seconds; generous, for a loaded machine
 SENT = re.compile(rb"\x1b\]52;[^;]*;([A-Za-z0-9+/=]+)(?:\a|\x1b\\)")
 tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 screen = pytest.mark.skipif(shutil.which("screen") is None, reason="GNU screen is not installed")
 
 
 def terminal_around(argv: Sequence[str], environment: dict[str, str]) -> bytes:
-    """All that a terminal is sent by a program that copies, and then ends."""
+    """Everything that a program writes to its terminal while it copies and then ends."""
     ours, theirs = os.openpty()
-    termios.tcsetwinsize(theirs, (24, 400))  # no line is broken
+    termios.tcsetwinsize(theirs, (24, 400))  # wide enough that no line wraps
     program = subprocess.Popen(
         argv, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
     )
@@ -67,7 +67,7 @@ def copied(came: bytes) -> list[str]:
 
 
 class Inside:
-    """A multiplexer of this test alone, with the program that copies in it."""
+    """A multiplexer for one test, with the program that copies inside it."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.folder = folder
@@ -105,18 +105,18 @@ def test_through_tmux(inside: Inside, length: int) -> None:
 
 
 @tmux
-def test_what_is_too_long_stays_in_tmux(inside: Inside) -> None:
+def test_a_text_that_is_too_long_stays_in_tmux(inside: Inside) -> None:
     came = inside.of_tmux(80_000)
     assert b"too long for the clipboard (80,000" in came
     assert (inside.folder / "kept").read_text() == "g" * 80_000
 
 
-AFAR = ("env", "-u", "TMUX", "-u", "STY")  # as behind SSH
+OVER_SSH = ("env", "-u", "TMUX", "-u", "STY")  # as over SSH
 
 
 @tmux
-def test_through_the_tmux_around_ssh_only_if_it_allows_it(inside: Inside) -> None:
-    afar = (*AFAR, "TERM=tmux-256color")
+def test_the_outer_tmux_over_ssh_must_allow_it(inside: Inside) -> None:
+    afar = (*OVER_SSH, "TERM=tmux-256color")
     allowed = ("set-option", "-g", "set-clipboard", "on", ";")
     came = inside.of_tmux(5_000, *afar)
     assert copied(came) == []
@@ -132,8 +132,8 @@ def test_through_gnu_screen(inside: Inside, length: int) -> None:
 
 @screen
 @pytest.mark.parametrize("length", [450, 5_000])
-def test_gnu_screen_around_ssh_takes_nothing_and_is_not_covered_with_it(inside: Inside, length: int) -> None:
-    came = inside.of_screen(length, *AFAR, "TERM=screen-256color")
+def test_the_outer_gnu_screen_over_ssh_gets_no_text(inside: Inside, length: int) -> None:
+    came = inside.of_screen(length, *OVER_SSH, "TERM=screen-256color")
     assert copied(came) == []
     assert base64.b64encode(b"g" * 60) not in came, "the text itself is not on the screen"
     assert (b"GNU screen does not" in came) is (length == 450)
@@ -150,7 +150,7 @@ def test_gnu_screen_around_ssh_takes_nothing_and_is_not_covered_with_it(inside: 
         ({"TERM": "screen", "STY": "1.x"}, ""),
     ],
 )
-def test_what_is_around_an_ssh_connection_is_known_by_term(
+def test_the_multiplexer_around_ssh_is_recognized_by_term(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], outside: str
 ) -> None:
     for name in ("TERM", "TMUX", "STY"):

@@ -1,4 +1,4 @@
-"""What is typed is measured before it is sent; what must fail is neither sent nor offered again."""
+"""Prompts are measured before they are sent; a request that must fail is neither sent nor retried."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,17 +15,17 @@ from tests.app.conftest import Bench, run, snapshot
 
 
 def narrow(**more: Any) -> FakeBackend:
-    """Takes 63 tokens; each character is one, and each message one more."""
+    """A model with a context of 63 tokens: one per character, and one more per message."""
     return FakeBackend([snapshot(max_context=64)], **more)
 
 
 def below(it: Bench) -> str:
-    """What stands at the end of the prompt's frame."""
+    """The text at the end of the prompt's frame."""
     return str(it.main.prompt.border_subtitle)
 
 
 @run
-async def test_the_tokens_are_shown_where_they_matter(bench: Callable[..., Any]) -> None:
+async def test_the_token_count_is_shown_when_it_matters(bench: Callable[..., Any]) -> None:
     async with bench(backend=narrow()) as it:
         await it.until(lambda: it.app.lifecycle.alive)
         await it.pilot.press(*"hello")
@@ -38,7 +38,9 @@ async def test_the_tokens_are_shown_where_they_matter(bench: Callable[..., Any])
 
 
 @run
-async def test_what_cannot_fit_is_told_as_it_is_typed_and_never_sent(bench: Callable[..., Any]) -> None:
+async def test_a_prompt_that_is_too_long_is_flagged_while_typing_and_not_sent(
+    bench: Callable[..., Any],
+) -> None:
     async with bench(backend=narrow()) as it:
         await it.until(lambda: it.app.lifecycle.alive)
         it.main.prompt.put("x" * 63)
@@ -55,7 +57,7 @@ async def test_what_cannot_fit_is_told_as_it_is_typed_and_never_sent(bench: Call
 
 
 @run
-async def test_the_system_prompt_and_files_count_and_what_was_said_before_does_not(
+async def test_system_prompt_and_files_count_but_earlier_messages_do_not(
     bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -72,7 +74,7 @@ async def test_the_system_prompt_and_files_count_and_what_was_said_before_does_n
 
 
 @run
-async def test_room_is_kept_for_the_reply_and_an_engine_elsewhere_keeps_its_model(
+async def test_max_tokens_is_reserved_and_a_remote_engine_offers_no_other_model(
     bench: Callable[..., Any],
 ) -> None:
     params = SamplingParams(max_tokens=40)
@@ -85,14 +87,14 @@ async def test_room_is_kept_for_the_reply_and_an_engine_elsewhere_keeps_its_mode
         assert it.replies == []
 
 
-def test_the_sentence_says_what_can_be_done() -> None:
+def test_the_error_suggests_what_to_do() -> None:
     told = PromptFit(3634, 2047, "pocket").refusal("choose a larger model (Alt+O)")
     assert told == "3,634 tokens; pocket takes 2,047. Shorten the message or choose a larger model (Alt+O)"
     assert PromptFit(9, 8, "it").refusal("") == "9 tokens; it takes 8. Shorten the message"
 
 
 @run
-async def test_what_goes_to_all_panes_is_measured_for_each(bench: Callable[..., Any]) -> None:
+async def test_a_broadcast_is_measured_for_each_chat(bench: Callable[..., Any]) -> None:
     async with bench((200, 60), backend=narrow()) as it:
         await it.until(lambda: it.app.lifecycle.alive)
         await it.pilot.press("ctrl+n")
@@ -107,7 +109,7 @@ async def test_what_goes_to_all_panes_is_measured_for_each(bench: Callable[..., 
 
 
 @run
-async def test_a_count_that_fails_holds_up_nothing(bench: Callable[..., Any]) -> None:
+async def test_a_failing_token_count_does_not_block_sending(bench: Callable[..., Any]) -> None:
     class Mute(FakeBackend):
         async def count(self, prompt: Any) -> int:
             raise EngineError("no")
@@ -118,7 +120,7 @@ async def test_a_count_that_fails_holds_up_nothing(bench: Callable[..., Any]) ->
 
 
 @run
-async def test_nothing_offers_a_retry_that_must_fail(bench: Callable[..., Any]) -> None:
+async def test_no_retry_is_offered_for_a_request_that_must_fail(bench: Callable[..., Any]) -> None:
     async with bench((120, 40)) as it:
         it.backend.refusal = RequestTooLong("9 tokens; tiny takes 8")
         it.main.prompt.put("hello")
@@ -129,7 +131,7 @@ async def test_nothing_offers_a_retry_that_must_fail(bench: Callable[..., Any]) 
         await it.pilot.press("alt+r")
         await it.until(lambda: "9 tokens; tiny takes 8" in it.notices())
         assert it.replies == []
-        it.main.forget_requests()  # another model may take more
+        it.main.forget_requests()  # another model may have a longer context
         await it.until(lambda: "r to retry" in it.screen_text())
         await it.pilot.press("alt+r")
         await it.until(lambda: it.replies)
@@ -160,7 +162,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 @pytest.mark.usefixtures("folder")
-def test_names_that_lead_nowhere(text: str, found: Missing) -> None:
+def test_names_of_missing_files(text: str, found: Missing) -> None:
     assert missing(text) == (found,)
 
 
@@ -169,7 +171,7 @@ def test_names_that_lead_nowhere(text: str, found: Missing) -> None:
     ["@notes.txt", "@src", "@dataclass", "@app.route('/')", "@pytest.fixture", "me@gone.md", "@", "@.."],
 )
 @pytest.mark.usefixtures("folder")
-def test_names_that_are_no_mistake(text: str) -> None:
+def test_names_that_are_no_missing_files(text: str) -> None:
     assert missing(text) == ()
 
 
@@ -182,7 +184,7 @@ def test_a_path_that_leads_nowhere_is_refused_with_the_nearest_name() -> None:
 
 @run
 @pytest.mark.usefixtures("folder")
-async def test_a_mistyped_file_is_told_before_it_is_missed(bench: Callable[..., Any]) -> None:
+async def test_a_mistyped_file_name_is_reported_before_sending(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         it.main.prompt.put("sum up @note.txt for me")
         await it.until(lambda: "no such file: note.txt; did you mean notes.txt?" in it.screen_text())

@@ -1,4 +1,4 @@
-"""Whatever part of the screen fails, the program goes on: a line in the log, a notice, the part is closed."""
+"""If a part of the screen fails, only that part is closed, with a log entry and a notice."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ from tests.app.test_strategies import views
 
 
 class Frail(Static):
-    """A drawer of another package, which fails at the first snapshot."""
+    """A third-party drawer that fails at the first snapshot."""
 
     def __init__(self, context: Context) -> None:
         super().__init__("here it is")
@@ -37,16 +37,16 @@ def fails(*_: object, **__: object) -> Any:
 
 
 @contextmanager
-def forgiven(it: Any, kind: type[Exception] = RecursionError) -> Iterator[None]:
-    """The fault is wanted: `run_test` would raise it at the end."""
+def expected_error(it: Any, kind: type[Exception] = RecursionError) -> Iterator[None]:
+    """Expect an error and clear it, since `run_test` would raise it at the end."""
     yield
-    assert isinstance(it.app._exception, kind), "it came through"
+    assert isinstance(it.app._exception, kind), "the expected error did not occur"
     it.app._exception = None
     it.app._exception_event.clear()
 
 
 async def talks(it: Any) -> None:
-    """Keys, the prompt and the chat still work."""
+    """Check that keys, the prompt and the chat still work."""
     reply = await it.say("still there?")
     await it.answered(reply, "of course")
     await it.until(lambda: "of course" in it.screen_text())
@@ -61,7 +61,7 @@ async def test_a_drawer_that_cannot_show_a_snapshot_closes(
     async with bench((130, 45), backend=FakeBackend([shot]), params=SamplingParams(beams=4)) as it:
         reply = await it.say("hello")
         monkeypatch.setattr("minichat.features.decoding.beams.lines_of", fails)
-        with forgiven(it):
+        with expected_error(it):
             await it.pilot.press("f3")
             await it.until(lambda: not it.drawer.display)
         await it.answered(reply)
@@ -75,7 +75,7 @@ async def test_a_drawer_that_cannot_show_a_snapshot_closes(
 
 
 @run
-async def test_what_one_part_cannot_show_the_others_do(
+async def test_other_parts_show_a_snapshot_that_one_part_cannot(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench((120, 40), backend=FakeBackend([snapshot(7, (0,))])) as it:
@@ -83,18 +83,18 @@ async def test_what_one_part_cannot_show_the_others_do(
         monkeypatch.setattr("minichat.ui.labels.facts", fails)
         shown: list[int] = []
         it.main.signals.snapshot.connect(lambda snapshot: shown.append(snapshot.step))
-        with forgiven(it):
+        with expected_error(it):
             it.main.wake()
             await it.until(lambda: shown)
 
 
 @run
-async def test_a_part_that_fails_does_not_keep_a_signal_from_the_others(bench: Callable[..., Any]) -> None:
+async def test_a_failing_part_does_not_keep_a_signal_from_the_others(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         signals, heard = it.main.signals, []
         signals.turned.connect(fails)
         signals.turned.connect(lambda: heard.append("turned"))
-        with forgiven(it):
+        with expected_error(it):
             await it.pilot.press("ctrl+n")
             await it.until(lambda: heard)
         await talks(it)
@@ -104,10 +104,10 @@ async def test_a_part_that_fails_does_not_keep_a_signal_from_the_others(bench: C
 async def test_a_monitor_that_cannot_show_a_snapshot_closes(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once closed it leaves the person alone, though it follows the engine and fails again."""
+    """Once closed, it stays quiet, although it still follows the engine and fails again."""
     async with bench((160, 40), backend=FakeBackend([snapshot(7, (0,))])) as it:
         await it.until(lambda: it.monitor.display)
-        with monkeypatch.context() as patch, forgiven(it):
+        with monkeypatch.context() as patch, expected_error(it):
             patch.setattr(it.monitor.rates, "remember", fails)
             it.main.wake()
             await it.until(lambda: not it.monitor.display)
@@ -122,7 +122,7 @@ async def test_a_monitor_that_cannot_show_a_snapshot_closes(
 
 
 @run
-async def test_a_drawer_of_another_package_is_held_as_ours_are(bench: Callable[..., Any]) -> None:
+async def test_a_third_party_drawer_is_contained_like_the_built_in_ones(bench: Callable[..., Any]) -> None:
     frail = Feature(
         name="frail",
         title="Frail",
@@ -131,7 +131,7 @@ async def test_a_drawer_of_another_package_is_held_as_ours_are(bench: Callable[.
     )
     async with bench(features=(*BUILT_IN, frail)) as it:
         await it.until(lambda: it.main.engine.latest)
-        with forgiven(it):
+        with expected_error(it):
             await it.pilot.press("f12")
             await it.until(lambda: any("the frail failed and was closed" in each for each in it.notices()))
         assert not it.app.context.part(Frail).display and it.main.prompt.has_focus
@@ -139,32 +139,32 @@ async def test_a_drawer_of_another_package_is_held_as_ours_are(bench: Callable[.
 
 
 @run
-async def test_a_feature_whose_part_cannot_be_made_costs_that_part(bench: Callable[..., Any]) -> None:
+async def test_a_feature_whose_part_cannot_be_created_loses_only_that_part(bench: Callable[..., Any]) -> None:
     broken = Feature(name="broken", title="Broken", part=fails)
     async with bench(features=(broken, *BUILT_IN)) as it:
-        with forgiven(it):
+        with expected_error(it):
             await it.until(lambda: any("deeper and deeper" in each for each in it.notices()))
         await talks(it)
 
 
 @run
-async def test_an_action_that_fails_costs_the_action(
+async def test_an_action_that_fails_affects_nothing_else(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench() as it:
         monkeypatch.setattr("minichat.session.open_chats.OpenChats.new", fails)
-        with forgiven(it):
+        with expected_error(it):
             await it.pilot.press("ctrl+n")
             await it.until(lambda: it.notices())
         await talks(it)
 
 
 @run
-async def test_a_handler_of_the_prompt_that_fails_costs_one_message(
+async def test_a_prompt_handler_that_fails_loses_one_message(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench() as it:
-        with monkeypatch.context() as patch, forgiven(it):
+        with monkeypatch.context() as patch, expected_error(it):
             patch.setattr(type(it.main.prompt), "on_paste", fails, raising=False)
             patch.setattr(type(it.main.prompt), "_on_key", fails, raising=False)
             await it.pilot.press("x")
@@ -173,11 +173,11 @@ async def test_a_handler_of_the_prompt_that_fails_costs_one_message(
 
 
 @run
-async def test_a_widget_that_cannot_be_drawn_says_so_in_its_place(
+async def test_a_widget_that_cannot_render_shows_so_in_its_place(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench() as it:
-        with monkeypatch.context() as patch, forgiven(it):
+        with monkeypatch.context() as patch, expected_error(it):
             patch.setattr(type(it.main.keybar), "render", fails)
             it.main.keybar.refresh()
             await it.until(lambda: "cannot draw the key bar" in it.screen_text())
@@ -188,12 +188,12 @@ async def test_a_widget_that_cannot_be_drawn_says_so_in_its_place(
 
 
 @run
-async def test_a_size_that_cannot_be_found_closes_the_drawer(
+async def test_a_layout_error_closes_the_drawer(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench((120, 40)) as it:
         await it.pilot.press("f3")
-        with monkeypatch.context() as patch, forgiven(it):
+        with monkeypatch.context() as patch, expected_error(it):
             patch.setattr(it.drawer.knobs, "get_content_height", fails)
             it.drawer.knobs.refresh(layout=True)
             await it.until(lambda: not it.drawer.display)
@@ -201,19 +201,19 @@ async def test_a_size_that_cannot_be_found_closes_the_drawer(
 
 
 @run
-async def test_a_dialog_that_fails_goes(bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dialog_that_fails_closes(bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     async with bench() as it:
         await it.pilot.press("f1")
         await it.until(lambda: len(it.app.screen_stack) == 2)
-        with monkeypatch.context() as patch, forgiven(it):
+        with monkeypatch.context() as patch, expected_error(it):
             patch.setattr(type(it.app.screen), "on_key", fails, raising=False)
-            await it.pilot.press("f9")  # which its field does not take
+            await it.pilot.press("f9")  # a value that its field does not accept
             await it.until(lambda: len(it.app.screen_stack) == 1)
         await talks(it)
 
 
 @run
-async def test_a_timer_a_worker_and_a_task_that_fail(
+async def test_a_failing_timer_worker_and_task(
     bench: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     import asyncio
@@ -226,13 +226,13 @@ async def test_a_timer_a_worker_and_a_task_that_fail(
         raise ValueError("of a task")
 
     async with bench() as it:
-        with forgiven(it):
+        with expected_error(it):
             it.main.set_timer(0.001, fails)
             await it.until(lambda: any("deeper" in notice for notice in it.notices()))
-        with forgiven(it, KeyError):
+        with expected_error(it, KeyError):
             it.app.run_worker(worker())
             await it.until(lambda: any("of a worker" in notice for notice in it.notices()))
-        with forgiven(it, ValueError):
+        with expected_error(it, ValueError):
             asyncio.create_task(task())  # noqa: RUF006
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -242,8 +242,8 @@ async def test_a_timer_a_worker_and_a_task_that_fail(
 
 
 @run
-async def test_every_widget_that_is_there_is_held(bench: Callable[..., Any]) -> None:
-    """Textual's own, too, and those that come later."""
+async def test_every_widget_is_guarded(bench: Callable[..., Any]) -> None:
+    """Including Textual's own widgets and those that are mounted later."""
     async with bench((200, 60)) as it:
         await it.pilot.press("f2", "f3")
         await it.pilot.press("f1")
@@ -256,10 +256,10 @@ async def test_every_widget_that_is_there_is_held(bench: Callable[..., Any]) -> 
 
 
 @run
-async def test_a_generator_that_a_dead_task_left_open_is_no_fault_of_a_part(
+async def test_a_generator_left_open_by_a_dead_task_is_not_reported_as_a_failed_part(
     bench: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The loop closes it in a task of its own, and that cannot succeed while it runs."""
+    """The loop closes it in a separate task, which cannot succeed while the generator runs."""
 
     async def endless() -> AsyncIterator[None]:
         await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""The decoding drawer: in force at once, for one chat."""
+"""The decoding drawer: changes apply at once, to one chat."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ def row(it: Any, name: str) -> None:
 
 
 @run
-async def test_a_turned_knob_reaches_the_reply_that_runs(bench: Callable[..., Any]) -> None:
+async def test_a_changed_knob_reaches_the_running_reply(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         reply = await it.say("hello")
         await it.pilot.press("f3")
@@ -34,7 +34,7 @@ async def test_a_turned_knob_reaches_the_reply_that_runs(bench: Callable[..., An
 
 
 @run
-async def test_typed_values_and_their_faults(bench: Callable[..., Any]) -> None:
+async def test_typed_values_and_their_errors(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("f3")
         row(it, "top_p")
@@ -48,7 +48,7 @@ async def test_typed_values_and_their_faults(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_greedy_hides_what_it_does_not_use(bench: Callable[..., Any]) -> None:
+async def test_greedy_hides_knobs_that_it_does_not_use(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("f3")
         assert "top-k" in it.screen_text()
@@ -61,7 +61,7 @@ async def test_greedy_hides_what_it_does_not_use(bench: Callable[..., Any]) -> N
 
 
 @run
-async def test_likely_tokens_are_asked_for_while_it_is_open(bench: Callable[..., Any]) -> None:
+async def test_top_tokens_are_requested_while_it_is_open(bench: Callable[..., Any]) -> None:
     async with bench((100, 40)) as it:
         reply = await it.say("hello")
         assert reply.params.logprobs is None
@@ -77,7 +77,7 @@ async def test_likely_tokens_are_asked_for_while_it_is_open(bench: Callable[...,
 
 
 @run
-async def test_escape_closes_it_and_goes_back_to_the_prompt(bench: Callable[..., Any]) -> None:
+async def test_escape_closes_it_and_focuses_the_prompt(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("f3")
         assert it.app.focused is it.drawer.knobs
@@ -86,7 +86,7 @@ async def test_escape_closes_it_and_goes_back_to_the_prompt(bench: Callable[...,
 
 
 @run
-async def test_it_says_that_there_are_more_fields_than_fit(bench: Callable[..., Any], tmp_path: Path) -> None:
+async def test_it_shows_that_more_fields_exist_than_fit(bench: Callable[..., Any], tmp_path: Path) -> None:
     config = tmp_path / ".config" / "minichat" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text('[keys]\n"decoding.down" = ["f9", "down"]\n')
@@ -136,7 +136,7 @@ def test_strategy_in_words(params: dict[str, Any], words: str) -> None:
         ("stop", r"END|\n\n", ("END", "\n\n")),
     ],
 )
-def test_what_is_typed_is_read(field: str, text: str, value: object) -> None:
+def test_typed_values_are_parsed(field: str, text: str, value: object) -> None:
     assert parsed(KNOB[field], text) == value
     params = SamplingParams().changed(**{field: value})
     assert parsed(KNOB[field], shown(KNOB[field], params)) == value
@@ -155,7 +155,7 @@ def test_arrows_stay_in_range(knob: Any) -> None:
             params = params.changed(**{knob.field: nudged(knob, params, steps)})
 
 
-def test_presets_know_themselves_and_leave_the_length_alone() -> None:
+def test_presets_are_recognized_and_leave_max_tokens_alone() -> None:
     presets = (
         Preset("exact", (("temperature", 0.0),)),
         Preset("wild", (("temperature", 1.2), ("top_p", 0.98))),

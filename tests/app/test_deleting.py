@@ -1,4 +1,4 @@
-"""A chat is deleted or closed, and can be brought back where that is promised."""
+"""A chat is deleted or closed, and can be restored where that is offered."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ async def test_close_and_undo(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_one_is_deleted_when_the_question_is_answered(bench: Callable[..., Any]) -> None:
+async def test_a_chat_is_deleted_after_confirmation(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await two_chats(it)
         await it.pilot.press("alt+d")
@@ -41,7 +41,7 @@ async def test_one_is_deleted_when_the_question_is_answered(bench: Callable[...,
 
 
 @run
-async def test_deleting_stops_its_reply_and_the_last_one_leaves_an_empty_one(
+async def test_deleting_stops_its_reply_and_the_last_chat_leaves_an_empty_one(
     bench: Callable[..., Any],
 ) -> None:
     async with bench() as it:
@@ -53,11 +53,11 @@ async def test_deleting_stops_its_reply_and_the_last_one_leaves_an_empty_one(
 
 
 @run
-async def test_closed_and_open_ones_are_deleted_from_the_list(bench: Callable[..., Any]) -> None:
+async def test_open_and_closed_chats_are_deleted_from_the_list(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await two_chats(it)
         await it.answered(await it.say("more"))
-        await it.pilot.press("alt+1", "alt+w", *"half")  # the first is closed; something is typed
+        await it.pilot.press("alt+1", "alt+w", *"half")  # close the first chat; filter the list
         await it.pilot.press("ctrl+o", *"fir")
         await it.until(lambda: "Alt+D delete" in it.screen_text() and "first" in it.screen_text())
         await it.pilot.press("alt+d")
@@ -77,7 +77,7 @@ async def test_closed_and_open_ones_are_deleted_from_the_list(bench: Callable[..
 
 @run
 @pytest.mark.parametrize("keys", [["alt+w"], ["alt+d", "down", "enter"]])
-async def test_one_that_another_window_has_deleted_can_be_put_away(
+async def test_a_chat_deleted_by_another_window_can_be_closed(
     bench: Callable[..., Any], keys: list[str]
 ) -> None:
     async with bench() as it:
@@ -89,8 +89,8 @@ async def test_one_that_another_window_has_deleted_can_be_put_away(
 
 
 @run
-async def test_a_dialog_over_it_can_be_drawn_at_every_moment(bench: Callable[..., Any]) -> None:
-    """What is behind it is drawn from a layout that a pane may have left already."""
+async def test_a_dialog_can_be_drawn_at_any_moment(bench: Callable[..., Any]) -> None:
+    """The screen behind it may be drawn from a layout that has a pane which is already gone."""
     async with bench() as it:
         await it.answered(await it.say("first"))
         await it.pilot.press("ctrl+o")
@@ -104,7 +104,7 @@ async def test_a_dialog_over_it_can_be_drawn_at_every_moment(bench: Callable[...
 
 
 @run
-async def test_the_key_that_deletes_is_the_persons(bench: Callable[..., Any], tmp_path: Any) -> None:
+async def test_the_delete_key_can_be_remapped(bench: Callable[..., Any], tmp_path: Any) -> None:
     settings = tmp_path / ".config" / "minichat" / "config.toml"
     settings.parent.mkdir(parents=True)
     settings.write_text('[keys]\n"chat.delete" = "alt+q"\n')
@@ -120,7 +120,7 @@ async def test_the_key_that_deletes_is_the_persons(bench: Callable[..., Any], tm
 
 
 @run
-async def test_closing_the_last_one_leaves_an_empty_one(bench: Callable[..., Any]) -> None:
+async def test_closing_the_last_chat_leaves_an_empty_one(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.say("first")
         await it.pilot.press("alt+w")

@@ -1,4 +1,4 @@
-"""What is typed and not sent is in the store within a second."""
+"""A draft is saved within a second."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +7,8 @@ from tests.app.conftest import run
 
 
 @run
-async def test_what_is_typed_is_kept_as_it_is_typed(bench: Callable[..., Any]) -> None:
-    """A program that is killed says no goodbye: what the store has is what is left."""
+async def test_a_draft_is_saved_while_it_is_typed(bench: Callable[..., Any]) -> None:
+    """A killed program cannot save anything, so only what is already stored survives."""
     async with bench() as it:
         stored = lambda: {chat.id: chat.draft for chat in it.app.store.open_chats()}  # noqa: E731
         first = it.app.chats.active.chat
@@ -18,11 +18,11 @@ async def test_what_is_typed_is_kept_as_it_is_typed(bench: Callable[..., Any]) -
         second = it.app.chats.active.chat
         await it.until(lambda: stored() == {first.id: "half a", second.id: "second"})
         await it.answered(await it.say("second thought"))
-        assert stored() == {first.id: "half a", second.id: ""}, "what was sent is no draft"
+        assert stored() == {first.id: "half a", second.id: ""}, "a sent message is no draft"
 
 
 @run
-async def test_a_message_that_is_edited_is_no_draft(bench: Callable[..., Any]) -> None:
+async def test_an_edited_message_is_no_draft(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"))
         chat = it.app.chats.active.chat

@@ -1,4 +1,4 @@
-"""A package outside the tree brings a part of the screen: a drawer with a key, help and looks of its own."""
+"""A third-party package adds a feature to the screen: a drawer with its own key, help and CSS."""
 
 import shutil
 import sys
@@ -17,7 +17,7 @@ MODULE = Path(__file__).parents[1] / "extending" / "screen" / "minichat_fullness
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where packages are installed, and one is."""
+    """A site-packages folder with one package in it."""
     folder = tmp_path / "site"
     folder.mkdir()
     shutil.copy(MODULE, folder)
@@ -27,7 +27,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def install(site: Path, name: str, value: str) -> None:
-    """As pip writes it down."""
+    """Write an entry point as pip does."""
     facts = site / f"{name}-1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -39,17 +39,17 @@ def panel(it: Any) -> Any:
 
 
 @run
-async def test_its_key_opens_it_and_it_sees_snapshots_only_while_it_is_open(
+async def test_its_key_opens_it_and_it_gets_snapshots_only_while_open(
     bench: Callable[..., Any], site: Path
 ) -> None:
     async with bench((100, 30)) as it:
         await it.until(lambda: it.main.engine.latest)
         it.main.show_snapshot(snapshot(running=tuple(range(16))))
         assert not panel(it).display and panel(it).largest == 0
-        assert "fullness" in it.screen_text(), "the last line has its key"
+        assert "fullness" in it.screen_text(), "the key bar shows its key"
         await it.pilot.press("f9")
         await it.until(lambda: panel(it).has_focus)
-        assert panel(it).largest == 0.5, "it is shown the newest snapshot at once"
+        assert panel(it).largest == 0.5, "it gets the newest snapshot at once"
         await it.until(lambda: "50.0% at most" in it.screen_text())
         await it.pilot.press("r")
         it.main.show_snapshot(snapshot(running=tuple(range(8))))
@@ -63,7 +63,7 @@ async def test_its_key_opens_it_and_it_sees_snapshots_only_while_it_is_open(
 
 
 @run
-async def test_help_and_palette_have_it(bench: Callable[..., Any], site: Path) -> None:
+async def test_help_and_palette_list_it(bench: Callable[..., Any], site: Path) -> None:
     async with bench((100, 160)) as it:
         await it.pilot.press("f1")
         await it.until(lambda: "In the fullness drawer" in it.screen_text())
@@ -91,7 +91,7 @@ async def test_the_settings_remap_its_keys(bench: Callable[..., Any], site: Path
 
 
 @run
-async def test_without_the_package_nothing_of_it_is_there(bench: Callable[..., Any]) -> None:
+async def test_nothing_of_it_appears_without_the_package(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         assert not it.main.query("Fullness")
         await it.pilot.press("f9")
@@ -99,7 +99,7 @@ async def test_without_the_package_nothing_of_it_is_there(bench: Callable[..., A
 
 
 def nothing(context: Context) -> None:
-    """What a command may do."""
+    """A no-op command."""
 
 
 def feature(name: str = "mine", id: str = "mine.do", keys: str = "", css: str = "") -> Feature:
@@ -126,7 +126,7 @@ STYLED = f"{OURS}feature('misfit', css={{!r}})"
     ],
 )
 @run
-async def test_one_that_does_not_fit_is_told_of_and_the_screen_comes_up(
+async def test_an_invalid_feature_is_reported_and_the_screen_still_starts(
     bench: Callable[..., Any], site: Path, monkeypatch: pytest.MonkeyPatch, code: str, why: str
 ) -> None:
     (site / "misfit.py").write_text(code)
@@ -139,19 +139,19 @@ async def test_one_that_does_not_fit_is_told_of_and_the_screen_comes_up(
         await it.until(lambda: panel(it).display), "the one that fits is there"
 
 
-def test_the_page_shows_this_very_feature(root: Path) -> None:
+def test_the_docs_show_this_feature(root: Path) -> None:
     page = (root / "docs" / "extending.md").read_text(encoding="utf-8")
     assert f"```python\n{MODULE.read_text(encoding='utf-8')}```\n" in page, "docs/extending.md differs"
 
 
-def test_those_of_others_come_after_the_built_in_ones(site: Path) -> None:
+def test_third_party_features_come_after_the_built_in_ones(site: Path) -> None:
     found, problems = installed()
     assert [each.name for each in found] == [*(each.name for each in BUILT_IN), "fullness"]
     assert problems == ()
 
 
 @run
-async def test_a_command_that_is_not_enabled_is_neither_offered_nor_obeyed(bench: Callable[..., Any]) -> None:
+async def test_a_disabled_command_is_neither_offered_nor_run(bench: Callable[..., Any]) -> None:
     done = []
     command = ScreenCommand(
         "mine.do",

@@ -1,4 +1,4 @@
-"""A model is fetched from the hub by a process of its own, and how far it is is told."""
+"""A model is downloaded from the hub by a separate process that reports its progress."""
 
 import asyncio
 import sys
@@ -17,7 +17,7 @@ def script(*lines: str) -> list[str]:
 
 
 @run
-async def test_a_fetch_tells_how_far_it_is() -> None:
+async def test_a_download_reports_progress() -> None:
     seen: list[tuple[int, int]] = []
     line = """print('{"done": 5, "total": 10}\\n{"done": 10, "total": 10}\\n{"folder": "/x"}')"""
     await fetch("a/b", lambda *told: seen.append(told), script(line))
@@ -25,7 +25,7 @@ async def test_a_fetch_tells_how_far_it_is() -> None:
 
 
 @run
-async def test_a_fetch_that_fails_says_why() -> None:
+async def test_a_failed_download_reports_why() -> None:
     line = "sys.exit('a warning\\nminichat: a/b is not on this machine, and the hub cannot be reached')"
     with pytest.raises(ModelNotFound, match=r"^a/b is not on this machine"):
         await fetch("a/b", lambda *_: None, script(line))
@@ -34,7 +34,7 @@ async def test_a_fetch_that_fails_says_why() -> None:
 
 
 @run
-async def test_a_fetch_that_is_called_off_leaves_no_process(tmp_path: Path) -> None:
+async def test_a_canceled_download_leaves_no_process(tmp_path: Path) -> None:
     started = asyncio.Event()
     lines = ("""print('{"done": 1, "total": 2}', flush=True)""", "time.sleep(60)")
     task = asyncio.create_task(fetch("a/b", lambda *_: started.set(), script(*lines)))
@@ -44,7 +44,7 @@ async def test_a_fetch_that_is_called_off_leaves_no_process(tmp_path: Path) -> N
         await asyncio.wait_for(task, 5)
 
 
-def test_the_course_has_rate_and_time_left() -> None:
+def test_progress_has_rate_and_time_left() -> None:
     now = 0.0
     course = Course(lambda: now)
     course.note(0, 1_200_000_000)
@@ -53,7 +53,7 @@ def test_the_course_has_rate_and_time_left() -> None:
         now = float(second)
         course.note(second * 100_000_000, 1_200_000_000)
     assert course.words() == "0.80 of 1.20 GB  100 MB/s  4 s left"
-    course.note(1000, 2_000_000)  # another file: the old rate says nothing of it
+    course.note(1000, 2_000_000)  # another file: the old rate does not apply to it
     assert course.words() == "0.0 of 2.0 MB"
 
 

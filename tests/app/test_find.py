@@ -1,4 +1,4 @@
-"""The line in which a text is looked for."""
+"""The find bar."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,17 +8,19 @@ import pytest
 from tests.app.conftest import run
 
 
-def line(it: Any) -> str:
-    """Of the bar, without the blanks at its end."""
-    return next(line.rstrip() for line in it.screen_text().splitlines() if line.startswith(" find "))
+def find_bar(it: Any) -> str:
+    """The bar's text without trailing blanks."""
+    return next(
+        find_bar.rstrip() for find_bar in it.screen_text().splitlines() if find_bar.startswith(" find ")
+    )
 
 
 KEYS = "Enter next  Up previous  Esc done"
 
 
 @run
-@pytest.mark.parametrize("size", [(80, 24), (80, 16)])  # in the low one there is no line of keys
-async def test_it_says_what_it_is_and_its_keys(bench: Callable[..., Any], size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("size", [(80, 24), (80, 16)])  # the short terminal has no key bar
+async def test_it_shows_its_label_and_keys(bench: Callable[..., Any], size: tuple[int, int]) -> None:
     async with bench(size) as it:
         await it.answered(await it.say("hello"), "needle " + "hay\n\n" * 60 + "needle")
         high = it.main.keybar.display
@@ -35,15 +37,15 @@ async def test_it_says_what_it_is_and_its_keys(bench: Callable[..., Any], size: 
         await it.pilot.press("down")
         await it.until(lambda: it.main.transcript.find_count[0] == at)
         await it.pilot.press("x")
-        await it.until(lambda: line(it).endswith("not found"))
+        await it.until(lambda: find_bar(it).endswith("not found"))
         await it.pilot.press("escape")
         await it.until(lambda: it.app.focused is it.main.prompt and KEYS not in it.screen_text())
 
 
 @run
 @pytest.mark.parametrize("opener", ["f2", "f3", "f4"])
-async def test_what_stands_in_the_chats_place_goes(bench: Callable[..., Any], opener: str) -> None:
-    """On a small screen, where it would be typed into what nobody sees."""
+async def test_it_replaces_what_covers_the_chat(bench: Callable[..., Any], opener: str) -> None:
+    """On a small screen a drawer would otherwise cover the chat that is searched."""
     async with bench((70, 20)) as it:
         await it.answered(await it.say("hello"), "a needle")
         await it.pilot.press(opener)
@@ -53,17 +55,17 @@ async def test_what_stands_in_the_chats_place_goes(bench: Callable[..., Any], op
 
 
 @run
-async def test_it_counts_its_hits_and_those_that_come_while_it_is_open(bench: Callable[..., Any]) -> None:
+async def test_it_counts_hits_and_updates_while_open(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         reply = await it.say("hello")
         reply.say("".join(f"needle {number}\n\n" for number in range(7)))
         await it.until(lambda: "needle 6" in it.main.transcript.last_reply())
         await it.pilot.press("ctrl+f", *"needle")
-        await it.until(lambda: line(it).endswith(" of 7"))
-        first = int(line(it).split()[-3])
+        await it.until(lambda: find_bar(it).endswith(" of 7"))
+        first = int(find_bar(it).split()[-3])
         await it.pilot.press("enter")
-        await it.until(lambda: line(it).endswith(f" {first % 7 + 1} of 7"))
+        await it.until(lambda: find_bar(it).endswith(f" {first % 7 + 1} of 7"))
         await it.pilot.press("up", "up")
-        await it.until(lambda: line(it).endswith(f" {(first - 2) % 7 + 1} of 7"))
+        await it.until(lambda: find_bar(it).endswith(f" {(first - 2) % 7 + 1} of 7"))
         await it.answered(reply, "\n\nneedle 7\n\n")
-        await it.until(lambda: line(it).endswith(" of 8"))
+        await it.until(lambda: find_bar(it).endswith(" of 8"))

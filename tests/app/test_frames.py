@@ -1,4 +1,4 @@
-"""Small frames: the terminal shows what a whole drawing would, and little is sent for it."""
+"""Incremental frames: the terminal shows the same as after a full redraw, and little is sent."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -33,12 +33,12 @@ WORDS = (
     "\n```python\na = 1\n```\n",
     "- item\n",
     "z" * 40,
-    "\x1b]52;c;aGk=\x07\x1b[2J\x9b31m\r\x00\u202e",  # the terminal takes none of it
+    "\x1b]52;c;aGk=\x07\x1b[2J\x9b31m\r\x00\u202e",  # the terminal must receive none of these
 )
 
 
-class Chequers(Widget):
-    """Lines of many small segments, some of which change."""
+class Checkers(Widget):
+    """Lines of many small segments, a few of which change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Stage(App[None]):
     CSS = """
     Screen { layers: base over; }
     Transcript { width: 1fr; border-right: solid $panel; }
-    Chequers { width: 30; height: 12; }
+    Checkers { width: 30; height: 12; }
     #over { layer: over; width: 20; height: 3; offset: 10 4; background: $panel; border: round $primary; }
     """
 
@@ -66,7 +66,7 @@ class Stage(App[None]):
         super().__init__(driver_class=Recorder)
         self.pilot: Pilot[None]
         self.chats = [Transcript(), Transcript()]
-        self.chequers, self.over, self.field = Chequers(), Static("above", id="over"), Input()
+        self.chequers, self.over, self.field = Checkers(), Static("above", id="over"), Input()
 
     def get_default_screen(self) -> FrameScreen[None]:
         return FrameScreen()
@@ -79,13 +79,13 @@ class Stage(App[None]):
         yield self.field
 
     async def drawn(self) -> None:
-        """All that was asked for is on the terminal."""
+        """Wait until everything requested is on the terminal."""
         await self.pilot.pause()
         await impatient.rest()
 
 
-def staged(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """A test that runs inside of the program, which has a terminal."""
+def with_stage(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test inside the program, which has a terminal."""
 
     @wraps(test)
     def play(**arguments: object) -> None:
@@ -110,14 +110,14 @@ def staged(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return play
 
 
-def whole(app: Stage) -> list[list[tuple[str, str]]]:
+def full_redraw(app: Stage) -> list[list[tuple[str, str]]]:
     colours = app.console._color_system
     assert colours is not None
     return cells_of(app.screen._compositor.render_strips(), colours)
 
 
-def do(app: Stage, draw: random.Random) -> None:
-    """One of the things that change a screen."""
+def change_something(app: Stage, draw: random.Random) -> None:
+    """Make one random change to the screen."""
     chat = draw.choice(app.chats)
     acts: list[Callable[[], object]] = [
         lambda: chat.extend("".join(draw.choices(WORDS, k=draw.randint(1, 6))), draw.choice(["", "tail"])),
@@ -139,18 +139,18 @@ def do(app: Stage, draw: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@staged
-async def test_the_terminal_shows_what_a_whole_drawing_would(app: Stage, seed: int) -> None:
+@with_stage
+async def test_the_terminal_shows_the_same_as_a_full_redraw(app: Stage, seed: int) -> None:
     draw = random.Random(seed)
     for number in range(20):
-        do(app, draw)
+        change_something(app, draw)
         await app.drawn()
-        if len(app.screen_stack) == 1:  # what lies under another screen is not Textual's concern either
-            assert Recorder.cells.lines == whole(app), number
+        if len(app.screen_stack) == 1:  # Textual does not update what another screen covers, either
+            assert Recorder.cells.lines == full_redraw(app), number
 
 
-@staged
-async def test_little_is_sent_for_little(app: Stage) -> None:
+@with_stage
+async def test_small_changes_send_few_bytes(app: Stage) -> None:
     app.chats[0].extend("The cache holds")
     app.chequers.refresh()
     await app.drawn()
@@ -163,14 +163,14 @@ async def test_little_is_sent_for_little(app: Stage) -> None:
     app.chequers.refresh()
     await app.drawn()
     assert 0 < Recorder.sent - before < 100
-    assert Recorder.cells.lines == whole(app)
+    assert Recorder.cells.lines == full_redraw(app)
 
 
-@staged
-async def test_only_lines_that_changed_are_made(app: Stage) -> None:
+@with_stage
+async def test_only_changed_lines_are_rendered(app: Stage) -> None:
     made: list[tuple[str, int]] = []
 
-    class Counting(Chequers):
+    class Counting(Checkers):
         def render_line(self, y: int) -> Strip:
             made.append((self.name or "", y))
             return super().render_line(y)

@@ -1,4 +1,4 @@
-"""An empty chat offers three things to try that the model at hand can answer."""
+"""An empty chat offers three example prompts that the current model can answer."""
 
 import json
 import re
@@ -24,7 +24,7 @@ BUILT_IN = things_to_try("pocket", template=True)
 
 @pytest.mark.parametrize(("model", "template"), [("pocket", True), ("tiny", True), ("tiny", False)])
 @run
-async def test_they_are_those_of_the_model(bench: Callable[..., Any], model: str, template: bool) -> None:
+async def test_the_examples_match_the_model(bench: Callable[..., Any], model: str, template: bool) -> None:
     backend = FakeBackend([replace(snapshot(), model=model)], has_template=template)
     async with bench((80, 24), backend=backend) as it:
         for each in things_to_try(model, template=template):
@@ -33,7 +33,7 @@ async def test_they_are_those_of_the_model(bench: Callable[..., Any], model: str
 
 
 @run
-async def test_another_model_brings_others(bench: Callable[..., Any]) -> None:
+async def test_another_model_brings_other_examples(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.until(lambda: LARGER[0] in it.screen_text())
         await it.app.lifecycle.switch("pocket")
@@ -42,7 +42,7 @@ async def test_another_model_brings_others(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_up_takes_one_and_enter_sends_it(bench: Callable[..., Any]) -> None:
+async def test_up_selects_an_example_and_enter_sends_it(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.until(lambda: LARGER[0] in it.screen_text())
         for wanted in (LARGER[2], LARGER[1], LARGER[0]):
@@ -58,11 +58,11 @@ async def test_up_takes_one_and_enter_sends_it(bench: Callable[..., Any]) -> Non
         await it.pilot.press("up")
         await it.until(lambda: it.main.prompt.text == LARGER[1])
         await it.pilot.press("up")
-        assert it.main.prompt.text == LARGER[1], "once something was said, only that is recalled"
+        assert it.main.prompt.text == LARGER[1], "once there are messages, only those are recalled"
 
 
 @run
-async def test_a_click_takes_one(bench: Callable[..., Any]) -> None:
+async def test_a_click_selects_an_example(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
         await it.until(lambda: LARGER[1] in it.screen_text())
         y = next(y for y, line in enumerate(it.screen_text().splitlines()) if LARGER[1][:20] in line)
@@ -75,7 +75,7 @@ async def test_a_click_takes_one(bench: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("width", [8, 40, 80])
-def test_each_fits_on_its_line(width: int) -> None:
+def test_each_example_fits_on_its_line(width: int) -> None:
     greeting = Greeting(("above",), LARGER, ("below",))
     rows = [greeting.row(y, width, "…") for y in range(12)]
     assert all(row.width < width for row in rows)
@@ -83,7 +83,7 @@ def test_each_fits_on_its_line(width: int) -> None:
     assert [each for each in taken if each] == list(LARGER)
 
 
-# What the built-in model makes of them, and of the examples in the README
+# The replies of the built-in model to these examples and to those in the README
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_the_built_in_model_answers_them(pocket: Callable[[str], str]) -> None:
     assert json.loads(order) == {"name": "Anna", "age": 30, "city": "Rome"}
 
 
-def test_it_answers_the_examples_of_the_readme(root: Path, pocket: Callable[[str], str]) -> None:
+def test_it_answers_the_examples_in_the_readme(root: Path, pocket: Callable[[str], str]) -> None:
     block = re.search(r"## Use\n\n```\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
     assert block is not None
     lines = [line for line in block[1].splitlines() if "--model" not in line]

@@ -1,4 +1,4 @@
-"""An hour's use in some seconds: whatever keys come, the screen goes on and loses nothing."""
+"""An hour of random use in a few seconds: no key sequence crashes the screen or loses data."""
 
 import random
 from collections.abc import Callable
@@ -28,7 +28,7 @@ SCHEMES = (SchemeView("none", "", 4_000_000, 64), SchemeView("int8", "", 2_000_0
 
 
 def shots() -> list[Any]:
-    """An engine that works, changes and rests."""
+    """Snapshots of an engine that runs requests, changes its scheme and is idle."""
     switches = (Switch("prefix_cache", True, True), Switch("overlap", False, True))
     return [
         snapshot(
@@ -42,7 +42,7 @@ def shots() -> list[Any]:
     ]
 
 
-def speak(reply: FakeReply, draw: random.Random) -> None:
+def stream(reply: FakeReply, draw: random.Random) -> None:
     if not reply.finished:
         reply.say(draw.choice(SAID), tokens=draw.randint(1, 3))
         if draw.random() < 0.3:
@@ -51,7 +51,7 @@ def speak(reply: FakeReply, draw: random.Random) -> None:
 
 @run
 @pytest.mark.parametrize("seed", range(2))
-async def test_whatever_is_pressed(bench: Callable[..., Any], seed: int) -> None:
+async def test_random_keys(bench: Callable[..., Any], seed: int) -> None:
     draw, keys = random.Random(seed), [*BOUND, *TYPED, *TYPED, *MOVED]
     keys = [key for key in keys if key not in LEAVING]
     async with bench(draw.choice(SIZES), backend=FakeBackend(shots())) as it:
@@ -60,7 +60,7 @@ async def test_whatever_is_pressed(bench: Callable[..., Any], seed: int) -> None
             if draw.random() < 0.1:
                 await it.pilot.resize_terminal(*draw.choice(SIZES))
             for reply in it.replies[-3:]:
-                speak(reply, draw)
+                stream(reply, draw)
             if it.replies and draw.random() < 0.2:
                 last = it.replies[-1].id
                 it.backend.emit(

@@ -1,4 +1,4 @@
-"""What the screen and the engine do to each other by sharing one interpreter."""
+"""How the screen and the engine share one interpreter."""
 
 import asyncio
 import gc
@@ -14,32 +14,32 @@ from minichat.ui.pulse import Pulse
 from tests.app.conftest import run, snapshot
 
 
-class Ring:
-    """Garbage that only a collection finds."""
+class Cycle:
+    """A reference cycle, which only a garbage collection frees."""
 
     def __init__(self) -> None:
         self.self = self
 
 
 @pytest.fixture
-def _as_before() -> Iterator[None]:
+def _restored() -> Iterator[None]:
     interval, generations = sys.getswitchinterval(), gc.get_threshold()
     yield
     sys.setswitchinterval(interval)
     gc.set_threshold(*generations)
-    gc.freeze()  # as tests/conftest.py has it
+    gc.freeze()  # as in tests/conftest.py
 
 
-@pytest.mark.usefixtures("_as_before")
-def test_a_waiting_engine_gets_the_interpreter_soon_and_no_walk_is_long() -> None:
+@pytest.mark.usefixtures("_restored")
+def test_a_waiting_engine_gets_the_interpreter_soon_and_collections_are_short() -> None:
     interpreter.share()
     assert sys.getswitchinterval() < 0.001
     young, middle, _old = gc.get_threshold()
     assert young * middle <= 20_000
 
 
-@pytest.mark.usefixtures("_as_before")
-def test_nothing_is_collected_while_a_model_is_loaded_and_what_was_made_is_never_walked() -> None:
+@pytest.mark.usefixtures("_restored")
+def test_loading_a_model_disables_collection_and_freezes_its_objects() -> None:
     gc.unfreeze()
     with interpreter.loading():
         assert not gc.isenabled()
@@ -48,7 +48,7 @@ def test_nothing_is_collected_while_a_model_is_loaded_and_what_was_made_is_never
     gc.unfreeze()
 
 
-def test_a_model_that_cannot_be_loaded_leaves_no_garbage_behind() -> None:
+def test_a_model_that_cannot_be_loaded_freezes_nothing() -> None:
     frozen = gc.get_freeze_count()
     with pytest.raises(OSError), interpreter.loading():
         raise OSError
@@ -56,23 +56,23 @@ def test_a_model_that_cannot_be_loaded_leaves_no_garbage_behind() -> None:
     assert gc.get_freeze_count() == frozen
 
 
-def _ring() -> "weakref.ref[Ring]":
-    return weakref.ref(Ring())
+def _cycle() -> "weakref.ref[Cycle]":
+    return weakref.ref(Cycle())
 
 
 @run
-async def test_garbage_is_collected_when_the_engine_comes_to_rest() -> None:
+async def test_garbage_is_collected_when_the_engine_becomes_idle() -> None:
     backend = FakeBackend([snapshot(1, running=(0,)), snapshot(2, rates=snapshot().rates)])
     pulse = Pulse(backend, lambda _: None, lambda: True, rate=1000)
     gc.disable()
     try:
-        ring = _ring()
+        ring = _cycle()
         pulse.wake()
         while pulse._task is not None and not pulse._task.done():
             await asyncio.sleep(0.001)
         assert ring() is None
-        ring = _ring()
-        pulse.wake()  # somebody looks, though nothing runs
+        ring = _cycle()
+        pulse.wake()  # the screen polls although nothing runs
         while not pulse._task.done():
             await asyncio.sleep(0.001)
         assert ring() is not None

@@ -1,4 +1,4 @@
-"""Keys that come faster than what they do: each acts where the ones before it have led."""
+"""Keys that arrive faster than they are handled: each acts where the keys before it moved the focus."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ NAMED = ("enter", "escape", "tab")
 
 
 def typed(it: Bench, *keys: str) -> None:
-    """All at once, as a terminal hands over what was typed while nobody looked; words letter by letter."""
+    """Post all keys at once, as a terminal delivers input that was buffered; words letter by letter."""
     post(it.app, *keys)
 
 
@@ -28,7 +28,7 @@ def post(app: MinichatApp, *keys: str) -> None:
 
 
 @run
-async def test_what_follows_a_new_chat_is_said_there(bench: Callable[..., Any]) -> None:
+async def test_text_after_a_new_chat_goes_into_it(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         typed(it, "for", "ctrl+n", "two", "ctrl+n", "three")
         await it.until(lambda: it.main.prompt.text == "three")
@@ -36,7 +36,7 @@ async def test_what_follows_a_new_chat_is_said_there(bench: Callable[..., Any]) 
 
 
 @run
-async def test_what_follows_a_message_is_the_next_one(bench: Callable[..., Any]) -> None:
+async def test_text_after_a_message_is_the_next_one(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         typed(it, "one", "enter", "ctrl+n", "two", "enter", "more")
         await it.until(lambda: it.main.prompt.text == "more" and len(it.replies) == 2)
@@ -45,7 +45,7 @@ async def test_what_follows_a_message_is_the_next_one(bench: Callable[..., Any])
 
 @pytest.mark.parametrize("opens", ["ctrl+p", "ctrl+o", "alt+o", "alt+t"])
 @run
-async def test_what_follows_a_dialog_is_for_it(bench: Callable[..., Any], opens: str) -> None:
+async def test_text_after_opening_a_dialog_goes_into_it(bench: Callable[..., Any], opens: str) -> None:
     async with bench() as it:
         typed(it, "left", opens, "right")
         await it.until(lambda: isinstance(it.app.focused, Input) and "right" in it.app.focused.value)
@@ -55,7 +55,7 @@ async def test_what_follows_a_dialog_is_for_it(bench: Callable[..., Any], opens:
 
 
 @run
-async def test_what_is_pasted_waits_in_line_too(bench: Callable[..., Any]) -> None:
+async def test_pasted_text_waits_in_line_too(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         typed(it, "a", "ctrl+n")
         it.app.post_message(Paste("b\x1b[0m\r\nc"))
@@ -65,18 +65,18 @@ async def test_what_is_pasted_waits_in_line_too(bench: Callable[..., Any]) -> No
 
 
 @run
-async def test_a_widget_that_goes_away_holds_up_nobody(
+async def test_a_widget_that_disappears_does_not_block_the_queue(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench() as it:
         monkeypatch.setattr("minichat.shell.key_order._PATIENCE", 0.05)
-        monkeypatch.setattr(it.app._key_order, "_pass", lambda *_: None)  # the word is lost
+        monkeypatch.setattr(it.app._key_order, "_pass", lambda *_: None)  # the confirmation is lost
         typed(it, "escape", "still", "escape", "here")
         await it.until(lambda: it.main.prompt.text == "stillhere")
 
 
 @run
-async def test_what_is_typed_before_the_first_frame_is_there(
+async def test_text_typed_before_the_first_frame_is_kept(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MinichatApp, "on_load", lambda app: post(app, "early"), raising=False)
@@ -85,11 +85,11 @@ async def test_what_is_typed_before_the_first_frame_is_there(
 
 
 @run
-async def test_enter_before_the_first_frame_sends_and_a_new_line_is_one_later(
+async def test_enter_before_the_first_frame_sends_and_ctrl_j_later_adds_a_line(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def on_load(app: MinichatApp) -> None:
-        post(app, "early", "ctrl+j")  # what a terminal of lines makes of Enter
+        post(app, "early", "ctrl+j")  # what a terminal in line mode sends for Enter
 
     monkeypatch.setattr(MinichatApp, "on_load", on_load, raising=False)
     async with bench() as it:
@@ -100,7 +100,7 @@ async def test_enter_before_the_first_frame_sends_and_a_new_line_is_one_later(
 
 
 @run
-async def test_several_lines_before_the_first_frame_stay_together(
+async def test_several_lines_before_the_first_frame_are_one_message(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def on_load(app: MinichatApp) -> None:

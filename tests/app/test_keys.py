@@ -22,7 +22,7 @@ SCHEMES = tuple(SchemeView(name, "", 1000) for name in ("none", "int8", "int4", 
     "key",
     "f1 f8 alt+x alt+o alt+t alt+s alt+d ctrl+o ctrl+p".split(),
 )
-async def test_the_key_of_a_dialog_takes_it_away_again(bench: Callable[..., Any], key: str) -> None:
+async def test_the_key_of_a_dialog_closes_it(bench: Callable[..., Any], key: str) -> None:
     switched = snapshot(switches=(Switch("overlap", True, True),))
     async with bench(backend=FakeBackend([switched])) as it:
         await it.until(lambda: it.main.engine.latest)
@@ -34,7 +34,7 @@ async def test_the_key_of_a_dialog_takes_it_away_again(bench: Callable[..., Any]
 
 
 @run
-async def test_so_does_the_key_that_the_person_gave_it(bench: Callable[..., Any], tmp_path: Path) -> None:
+async def test_a_remapped_key_of_a_dialog_closes_it(bench: Callable[..., Any], tmp_path: Path) -> None:
     config = tmp_path / ".config" / "minichat" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text('[keys]\n"view.help" = ["f12", "ctrl+t"]\n"program.palette" = "f11"\n')
@@ -49,7 +49,7 @@ async def test_so_does_the_key_that_the_person_gave_it(bench: Callable[..., Any]
 
 
 @run
-async def test_so_does_a_click_beside_it_unless_something_was_typed(bench: Callable[..., Any]) -> None:
+async def test_a_click_outside_closes_a_dialog_unless_something_was_typed(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         for key in ("f1", "alt+o", "ctrl+o", "alt+t"):
             await it.pilot.press(key)
@@ -65,7 +65,7 @@ async def test_so_does_a_click_beside_it_unless_something_was_typed(bench: Calla
 
 
 @run
-async def test_the_second_of_two_clicks_does_not_take_away_what_the_first_has_brought(
+async def test_a_double_click_does_not_close_the_dialog_that_it_opened(
     bench: Callable[..., Any],
 ) -> None:
     async with bench() as it:
@@ -80,7 +80,7 @@ async def test_the_second_of_two_clicks_does_not_take_away_what_the_first_has_br
 
 
 @run
-async def test_a_key_for_a_chat_that_is_not_there_says_so(bench: Callable[..., Any]) -> None:
+async def test_a_key_for_a_missing_chat_shows_a_notice(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("ctrl+n", "alt+1", "alt+5")
         assert it.notices() == ["There is no chat 5"]
@@ -88,7 +88,7 @@ async def test_a_key_for_a_chat_that_is_not_there_says_so(bench: Callable[..., A
 
 
 @run
-async def test_the_page_keys_move_the_chat_and_end_follows_it(bench: Callable[..., Any]) -> None:
+async def test_the_page_keys_scroll_the_chat_and_end_follows_it(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         reply = await it.say("hello")
         await it.answered(reply, "\n\n".join(f"line {n}" for n in range(60)))
@@ -100,7 +100,7 @@ async def test_the_page_keys_move_the_chat_and_end_follows_it(bench: Callable[..
 
 
 @run
-async def test_older_messages_come_when_the_reader_goes_up(bench: Callable[..., Any]) -> None:
+async def test_older_messages_are_loaded_when_the_user_scrolls_up(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         chat = it.app.chats.active.chat
         for number in range(60):
@@ -164,9 +164,7 @@ async def test_a_command_without_a_key_can_be_given_one(bench: Callable[..., Any
 
 
 @run
-async def test_of_many_mistakes_in_the_settings_it_is_said_how_many(
-    bench: Callable[..., Any], tmp_path: Path
-) -> None:
+async def test_many_mistakes_in_the_settings_are_counted(bench: Callable[..., Any], tmp_path: Path) -> None:
     settings = tmp_path / ".config" / "minichat" / "config.toml"
     settings.parent.mkdir(parents=True)
     settings.write_text("[screen]\n" + "".join(f"wrong{n} = 1\n" for n in range(7)))
@@ -176,9 +174,7 @@ async def test_of_many_mistakes_in_the_settings_it_is_said_how_many(
 
 
 @run
-async def test_an_export_that_the_disk_refuses_names_its_file(
-    bench: Callable[..., Any], tmp_path: Path
-) -> None:
+async def test_a_failed_export_names_its_file(bench: Callable[..., Any], tmp_path: Path) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"))
         export(it.app.context)
@@ -188,7 +184,7 @@ async def test_an_export_that_the_disk_refuses_names_its_file(
 
 
 @run
-async def test_the_monitor_shows_whose_request_runs_and_ends_it(bench: Callable[..., Any]) -> None:
+async def test_the_monitor_shows_the_owner_of_a_request_and_ends_it(bench: Callable[..., Any]) -> None:
     backend = FakeBackend([snapshot(), snapshot(1, running=(0,)), snapshot(2, running=(0,))])
     async with bench((140, 50), backend=backend) as it:
         reply = await it.say("hello")
@@ -209,7 +205,7 @@ async def test_the_monitor_shows_whose_request_runs_and_ends_it(bench: Callable[
 
 
 @run
-async def test_f2_on_a_small_screen_goes_there_and_back(bench: Callable[..., Any]) -> None:
+async def test_f2_on_a_small_screen_toggles_the_monitor(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
         await it.pilot.press("f2")
         assert it.app.focused in it.monitor.panes.values()
@@ -218,7 +214,7 @@ async def test_f2_on_a_small_screen_goes_there_and_back(bench: Callable[..., Any
 
 
 @run
-async def test_help_has_the_keys_that_are_in_force(bench: Callable[..., Any], tmp_path: Path) -> None:
+async def test_help_lists_the_current_keys(bench: Callable[..., Any], tmp_path: Path) -> None:
     config = tmp_path / ".config" / "minichat" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text(
@@ -243,7 +239,7 @@ async def test_help_has_the_keys_that_are_in_force(bench: Callable[..., Any], tm
 
 
 @run
-async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
+async def test_the_arrows_of_drawers_and_monitor_can_be_remapped(
     bench: Callable[..., Any], tmp_path: Path
 ) -> None:
     config = tmp_path / ".config" / "minichat" / "config.toml"
@@ -254,7 +250,7 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
     )
     backend = FakeBackend([snapshot(schemes=SCHEMES), snapshot(1, running=(0, 1), schemes=SCHEMES)])
     async with bench((120, 160), backend=backend) as it:
-        assert [said for said in it.notices() if "monitor.letters" in said]  # which has l there
+        assert [said for said in it.notices() if "monitor.letters" in said]  # where l has another action
         await it.pilot.press("f3")
         assert "k j field" in last_line(it) and "Left l change" in last_line(it)
         knobs = it.drawer.knobs
@@ -289,7 +285,7 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
 
 
 @run
-async def test_four_arrows_are_called_so(bench: Callable[..., Any]) -> None:
+async def test_four_arrows_are_shown_as_arrows(bench: Callable[..., Any]) -> None:
     async with bench((120, 110)) as it:
         await it.pilot.press("alt+m")
         assert "Arrows move" in last_line(it)
@@ -302,7 +298,7 @@ def last_line(it: Any) -> str:
 
 
 @run
-async def test_the_last_line_has_the_keys_of_the_place_with_the_focus(
+async def test_the_key_bar_lists_the_keys_of_the_focused_widget(
     bench: Callable[..., Any], tmp_path: Path
 ) -> None:
     config = tmp_path / ".config" / "minichat" / "config.toml"
@@ -324,7 +320,7 @@ async def test_the_last_line_has_the_keys_of_the_place_with_the_focus(
 
 
 @run
-async def test_what_a_reply_needs_stands_there_too(bench: Callable[..., Any]) -> None:
+async def test_the_key_bar_lists_the_keys_that_a_reply_needs(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
         reply = await it.say("hello")
         await it.until(lambda: "Esc stop" in last_line(it))

@@ -1,4 +1,4 @@
-"""Chats beyond all measure, on a real terminal: what was said there before is read, found and resized."""
+"""Extremely large chats on a real terminal: old messages are read, searched and resized."""
 
 import shutil
 from collections.abc import Callable
@@ -30,7 +30,7 @@ TEXTS = {
 
 @pytest.fixture
 def chats(tmp_path: Path) -> None:
-    """What somebody has been left with."""
+    """Chats that an earlier session left in the store."""
     store = Store(locate({"HOME": str(tmp_path)}).chats)
     for title, texts in TEXTS.items():
         roles = ("user", "assistant") * (len(texts) // 2)
@@ -40,7 +40,7 @@ def chats(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("chats")
-def test_all_of_them_can_be_read(terminal: Callable[..., Tmux], tmp_path: Path) -> None:
+def test_large_chats_can_be_read(terminal: Callable[..., Tmux], tmp_path: Path) -> None:
     sent = tmp_path / "sent"
     tmux = terminal("--model", "/nowhere", size=(100, 30))
     tmux.until(lambda screen: "no engine" in screen and "end of evil" in screen)
@@ -51,7 +51,7 @@ def test_all_of_them_can_be_read(terminal: Callable[..., Tmux], tmp_path: Path) 
     tmux.type("M-4")
     shown = tmux.until(lambda screen: "end of wide" in screen and "漢字" in screen)
     border = next(line for line in shown.splitlines() if line.startswith("╭"))
-    assert cell_len(border) == 100, "what is wide moves nothing else"
+    assert cell_len(border) == 100, "wide characters shift nothing else"
 
     tmux.type("M-3")
     tmux.until(lambda screen: screen.count("x" * 99) > 10)

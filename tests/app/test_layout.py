@@ -1,4 +1,4 @@
-"""Who gets which columns."""
+"""Which part of the screen gets which columns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,13 +25,13 @@ from tests.app.conftest import run
         (300, True, 4),
     ],
 )
-def test_by_itself(width: int, monitor: bool, panes: int) -> None:
+def test_without_a_drawer(width: int, monitor: bool, panes: int) -> None:
     plan = layout(width, monitor=None, drawer=False, side_by_side=True)
     assert (plan.monitor, plan.panes, plan.chats) == (monitor, panes, True)
 
 
-def test_a_drawer_takes_the_place_of_a_monitor_that_fills_the_screen() -> None:
-    """The reply that it changes is seen beside it."""
+def test_a_drawer_replaces_a_monitor_that_fills_the_screen() -> None:
+    """The reply that the drawer changes stays visible."""
     for width in (80, 119):
         plan = layout(width, monitor=True, drawer=True, side_by_side=True)
         assert (plan.monitor, plan.chats, plan.drawer_columns) == (False, True, 40)
@@ -47,7 +47,9 @@ def test_between_a_drawer_and_the_monitor_a_chat_keeps_60_columns(width: int, be
 
 
 @given(st.integers(10, 400), st.sampled_from([None, True, False]), st.booleans(), st.booleans())
-def test_something_is_always_seen(width: int, monitor: bool | None, drawer: bool, side_by_side: bool) -> None:
+def test_something_is_always_visible(
+    width: int, monitor: bool | None, drawer: bool, side_by_side: bool
+) -> None:
     plan = layout(width, monitor=monitor, drawer=drawer, side_by_side=side_by_side)
     assert plan.chats or plan.monitor or drawer
     assert 1 <= plan.panes <= (MOST_PANES if side_by_side else 1)
@@ -56,7 +58,7 @@ def test_something_is_always_seen(width: int, monitor: bool | None, drawer: bool
 
 
 @run
-async def test_a_resize_while_it_streams(bench: Callable[..., Any]) -> None:
+async def test_a_resize_while_streaming(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
         reply = await it.say("hello")
         for place, size in enumerate([(200, 60), (40, 12), (120, 40), (300, 90), (80, 24)]):
@@ -81,7 +83,7 @@ async def test_several_chats_or_one(bench: Callable[..., Any]) -> None:
         await it.pilot.press("alt+p")
         said = "Showing chats side by side needs 180 columns; this terminal has 120"
         assert it.notices()[2:] == [said]
-        await it.pilot.resize_terminal(200, 50)  # where nothing could be seen, nothing was changed
+        await it.pilot.resize_terminal(200, 50)  # without a visible monitor, nothing changed
         await it.until(lambda: len(it.main.shown) == 2)
 
 
@@ -115,8 +117,8 @@ async def test_snapshots_are_taken_only_while_something_happens(bench: Callable[
 
 
 @run
-async def test_drawer_and_monitor_give_way_to_each_other(bench: Callable[..., Any]) -> None:
-    """At 120 columns there is room for one of them beside the chat; the monitor is a line meanwhile."""
+async def test_drawer_and_monitor_replace_each_other(bench: Callable[..., Any]) -> None:
+    """At 120 columns one of them fits beside the chat; the monitor is one line while the drawer is open."""
     async with bench((120, 40)) as it:
         line = it.main.query_one(EngineLine)
         assert it.monitor.display and not line.display
@@ -129,13 +131,13 @@ async def test_drawer_and_monitor_give_way_to_each_other(bench: Callable[..., An
             await it.pilot.press("f4")
             assert it.quantization.display and not it.monitor.display
             await it.pilot.press(key)
-            assert it.monitor.display and not it.quantization.display, "what was asked for last is seen"
+            assert it.monitor.display and not it.quantization.display, "the one opened last is visible"
         assert it.monitor.has_focus_within
 
 
 @run
-async def test_escape_closes_the_smallest_thing_first(bench: Callable[..., Any]) -> None:
-    """The line to find in, then the drawer, then it stops the reply; the focus may be anywhere."""
+async def test_escape_closes_the_innermost_part_first(bench: Callable[..., Any]) -> None:
+    """The find bar, then the drawer, then the reply is stopped, wherever the focus is."""
     async with bench((200, 50)) as it:
         await it.say("hello")
         await it.pilot.press("f3", "ctrl+f")
@@ -157,7 +159,7 @@ async def test_escape_closes_the_smallest_thing_first(bench: Callable[..., Any])
 
 
 @run
-async def test_a_list_of_names_closes_before_the_drawer(bench: Callable[..., Any]) -> None:
+async def test_a_completion_list_closes_before_the_drawer(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("f3")
         it.main.prompt.focus()
@@ -171,13 +173,13 @@ async def test_a_list_of_names_closes_before_the_drawer(bench: Callable[..., Any
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
 @run
-async def test_a_pane_alone_takes_the_screen(bench: Callable[..., Any], size: tuple[int, int]) -> None:
+async def test_a_maximized_pane_fills_the_screen(bench: Callable[..., Any], size: tuple[int, int]) -> None:
     async with bench(size) as it:
         chats = it.main.query_one("#panes")
         if size[0] < 200:
             await it.pilot.press("alt+m")
         else:
-            await it.pilot.press("f3", "alt+m")  # beside which there is room for a drawer
+            await it.pilot.press("f3", "alt+m")  # wide enough for a drawer beside it
         before = (chats.display, it.drawer.display, it.monitor.size)
         for back in ("3", "escape"):
             await it.pilot.press("3")
@@ -195,7 +197,7 @@ async def test_a_pane_alone_takes_the_screen(bench: Callable[..., Any], size: tu
 
 @pytest.mark.parametrize("key", ["f2", "f3", "f4", "ctrl+f"])
 @run
-async def test_what_is_asked_for_takes_the_screen_back(bench: Callable[..., Any], key: str) -> None:
+async def test_opening_something_else_restores_the_screen(bench: Callable[..., Any], key: str) -> None:
     async with bench((120, 40)) as it:
         await it.pilot.press("alt+m", "3")
         assert not it.main.query_one("#panes").display

@@ -1,4 +1,4 @@
-"""A block that is pointed at lights its text up, and a text that is selected lets its blocks glow."""
+"""Pointing at a block highlights its text, and selecting text highlights its blocks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +15,7 @@ SIZE = 4
 
 
 def blocks(*owners: tuple[int, int, int]) -> BlockView:
-    """(owner, place, tokens in it), from block 0 on."""
+    """From block 0 on: (owner, place, tokens in it)."""
     columns = np.zeros((3, 64), int)
     columns[0] = -1
     columns[:, : len(owners)] = np.array(owners).T
@@ -29,7 +29,7 @@ def backend(*owners: tuple[int, int, int]) -> FakeBackend:
 
 
 async def talk(it: Any) -> None:
-    """`hello`, answered `good day`; six tokens of a prompt, and one a character of the reply."""
+    """`hello`, answered with `good day`; the prompt has six tokens, the reply one per character."""
     reply = await it.say("hello")
     it.app.chats.active.traces[reply.id].prompt_tokens = 6
     for sign in "good day":
@@ -39,7 +39,7 @@ async def talk(it: Any) -> None:
 
 
 def lit(it: Any, pane: int = -1) -> list[str]:
-    """The texts that are lit."""
+    """The highlighted texts."""
     transcript = it.main.panes[pane].transcript
     texts = {message.id: message.text for message in it.main.panes[pane].conversation.chat.messages}
     spans = transcript._painter.lit["lit"].spans
@@ -47,12 +47,12 @@ def lit(it: Any, pane: int = -1) -> list[str]:
 
 
 @run
-async def test_pointing_lights_the_text(bench: Callable[..., Any]) -> None:
+async def test_pointing_highlights_the_text(bench: Callable[..., Any]) -> None:
     async with bench((130, 50), backend=backend((0, 0, 4), (0, 1, 4), (0, 2, 4), (99, 0, 4))) as it:
         await talk(it)
         await it.pilot.press("alt+m", "right")
         await it.until(lambda: lit(it) == ["lo", "go"])
-        assert "word108 word111" in it.screen_text(), "what the block holds, below the map"
+        assert "word108 word111" in it.screen_text(), "the block's content is shown below the map"
         assert underlined(it) == ["lo", "go"]
         await it.pilot.press("enter")
         await it.until(lambda: "Esc back" in it.screen_text())
@@ -66,13 +66,13 @@ async def test_pointing_lights_the_text(bench: Callable[..., Any]) -> None:
 
 
 def underlined(it: Any) -> list[str]:
-    """What can be seen to be lit."""
+    """The text that is underlined on the screen."""
     segments = (segment for strip in it.app.screen._compositor.render_strips() for segment in strip)
     return [segment.text for segment in segments if segment.style and segment.style.underline]
 
 
 @run
-async def test_a_shared_prefix_lights_in_every_chat(bench: Callable[..., Any]) -> None:
+async def test_a_shared_prefix_is_highlighted_in_every_chat(bench: Callable[..., Any]) -> None:
     async with bench((200, 50), backend=backend((0, 0, 4), (0, 1, 4))) as it:
         await talk(it)
         await it.pilot.press("ctrl+n")
@@ -81,14 +81,14 @@ async def test_a_shared_prefix_lights_in_every_chat(bench: Callable[..., Any]) -
         await it.pilot.press("alt+m")
         it.monitor.kvmap.action_move(0, 0)
         await it.until(lambda: lit(it, 0) == ["hel"])
-        assert lit(it, 1) == ["hel"], "the same tokens, whoever had them computed"
+        assert lit(it, 1) == ["hel"], "the same tokens, whichever request computed them"
         await it.pilot.press("right")
         await it.until(lambda: lit(it, 0) == ["lo", "go"])
         assert lit(it, 1) == []
 
 
 @run
-async def test_selecting_lets_blocks_glow(bench: Callable[..., Any]) -> None:
+async def test_selecting_highlights_blocks(bench: Callable[..., Any]) -> None:
     async with bench((130, 50), backend=backend((0, 0, 4), (0, 1, 4), (0, 2, 4))) as it:
         await talk(it)
         it.main.transcript.focus()
@@ -102,12 +102,12 @@ async def test_selecting_lets_blocks_glow(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_what_is_not_known_is_said(bench: Callable[..., Any]) -> None:
+async def test_unknown_text_is_reported(bench: Callable[..., Any]) -> None:
     async with bench((130, 50), backend=backend()) as it:
         await talk(it)
         it.main.transcript.focus()
         await it.pilot.press("ctrl+a")
         await it.until(lambda: "no longer in the cache" in it.screen_text())
-        it.app.chats.active.traces.clear()  # as after a start of the program
+        it.app.chats.active.traces.clear()  # as after a restart of the program
         it.app.context.part(Links)._wake()
         await it.until(lambda: "not computed since the" in it.screen_text())

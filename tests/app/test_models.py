@@ -1,4 +1,6 @@
-"""Another model: found, fetched, loaded in place of the one that ran, and the way back when it cannot be."""
+"""Another model: found, downloaded, loaded in place of the running one; if that fails, the old one is
+restored.
+"""
 
 import asyncio
 import threading
@@ -21,7 +23,7 @@ from tests.models.tiny import checkpoint, write_config
 
 @pytest.fixture(autouse=True)
 def _places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder to stand in, and an empty cache of the hub."""
+    """An empty working directory, and an empty hub cache."""
     import huggingface_hub.constants as hub
 
     monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -46,14 +48,14 @@ def cached(tmp_path: Path, name: str, *, weights: bool = True, **changes: Any) -
     write_config(place, **changes)
 
 
-# What there is
+# Available models
 
 
 def catalogue(folders: list[str], recent: list[str]) -> list[Model]:
     return arranged(source() for source in sources(folders, recent))
 
 
-def test_everything_on_this_machine_is_listed_with_what_is_wrong_with_it(tmp_path: Path) -> None:
+def test_all_local_models_are_listed_with_what_is_wrong_with_them(tmp_path: Path) -> None:
     folder(tmp_path / "mine" / "good")
     folder(tmp_path / "here" / "beside")
     odd = folder(tmp_path / "mine" / "odd")
@@ -84,7 +86,7 @@ def test_everything_on_this_machine_is_listed_with_what_is_wrong_with_it(tmp_pat
     assert found[1].recent and found[1].support is not None and found[1].support.bytes > 1000
 
 
-def test_a_folder_can_be_a_model_itself_and_broken_ones_are_no_trouble(tmp_path: Path) -> None:
+def test_a_folder_may_be_a_model_itself_and_broken_ones_do_no_harm(tmp_path: Path) -> None:
     place = folder(tmp_path / "one")
     (place / "config.json").write_text("{")
     assert [model.name for model in catalogue([str(place), "/nowhere"], [])] == ["pocket"]
@@ -92,7 +94,7 @@ def test_a_folder_can_be_a_model_itself_and_broken_ones_are_no_trouble(tmp_path:
     assert [model.name for model in catalogue([str(place)], [])] == ["pocket", str(place)]
 
 
-def test_what_is_typed_can_be_a_model(tmp_path: Path) -> None:
+def test_typed_text_may_name_a_model(tmp_path: Path) -> None:
     place = folder(tmp_path / "one")
     model = local(str(place))
     assert model is not None and model == Model(str(place), "folder", model.support)
@@ -102,7 +104,7 @@ def test_what_is_typed_can_be_a_model(tmp_path: Path) -> None:
         assert local(query) is on_hub(query) is None
 
 
-# Fetching
+# Downloading
 
 
 # On the screen
@@ -117,7 +119,9 @@ async def picker(it: Any, query: str = "", wanted: str = "built in") -> ModelScr
 
 
 @run
-async def test_another_model_is_picked_and_the_chats_stay(bench: Callable[..., Any], tmp_path: Path) -> None:
+async def test_another_model_is_picked_and_the_chats_are_kept(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
     folder(tmp_path / "here" / "other")
     async with bench() as it:
         await it.answered(await it.say("hello"))
@@ -134,7 +138,7 @@ async def test_another_model_is_picked_and_the_chats_stay(bench: Callable[..., A
 
 
 @run
-async def test_replies_that_run_end_with_what_came_and_a_reason(bench: Callable[..., Any]) -> None:
+async def test_running_replies_end_with_their_text_and_a_reason(bench: Callable[..., Any]) -> None:
     backend = FakeBackend([snapshot(running=(0,))])
     async with bench(backend=backend) as it:
         reply = await it.say("hello")
@@ -163,7 +167,7 @@ async def test_replies_that_run_end_with_what_came_and_a_reason(bench: Callable[
 
 
 @run
-async def test_a_model_that_cannot_be_loaded_gives_way_to_the_old_one(bench: Callable[..., Any]) -> None:
+async def test_a_model_that_cannot_be_loaded_is_replaced_by_the_old_one(bench: Callable[..., Any]) -> None:
     backend = FakeBackend([snapshot()])
     backend.unloadable["pocket"] = UnsupportedModel("it is made of wood")
     async with bench((120, 30), backend=backend) as it:
@@ -176,7 +180,7 @@ async def test_a_model_that_cannot_be_loaded_gives_way_to_the_old_one(bench: Cal
 
 
 @run
-async def test_where_neither_can_be_loaded_the_ways_out_are_said(bench: Callable[..., Any]) -> None:
+async def test_if_neither_model_can_be_loaded_the_screen_says_what_to_do(bench: Callable[..., Any]) -> None:
     backend = FakeBackend([snapshot()])
     backend.unloadable = {name: UnsupportedModel(f"no {name}") for name in ("pocket", "tiny")}
     async with bench((160, 30), backend=backend) as it:
@@ -192,7 +196,7 @@ async def test_where_neither_can_be_loaded_the_ways_out_are_said(bench: Callable
 
 
 @run
-async def test_a_name_that_leads_nowhere_is_said(bench: Callable[..., Any]) -> None:
+async def test_an_unknown_name_is_reported(bench: Callable[..., Any]) -> None:
     async with bench((120, 30)) as it:
         await picker(it, "nothing")
         await it.until(lambda: "No model matches" in it.screen_text())
@@ -201,7 +205,7 @@ async def test_a_name_that_leads_nowhere_is_said(bench: Callable[..., Any]) -> N
 
 
 @run
-async def test_a_folder_that_hangs_holds_up_neither_keys_nor_the_others(
+async def test_a_folder_that_hangs_blocks_neither_keys_nor_other_sources(
     bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = threading.Event()
@@ -229,7 +233,7 @@ async def test_a_folder_that_hangs_holds_up_neither_keys_nor_the_others(
 
 
 @run
-async def test_why_a_model_cannot_be_run_is_said_below_it(bench: Callable[..., Any], tmp_path: Path) -> None:
+async def test_why_a_model_cannot_run_is_shown_below_it(bench: Callable[..., Any], tmp_path: Path) -> None:
     cached(tmp_path, "org/bert", model_type="bert", architectures=["BertForMaskedLM"])
     async with bench((120, 30)) as it:
         await picker(it, "bert", "org/bert")
@@ -240,7 +244,7 @@ async def test_why_a_model_cannot_be_run_is_said_below_it(bench: Callable[..., A
 
 
 @run
-async def test_a_name_of_the_hub_is_fetched_and_taken(bench: Callable[..., Any]) -> None:
+async def test_a_hub_model_is_downloaded_and_loaded(bench: Callable[..., Any]) -> None:
     go_on, told = asyncio.Event(), []
 
     async def fake_fetch(name: str, progress: Progress) -> None:
@@ -267,7 +271,7 @@ async def test_a_name_of_the_hub_is_fetched_and_taken(bench: Callable[..., Any])
 
 
 @run
-async def test_a_download_is_called_off(bench: Callable[..., Any]) -> None:
+async def test_a_download_is_canceled(bench: Callable[..., Any]) -> None:
     async def fake_fetch(name: str, progress: Progress) -> None:
         progress(1, 2)
         await asyncio.Event().wait()
@@ -284,7 +288,7 @@ async def test_a_download_is_called_off(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_no_network_is_one_sentence_where_the_person_looks(bench: Callable[..., Any]) -> None:
+async def test_a_missing_network_is_reported_in_the_dialog(bench: Callable[..., Any]) -> None:
     async def fake_fetch(name: str, progress: Progress) -> None:
         raise ModelNotFound(f"{name} is not on this machine, and the hub cannot be reached")
 
@@ -299,7 +303,7 @@ async def test_no_network_is_one_sentence_where_the_person_looks(bench: Callable
 
 
 @run
-async def test_a_late_answer_of_the_file_system_leaves_what_is_said(
+async def test_a_late_file_system_result_does_not_replace_the_error(
     bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = threading.Event()
@@ -327,7 +331,7 @@ async def test_a_late_answer_of_the_file_system_leaves_what_is_said(
         await it.until(lambda: "the hub cannot be" not in it.screen_text())
 
 
-def test_what_is_remembered_survives_nonsense(tmp_path: Path) -> None:
+def test_a_damaged_state_file_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "state" / "remembered.json"
     for text in ("", "[]", '{"models": 3, "theme": []}', '{"models": ["a", 3]}'):
         file.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""How new chats are drawn: as the command line says, else as the settings say."""
+"""The sampling parameters of new chats: those of the command line, else those of the settings."""
 
 import argparse
 from collections.abc import Callable
@@ -16,44 +16,42 @@ from tests.app.conftest import run
 COLD = SamplingParams(temperature=0.0, seed=5)
 
 
-def drawings(it: Any) -> list[tuple[float, str]]:
+def params_and_systems(it: Any) -> list[tuple[float, str]]:
     return [(each.chat.params.temperature, each.chat.system) for each in it.app.chats]
 
 
 @run
-async def test_a_new_chat_is_not_drawn_as_the_one_before_it(bench: Callable[..., Any]) -> None:
+async def test_a_new_chat_does_not_inherit_from_the_previous_one(bench: Callable[..., Any]) -> None:
     async with bench(system="be brief") as it:
         await it.answered(await it.say("before"))
         it.app.chats.active.tune(COLD)
         it.app.chats.active.instruct("rhyme")
         await it.pilot.press("ctrl+n")
         await it.until(lambda: len(it.app.chats) == 2)
-        assert drawings(it) == [(0.0, "rhyme"), (0.7, "be brief")]
-        await it.pilot.press("alt+w", "alt+w")  # the last one gives way to a new one
-        await it.until(lambda: drawings(it) == [(0.7, "be brief")])
+        assert params_and_systems(it) == [(0.0, "rhyme"), (0.7, "be brief")]
+        await it.pilot.press("alt+w", "alt+w")  # closing the last chat opens a new one
+        await it.until(lambda: params_and_systems(it) == [(0.7, "be brief")])
 
 
 @run
-async def test_settings_hold_for_chats_that_are_new_later(bench: Callable[..., Any]) -> None:
+async def test_changed_settings_apply_to_later_chats(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("before"))
     async with bench(params=COLD, system="rhyme") as it:
-        assert drawings(it) == [(0.7, "")]
+        assert params_and_systems(it) == [(0.7, "")]
         await it.pilot.press("ctrl+n")
-        await it.until(lambda: drawings(it) == [(0.7, ""), (0.0, "rhyme")])
+        await it.until(lambda: params_and_systems(it) == [(0.7, ""), (0.0, "rhyme")])
 
 
 @run
 @pytest.mark.parametrize("text", ["", "hello"])
-async def test_what_the_command_line_names_gets_a_chat_of_its_own(
-    bench: Callable[..., Any], text: str
-) -> None:
+async def test_command_line_options_open_a_new_chat(bench: Callable[..., Any], text: str) -> None:
     async with bench() as it:
         await it.answered(await it.say("before"))
     asked = {"params": COLD, "system": "rhyme", "named": True, "first": First(text, send=bool(text))}
     async with bench(**asked) as it:
         await it.until(lambda: len(it.replies) == bool(text))
-        assert drawings(it) == [(0.7, ""), (0.0, "rhyme")]
+        assert params_and_systems(it) == [(0.7, ""), (0.0, "rhyme")]
         assert it.app.chats.index == 1
         if text:
             assert it.replies[0].prompt[0] == {"role": "system", "content": "rhyme"}
@@ -61,21 +59,21 @@ async def test_what_the_command_line_names_gets_a_chat_of_its_own(
             await it.answered(it.replies[0])
         else:
             await it.answered(await it.say("so drawn"))
-    async with bench(**asked | {"first": First()}) as it:  # the program once more
-        assert drawings(it) == [(0.7, ""), (0.0, "rhyme")]
+    async with bench(**asked | {"first": First()}) as it:  # the program is started again
+        assert params_and_systems(it) == [(0.7, ""), (0.0, "rhyme")]
 
 
 @run
-async def test_a_chat_in_which_nothing_was_said_is_drawn_by_what_is_named(bench: Callable[..., Any]) -> None:
+async def test_an_empty_chat_takes_the_command_line_options(bench: Callable[..., Any]) -> None:
     async with bench():
         pass
     async with bench(params=COLD, system="rhyme", named=True) as it:
-        assert drawings(it) == [(0.0, "rhyme")]
-    async with bench() as it:  # where nothing is named it stays as it was left
-        assert drawings(it) == [(0.0, "rhyme")]
+        assert params_and_systems(it) == [(0.0, "rhyme")]
+    async with bench() as it:  # without options the chat is unchanged
+        assert params_and_systems(it) == [(0.0, "rhyme")]
 
 
-def test_what_the_command_line_leaves_open_is_as_the_settings_say() -> None:
+def test_options_that_are_not_given_come_from_the_settings() -> None:
     settings = Settings(
         chat=ChatSettings(system="be brief"), sampling=SamplingParams(temperature=0.5, top_k=3)
     )

@@ -1,4 +1,4 @@
-"""A chat that outgrows what its model can read goes on without its beginning, and says so."""
+"""A chat longer than its model's context continues without its first messages, and shows that."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,8 @@ from minichat.clients.fake import FakeBackend
 from tests.app.conftest import Bench, run, snapshot
 
 
-class Small(FakeBackend):
-    """Holds so many characters."""
+class ShortContext(FakeBackend):
+    """Its context holds `most` characters."""
 
     most = 30
 
@@ -25,8 +25,10 @@ def read(it: Bench) -> list[str]:
 
 
 @run
-async def test_the_older_half_is_left_out_and_then_the_same_for_many_turns(bench: Callable[..., Any]) -> None:
-    async with bench((120, 40), backend=Small([snapshot()])) as it:
+async def test_the_older_half_is_left_out_and_stays_left_out_for_many_turns(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((120, 40), backend=ShortContext([snapshot()])) as it:
         for turn in range(8):
             await it.answered(await it.say(f"word{turn}"), "fine")
             it.app.chats.active.instruct("Be")
@@ -39,8 +41,8 @@ async def test_the_older_half_is_left_out_and_then_the_same_for_many_turns(bench
 
 
 @run
-async def test_a_message_that_is_too_long_alone_is_refused(bench: Callable[..., Any]) -> None:
-    async with bench(backend=Small([snapshot()])) as it:
+async def test_a_message_longer_than_the_context_is_refused(bench: Callable[..., Any]) -> None:
+    async with bench(backend=ShortContext([snapshot()])) as it:
         await it.answered(await it.say("word"))
         it.main.prompt.put("x" * 31)
         await it.pilot.press("enter")
@@ -52,7 +54,7 @@ async def test_a_message_that_is_too_long_alone_is_refused(bench: Callable[..., 
 
 
 @run
-async def test_a_reply_that_filled_it_makes_room_for_the_next(bench: Callable[..., Any]) -> None:
+async def test_a_reply_that_filled_the_context_makes_room_for_the_next(bench: Callable[..., Any]) -> None:
     async with bench(backend=FakeBackend([snapshot()])) as it:
         reply = await it.say("one")
         reply.say("long")
@@ -68,8 +70,8 @@ async def test_a_reply_that_filled_it_makes_room_for_the_next(bench: Callable[..
 
 
 @run
-async def test_another_model_reads_all_of_it(bench: Callable[..., Any]) -> None:
-    async with bench(backend=Small([snapshot()])) as it:
+async def test_a_larger_model_reads_the_whole_chat(bench: Callable[..., Any]) -> None:
+    async with bench(backend=ShortContext([snapshot()])) as it:
         for turn in range(4):
             await it.answered(await it.say(f"words{turn}"))
         assert it.app.chats.active.reading.left_out

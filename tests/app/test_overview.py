@@ -1,4 +1,4 @@
-"""Many chats: a list beside them with title, state and rate of each; pinned ones stand first."""
+"""The chat list beside many chats: title, state and rate of each; pinned chats first."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.app.conftest import Bench, run, snapshot
 
 
 def listed(it: Bench) -> list[str]:
-    """The lines of the list, without blanks around them."""
+    """The lines of the list, stripped."""
     overview = it.app.context.part(ChatOverview)
     return [line.strip() for line in overview.render().plain.splitlines()]
 
@@ -31,7 +31,7 @@ async def open_chats(it: Bench, *names: str) -> None:
 
 @run
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
-async def test_it_says_how_each_chat_is(bench: Callable[..., Any], size: tuple[int, int]) -> None:
+async def test_it_shows_the_state_of_each_chat(bench: Callable[..., Any], size: tuple[int, int]) -> None:
     async with bench(size) as it:
         it.app.chats.active.rename("first")
         failing = await it.say("one")
@@ -56,7 +56,7 @@ async def test_it_says_how_each_chat_is(bench: Callable[..., Any], size: tuple[i
 
 
 @run
-async def test_its_line_is_gone_to_by_key_and_by_click(bench: Callable[..., Any]) -> None:
+async def test_a_key_or_a_click_on_its_line_opens_a_chat(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
         it.app.chats.active.rename("first")
         await open_chats(it, "second", "third")
@@ -64,7 +64,7 @@ async def test_its_line_is_gone_to_by_key_and_by_click(bench: Callable[..., Any]
         await it.until(lambda: it.app.chats.active.chat.title == "first")
         assert it.main.prompt.has_focus
         overview = it.app.context.part(ChatOverview)
-        assert overview.display, "a glance needs no key"
+        assert overview.display, "no key is needed to see it"
         await it.pilot.click(overview, offset=(9, 3))
         await it.until(lambda: it.app.chats.active.chat.title == "third")
         await it.pilot.click(overview, offset=(9, 12))
@@ -74,7 +74,7 @@ async def test_its_line_is_gone_to_by_key_and_by_click(bench: Callable[..., Any]
 
 
 @run
-async def test_pinned_chats_stand_first_and_stay_so(bench: Callable[..., Any]) -> None:
+async def test_pinned_chats_are_first_and_stay_pinned(bench: Callable[..., Any]) -> None:
     async with bench((120, 40)) as it:
         it.app.chats.active.rename("first")
         await open_chats(it, "second", "third")
@@ -98,7 +98,7 @@ async def test_pinned_chats_stand_first_and_stay_so(bench: Callable[..., Any]) -
 
 
 @run
-async def test_a_long_list_shows_the_line_that_is_chosen(bench: Callable[..., Any]) -> None:
+async def test_a_long_list_scrolls_to_the_selected_line(bench: Callable[..., Any]) -> None:
     async with bench((80, 16), ascii=True) as it:
         await open_chats(it, *(f"chat {number}" for number in range(20)))
         await it.pilot.press("alt+g")
@@ -109,7 +109,7 @@ async def test_a_long_list_shows_the_line_that_is_chosen(bench: Callable[..., An
         assert all(line.isascii() for line in listed(it))
 
 
-def test_what_is_remembered_of_pins_forgives(tmp_path: Path) -> None:
+def test_a_damaged_list_of_pins_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "remembered.json"
     Remembered().left([1, 2], 1, [2]).write(file)
     assert Remembered.read(file).pinned == (2,)

@@ -1,4 +1,4 @@
-"""What a person set by hand in a chat, and a grammar that replies keep to, outlive presets and strategies."""
+"""Values set by the user in a chat, and its grammar, survive a change of preset or strategy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from tests.app.conftest import run
 from tests.app.test_decoding import row
 
 
-def test_a_preset_that_searches_lays_log_probabilities_aside_but_never_a_grammar() -> None:
+def test_a_beam_search_preset_suspends_logprobs_but_not_a_grammar() -> None:
     beams, fast = Preset("b", (("beams", 4),)), Preset("f", (("speculate", "ngram"),))
     free = SamplingParams(logprobs=2, seed=4)
     assert (beams.apply(free).logprobs, beams.apply(free).seed) == (None, 4)
@@ -25,7 +25,7 @@ def test_a_preset_that_searches_lays_log_probabilities_aside_but_never_a_grammar
     assert preset_of(held, (beams, fast)) is None
 
 
-def test_a_strategy_that_cannot_keep_to_a_grammar_is_refused() -> None:
+def test_a_strategy_that_cannot_follow_a_grammar_is_refused() -> None:
     strategies, held = Strategies(), SamplingParams(temperature=0.0, grammar=Grammar("regex", "a"))
     strategies.saw(held)
     with pytest.raises(BadParams, match="remove the grammar first"):
@@ -34,7 +34,7 @@ def test_a_strategy_that_cannot_keep_to_a_grammar_is_refused() -> None:
 
 
 @run
-async def test_beams_and_a_grammar_exclude_each_other_with_a_sentence(bench: Callable[..., Any]) -> None:
+async def test_beams_and_a_grammar_exclude_each_other_with_an_error(bench: Callable[..., Any]) -> None:
     async with bench((100, 40), params=SamplingParams(grammar=Grammar("regex", "[ab]+"))) as it:
         reply = await it.say("hello")
         await it.pilot.press("f3")
@@ -53,7 +53,7 @@ async def test_beams_and_a_grammar_exclude_each_other_with_a_sentence(bench: Cal
 
 
 @run
-async def test_what_was_set_by_hand_stays_among_the_presets(bench: Callable[..., Any]) -> None:
+async def test_values_set_by_the_user_are_offered_among_the_presets(bench: Callable[..., Any]) -> None:
     async with bench((100, 40)) as it:
         active = it.app.chats.active
         await it.pilot.press("f3")
@@ -73,7 +73,7 @@ async def test_what_was_set_by_hand_stays_among_the_presets(bench: Callable[...,
 
 
 @run
-async def test_what_was_done_in_one_chat_does_not_change_another(bench: Callable[..., Any]) -> None:
+async def test_changes_in_one_chat_do_not_affect_another(bench: Callable[..., Any]) -> None:
     async with bench((100, 40), params=SamplingParams(temperature=0.9)) as it:
         await it.pilot.press("f3")
         row(it, "preset")

@@ -1,4 +1,4 @@
-"""A broadcast: where its replies first part, and how likely that was."""
+"""A broadcast: where its replies first diverge, and how likely that was."""
 
 import math
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from tests.app.conftest import run
 WHO = "ABCD"
 
 
-def rivals(token: int, *others: int) -> TokenLogprob:
-    """Chosen with a half; each of the others has a quarter."""
+def rival_tokens(token: int, *others: int) -> TokenLogprob:
+    """The sampled token has probability 1/2, each of the others 1/4."""
     top = ((token, math.log(0.5)), *((other, math.log(0.25)) for other in others))
     return TokenLogprob(token, math.log(0.5), 1, top)
 
@@ -24,12 +24,14 @@ replies = st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=2, max_size
 
 
 @given(replies, st.data())
-def test_it_is_found_whatever_comes_first(said: list[list[int]], data: st.DataObject) -> None:
-    """Pieces of any size in any order, against a plain search through the whole replies."""
+def test_the_divergence_does_not_depend_on_the_order_of_arrival(
+    said: list[list[int]], data: st.DataObject
+) -> None:
+    """Chunks of any size in any order, against a plain search through the complete replies."""
     who = WHO[: len(said)]
     told: list[str] = []
     comparison = Comparison(who, lambda _, each: told.append(each))
-    left = {each: [rivals(token) for token in tokens] for each, tokens in zip(who, said, strict=True)}
+    left = {each: [rival_tokens(token) for token in tokens] for each, tokens in zip(who, said, strict=True)}
     going = list(who)
     while going:
         each = data.draw(st.sampled_from(going))
@@ -56,17 +58,17 @@ def test_it_is_found_whatever_comes_first(said: list[list[int]], data: st.DataOb
             }
 
 
-def test_the_likelihoods_are_those_of_the_reply_that_is_looked_at() -> None:
+def test_the_likelihoods_are_those_of_the_reply_shown() -> None:
     comparison = Comparison("ABC", lambda *_: None)
-    comparison.take("A", [rivals(1), rivals(2, 3)])
-    comparison.take("B", [rivals(1), rivals(3)])
-    comparison.take("C", [rivals(1)])
+    comparison.take("A", [rival_tokens(1), rival_tokens(2, 3)])
+    comparison.take("B", [rival_tokens(1), rival_tokens(3)])
+    comparison.take("C", [rival_tokens(1)])
     comparison.end("C")
     seen = comparison.parting("A")
     assert (seen.at, seen.token, round(seen.share, 3)) == (1, 2, 0.5)
     assert [(each.who, each.token) for each in seen.others] == [("B", 3), ("C", None)]
     assert [each.share and round(each.share, 3) for each in seen.others] == [0.25, None]
-    assert comparison.parting("B").others[0].share is None, "2 was not among its likeliest"
+    assert comparison.parting("B").others[0].share is None, "token 2 was not in its top tokens"
 
 
 async def broadcast(it: Any) -> None:
@@ -74,7 +76,7 @@ async def broadcast(it: Any) -> None:
     it.main.prompt.put("go")
     await it.pilot.press("enter")
     await it.until(lambda: len(it.replies) == 2)
-    for reply in it.replies:  # the backend's prompt: a token before the message, and one a character
+    for reply in it.replies:  # the fake prompt: one token before the message, and one per character
         reply.prompt_tokens = 3
         for each in it.app.chats:
             if reply.id in each.traces:
@@ -82,17 +84,17 @@ async def broadcast(it: Any) -> None:
 
 
 @run
-async def test_both_panes_show_it(bench: Callable[..., Any]) -> None:
+async def test_both_panes_show_the_divergence(bench: Callable[..., Any]) -> None:
     async with bench((200, 50)) as it:
         await broadcast(it)
         first, second = it.replies
         assert first.params.logprobs == second.params.logprobs == 10
         for sign in "ab":
-            first.say(sign, logprobs=[rivals(ord(sign))])
-        second.say("a", logprobs=[rivals(ord("a"))])
+            first.say(sign, logprobs=[rival_tokens(ord(sign))])
+        second.say("a", logprobs=[rival_tokens(ord("a"))])
         await it.until(lambda: it.app.chats.active.chat.messages[-1] and it.app.chats.active.run.tokens == 1)
-        assert "Replies diverge at token" not in it.screen_text(), "the other may still say the same"
-        second.say("c", logprobs=[rivals(ord("c"), ord("b"))])
+        assert "Replies diverge at token" not in it.screen_text(), "the other reply may still match"
+        second.say("c", logprobs=[rival_tokens(ord("c"), ord("b"))])
         await it.until(lambda: it.screen_text().count("Replies diverge at token 2") == 2)
         assert [str(pane.parting.content).strip() for pane in it.main.panes] == [
             'Replies diverge at token 2: "·word98" 50.0%, B "·word99" not in the top 10',
@@ -102,12 +104,12 @@ async def test_both_panes_show_it(bench: Callable[..., Any]) -> None:
         first.say("d")
         await it.until(lambda: len(it.backend.updates) == 2)
         assert sorted(it.backend.updates, key=str) == [(0, {"logprobs": None}), (1, {"logprobs": None})], (
-            "they cost time"
+            "log-probabilities cost time"
         )
 
 
 def marks(pane: Any) -> list[str]:
-    """What is marked in a pane."""
+    """The highlighted tokens in a pane."""
     run = pane.conversation.run
     text = run.parts.text if run else pane.conversation.chat.messages[-1].text
     spans = pane.transcript._painter.lit["parted"].spans
@@ -115,26 +117,26 @@ def marks(pane: Any) -> list[str]:
 
 
 @run
-async def test_replies_that_are_the_same_show_nothing(bench: Callable[..., Any]) -> None:
+async def test_identical_replies_show_nothing(bench: Callable[..., Any]) -> None:
     async with bench((200, 50)) as it:
         await broadcast(it)
         for reply in it.replies:
-            reply.say("a", logprobs=[rivals(97)])
+            reply.say("a", logprobs=[rival_tokens(97)])
             reply.end()
         await it.until(lambda: not it.app.chats.streaming)
         assert "diverge" not in it.screen_text()
 
 
 @run
-async def test_one_that_ends_earlier_parts_there_and_the_next_question_clears_it(
+async def test_a_shorter_reply_diverges_at_its_end_and_the_next_question_clears_it(
     bench: Callable[..., Any],
 ) -> None:
     async with bench((200, 50)) as it:
         await broadcast(it)
         for reply in it.replies:
-            reply.say("a", logprobs=[rivals(97)])
+            reply.say("a", logprobs=[rival_tokens(97)])
         it.replies[0].end()
-        it.replies[1].say("b", logprobs=[rivals(98)])
+        it.replies[1].say("b", logprobs=[rival_tokens(98)])
         it.replies[1].end()
         await it.until(lambda: "A ends" in it.screen_text())
         assert 'Replies diverge at token 2: ends, B "·word98"' in it.screen_text()

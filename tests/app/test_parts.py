@@ -1,4 +1,4 @@
-"""The small parts, each by itself."""
+"""Small parts of the screen, each tested alone."""
 
 import asyncio
 import base64
@@ -29,7 +29,7 @@ from tests.app.conftest import HERE, run
 
 
 @given(st.lists(st.text("<think>/ab\n", max_size=9), max_size=12))
-def test_reasoning_is_the_same_however_it_is_cut(pieces: list[str]) -> None:
+def test_reasoning_does_not_depend_on_how_the_text_is_split(pieces: list[str]) -> None:
     whole, cut = ReplyText(), ReplyText()
     said = whole.push("".join(pieces)) + whole.flush()
     told = "".join(map(cut.push, pieces)) + cut.flush()
@@ -54,8 +54,8 @@ def test_reasoning(raw: str, reasoning: str, text: str) -> None:
     assert (parts.reasoning, parts.text) == (reasoning, text)
 
 
-class Tap:
-    """A stream that counts how often somebody waits for it."""
+class CountingStream:
+    """A stream that counts how often its reader has to wait."""
 
     def __init__(self) -> None:
         self.deltas: asyncio.Queue[Delta] = asyncio.Queue()
@@ -72,8 +72,8 @@ class Tap:
 
 
 @run
-async def test_deltas_are_gathered_between_two_turns() -> None:
-    tap, turns = Tap(), 0
+async def test_deltas_are_batched_between_turns() -> None:
+    tap, turns = CountingStream(), 0
 
     async def turn() -> None:
         nonlocal turns
@@ -90,8 +90,8 @@ async def test_deltas_are_gathered_between_two_turns() -> None:
 
 
 @run
-async def test_a_reader_that_is_cancelled_lets_go() -> None:
-    reader = asyncio.ensure_future(anext(gathered(Tap(), lambda: asyncio.sleep(0))))
+async def test_a_canceled_reader_stops_reading() -> None:
+    reader = asyncio.ensure_future(anext(gathered(CountingStream(), lambda: asyncio.sleep(0))))
     await asyncio.sleep(0)
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -99,14 +99,14 @@ async def test_a_reader_that_is_cancelled_lets_go() -> None:
 
 
 @run
-async def test_threads_bring_results_and_errors() -> None:
+async def test_threads_return_results_and_errors() -> None:
     assert await in_thread(lambda: threading.current_thread().daemon)
     with pytest.raises(ValueError, match="this"):
         await in_thread(lambda: int("this"))
 
 
 @run
-async def test_events_come_in_order_and_together() -> None:
+async def test_events_arrive_in_order_and_batched() -> None:
     heard: list[list[int]] = []
     hand_over = Handover[Event](lambda events: heard.append([event.step for event in events]))
     for step in range(3):
@@ -118,7 +118,7 @@ async def test_events_come_in_order_and_together() -> None:
 
 
 @run
-async def test_costly_turns_come_later() -> None:
+async def test_expensive_turns_are_spaced_out() -> None:
     cpu = 0.0
     pacer, loop = Pacer(1000, lambda: cpu), asyncio.get_running_loop()
     await pacer.turn()
@@ -130,7 +130,7 @@ async def test_costly_turns_come_later() -> None:
 
 
 @run
-async def test_the_clipboard_gets_an_escape_sequence_and_a_file(tmp_path: Path) -> None:
+async def test_the_clipboard_uses_an_escape_sequence_and_a_file(tmp_path: Path) -> None:
     written: list[str] = []
     said = await clipboard.send("grüße", tmp_path / "kept.txt", written.append, HERE)
     assert "Copied to the clipboard" in said
@@ -143,7 +143,7 @@ async def test_the_clipboard_gets_an_escape_sequence_and_a_file(tmp_path: Path) 
 
 
 @run
-async def test_inside_of_gnu_screen_the_clipboard_is_reached_in_pieces(tmp_path: Path) -> None:
+async def test_in_gnu_screen_the_clipboard_text_is_sent_in_chunks(tmp_path: Path) -> None:
     written: list[str] = []
     await clipboard.send("grüße" * 99, tmp_path / "kept.txt", written.append, replace(HERE, screen=True))
     pieces = re.findall(r"\x1bP([^\x1b]?.*?)\x1b\\", written[0], re.DOTALL)
@@ -152,7 +152,7 @@ async def test_inside_of_gnu_screen_the_clipboard_is_reached_in_pieces(tmp_path:
     assert "".join(pieces) == f"\x1b]52;c;{base64.b64encode(('grüße' * 99).encode()).decode()}\a"
 
 
-def test_alt_keys_are_what_they_are_called() -> None:
+def test_alt_keys_are_parsed_under_their_names() -> None:
     teach_alt_keys()
 
     def keys(sequence: str) -> list[str]:
@@ -165,7 +165,7 @@ def test_alt_keys_are_what_they_are_called() -> None:
     assert keys("¡") == ["inverted_exclamation_mark"]
 
 
-def test_no_two_commands_have_a_key_and_none_has_one_that_terminals_mix_up() -> None:
+def test_no_two_commands_share_a_key_and_none_has_an_ambiguous_key() -> None:
     keys = [key for command in commands(BUILT_IN) for key in command.keys.split(",") if key]
     assert len(keys) == len(set(keys))
     assert not {"ctrl+i", "ctrl+m", "ctrl+h", "ctrl+left_square_bracket"}.intersection(keys)
@@ -177,10 +177,10 @@ def test_no_two_commands_have_a_key_and_none_has_one_that_terminals_mix_up() -> 
     ("key", "name"),
     [("ctrl+n,x", "^N"), ("alt+1", "Alt+1"), ("f1", "F1"), ("escape", "Esc"), ("ctrl+pagedown", "^PgDn")],
 )
-def test_keys_are_named_as_people_write_them(key: str, name: str) -> None:
+def test_keys_have_readable_names(key: str, name: str) -> None:
     assert key_name(key) == name
 
 
-def test_tokens_are_shown_and_never_sent() -> None:
+def test_tokens_are_made_visible_and_control_characters_are_not_sent() -> None:
     assert visible(" a\n\x1b[2J") == "·a\\n�[2J" + " " * 6
     assert len(visible("x" * 99)) == 14

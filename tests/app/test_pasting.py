@@ -1,4 +1,4 @@
-"""What is pasted is text, whatever is in it and in whatever pieces it comes."""
+"""Pasted text is text, whatever it contains and however it is split."""
 
 from textual.drivers import linux_driver
 from textual.events import Key, Paste
@@ -10,7 +10,7 @@ SENT = f"ab\x1b[200~{COLOURED}\x1b[201~c\x1b[A"
 
 
 def read(pieces: list[str]) -> list[str]:
-    """Keys by their names, pastes by their text."""
+    """Keys by name, pastes by text."""
     parser, found = PasteParser(), []
     for piece in pieces:
         for token in parser.feed(piece):
@@ -23,18 +23,18 @@ def test_an_escape_in_a_paste_is_a_character() -> None:
     assert read([SENT]) == ["a", "b", COLOURED.replace("\x1b", "␛"), "c", "up"]
 
 
-def test_so_it_is_wherever_the_pieces_are_cut() -> None:
+def test_a_paste_may_be_split_anywhere() -> None:
     whole = read([SENT])
     for first in range(1, len(SENT)):
         assert read([SENT[:first], SENT[first:]]) == whole
     assert read(list(SENT)) == whole
 
 
-def test_keys_come_as_they_did() -> None:
+def test_keys_are_read_as_before() -> None:
     assert read(["\x1b[A", "\x1b[B\x1b[Cx"]) == ["up", "down", "right", "x"]
     assert read(["\x1b[200~\x1b[201~x"])[-1:] == ["x"]
 
 
-def test_the_driver_takes_it() -> None:
+def test_the_driver_uses_this_parser() -> None:
     install()
     assert vars(linux_driver)["XTermParser"] is PasteParser

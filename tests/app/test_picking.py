@@ -1,4 +1,4 @@
-"""Along a reply's tokens: what was likely at each, and another one from which a fork goes on."""
+"""Stepping through the tokens of a reply: the likely tokens at each, and forking with another one."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ TOP = tuple((token, math.log(share)) for token, share in ((97, 0.5), (98, 0.25),
 
 
 class Letters(FakeBackend):
-    """Its tokens are characters; whoever asks for one token is told the same three."""
+    """Its tokens are characters; a request for one token always returns the same three candidates."""
 
     full = False
 
@@ -39,8 +39,8 @@ class Letters(FakeBackend):
         return reply
 
 
-def say(reply: FakeReply, text: str, share: float | None = None) -> None:
-    """Letter by letter; with how likely each was, where that is told."""
+def send(reply: FakeReply, text: str, share: float | None = None) -> None:
+    """Send the text letter by letter, with each letter's probability if `share` is given."""
     for letter in text:
         drawn = (TokenLogprob(ord(letter), math.log(share), 1, TOP),) if share else ()
         reply._deltas.put_nowait(Delta(reply.id, (ord(letter),), letter, drawn))
@@ -48,7 +48,7 @@ def say(reply: FakeReply, text: str, share: float | None = None) -> None:
 
 async def replied(it: Bench, text: str, share: float | None = None) -> FakeReply:
     reply = await it.say("go")
-    say(reply, text, share)
+    send(reply, text, share)
     reply.end()
     await it.until(lambda: not it.app.chats.active.streaming)
     return reply
@@ -58,13 +58,13 @@ def picker(it: Bench) -> Any:
     return it.picker
 
 
-def opened() -> Letters:
+def letters() -> Letters:
     return Letters([snapshot()])
 
 
 @run
-async def test_another_token_makes_a_fork_that_goes_on_from_it(bench: Callable[..., Any]) -> None:
-    async with bench(backend=opened()) as it:
+async def test_another_token_creates_a_fork_that_continues_from_it(bench: Callable[..., Any]) -> None:
+    async with bench(backend=letters()) as it:
         first = await replied(it, "xabc")
         source = it.app.chats.active
         await it.pilot.press("alt+c")
@@ -74,9 +74,9 @@ async def test_another_token_makes_a_fork_that_goes_on_from_it(bench: Callable[.
         await it.pilot.press("alt+c")
         await it.until(lambda: picker(it).rows)
         await it.until(lambda: "token 1 of 4" in it.screen_text() and "xabc" in it.screen_text())
-        assert not any(row.chosen for row in picker(it).rows), "x is none of the three"
+        assert not any(row.chosen for row in picker(it).rows), "x is not one of the three"
         await it.until(lambda: "token 1 of 4  under 12.5%" in it.screen_text())
-        assert picker(it).shares[0] == pytest.approx(0.125), "not likelier than the last of them"
+        assert picker(it).shares[0] == pytest.approx(0.125), "at most as likely as the last of them"
         await it.pilot.press("right", "right")  # to the b
         await it.until(lambda: any(row.chosen for row in picker(it).rows))
         assert picker(it).shares[2] == pytest.approx(0.25)
@@ -84,13 +84,13 @@ async def test_another_token_makes_a_fork_that_goes_on_from_it(bench: Callable[.
             source.chat.messages[-1].id: [(2, 3)]
         }
         asked = len(it.replies)
-        await it.pilot.press("down", "enter")  # a c instead
+        await it.pilot.press("down", "enter")  # replace b with c
         await it.until(lambda: len(it.replies) > asked and it.app.chats.active.run.reply)
         again = it.replies[-1]
         assert (again.prompt, again.reply_prefix) == (first.prompt, (*map(ord, "xac"),))
         assert it.app.chats.active is not source and source.chat.messages[-1].text == "xabc"
         await it.until(lambda: "xac" in it.screen_text())
-        say(again, "de")
+        send(again, "de")
         again.end()
         await it.until(lambda: not it.app.chats.active.streaming)
         assert it.texts()[-1] == ("assistant", "xacde", "done")
@@ -102,8 +102,8 @@ async def test_another_token_makes_a_fork_that_goes_on_from_it(bench: Callable[.
 
 
 @run
-async def test_what_was_told_is_not_asked_again(bench: Callable[..., Any]) -> None:
-    async with bench(backend=opened()) as it:
+async def test_known_candidates_are_not_requested_again(bench: Callable[..., Any]) -> None:
+    async with bench(backend=letters()) as it:
         await replied(it, "aaaa", 0.5)
         asked = len(it.replies)
         await it.pilot.press("alt+c")
@@ -114,12 +114,12 @@ async def test_what_was_told_is_not_asked_again(bench: Callable[..., Any]) -> No
 
 
 @run
-async def test_it_begins_where_the_reply_was_least_sure(bench: Callable[..., Any]) -> None:
-    async with bench(backend=opened()) as it:
+async def test_it_starts_at_the_least_likely_token(bench: Callable[..., Any]) -> None:
+    async with bench(backend=letters()) as it:
         reply = await it.say("go")
-        say(reply, "aa", 0.9)
-        say(reply, "b", 0.1)
-        say(reply, "c", 0.8)
+        send(reply, "aa", 0.9)
+        send(reply, "b", 0.1)
+        send(reply, "c", 0.8)
         reply.end()
         await it.until(lambda: not it.app.chats.active.streaming)
         await it.pilot.press("alt+c")
@@ -127,10 +127,10 @@ async def test_it_begins_where_the_reply_was_least_sure(bench: Callable[..., Any
 
 
 @run
-async def test_a_reply_of_an_earlier_start_is_read_again(bench: Callable[..., Any]) -> None:
-    async with bench(backend=opened()) as it:
+async def test_a_reply_of_an_earlier_session_is_read_again(bench: Callable[..., Any]) -> None:
+    async with bench(backend=letters()) as it:
         await replied(it, "abc")
-    async with bench(backend=opened()) as it:
+    async with bench(backend=letters()) as it:
         assert not it.app.chats.active.traces
         await it.pilot.press("alt+c")
         await it.until(lambda: picker(it).rows)
@@ -141,8 +141,8 @@ async def test_a_reply_of_an_earlier_start_is_read_again(bench: Callable[..., An
 
 
 @run
-async def test_an_older_reply_is_gone_to(bench: Callable[..., Any]) -> None:
-    async with bench(backend=opened()) as it:
+async def test_an_older_reply_can_be_selected(bench: Callable[..., Any]) -> None:
+    async with bench(backend=letters()) as it:
         await replied(it, "abc")
         await replied(it, "xyz")
         middle = it.app.chats.active.chat.messages[1]
@@ -158,8 +158,8 @@ async def test_an_older_reply_is_gone_to(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_escape_leaves_and_takes_the_marks_along(bench: Callable[..., Any]) -> None:
-    async with bench(backend=opened()) as it:
+async def test_escape_closes_it_and_removes_the_highlights(bench: Callable[..., Any]) -> None:
+    async with bench(backend=letters()) as it:
         await replied(it, "abc")
         await it.pilot.press("alt+c")
         await it.until(lambda: picker(it).rows)
@@ -169,16 +169,16 @@ async def test_escape_leaves_and_takes_the_marks_along(bench: Callable[..., Any]
         await it.pilot.press("alt+c")
         await it.until(lambda: picker(it).rows)
         await it.say("more")
-        assert not picker(it).display, "the reply that comes has other tokens"
+        assert not picker(it).display, "the new reply has other tokens"
 
 
 @run
-async def test_what_cannot_be_walked_along_is_said(bench: Callable[..., Any]) -> None:
-    async with bench(backend=opened()) as it:
+async def test_replies_that_cannot_be_picked_from_are_reported(bench: Callable[..., Any]) -> None:
+    async with bench(backend=letters()) as it:
         await it.pilot.press("alt+c")
         await it.until(lambda: any("no reply" in notice for notice in it.notices()))
         reply = await it.say("go")
-        say(reply, "ab")
+        send(reply, "ab")
         await it.pilot.press("alt+c")
         await it.until(lambda: any("still running" in notice for notice in it.notices()))
         reply.end()
@@ -191,8 +191,8 @@ async def test_what_cannot_be_walked_along_is_said(bench: Callable[..., Any]) ->
 
 
 @run
-async def test_what_the_engine_says_no_to_is_seen_at_the_place(bench: Callable[..., Any]) -> None:
-    async with bench(backend=opened()) as it:
+async def test_an_engine_error_is_shown_at_the_position(bench: Callable[..., Any]) -> None:
+    async with bench(backend=letters()) as it:
         await replied(it, "abc")
         it.backend.full = True
         await it.pilot.press("alt+c")
@@ -205,7 +205,7 @@ async def test_what_the_engine_says_no_to_is_seen_at_the_place(bench: Callable[.
 
 @run
 async def test_a_fork_that_the_engine_refuses_keeps_its_text(bench: Callable[..., Any]) -> None:
-    async with bench(backend=opened()) as it:
+    async with bench(backend=letters()) as it:
         await replied(it, "abc")
         await it.pilot.press("alt+c")
         await it.until(lambda: len(it.replies) == 4 and picker(it).rows)
@@ -216,8 +216,8 @@ async def test_a_fork_that_the_engine_refuses_keeps_its_text(bench: Callable[...
 
 
 @run
-async def test_a_reply_that_never_had_tokens_is_not_said_to_have_lost_them(bench: Callable[..., Any]) -> None:
-    async with bench(backend=opened()) as it:
+async def test_a_reply_that_never_had_tokens_is_not_reported_as_lost(bench: Callable[..., Any]) -> None:
+    async with bench(backend=letters()) as it:
         reply = await it.say("go")
         reply.end(Finish.FAILED, "no memory")
         await it.until(lambda: it.texts()[-1][2] == "failed")
@@ -226,8 +226,8 @@ async def test_a_reply_that_never_had_tokens_is_not_said_to_have_lost_them(bench
 
 
 @run
-async def test_in_ascii_all_but_the_text_is_ascii(bench: Callable[..., Any]) -> None:
-    async with bench((100, 40), backend=opened(), ascii=True) as it:
+async def test_in_ascii_mode_only_the_text_is_not_ascii(bench: Callable[..., Any]) -> None:
+    async with bench((100, 40), backend=letters(), ascii=True) as it:
         await replied(it, "a b é", 0.5)
         await it.pilot.press("alt+c", "f3")
         await it.until(lambda: picker(it).rows)
@@ -238,7 +238,7 @@ async def test_in_ascii_all_but_the_text_is_ascii(bench: Callable[..., Any]) -> 
 
 
 @run
-async def test_the_next_screen_can_find_it(bench: Callable[..., Any]) -> None:
+async def test_the_next_screen_can_find_the_fork(bench: Callable[..., Any]) -> None:
     backend = Letters([snapshot()], elsewhere="box")
     async with bench(backend=backend) as it:
         await replied(it, "abc")
@@ -253,8 +253,8 @@ async def test_the_next_screen_can_find_it(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_on_a_small_screen_a_drawer_gives_way(bench: Callable[..., Any]) -> None:
-    async with bench((70, 20), backend=opened()) as it:
+async def test_on_a_small_screen_a_drawer_closes(bench: Callable[..., Any]) -> None:
+    async with bench((70, 20), backend=letters()) as it:
         await replied(it, "xabc")
         await it.pilot.press("f3")
         await it.until(lambda: not it.main.query_one("#panes").display)

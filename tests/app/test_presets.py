@@ -1,4 +1,4 @@
-"""A preset of decoding is saved, chosen and deleted."""
+"""Sampling presets are saved, chosen and deleted."""
 
 from collections.abc import Callable
 from typing import Any

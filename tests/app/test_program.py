@@ -1,4 +1,4 @@
-"""The program around the chats: how it starts, what it says when things go wrong, how it ends."""
+"""The program around the chats: its start, its error messages, its end."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.app.conftest import run, snapshot
 
 
 @run
-async def test_the_screen_is_there_before_the_engine(bench: Callable[..., Any]) -> None:
+async def test_the_screen_is_shown_before_the_engine_is_ready(bench: Callable[..., Any]) -> None:
     backend = FakeBackend([snapshot()])
     backend.loaded.clear()
     async with bench(backend=backend) as it:
@@ -34,7 +34,7 @@ async def test_the_screen_is_there_before_the_engine(bench: Callable[..., Any]) 
 
 
 @run
-async def test_the_first_start_says_what_was_found(bench: Callable[..., Any]) -> None:
+async def test_the_first_start_lists_what_was_found(bench: Callable[..., Any]) -> None:
     shot = snapshot(memory={"device_free": 3_500_000_000}, device="NVIDIA H200")
     terminal = Terminal(ssh=False, tmux=True, unicode=True)
     async with bench(backend=FakeBackend([shot]), terminal=terminal) as it:
@@ -54,7 +54,7 @@ async def test_the_first_start_says_what_was_found(bench: Callable[..., Any]) ->
 @pytest.mark.parametrize(
     ("colours", "said"), [("truecolor", "16 million colors"), ("256", "256 colors"), (None, "no colors")]
 )
-def test_what_is_found_is_said_as_people_say_it(colours: str | None, said: str) -> None:
+def test_detected_colors_are_named(colours: str | None, said: str) -> None:
     here = Terminal(ssh=False, tmux=False, unicode=True)
     found = found_here(snapshot(), here, colours)
     assert found.startswith(f"Found a CPU and no GPU, {said}, clipboard through the terminal.")
@@ -63,7 +63,7 @@ def test_what_is_found_is_said_as_people_say_it(colours: str | None, said: str) 
 
 
 @run
-async def test_what_waits_for_the_engine_can_be_stopped(bench: Callable[..., Any]) -> None:
+async def test_a_request_that_waits_for_the_engine_can_be_stopped(bench: Callable[..., Any]) -> None:
     backend = FakeBackend([snapshot()])
     backend.loaded.clear()
     async with bench(backend=backend) as it:
@@ -73,7 +73,7 @@ async def test_what_waits_for_the_engine_can_be_stopped(bench: Callable[..., Any
 
 
 @run
-async def test_a_model_that_cannot_be_loaded_is_told(bench: Callable[..., Any]) -> None:
+async def test_a_model_that_cannot_be_loaded_is_reported(bench: Callable[..., Any]) -> None:
     backend = FakeBackend([snapshot()], trouble=ModelNotFound("no folder has it"))
     async with bench((100, 24), backend=backend) as it:
         await it.until(lambda: "no folder has it" in it.screen_text())
@@ -81,7 +81,7 @@ async def test_a_model_that_cannot_be_loaded_is_told(bench: Callable[..., Any]) 
 
 
 @run
-async def test_a_dead_engine_shows_a_banner_and_f5_starts_it_again(bench: Callable[..., Any]) -> None:
+async def test_a_dead_engine_shows_a_banner_and_f5_restarts_it(bench: Callable[..., Any]) -> None:
     async with bench((100, 24)) as it:
         await it.until(lambda: it.app.lifecycle.alive)
         it.backend.emit(Died(3, 1.0, "a CUDA error"))
@@ -108,7 +108,7 @@ async def test_control_c_copies_then_stops_then_quits(bench: Callable[..., Any])
 
 
 @run
-async def test_control_c_with_nothing_to_stop_says_how_to_quit(bench: Callable[..., Any]) -> None:
+async def test_control_c_with_nothing_to_stop_shows_how_to_quit(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("ctrl+c")
         await it.until(lambda: "Press Ctrl+C again to quit" in it.notices())
@@ -116,7 +116,7 @@ async def test_control_c_with_nothing_to_stop_says_how_to_quit(bench: Callable[.
 
 
 @run
-async def test_quitting_while_it_streams_saves_and_tells_the_engine(bench: Callable[..., Any]) -> None:
+async def test_quitting_while_streaming_saves_and_ends_the_request(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         reply = await it.say("hello")
         reply.say("half")
@@ -128,7 +128,7 @@ async def test_quitting_while_it_streams_saves_and_tells_the_engine(bench: Calla
 
 
 @run
-async def test_the_last_reply_goes_to_the_clipboard(bench: Callable[..., Any]) -> None:
+async def test_the_last_reply_is_copied_to_the_clipboard(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"), "take this")
         await it.pilot.press("alt+y")
@@ -148,7 +148,7 @@ async def test_help_shows_every_key(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_help_narrows_as_one_types(bench: Callable[..., Any]) -> None:
+async def test_help_is_filtered_while_typing(bench: Callable[..., Any]) -> None:
     async with bench((75, 110)) as it:
         await it.pilot.press("f1")
         await it.until(lambda: "Alt+K" in it.screen_text())
@@ -169,7 +169,7 @@ async def test_help_narrows_as_one_types(bench: Callable[..., Any]) -> None:
 
 @run
 @pytest.mark.parametrize(("columns", "two"), [(80, False), (100, False), (120, True), (200, True)])
-async def test_help_is_in_two_columns_where_it_is_wide(
+async def test_help_has_two_columns_if_the_screen_is_wide(
     bench: Callable[..., Any], columns: int, two: bool
 ) -> None:
     async with bench((columns, 60)) as it:
@@ -186,7 +186,7 @@ async def test_help_is_in_two_columns_where_it_is_wide(
 
 
 @run
-async def test_help_that_does_not_fit_goes_on_below_where_it_began(bench: Callable[..., Any]) -> None:
+async def test_help_lines_wrap_under_their_own_text(bench: Callable[..., Any]) -> None:
     async with bench((60, 110)) as it:
         await it.pilot.press("f1")
         await it.until(lambda: "Alt+K" in it.screen_text())
@@ -199,14 +199,14 @@ async def test_help_that_does_not_fit_goes_on_below_where_it_began(bench: Callab
         lines = it.screen_text().splitlines()
         below = next(number for number, line in enumerate(lines) if "^J Alt+Enter" in line)
         assert lines[below + 1].index("New line") == lines[below - 1].index("Send")
-    async with bench((80, 24)) as it:  # where a scroll bar takes room
+    async with bench((80, 24)) as it:  # where a scroll bar needs space
         await it.pilot.press("f1")
         await it.until(lambda: "Edit the last message and send it" in it.screen_text())
         assert "│ again" not in it.screen_text()
 
 
 @run
-async def test_the_palette_has_everything(bench: Callable[..., Any]) -> None:
+async def test_the_palette_lists_every_command(bench: Callable[..., Any]) -> None:
     async with bench((180, 40)) as it:
         await it.pilot.press("ctrl+p", *"several")
         await it.until(lambda: "Toggle chats side by side" in it.screen_text())
@@ -215,7 +215,9 @@ async def test_the_palette_has_everything(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_keys_can_be_given_and_clashes_are_told(bench: Callable[..., Any], tmp_path: Path) -> None:
+async def test_keys_can_be_remapped_and_conflicts_are_reported(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
     config = tmp_path / ".config" / "minichat" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text('[keys]\n"chat.new" = "f9"\n"prompt.send" = "ctrl+s"\n"chat.fork" = "ctrl+q"\n')
@@ -231,7 +233,7 @@ async def test_keys_can_be_given_and_clashes_are_told(bench: Callable[..., Any],
 
 
 @run
-async def test_the_mouse_can_be_left_to_the_terminal(bench: Callable[..., Any]) -> None:
+async def test_mouse_capture_can_be_turned_off(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("ctrl+g")
         assert any("Mouse capture is off" in said for said in it.notices())
@@ -240,7 +242,7 @@ async def test_the_mouse_can_be_left_to_the_terminal(bench: Callable[..., Any]) 
 
 
 @run
-async def test_over_ssh_it_draws_less(bench: Callable[..., Any]) -> None:
+async def test_over_ssh_the_frame_rate_is_lower(bench: Callable[..., Any]) -> None:
     async with bench(terminal=Terminal(ssh=True, tmux=False, unicode=True)) as it:
         await it.until(lambda: "ssh" in it.screen_text())
         assert it.app.settings.rates.ssh_transcript == 5
@@ -248,7 +250,7 @@ async def test_over_ssh_it_draws_less(bench: Callable[..., Any]) -> None:
 
 @run
 @pytest.mark.parametrize("size", [(40, 12), (80, 24), (200, 60)])
-async def test_ascii_draws_nothing_else(bench: Callable[..., Any], size: tuple[int, int]) -> None:
+async def test_ascii_mode_draws_only_ascii(bench: Callable[..., Any], size: tuple[int, int]) -> None:
     async with bench(size, ascii=True) as it:
         await it.answered(await it.say("hello"), "- a list\n- of two\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
         await it.pilot.press("f3")
@@ -266,7 +268,7 @@ async def test_ascii_draws_nothing_else(bench: Callable[..., Any], size: tuple[i
 
 @run
 @pytest.mark.parametrize("over", ["", "ctrl+p", "ctrl+f", "alt+t", "alt+o"])
-async def test_idle_it_has_no_timers(bench: Callable[..., Any], over: str) -> None:
+async def test_no_timers_run_while_idle(bench: Callable[..., Any], over: str) -> None:
     async with bench((200, 60)) as it:
         await it.answered(await it.say("hello"))
         await it.pilot.press(*over.split())
@@ -277,7 +279,7 @@ async def test_idle_it_has_no_timers(bench: Callable[..., Any], over: str) -> No
 
 
 @run
-async def test_a_start_that_would_end_replies_has_to_be_meant(bench: Callable[..., Any]) -> None:
+async def test_a_restart_that_would_end_replies_needs_confirmation(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         reply = await it.say("hello")
         reply.say("half")

@@ -1,4 +1,4 @@
-"""The prompt: lines, emoji, what up recalls, and nothing to send."""
+"""The prompt: several lines, emoji, history, and empty messages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ from tests.app.conftest import run
 
 
 @run
-async def test_the_prompt_takes_lines_and_grows(bench: Callable[..., Any]) -> None:
+async def test_the_prompt_takes_several_lines_and_grows(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         before = it.main.prompt.size.height
         await it.pilot.press(*"a", "ctrl+j", *"b", "alt+enter", *"c")
@@ -19,7 +19,7 @@ async def test_the_prompt_takes_lines_and_grows(bench: Callable[..., Any]) -> No
 
 
 @run
-async def test_colours_of_skin_are_sent_but_not_drawn(bench: Callable[..., Any]) -> None:
+async def test_skin_tones_are_sent_but_not_drawn(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         it.main.prompt.put("fine 👍🏽!")
         await it.until(lambda: "fine 👍! " in it.screen_text())
@@ -29,7 +29,7 @@ async def test_colours_of_skin_are_sent_but_not_drawn(bench: Callable[..., Any])
 
 
 @run
-async def test_up_in_an_empty_prompt_recalls(bench: Callable[..., Any]) -> None:
+async def test_up_in_an_empty_prompt_recalls_the_last_message(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"))
         await it.pilot.press("up")
@@ -39,14 +39,14 @@ async def test_up_in_an_empty_prompt_recalls(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_up_goes_on_to_what_was_said_before_and_down_comes_back(bench: Callable[..., Any]) -> None:
+async def test_up_recalls_earlier_messages_and_down_returns(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         prompt = it.main.prompt
         for said in ("first", "two\nlines"):
             await it.answered(await it.say(said))
         await it.pilot.press("up")
         assert prompt.text == "two\nlines"
-        await it.pilot.press("up")  # to its first line
+        await it.pilot.press("up")  # to the first line
         assert prompt.text == "two\nlines"
         await it.pilot.press("up")
         assert prompt.text == "first"
@@ -65,7 +65,7 @@ async def test_up_goes_on_to_what_was_said_before_and_down_comes_back(bench: Cal
 
 
 @run
-async def test_nothing_is_sent_while_nothing_is_typed(bench: Callable[..., Any]) -> None:
+async def test_an_empty_prompt_is_not_sent(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("enter", "space", "enter")
         await it.pilot.pause()

@@ -1,4 +1,4 @@
-"""The quantization drawer: what the engine says of itself, live, and nothing that it does not say."""
+"""The quantization drawer shows what the engine reports, live, and nothing else."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +17,7 @@ MEMORY |= {"device_free": 3_500_000_000, "device_total": 20_000_000_000}
 
 
 @run
-async def test_it_shows_schemes_memory_and_room_as_they_change(bench: Callable[..., Any]) -> None:
+async def test_it_shows_schemes_memory_and_room_live(bench: Callable[..., Any]) -> None:
     shots = [
         replace(snapshot(step, (0,) * (step > 0)), memory=MEMORY, kv_dtype="float16", dtype="bfloat16")
         for step in range(30)
@@ -58,13 +58,15 @@ async def test_only_one_drawer_is_open(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_its_key_goes_there_before_it_closes(bench: Callable[..., Any]) -> None:
+async def test_its_key_focuses_an_open_drawer_before_closing_it(bench: Callable[..., Any]) -> None:
     async with bench((100, 30)) as it:
         for key, drawer in (("f3", it.drawer), ("f4", it.quantization)):
             await it.pilot.press(key)
             it.main.prompt.focus()
             await it.pilot.press(key)
-            assert drawer.display and drawer.has_focus_within, "as for a change while a reply runs"
+            assert drawer.display and drawer.has_focus_within, (
+                "so that a value can be changed while a reply runs"
+            )
             assert it.main.engine.onlookers.count(drawer) <= 1
             await it.pilot.press(key)
             assert not drawer.display and it.app.focused is it.main.prompt
@@ -72,7 +74,7 @@ async def test_its_key_goes_there_before_it_closes(bench: Callable[..., Any]) ->
 
 @run
 @pytest.mark.parametrize("key", ["f2", "f3", "f4"])
-async def test_where_it_hides_the_chat_leaving_brings_the_chat_back(
+async def test_closing_a_drawer_that_hides_the_chat_shows_the_chat_again(
     bench: Callable[..., Any], key: str
 ) -> None:
     async with bench((60, 16)) as it:
@@ -85,7 +87,7 @@ async def test_where_it_hides_the_chat_leaving_brings_the_chat_back(
 
 
 @run
-async def test_it_can_be_opened_before_there_is_an_engine(bench: Callable[..., Any]) -> None:
+async def test_it_can_be_opened_before_the_engine_is_loaded(bench: Callable[..., Any]) -> None:
     backend = FakeBackend([snapshot()])
     backend.loaded.clear()
     async with bench((40, 12), backend=backend) as it:
@@ -96,7 +98,7 @@ async def test_it_can_be_opened_before_there_is_an_engine(bench: Callable[..., A
 
 
 @run
-async def test_a_scheme_is_chosen_watched_and_taken_back(bench: Callable[..., Any]) -> None:
+async def test_a_scheme_is_chosen_watched_and_canceled(bench: Callable[..., Any]) -> None:
     schemes = (
         SchemeView("none", "", 4_000_000_000),
         SchemeView("int8", "", 2_200_000_000),
@@ -115,7 +117,7 @@ async def test_a_scheme_is_chosen_watched_and_taken_back(bench: Callable[..., An
         await it.until(lambda: "to int8: 3 of 8 layers" in it.screen_text())
         await it.pilot.press("escape")
         await it.until(lambda: backend.quantized == ["int8", ""])
-        assert drawer.display, "the first Esc takes the change back, and nothing else"
+        assert drawer.display, "the first Esc only cancels the change"
         drawer.see_snapshot(replace(plain, change=Change("int8", 0, 8, "it was cancelled", True)))
         await it.until(lambda: "it was cancelled" in it.screen_text())
         await it.pilot.press("down", "enter")
@@ -125,7 +127,7 @@ async def test_a_scheme_is_chosen_watched_and_taken_back(bench: Callable[..., An
 
 
 @run
-async def test_a_reason_that_many_have_is_said_once(bench: Callable[..., Any]) -> None:
+async def test_a_reason_shared_by_several_schemes_is_shown_once(bench: Callable[..., Any]) -> None:
     missing = "the library is not installed"
     schemes = (
         SchemeView("none", "", 4_000_000_000),
@@ -141,7 +143,7 @@ async def test_a_reason_that_many_have_is_said_once(bench: Callable[..., Any]) -
 
 
 @run
-async def test_the_cache_has_forms_of_its_own(bench: Callable[..., Any]) -> None:
+async def test_the_kv_cache_has_its_own_schemes(bench: Callable[..., Any]) -> None:
     schemes = (SchemeView("none", "", 4_000_000_000),)
     forms = (SchemeView("none", "", 131_072, 900), SchemeView("int8", "", 66_560, 1772))
     forms += (SchemeView("fp8", "attention old supports the KV schemes none, not fp8", 66_560),)
@@ -157,7 +159,7 @@ async def test_the_cache_has_forms_of_its_own(bench: Callable[..., Any]) -> None
 
 
 @run
-async def test_what_is_in_force_already_is_not_asked_for_again(bench: Callable[..., Any]) -> None:
+async def test_the_current_scheme_is_not_requested_again(bench: Callable[..., Any]) -> None:
     schemes = (SchemeView("none", "", 4_000_000_000), SchemeView("int8", "", 2_200_000_000))
     forms = (SchemeView("none", "", 131_072, 900), SchemeView("int8", "", 66_560, 1772))
     shot = replace(snapshot(), schemes=schemes, quantization="int8", kv_schemes=forms, kv_scheme="none")
@@ -171,18 +173,18 @@ async def test_what_is_in_force_already_is_not_asked_for_again(bench: Callable[.
         assert (backend.quantized, backend.recached) == ([], [])
         it.main.show_snapshot(replace(shot, change=Change("none", 3, 8)))
         await it.pilot.press("shift+tab", "enter")
-        await it.until(lambda: backend.quantized == ["int8"])  # which may be refused, and is told
+        await it.until(lambda: backend.quantized == ["int8"])  # which may be refused and is reported
 
 
 @run
-async def test_without_other_forms_there_is_no_such_list(bench: Callable[..., Any]) -> None:
+async def test_without_other_kv_schemes_there_is_no_such_list(bench: Callable[..., Any]) -> None:
     async with bench((100, 40), backend=FakeBackend([snapshot()])) as it:
         await it.pilot.press("f4")
         await it.until(lambda: "not quantized" in it.screen_text())
         assert "a token" not in it.screen_text()
 
 
-def test_what_is_not_known_is_not_shown() -> None:
+def test_unknown_values_are_not_shown() -> None:
     shot = snapshot()
     assert memory({}) == ()
     assert {row[0]: row[1] for row in scheme(shot)}["weights"] == "float32, not quantized"
@@ -194,7 +196,7 @@ def test_what_is_not_known_is_not_shown() -> None:
 
 @run
 async def test_the_scheme_under_the_cursor_is_previewed(bench: Callable[..., Any]) -> None:
-    """Weights and cache as they are and as they would be, before anything is asked of the engine."""
+    """The current and the resulting size of weights and cache, before the engine is asked for anything."""
     schemes = (
         SchemeView("none", "", 4_000_000_000),
         SchemeView("int8", "", 2_200_000_000, 128),

@@ -1,4 +1,4 @@
-"""What something else wrote to the terminal stays until all is drawn again."""
+"""Output of other programs on the terminal is removed by a full redraw."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,45 +22,45 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> Cells:
     return cells
 
 
-def whole(it: Bench) -> list[list[tuple[str, str]]]:
-    """What the program would have there."""
+def expected_cells(it: Bench) -> list[list[tuple[str, str]]]:
+    """What the program would show there."""
     strips = it.app.screen._compositor.render_strips()
     return cells_of(strips, it.app.console._color_system)
 
 
 @run
 @pytest.mark.parametrize("over", [(), ("f1",), ("ctrl+p",), ("f3",)])
-async def test_control_l_draws_everything_again(
+async def test_control_l_redraws_everything(
     bench: Callable[..., Any], cells: Cells, over: tuple[str, ...]
 ) -> None:
     async with bench(SIZE) as it:
         await it.answered(await it.say("hello"))
         await it.pilot.press(*over)
-        await it.until(lambda: cells.lines == whole(it))
+        await it.until(lambda: cells.lines == expected_cells(it))
         cells.take("\x1b[1;3H\x1b[31mBroadcast message from root\x1b[0m")
         cells.lines[9:12] = [[("x", "")] * SIZE[0]] * 3
-        await it.pilot.press("left")  # something else is drawn meanwhile
-        assert cells.lines != whole(it)
+        await it.pilot.press("left")  # a partial redraw
+        assert cells.lines != expected_cells(it)
         await it.pilot.press("ctrl+l")
-        await it.until(lambda: cells.lines == whole(it))
+        await it.until(lambda: cells.lines == expected_cells(it))
 
 
 @pytest.mark.parametrize("over", [(), ("f1",)])
 @run
-async def test_so_does_coming_back_from_the_shell(
+async def test_returning_from_the_shell_redraws_everything(
     bench: Callable[..., Any], cells: Cells, over: tuple[str, ...]
 ) -> None:
     async with bench(SIZE) as it:
         await it.answered(await it.say("hello"))
         await it.pilot.press(*over)
-        await it.until(lambda: cells.lines == whole(it))
+        await it.until(lambda: cells.lines == expected_cells(it))
         cells.lines[0:12] = [[("x", "")] * SIZE[0]] * 12
         it.app.post_message(Driver.SignalResume())
-        await it.until(lambda: cells.lines == whole(it))
+        await it.until(lambda: cells.lines == expected_cells(it))
 
 
 @run
-async def test_it_is_in_the_palette(bench: Callable[..., Any], cells: Cells) -> None:
+async def test_the_palette_offers_it(bench: Callable[..., Any], cells: Cells) -> None:
     async with bench(SIZE) as it:
         cells.lines[3] = [("x", "")] * SIZE[0]
         await it.pilot.press("ctrl+p", *"draw all of")

@@ -1,4 +1,4 @@
-"""Text and blocks are one thing: what lies in a block, by content, against the plainest search."""
+"""Text and KV blocks: which text a block holds, by content, against a plain search."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,12 +18,12 @@ SIZE = 4
 
 
 def known(tokens: list[int], message: int) -> Known:
-    """A token a character of one message."""
+    """One token per character of one message."""
     return Known(np.array(tokens), tuple(TokenSpan(message, at, at + 1) for at in range(len(tokens))))
 
 
 def view(held: dict[int, tuple[int, int, int]], size: int = 16) -> BlockView:
-    """By block: owner, place, tokens in it."""
+    """By block: (owner, place, tokens in it)."""
     columns = {name: np.full(size, -1 if name == "owner" else 0) for name in ("owner", "place", "filled")}
     for block, (owner, place, filled) in held.items():
         columns["owner"][block], columns["place"][block], columns["filled"][block] = owner, place, filled
@@ -35,7 +35,7 @@ texts = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=14), min_size=
 
 
 @given(texts, st.data())
-def test_both_ways_against_a_plain_search(tokens: list[list[int]], data: st.DataObject) -> None:
+def test_both_directions_against_a_plain_search(tokens: list[list[int]], data: st.DataObject) -> None:
     requests = {number: known(each, 100 + number) for number, each in enumerate(tokens)}
     held, block = {}, 0
     for number, each in enumerate(tokens):
@@ -59,26 +59,26 @@ def test_both_ways_against_a_plain_search(tokens: list[list[int]], data: st.Data
     assert blocks_of({100 + number: [(at, at + 1)]}, shown, SIZE, requests) == wanted
 
 
-def test_what_nobody_has_read_is_not_known() -> None:
+def test_text_that_was_never_read_is_unknown() -> None:
     shown = view({0: (7, 0, 4), 1: (0, 0, 4)})
     requests = {0: known([1, 2, 3, 4], 100)}
     assert blocks_of({5: [(0, 3)]}, shown, SIZE, requests) is None
     assert texts_of([0, 2], shown, SIZE, requests) == {}
-    assert blocks_of({100: [(0, 3)]}, view({}), SIZE, requests) == set(), "read, and gone from the cache"
+    assert blocks_of({100: [(0, 3)]}, view({}), SIZE, requests) == set(), "read, but evicted from the cache"
 
 
-def test_same() -> None:
+def test_the_length_of_a_shared_prefix() -> None:
     assert same(np.array([1, 2, 3]), np.array([1, 2, 4])) == 2
     assert same(np.array([1, 2]), np.array([1, 2, 4])) == 2
     assert same(np.array([1]), np.array([], int)) == 0
 
 
 @run
-async def test_a_trace_knows_whose_text_its_tokens_are() -> None:
+async def test_a_trace_maps_tokens_to_messages() -> None:
     backend = FakeBackend([snapshot()])
     prompt = [{"role": "system", "content": "ab"}, {"role": "user", "content": "cd"}]
     trace = Trace(3, prompt, ((-1, 0), (17, 2)), 6, 18)
-    trace.tokens, trace.begins, trace.shown = [9, 9, 9, 9], 2, 1  # two of reasoning, one that a stop cut off
+    trace.tokens, trace.begins, trace.shown = [9, 9, 9, 9], 2, 1  # two of reasoning, one cut by a stop
     learned = await trace.learn(backend)
     assert learned.places == (
         *[TokenSpan(-1)] * 4, TokenSpan(17, 0, 1), TokenSpan(17, 1, 2),
@@ -88,11 +88,11 @@ async def test_a_trace_knows_whose_text_its_tokens_are() -> None:
     assert await trace.learn(backend) is learned
     trace.prompt_tokens = 5
     trace.tokens.append(9)
-    assert await trace.learn(backend) is NOTHING, "another prompt than the engine has read"
+    assert await trace.learn(backend) is NOTHING, "not the prompt that the engine read"
 
 
 @run
-async def test_a_prompt_of_plain_text_is_cut_at_its_messages() -> None:
+async def test_a_plain_text_prompt_is_split_at_its_messages() -> None:
     trace = Trace(3, "abcde", ((1, 2), (2, 0), (3, 3)), 6, 4)
     learned = await trace.learn(FakeBackend([snapshot()]))
     assert learned.places == (
@@ -102,7 +102,7 @@ async def test_a_prompt_of_plain_text_is_cut_at_its_messages() -> None:
 
 
 @run
-async def test_a_chat_keeps_what_it_asked(bench: Callable[..., Any]) -> None:
+async def test_a_chat_keeps_the_trace_of_its_request(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         reply = await it.say("hello")
         reply.prompt_tokens = 6

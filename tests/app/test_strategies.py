@@ -1,4 +1,4 @@
-"""From one way to decode to another, on the reply that runs; what the engine will not do is taken back."""
+"""Changing the decoding strategy of a running reply; what the engine refuses is undone."""
 
 import random
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from tests.app.test_decoding import row
 
 
 def views(request: int = 0) -> BeamsView:
-    """Two share their first token; a third has ended, a fourth was dropped."""
+    """Two hypotheses share their first token; a third has ended, a fourth was dropped."""
     live = (HypothesisView(5, 0, -1.25, (65, 66)), HypothesisView(6, 0, -2.5, (65, 67)))
     return BeamsView(
         request, 4, 3, live, (HypothesisView(-1, -1, -2.0, (68,)),), (HypothesisView(7, 1, -9.0, (69,)),)
@@ -47,21 +47,21 @@ def params() -> st.SearchStrategy[SamplingParams]:
 
 
 @given(params(), st.lists(st.sampled_from([-1, 1]), max_size=12))
-def test_every_way_leads_on_and_back(start: SamplingParams, steps: list[int]) -> None:
+def test_strategies_cycle_in_both_directions(start: SamplingParams, steps: list[int]) -> None:
     strategies, now = Strategies(), start
     strategies.saw(start)
     for by in steps:
         before, now = now, strategies.turned(now, by)
         assert name_of(now) == NAMES[(NAMES.index(name_of(before)) + by) % len(NAMES)]
-        assert now.seed == start.seed, "it is no strategy"
+        assert now.seed == start.seed, "the seed is not part of a strategy"
         strategies.saw(now)
     while name_of(now) != name_of(start):
         now = strategies.turned(now, 1)
         strategies.saw(now)
-    assert now == start, "whoever comes back finds it as it was"
+    assert now == start, "a full cycle restores the parameters"
 
 
-def test_what_a_search_cannot_have_waits_until_it_is_over() -> None:
+def test_values_that_a_search_excludes_are_restored_after_it() -> None:
     strategies = Strategies()
     before = SamplingParams(temperature=0.0, speculate="suffix", logprobs=3)
     strategies.saw(before)
@@ -72,15 +72,15 @@ def test_what_a_search_cannot_have_waits_until_it_is_over() -> None:
 
 
 @run
-async def test_the_running_reply_becomes_a_search_and_comes_back(bench: Callable[..., Any]) -> None:
+async def test_a_running_reply_becomes_a_search_and_back(bench: Callable[..., Any]) -> None:
     async with bench((100, 40)) as it:
         reply = await it.say("hello")
         await it.pilot.press("f3")
         await it.until(lambda: reply.params.logprobs == 10)
         row(it, "strategy")
-        await it.pilot.press("left", "left")  # over greedy to beams
+        await it.pilot.press("left", "left")  # through greedy to beams
         await it.until(lambda: reply.params.beams == 4)
-        assert reply.params.logprobs is None, "a search has none to tell"
+        assert reply.params.logprobs is None, "a search has no log-probabilities"
         await it.until(lambda: "width" in it.screen_text() and "temperature" not in it.screen_text())
         await it.until(lambda: "beam tree" in it.screen_text() and "beams 4" in it.screen_text())
         row(it, "early_stopping")
@@ -93,7 +93,7 @@ async def test_the_running_reply_becomes_a_search_and_comes_back(bench: Callable
 
 
 @run
-async def test_the_tail_of_a_search_is_seen_and_may_be_taken_back(bench: Callable[..., Any]) -> None:
+async def test_the_tail_of_a_search_is_shown_and_may_be_replaced(bench: Callable[..., Any]) -> None:
     async with bench((100, 40)) as it:
         reply = await it.say("hello")
         put = reply._deltas.put_nowait
@@ -101,7 +101,7 @@ async def test_the_tail_of_a_search_is_seen_and_may_be_taken_back(bench: Callabl
         await it.until(lambda: "once upon a mouse" in it.screen_text())
         put(Delta(reply.id, (2,), " a", tail=" time"))
         await it.until(lambda: "once upon a time" in it.screen_text())
-        assert it.app.chats.active.messages[-1].text == "once upon a", "only this is sure"
+        assert it.app.chats.active.messages[-1].text == "once upon a", "only this is final"
         put(Delta(reply.id, (3, 4), " day.", (), Finish.STOP, score=-0.5))
         await it.until(lambda: not it.app.chats.active.streaming)
         assert it.texts()[-1] == ("assistant", "once upon a day.", "done")
@@ -109,7 +109,7 @@ async def test_the_tail_of_a_search_is_seen_and_may_be_taken_back(bench: Callabl
 
 
 @run
-async def test_the_tree_is_seen_live(bench: Callable[..., Any]) -> None:
+async def test_the_tree_is_shown_live(bench: Callable[..., Any]) -> None:
     shot = snapshot(3, (0, 5, 6), beams=(views(),))
     shot = replace(shot, requests=tuple(each._replace(group=0) for each in shot.requests))
     async with bench((130, 45), backend=FakeBackend([shot]), params=SamplingParams(beams=4)) as it:
@@ -120,13 +120,13 @@ async def test_the_tree_is_seen_live(bench: Callable[..., Any]) -> None:
         assert "·word65" in text and "├▸·word66" in text and "└ ·word67" in text, text
         assert "ended ·word68" in text and "dropped ·word69" in text and "-9.00" in text
         owners = it.main.engine.owners
-        await it.until(lambda: owners.get(5) == owners[0])  # the monitor knows whose hypotheses they are
+        await it.until(lambda: owners.get(5) == owners[0])  # the monitor has the owner of the hypotheses
         await it.answered(it.replies[-1])
         await it.until(lambda: "over, 1 ended, 3 tok" in it.screen_text())
         assert "2 of 4 live" not in it.screen_text()
 
 
-def test_a_tree_has_each_shared_text_once() -> None:
+def test_a_tree_contains_each_shared_text_once() -> None:
     lines = lines_of(views(), lambda tokens: [chr(token) for token in tokens])
     assert [(line.hangs, line.text, line.kind, line.score) for line in lines] == [
         ("+", "A", "branch", None),
@@ -138,8 +138,8 @@ def test_a_tree_has_each_shared_text_once() -> None:
     assert [line.leads for line in lines] == [False, True, False, False, False]
 
 
-def test_a_tree_of_long_replies_is_no_deeper_than_its_branches() -> None:
-    """Thousands of tokens in a row are one line, and take no stack."""
+def test_a_tree_of_long_replies_is_only_as_deep_as_its_branches() -> None:
+    """Thousands of tokens without a branch are one line and need no recursion."""
     shared = tuple(range(5000))
     live = (HypothesisView(0, 0, -2.0, (*shared, 1)), HypothesisView(1, 0, -1.0, (*shared, 2)))
     lines = lines_of(BeamsView(0, 2, 0, live, (), ()), lambda tokens: ["x"] * len(tokens))
@@ -157,8 +157,8 @@ def test_a_tree_of_long_replies_is_no_deeper_than_its_branches() -> None:
         max_size=8,
     )
 )
-def test_from_a_tree_every_hypothesis_can_be_read(given: list[tuple[tuple[int, ...], float]]) -> None:
-    """Its text is that of the branches above it, and its own."""
+def test_every_hypothesis_can_be_read_from_the_tree(given: list[tuple[tuple[int, ...], float]]) -> None:
+    """Its text is that of the branches above it, followed by its own."""
     live = tuple(HypothesisView(at, 0, score, tokens) for at, (tokens, score) in enumerate(given))
     lines = lines_of(BeamsView(0, 8, 0, live, (), ()), lambda tokens: [chr(token) for token in tokens])
     read, above = [], list[str]()
@@ -171,7 +171,7 @@ def test_from_a_tree_every_hypothesis_can_be_read(given: list[tuple[tuple[int, .
 
 
 @run
-async def test_what_the_engine_refuses_is_said_and_taken_back(bench: Callable[..., Any]) -> None:
+async def test_a_change_that_the_engine_refuses_is_reported_and_undone(bench: Callable[..., Any]) -> None:
     class Refuses(FakeBackend):
         async def send(self, command: Any) -> Any:
             if isinstance(command, Update) and "speculate" in command.changes:
@@ -189,8 +189,8 @@ async def test_what_the_engine_refuses_is_said_and_taken_back(bench: Callable[..
 
 
 @run
-async def test_turned_quickly_it_ends_where_it_was_turned_last(bench: Callable[..., Any]) -> None:
-    """Answers come from threads, and the first may be the slowest."""
+async def test_of_quick_changes_the_last_one_applies(bench: Callable[..., Any]) -> None:
+    """Answers arrive from threads, and the first may be the slowest."""
 
     class Slow(FakeBackend):
         asked = 0
@@ -198,7 +198,7 @@ async def test_turned_quickly_it_ends_where_it_was_turned_last(bench: Callable[.
         async def send(self, command: Any) -> Any:
             self.asked += 1
             if self.asked == 1:
-                await impatient.rest()  # whatever else is on its way comes first
+                await impatient.rest()  # let everything else in flight complete first
             return await super().send(command)
 
     async with bench(backend=Slow([snapshot()])) as it:
@@ -211,7 +211,7 @@ async def test_turned_quickly_it_ends_where_it_was_turned_last(bench: Callable[.
 
 
 @run
-async def test_only_kinds_that_the_engine_has_are_offered(bench: Callable[..., Any]) -> None:
+async def test_only_kinds_of_speculation_that_the_engine_has_are_offered(bench: Callable[..., Any]) -> None:
     shot = snapshot(speculates=("ngram", "exit"))
     async with bench((100, 40), backend=FakeBackend([shot])) as it:
         await it.pilot.press("f3")
@@ -225,7 +225,7 @@ async def test_only_kinds_that_the_engine_has_are_offered(bench: Callable[..., A
 
 
 @run
-async def test_what_guessing_brings_is_seen_in_the_drawer(bench: Callable[..., Any]) -> None:
+async def test_the_gain_of_speculation_is_shown_in_the_drawer(bench: Callable[..., Any]) -> None:
     shot = snapshot(3, (0,))
     view = shot.requests[0]._replace(speculation=Speculation("ngram", True, 10, 40, 30, 1.8))
     shot = replace(shot, requests=(view,))
@@ -237,7 +237,7 @@ async def test_what_guessing_brings_is_seen_in_the_drawer(bench: Callable[..., A
 
 
 @run
-async def test_a_schema_of_a_file_is_kept_to(bench: Callable[..., Any], tmp_path: Path) -> None:
+async def test_a_schema_from_a_file_constrains_the_reply(bench: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "person.json"
     file.write_text('{"type": "object"}')
     async with bench((100, 40)) as it:
@@ -249,7 +249,7 @@ async def test_a_schema_of_a_file_is_kept_to(bench: Callable[..., Any], tmp_path
         it.app.screen.query_one(Input).value = str(file)
         await it.pilot.press("enter")
         await it.until(lambda: reply.params.grammar == Grammar("json", '{"type": "object"}'))
-        assert it.app.store.chat(it.app.chats.active.chat.id).params.grammar, "kept with the chat"
+        assert it.app.store.chat(it.app.chats.active.chat.id).params.grammar, "stored with the chat"
         row(it, "speculate")
         await it.pilot.press("right")
         await it.until(lambda: "grammar" in it.drawer.knobs.trouble)
@@ -263,7 +263,7 @@ async def test_a_schema_of_a_file_is_kept_to(bench: Callable[..., Any], tmp_path
         await it.until(lambda: any("cannot read nowhere.json" in notice for notice in it.notices()))
 
 
-def test_a_grammar_as_a_person_writes_it() -> None:
+def test_a_grammar_as_the_user_writes_it() -> None:
     assert grammar_of(" /[0-9]+/ ") == Grammar("regex", "[0-9]+")
     assert grammar_of("  ") is None
     with pytest.raises(BadParams, match="cannot read"):
@@ -271,7 +271,7 @@ def test_a_grammar_as_a_person_writes_it() -> None:
 
 
 @pytest.mark.parametrize("knob", [knob for knob in KNOBS if knob.choices], ids=lambda knob: knob.field)
-def test_choices_go_round(knob: Any) -> None:
+def test_choices_wrap_around(knob: Any) -> None:
     params, seen = SamplingParams(), []
     for _ in knob.choices:
         seen.append(shown(knob, params))
@@ -281,7 +281,7 @@ def test_choices_go_round(knob: Any) -> None:
 
 
 @run
-async def test_several_replies_stand_side_by_side_in_forks(bench: Callable[..., Any]) -> None:
+async def test_several_replies_open_in_forks(bench: Callable[..., Any]) -> None:
     start = SamplingParams(temperature=0.7, n=3)
     async with bench((200, 50), params=start) as it:
         reply = await it.say("hello")
@@ -291,7 +291,7 @@ async def test_several_replies_stand_side_by_side_in_forks(bench: Callable[..., 
         for choice, text in ((0, "one"), (2, "<think>hm</think>three"), (1, "two")):
             put(Delta(reply.id, (choice,), text, choice=choice))
         await it.until(lambda: "one" in it.screen_text())
-        assert len(it.app.chats) == 1, "the others come when they are whole"
+        assert len(it.app.chats) == 1, "the others open when they are complete"
         put(Delta(reply.id, finish=Finish.STOP, left=2))
         put(Delta(reply.id, (9,), " and a half", finish=Finish.LENGTH, choice=1, left=1))
         put(Delta(reply.id, finish=Finish.FAILED, error="no number", choice=2))
@@ -310,7 +310,7 @@ async def test_several_replies_stand_side_by_side_in_forks(bench: Callable[..., 
 
 
 @run
-async def test_what_is_stopped_leaves_no_forks(bench: Callable[..., Any]) -> None:
+async def test_a_stopped_request_leaves_no_forks(bench: Callable[..., Any]) -> None:
     async with bench(params=SamplingParams(temperature=0.7, n=2)) as it:
         reply = await it.say("hello")
         reply._deltas.put_nowait(Delta(reply.id, (1,), "one", choice=1))
@@ -322,7 +322,7 @@ async def test_what_is_stopped_leaves_no_forks(bench: Callable[..., Any]) -> Non
 
 
 @run
-async def test_how_many_replies_is_settled_when_it_is_asked(bench: Callable[..., Any]) -> None:
+async def test_the_number_of_replies_is_fixed_at_submission(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         reply = await it.say("hello")
         active = it.app.chats.active
@@ -337,8 +337,10 @@ WALKS = ("alt+c", "f3", "escape", "tab", "home", "end", "pagedown")
 
 @pytest.mark.parametrize("seed", range(2))
 @run
-async def test_whatever_is_turned_the_engine_is_told_the_same(bench: Callable[..., Any], seed: int) -> None:
-    """Any keys in the drawer and along the tokens, while replies come: chat and engine agree in the end."""
+async def test_random_changes_leave_chat_and_engine_in_agreement(
+    bench: Callable[..., Any], seed: int
+) -> None:
+    """Any keys in the drawer and the token picker, while replies stream."""
     draw = random.Random(seed)
     async with bench((100, 30), backend=FakeBackend([snapshot(speculates=SPECULATION)])) as it:
         for _ in range(3):
@@ -361,8 +363,8 @@ async def test_whatever_is_turned_the_engine_is_told_the_same(bench: Callable[..
                         )
             run_now = it.app.chats.active.run
             if run_now is not None and run_now.reply is not None:
-                await it.until(lambda now=run_now: settled(now.reply.params) == settled(now.told))
-                assert settled(run_now.told).changed(logprobs=None) == settled(
+                await it.until(lambda now=run_now: without_n(now.reply.params) == without_n(now.told))
+                assert without_n(run_now.told).changed(logprobs=None) == without_n(
                     it.app.chats.active.chat.params
                 )
                 it.replies[-1].end()
@@ -372,5 +374,5 @@ async def test_whatever_is_turned_the_engine_is_told_the_same(bench: Callable[..
         assert all(each.chat.messages[-1].state != "failed" for each in it.app.chats)
 
 
-def settled(params: SamplingParams) -> SamplingParams:
+def without_n(params: SamplingParams) -> SamplingParams:
     return params.changed(n=1)

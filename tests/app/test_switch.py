@@ -1,4 +1,4 @@
-"""The engine of this process gives way to another one, whole."""
+"""The engine in this process is replaced by another one, completely."""
 
 import gc
 import weakref
@@ -19,18 +19,18 @@ from tests.cli.conftest import TEMPLATE, write_model
 
 
 async def at_once() -> None:
-    """The next turn comes without delay."""
+    """Return at once, so batches are read without delay."""
 
 
 @run
-async def test_the_old_engine_ends_and_its_memory_goes(tmp_path: Path) -> None:
+async def test_the_old_engine_ends_and_its_memory_is_freed(tmp_path: Path) -> None:
     one, two = write_model(tmp_path / "one", TEMPLATE), write_model(tmp_path / "two")
     models: list[weakref.ref] = []
 
     def launch(config: EngineConfig, progress: Progress) -> Any:
         host = on_thread(config, progress)
         model = host._engine.runner.model
-        model.itself = [model]  # models of transformers know themselves, too
+        model.itself = [model]  # Transformers models contain reference cycles, too
         gc.freeze()
         models.append(weakref.ref(model))
         return host
@@ -61,7 +61,7 @@ async def test_the_old_engine_ends_and_its_memory_goes(tmp_path: Path) -> None:
 
 
 @run
-async def test_where_the_new_one_cannot_be_the_old_one_can_come_back(tmp_path: Path) -> None:
+async def test_the_old_engine_can_be_restored_if_the_new_one_fails(tmp_path: Path) -> None:
     one = write_model(tmp_path / "one")
     broken = write_model(tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"not what it was")

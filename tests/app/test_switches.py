@@ -1,4 +1,4 @@
-"""Techniques turned off and on from the screen, and what it shows of them."""
+"""Engine features are turned off and on from the screen, and the screen shows their state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ def backend(**changes: Any) -> FakeBackend:
 
 
 @run
-async def test_from_the_palette_and_back(bench: Callable[..., Any]) -> None:
+async def test_a_feature_is_toggled_from_the_palette(bench: Callable[..., Any]) -> None:
     async with bench((130, 50), backend=backend()) as it:
         await it.until(lambda: it.main.engine.latest)
         await it.pilot.press("ctrl+p", *"prefix cache", "down", "enter")
@@ -36,18 +36,18 @@ def heading(it: Any) -> str:
 
 
 @run
-async def test_from_the_list(bench: Callable[..., Any]) -> None:
+async def test_a_feature_is_toggled_from_the_list(bench: Callable[..., Any]) -> None:
     async with bench(backend=backend()) as it:
         await it.until(lambda: it.main.engine.latest)
         await it.pilot.press("alt+x")
         await it.until(lambda: "plans the next step" in it.screen_text())
         await it.pilot.press("down", "enter")
         await it.until(lambda: it.main.engine.latest.switches[1].on)
-        assert "overlap on" in it.screen_text(), "the engine's line says what is not as it was"
+        assert "overlap on" in it.screen_text(), "the engine line shows what was changed"
 
 
 @run
-async def test_before_there_is_an_engine(bench: Callable[..., Any]) -> None:
+async def test_before_the_engine_is_loaded(bench: Callable[..., Any]) -> None:
     waiting = backend()
     waiting.loaded.clear()
     async with bench(backend=waiting) as it:
@@ -59,7 +59,7 @@ async def test_before_there_is_an_engine(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_a_line_through_the_graph_where_it_was_turned(bench: Callable[..., Any]) -> None:
+async def test_the_graph_marks_when_a_feature_was_toggled(bench: Callable[..., Any]) -> None:
     async with bench((130, 60), backend=backend(rates=Figures(decode=50.0))) as it:
         panel = it.main.query_one(MonitorPanel)
         await it.until(lambda: panel.rates.snapshot)
@@ -70,17 +70,17 @@ async def test_a_line_through_the_graph_where_it_was_turned(bench: Callable[...,
         right = edge(panel)
         for _ in range(8):
             panel.update_from(panel.rates.snapshot, {})
-        assert edge(panel) == right - 3, "it moves with the samples: two in a column, the newest at the right"
+        assert edge(panel) == right - 3, "it moves with the samples: two per column, newest at the right"
         assert "│ overlap on" in panel.rates.render_line(0).text
 
 
 def edge(panel: MonitorPanel) -> int:
-    """Where the line through the graph of decoding stands."""
+    """The column of the marker in the decode graph."""
     return panel.rates.render_line(panel.rates.size.height - 3).text.index("│")
 
 
 @run
-async def test_the_narrow_line_says_it_before_all_that_may_be_cut(bench: Callable[..., Any]) -> None:
+async def test_the_narrow_line_shows_it_before_anything_that_may_be_cut(bench: Callable[..., Any]) -> None:
     async with bench(
         (46, 20), backend=FakeBackend([snapshot(switches=(Switch("overlap", False, True),))])
     ) as it:

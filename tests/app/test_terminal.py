@@ -1,4 +1,4 @@
-"""The real program on a real terminal, with real (small) models."""
+"""The program on a real terminal, with real (small) models."""
 
 import os
 import re
@@ -17,14 +17,14 @@ from minichat.chats.model import Message
 from minichat.chats.store import Store
 from minichat.shell.paths import locate
 
-PATIENCE = 40.0  # seconds, on a machine that does much else
+PATIENCE = 40.0  # seconds; generous, for a loaded machine
 ENDED = "the program ended with"
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
 
 class Tmux:
-    """One terminal, with a server of its own."""
+    """One terminal with its own tmux server."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Tmux:
             **{key: value for key, value in os.environ.items() if not key.startswith(("TMUX", "SSH", "XDG"))},
             "HOME": str(home),
             "LC_ALL": "C.UTF-8",
-            "COLUMNS": "80",  # as somebody may have exported it: the terminal itself knows better
+            "COLUMNS": "80",  # as if exported by a shell: the terminal's own size must win
             "LINES": "24",
         }
         program = " ".join(["env -u COLORTERM -u NO_COLOR", given, sys.executable, "-m minichat", *words])
-        # Whoever kills the tests leaves the server behind: it ends itself, then.
+        # If the tests are killed, the tmux server is left behind, so it ends itself after a while.
         lapse = f"(sleep 150; tmux -S {self._socket} kill-server) &"
         script = f"{lapse} echo before; {before} {program}; echo {ENDED} $?; stty -a; sleep 60"
         columns, lines = size
@@ -83,12 +83,12 @@ class Tmux:
     def until(self, holds: Callable[[str], object]) -> str:
         end = time.monotonic() + PATIENCE
         while not holds(screen := self.screen()):
-            assert time.monotonic() < end, f"it never came; this is on the screen:\n{screen}"
+            assert time.monotonic() < end, f"timed out; the screen shows:\n{screen}"
             time.sleep(0.1)
         return screen
 
     def program(self) -> int:
-        """The process of minichat itself."""
+        """The pid of minichat itself."""
         shell = self("display-message", "-p", "#{pane_pid}").strip()
         return int(
             subprocess.run(
@@ -128,12 +128,12 @@ def gone(process: int) -> bool:
 
 
 def left_clean(screen: str) -> None:
-    """What was there before is there again, and the terminal echoes lines as it did."""
+    """Check that the earlier output is restored, and that the terminal echoes lines as before."""
     assert "before" in screen
     assert " echo " in screen.replace(";", " ") and " icanon" in screen
 
 
-def test_what_is_piped_in_goes_along_and_keys_come_from_the_terminal(
+def test_piped_input_is_attached_and_keys_come_from_the_terminal(
     terminal: Callable[..., Tmux], tmp_path: Path
 ) -> None:
     (tmp_path / "piped.txt").write_text("Anna has a key.\n")
@@ -167,9 +167,7 @@ def test_a_chat_with_the_built_in_model(terminal: Callable[..., Tmux]) -> None:
     assert tmux.messages()[-1].state == "done"
 
 
-def test_it_is_drawn_on_the_terminal_wherever_errors_go(
-    terminal: Callable[..., Tmux], tmp_path: Path
-) -> None:
+def test_it_draws_on_the_terminal_wherever_stderr_goes(terminal: Callable[..., Tmux], tmp_path: Path) -> None:
     tmux = terminal("2>", str(tmp_path / "errors"))
     tmux.until(lambda screen: "Enter send" in screen)
     tmux.type("C-q")
@@ -179,7 +177,7 @@ def test_it_is_drawn_on_the_terminal_wherever_errors_go(
 
 def test_enter_sends_even_before_the_first_frame(terminal: Callable[..., Tmux]) -> None:
     tmux = terminal("--temperature", "0")
-    tmux.type("Hello", "Enter")  # to a terminal of lines, as it is until the program takes it over
+    tmux.type("Hello", "Enter")  # the terminal is in line mode until the program takes it over
     tmux.until(lambda screen: " waited " in screen)
     tmux.type("C-q")
     tmux.until(lambda screen: f"{ENDED} 0" in screen)
@@ -188,14 +186,14 @@ def test_enter_sends_even_before_the_first_frame(terminal: Callable[..., Tmux]) 
 
 @pytest.fixture
 def endless(tmp_path: Path) -> None:
-    """Replies that go on until the context is full: seconds, even on a quick machine."""
+    """Replies that run until the context is full: seconds, even on a fast machine."""
     config = locate({"HOME": str(tmp_path)}).settings
     config.parent.mkdir(parents=True)
     config.write_text("[sampling]\nignore_eos = true\n")
 
 
 def begin(terminal: Callable[..., Tmux], **how: str) -> Tmux:
-    """A terminal on which a reply streams, and has been saved once."""
+    """A terminal on which a reply is streaming and has been saved once."""
     tmux = terminal(**how)
     tmux.until(lambda screen: "ready" in screen)
     tmux.type("Tell me a story.", "Enter")
@@ -205,7 +203,7 @@ def begin(terminal: Callable[..., Tmux], **how: str) -> Tmux:
 
 @pytest.mark.usefixtures("endless")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_what_streamed_is_there_again(terminal: Callable[..., Tmux], number: signal.Signals) -> None:
+def test_a_partial_reply_is_restored(terminal: Callable[..., Tmux], number: signal.Signals) -> None:
     tmux = begin(terminal)
     process = tmux.program()
     os.kill(process, number)
@@ -225,10 +223,8 @@ def test_what_streamed_is_there_again(terminal: Callable[..., Tmux], number: sig
 
 @pytest.mark.usefixtures("endless")
 @pytest.mark.parametrize("before", ["", "trap : HUP;"])
-def test_a_terminal_that_goes_away_takes_the_program_along(
-    terminal: Callable[..., Tmux], before: str
-) -> None:
-    """Also where another process is told of it, as `make` is, and waits for the program to end."""
+def test_the_program_ends_with_its_terminal(terminal: Callable[..., Tmux], before: str) -> None:
+    """Also if the signal goes to a parent process such as `make`, which waits for the program to end."""
     tmux = begin(terminal, before=before)
     process = tmux.program()
     tmux("kill-session")
@@ -265,7 +261,7 @@ def test_four_chats_stream_while_the_terminal_changes_and_control_c_ends_it(
     assert all(answer.text and answer.state in ("stopped", "done") for answer in answers)
 
 
-# Terminals of all kinds: without a model, so that they start quickly.
+# All kinds of terminals, without a model for a quick start.
 
 FORMS = {
     "16 colours": r"\x1b\[[0-9;]*?(3|4|9|10)[0-7]",
@@ -284,7 +280,7 @@ FORMS = {
         ("TERM=xterm-256color COLORTERM=truecolor NO_COLOR=1", None),
     ],
 )
-def test_it_uses_the_colours_that_there_are(
+def test_it_uses_the_available_colors(
     terminal: Callable[..., Tmux], environment: str, expected: str | None
 ) -> None:
     tmux = terminal("--model", "/nowhere", size=(120, 40), environment=environment)
@@ -303,7 +299,7 @@ def test_it_uses_the_colours_that_there_are(
 
 
 @pytest.mark.parametrize("words", [(), ("--ascii",)])
-def test_it_fits_wherever_it_runs(terminal: Callable[..., Tmux], words: tuple[str, ...]) -> None:
+def test_it_fits_any_size(terminal: Callable[..., Tmux], words: tuple[str, ...]) -> None:
     tmux = terminal("--model", "/nowhere", *words, size=(300, 90))
     for columns, lines in ((300, 90), (40, 12)):
         tmux("resize-window", "-x", str(columns), "-y", str(lines))
@@ -311,7 +307,7 @@ def test_it_fits_wherever_it_runs(terminal: Callable[..., Tmux], words: tuple[st
             lambda screen, wide=columns > 40: (
                 "F5 restarts the engine" in screen
                 and ("KV map" in screen) == wide
-                and (not wide or screen.isascii() == ("--ascii" in words))  # frames come after their text
+                and (not wide or screen.isascii() == ("--ascii" in words))  # frames follow their text
             )
         )
         assert len(screen.splitlines()) == lines
@@ -321,4 +317,4 @@ def test_it_fits_wherever_it_runs(terminal: Callable[..., Tmux], words: tuple[st
         tmux.until(lambda screen: "Esc close" in screen)
         tmux.type("Escape")
     tmux.type("C-q")
-    tmux.until(lambda screen: "noflsh" in screen)  # on a small one that is all that is left in view
+    tmux.until(lambda screen: "noflsh" in screen)  # all that fits on the small screen

@@ -1,4 +1,4 @@
-"""Themes: chosen, copied, edited while they are in use; and what the settings get wrong about keys."""
+"""Themes are chosen, copied and edited in use; errors in the settings about keys are reported."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +10,7 @@ from tests.app.conftest import run
 
 
 @run
-async def test_a_theme_that_is_edited_is_read_again(
-    bench: Callable[..., Any], tmp_path: Path, root: Path
-) -> None:
+async def test_an_edited_theme_is_reloaded(bench: Callable[..., Any], tmp_path: Path, root: Path) -> None:
     async with bench() as it:
         themes = it.app.paths.themes
         themes.mkdir(parents=True)
@@ -31,8 +29,8 @@ async def test_a_theme_that_is_edited_is_read_again(
 
 
 @run
-async def test_a_theme_is_copied_and_each_save_of_it_is_seen(bench: Callable[..., Any]) -> None:
-    """Without a key and without the focus: the person is in an editor."""
+async def test_a_theme_is_copied_and_each_save_is_applied(bench: Callable[..., Any]) -> None:
+    """Without a key or focus: the user is in an editor."""
     async with bench() as it:
         await it.command("view.copy_theme")
         await it.pilot.press("enter")
@@ -50,8 +48,8 @@ async def test_a_theme_is_copied_and_each_save_of_it_is_seen(bench: Callable[...
         file.write_text(text.replace("#101418", "no colour"))
         fault = f"{file}:10: colours.background: must be"
         await it.until(lambda: any(fault in said for said in it.notices()))
-        assert (it.app.theme, ground()) == ("mine", "#123456"), "as it was, until the fault is mended"
-        file.unlink()  # some editors write another file in its place
+        assert (it.app.theme, ground()) == ("mine", "#123456"), "unchanged until the error is fixed"
+        file.unlink()  # some editors replace the file
         it.app.on_app_focus()
         assert (it.app.theme, ground()) == ("mine", "#123456")
         file.write_text(text.replace("#101418", "#335577").replace('"mine"', '"my own"'))
@@ -62,15 +60,15 @@ async def test_a_theme_is_copied_and_each_save_of_it_is_seen(bench: Callable[...
         await it.pilot.press("enter")
         await it.until(lambda: "a theme named 'my own' already exists" in it.notices())
     async with bench() as it:
-        assert it.app.theme == "my own", "as at every start from now on"
+        assert it.app.theme == "my own", "as at each start from now on"
         assert it.app._themes._timer._active.is_set()
         it.app.theme = "minichat-light"
         await it.until(lambda: not it.app._themes._timer._active.is_set())
 
 
 @run
-async def test_keys_that_clash_are_named(bench: Callable[..., Any], tmp_path: Path) -> None:
-    """Which key, which two actions, and where that is written."""
+async def test_conflicting_keys_are_reported(bench: Callable[..., Any], tmp_path: Path) -> None:
+    """Reports the key, the two actions, and where it is configured."""
     settings = tmp_path / ".config" / "minichat" / "config.toml"
     settings.parent.mkdir(parents=True)
     settings.write_text('[keys]\n"chat.new" = "f2"\n')
@@ -87,7 +85,7 @@ async def test_keys_that_clash_are_named(bench: Callable[..., Any], tmp_path: Pa
 
 
 @run
-async def test_a_theme_that_does_not_exist_is_named(bench: Callable[..., Any], tmp_path: Path) -> None:
+async def test_an_unknown_theme_is_reported(bench: Callable[..., Any], tmp_path: Path) -> None:
     settings = tmp_path / ".config" / "minichat" / "config.toml"
     settings.parent.mkdir(parents=True)
     settings.write_text('[screen]\ntheme = "mos"\n')
@@ -97,7 +95,7 @@ async def test_a_theme_that_does_not_exist_is_named(bench: Callable[..., Any], t
 
 
 @run
-async def test_a_theme_chosen_on_the_screen_is_there_again(bench: Callable[..., Any], tmp_path: Path) -> None:
+async def test_a_theme_chosen_on_the_screen_is_remembered(bench: Callable[..., Any], tmp_path: Path) -> None:
     async with bench((100, 40)) as it:
         await it.pilot.press("ctrl+p", *"choose a theme")
         await it.until(lambda: "Choose a theme" in it.screen_text())
@@ -113,12 +111,12 @@ async def test_a_theme_chosen_on_the_screen_is_there_again(bench: Callable[..., 
         settings = it.app.paths.settings
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text('[screen]\ntheme = "minichat-light"\n')
-    async with bench() as it:  # what is written later goes before it
+    async with bench() as it:  # the newer file takes precedence
         assert it.app.theme == "minichat-light"
 
 
 @run
-async def test_without_colours_the_active_chat_is_still_told(
+async def test_without_colors_the_active_chat_is_still_marked(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")

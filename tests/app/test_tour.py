@@ -1,4 +1,4 @@
-"""The tour: the real engine does what each page says, and leaves nothing behind."""
+"""The tour: the real engine does what each page describes, and nothing is left behind."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,19 +28,19 @@ from minichat.features.tour.panel import TourPanel
 from tests.app.conftest import run
 
 
-def told(it: Any) -> str:
-    """What stands in the panel below the page's own text; nothing while it waits for the engine."""
+def outcome(it: Any) -> str:
+    """The panel's line below the page's own text; empty while it waits for the engine."""
     lines = it.main.query_one(TourPanel).text.plain.splitlines()
     return lines[2] if len(lines) == 3 and "waiting for the engine" not in lines[2] else ""
 
 
 def played(it: Any) -> bool:
-    """Whether the page is at its end."""
-    return bool(told(it)) and not told(it).endswith("...") and not told(it).startswith("Look at")
+    """Whether the page has played to its end."""
+    return bool(outcome(it)) and not outcome(it).endswith("...") and not outcome(it).startswith("Look at")
 
 
 @run
-async def test_the_whole_of_it_with_the_real_engine(bench: Callable[..., Any], tmp_path: Path) -> None:
+async def test_the_whole_tour_with_the_real_engine(bench: Callable[..., Any], tmp_path: Path) -> None:
     backend, heard = (
         LocalBackend(EngineConfig(model="pocket", device="cpu", blocks=BLOCKS, seed=1)),
         list[Event](),
@@ -58,8 +58,8 @@ async def test_the_whole_of_it_with_the_real_engine(bench: Callable[..., Any], t
             await it.pilot.press("enter")
             await patiently(it, lambda: played(it))
             assert page.title in it.screen_text()
-            assert "KV [" in it.screen_text(), "the engine's line stays in view"
-            seen.append(told(it))
+            assert "KV [" in it.screen_text(), "the engine line stays visible"
+            seen.append(outcome(it))
         kinds = {type(event) for event in heard}
         assert kinds >= {Admitted, FirstToken, Forked, Copied, Preempted, Resumed, Updated}
         cached = [event.cached for event in heard if isinstance(event, Admitted)]
@@ -83,7 +83,7 @@ async def test_the_whole_of_it_with_the_real_engine(bench: Callable[..., Any], t
 
 
 async def patiently(it: Any, holds: Callable[[], object]) -> None:
-    """For what a model has to do on a busy machine."""
+    """Wait longer than `until`, for a real model on a loaded machine."""
     for _ in range(30):
         try:
             return await it.until(holds)
@@ -93,12 +93,12 @@ async def patiently(it: Any, holds: Callable[[], object]) -> None:
 
 
 @run
-async def test_forth_and_back_and_out(bench: Callable[..., Any]) -> None:
+async def test_forward_back_and_quit(bench: Callable[..., Any]) -> None:
     async with bench((80, 24), tour=True) as it:
         await it.until(lambda: it.main.query(TourPanel))
         await it.pilot.press("enter")
         assert "Look at the line above" in it.screen_text()
-        assert it.replies == [], "it waits for the reader"
+        assert it.replies == [], "it waits for Enter"
         await it.pilot.press("enter")
         await it.until(lambda: len(it.replies) == 1)
         assert it.replies[0].prompt[0]["role"] == "system"
@@ -108,7 +108,7 @@ async def test_forth_and_back_and_out(bench: Callable[..., Any]) -> None:
         await it.pilot.press("backspace")
         assert "24 blocks" in it.screen_text()
         await it.pilot.press("right")
-        assert "came 250 ms after" in it.screen_text(), "a page is not done twice"
+        assert "came 250 ms after" in it.screen_text(), "a page is not played twice"
         assert len(it.replies) == 1
         await it.pilot.press("enter")
         assert not it.replies[0].finished
@@ -120,7 +120,7 @@ async def test_forth_and_back_and_out(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_a_page_is_played_again(bench: Callable[..., Any]) -> None:
+async def test_a_page_can_be_played_again(bench: Callable[..., Any]) -> None:
     async with bench((120, 40), tour=True) as it:
         await it.until(lambda: it.main.query(TourPanel))
         await it.pilot.press("r", "enter")  # the first page has nothing to play
@@ -128,16 +128,16 @@ async def test_a_page_is_played_again(bench: Callable[..., Any]) -> None:
         await it.pilot.press("enter")
         await it.until(lambda: len(it.replies) == 1)
         it.backend.emit(Admitted(0, 0.0, 0, 0), FirstToken(0, 0.0, 0, 0.25))
-        await it.until(lambda: told(it).startswith("Request 0"))
+        await it.until(lambda: outcome(it).startswith("Request 0"))
         assert "r play again" in it.screen_text()
         await it.pilot.press("r")
         await it.until(lambda: len(it.replies) == 2)
         assert it.replies[0].finished
-        assert told(it) == ""
+        assert outcome(it) == ""
         first, second = (reply.prompt[-1]["content"] for reply in it.replies)
-        assert first != second, "nothing but the system prompt was read before"
+        assert first != second, "only the system prompt was read before"
         it.backend.emit(Admitted(0, 0.0, 1, 0), FirstToken(0, 0.0, 1, 0.5))
-        await it.until(lambda: told(it).startswith("Request 1"))
+        await it.until(lambda: outcome(it).startswith("Request 1"))
         await it.pilot.press("enter", "b", "r")
         await it.until(lambda: len(it.replies) == 3), "a page before, too"
 
@@ -159,7 +159,7 @@ async def test_all_of_a_page_can_be_read(bench: Callable[..., Any], size: tuple[
 
 
 @run
-async def test_it_does_not_wait_for_whoever_goes_on(bench: Callable[..., Any]) -> None:
+async def test_it_does_not_wait_if_the_user_continues(bench: Callable[..., Any]) -> None:
     async with bench((80, 24), tour=True) as it:
         await it.until(lambda: it.main.query(TourPanel))
         for _ in range(2 * len(PAGES)):
@@ -169,7 +169,7 @@ async def test_it_does_not_wait_for_whoever_goes_on(bench: Callable[..., Any]) -
 
 
 @run
-async def test_from_the_palette_it_needs_the_terminal(bench: Callable[..., Any]) -> None:
+async def test_the_palette_says_that_it_needs_the_terminal(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.command("program.tour")
         await it.until(lambda: any("run: minichat tour" in said for said in it.notices()))

@@ -1,4 +1,4 @@
-"""Whatever is pasted, stored or said: nothing of it reaches the terminal as a control sequence."""
+"""Whatever is pasted, stored or generated: none of it reaches the terminal as a control sequence."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def harmless(it: Bench) -> bool:
 
 @run
 @pytest.mark.parametrize("where", ["", "alt+t", "alt+s", "ctrl+o", "ctrl+f", "alt+o"])
-async def test_what_is_pasted_is_shown_not_obeyed(bench: Callable[..., Any], where: str) -> None:
+async def test_pasted_text_is_shown_not_obeyed(bench: Callable[..., Any], where: str) -> None:
     async with bench((100, 24)) as it:
         await it.until(lambda: it.app.lifecycle.ready.is_set())
         await it.pilot.press(*filter(None, [where]))
@@ -32,7 +32,7 @@ async def test_what_is_pasted_is_shown_not_obeyed(bench: Callable[..., Any], whe
 
 
 @run
-async def test_what_was_pasted_is_sent_as_it_was_shown(bench: Callable[..., Any]) -> None:
+async def test_pasted_text_is_sent_as_shown(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         it.app.post_message(Paste(f"one\r\ntwo\rthree\tx {EVIL}"))
         await it.until(lambda: "red" in it.screen_text())
@@ -44,9 +44,7 @@ async def test_what_was_pasted_is_sent_as_it_was_shown(bench: Callable[..., Any]
 
 
 @run
-async def test_what_came_before_is_harmless_wherever_it_is_shown(
-    bench: Callable[..., Any], tmp_path: Any
-) -> None:
+async def test_stored_text_is_harmless_wherever_it_is_shown(bench: Callable[..., Any], tmp_path: Any) -> None:
     store = Store(locate({"HOME": str(tmp_path)}).chats)
     chat = store.create_chat(f"title {EVIL}", f"system {EVIL}")
     store.append(chat.id, "user", f"said {EVIL}")
@@ -64,14 +62,14 @@ async def test_what_came_before_is_harmless_wherever_it_is_shown(
 
 @run
 @pytest.mark.parametrize("send", [True, False])
-async def test_what_the_command_line_brings_is_harmless(bench: Callable[..., Any], send: bool) -> None:
+async def test_text_from_the_command_line_is_harmless(bench: Callable[..., Any], send: bool) -> None:
     async with bench(first=First(text=f"first {EVIL}", send=send)) as it:
         await it.until(lambda: "first" in it.screen_text())
         assert harmless(it)
 
 
 @run
-async def test_a_fault_is_told_harmlessly(bench: Callable[..., Any]) -> None:
+async def test_an_error_message_is_harmless(bench: Callable[..., Any]) -> None:
     async with bench((160, 24)) as it:
         await it.until(lambda: it.app.lifecycle.ready.is_set())
         it.app.lifecycle.lose(f"lost\n{EVIL}")

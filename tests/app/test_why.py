@@ -1,4 +1,4 @@
-"""Why this speed: what holds a step, and the panel that says so."""
+"""What limits the speed of a step, and the panel that explains it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +28,7 @@ def shot(
     return snapshot(1000, running, **kind)
 
 
-def test_one_row_reads_all_weights_for_itself() -> None:
+def test_one_row_is_bound_by_reading_weights() -> None:
     speed = explain(shot(StepTimes(launch=0.0125)), SPEEDS)
     assert speed.memory.share == pytest.approx((100_000_000 + 1007 * 1000) / 0.0125 / 10e9)
     assert speed.arithmetic.amount == 2 * 25_000_000
@@ -38,7 +38,7 @@ def test_one_row_reads_all_weights_for_itself() -> None:
     )
 
 
-def test_many_rows_share_the_reading_until_they_have_to_multiply() -> None:
+def test_many_rows_share_the_reading_until_compute_dominates() -> None:
     speed = explain(shot(StepTimes(launch=0.0125), rows=15.0), SPEEDS)
     assert speed.sentence.endswith(
         "15 rows use 92% of the memory bandwidth; more concurrent chats begin to cost."
@@ -49,7 +49,7 @@ def test_many_rows_share_the_reading_until_they_have_to_multiply() -> None:
     )
 
 
-def test_long_contexts_are_read_too() -> None:
+def test_long_contexts_add_reading_of_the_cache() -> None:
     long = shot(StepTimes(launch=0.08), reads=Reads(100_000_000, ((0, 500_000),)))
     speed = explain(long, SPEEDS)
     assert (speed.weights, speed.cache) == (100_000_000, 1007 * 500_000)
@@ -58,32 +58,34 @@ def test_long_contexts_are_read_too() -> None:
         "fewer or shorter chats are faster."
     )
     near = explain(replace(long, reads=Reads(100_000_000, ((16, 500_000),))), SPEEDS)
-    assert near.cache == 16 * 500_000, "a window is all that is read"
+    assert near.cache == 16 * 500_000, "only the window is read"
 
 
-def test_prompts_are_arithmetic() -> None:
+def test_prompts_are_bound_by_compute() -> None:
     speed = explain(shot(StepTimes(launch=0.5), tokens=512.0, prefill=20_000.0), SPEEDS)
     assert speed.sentence == "Limited by arithmetic: 51% of the device's peak; prompts are being prefilled."
 
 
-def test_the_host() -> None:
+def test_bound_by_the_host() -> None:
     busy = shot(StepTimes(plan=0.004, launch=0.004, wait=0.002, commit=0.004), rows=40.0)
     assert explain(replace(busy, device="NVIDIA H100"), SPEEDS).sentence == (
         "Limited by the host: 86% of a step is planning, launching and committing 40 rows; "
         "more concurrent chats cost little."
     )
-    assert "host" in explain(busy, SPEEDS).sentence, "even on a CPU, where launching is the model itself"
+    assert "host" in explain(busy, SPEEDS).sentence, (
+        "even on a CPU, where launch time is the model's run time"
+    )
     assert "host" not in explain(shot(StepTimes(plan=0.001, launch=0.03, commit=0.001)), SPEEDS).sentence
 
 
-def test_neither() -> None:
+def test_bound_by_none_of_them() -> None:
     assert explain(shot(StepTimes(launch=0.1)), SPEEDS).sentence == (
         "Limited by small operations: neither memory (10%) nor arithmetic (0%) is near its limit; "
         "a batch of 1 row does not fill the device."
     )
 
 
-def test_what_is_not_known_is_not_said() -> None:
+def test_unknown_figures_are_not_shown() -> None:
     quiet = explain(snapshot(step_times=StepTimes(launch=0.01), reads=Reads(100)), SPEEDS)
     assert quiet.idle
     assert quiet.sentence == "The engine is idle. Send a message, then open this again."
@@ -98,7 +100,9 @@ def test_what_is_not_known_is_not_said() -> None:
 
 @run
 @pytest.mark.parametrize("size", [(80, 24), (200, 60), (40, 12)])
-async def test_the_panel(bench: Callable[..., Any], size: tuple[int, int]) -> None:
+async def test_the_panel_shows_figures_and_an_explanation(
+    bench: Callable[..., Any], size: tuple[int, int]
+) -> None:
     backend = FakeBackend([shot(StepTimes(plan=0.0002, launch=0.012, commit=0.0003))])
     async with bench(size, backend=backend) as it:
         await it.until(lambda: it.main.engine.latest)
@@ -129,7 +133,7 @@ async def test_it_waits_for_an_engine(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "Limited by reading weights" in it.screen_text())
 
 
-def test_a_share_of_what_is_not_known_is_not_shown() -> None:
+def test_shares_of_unknown_figures_are_not_shown() -> None:
     plain = described(explain(shot(StepTimes(launch=0.0125)), None), 60, ASCII, "it has gone").plain
     assert plain.startswith("it has gone") and "%" not in plain
     assert [line.split() for line in plain.splitlines() if "GB/s" in line] == [["8.1", "GB/s"]]
@@ -137,7 +141,7 @@ def test_a_share_of_what_is_not_known_is_not_shown() -> None:
 
 
 @run
-async def test_when_it_is_quiet_the_last_steps_are_explained(bench: Callable[..., Any]) -> None:
+async def test_when_idle_the_last_steps_are_explained(bench: Callable[..., Any]) -> None:
     async with bench(backend=FakeBackend([shot(StepTimes(launch=0.0125))])) as it:
         await it.until(lambda: it.main.engine.latest)
         it.app.pulse.rest()
@@ -147,7 +151,7 @@ async def test_when_it_is_quiet_the_last_steps_are_explained(bench: Callable[...
         assert "Limited by reading weights" in it.screen_text()
 
 
-def test_on_a_cpu_the_launch_is_taken_apart() -> None:
+def test_on_a_cpu_the_launch_is_broken_down() -> None:
     split = StepSplit(attention=0.002, products=0.006, sampling=0.001)
     speed = explain(shot(StepTimes(launch=0.012), split=split), SPEEDS)
     lines = described(speed, 72, ASCII).plain.splitlines()
@@ -161,7 +165,7 @@ def test_on_a_cpu_the_launch_is_taken_apart() -> None:
 
 
 @run
-async def test_the_engine_is_asked_as_long_as_somebody_looks(
+async def test_the_engine_is_asked_only_while_the_panel_is_open(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minichat.features.why.feature._ASKS_EVERY", 0.0)
@@ -187,7 +191,7 @@ async def test_the_engine_is_asked_as_long_as_somebody_looks(
 
 
 @run
-async def test_what_went_wrong_is_forgotten_once_it_is_measured(bench: Callable[..., Any]) -> None:
+async def test_an_error_disappears_once_the_measurement_succeeds(bench: Callable[..., Any]) -> None:
     async with bench(backend=FakeBackend([shot(StepTimes(launch=0.0125))])) as it:
         answer, troubles = it.backend.send, [EngineError("not now")]
 

@@ -1,4 +1,4 @@
-"""Screens on engines elsewhere: real servers on real sockets, over a link that can be cut."""
+"""Screens attached to remote engines: real servers on real sockets, through a link that can be cut."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ __all__ = ["served", "slow"]
 
 @dataclass
 class Attached:
-    """A backend, the link it goes over, and what it has said."""
+    """A remote backend, the proxy in front of its server, and the events it has reported."""
 
     backend: RemoteBackend
     proxy: Proxy
@@ -37,7 +37,7 @@ class Attached:
             if holds():
                 return
             await asyncio.sleep(0.005)
-        raise AssertionError("it never came")
+        raise AssertionError("timed out waiting for a condition")
 
     async def lost(self) -> None:
         await self.until(lambda: self.said(LinkLost))
@@ -48,12 +48,12 @@ class Attached:
         return event
 
 
-def nothing(done: int, total: int) -> None:
-    """Of loading there is nothing to tell."""
+def no_progress(done: int, total: int) -> None:
+    """Ignore loading progress."""
 
 
 async def at_once() -> None:
-    """The next turn comes without delay."""
+    """Return at once, so batches are read without delay."""
 
 
 async def whole(reply: Reply) -> list[Delta]:
@@ -71,7 +71,7 @@ async def attached(server: Served) -> AsyncIterator[Attached]:
     one = Attached(backend, proxy)
     backend.subscribe(one.hear)
     try:
-        await backend.load(nothing)
+        await backend.load(no_progress)
         yield one
     finally:
         await backend.detach()
@@ -80,6 +80,6 @@ async def attached(server: Served) -> AsyncIterator[Attached]:
 
 @pytest.fixture
 def own() -> Iterator[Served]:
-    """A server for one test that ends it."""
+    """A server for one test, which shuts it down."""
     with serving(dry(rate=50), drain=0.2) as one:
         yield one

@@ -1,4 +1,4 @@
-"""A link that can be cut and restored."""
+"""A TCP proxy that can be cut and restored."""
 
 import socket
 import threading
@@ -6,7 +6,7 @@ from contextlib import suppress
 
 
 class Proxy:
-    """Listens, and passes bytes on to a server, while it is whole."""
+    """Listens and forwards bytes to a server, unless it is cut."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -14,8 +14,8 @@ class Proxy:
         self._gate = threading.Lock()
         self.whole = True
         self._pairs: set[socket.socket] = set()
-        self.passed = 0  # bytes, from the server
-        self.cut_after: int | None = None  # so many bytes more from the server, in the middle of whatever
+        self.passed = 0  # bytes from the server so far
+        self.cut_after: int | None = None  # cut after this number of further bytes from the server
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -23,7 +23,7 @@ class Proxy:
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def cut(self) -> None:
-        """Everything that is open breaks, and nothing new gets through."""
+        """Break all open connections and refuse new ones."""
         with self._gate:
             self.whole = False
             for each in self._pairs:
@@ -73,7 +73,7 @@ class Proxy:
                 each.shutdown(socket.SHUT_RDWR)
 
     def _last(self, bytes: int) -> int | None:
-        """How many of these bytes still pass before the cut that was asked for; one connection makes it."""
+        """How many of these bytes pass before a requested cut, or None; only one connection makes it."""
         with self._gate:
             if self.cut_after is not None and bytes >= self.cut_after:
                 last, self.cut_after = self.cut_after, None

@@ -1,4 +1,4 @@
-"""Decoding from the screen on the real engine, here and elsewhere: searches, guesses, a picked token."""
+"""Decoding from the screen on the real engine, local and remote: beam search, speculation, a picked token."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from minichat.clients.local import LocalBackend
 from minichat.clients.remote import RemoteBackend
 from minichat.ui.likely import Likely
 from tests.app.conftest import Bench, bench, run
-from tests.attach.conftest import nothing, text_of, whole
+from tests.attach.conftest import no_progress, text_of, whole
 from tests.server.conftest import KEY, Served, serving
 
 __all__ = ["bench"]
@@ -47,7 +47,7 @@ async def ended(it: Bench) -> str:
 
 @pytest.mark.parametrize("kind", ["here", "elsewhere"])
 @run
-async def test_a_token_is_picked_and_a_search_comes_and_goes(
+async def test_a_token_is_picked_and_a_search_starts_and_ends(
     bench: Callable[..., Any], pocket: Served, kind: str
 ) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=24)
@@ -64,7 +64,7 @@ async def test_a_token_is_picked_and_a_search_comes_and_goes(
         assert picker.choice == 0 and picker.shares[6] == max(map(_share, picker.rows)), "a greedy reply"
         await it.pilot.press("enter")
         await it.until(lambda: len(it.app.chats) == 2)
-        assert await ended(it) == whole, "the very token that stood there leads to the very reply"
+        assert await ended(it) == whole, "picking the original token leads to the same reply"
 
         await it.pilot.press("f3")
         active = it.app.chats.active
@@ -92,17 +92,17 @@ def _share(row: Likely) -> float:
 
 
 @run
-async def test_the_next_screen_reads_a_picked_reply_from_its_first_word(pocket: Served) -> None:
+async def test_the_next_screen_resumes_a_picked_reply_from_its_first_word(pocket: Served) -> None:
     greedy, ask = SamplingParams(temperature=0.0, max_tokens=16), [{"role": "user", "content": "Hello."}]
     first, second = backend("elsewhere", pocket), backend("elsewhere", pocket)
     try:
-        await first.load(nothing)
+        await first.load(no_progress)
         deltas = await whole(await first.submit(ask, greedy))
         tokens = [token for delta in deltas for token in delta.tokens]
         picked = await first.submit(ask, greedy, reply_prefix=tokens[:5], tag="picked")
         rest = await whole(picked)
         assert [token for delta in rest for token in delta.tokens] == tokens[5:]
-        await second.load(nothing)
+        await second.load(no_progress)
         past = await second.resume("picked")
         again = await whole(past.reply)
         assert [token for delta in again for token in delta.tokens] == tokens

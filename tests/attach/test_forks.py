@@ -1,4 +1,4 @@
-"""Replies that go on from another one, left by a screen: the next one reads them from their first word on."""
+"""Forked replies that a screen left running: the next screen resumes them with their text from the start."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,12 +21,12 @@ def backend(served: Served) -> RemoteBackend:
     return RemoteBackend(Address(served.url, key=KEY))
 
 
-async def forked(it: Bench) -> None:
+async def fork(it: Bench) -> None:
     await it.pilot.press("alt+k")
 
 
-async def picked(it: Bench) -> None:
-    """The reply is stopped, and goes on with another token somewhere in it."""
+async def pick_token(it: Bench) -> None:
+    """Stop the reply and continue it with another token in its middle."""
     await it.pilot.press("escape")
     await it.until(lambda: not it.app.chats.active.streaming)
     await it.pilot.press("alt+c")
@@ -38,8 +38,8 @@ async def picked(it: Bench) -> None:
     await it.pilot.press("down", "enter")
 
 
-@pytest.mark.parametrize("how", [forked, picked])
-def test_the_next_screen_reads_on_what_goes_on_from_another(
+@pytest.mark.parametrize("how", [fork, pick_token])
+def test_the_next_screen_resumes_a_fork(
     bench: Callable[..., Any], slow: Served, how: Callable[[Bench], Any]
 ) -> None:
     @run

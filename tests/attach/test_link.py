@@ -1,4 +1,4 @@
-"""A link that is cut, in whatever moment, costs no token, no change and no event."""
+"""Cutting the link at any moment loses no token, no change and no event."""
 
 import asyncio
 from hashlib import sha256
@@ -36,14 +36,14 @@ async def read(it: Attached, tag: str = "", params: SamplingParams = LONG) -> st
     return text_of(await whole(await it.backend.submit("tell me", params, tag=tag)))
 
 
-async def works(it: Attached, server: Served) -> None:
-    """The engine makes some steps."""
+async def wait_for_steps(it: Attached, server: Served) -> None:
+    """Wait until the engine has run several steps."""
     before = server.host.snapshot().step
     await it.until(lambda: server.host.snapshot().step > before + 3)
 
 
 @run
-async def test_everything_a_screen_asks_comes_through(served: Served) -> None:
+async def test_all_requests_of_a_screen_work_remotely(served: Served) -> None:
     async with attached(served) as it:
         backend, host = it.backend, served.host
         shot = await backend.snapshot()
@@ -66,7 +66,7 @@ async def test_everything_a_screen_asks_comes_through(served: Served) -> None:
 
 
 @run
-async def test_a_running_reply_is_changed_forked_preempted_and_ended(slow: Served) -> None:
+async def test_a_running_reply_is_updated_forked_preempted_and_aborted(slow: Served) -> None:
     async with attached(slow) as it:
         backend = it.backend
         reply = await backend.submit(user("hello"), ENDLESS)
@@ -74,7 +74,7 @@ async def test_a_running_reply_is_changed_forked_preempted_and_ended(slow: Serve
         await anext(batches)
         fork = await backend.fork(reply.id, ENDLESS.changed(max_tokens=25))
         assert fork.prompt_tokens > reply.prompt_tokens
-        before = fork.prompt_tokens - reply.prompt_tokens  # they count as said, too
+        before = fork.prompt_tokens - reply.prompt_tokens  # the prompt's tokens count, too
         assert before + sum(len(delta.tokens) for delta in await whole(fork)) == 25
         await backend.send(Preempt(reply.id))
         await backend.send(Update(reply.id, {"max_tokens": 60}))
@@ -90,7 +90,7 @@ async def test_a_running_reply_is_changed_forked_preempted_and_ended(slow: Serve
 
 
 @run
-async def test_what_the_engine_refuses_is_refused_in_its_words(served: Served) -> None:
+async def test_an_engine_error_keeps_its_message(served: Served) -> None:
     async with attached(served) as it:
         with pytest.raises(BadParams, match="top_p"):
             await it.backend.send(Update(0, {"top_p": 7}))
@@ -108,11 +108,11 @@ async def test_what_the_engine_refuses_is_refused_in_its_words(served: Served) -
 
 
 @run
-async def test_a_place_that_sends_on_says_where_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    def door(request: httpx.Request) -> httpx.Response:
+async def test_a_redirect_reports_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    def respond(request: httpx.Request) -> httpx.Response:
         return httpx.Response(308, headers={"location": "https://box/engine"})
 
-    client = httpx.AsyncClient(base_url="http://box", transport=httpx.MockTransport(door))
+    client = httpx.AsyncClient(base_url="http://box", transport=httpx.MockTransport(respond))
     monkeypatch.setattr("minichat.clients.link._client", lambda address: client)
     link = Link(Address("http://box"))
     with pytest.raises(BadInput, match=r"http://box/engine redirects to 'https://box/engine'"):
@@ -121,7 +121,7 @@ async def test_a_place_that_sends_on_says_where_to(monkeypatch: pytest.MonkeyPat
 
 
 @run
-async def test_a_cut_in_the_middle_of_a_reply_loses_nothing(slow: Served) -> None:
+async def test_a_cut_during_a_reply_loses_nothing(slow: Served) -> None:
     async with attached(slow) as it:
         expected = await read(it)
         reading = asyncio.create_task(read(it))
@@ -131,7 +131,7 @@ async def test_a_cut_in_the_middle_of_a_reply_loses_nothing(slow: Served) -> Non
             before = len(it.said(LinkLost))
             it.proxy.cut()
             await it.until(lambda n=before: len(it.said(LinkLost)) > n)
-            await works(it, slow)
+            await wait_for_steps(it, slow)
             it.proxy.restore()
             await it.back()
             passed = it.proxy.passed
@@ -141,7 +141,7 @@ async def test_a_cut_in_the_middle_of_a_reply_loses_nothing(slow: Served) -> Non
 
 @run
 async def test_a_cut_at_any_byte_loses_nothing(served: Served) -> None:
-    """Also inside an event, a header, or the answer to the question that begins a reply."""
+    """Also inside an event, a header, or the response to the request that starts a reply."""
     async with attached(served) as it:
         expected = await read(it)
         for byte in BYTES:
@@ -155,11 +155,11 @@ async def test_a_cut_at_any_byte_loses_nothing(served: Served) -> None:
             it.heard.clear()
         digest = sha256(KEY.encode()).digest()
         begun = [each.tag for each in served.state.replies.of(digest) if each.tag.startswith("at-")]
-        assert len(begun) == len(set(begun)) == len(BYTES)  # some were asked for twice, and begun once
+        assert len(begun) == len(set(begun)) == len(BYTES)  # some were submitted twice but started once
 
 
 @run
-async def test_events_during_a_cut_are_told_after_it(slow: Served) -> None:
+async def test_events_during_a_cut_are_reported_after_it(slow: Served) -> None:
     async with attached(slow) as it:
         await read(it, params=LONG.changed(max_tokens=2))
         await it.until(lambda: it.said(Finished))
@@ -173,7 +173,7 @@ async def test_events_during_a_cut_are_told_after_it(slow: Served) -> None:
 
 
 @run
-async def test_what_is_asked_while_it_is_cut_is_done_after_it(slow: Served) -> None:
+async def test_requests_during_a_cut_are_sent_after_it(slow: Served) -> None:
     async with attached(slow) as it:
         running = await it.backend.submit("tell me", ENDLESS)
         reading = asyncio.create_task(whole(running))
@@ -183,7 +183,7 @@ async def test_what_is_asked_while_it_is_cut_is_done_after_it(slow: Served) -> N
             asyncio.create_task(work)
             for work in (it.backend.send(Abort((running.id,))), it.backend.snapshot(), read(it), read(it))
         ]
-        await works(it, slow)
+        await wait_for_steps(it, slow)
         assert not any(each.done() for each in asked)
         it.proxy.restore()
         assert (await reading)[-1].finish is Finish.ABORTED
@@ -193,7 +193,7 @@ async def test_what_is_asked_while_it_is_cut_is_done_after_it(slow: Served) -> N
 
 
 @run
-async def test_a_reply_is_found_again_by_its_tag(slow: Served) -> None:
+async def test_a_reply_is_resumed_by_its_tag(slow: Served) -> None:
     async with attached(slow) as it:
         expected = await read(it)
         await it.backend.submit("tell me", LONG, tag="mine")
@@ -217,7 +217,7 @@ async def test_a_reply_is_found_again_by_its_tag(slow: Served) -> None:
 
 
 @run
-async def test_another_engine_at_the_same_place_is_noticed(own: Served) -> None:
+async def test_a_different_engine_at_the_same_address_is_detected(own: Served) -> None:
     async with attached(own) as it:
         reply = await it.backend.submit("tell me", ENDLESS)
         reading = asyncio.create_task(whole(reply))
@@ -233,7 +233,7 @@ async def test_another_engine_at_the_same_place_is_noticed(own: Served) -> None:
 
 
 @run
-async def test_a_line_that_goes_silent_is_a_cut_one(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_connection_counts_as_cut(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minichat.clients.link._SILENCE", 0.1)
     async with attached(slow) as it:
         await it.lost()
@@ -242,7 +242,7 @@ async def test_a_line_that_goes_silent_is_a_cut_one(slow: Served, monkeypatch: p
 
 
 @run
-async def test_a_server_that_ends_is_waited_for(own: Served) -> None:
+async def test_a_server_that_shuts_down_is_waited_for(own: Served) -> None:
     async with attached(own) as it:
         own.server.end()
         await it.lost()
@@ -258,16 +258,16 @@ async def test_a_server_that_ends_is_waited_for(own: Served) -> None:
     ],
 )
 @run
-async def test_why_there_is_no_connection_is_known_by_what_the_system_raised(
+async def test_connection_errors_are_classified_by_their_cause(
     cause: Exception, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def door(request: httpx.Request) -> httpx.Response:
+    def respond(request: httpx.Request) -> httpx.Response:
         try:
             raise cause
         except OSError as error:
             raise httpx.ConnectError("as httpx says it") from error
 
-    client = httpx.AsyncClient(base_url="https://box", transport=httpx.MockTransport(door))
+    client = httpx.AsyncClient(base_url="https://box", transport=httpx.MockTransport(respond))
     monkeypatch.setattr("minichat.clients.link._client", lambda address: client)
     link = Link(Address("https://box"))
     with pytest.raises(EngineDead) as caught:
@@ -279,10 +279,10 @@ async def test_why_there_is_no_connection_is_known_by_what_the_system_raised(
 
 @pytest.mark.parametrize(("status", "kind"), [(404, BadWire), (502, EngineDead), (401, EngineError)])
 @run
-async def test_what_is_no_engine_is_not_taken_for_one(
+async def test_a_server_that_is_no_engine_is_rejected(
     status: int, kind: type[EngineError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its status says nothing of an engine, whatever the same one would mean from ours."""
+    """The status code means something else than it would from an engine."""
     client = httpx.AsyncClient(
         base_url="http://box", transport=httpx.MockTransport(lambda request: httpx.Response(status, text="-"))
     )
@@ -293,7 +293,7 @@ async def test_what_is_no_engine_is_not_taken_for_one(
     await link.close()
 
 
-class TestTheDoor:
+class TestOpening:
     async def knock(self, server: Served, key: str = KEY) -> None:
         link = Link(Address(server.url, key=key))
         try:
@@ -309,7 +309,7 @@ class TestTheDoor:
             await self.knock(served, "")
 
     @run
-    async def test_nobody_at_home_is_told(self) -> None:
+    async def test_an_unreachable_server_is_reported(self) -> None:
         link = Link(Address("http://127.0.0.1:1"))
         with pytest.raises(EngineDead, match=r"nobody answers at 127\.0\.0\.1:1: no connection"):
             await link.open()
@@ -317,7 +317,7 @@ class TestTheDoor:
 
     @run
     @pytest.mark.parametrize(("version", "whom"), [(0, "the engine"), (2, "this program")])
-    async def test_another_version_of_the_wire_is_one_sentence(
+    async def test_another_protocol_version_is_reported(
         self, served: Served, version: int, whom: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("engine.server.native.control.VERSION", version)
@@ -326,7 +326,7 @@ class TestTheDoor:
             await self.knock(served)
 
     @run
-    async def test_a_newer_one_that_takes_its_place_ends_the_link(
+    async def test_a_newer_protocol_version_after_a_restart_ends_the_link(
         self, slow: Served, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with attached(slow) as it:

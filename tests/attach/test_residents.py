@@ -1,4 +1,4 @@
-"""up, ps and down: engines of this user that run without a screen, whatever happens around them."""
+"""minichat up, ps and down: background engines of this user, through crashes and restarts."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ RATE = 40  # tokens a second
 
 
 class User:
-    """Somebody with a home folder and a command line."""
+    """A user with a home folder and a command line."""
 
     def __init__(self, run: Run, home: Path) -> None:
         self._run = run
@@ -74,8 +74,8 @@ def begin_reply(client: httpx.Client, tokens: int) -> str:
     return str(answer.json()["id"])
 
 
-def test_the_life_of_an_engine(user: User, root: Path) -> None:
-    """Two ups at once are one engine; one that was killed leaves nothing in the way; the end waits."""
+def test_the_life_cycle_of_an_engine(user: User, root: Path) -> None:
+    """Two concurrent `up`s share one engine, a killed engine is cleaned up, and `down` waits for replies."""
     resident = user.resident
     assert user.ps() == []
     words = [sys.executable, "-m", "minichat", "up", "--no-screen", "--dry-run"]
@@ -89,8 +89,8 @@ def test_the_life_of_an_engine(user: User, root: Path) -> None:
     assert line["socket"] == str(resident.socket)
     assert resident.socket.stat().st_mode & 0o777 == 0o600
     assert resident.folder.stat().st_mode & 0o777 == 0o700
-    assert os.getsid(line["pid"]) == line["pid"]  # no terminal takes it along
-    user.up()  # once more changes nothing
+    assert os.getsid(line["pid"]) == line["pid"]  # its own session, so it survives the terminal
+    user.up()  # a second `up` changes nothing
     assert user.ps()[0]["pid"] == line["pid"]
     code, _, err = user.say("up", "--no-screen", "--model=org/other")
     assert code == 2
@@ -102,7 +102,7 @@ def test_the_life_of_an_engine(user: User, root: Path) -> None:
     assert user.ps() == []
     assert not resident.socket.exists()
     Record(os.getpid(), "pocket", 0.0, "ready").write(resident.file)
-    assert not resident.tell(signal.SIGTERM)  # whoever has its number by now is not it
+    assert not resident.tell(signal.SIGTERM)  # the pid may belong to another process by now
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(resident.socket))
     user.up()
@@ -110,7 +110,7 @@ def test_the_life_of_an_engine(user: User, root: Path) -> None:
 
     with user.client() as client:
         id = begin_reply(client, 2 * RATE)
-        begin_reply(client, RATE * 5 // 2)  # that nobody reads
+        begin_reply(client, RATE * 5 // 2)  # has no reader
         reading: list[str] = []
 
         def read() -> None:
@@ -120,7 +120,7 @@ def test_the_life_of_an_engine(user: User, root: Path) -> None:
         reader = threading.Thread(target=read)
         reader.start()
         assert becomes(lambda: any("deltas" in line for line in reading))
-        assert '"finish"' not in "".join(reading), "it ended before it was to be waited for"
+        assert '"finish"' not in "".join(reading), "the reply ended before `down` could wait for it"
         assert user.say("down")[0] == 0
         assert not resident.running()
         reader.join(10)
@@ -131,14 +131,14 @@ def test_the_life_of_an_engine(user: User, root: Path) -> None:
     assert (code, err) == (1, "minichat: no engine named main is running; list engines with: minichat ps\n")
 
 
-def test_one_whose_engine_is_dead_is_replaced(user: User) -> None:
+def test_a_dead_engine_is_replaced(user: User) -> None:
     resident = user.resident
     user.up()
     record = resident.record
     assert record is not None
     record.changed(state="dead", error="the device coughed").write(resident.file)
     assert user.ps()[0]["state"] == "dead"
-    waiting = Waiting(resident, None)  # of a screen that may not start one
+    waiting = Waiting(resident, None)  # as for a screen that may not start an engine
     with pytest.raises(EngineError, match="main has died: the device coughed; minichat up starts another"):
         asyncio.run(waiting.ensure(lambda done, total: None))
     other = Waiting(Resident(resident.folder, "other"), None)
@@ -153,7 +153,7 @@ def test_one_whose_engine_is_dead_is_replaced(user: User) -> None:
     assert becomes(lambda: not Path(f"/proc/{record.pid}").exists())
 
 
-def test_a_server_tells_of_the_death_of_its_engine_and_not_of_its_end(
+def test_a_server_reports_the_death_of_its_engine_but_not_a_shutdown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died: list[str] = []
@@ -182,7 +182,7 @@ def test_a_server_tells_of_the_death_of_its_engine_and_not_of_its_end(
         engine = dry() if not breaks else engine
 
 
-def test_whoever_sits_at_a_server_s_terminal_hears_that_its_engine_is_dead(
+def test_a_server_prints_on_its_terminal_that_its_engine_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = parser().parse_args(["serve", "--dry-run", "--no-key", f"--uds={tmp_path / 's.sock'}"])
@@ -199,7 +199,7 @@ def test_whoever_sits_at_a_server_s_terminal_hears_that_its_engine_is_dead(
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(BadInput, 2), (EngineError, 1)])
-def test_an_engine_that_cannot_start_ends_up_with_the_code_of_its_error(
+def test_if_the_engine_cannot_start_up_returns_the_code_of_its_error(
     user: User, monkeypatch: pytest.MonkeyPatch, kind: type[EngineError], expected: int
 ) -> None:
     def launch(resident: Resident, words: Sequence[str]) -> bool:
@@ -211,13 +211,13 @@ def test_an_engine_that_cannot_start_ends_up_with_the_code_of_its_error(
     assert user.say("up", "--no-screen") == (expected, "", "minichat: unknown device 'toaster'\n")
 
 
-def test_what_makes_no_sense_is_said_before_anything_is_started(user: User) -> None:
+def test_bad_usage_is_reported_before_anything_starts(user: User) -> None:
     code, _, err = user.say("up", "--no-screen", "--rate=3")
     assert (code, err) == (2, "minichat: --rate requires --dry-run\n")
     assert not user.resident.folder.exists()
 
 
-def test_what_cannot_start_says_why(user: User, tmp_path: Path) -> None:
+def test_why_an_engine_cannot_start(user: User, tmp_path: Path) -> None:
     code, _, err = user.say("up", "--no-screen", "--dry-run", f"--model={tmp_path}")
     assert code == 1
     assert err.startswith("minichat: ")
@@ -234,7 +234,7 @@ def test_what_cannot_start_says_why(user: User, tmp_path: Path) -> None:
     assert "an engine name must have" in err
 
 
-def test_a_folder_of_long_names_has_its_socket_elsewhere(tmp_path: Path) -> None:
+def test_a_folder_with_a_long_path_has_its_socket_elsewhere(tmp_path: Path) -> None:
     long = Resident(tmp_path / ("x" * 90), "main")
     assert len(os.fsencode(long.socket)) <= 100
     assert long.socket != Resident(tmp_path / ("y" * 90), "main").socket

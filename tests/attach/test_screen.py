@@ -1,4 +1,4 @@
-"""The screen on an engine that outlives it: a line that is cut, and replies that the next screen reads on."""
+"""A screen on an engine that outlives it: cut links, and replies that the next screen resumes."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def back(*, anew: bool = False) -> LinkBack:
 
 
 @run
-async def test_it_says_where_it_is(bench: Callable[..., Any]) -> None:
+async def test_it_shows_where_the_engine_is(bench: Callable[..., Any]) -> None:
     backend = elsewhere()
     backend.loaded.clear()
     async with bench((120, 30), backend=backend) as it:
@@ -42,7 +42,7 @@ async def test_it_says_where_it_is(bench: Callable[..., Any]) -> None:
 
 @run
 @pytest.mark.parametrize("attached", [True, False])
-async def test_it_greets_with_what_can_be_done_here(bench: Callable[..., Any], attached: bool) -> None:
+async def test_the_greeting_offers_only_what_works_here(bench: Callable[..., Any], attached: bool) -> None:
     backend = elsewhere() if attached else FakeBackend([snapshot()])
     async with bench((110, 30), backend=backend) as it:
         await it.until(lambda: "minichat tour" in it.screen_text())
@@ -50,7 +50,7 @@ async def test_it_greets_with_what_can_be_done_here(bench: Callable[..., Any], a
 
 
 @run
-async def test_a_cut_is_told_and_what_is_sent_waits(bench: Callable[..., Any]) -> None:
+async def test_a_cut_is_reported_and_messages_wait(bench: Callable[..., Any]) -> None:
     async with bench((140, 40), backend=elsewhere()) as it:
         running = await it.say("hello")
         running.say("half ")
@@ -75,7 +75,7 @@ async def test_a_cut_is_told_and_what_is_sent_waits(bench: Callable[..., Any]) -
 
 
 @run
-async def test_what_waits_for_the_line_can_be_stopped(bench: Callable[..., Any]) -> None:
+async def test_a_message_that_waits_for_the_link_can_be_stopped(bench: Callable[..., Any]) -> None:
     async with bench(backend=elsewhere()) as it:
         await it.until(lambda: it.app.lifecycle.alive)
         it.backend.emit(lost())
@@ -88,7 +88,7 @@ async def test_what_waits_for_the_line_can_be_stopped(bench: Callable[..., Any])
 
 
 @run
-async def test_a_line_that_will_not_come_back_is_a_lost_engine(bench: Callable[..., Any]) -> None:
+async def test_a_link_that_ended_is_a_lost_engine(bench: Callable[..., Any]) -> None:
     async with bench((120, 30), backend=elsewhere()) as it:
         await it.answered(await it.say("hello"))
         it.backend.emit(lost("update this program", ended=True))
@@ -101,9 +101,7 @@ async def test_a_line_that_will_not_come_back_is_a_lost_engine(bench: Callable[.
 
 @run
 @pytest.mark.parametrize("size", [(100, 30), (120, 40)])
-async def test_what_a_lost_engine_did_last_is_not_shown_as_if_it_went_on(
-    bench: Callable[..., Any], size: tuple[int, int]
-) -> None:
+async def test_rates_of_a_lost_engine_are_cleared(bench: Callable[..., Any], size: tuple[int, int]) -> None:
     at_work = FakeBackend([snapshot(running=(1, 2))], elsewhere="box:8000")
     async with bench(size, backend=at_work) as it:
         await it.until(lambda: "80 tok/s" in it.screen_text())
@@ -115,7 +113,7 @@ async def test_what_a_lost_engine_did_last_is_not_shown_as_if_it_went_on(
 
 
 @run
-async def test_another_engine_there_knows_none_of_the_old_requests(bench: Callable[..., Any]) -> None:
+async def test_after_another_engine_took_over_no_request_has_an_owner(bench: Callable[..., Any]) -> None:
     async with bench(backend=elsewhere()) as it:
         await it.answered(await it.say("hello"))
         assert it.main.engine.owners
@@ -127,14 +125,14 @@ async def test_another_engine_there_knows_none_of_the_old_requests(bench: Callab
 
 
 @run
-async def test_an_engine_that_is_dead_there_is_told(bench: Callable[..., Any]) -> None:
+async def test_a_dead_remote_engine_is_reported(bench: Callable[..., Any]) -> None:
     backend = FakeBackend([snapshot(state="dead", error="no memory")], elsewhere="box:8000")
     async with bench((100, 30), backend=backend) as it:
         await it.until(lambda: "the engine has stopped: no memory" in it.screen_text())
 
 
 async def leave(bench: Callable[..., Any], how: Callable[[MinichatApp], Any]) -> str:
-    """A screen that ends in the middle of a reply; the reply's tag."""
+    """End a screen in the middle of a reply, and return the reply's tag."""
     backend = elsewhere()
     async with bench(backend=backend) as it:
         reply = await it.say("hello")
@@ -155,14 +153,14 @@ async def quit(app: MinichatApp) -> None:
 
 
 def killed(app: MinichatApp) -> None:
-    """As by a signal that cannot wait: what has come is kept, and no more."""
+    """Like SIGKILL: only what is already stored remains."""
     for conversation in app.chats.streaming:
         conversation.keep()
         conversation._settle = lambda *_: None  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("how", [quit, killed])
-def test_the_next_screen_reads_on(bench: Callable[..., Any], how: Any) -> None:
+def test_the_next_screen_resumes_the_reply(bench: Callable[..., Any], how: Any) -> None:
     @run
     async def test() -> None:
         tag = await leave(bench, how)
@@ -185,7 +183,7 @@ def test_the_next_screen_reads_on(bench: Callable[..., Any], how: Any) -> None:
 
 
 @run
-async def test_one_on_its_way_there_is_handed_over_before_the_screen_goes(bench: Callable[..., Any]) -> None:
+async def test_quitting_waits_for_a_submission_in_flight(bench: Callable[..., Any]) -> None:
     class Slow(FakeBackend):
         async def submit(self, *given: Any, **more: Any) -> FakeReply:
             asked.set()
@@ -210,7 +208,7 @@ async def test_one_on_its_way_there_is_handed_over_before_the_screen_goes(bench:
 
 
 @run
-async def test_one_that_ended_meanwhile_took_as_long_as_it_took(bench: Callable[..., Any]) -> None:
+async def test_a_reply_that_ended_before_the_resume_keeps_its_times(bench: Callable[..., Any]) -> None:
     tag = await leave(bench, quit)
     backend = elsewhere()
     reply = FakeReply(7, "", SamplingParams())
@@ -224,7 +222,7 @@ async def test_one_that_ended_meanwhile_took_as_long_as_it_took(bench: Callable[
 
 
 @run
-async def test_one_that_nobody_knows_any_more_stays_as_it_was(bench: Callable[..., Any]) -> None:
+async def test_a_reply_unknown_to_the_engine_stays_as_stored(bench: Callable[..., Any]) -> None:
     await leave(bench, quit)
     async with bench(backend=elsewhere()) as it:
         await it.until(lambda: it.app.lifecycle.alive)
@@ -234,7 +232,7 @@ async def test_one_that_nobody_knows_any_more_stays_as_it_was(bench: Callable[..
 
 
 @run
-async def test_a_link_that_is_lost_at_once_keeps_what_had_come(bench: Callable[..., Any]) -> None:
+async def test_a_link_lost_during_the_resume_keeps_the_stored_text(bench: Callable[..., Any]) -> None:
     tag = await leave(bench, quit)
     backend = elsewhere()
     reply = FakeReply(7, "", SamplingParams())
@@ -248,7 +246,7 @@ async def test_a_link_that_is_lost_at_once_keeps_what_had_come(bench: Callable[.
 
 
 @run
-async def test_a_reply_that_was_stopped_or_a_chat_that_is_closed_goes_on_nowhere(
+async def test_a_reply_that_was_stopped_or_whose_chat_was_closed_is_not_resumed(
     bench: Callable[..., Any],
 ) -> None:
     async with bench(backend=elsewhere()) as it:

@@ -1,4 +1,4 @@
-"""The real program on a real terminal, attached to engines that outlive it."""
+"""The program on a real terminal, attached to engines that outlive it."""
 
 import os
 import shutil
@@ -20,13 +20,13 @@ __all__ = ["run", "terminal"]
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
-TOKENS = 60  # of a reply
+TOKENS = 60  # in a reply
 RATE = 20  # tokens a second
 
 
 @pytest.fixture(autouse=True)
-def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody whose replies are long enough for something to happen meanwhile."""
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home folder, with replies long enough for things to happen while they stream."""
     for name in ("CONFIG", "STATE", "CACHE"):
         monkeypatch.delenv(f"XDG_{name}_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -45,7 +45,7 @@ def proxied() -> Iterator[tuple[Served, Proxy]]:
 
 
 def answer(tmux: Tmux) -> tuple[str, str, int]:
-    """The newest reply in the store: state, text, and tokens when it is done."""
+    """The newest reply in the store: state, text, and its number of tokens once it has ended."""
     message = tmux.messages()[-1]
     return message.state, message.text, message.stats.tokens if message.stats else 0
 
@@ -65,11 +65,11 @@ def test_a_link_cut_and_restored(terminal: Callable[..., Tmux], proxied: tuple[S
     tmux.type("typed meanwhile")
     tmux.until(lambda screen: "typed meanwhile" in screen)
     [request] = served.host.snapshot().requests
-    assert request.generated < TOKENS  # it was cut in the middle, and goes on there
+    assert request.generated < TOKENS  # cut in the middle of the reply, which continues
     proxy.restore()
     tmux.until(lambda screen: "attached to" in screen and " waited " in screen)
     state, text, tokens = answer(tmux)
-    assert (state, tokens) == ("stopped", TOKENS)  # by their number
+    assert (state, tokens) == ("stopped", TOKENS)  # max_tokens was reached
     tmux.type("C-u", "C-q")
     tmux.until(lambda screen: f"{ENDED} 0" in screen)
     assert served.host.snapshot().state == "ready"
@@ -77,9 +77,7 @@ def test_a_link_cut_and_restored(terminal: Callable[..., Tmux], proxied: tuple[S
     assert text == "".join(delta.text for delta in again.deltas)
 
 
-def test_a_screen_that_is_killed_costs_nothing(
-    terminal: Callable[..., Tmux], run: Run, tmp_path: Path
-) -> None:
+def test_killing_the_screen_loses_nothing(terminal: Callable[..., Tmux], run: Run, tmp_path: Path) -> None:
     resident = Resident(home_of(locate({"HOME": str(tmp_path)})))
     tmux = terminal("up", "--dry-run", f"--rate={RATE}")
     try:
@@ -95,7 +93,7 @@ def test_a_screen_that_is_killed_costs_nothing(
         tmux = terminal("up")
         tmux.until(lambda screen: " waited " in screen and "attached to engine main" in screen)
         state, text, tokens = answer(tmux)
-        assert (state, tokens) == ("stopped", TOKENS)  # by their number
+        assert (state, tokens) == ("stopped", TOKENS)  # max_tokens was reached
         assert len(text.split()) > TOKENS // 2
         assert len(tmux.messages()) == 2
         tmux.type("C-q")
@@ -107,7 +105,7 @@ def test_a_screen_that_is_killed_costs_nothing(
         resident.tell(signal.SIGKILL)
 
 
-def test_what_cannot_be_attached_to_is_one_sentence(
+def test_why_an_engine_cannot_be_attached_to(
     terminal: Callable[..., Tmux], proxied: tuple[Served, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.server.native.control.VERSION", 0)
@@ -129,9 +127,7 @@ def test_what_cannot_be_attached_to_is_one_sentence(
         ([], "needs a terminal"),
     ],
 )
-def test_what_makes_no_sense_is_bad_usage(
-    run: Run, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_usage(run: Run, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if said != "needs a terminal":
         monkeypatch.setattr("minichat.commands.attach.check_terminal", lambda command: None)
     ran = run("attach", *words)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks` finds, explains, runs and records."""
+"""`python -m benchmarks` finds, lists, runs and records benchmarks."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def run(bench, *, upto: int = 10, widths=(1, 2), model: str | None = None, fast:
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fake benchmark beside the real ones; the folder where its figures go."""
+    """Add a fake benchmark to the real ones; return the folder for its figures."""
     folder = tmp_path / "more"
     folder.mkdir()
     (folder / "adding.py").write_text(FAKE)
@@ -34,7 +34,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "results"
 
 
-def test_lists_what_can_run_with_its_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_each_benchmark_with_its_summary(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     listed = capsys.readouterr().out
     assert "adding           How long it takes to add.\n" in listed
@@ -42,7 +42,7 @@ def test_lists_what_can_run_with_its_line(results: Path, capsys: pytest.CaptureF
     assert "harness" not in listed
 
 
-def test_runs_one_and_keeps_its_figures(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_a_benchmark_and_records_its_figures(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--repeats", "3", "--upto", "100", "--widths", "4", "8", "--model", "pocket", "--fast"]
     for _ in range(2):
         assert main(["adding", "--results", str(results), *options]) == 0
@@ -68,7 +68,7 @@ def test_runs_one_and_keeps_its_figures(results: Path, capsys: pytest.CaptureFix
     assert (second["unit"], second["median"], second["samples"]) == ("pocket", 4, 3)
 
 
-def test_keeps_nothing_when_told(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_save_records_nothing(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["adding", "--results", str(results), "--repeats", "1", "--no-save"]) == 0
     assert "sum" in capsys.readouterr().out
     assert not results.exists()
@@ -83,7 +83,7 @@ def test_keeps_nothing_when_told(results: Path, capsys: pytest.CaptureFixture[st
         (["adding", "--repeats", "0"], "--repeats 0"),
     ],
 )
-def test_bad_usage_is_named(
+def test_bad_usage_is_reported(
     results: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -92,11 +92,11 @@ def test_bad_usage_is_named(
     assert words in capsys.readouterr().err
 
 
-def test_every_benchmark_says_what_it_answers() -> None:
+def test_every_benchmark_has_a_summary() -> None:
     assert [name for name, benchmark in discovered().items() if not benchmark.line] == []
 
 
-def test_listing_runs_no_benchmark(root: Path) -> None:
-    """So it answers at once, and where torch is missing."""
+def test_listing_does_not_import_torch(root: Path) -> None:
+    """So listing is fast and works without torch."""
     program = "import sys; from benchmarks.__main__ import main; main([]); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True).returncode == 0

@@ -1,4 +1,4 @@
-"""The arithmetic of the harness, on clocks that the tests turn themselves."""
+"""The arithmetic of the harness, with fake clocks."""
 
 from collections.abc import Callable
 
@@ -17,8 +17,8 @@ def bench() -> Bench:
 
 
 @pytest.fixture
-def lasting(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
-    """Makes time pass: seconds on the clock, and of the processor."""
+def advance(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
+    """Advance the fake wall clock and CPU clock by these seconds."""
     now = {"wall": 0.0, "cpu": 0.0}
     monkeypatch.setattr(harness.time, "perf_counter", lambda: now["wall"])
     monkeypatch.setattr(harness.time, "process_time", lambda: now["cpu"])
@@ -30,36 +30,36 @@ def lasting(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
     return last
 
 
-def test_warm_up_is_not_counted(bench: Bench, lasting: Callable[[float, float], None]) -> None:
+def test_warm_up_is_not_counted(bench: Bench, advance: Callable[[float, float], None]) -> None:
     lengths = iter([100.0, 1.0, 2.0, 3.0])
-    figure = bench.measure("call", lambda: lasting(next(lengths), 0.5))
+    figure = bench.measure("call", lambda: advance(next(lengths), 0.5))
     assert figure == Figure("call", "s", 2.0, 1.5, 2.5, 3, wall_s=2.0, cpu_s=0.5)
 
 
-def test_units_give_a_rate_or_a_time_for_each(bench: Bench, lasting: Callable[[float, float], None]) -> None:
+def test_units_give_a_rate_or_a_time_per_unit(bench: Bench, advance: Callable[[float, float], None]) -> None:
     def tokens() -> float:
-        lasting(2.0, 2.0)
+        advance(2.0, 2.0)
         return 8
 
     assert bench.measure("rate", tokens, unit="tok/s").median == 4.0
     assert bench.measure("time", tokens, unit="s/tok").median == 0.25
 
 
-def test_preparation_is_not_timed(bench: Bench, lasting: Callable[[float, float], None]) -> None:
-    figure = bench.measure("call", lambda: lasting(1.0, 1.0), before=lambda: lasting(50.0, 50.0))
+def test_setup_is_not_timed(bench: Bench, advance: Callable[[float, float], None]) -> None:
+    figure = bench.measure("call", lambda: advance(1.0, 1.0), before=lambda: advance(50.0, 50.0))
     assert (figure.median, figure.cpu_s) == (1.0, 1.0)
 
 
-def test_contenders_run_in_turns_and_are_set_against_the_first(
-    bench: Bench, lasting: Callable[[float, float], None]
+def test_contenders_alternate_and_are_compared_with_the_first(
+    bench: Bench, advance: Callable[[float, float], None]
 ) -> None:
     order: list[str] = []
-    mood = iter([1.0, 1.0, 2.0, 2.0, 8.0, 8.0, 4.0, 4.0])  # the same within a round, other in each
+    mood = iter([1.0, 1.0, 2.0, 2.0, 8.0, 8.0, 4.0, 4.0])  # equal within a round, different between rounds
 
     def contender(name: str, seconds: float) -> Callable[[], None]:
         def call() -> None:
             order.append(name)
-            lasting(seconds * next(mood), 0.0)
+            advance(seconds * next(mood), 0.0)
 
         return call
 
@@ -69,7 +69,7 @@ def test_contenders_run_in_turns_and_are_set_against_the_first(
     assert [figure.name for figure in bench.figures] == ["slow", "fast", "fast / slow"]
 
 
-def test_every_figure_is_handed_on_when_it_is_there() -> None:
+def test_every_figure_is_recorded_at_once() -> None:
     kept: list[Figure] = []
     bench = Bench(warmup=0, repeats=1, progress=Progress(disable=True), keep=kept.append)
     bench.note("peak", 12, "blocks")
@@ -78,12 +78,12 @@ def test_every_figure_is_handed_on_when_it_is_there() -> None:
     assert [(figure.median, figure.samples) for figure in kept] == [(12, 1), (2.0, 3)]
 
 
-def test_a_call_that_returns_something_else_is_named(bench: Bench) -> None:
+def test_a_call_that_returns_another_type_is_reported(bench: Bench) -> None:
     with pytest.raises(TypeError, match="generate returned a str"):
         bench.measure("generate", lambda: "text")  # type: ignore[arg-type, return-value]
 
 
-def test_a_unit_without_meaning_is_named() -> None:
+def test_an_unknown_unit_is_reported() -> None:
     with pytest.raises(ValueError, match="unit 'tokens'"):
         in_unit(Timing(1.0, 1.0, 1.0), "tokens")
 
@@ -94,7 +94,7 @@ def test_no_samples_make_no_figure(bench: Bench) -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))
-def test_quartiles_lie_around_the_median(values: list[float]) -> None:
+def test_quartiles_surround_the_median(values: list[float]) -> None:
     median, low, high = spread(values)
     assert min(values) <= low <= median <= high <= max(values)
     assert spread(values[::-1]) == (median, low, high)

@@ -1,4 +1,4 @@
-"""How figures are shown."""
+"""How figures are formatted."""
 
 import pytest
 
@@ -22,5 +22,5 @@ from benchmarks.report import row
         (Figure("batched / alone", "x", 3.456, 3.1, 3.9, 5), ("3.46 x", "3.1 .. 3.9", "", "5")),
     ],
 )
-def test_a_row_reads_as_a_person_would_say_it(figure: Figure, shown: tuple[str, ...]) -> None:
+def test_a_row_is_formatted_for_reading(figure: Figure, shown: tuple[str, ...]) -> None:
     assert row(figure) == (figure.name, *shown)

@@ -1,4 +1,4 @@
-"""The checkpoint of random weights that a benchmark writes is one that the engine loads."""
+"""The engine loads the checkpoint of random weights that a benchmark writes."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_written_checkpoint_is_loaded_and_read_again(shape: str, tmp_path: Path) -> None:
+def test_a_written_checkpoint_is_loaded_and_requantized(shape: str, tmp_path: Path) -> None:
     write(tmp_path, COMMON | SHAPES[shape] | SMALL | HEADS)
     assert len(list(tmp_path.glob("*.safetensors"))) == 3
     engine = start(
@@ -32,7 +32,7 @@ def test_a_written_checkpoint_is_loaded_and_read_again(shape: str, tmp_path: Pat
         engine.set_quantization(scheme)
         drain(engine)
         assert engine.snapshot().quantization == scheme
-        heard = ask(engine, [1, 2, 3], GREEDY)[1]
+        reply = ask(engine, [1, 2, 3], GREEDY)[1]
         drain(engine)
-        said.append(heard.tokens)
+        said.append(reply.tokens)
     assert said[0] == said[2] != []

@@ -16,7 +16,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(path: Path) -> Iterator[Opener]:
-    """Opens the store at the path, as often as wanted, on one clock that ticks a second a look."""
+    """Open the store at the path, any number of times, with one clock that advances a second per reading."""
     ticks = count(1_800_000_000)
     stores: list[Store] = []
 

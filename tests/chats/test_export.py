@@ -57,11 +57,11 @@ chats = st.builds(
 
 
 @given(chats)
-def test_json_comes_back_whole(chat: Chat) -> None:
+def test_json_round_trip(chat: Chat) -> None:
     assert from_json(to_json(chat)) == chat
 
 
-def test_a_chat_moves_from_one_store_to_another(store: Store) -> None:
+def test_a_chat_is_moved_from_one_store_to_another(store: Store) -> None:
     chat = store.create_chat("moving", "Be brief.", SamplingParams(min_p=0.1))
     store.append(chat.id, "user", "hello", attachments=(Attachment("a.py", "print()\n"),))
     store.append(chat.id, "assistant", "hi", stats=ReplyStats(2, 0.5, 0.25, 7, "greedy"))
@@ -79,7 +79,7 @@ def test_a_chat_moves_from_one_store_to_another(store: Store) -> None:
 
 
 def broken(**changes: Any) -> str:
-    """An export with one message, in which something is changed."""
+    """An export with one message, in which a field is replaced."""
     store = Store(None, clock=lambda: 1.8e9)
     chat = store.create_chat("t")
     store.append(chat.id, "user", "hello")
@@ -115,13 +115,13 @@ def broken(**changes: Any) -> str:
         (broken(message={"stats": {"tokens": 1.5}}), r"messages\[0\].stats.tokens must be a whole number"),
     ],
 )
-def test_a_broken_export_is_refused_where_it_is_broken(store: Store, given: str, sentence: str) -> None:
+def test_the_error_locates_the_fault_in_a_broken_export(store: Store, given: str, sentence: str) -> None:
     with pytest.raises(BadExport, match=sentence):
         store.import_json(given)
     assert store.listing() == []
 
 
-def test_markdown_is_for_people(store: Store) -> None:
+def test_markdown_is_readable(store: Store) -> None:
     chat = store.create_chat("Sums", "Be\nshort.", SamplingParams(temperature=0.5))
     store.append(chat.id, "user", "1 + 1?")
     reply = store.append(chat.id, "assistant", "", state="streaming")

@@ -34,9 +34,7 @@ def filled(store: Store) -> Store:
         ("   ", []),
     ],
 )
-def test_finds_all_words_in_any_case_and_takes_nothing_for_a_wildcard(
-    filled: Store, query: str, titles: list[str]
-) -> None:
+def test_finds_all_words_in_any_case_without_wildcards(filled: Store, query: str, titles: list[str]) -> None:
     assert [hit.title for hit in filled.search(query)] == titles
 
 
@@ -48,7 +46,7 @@ def test_titles_come_first_then_the_newest_message(filled: Store) -> None:
     assert [hit.closed for hit in filled.search("old")] == [True, True]
 
 
-def test_a_snippet_shows_the_words_in_one_line(filled: Store) -> None:
+def test_a_snippet_shows_the_words_on_one_line(filled: Store) -> None:
     (hit,) = filled.search("birnen SHARE")
     assert hit.snippet.startswith("Äpfel und BIRNEN share a cache block. padding")
     assert hit.snippet.endswith("…")
@@ -59,7 +57,7 @@ def test_a_snippet_shows_the_words_in_one_line(filled: Store) -> None:
     assert [hit.snippet[start:end] for start, end in hit.marks] == ["far"]
 
 
-def test_a_word_that_folds_to_another_length_is_found(store: Store) -> None:
+def test_a_word_whose_case_folding_changes_its_length_is_found(store: Store) -> None:
     chat = store.create_chat()
     store.append(chat.id, "user", "Die Straße ist lang")
     (hit,) = store.search("STRASSE")

@@ -1,4 +1,4 @@
-"""What a screen does with its chats."""
+"""The chat store as a screen uses it."""
 
 import stat
 import threading
@@ -19,12 +19,12 @@ STATS = ReplyStats(tokens=11, seconds=2.0, ttft=1.0, prompt_tokens=5, strategy="
 
 
 def talk(store: Store, chat_id: int, messages: int) -> list[int]:
-    """Says that many messages in turn; returns their ids."""
+    """Append that many messages, alternating between user and assistant; return their ids."""
     roles = ("user", "assistant")
     return [store.append(chat_id, roles[n % 2], f"message {n}").id for n in range(messages)]
 
 
-def test_everything_comes_back_after_a_restart(opened: Opener) -> None:
+def test_everything_is_restored_after_a_restart(opened: Opener) -> None:
     first = opened()
     params = SamplingParams(temperature=0.3, stop=("END",), logit_bias=((7, -1.5),), seed=3)
     chat = first.create_chat("sums", "Be short.", params)
@@ -46,7 +46,7 @@ def test_everything_comes_back_after_a_restart(opened: Opener) -> None:
     assert (found.letter, found.earlier, found.closed_at) == ("a", 0, None)
 
 
-def test_only_the_last_messages_are_read_and_older_ones_in_pages(store: Store) -> None:
+def test_the_last_messages_are_read_first_and_older_ones_in_pages(store: Store) -> None:
     chat = store.create_chat()
     ids = talk(store, chat.id, 55)
     (found,) = store.open_chats()
@@ -59,7 +59,7 @@ def test_only_the_last_messages_are_read_and_older_ones_in_pages(store: Store) -
     assert [message.id for message in store.history(chat.id)] == ids
 
 
-def test_a_closed_chat_can_be_opened_again(store: Store) -> None:
+def test_a_closed_chat_can_be_reopened(store: Store) -> None:
     first, second = store.create_chat("one"), store.create_chat("two")
     store.close_chat(first.id)
     store.close_chat(second.id)
@@ -74,7 +74,7 @@ def test_a_closed_chat_can_be_opened_again(store: Store) -> None:
     assert named.closed_at is None
 
 
-def test_a_letter_is_used_again_and_never_twice(store: Store) -> None:
+def test_a_letter_is_reused_but_never_twice_at_a_time(store: Store) -> None:
     chats = [store.create_chat() for _ in range(3)]
     assert [chat.letter for chat in chats] == ["a", "b", "c"]
     store.close_chat(chats[1].id)
@@ -96,7 +96,7 @@ def test_there_are_letters_for_any_number_of_chats() -> None:
     assert [colour_index(letter) for letter in taken] == list(range(30))
 
 
-def test_a_fork_holds_what_was_said_up_to_the_message(store: Store) -> None:
+def test_a_fork_holds_the_messages_up_to_the_given_one(store: Store) -> None:
     chat = store.create_chat("tale", "Be long.", SamplingParams(top_k=5))
     ids = talk(store, chat.id, 4)
     store.append(chat.id, "assistant", "half", state="streaming")
@@ -129,7 +129,7 @@ def test_a_fork_needs_a_message_of_the_chat(store: Store) -> None:
     assert len(store.open_chats()) == 2
 
 
-def test_deleted_is_gone_for_good(store: Store, path: Path) -> None:
+def test_a_deleted_chat_is_gone_permanently(store: Store, path: Path) -> None:
     chat = store.create_chat("secret")
     store.append(chat.id, "user", "the password is xyzzy")
     store.delete_chat(chat.id)
@@ -144,7 +144,7 @@ def test_deleted_is_gone_for_good(store: Store, path: Path) -> None:
     assert b"xyzzy" not in path.read_bytes()
 
 
-def test_cut_takes_the_message_and_all_after_it(store: Store) -> None:
+def test_cut_removes_the_message_and_all_after_it(store: Store) -> None:
     chat, other = store.create_chat(), store.create_chat()
     ids = talk(store, chat.id, 4)
     store.append(other.id, "user", "stays")
@@ -155,7 +155,7 @@ def test_cut_takes_the_message_and_all_after_it(store: Store) -> None:
     assert not store.update(replace(message, id=ids[3], text="late"))
 
 
-def test_the_list_shows_the_last_spoken_first(store: Store) -> None:
+def test_the_list_shows_the_most_recently_used_chat_first(store: Store) -> None:
     quiet, talked = store.create_chat("quiet"), store.create_chat("talked")
     store.close_chat(talked.id)
     talk(store, talked.id, 3)
@@ -170,7 +170,7 @@ def test_the_list_shows_the_last_spoken_first(store: Store) -> None:
     assert quiet.id == lines[-1].id
 
 
-def test_two_screens_see_each_other_and_lose_nothing(opened: Opener) -> None:
+def test_two_screens_see_each_other_s_changes(opened: Opener) -> None:
     here, there = opened(), opened()
     assert not there.changed()
     chat = here.create_chat("ours")
@@ -188,7 +188,7 @@ def test_two_screens_see_each_other_and_lose_nothing(opened: Opener) -> None:
         assert [message.text for message in found.messages] == ["so far so good", extra.text]
 
 
-def test_a_chat_deleted_elsewhere_stops_no_stream(opened: Opener) -> None:
+def test_a_chat_deleted_elsewhere_does_not_stop_a_stream(opened: Opener) -> None:
     here, there = opened(), opened()
     chat = here.create_chat()
     reply = here.append(chat.id, "assistant", "", state="streaming")
@@ -196,14 +196,14 @@ def test_a_chat_deleted_elsewhere_stops_no_stream(opened: Opener) -> None:
     assert not here.update(replace(reply, text="too late"))
 
 
-def test_several_threads_may_call(store: Store) -> None:
+def test_threads_may_call_concurrently(store: Store) -> None:
     chat = store.create_chat()
 
-    def speak() -> None:
+    def append_many() -> None:
         for _ in range(20):
             store.append(chat.id, "user", "hello")
 
-    threads = [threading.Thread(target=speak) for _ in range(4)]
+    threads = [threading.Thread(target=append_many) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -211,14 +211,14 @@ def test_several_threads_may_call(store: Store) -> None:
     assert len(store.history(chat.id)) == 80
 
 
-def test_nobody_else_can_read_the_files(store: Store, path: Path) -> None:
+def test_other_users_cannot_read_the_files(store: Store, path: Path) -> None:
     store.create_chat()
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
     assert modes == {"chats.db": 0o600, "chats.db-wal": 0o600, "chats.db-shm": 0o600}
 
 
-def test_an_open_folder_is_closed_to_others(path: Path) -> None:
+def test_a_readable_folder_is_made_private(path: Path) -> None:
     path.parent.mkdir(parents=True, mode=0o755)
     path.touch(0o644)
     Store(path).close()
@@ -228,14 +228,14 @@ def test_an_open_folder_is_closed_to_others(path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "a\x00b", "\x1b[31mred\x1b[0m", "שלום 漢字 👩‍👩‍👧", "x" * 1_000_000, "\r\n \t"]
 )
-def test_any_text_comes_back_as_it_was(store: Store, text: str) -> None:
+def test_any_text_is_restored_unchanged(store: Store, text: str) -> None:
     chat = store.create_chat(text, text)
     message = store.append(chat.id, "user", text, reasoning=text, error=text)
     found = store.chat(chat.id)
     assert (found.title, found.system, found.messages) == (text, text, [message])
 
 
-def test_half_a_character_is_replaced(store: Store) -> None:
+def test_a_lone_surrogate_is_replaced(store: Store) -> None:
     chat = store.create_chat("half \ud83d", "whole \ud83d\ude00")
     store.append(chat.id, "user", "\udc80")
     found = store.chat(chat.id)
@@ -261,7 +261,7 @@ def test_a_title_is_the_first_line(text: str, title: str) -> None:
     assert title_from(text) == title
 
 
-def test_the_rate_counts_the_tokens_after_the_first() -> None:
+def test_the_rate_counts_tokens_after_the_first() -> None:
     assert STATS.rate == 10
     assert replace(STATS, tokens=1).rate == 0
     assert replace(STATS, ttft=2.0).rate == 0

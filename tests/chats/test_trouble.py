@@ -1,4 +1,4 @@
-"""Damaged files, full disks, read-only folders, other programs: always a store, and a sentence."""
+"""Damaged files, full disks, read-only folders, other programs: the store always opens, with a notice."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def notice(store: Store) -> str:
     return sentence
 
 
-def test_a_file_that_is_no_database_is_set_aside(path: Path, opened: Opener) -> None:
+def test_a_file_that_is_no_database_is_moved_away(path: Path, opened: Opener) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("these are not the chats you are looking for")
     store = opened()
@@ -72,7 +72,7 @@ def has_dbstat() -> bool:
 @pytest.mark.skipif(
     not has_dbstat(), reason="this SQLite is built without dbstat, which finds the page to damage"
 )
-def test_what_can_be_read_of_a_damaged_database_is_kept(path: Path, opened: Opener) -> None:
+def test_readable_rows_of_a_damaged_database_are_kept(path: Path, opened: Opener) -> None:
     damage(path)
     store = opened()
     saved = sum(len(store.history(chat.id)) for chat in store.open_chats())
@@ -87,7 +87,7 @@ def test_what_can_be_read_of_a_damaged_database_is_kept(path: Path, opened: Open
 @pytest.mark.skipif(
     not has_dbstat(), reason="this SQLite is built without dbstat, which finds the page to damage"
 )
-def test_two_screens_set_a_damaged_database_aside_once(path: Path, opened: Opener) -> None:
+def test_two_screens_move_a_damaged_database_away_once(path: Path, opened: Opener) -> None:
     damage(path)
     here, there = opened(), opened()
     for store in (here, there):
@@ -98,7 +98,7 @@ def test_two_screens_set_a_damaged_database_aside_once(path: Path, opened: Opene
     assert there.listing()[0].title == "after"
 
 
-def test_messages_whose_chat_is_lost_are_found_under_another(path: Path, opened: Opener) -> None:
+def test_messages_of_a_lost_chat_are_recovered_into_another(path: Path, opened: Opener) -> None:
     store = opened()
     lost = store.create_chat("lost")
     store.append(lost.id, "user", "still here")
@@ -111,7 +111,7 @@ def test_messages_whose_chat_is_lost_are_found_under_another(path: Path, opened:
     assert (chat.id, chat.title, chat.messages[0].text) == (lost.id, "recovered", "still here")
 
 
-def test_a_full_disk_moves_the_chats_into_memory(store: Store, path: Path) -> None:
+def test_a_full_disk_moves_the_chats_to_memory(store: Store, path: Path) -> None:
     chat = store.create_chat("before")
     reply = store.append(chat.id, "assistant", "", state="streaming")
     (pages,) = connection(store).execute("PRAGMA page_count").fetchone()
@@ -125,7 +125,7 @@ def test_a_full_disk_moves_the_chats_into_memory(store: Store, path: Path) -> No
     assert len(store.notices) == 1
 
 
-def test_a_file_that_became_read_only_moves_the_chats_into_memory(store: Store) -> None:
+def test_a_file_that_became_read_only_moves_the_chats_to_memory(store: Store) -> None:
     store.create_chat("before")
     connection(store).execute("PRAGMA query_only = ON")
     store.create_chat("after")
@@ -133,7 +133,7 @@ def test_a_file_that_became_read_only_moves_the_chats_into_memory(store: Store) 
     assert "readonly database" in notice(store)
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = Store(tmp_path / "file" / "minichat" / "chats.db")
     assert notice(store).startswith(
@@ -142,9 +142,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     assert store.create_chat("all the same").letter == "a"
 
 
-def test_chats_that_can_only_be_read_are_there(
-    path: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_only_chats_are_shown(path: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     first = opened()
     first.create_chat("readable")
     first.close()
@@ -161,7 +159,7 @@ def test_chats_that_can_only_be_read_are_there(
     assert [chat.title for chat in opened().open_chats()] == ["readable"]
 
 
-def test_a_database_of_a_newer_program_is_left_alone(path: Path, opened: Opener) -> None:
+def test_a_database_of_a_newer_version_is_not_changed(path: Path, opened: Opener) -> None:
     store = opened()
     store.create_chat("from the future")
     connection(store).execute("INSERT INTO migrations VALUES (99, 0)")
@@ -174,7 +172,7 @@ def test_a_database_of_a_newer_program_is_left_alone(path: Path, opened: Opener)
     assert path.read_bytes() == before
 
 
-def test_an_older_database_is_lifted(path: Path, opened: Opener) -> None:
+def test_an_older_database_is_migrated(path: Path, opened: Opener) -> None:
     store = opened()
     store.create_chat("old")
     old = connection(store)
@@ -183,7 +181,7 @@ def test_an_older_database_is_lifted(path: Path, opened: Opener) -> None:
     assert [row[0] for row in old.execute("SELECT version FROM migrations")] == [1, 2, 3]
 
 
-def test_a_database_from_before_attachments_is_lifted_with_what_is_in_it(path: Path, opened: Opener) -> None:
+def test_a_database_from_before_attachments_keeps_its_content(path: Path, opened: Opener) -> None:
     path.parent.mkdir(parents=True)
     with sqlite3.connect(path) as first:
         first.isolation_level = None
@@ -205,7 +203,7 @@ def test_a_migration_that_fails_changes_nothing(store: Store) -> None:
     assert connection(store).execute("SELECT 1 FROM sqlite_master WHERE name = 'more'").fetchone() is None
 
 
-def test_a_lock_held_elsewhere_is_told(opened: Opener) -> None:
+def test_a_lock_held_by_another_program_is_reported(opened: Opener) -> None:
     here, there = opened(), opened()
     connection(here).execute("PRAGMA busy_timeout = 10")
     connection(there).execute("BEGIN IMMEDIATE")
@@ -215,7 +213,7 @@ def test_a_lock_held_elsewhere_is_told(opened: Opener) -> None:
     assert here.create_chat().letter == "a"
 
 
-def test_what_a_write_has_read_stays_true_until_it_has_written(opened: Opener) -> None:
+def test_a_write_transaction_excludes_other_writers_from_its_first_read(opened: Opener) -> None:
     here, there = opened(), opened()
     connection(there).execute("PRAGMA busy_timeout = 10")
 
@@ -229,7 +227,7 @@ def test_what_a_write_has_read_stays_true_until_it_has_written(opened: Opener) -
     assert there.create_chat().letter == "a"
 
 
-def test_a_mistake_of_the_program_is_no_trouble_of_the_disk(store: Store) -> None:
+def test_a_programming_error_is_not_reported_as_disk_trouble(store: Store) -> None:
     chat = store.create_chat()
     wrong: Any = "robot"
     with pytest.raises(sqlite3.IntegrityError):
@@ -265,7 +263,7 @@ def test_a_killed_program_loses_nothing_that_it_saved(path: Path, opened: Opener
     assert "quit while this reply was streaming" in stopped.error
 
 
-def test_a_stream_of_another_machine_is_left_alone(opened: Opener) -> None:
+def test_a_stream_of_another_machine_is_not_stopped(opened: Opener) -> None:
     store = opened()
     chat = store.create_chat()
     store.append(chat.id, "assistant", "", state="streaming")
@@ -299,7 +297,7 @@ garbage
         ("/etc", ""),
     ],
 )
-def test_networked_file_systems_are_known(tmp_path: Path, path: str, kind: str) -> None:
+def test_networked_file_systems_are_detected(tmp_path: Path, path: str, kind: str) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(MOUNTS)
     assert networked(Path(path), mounts) == kind
@@ -325,7 +323,7 @@ def test_a_networked_home_gets_a_journal_that_works_there(
     assert [message.text for message in there.open_chats()[0].messages] == ["over the wire"]
 
 
-def test_a_networked_home_without_locks_is_told(
+def test_a_networked_home_without_locks_is_reported(
     path: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(connection: sqlite3.Connection) -> None:

@@ -1,4 +1,4 @@
-"""Two stores on one file, whatever is done through either of them, hold what a plain dictionary holds."""
+"""After any operations through two stores on one file, both hold what a plain dictionary holds."""
 
 import tempfile
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ LETTERS = [*ascii_lowercase, *(f"a{letter}" for letter in ascii_lowercase)]
 
 @dataclass
 class Remembered:
-    """What a chat should hold."""
+    """The expected content of a chat."""
 
     title: str
     letter: str
@@ -142,7 +142,7 @@ class TwoScreens(RuleBasedStateMachine):
 
     @rule()
     def start_again(self) -> None:
-        """Everything is closed, as by a program that ends; what was streaming is then stopped."""
+        """Close and reopen everything, as when the program restarts; a streaming reply becomes stopped."""
         for store in self.stores:
             store.close()
         self.stores = [self.opened(), self.opened()]

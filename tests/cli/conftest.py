@@ -1,4 +1,4 @@
-"""Small models on disk for the command line, and a way to run it here."""
+"""Small models on disk for the command line, and a fixture that runs a command."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ TEMPLATE = "<s>{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %
 
 
 class Ran(NamedTuple):
-    """How a command ended, and what it said."""
+    """A command's exit code, standard output and standard error."""
 
     code: int
     out: str
@@ -27,7 +27,7 @@ Run = Callable[..., Ran]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process. Not one may end in a traceback."""
+    """Run a command in this process; none may end in a traceback."""
 
     def command(*words: object) -> Ran:
         capsys.readouterr()
@@ -42,7 +42,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 def write_model(folder: Path, template: str | None = None, start: bool = True, **changes: Any) -> Path:
     folder.mkdir(exist_ok=True)
-    # Nothing ends a reply but its length.
+    # No end token: a reply ends only at its maximum length.
     checkpoint(folder, vocab_size=VOCAB, bos_token_id=1 if start else None, eos_token_id=None, **changes)
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {"chat_template": template} | ({"bos_token": "<s>"} if start else {})
@@ -52,7 +52,7 @@ def write_model(folder: Path, template: str | None = None, start: bool = True, *
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """It has no template."""
+    """A model without a template."""
     return write_model(tmp_path_factory.mktemp("plain"))
 
 
@@ -63,5 +63,5 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that talks for minutes if nobody stops it."""
+    """A model that generates for minutes unless stopped."""
     return write_model(tmp_path_factory.mktemp("long"), TEMPLATE, max_position_embeddings=100_000)

@@ -1,4 +1,4 @@
-"""The plots of `minichat quality`: where points and numbers stand, and that they can be told apart."""
+"""The plots of `minichat quality`: their points, axes and labels."""
 
 from itertools import combinations
 from xml.etree import ElementTree
@@ -25,7 +25,7 @@ SCHEMES = Chart(
 )
 
 
-def test_what_lies_near_begins_at_zero() -> None:
+def test_a_narrow_range_begins_at_zero() -> None:
     found = axis([10, 5, 0])
     assert [label for _, label in found.ticks] == ["0", "2", "4", "6", "8", "10"]
     assert [found.place(value) for value in (0, 5, 10)] == [0, 0.5, 1]
@@ -44,11 +44,11 @@ def test_what_lies_near_begins_at_zero() -> None:
         ([0, 0], "0 0.2 0.4 0.6 0.8 1"),
     ],
 )
-def test_numbers_are_round_and_in_full(values: list[float], labels: str) -> None:
+def test_tick_labels_are_round_and_in_full(values: list[float], labels: str) -> None:
     assert " ".join(label for _, label in axis(values).ticks) == labels
 
 
-def test_what_spans_more_than_a_decade_goes_by_powers_of_ten() -> None:
+def test_a_range_over_a_decade_uses_powers_of_ten() -> None:
     found = axis([0.0031, 0.00009])
     assert [label for _, label in found.ticks] == ["0.00001", "0.0001", "0.001", "0.01"]
     assert [share for share, _ in found.ticks] == pytest.approx([0, 1 / 3, 2 / 3, 1])
@@ -56,13 +56,13 @@ def test_what_spans_more_than_a_decade_goes_by_powers_of_ten() -> None:
     assert [label for _, label in axis([7, 900_001]).ticks][-2:] == ["100,000", "1,000,000"]
 
 
-def test_zero_stands_apart_below_the_powers_of_ten() -> None:
+def test_zero_is_separate_below_the_powers_of_ten() -> None:
     found = axis([0, 0.0031, 0.00009])
     assert found.ticks[:2] == ((0, "0"), (0.25, "0.00001"))
     assert (found.place(0), found.begins) == (0, 0.25)
 
 
-def test_points_stand_where_they_belong() -> None:
+def test_points_are_at_their_positions() -> None:
     chart = Chart("t", "MB", "KL", (Point("one", 10, 0), Point("two & a half", 5, 2), Point("three", 10, 0)))
     lines = drawn(chart).splitlines()
     assert lines[1].startswith("  2 |") and lines[1].index("b") == 5 + 28
@@ -77,7 +77,7 @@ def test_points_stand_where_they_belong() -> None:
     assert drawn(Chart("empty", "x", "y", ())) and svg([Chart("empty", "x", "y", ())])
 
 
-def test_schemes_that_differ_by_decades_stand_on_lines_of_their_own() -> None:
+def test_schemes_that_differ_by_decades_are_on_different_lines() -> None:
     lines = drawn(SCHEMES).splitlines()[1:14]
     frames = [line[9:65] for line in lines]
     where = {letter: at for at, frame in enumerate(frames) for letter in frame.strip() if letter != " "}
@@ -86,7 +86,7 @@ def test_schemes_that_differ_by_decades_stand_on_lines_of_their_own() -> None:
     assert [line[8] for line in lines] == ["|"] * 10 + [":"] * 3
 
 
-def test_names_in_the_picture_lie_on_nothing() -> None:
+def test_labels_in_the_svg_do_not_overlap() -> None:
     crowd = tuple(Point(f"scheme-{n}", 5 + n % 3 / 100, 1 + n // 3 / 100) for n in range(24))
     for chart in (SCHEMES, Chart("crowded", "x", "y", crowd)):
         root = ElementTree.fromstring(svg([chart]))

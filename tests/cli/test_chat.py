@@ -1,4 +1,4 @@
-"""`minichat chat` with its lines piped in."""
+"""`minichat chat` with piped lines."""
 
 import io
 import os
@@ -27,7 +27,7 @@ def talk(run: Run, chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
 
 @pytest.fixture
 def prompts(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
-    """The messages of every request."""
+    """The messages of each request."""
     seen: list[list[dict[str, str]]] = []
     submit = EngineThread.submit
 
@@ -39,7 +39,7 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
     return seen
 
 
-def test_every_line_gets_an_answer(talk: Talk, prompts: list[list[dict[str, str]]]) -> None:
+def test_every_line_gets_a_reply(talk: Talk, prompts: list[list[dict[str, str]]]) -> None:
     ran = talk("a", "", "  ", "b")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.endswith("\n")
@@ -50,7 +50,9 @@ def test_every_line_gets_an_answer(talk: Talk, prompts: list[list[dict[str, str]
     assert ran.out.startswith(prompts[1][1]["content"] + "\n")
 
 
-def test_new_forgets_and_the_system_prompt_stays(talk: Talk, prompts: list[list[dict[str, str]]]) -> None:
+def test_new_clears_the_chat_and_keeps_the_system_prompt(
+    talk: Talk, prompts: list[list[dict[str, str]]]
+) -> None:
     talk("a", "/new", "b", options=("--system", "be brief"))
     assert prompts == [
         [{"role": "system", "content": "be brief"}, {"role": "user", "content": text}] for text in "ab"
@@ -70,19 +72,19 @@ def test_new_forgets_and_the_system_prompt_stays(talk: Talk, prompts: list[list[
         ("/stats", "0 in use + 0 cached"),
     ],
 )
-def test_commands_answer(talk: Talk, line: str, said: str) -> None:
+def test_commands_print_a_reply(talk: Talk, line: str, said: str) -> None:
     ran = talk(line, "/quit", "never answered")
     assert (ran.code, ran.err) == (0, "")
     assert said in ran.out
     assert ran.out.count("\n") == 1
 
 
-def test_what_is_set_holds_from_the_next_reply(talk: Talk) -> None:
+def test_changed_options_apply_from_the_next_reply(talk: Talk) -> None:
     four, one = talk("a").out, talk("/set max_tokens 1", "a").out
     assert four.startswith(one.rstrip("\n")) and four != one
 
 
-def test_a_conversation_that_grows_too_long_is_told_and_goes_on(talk: Talk) -> None:
+def test_a_conversation_that_is_too_long_is_reported_and_continues(talk: Talk) -> None:
     ran = talk("x" * 200, "a")
     assert ran.code == 0
     assert " tokens; " in ran.out and "Shorten the prompt" in ran.out and "/new" not in ran.out
@@ -91,7 +93,7 @@ def test_a_conversation_that_grows_too_long_is_told_and_goes_on(talk: Talk) -> N
 
 
 @pytest.mark.parametrize("encoding", ["utf-8:strict", "utf-8:surrogateescape"])
-def test_a_line_that_is_no_text_is_told_and_the_chat_goes_on(
+def test_a_line_that_is_not_text_is_reported_and_the_chat_continues(
     root: Path, chat_model: Path, encoding: str
 ) -> None:
     words = ["--model", str(chat_model), "--temperature=0", "--max-tokens=4"]
@@ -121,7 +123,7 @@ def test_plain_minichat_is_a_chat(run: Run, model: Path) -> None:
 
 
 def typed(root: Path, model: Path, lines: bytes, *words: str, term: str) -> bytes:
-    """What a terminal shows, on which these lines were typed."""
+    """What a terminal shows after these lines were typed."""
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "minichat", "--model", str(model), "--blocks", "50", *words]
     ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
@@ -134,12 +136,12 @@ def typed(root: Path, model: Path, lines: bytes, *words: str, term: str) -> byte
     return said
 
 
-def test_a_terminal_that_cannot_draw_gets_lines(root: Path, chat_model: Path) -> None:
+def test_a_dumb_terminal_gets_the_line_mode(root: Path, chat_model: Path) -> None:
     said = typed(root, chat_model, b"/quit\n", term="dumb")
     assert b"/help for commands" in said and b"\x1b" not in said
 
 
-def test_a_line_comes_again_by_an_arrow(root: Path, chat_model: Path) -> None:
+def test_an_arrow_key_recalls_a_line(root: Path, chat_model: Path) -> None:
     pytest.importorskip("readline")
     said = typed(root, chat_model, b"/stats\n\x1b[A\n/quit\n", "--plain", term="xterm")
     assert said.count(b"prefix hits") == 2 and b"no such command" not in said

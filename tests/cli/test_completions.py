@@ -1,4 +1,4 @@
-"""What shells offer: the commands and options that there are, what stands behind them, and nothing else."""
+"""Shell completions: all commands, options and values, and nothing else."""
 
 import argparse
 import re
@@ -17,7 +17,7 @@ from minichat.completions.table import Option, Value, table
 from tests.cli.conftest import Run
 
 SCRIPTS = {"bash": bash.script, "zsh": zsh.script, "fish": fish.script}
-FREE = {  # what nobody but the person knows, by what the help calls it
+FREE = {  # metavars of values that cannot be listed
     *("N", "T", "P", "K", "R", "M", "S", "L", "W", "H", "MIB"),
     *("TEXT", "PATTERN", "NAME", "URL"),
 }
@@ -35,7 +35,7 @@ def long_options(command: argparse.ArgumentParser) -> set[str]:
 
 
 def offered(*lines: list[str], folder: Path | None = None) -> list[set[str]]:
-    """What bash finds for the last word of each line, as it has taken it apart."""
+    """What bash offers for the last word of each line, split into words as bash does."""
     asked = "".join(f"ask {shlex.join(['minichat', *line])}\n" for line in lines)
     ran = subprocess.run(
         ["bash", "--norc", "-c", f"{bash.script(table())}{ASK}{asked}"],
@@ -49,7 +49,7 @@ def offered(*lines: list[str], folder: Path | None = None) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("shell", SCRIPTS)
-def test_the_shell_takes_the_script(run: Run, shell: str, tmp_path: Path) -> None:
+def test_the_shell_accepts_the_script(run: Run, shell: str, tmp_path: Path) -> None:
     ran = run("completions", shell)
     assert (ran.code, ran.err, ran.out) == (0, "", SCRIPTS[shell](table()))
     assert re.search(r"@\w+@", ran.out) is None
@@ -80,7 +80,7 @@ def test_bash_offers_the_commands_and_all_their_options() -> None:
         ("--dtype ", {"auto", "float32", "bfloat16", "float16"}),
         ("generate --quantization bnb", {"bnb-int8", "bnb-nf4", "bnb-fp4"}),
         ("generate --quantization ", set(schemes())),
-        ("--kv = i", {"int8"}),  # so bash takes --kv=i apart
+        ("--kv = i", {"int8"}),  # bash splits --kv=i this way
         ("--kv =", {"none", "int8", "fp8"}),
         ("quality --schemes none,kv-", {"none,kv-int8", "none,kv-fp8"}),
         ("quality --schemes fp8,fp8+kv-i", {"fp8,fp8+kv-int8"}),
@@ -91,14 +91,14 @@ def test_bash_offers_the_commands_and_all_their_options() -> None:
         ("serve --tls-cert ", {"a folder", "one file"}),
         ("serve --tls-cert one", {"one file"}),
         ("completions ", {"bash", "zsh", "fish"}),
-        ("tour ", {"--help", "--ascii"}),  # where there is nothing else to say
+        ("tour ", {"--help", "--ascii"}),  # nothing else to offer
         ("--seed ", set()),
         ("generate --seed 3 --verb", {"--verbose"}),
         ("ps --model", set()),
         ("down --name --n", set()),
     ],
 )
-def test_bash_offers_what_may_stand_there(line: str, found: set[str], tmp_path: Path) -> None:
+def test_bash_offers_valid_values(line: str, found: set[str], tmp_path: Path) -> None:
     (tmp_path / "a folder").mkdir()
     (tmp_path / "one file").touch()
     assert offered(line.split(" "), folder=tmp_path) == [found]
@@ -115,8 +115,8 @@ def options() -> list[tuple[str, Option]]:
     return [(command.name, option) for command in table().commands for option in command.options]
 
 
-def test_what_has_names_is_offered_by_them() -> None:
-    """An option that is new says here what stands behind it, or that nobody knows."""
+def test_known_values_are_offered() -> None:
+    """A new option must be listed here, with its values or as one without."""
     free = {option.called for _, option in options() if option.value == Value()}
     free |= {each.called for each in table().commands if each.called and each.word == Value()}
     assert free <= FREE
@@ -125,7 +125,7 @@ def test_what_has_names_is_offered_by_them() -> None:
     )
 
 
-def test_zsh_is_told_of_every_option_of_every_command() -> None:
+def test_zsh_has_every_option_of_every_command() -> None:
     text = zsh.script(table()).partition("    case $command in\n")[2].partition("\n    esac")[0]
     blocks = re.findall(r"\((\w+)\) _arguments(.*?);;", text, re.DOTALL)
     assert [name for name, _ in blocks] == list(COMMANDS)
@@ -137,7 +137,7 @@ def test_zsh_is_told_of_every_option_of_every_command() -> None:
     assert "'--kv=[quantize the KV cache to one byte per value\\: nearly" in text
 
 
-def test_fish_is_told_of_every_option_of_every_command() -> None:
+def test_fish_has_every_option_of_every_command() -> None:
     lines = re.findall(r"__minichat_in ([\w ]+)' .*?-l ([\w-]+)", fish.script(table()))
     assert len(lines) > 50
     for name in COMMANDS:
@@ -162,7 +162,7 @@ def test_fish_completes(tmp_path: Path) -> None:
         assert [each.split("\t")[0] for each in ran.stdout.splitlines()] == found, ran.stderr
 
 
-def test_a_shell_that_starts_waits_for_no_torch() -> None:
+def test_completions_do_not_import_torch() -> None:
     program = """if True:
         import sys
         from minichat.cli import main

@@ -1,4 +1,4 @@
-"""`minichat doctor`: what is here, and why something is not."""
+"""`minichat doctor`: what is available, and why something is not."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from minichat import __version__
 from tests.cli.conftest import Run
 
 
-def test_it_tells_a_person(run: Run) -> None:
+def test_it_prints_a_report(run: Run) -> None:
     ran = run("doctor")
     assert (ran.code, ran.err) == (0, "")
     for part in (f"minichat {__version__}", "Devices", "Packages", torch.__version__, "Attention on cpu"):
@@ -23,13 +23,13 @@ def test_it_tells_a_person(run: Run) -> None:
     assert "Scheduling policies (--policy)\n  fcfs, latency, priority" in ran.out
 
 
-def test_it_tells_a_program(run: Run) -> None:
+def test_it_prints_json(run: Run) -> None:
     ran = run("doctor", "--json")
     assert (ran.code, ran.err) == (0, "")
     found = json.loads(ran.out)
     assert found["minichat"] == __version__
     assert found["packages"]["torch"]
-    assert found["attention"]["cpu"]["torch"] is None  # nothing is in its way
+    assert found["attention"]["cpu"]["torch"] is None  # nothing prevents it
     assert found["quantization"]["cpu"]["int8"] is None
     assert "need an NVIDIA GPU" in found["quantization"]["cpu"]["fp8"]
     if sys.platform == "linux":
@@ -42,9 +42,7 @@ def test_it_tells_a_program(run: Run) -> None:
     assert found["cpu"]["cores"] >= 1
 
 
-def test_faults_of_the_settings_can_be_read_at_leisure(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_settings_errors_are_listed(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert f"Settings: {tmp_path / 'minichat' / 'config.toml'}\n  no problems\n" in run("doctor").out
     (tmp_path / "minichat" / "themes").mkdir(parents=True)
@@ -81,7 +79,7 @@ def test_a_gpu_is_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no GPU" not in out
 
 
-def test_what_is_missing_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minichat.commands.doctor.PACKAGES", ("torch", "no-such-package"))
     monkeypatch.setattr("minichat.commands.doctor.OPTIONAL", ("no-such-extra",))
     out = run("doctor").out

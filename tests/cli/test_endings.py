@@ -1,4 +1,4 @@
-"""Real processes, ended in the ways that people end them: a closed pipe, Ctrl+C."""
+"""Real processes, ended as users end them: by a closed pipe or Ctrl+C."""
 
 import signal
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Run
 
-SECONDS = 60  # a busy machine may take a while to import torch
+SECONDS = 60  # a loaded machine may take a while to import torch
 
 
 def start(root: Path, words: Sequence[object]) -> subprocess.Popen[bytes]:
@@ -20,7 +20,7 @@ def start(root: Path, words: Sequence[object]) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # What a shell starts in the background, such as a run of these tests, leaves Ctrl+C to others.
+        # A shell's background jobs, such as these tests, ignore SIGINT, so it is restored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
@@ -30,7 +30,7 @@ def endless(model: Path) -> list[object]:
     return ["generate", "--model", model, *options, "the"]
 
 
-def test_a_reader_that_leaves_early_is_no_trouble(root: Path, long_model: Path) -> None:
+def test_a_reader_that_closes_the_pipe_early_is_no_error(root: Path, long_model: Path) -> None:
     with start(root, endless(long_model)) as process:
         assert process.stdout is not None
         assert len(process.stdout.read(5)) == 5
@@ -49,7 +49,7 @@ def test_control_c_ends_a_reply(root: Path, long_model: Path) -> None:
         assert (process.returncode, said) == (130, b"")
 
 
-def test_nobody_listens_to_a_short_answer(root: Path) -> None:
+def test_a_short_answer_into_a_closed_pipe(root: Path) -> None:
     with start(root, ["locate"]) as process:
         assert process.stdout is not None
         process.stdout.close()
@@ -68,7 +68,7 @@ def test_control_c_while_a_command_is_imported(run: Run, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("command", ["chat", "generate", "fetch", "locate", "doctor"])
 def test_help_of_a_command_loads_nothing_heavy(root: Path, command: str) -> None:
-    """In a bare interpreter, where whatever is loaded was loaded for this."""
+    """In a fresh interpreter, so that everything loaded was loaded by this command."""
     code = (
         "import sys\n"
         "from minichat.cli import main\n"

@@ -1,4 +1,4 @@
-"""A question on the command line, and what is piped into it."""
+"""A question on the command line, and piped input."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def ask(root: Path, *words: object, stdin: bytes | int) -> subprocess.CompletedP
     return subprocess.run(command, cwd=root, capture_output=True, timeout=100, **given)  # type: ignore[call-overload]
 
 
-def test_without_a_terminal_a_question_gets_its_reply_as_from_generate(
+def test_without_a_terminal_a_question_is_answered_as_by_generate(
     run: Run, root: Path, long_model: Path
 ) -> None:
     asked = ask(root, "what is this?", "--model", long_model, *OPTIONS, stdin=b"+ a line\n")
@@ -33,7 +33,7 @@ def test_without_a_terminal_a_question_gets_its_reply_as_from_generate(
     assert asked.stdout.decode() == plain.out != ""
 
 
-def test_a_dash_sends_what_is_piped_into_generate_along(run: Run, root: Path, long_model: Path) -> None:
+def test_a_dash_attaches_piped_input_to_generate(run: Run, root: Path, long_model: Path) -> None:
     words = ("--model", long_model, *OPTIONS)
     asked = ask(root, "generate", "what is this?", "-", *words, stdin=b"+ a line\n")
     assert (asked.returncode, asked.stderr) == (0, b"")
@@ -46,14 +46,14 @@ def test_a_dash_sends_what_is_piped_into_generate_along(run: Run, root: Path, lo
     assert alone.stdout.decode() == plain
 
 
-def test_what_was_piped_in_and_not_read_is_told_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_piped_input_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = os.pipe()
     with open(ours) as end, open(theirs, "w") as other:
         monkeypatch.setattr(sys, "stdin", end)
         assert not _unread()
         print("a diff", file=other, flush=True)
         assert _unread()
-    assert not _unread()  # it is closed
+    assert not _unread()  # closed
     with open(os.devnull) as nothing, open(__file__) as script:
         for each in (nothing, script):
             monkeypatch.setattr(sys, "stdin", each)
@@ -70,25 +70,25 @@ def test_what_was_piped_in_and_not_read_is_told_a_person(monkeypatch: pytest.Mon
     ],
     ids=["empty", "blank", "binary", "large"],
 )
-def test_what_cannot_go_along_is_bad_usage(root: Path, piped: bytes, said: str) -> None:
+def test_input_that_cannot_be_attached_is_bad_usage(root: Path, piped: bytes, said: str) -> None:
     ran = ask(root, "review this", stdin=piped)
     assert (ran.returncode, ran.stdout) == (2, b"")
     assert ran.stderr.decode().startswith(f"minichat: {said}")
 
 
-def test_a_file_that_is_not_there_is_bad_usage(run: Run) -> None:
+def test_a_missing_file_is_bad_usage(run: Run) -> None:
     ran = run("look at @./nowhere.py")
     assert (ran.code, ran.err) == (2, "minichat: nothing was sent: no such file: ./nowhere.py\n")
 
 
 @pytest.mark.parametrize("word", ["hello", "docter", "helo-there"])
-def test_one_word_is_no_question_but_perhaps_a_slip(run: Run, word: str) -> None:
+def test_one_word_is_no_question_but_a_possible_typo(run: Run, word: str) -> None:
     ran = run(word)
     assert ran.code == 2
     assert f"minichat: unknown command {word!r}; to ask the model: minichat chat {word!r}" in ran.err
 
 
-def test_the_program_starts_again_with_its_options_and_without_the_question() -> None:
+def test_the_program_restarts_with_its_options_but_without_the_question() -> None:
     options = parser().parse_args(
         ["chat", "why", "this?", "--model=a", "--temperature=0.5", "--stop=x", "--stop=-y", "--ascii"]
     )
@@ -105,7 +105,7 @@ def test_the_program_starts_again_with_its_options_and_without_the_question() ->
     assert {**vars(found), "text": options.text, "model": "a"} == vars(options)
 
 
-# Where everything is
+# Paths
 
 
 def test_locate_prints_every_path(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,10 +124,12 @@ def test_locate_prints_every_path(run: Run, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("command", ["locate", "ps", "doctor"])
-def test_folders_that_cannot_even_be_asked_for_are_empty(
+def test_folders_that_cannot_be_read_are_empty(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """As another user's are, whose name stands in HOME; a name too long does for root, who may read all."""
+    """For example another user's folder in HOME; here a name that is too long, since root can read
+    everything.
+    """
     for name in ("CONFIG", "STATE", "CACHE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / ("x" * 300)))
     ran = run(command)
@@ -137,7 +139,7 @@ def test_folders_that_cannot_even_be_asked_for_are_empty(
     ] in ran.out
 
 
-def test_fetch_says_why_it_cannot(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_reports_why_it_failed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants as hub
 
     monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path / "hub"))

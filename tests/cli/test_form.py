@@ -1,4 +1,4 @@
-"""`minichat generate` with a schema, an expression or choices that the reply keeps to."""
+"""`minichat generate` with a schema, a regex or choices that constrain the reply."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ class TestForm:
         assert run(*word, "--regex", "a{3}").out == "aaa\n"
         assert run(*word, "--choice", "the", "--choice", "thin").out in ("the\n", "thin\n")
 
-    def test_one_that_is_cut_is_said_to_be(self, run: Run, model: Path) -> None:
+    def test_a_truncated_reply_is_reported(self, run: Run, model: Path) -> None:
         ran = run("generate", "--model", model, "--raw", "--regex", "a{9}", "--max-tokens", 4, "the")
         assert (ran.code, ran.out) == (1, "aaaa\n")
         assert "is incomplete" in ran.err and ran.err.count("\n") == 1
@@ -35,7 +35,9 @@ class TestForm:
             (("--json-schema", "nowhere/at/all"), "cannot read --json-schema nowhere/at/all"),
         ],
     )
-    def test_bad_ones_are_bad_usage(self, run: Run, model: Path, words: tuple[str, str], said: str) -> None:
+    def test_invalid_constraints_are_bad_usage(
+        self, run: Run, model: Path, words: tuple[str, str], said: str
+    ) -> None:
         ran = run("generate", "--model", model, "--raw", *words, "the")
         assert ran.code == 2
         assert f"minichat: {said}" in one_sentence(ran)
@@ -44,7 +46,7 @@ class TestForm:
         ("schema", "said"),
         [("no json", "is not a JSON schema"), ('{"type": "foo"}', "is not a usable JSON schema")],
     )
-    def test_a_bad_schema_is_named_by_its_file(
+    def test_an_invalid_schema_is_reported_with_its_file(
         self, run: Run, model: Path, tmp_path: Path, schema: str, said: str
     ) -> None:
         file = tmp_path / "schema.json"

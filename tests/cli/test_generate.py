@@ -1,4 +1,4 @@
-"""`minichat generate`: the reply alone on standard output, and one clear sentence for whatever is wrong."""
+"""`minichat generate`: only the reply on standard output, and one clear sentence for each error."""
 
 import io
 import json
@@ -23,7 +23,7 @@ def stdin(patch: pytest.MonkeyPatch, text: bytes, terminal: bool = False) -> Non
 
 
 def one_sentence(ran: Ran) -> str:
-    """What a failed command says: one line on standard error, nothing on standard output."""
+    """The error of a failed command: one line on standard error, nothing on standard output."""
     assert ran.out == ""
     assert ran.err.startswith("minichat")
     assert ran.err.count("\n") == 1 and ran.err.endswith("\n")
@@ -39,9 +39,9 @@ class TestReply:
         )
         assert (ran.code, ran.err) == (0, "")
         text = json.loads(told.out)["text"]
-        assert text != "" and ran.out == text.removesuffix("\n") + "\n", "the last line is whole"
+        assert text != "" and ran.out == text.removesuffix("\n") + "\n", "the last line ends with a newline"
 
-    def test_json_is_one_object_with_all_there_is_to_know(self, run: Run, model: Path) -> None:
+    def test_json_is_one_object_with_all_figures(self, run: Run, model: Path) -> None:
         ran = run("generate", "--model", model, "--raw", "--json", "--max-tokens", 5, "the")
         assert (ran.code, ran.err, ran.out.count("\n")) == (0, "", 1)
         record = json.loads(ran.out)
@@ -50,7 +50,7 @@ class TestReply:
         assert isinstance(record.pop("text"), str)
         assert record == {"finish": "length", "error": None, "prompt_tokens": 1, "tokens": 5}
 
-    def test_several_replies_have_numbers(self, run: Run, model: Path) -> None:
+    def test_several_replies_are_numbered(self, run: Run, model: Path) -> None:
         words = ("generate", "--model", model, "--raw", "--max-tokens", 5, "--seed", 3, "--n", 3, "the")
         ran, told = run(*words), run(*words, "--json")
         records = json.loads(told.out)
@@ -76,7 +76,7 @@ class TestReply:
         ran = run("generate", "--model", model, "--raw", "--json", "--max-tokens", 1, "")
         assert json.loads(ran.out)["prompt_tokens"] == 1
 
-    def test_without_a_template_raw_is_used_and_said(self, run: Run, model: Path) -> None:
+    def test_without_a_template_raw_is_used_and_reported(self, run: Run, model: Path) -> None:
         words = ("generate", "--model", model, "--temperature", 0, "--max-tokens", 9, "the")
         plain, raw = run(*words), run(*words, "--raw")
         assert (plain.code, plain.out) == (0, raw.out)
@@ -89,9 +89,7 @@ class TestReply:
         raw = json.loads(run(*words, "--raw").out)
         assert raw["prompt_tokens"] < chat["prompt_tokens"] < with_system["prompt_tokens"]
 
-    def test_the_prompt_may_come_by_standard_input(
-        self, run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_prompt_may_be_piped(self, run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         words = ("generate", "--model", model, "--raw", "--temperature", 0, "--max-tokens", 9)
         stdin(monkeypatch, "thé".encode())
         assert run(*words).out == run(*words, "thé").out
@@ -104,7 +102,7 @@ class TestReply:
         assert ran.code == 2
         assert "not UTF-8" in one_sentence(ran)
 
-    def test_standard_input_may_not_be_endless(
+    def test_standard_input_has_a_size_limit(
         self, run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("minichat.commands.generate.MOST", 8)
@@ -113,7 +111,7 @@ class TestReply:
         assert ran.code == 2
         assert "standard input is larger than 8 B, the limit for one message" in one_sentence(ran)
 
-    def test_at_a_terminal_there_must_be_a_text(
+    def test_at_a_terminal_a_text_is_required(
         self, run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stdin(monkeypatch, b"", terminal=True)
@@ -126,7 +124,7 @@ class TestReply:
         words = ("generate", "--model", model, "--raw", "--temperature", 0, "--max-tokens", 9)
         assert run(*words, "the", "thin", "hat").out == run(*words, "the thin hat").out
 
-    def test_what_it_cost_is_told_beside_the_reply(self, run: Run, model: Path) -> None:
+    def test_the_cost_is_reported_apart_from_the_reply(self, run: Run, model: Path) -> None:
         words = ("generate", "--model", model, "--raw", "--max-tokens", 5, "--seed", 3, "the")
         plain, told = run(*words), run(*words, "--verbose")
         assert told.out == plain.out
@@ -138,7 +136,7 @@ class TestReply:
         several = run(*words, "--verbose", "--n", 2)
         assert re.match(r"minichat: prompt 1 token, reply 10 tokens in [\d.]+ s, [\d.]+ tok/s", several.err)
 
-    def test_a_reply_that_the_context_cuts_is_said_to_be(self, run: Run, model: Path) -> None:
+    def test_a_reply_truncated_by_the_context_is_reported(self, run: Run, model: Path) -> None:
         ran = run("generate", "--model", model, "--raw", "--max-context", 8, "the")
         assert (ran.code, ran.err) == (
             0,
@@ -146,12 +144,12 @@ class TestReply:
         )
 
     @pytest.mark.parametrize("text", ["", " \n"])
-    def test_an_empty_message_is_none_and_no_model_is_loaded_for_it(self, run: Run, text: str) -> None:
+    def test_an_empty_message_is_refused_before_a_model_is_loaded(self, run: Run, text: str) -> None:
         ran = run("generate", "--model", "/nowhere", text)
         assert ran.code == 2
         assert "no text; pass it as an argument" in one_sentence(ran)
 
-    def test_a_seed_repeats_and_zero_is_greedy(self, run: Run, model: Path) -> None:
+    def test_a_seed_is_reproducible_and_temperature_zero_is_greedy(self, run: Run, model: Path) -> None:
         def reply(*words: object) -> str:
             return run("generate", "--model", model, "--raw", "--max-tokens", 12, *words, "the").out
 
@@ -162,7 +160,7 @@ class TestReply:
         assert reply("--seed", 3, "--temperature", 1) != reply("--seed", 4, "--temperature", 1)
 
     @pytest.mark.parametrize("kind", ["ngram", "suffix", "draft"])
-    def test_guesses_change_nothing(self, run: Run, model: Path, kind: str) -> None:
+    def test_speculation_does_not_change_the_reply(self, run: Run, model: Path, kind: str) -> None:
         words = ("generate", "--model", model, "--raw", "--seed", 3, "--max-tokens", 30)
         drafting = ("--draft", model) if kind == "draft" else ()
         assert run(*words, *drafting, "--speculate", kind, "the").out == run(*words, "the").out
@@ -242,7 +240,7 @@ def deny(file: Path, mode: str) -> None:
 
 
 class TestBadInput:
-    """The bad input that a person is most likely to bring."""
+    """The most likely kinds of bad input."""
 
     def said(self, run: Run, folder: object, *words: object, code: int = 1) -> str:
         ran = run("generate", "--model", folder, "--raw", "--max-tokens", 4, *(words or ("the",)))
@@ -275,19 +273,19 @@ class TestBadInput:
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
-    def test_a_config_that_is_not_supported_is_named(
+    def test_an_unsupported_config_field_is_named(
         self, run: Run, tmp_path: Path, changes: dict[str, Any], named: str
     ) -> None:
         folder = write_model(tmp_path)
         write_config(folder, **changes)
         assert named in self.said(run, folder)
 
-    def test_a_config_that_is_no_json(self, run: Run, tmp_path: Path) -> None:
+    def test_a_config_that_is_not_json(self, run: Run, tmp_path: Path) -> None:
         (write_model(tmp_path) / "config.json").write_text("{")
         assert "config.json" in self.said(run, tmp_path)
 
     @pytest.mark.parametrize("left", [0, 5, 300, -100])
-    def test_weights_that_are_cut_short(self, run: Run, tmp_path: Path, left: int) -> None:
+    def test_truncated_weights(self, run: Run, tmp_path: Path, left: int) -> None:
         file = write_model(tmp_path) / "model.safetensors"
         file.write_bytes(file.read_bytes()[:left])
         assert "model.safetensors is corrupt or truncated" in self.said(run, tmp_path)
@@ -314,10 +312,8 @@ class TestBadInput:
         (write_model(tmp_path) / "model.safetensors").rename(tmp_path / "tiny-q4.gguf")
         assert "tiny-q4.gguf is a GGUF file; only safetensors files are read" in self.said(run, tmp_path)
 
-    def test_weights_that_may_not_be_read(
-        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The library says of them that there is no such file."""
+    def test_unreadable_weights(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The library reports such a file as missing."""
 
         def refuse(*_: object, **__: object) -> None:
             raise FileNotFoundError("No such file or directory")
@@ -327,13 +323,13 @@ class TestBadInput:
         monkeypatch.setattr("engine.models.checkpoint.open", deny, raising=False)
         assert "model.safetensors cannot be read: Permission denied" in self.said(run, tmp_path)
 
-    def test_a_pointer_that_git_has_left_is_named(self, run: Run, tmp_path: Path) -> None:
+    def test_a_git_lfs_pointer_is_reported(self, run: Run, tmp_path: Path) -> None:
         pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
         (write_model(tmp_path) / "model.safetensors").write_text(pointer)
         said = self.said(run, tmp_path)
         assert "model.safetensors is a git-lfs pointer" in said and "git lfs pull" in said
 
-    def test_weights_that_are_not_numbers_fail_the_reply(self, run: Run, tmp_path: Path) -> None:
+    def test_nan_weights_fail_the_reply(self, run: Run, tmp_path: Path) -> None:
         self._spoil(tmp_path, lambda tensors: tensors["model.norm.weight"] * torch.nan)
         assert "the model returned NaN" in self.said(run, tmp_path)
         ran = run("generate", "--model", tmp_path, "--raw", "--json", "the")

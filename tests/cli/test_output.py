@@ -1,4 +1,4 @@
-"""Where standard streams lead nowhere, or to somebody who cannot read everything."""
+"""Standard streams that are closed, full, or have a limited encoding."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from minichat.shell.streams import settle
 
 
 def said(shell: str, command: str = "locate", out: bool = False) -> tuple[int, str]:
-    """How a command ends with its streams led there, and what it says of it; `out`: what it says at all."""
+    """Exit code and standard error of a command with these redirections, or its standard output if `out`."""
     words = f'"{sys.executable}" -m minichat {command} {shell}'
     ended = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=60, check=False)
     return ended.returncode, ended.stdout if out else ended.stderr
@@ -22,30 +22,30 @@ def test_onto_a_full_disk() -> None:
     assert said(">/dev/full") == (1, "minichat: cannot write: No space left on device\n")
 
 
-def test_into_a_pipe_that_nobody_reads() -> None:
+def test_into_a_closed_pipe() -> None:
     code, words = said("| true")
     assert (code, words) == (0, "")
 
 
-def test_closed() -> None:
+def test_into_a_closed_stream() -> None:
     assert said(">&-") == (0, "")
 
 
 @pytest.mark.parametrize("command", ["tour", "attach"])
-def test_without_standard_input_there_is_no_terminal(command: str) -> None:
+def test_without_standard_input_a_terminal_is_required(command: str) -> None:
     code, words = said("<&-", command)
     assert code == 2 and words.count("\n") == 1 and "needs a terminal" in words
 
 
-def test_without_standard_error_a_reply_comes_all_the_same() -> None:
+def test_without_standard_error_a_reply_still_succeeds() -> None:
     assert said("hi >&- 2>&-", "generate --max-tokens=2") == (0, "")
 
 
-def test_without_standard_input_nobody_says_a_word() -> None:
+def test_without_standard_input_a_plain_chat_ends_silently() -> None:
     assert said("<&-", "chat --plain") == (0, "")
 
 
-def test_the_screen_finds_a_stream_that_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stream_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     monkeypatch.setattr(sys, "__stdin__", None)
     settle()
@@ -53,7 +53,7 @@ def test_the_screen_finds_a_stream_that_was_closed(monkeypatch: pytest.MonkeyPat
         assert nowhere is sys.__stdin__ and nowhere.read() == ""
 
 
-def test_what_the_locale_cannot_say_is_written_as_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_outside_the_locale_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     assert said("hi", "generate --choice=gr\u00fcn", out=True) == (0, "gr\\xfcn\n")
     code, record = said("hi", "generate --json --choice=gr\u00fcn", out=True)

@@ -1,4 +1,4 @@
-"""`minichat quality`: a table, JSON, plots, and what it refuses before it begins."""
+"""`minichat quality`: a table, JSON, plots, and its usage errors."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_json_is_a_list_of_rows(run: Run, model: Path, tmp_path: Path) -> None:
     assert [row["scheme"] for row in rows] == ["none", "kv-int8", "kv-fp8"]
     assert all(row.keys() >= KEYS for row in rows)
     assert rows[0]["kl"] == 0 < rows[2]["kl"]
-    assert len({row["perplexity"] for row in rows}) == 3  # what int8 changes here is too little for kl
+    assert len({row["perplexity"] for row in rows}) == 3  # the effect of int8 is too small to bound its KL
 
 
 def test_a_table_with_plots_and_a_picture(run: Run, model: Path, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_table_with_plots_and_a_picture(run: Run, model: Path, tmp_path: Path)
         (["--quantization", "int4"], "must be given as the scheme int4"),
     ],
 )
-def test_refused_with_a_sentence(run: Run, model: Path, words: list[str], problem: str) -> None:
+def test_bad_usage_is_refused(run: Run, model: Path, words: list[str], problem: str) -> None:
     ran = run("quality", "--model", model, *words)
     assert ran.code == 2
     assert problem in ran.err

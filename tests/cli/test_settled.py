@@ -1,4 +1,4 @@
-"""What the settings say of the engine, and the command line before them."""
+"""Engine settings, and command line options that override them."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from minichat.commands.tui import settle
 from minichat.settings import Settings
 from minichat.settings.schema import EngineSettings
 
-SAID = Settings(
+FROM_SETTINGS = Settings(
     engine=EngineSettings(
         quantization="int8", kv="fp8", kv_window=64, kv_sinks=0, blocks=70, policy="latency"
     )
@@ -17,10 +17,10 @@ SAID = Settings(
 
 
 @pytest.mark.parametrize("command", ["chat", "up"])
-def test_forms_of_weights_and_cache(command: str) -> None:
+def test_schemes_of_weights_and_cache(command: str) -> None:
     def asked(*words: str) -> tuple[object, ...]:
         options = parser().parse_args([command, *words])
-        settle(options, SAID)
+        settle(options, FROM_SETTINGS)
         config = engine_config(options)
         return config.quantization, config.kv_scheme, config.kv_window, config.kv_sinks, config.blocks
 
@@ -31,7 +31,7 @@ def test_forms_of_weights_and_cache(command: str) -> None:
 
 @pytest.mark.parametrize("command", ["chat", "up", "generate", "serve"])
 def test_sinks_need_a_window(command: str) -> None:
-    """Those of the settings wait for one; those of the command line contradict that there is none."""
+    """Sinks in the settings wait for a window; on the command line, they need one."""
 
     def asked(*words: str) -> int:
         options = parser().parse_args([command, *words])
@@ -47,10 +47,10 @@ def test_sinks_need_a_window(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["chat", "up"])
-def test_who_goes_first(command: str) -> None:
+def test_the_scheduling_policy(command: str) -> None:
     def asked(*words: str) -> str:
         options = parser().parse_args([command, *words])
-        settle(options, SAID)
+        settle(options, FROM_SETTINGS)
         return engine_config(options).policy
 
     assert (asked(), asked("--policy", "fcfs")) == ("latency", "fcfs")

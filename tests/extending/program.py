@@ -1,4 +1,4 @@
-"""What a person might run who has installed the example: `program.py MODEL` prints JSON."""
+"""A program of a user who has installed the example: `program.py MODEL` prints JSON."""
 
 import json
 import sys
@@ -9,11 +9,11 @@ from engine.api.errors import BadInput
 from engine.api.params import SamplingParams
 from engine.start import start
 
-PROMPTS = [list(range(5, 65)), list(range(100, 103)), list(range(30, 50))]  # the longest comes first
+PROMPTS = [list(range(5, 65)), list(range(100, 103)), list(range(30, 50))]  # the longest first
 
 
 def finished(model: str, **config: Any) -> dict[str, Any]:
-    """What the engine calls itself, the replies, and in which order they ended."""
+    """The names of the engine's parts, the replies, and the order in which they ended."""
     plain: dict[str, Any] = {
         "dummy_weights": True,
         "device": "cpu",
@@ -25,15 +25,15 @@ def finished(model: str, **config: Any) -> dict[str, Any]:
     replies: dict[int, list[int]] = {}
     ended = []
 
-    def hear(delta: Any) -> None:
+    def record(delta: Any) -> None:
         replies.setdefault(delta.request, []).extend(delta.tokens)
         if delta.finish:
             ended.append(delta.request)
 
-    # Random weights like to repeat themselves, which would prove little.
+    # Random weights tend to repeat tokens, which would hide differences.
     params = SamplingParams(temperature=0, repetition_penalty=2, max_tokens=30, ignore_eos=True)
     for prompt in PROMPTS:
-        engine.submit(prompt, params, hear)
+        engine.submit(prompt, params, record)
     while engine.busy:
         engine.step()
         engine.scheduler.check()
@@ -42,7 +42,7 @@ def finished(model: str, **config: Any) -> dict[str, Any]:
 
 
 def changed(model: str) -> dict[str, Any]:
-    """Replies under the example's scheme, chosen at the start or later, and after the way back."""
+    """Replies under the example's scheme, chosen at the start or later, and after switching back."""
     engine = start(EngineConfig(model=model, dummy_weights=True, device="cpu", blocks=32))
     params = SamplingParams(temperature=0, repetition_penalty=2, max_tokens=20, ignore_eos=True)
 

@@ -1,4 +1,4 @@
-"""A package outside the tree brings a back end, a policy and a scheme; docs/extending.md shows that one."""
+"""A third-party package adds an attention back end, a policy and a scheme; docs/extending.md shows it."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-MODEL = {  # random weights of this shape
+MODEL = {  # the model's shape; its weights are random
     "architectures": ["MistralForCausalLM"],
     "model_type": "mistral",
     "vocab_size": 272,
@@ -28,7 +28,7 @@ INSTALL = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disa
 
 @pytest.fixture(scope="module")
 def said(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the program says where the example is installed, on a model with a sliding window."""
+    """The output of a program with the example installed, on a model with a sliding window."""
     site, model = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("model")
     pip = [sys.executable, "-m", "pip", "install", *INSTALL, "--target", str(site), str(HERE / "example")]
     installed = subprocess.run(pip, capture_output=True, text=True)
@@ -45,30 +45,32 @@ def said(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
     return found
 
 
-def test_both_are_taken_by_name(said: dict[str, Any]) -> None:
+def test_back_end_and_policy_are_selected_by_name(said: dict[str, Any]) -> None:
     assert said["built in"]["facts"] == ["torch", "fcfs"]
     assert said["example"]["facts"] == ["sdpa", "shortest"]
 
 
-def test_the_back_end_says_what_the_built_in_one_says(said: dict[str, Any]) -> None:
+def test_the_back_end_gives_the_same_replies_as_the_built_in_one(said: dict[str, Any]) -> None:
     replies = [tokens for _, tokens in said["built in"]["replies"]]
     assert [len(tokens) for tokens in replies] == [30, 30, 30]
-    assert all(len(set(tokens)) > 5 for tokens in replies), "a reply that repeats itself proves little"
+    assert all(len(set(tokens)) > 5 for tokens in replies), (
+        "the reply repeats itself, so the comparison proves little"
+    )
     assert said["example"]["replies"] == said["built in"]["replies"]
 
 
-def test_the_policy_decides_who_goes_first(said: dict[str, Any]) -> None:
+def test_the_policy_decides_the_order(said: dict[str, Any]) -> None:
     assert said["built in"]["ended"] == [0, 1, 2]
     assert said["example"]["ended"] == [1, 2, 0]
 
 
-def test_the_scheme_is_taken_at_the_start_and_later(said: dict[str, Any]) -> None:
+def test_the_scheme_works_at_the_start_and_later(said: dict[str, Any]) -> None:
     replies = said["changed"]["replies"]
     assert said["changed"]["is"] == "ternary" and said["changed"]["said"] > 0
     assert replies["ternary"] == replies["then ternary"] != replies["none"] == replies["then none"]
 
 
-def test_a_bad_name_is_told_what_there_is(said: dict[str, Any]) -> None:
+def test_an_unknown_name_lists_the_known_ones(said: dict[str, Any]) -> None:
     what, _, names = said["bad attention"].partition("; available here: ")
     assert what == "attention 'sdpq': no backend has that name"
     assert {"sdpa", "torch"} <= set(names.split(", "))
@@ -80,7 +82,7 @@ def test_a_bad_name_is_told_what_there_is(said: dict[str, Any]) -> None:
     assert {"int8", "none", "ternary"} <= set(names.split(", "))
 
 
-def test_the_page_shows_this_very_package(root: Path) -> None:
+def test_the_docs_show_this_package(root: Path) -> None:
     page = (root / "docs" / "extending.md").read_text(encoding="utf-8")
     for file, language in (("pyproject.toml", "toml"), ("minichat_example.py", "python")):
         code = (HERE / "example" / file).read_text(encoding="utf-8")

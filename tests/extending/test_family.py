@@ -1,6 +1,6 @@
-"""A package outside the tree brings a model family with a feed-forward, a product and a norm of its own.
+"""A third-party package adds a model family with its own feed-forward, product and norm.
 
-docs/extending.md shows that package. Here its files are put on the path as an installer would leave them.
+docs/extending.md shows the package. Here its files are put on the path as by an installer.
 """
 
 import json
@@ -49,7 +49,7 @@ PROMPTS = [list(range(5, 65)), list(range(5, 50)), [7, 9, 11], list(range(100, 1
 
 
 def installed(site: Path) -> Path:
-    """The package as it lies in site-packages."""
+    """Install the package into this site-packages folder."""
     shutil.copy(HERE / "minichat_family.py", site)
     project = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     about = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
@@ -71,7 +71,7 @@ def package(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 
 
 def forget() -> None:
-    """As before it was asked for."""
+    """Remove the registrations of the package."""
     FAMILIES.pop("squared", None)
     OPERATORS.pop("transposed", None)
     OPERATORS.pop("centered", None)
@@ -79,7 +79,7 @@ def forget() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkpoint with all tensors random, wide enough that a wrong part shows."""
+    """A checkpoint of random tensors, spread widely enough that an error in a part shows."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     model, tensors = Decoder(read_config(tmp_path), torch.float32), {}
@@ -95,7 +95,7 @@ def folder(tmp_path: Path) -> Path:
 
 @torch.inference_mode()
 def plain_reply(folder: Path, prompt: list[int], count: int = GREEDY.max_tokens or 24) -> list[int]:
-    """Token by token through the plain forward alone: oracles, no cache, no batch."""
+    """Token by token through the plain forward pass alone: oracles, no cache, no batch."""
     config = read_config(folder)
     model = Decoder(config, torch.float32).eval()
     Checkpoint(model, folder).read(decoder_slots(model))
@@ -108,7 +108,7 @@ def plain_reply(folder: Path, prompt: list[int], count: int = GREEDY.max_tokens 
     return ids[len(prompt) :]
 
 
-def test_it_is_found_by_its_name_and_loads(folder: Path) -> None:
+def test_it_is_found_by_name_and_loads(folder: Path) -> None:
     assert "squared" not in FAMILIES and "squared" in names()
     assert support(folder).native and not support(folder).trouble
     assert read_config(folder).settings == {"power": 3}
@@ -118,10 +118,12 @@ def test_it_is_found_by_its_name_and_loads(folder: Path) -> None:
     assert made.isdisjoint({"OperatorLinear", "OperatorNorm", "DenseMLP"})
 
 
-def test_the_engine_gives_the_tokens_of_its_plain_forward(folder: Path) -> None:
-    """In company, in chunks, over a paged cache, from the prefix cache; and with all of that off."""
+def test_the_engine_gives_the_tokens_of_the_plain_forward_pass(folder: Path) -> None:
+    """With batching, chunked prefill, a paged cache and the prefix cache; and without each of these."""
     wanted = [plain_reply(folder, prompt) for prompt in PROMPTS]
-    assert all(len(set(tokens)) > 5 for tokens in wanted), "a reply that repeats itself proves little"
+    assert all(len(set(tokens)) > 5 for tokens in wanted), (
+        "the reply repeats itself, so the comparison proves little"
+    )
     engine = engine_on(folder, max_step_tokens=48)
     together = [ask(engine, prompt)[1] for prompt in PROMPTS]
     turn(engine)
@@ -139,7 +141,7 @@ def test_the_engine_gives_the_tokens_of_its_plain_forward(folder: Path) -> None:
         assert heard.tokens == tokens
 
 
-def test_the_doctor_names_what_runs_as_plain_torch() -> None:
+def test_the_doctor_lists_parts_that_run_as_plain_torch() -> None:
     from minichat.commands.doctor import examine, report
 
     found = examine()
@@ -149,14 +151,16 @@ def test_the_doctor_names_what_runs_as_plain_torch() -> None:
     assert f"  squared: {told}" in report(found)
 
 
-def test_a_scheme_takes_what_is_plain_and_leaves_operators(folder: Path) -> None:
+def test_a_scheme_quantizes_plain_products_and_skips_operators(folder: Path) -> None:
     model = load_model(ModelPlace("squared", folder), quantization="int8")
     made = {name: type(each).__name__ for name, each in model.named_modules()}  # type: ignore[attr-defined]
     assert made["head"] == "Int8Table" and made["layers.0.feed_forward.up"] == "TransposedProduct"
 
 
-def test_a_quantized_checkpoint_is_what_its_numbers_stand_for(folder: Path, tmp_path: Path) -> None:
-    """Attention's products are operators here, which no scheme keeps: they get the numbers themselves."""
+def test_a_quantized_checkpoint_gives_the_replies_of_its_dequantized_weights(
+    folder: Path, tmp_path: Path
+) -> None:
+    """The attention products are operators here, which no scheme quantizes; they get dequantized weights."""
     made = write(load_file(folder / "model.safetensors"), CONFIG, tmp_path / "packed", Gptq())
     prompt, replies = PROMPTS[0], []
     for each in (made.quantized, made.plain):
@@ -165,11 +169,13 @@ def test_a_quantized_checkpoint_is_what_its_numbers_stand_for(folder: Path, tmp_
         replies.append(ask(engine, prompt)[1])
         drain(engine)
     assert replies[0].tokens == replies[1].tokens == plain_reply(made.plain, prompt)
-    assert replies[0].tokens != plain_reply(folder, prompt), "packing that changes nothing proves little"
+    assert replies[0].tokens != plain_reply(folder, prompt), (
+        "quantization changed nothing, so the comparison proves little"
+    )
 
 
 class Wrong:
-    """The package's product, spoilt in one of several ways."""
+    """The package's product, with one of several errors."""
 
     name, kind = "wrong", "product"
 
@@ -206,7 +212,7 @@ def plain(x: Any, weight: Any, bias: Any) -> Any:
     ],
     ids=["scaled", "no-bias", "by-company", "shape", "type", "nan", "raises"],
 )
-def test_a_wrong_operator_is_refused_with_a_sentence(spoilt: Any, told: str) -> None:
+def test_a_wrong_operator_is_refused(spoilt: Any, told: str) -> None:
     with pytest.raises(BadInput, match=f"^operator 'wrong' on cpu in float32: .*{told}") as caught:
         operators.register(Wrong(spoilt))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value) and "wrong" not in OPERATORS
@@ -214,7 +220,7 @@ def test_a_wrong_operator_is_refused_with_a_sentence(spoilt: Any, told: str) -> 
     del OPERATORS["wrong"]
 
 
-def test_a_wrong_one_keeps_its_family_from_being_loaded(
+def test_a_wrong_operator_prevents_its_family_from_loading(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     minichat_family = import_module("minichat_family")
@@ -226,7 +232,7 @@ def test_a_wrong_one_keeps_its_family_from_being_loaded(
         engine_on(folder)
 
 
-def test_what_is_missing_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_parts_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minichat_family = import_module("minichat_family")
     with pytest.raises(BadInput, match="there is no operator 'absent'; there are centered, transposed"):
         operators.product("absent")
@@ -242,7 +248,7 @@ def test_what_is_missing_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch)
         read_config(folder)
 
 
-def test_the_page_shows_this_very_package(root: Path) -> None:
+def test_the_docs_show_this_package(root: Path) -> None:
     page = (root / "docs" / "extending.md").read_text(encoding="utf-8")
     assert f'entry-points."{GROUP}"' in page
     for file, language in (("pyproject.toml", "toml"), ("minichat_family.py", "python")):

@@ -1,4 +1,4 @@
-"""The pages of docs/how/ speak of the code that stands: its files, its lines, its benchmarks."""
+"""The pages of docs/how/ match the code: files, quoted lines and benchmarks exist."""
 
 import re
 from pathlib import Path
@@ -16,13 +16,13 @@ def squeezed(code: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_file_it_names_is_there(page: Path, root: Path) -> None:
+def test_every_file_it_names_exists(page: Path, root: Path) -> None:
     named = set(re.findall(r"`((?:engine|tests|benchmarks)/[\w./]+)`", page.read_text(encoding="utf-8")))
     assert {name for name in named if not (root / name).exists()} == set()
 
 
 @pytest.mark.parametrize("page", TECHNIQUES, ids=lambda page: page.stem)
-def test_every_line_it_quotes_is_in_the_file_it_names_last(page: Path, root: Path) -> None:
+def test_every_quoted_line_is_in_the_last_named_file(page: Path, root: Path) -> None:
     before = ""
     for part in re.split(r"(```python\n.*?```)", page.read_text(encoding="utf-8"), flags=re.DOTALL):
         if part.startswith("```python"):
@@ -33,16 +33,16 @@ def test_every_line_it_quotes_is_in_the_file_it_names_last(page: Path, root: Pat
 
 
 @pytest.mark.parametrize("page", TECHNIQUES, ids=lambda page: page.stem)
-def test_its_figures_come_from_a_benchmark_that_exists(page: Path) -> None:
+def test_its_figures_come_from_an_existing_benchmark(page: Path) -> None:
     command = re.compile(r"^python -m benchmarks (\w+) --only (\w+)$", re.MULTILINE)
     said = command.findall(page.read_text(encoding="utf-8"))
-    assert said, "a page without a command"
+    assert said, "the page has no benchmark command"
     for name, technique in said:
         code = discovered()[name].file.read_text(encoding="utf-8")
         assert f"\ndef {technique}(bench: Bench" in code
 
 
-def test_the_index_has_every_page() -> None:
+def test_the_index_lists_every_page() -> None:
     index = next(page for page in PAGES if page not in TECHNIQUES).read_text(encoding="utf-8")
     listed = re.findall(r"^\| \d+ \| \[.*?\]\((.*?)\)", index, re.MULTILINE)
     assert sorted(listed) == [page.name for page in TECHNIQUES]

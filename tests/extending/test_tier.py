@@ -1,4 +1,4 @@
-"""A tier from outside the tree: a class, handed to the engine that is started, and nothing else."""
+"""A third-party tier: a class whose object is passed to the engine."""
 
 import time
 from collections.abc import Callable
@@ -34,10 +34,10 @@ def engine_on(model: Path, *below: FileTier, **config: Any) -> Engine:
 
 
 def until(engine: Engine, over: Callable[[], bool]) -> None:
-    """As a host does it: where there is nothing to do but to wait for files, it waits a moment."""
+    """Step the engine as a host does: if it can only wait for files, sleep a moment."""
     end = time.monotonic() + 60
     while not over():
-        assert time.monotonic() < end, "not done"
+        assert time.monotonic() < end, "timed out"
         moves = engine.step()
         engine.scheduler.check()
         if not moves and engine.busy:
@@ -49,10 +49,10 @@ def drain(engine: Engine) -> None:
     assert at_rest(engine)
 
 
-def there_and_back(
-    engine: Engine, meanwhile: Callable[[], object] = lambda: None
+def swap_out_and_in(
+    engine: Engine, while_stored: Callable[[], object] = lambda: None
 ) -> tuple[list[Heard], list[Event]]:
-    """Two replies, of which the first one gives way, and comes back once its blocks lie in files."""
+    """Two replies; the first is preempted, and resumed once its blocks are in files."""
     events: list[Event] = []
     engine.bus.subscribe(events.append)
     (id, one), (_, other) = ask(engine, PROMPT), ask(engine, PROMPT[:9])
@@ -62,17 +62,17 @@ def there_and_back(
         until(engine, lambda: any(isinstance(each, Transferred) for each in events))
     request = engine.scheduler.requests[id]
     assert request.stored is not None and request.stored.tier == "files" and not request.blocks
-    meanwhile()
+    while_stored()
     drain(engine)
     return [one, other], events
 
 
 @pytest.mark.parametrize("scheme", KV_SCHEMES)
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_request_comes_back_from_files(model: Path, tmp_path: Path, depth: int, scheme: str) -> None:
+def test_a_request_is_resumed_from_files(model: Path, tmp_path: Path, depth: int, scheme: str) -> None:
     tier = FileTier(tmp_path, 8)
     engine = engine_on(model, tier, depth=depth, kv_scheme=scheme)
-    replies, events = there_and_back(engine)
+    replies, events = swap_out_and_in(engine)
     moved = [each for each in events if isinstance(each, Transferred)]
     assert [(each.tier, each.load, each.blocks, each.error) for each in moved] == [
         ("files", False, 3, ""),
@@ -87,9 +87,9 @@ def test_a_request_comes_back_from_files(model: Path, tmp_path: Path, depth: int
     assert tier.cost.load and tier.cost.store and not list(tmp_path.iterdir())
 
 
-def test_a_file_that_is_gone_is_computed_again(model: Path, tmp_path: Path) -> None:
+def test_a_missing_file_is_recomputed(model: Path, tmp_path: Path) -> None:
     engine = engine_on(model, FileTier(tmp_path, 8))
-    (one, _), events = there_and_back(engine, lambda: max(tmp_path.iterdir()).unlink())
+    (one, _), events = swap_out_and_in(engine, lambda: max(tmp_path.iterdir()).unlink())
     failed = [each.error for each in events if isinstance(each, Transferred) and each.error]
     assert len(failed) == 1 and failed[0].startswith("FileNotFoundError")
     plain = engine_on(model)
@@ -98,12 +98,12 @@ def test_a_file_that_is_gone_is_computed_again(model: Path, tmp_path: Path) -> N
     assert one.reply == alone.reply
 
 
-def test_a_recording_with_its_transfers_is_replayed(model: Path, tmp_path: Path) -> None:
-    """By another runner, which has a tier of its own and sees no request."""
+def test_a_recording_with_transfers_is_replayed(model: Path, tmp_path: Path) -> None:
+    """By another runner with a separate tier, and without requests."""
     (then := tmp_path / "then").mkdir(), (now := tmp_path / "now").mkdir()
     engine = engine_on(model, FileTier(then, 8), depth=1)
     engine.record(tmp_path / "recording")
-    replies, _ = there_and_back(engine)
+    replies, _ = swap_out_and_in(engine)
     engine.stop_recording()
     fresh = engine_on(model, FileTier(now, 8), depth=1)
     steps = list(replay(tmp_path / "recording", fresh.runner, fresh.origin))

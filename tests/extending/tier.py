@@ -1,4 +1,4 @@
-"""A tier as a package outside the tree would have it: a file a block, written and read on a thread."""
+"""A third-party tier: one file per block, written and read on a thread."""
 
 import time
 from collections.abc import Callable, Sequence

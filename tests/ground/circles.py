@@ -1,4 +1,4 @@
-"""Which files of a package import each other, whatever an import is for: at run time, late, or for a type."""
+"""Import cycles within a package, whether an import is at module level, late, or for typing only."""
 
 import ast
 from collections.abc import Collection, Iterator
@@ -8,7 +8,7 @@ Imports = dict[str, set[str]]
 
 
 def circles(package: Path) -> set[frozenset[str]]:
-    """The groups of modules in `package` whose members all reach each other by imports."""
+    """The groups of modules in `package` whose members all import each other, directly or not."""
     graph = imports(package)
     reached = {module: reach(graph, module) for module in graph}
     groups = {frozenset(other for other in reached[module] if module in reached[other]) for module in graph}
@@ -16,7 +16,7 @@ def circles(package: Path) -> set[frozenset[str]]:
 
 
 def imports(package: Path) -> Imports:
-    """What each module of `package` imports of it."""
+    """The modules of `package` that each of its modules imports."""
     files = {module_name(package, file): file for file in package.rglob("*.py")}
     return {
         module: {found for name in names_in(file, module) if (found := owner(name, files))} - {module}
@@ -30,7 +30,7 @@ def module_name(package: Path, file: Path) -> str:
 
 
 def names_in(file: Path, module: str) -> Iterator[str]:
-    """The full names that a file imports: `a.b` for `from a import b`, be that a module or a name in `a`."""
+    """The full names that a file imports: `a.b` for `from a import b`, whether `b` is a module or a name."""
     package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -42,14 +42,14 @@ def names_in(file: Path, module: str) -> Iterator[str]:
 
 
 def owner(name: str, modules: Collection[str]) -> str | None:
-    """The module that an imported name is, or is in; that `a.b` runs `a/__init__.py` first does not count."""
+    """The module that contains an imported name. That `a.b` also runs `a/__init__.py` does not count."""
     while name and name not in modules:
         name = name.rpartition(".")[0]
     return name or None
 
 
 def reach(graph: Imports, start: str) -> set[str]:
-    """All modules that `start` imports, directly or through others."""
+    """All modules that `start` imports, directly or indirectly."""
     found: set[str] = set()
     waiting = list(graph[start])
     while waiting:

@@ -1,4 +1,4 @@
-"""Quantization knows nothing of models, not even for types: they import it, and never the other way round."""
+"""The quant package does not import the models package, not even for types."""
 
 from tests.ground.test_floors import ROOT, imports, module_name
 
@@ -15,8 +15,8 @@ def test_quant_imports_no_models() -> None:
     assert found == set()
 
 
-def test_the_fused_chain_asks_no_classes() -> None:
-    """What is launched, a part and a product say themselves."""
+def test_the_fused_chain_uses_no_isinstance() -> None:
+    """Parts and products declare which kernels are launched for them."""
     models, quant = ROOT / "engine" / "models", ROOT / "engine" / "quant"
     for file in (models / "fused.py", *(models / "layers").glob("*.py"), quant / "product.py"):
         assert "isinstance(" not in file.read_text(), file

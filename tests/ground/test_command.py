@@ -1,4 +1,4 @@
-"""`minichat --help` is there at once: it loads nothing heavy."""
+"""`minichat --help` is fast because it imports nothing heavy."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ sys.exit(code)
 """
 
 
-def test_help_loads_nothing_heavy(root: Path) -> None:
+def test_help_imports_nothing_heavy(root: Path) -> None:
     result = subprocess.run([sys.executable, "-c", HELP], cwd=root, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     *text, loaded = result.stdout.splitlines()

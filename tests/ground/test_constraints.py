@@ -1,4 +1,4 @@
-"""The tested versions cover what pyproject.toml asks for, and agree with it."""
+"""The pinned versions cover the requirements in pyproject.toml."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""pyproject.toml names every package that is imported, and none that is not."""
+"""pyproject.toml lists every package that is imported, and no others."""
 
 import ast
 import sys
@@ -15,12 +15,12 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {path.name for path in ROOT.iterdir() if path.is_dir()} | {"install"}
 PROGRAM, OTHERS = ("minichat", "engine"), ("tests", "benchmarks", "training", "docs")
-BY_NAME = {  # nothing imports these: a program runs them, or another package looks whether they are there
+BY_NAME = {  # never imported: run as programs, or only detected by another package
     "hatchling", "httptools", "mypy", "pytest-timeout", "pytest-xdist", "ruff", "uvloop",
 }  # fmt: skip
-BY_NAME |= {"bitsandbytes"}  # by importlib, with its warnings kept off the screen
+BY_NAME |= {"bitsandbytes"}  # imported through importlib, to silence its warnings
 
-ABSENT = {"flashinfer": "flashinfer-python"}  # what brings a module that need not be installed here
+ABSENT = {"flashinfer": "flashinfer-python"}  # the package that provides a module which may be missing here
 
 installed = cache(packages_distributions)
 
@@ -31,7 +31,7 @@ def distribution(module: str) -> str:
 
 @cache
 def imported(folder: str) -> set[str]:
-    """The packages of others that the files in it import, wherever in the file."""
+    """The third-party packages that files in the folder import, anywhere in a file."""
     names: set[str] = set()
     for file in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -49,31 +49,31 @@ def project() -> dict[str, Any]:
 
 
 def requirements(*extras: str) -> list[Requirement]:
-    """Of the program, with these extras."""
+    """The requirements of the program with these extras."""
     chosen = (line for extra in extras for line in project()["optional-dependencies"][extra])
     return [Requirement(line) for line in (*project()["dependencies"], *chosen)]
 
 
 def declared(*, tests: bool) -> set[str]:
-    """By the program and its extras; with `tests`, by the one that tests have, too."""
+    """The packages required by the program and its extras, including the extra for tests if `tests`."""
     extras = [extra for extra in project()["optional-dependencies"] if tests or extra != "test"]
     return {canonicalize_name(need.name) for need in requirements(*extras)}
 
 
 @pytest.mark.parametrize("folder", [*PROGRAM, *OTHERS])
-def test_what_is_imported_is_declared(folder: str) -> None:
-    """Triton comes with a torch for GPUs; only tests bring it where there is none."""
+def test_imported_packages_are_declared(folder: str) -> None:
+    """Triton is installed with a torch for GPUs; on other machines only the tests need it."""
     known = declared(tests=folder in OTHERS) | {"triton"}
     assert imported(folder) - known == set()
 
 
-def test_what_is_declared_for_this_machine_is_installed() -> None:
-    """So no test is skipped for lack of a package that belongs to the standard installation or to tests."""
+def test_required_packages_are_installed() -> None:
+    """Otherwise tests would be skipped although their package is part of the installation."""
     for need in requirements("test"):
         if need.marker is None or need.marker.evaluate():
             assert need.specifier.contains(version(need.name), prereleases=True), need
 
 
-def test_what_is_declared_is_used() -> None:
+def test_declared_packages_are_imported() -> None:
     used = set().union(*map(imported, (*PROGRAM, *OTHERS)))
     assert declared(tests=True) - used - BY_NAME == set()

@@ -1,4 +1,6 @@
-"""The engine is built in floors: a file imports from its own or below, and the lowest two know no tensors."""
+"""The engine is layered into floors: a file imports only from its floor or below. The lowest two use no
+torch.
+"""
 
 import ast
 import subprocess
@@ -28,16 +30,16 @@ def module_name(file: Path) -> str:
 
 
 def floor(module: str) -> int:
-    """The floor of a module of the engine; the package itself lies lowest, since every import runs it."""
+    """The floor of an engine module. The package itself is on the lowest, since every import runs it."""
     parts = module.split(".")
     if len(parts) == 1:
         return 0
-    assert parts[1] in FLOORS, f"engine.{parts[1]} stands on no floor: give it one here and in the docs"
+    assert parts[1] in FLOORS, f"engine.{parts[1]} has no floor: add it here and in the docs"
     return FLOORS[parts[1]]
 
 
 def imports(source: str, module: str, is_package: bool = False) -> Iterator[str]:
-    """Every module that the source imports, wherever in the file, by its full name."""
+    """The full name of every module that the source imports, anywhere in the file."""
     package = module.split(".") if is_package else module.split(".")[:-1]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -45,12 +47,13 @@ def imports(source: str, module: str, is_package: bool = False) -> Iterator[str]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             origin = ".".join([*above, *([node.module] if node.module else [])])
-            # `from engine import params` names a module, `from engine.params import Params` what is in one.
+            # `from engine import params` names a module; `from engine.params import Params`, a name in a
+            # module.
             yield from (f"{origin}.{alias.name}" for alias in node.names) if origin == "engine" else (origin,)
 
 
 def complaints(module: str, source: str, is_package: bool = False) -> list[str]:
-    """What the module's imports break, in words."""
+    """The violations among the module's imports, as sentences."""
     own = floor(module)
     broken = []
     for imported in imports(source, module, is_package):
@@ -73,8 +76,8 @@ def test_imports_go_down(file: Path) -> None:
     assert complaints(module_name(file), file.read_text(), file.name == "__init__.py") == []
 
 
-def test_neutral_server_code_knows_no_dialect() -> None:
-    """Only the application names the routes of OpenAI, to put them beside the others."""
+def test_shared_server_code_imports_no_openai_code() -> None:
+    """Only the application imports the OpenAI routes, to add them to the others."""
     found = {
         module_name(file)
         for file in (ROOT / "engine" / "server").glob("*.py")
@@ -84,8 +87,10 @@ def test_neutral_server_code_knows_no_dialect() -> None:
     assert found == {"engine.server.app"}
 
 
-def test_low_floors_and_the_turn_itself_load_no_tensors() -> None:
-    """Some are higher: a server without weights needs no torch, and a wrong name is told before it comes."""
+def test_low_floors_and_the_engine_itself_do_not_import_torch() -> None:
+    """This includes some higher modules: a server without weights works without torch, and a wrong name fails
+    early.
+    """
     modules = map(module_name, engine_files())
     low = [module for module in modules if floor(module) <= 1 and module != TENSORS_ON_FLOOR_1]
     low += ["engine.serving.engine", "engine.start", "engine.attention.registry", "engine.quant.registry"]
@@ -109,7 +114,7 @@ def test_low_floors_and_the_turn_itself_load_no_tensors() -> None:
         ("engine.server.app", "import minichat.settings", "program"),
     ],
 )
-def test_a_wrong_import_is_seen(module: str, source: str, word: str) -> None:
+def test_a_wrong_import_is_detected(module: str, source: str, word: str) -> None:
     assert [word in complaint for complaint in complaints(module, source)] == [True]
 
 

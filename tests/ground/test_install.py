@@ -1,4 +1,4 @@
-"""install.py refuses in one sentence what cannot work, and keeps a torch that does."""
+"""install.py reports in one sentence why it cannot work, and keeps a working torch."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def fake_torch(folder: Path, version: str, needs: tuple[str, ...] = (), code: st
 
 
 def refused(root: Path, before: str, *arguments: str) -> str:
-    """The one line that install.py leaves on stderr in an interpreter that `before` has changed."""
+    """The single line that install.py writes to stderr, in an interpreter that runs `before` first."""
     program = (
         f"import sys, runpy\n{before}\nsys.argv = ['install.py', *{arguments!r}]\n"
         f"runpy.run_path({str(root / 'install.py')!r}, run_name='__main__')"
@@ -40,13 +40,13 @@ def test_an_old_python_is_refused(root: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["venv", "ensurepip"])
-def test_a_missing_module_is_named(root: Path, tmp_path: Path, module: str) -> None:
+def test_a_missing_module_is_reported(root: Path, tmp_path: Path, module: str) -> None:
     sentence = refused(root, f"sys.modules[{module!r}] = None", "--venv", str(tmp_path / "new"))
     assert f"has no {module} module" in sentence
     assert not (tmp_path / "new").exists()
 
 
-def test_a_broken_environment_is_named_and_left_alone(root: Path, tmp_path: Path) -> None:
+def test_a_broken_environment_is_reported_and_not_changed(root: Path, tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text("#!/bin/sh\nexit 1\n")
@@ -55,7 +55,7 @@ def test_a_broken_environment_is_named_and_left_alone(root: Path, tmp_path: Path
     assert python.exists()
 
 
-def test_a_working_torch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_working_torch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs = ("setuptools<82", "typing-extensions>=4.10", "opt-einsum>=3.3; extra == 'opt-einsum'")
     fake_torch(tmp_path, "2.11.0+cu130", needs)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -64,7 +64,7 @@ def test_a_working_torch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("version", "code"), [("2.10.1", ""), ("2.12.0", "raise ImportError('no driver')")])
-def test_an_old_or_broken_torch_is_not(
+def test_an_old_or_broken_torch_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, code: str
 ) -> None:
     fake_torch(tmp_path, version, code=code)
@@ -72,7 +72,7 @@ def test_an_old_or_broken_torch_is_not(
     assert install.working_torch(Path(sys.executable)) is None
 
 
-def test_the_pins_give_way_to_the_torch_that_is_there() -> None:
+def test_pins_that_conflict_with_the_installed_torch_are_dropped() -> None:
     pins = "# tested\nJinja2==3.1.6\nsetuptools==84.2.1\ntextual==8.2.8\ntorch==2.13.0\ntriton==3.7.1\n"
     assert install.constraints(pins, None) == pins
     found = install.Torch("2.11.0+cu130", Path("/there"), frozenset({"jinja2", "setuptools", "triton"}))

@@ -1,4 +1,4 @@
-"""No import circles, long files, crowded folders, or names that two classes share."""
+"""No import cycles, long files, crowded folders, or classes with the same name."""
 
 import re
 from collections import Counter
@@ -14,8 +14,8 @@ MOST_LINES, MOST_FILES = 400, 20
 
 
 @pytest.mark.parametrize("package", ["engine", "minichat"])
-def test_no_files_import_each_other(package: str) -> None:
-    """For types alone counts, too. One that has to comes here, with a sentence that defends it."""
+def test_no_import_cycles(package: str) -> None:
+    """Imports for types count, too. If one is unavoidable, list it here with the reason."""
     assert circles(ROOT / package) == set()
 
 
@@ -35,7 +35,7 @@ def test_no_folder_is_crowded() -> None:
     assert {folder: files for folder, files in folders.items() if files > MOST_FILES} == {}
 
 
-def test_no_public_name_is_two_classes() -> None:
+def test_public_class_names_are_unique() -> None:
     classes = Counter(
         name
         for package in ("engine", "minichat")
@@ -63,7 +63,7 @@ def test_no_public_name_is_two_classes() -> None:
         ({"a": "import a, p.a\nfrom . import a", "b": "import p.a"}, set()),
     ],
 )
-def test_circles_are_seen(tmp_path: Path, files: dict[str, str], expected: set[str]) -> None:
+def test_cycles_are_found(tmp_path: Path, files: dict[str, str], expected: set[str]) -> None:
     package = tmp_path / "p"
     for name, source in {"__init__": "", **files}.items():
         file = package / f"{name}.py"

@@ -1,4 +1,4 @@
-"""What a person gets who installs the wheel: both packages with their data, the themes, and nothing else."""
+"""The contents of the wheel: both packages with their data, the themes, and nothing else."""
 
 import os
 import subprocess
@@ -22,28 +22,28 @@ def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFi
 
 
 def shipped_from(root: Path, folder: str) -> set[str]:
-    """What the wheel owes to a folder of the checkout."""
+    """The files of a folder of the checkout that the wheel must contain."""
     files = (file for file in (root / folder).rglob("*") if file.is_file() and file.suffix != ".pyc")
     return {file.relative_to(root).as_posix() for file in files}
 
 
-def test_holds_the_packages_whole(root: Path, wheel: zipfile.ZipFile) -> None:
+def test_contains_both_packages(root: Path, wheel: zipfile.ZipFile) -> None:
     owed = shipped_from(root, "minichat") | shipped_from(root, "engine")
     assert "minichat/cli.py" in owed
     assert owed - set(wheel.namelist()) == set()
 
 
-def test_holds_the_themes_inside_the_program(root: Path, wheel: zipfile.ZipFile) -> None:
+def test_contains_the_themes(root: Path, wheel: zipfile.ZipFile) -> None:
     owed = {f"minichat/{name}" for name in shipped_from(root, "themes")}
     assert owed - set(wheel.namelist()) == set()
 
 
-def test_holds_nothing_else(wheel: zipfile.ZipFile) -> None:
+def test_contains_nothing_else(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"minichat", "engine"}
 
 
-def test_runs_from_the_wheel_alone(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+def test_runs_without_the_checkout(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path / "site")
     program = "import minichat, engine; print(minichat.__file__, engine.__file__, sep='\\n')"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
@@ -55,7 +55,7 @@ def test_runs_from_the_wheel_alone(wheel: zipfile.ZipFile, tmp_path: Path) -> No
     ]
 
 
-def test_metadata_says_what_pyproject_says(root: Path, wheel: zipfile.ZipFile) -> None:
+def test_metadata_matches_pyproject(root: Path, wheel: zipfile.ZipFile) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     info = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(wheel.read(info).decode())

@@ -1,4 +1,4 @@
-"""What is looked at: each scene brings the program to it, and leaves it as it was."""
+"""The scenes: each leads the program to a screen, and restores it afterwards."""
 
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -28,7 +28,7 @@ STORY += (".",)
 
 
 def keys(*pressed: str, wait: str) -> Callable[[World], Any]:
-    """A scene that keys lead to, and Escape leaves."""
+    """A scene that is opened by keys and closed by Escape."""
 
     @asynccontextmanager
     async def scene(it: World) -> AsyncIterator[None]:
@@ -41,7 +41,7 @@ def keys(*pressed: str, wait: str) -> Callable[[World], Any]:
 
 
 def pane(number: int) -> Callable[[World], Any]:
-    """One pane of the monitor, as large as there is room for."""
+    """One pane of the monitor, maximized."""
 
     @asynccontextmanager
     async def scene(it: World) -> AsyncIterator[None]:
@@ -75,7 +75,7 @@ async def quantization(it: World) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def monitor(it: World) -> AsyncIterator[None]:
-    """Open everywhere: on a small terminal it has all the room."""
+    """Shown at every size: on a small terminal it fills the screen."""
     it.main.panels.side_wanted = True
     it.main.lay_out()
     yield
@@ -85,8 +85,8 @@ async def monitor(it: World) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def streaming(it: World) -> AsyncIterator[None]:
-    """Four chats answer at the same time; the engine is seen beside them."""
-    await it.resize((120, 40))  # what a hidden monitor is told does not become a graph
+    """Four chats stream at the same time beside the monitor."""
+    await it.resize((120, 40))  # a hidden monitor draws no graph of what it receives
     for number in range(len(it.app.chats)):
         chats.go(it.app.context, number)
         await it.say("And in one sentence?")
@@ -99,7 +99,7 @@ async def streaming(it: World) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def parting(it: World) -> AsyncIterator[None]:
-    """A broadcast whose replies have parted; at most two chats."""
+    """A broadcast whose replies have diverged, with at most two chats."""
     await it.resize((200, 60))
     await it.pilot.press("alt+a")
     it.main.prompt.put("go")
@@ -114,8 +114,8 @@ async def parting(it: World) -> AsyncIterator[None]:
     yield
 
 
-class Speaker(Device):
-    """Its tokens are the words of a small story."""
+class StoryDevice(Device):
+    """A device whose tokens are the words of a short story."""
 
     def words(self, tokens: Sequence[int]) -> list[str]:
         return [STORY[token] for token in tokens]
@@ -123,7 +123,7 @@ class Speaker(Device):
 
 @asynccontextmanager
 async def beams(it: World) -> AsyncIterator[None]:
-    """A search in the middle of a reply, with what it has dropped."""
+    """A beam search in the middle of a reply, with dropped hypotheses."""
     await it.resize((120, 40))
     it.app.chats.active.tune(SamplingParams(beams=4))
     reply = await it.say("Tell me a story.")
@@ -148,7 +148,7 @@ async def beams(it: World) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def tokens(it: World) -> AsyncIterator[None]:
-    """Along the tokens of a reply, at the one that was least likely."""
+    """The token picker, at the least likely token of a reply."""
     await it.resize((120, 40))
     it.app.chats.active.tune(SamplingParams(temperature=0.7))
     reply = await it.say("And another one.")
@@ -202,7 +202,8 @@ def _slow() -> dict[str, Any]:
     return {"backend": backend}
 
 
-# What is looked at in all sizes in every look. Of the rest, looks other than the dark one are taken once.
+# Scenes that are taken in all sizes and all looks. Of the others, looks other than the dark one are taken
+# once.
 MAIN = ("chat", "panes", "monitor", "decoding", "quantization", "parting", "tour-page")
 SITTINGS = {
     "one": Sitting(
@@ -236,7 +237,7 @@ SITTINGS = {
     "strategies": Sitting(
         1,
         {"beams": beams, "tokens": tokens},
-        lambda: {"backend": Speaker([rest()])},
+        lambda: {"backend": StoryDevice([rest()])},
     ),
     "broadcast": Sitting(2, {"parting": parting}),
     "first": Sitting(0, {"empty": plain}),

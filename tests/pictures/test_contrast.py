@@ -1,4 +1,4 @@
-"""Every pair of colours that the screen shows, in every theme: text at 4.5 to 1, marks at 3 to 1."""
+"""Every pair of colors on the screen, in every theme: contrast at least 4.5 for text and 3 for marks."""
 
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -16,13 +16,13 @@ from tests.pictures.world import World, opened
 from tests.themes.colours import contrast
 
 TEXT, MARK = 4.5, 3.0
-# These frame and fill. What they say is said by a text or by the marks beside them. The colours of the map,
-# in halves of a cell, are compared in tests/themes.
+# These draw frames and fill areas. The text or the marks beside them carry the meaning. The colors of the KV
+# map, in half cells, are compared in tests/themes.
 FRAMES = frozenset("─│┌┐└┘├┤┬┴┼╭╮╰╯━┃▏▕▎░·▀▄■")
 
 
 def weak(app: Any) -> Iterator[tuple[str, str, str, float]]:
-    """The text of what is too weak, its colours, and how far apart they are."""
+    """Text with too little contrast, its colors, and their contrast."""
     for strip in app.screen._compositor.render_strips():
         for segment in strip:
             if segment.text.strip() and segment.style and (pair := colours(segment.style)):
@@ -32,7 +32,7 @@ def weak(app: Any) -> Iterator[tuple[str, str, str, float]]:
 
 
 def needed(text: str, style: Style) -> float:
-    """Of all its characters the one that asks for most. A bold letter alone, a chat's, is a mark."""
+    """The largest minimum over the characters of the text. A single bold letter, a chat's, is a mark."""
     shown = [each for each in text if not each.isspace() and each not in FRAMES]
     if any(unicodedata.category(each)[0] in "LN" for each in shown):
         return MARK if len(shown) == 1 and style.bold else TEXT
@@ -40,7 +40,7 @@ def needed(text: str, style: Style) -> float:
 
 
 def colours(style: Style) -> tuple[str, str] | None:
-    """Of a style: the text, and the ground."""
+    """A style's text and background colors."""
     if style.color is None or style.bgcolor is None:
         return None
     text, ground = (Color.from_rich_color(each).hex for each in (style.color, style.bgcolor))
@@ -64,7 +64,7 @@ PLACES = {"quantization": chosen_scheme, "decoding": chosen_field, "help": help_
 
 @run
 @pytest.mark.parametrize("place", PLACES)
-async def test_everything_on_the_screen_can_be_read_in_every_theme(
+async def test_the_whole_screen_is_readable_in_every_theme(
     bench: Callable[..., Any],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -77,10 +77,10 @@ async def test_everything_on_the_screen_can_be_read_in_every_theme(
         opened(bench, monkeypatch, tmp_path, sitting, "minichat-dark") as it,
         sitting.scenes["panes"](it),
     ):
-        await it.resize((160, 40))  # where drawer and monitor have room beside a chat
+        await it.resize((160, 40))  # drawer and monitor both fit beside a chat
         await PLACES[place](it)
         for palette in it.app._themes.known.palettes.values():
-            if not palette.ansi:  # what a terminal's own colours are is not ours to know
+            if not palette.ansi:  # a terminal's own colors are unknown
                 it.app.theme = palette.name
                 await it.still()
                 assert "KV map" in it.screen_text() or place == "help"

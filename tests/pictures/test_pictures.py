@@ -1,6 +1,6 @@
-"""Every screen at three sizes, dark, light and without colour, as pictures that are compared line by line.
+"""Pictures of every screen in three sizes, dark, light and without color, compared line by line.
 
-`make pictures` (UPDATE_PICTURES=1) takes them anew; what changed is then to be seen in the diff.
+`make pictures` (UPDATE_PICTURES=1) regenerates them; review the changes in the diff.
 """
 
 import os
@@ -21,12 +21,12 @@ from tests.pictures.world import opened
 GOLDEN = Path(__file__).parent / "golden"
 UPDATE = bool(os.environ.get("UPDATE_PICTURES"))
 SIZES = ((80, 24), (120, 40), (200, 60))
-SHOWN = 8  # lines that differ
+SHOWN = 8  # differing lines to show
 
 
 @pytest.fixture(autouse=True)
 def _same_everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One time zone, one cache of models."""
+    """Fix the time zone and the list of models."""
     for name, value in {"TZ": "UTC", "TERM": "xterm-256color", "COLORTERM": "truecolor"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("minichat.features.models.sources", lambda *_: [lambda: MODELS])
@@ -40,7 +40,7 @@ def _same_everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @run
 @pytest.mark.parametrize("look", ["dark", "light", "no-color"])
 @pytest.mark.parametrize("name", SITTINGS)
-async def test_it_looks_as_it_did(
+async def test_the_screen_looks_unchanged(
     bench: Callable[..., Any],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -60,11 +60,11 @@ async def test_it_looks_as_it_did(
                     file = f"{scene}-{size[0]}x{size[1]}-{look}.svg"
                     different += compare(file, picture(it.app, f"{scene}, {look}"), tmp_path)
                 await it.resize(SIZES[0])
-    assert not different, "\n".join([*different, "", "if this is meant: make pictures"])
+    assert not different, "\n".join([*different, "", "if this is intended: make pictures"])
 
 
 def compare(name: str, now: str, folder: Path) -> list[str]:
-    """What is different, as a person reads it."""
+    """A readable description of the differences."""
     golden = GOLDEN / name
     before = golden.read_text(encoding="utf-8") if golden.exists() else ""
     if now == before:
@@ -83,7 +83,7 @@ def _lines(before: str, now: str) -> Iterator[str]:
     differ = [number for number, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]]
     for number in differ[:SHOWN]:
         texts = [_text(old[number]), _text(new[number])]
-        what = texts if texts[0] != texts[1] else [old[number], new[number]]  # else its colours differ
+        what = texts if texts[0] != texts[1] else [old[number], new[number]]  # otherwise the colors differ
         yield from (
             f"  line {number - 3}: {sign} {each[:300]}" for sign, each in zip("-+", what, strict=True)
         )
@@ -92,7 +92,7 @@ def _lines(before: str, now: str) -> Iterator[str]:
 
 
 def _text(line: str) -> str:
-    """A line of the screen, read back from its picture."""
+    """A line of the screen, extracted from its picture."""
     cells = ""
     for x, text in re.findall(r'<tspan x="(\d+)"[^>]*>([^<]*)', line):
         cells = cells.ljust((int(x) - 8) // 8) + unescape(text)
@@ -100,7 +100,7 @@ def _text(line: str) -> str:
 
 
 @pytest.mark.skipif(UPDATE, reason="they are being taken")
-def test_a_difference_is_shown_where_it_is(tmp_path: Path) -> None:
+def test_a_difference_is_located(tmp_path: Path) -> None:
     name = "chat-80x24-dark.svg"
     golden = (GOLDEN / name).read_text(encoding="utf-8")
     assert compare(name, golden, tmp_path) == []

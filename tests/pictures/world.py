@@ -1,4 +1,4 @@
-"""A program whose clocks stand still, with chats in which something was said and an engine that works."""
+"""A program with stopped clocks, chats with messages, and a fake engine at work."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -34,7 +34,7 @@ from minichat.ui.pulse import Pulse
 from minichat.ui.transcript.markdown import highlight
 from tests.app.conftest import Bench
 
-NOON = 1_700_049_600.0  # the 15th of November 2023, twelve o'clock UTC
+NOON = 1_700_049_600.0  # November 15, 2023, 12:00 UTC
 BLOCKS = 512
 REPLY = """\
 Paged attention keeps the **KV cache** in blocks of 16 tokens:
@@ -75,7 +75,7 @@ FORMS = (SchemeView("none", "", 147_456, BLOCKS), SchemeView("int8", "", 74_880,
 
 
 class Device(FakeBackend):
-    """An engine on a device as quick as the snapshots' device is."""
+    """A fake engine whose device is as fast as the one of the snapshots."""
 
     async def send(self, command: Any) -> Any:
         if isinstance(command, MeasureSpeeds):
@@ -85,7 +85,7 @@ class Device(FakeBackend):
 
 @dataclass(frozen=True)
 class Sitting:
-    """Scenes that one program plays one after the other."""
+    """Scenes that are played in sequence by one program."""
 
     chats: int
     scenes: dict[str, Callable[["World"], Any]]
@@ -93,7 +93,7 @@ class Sitting:
 
 
 class Clock:
-    """Stands still until it is told."""
+    """A clock that only the test advances."""
 
     now = 100.0
 
@@ -102,12 +102,12 @@ class Clock:
 
 
 def course(steps: int) -> list[Snapshot]:
-    """Four requests: two share a prefix, one reads its prompt in pieces, one had to give way."""
+    """Four requests: two share a prefix, one is in chunked prefill, one was preempted."""
     return [_moment(step) for step in range(1, steps + 1)]
 
 
 def rest() -> Snapshot:
-    """Nothing runs; what was computed is kept."""
+    """An idle engine with cached blocks."""
     blocks = np.arange(BLOCKS)
     owner = np.where((blocks >= 200) & (blocks < 240), 9, -1)
     view = BlockView(BLOCKS, 0 * blocks, owner, np.where(owner < 0, 0, 16), 0 * blocks, 0, 40, 7)
@@ -177,7 +177,7 @@ EVENTS: tuple[Event, ...] = (
 
 
 def remember(store: Store, chats: int) -> None:
-    """Chats as a person has left them."""
+    """Chats with messages in the store."""
     for number in range(chats):
         chat = store.create_chat(QUESTIONS[number], "", SamplingParams(temperature=0.7, top_p=0.95))
         for turn in range(2):
@@ -189,12 +189,12 @@ def remember(store: Store, chats: int) -> None:
 
 
 class World(Bench):
-    """What a scene can do."""
+    """What a scene can use."""
 
     clock: Clock
 
     async def still(self) -> None:
-        """Nothing is left to be drawn."""
+        """Wait until nothing is left to draw."""
         calm = 0
         for _ in range(400):
             await self.pilot.pause(0.002)
@@ -204,7 +204,7 @@ class World(Bench):
             calm = 0 if busy else calm + 1
             if calm == 3:
                 return
-        raise AssertionError("the screen never came to rest")
+        raise AssertionError("the screen never became idle")
 
     async def resize(self, size: tuple[int, int]) -> None:
         if self.app.size != size:
@@ -217,7 +217,7 @@ class World(Bench):
         await self.still()
 
     def work(self, steps: int = 24) -> None:
-        """The engine has worked for so long."""
+        """Show the engine's snapshots of this number of steps."""
         for number in range(4):
             if number < len(self.app.chats):
                 self.main.took(list(self.app.chats)[number], number)
@@ -226,7 +226,7 @@ class World(Bench):
             self.main.show_snapshot(shot)
 
     async def stream(self, number: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """More of a reply, half a second later."""
+        """Stream more of a reply, half a second later."""
         before = self.replies[number].tokens
         conversation = next(each for each in self.app.chats if number in each.traces)
         self.replies[number].say(text, tokens=20, logprobs=logprobs)
@@ -238,11 +238,11 @@ class World(Bench):
 async def opened(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, root: Path, sitting: Sitting, theme: str
 ) -> AsyncIterator[World]:
-    """The program, small, where it is quick; clocks, zones and folders are the test's own."""
+    """Open the program at a small, fast size, with the test's own clocks, time zone and folders."""
     highlight.load("python")
     monkeypatch.setenv("HOME", str(root))
     monkeypatch.setattr(Compositor, "render_update", _nothing)
-    monkeypatch.setattr(Pulse, "wake", lambda _: None)  # what is seen of the engine is what a scene shows
+    monkeypatch.setattr(Pulse, "wake", lambda _: None)  # only a scene shows snapshots
     monkeypatch.setattr(Store, "__init__", _timeless(Store.__init__))
     paths = locate({"HOME": str(root)})
     paths.settings.parent.mkdir(parents=True)
@@ -262,7 +262,7 @@ async def opened(
 
 
 def _nothing(compositor: Compositor, **_: Any) -> None:
-    """What is drawn between two pictures costs half of the time, and nobody sees it."""
+    """Skip the drawing between two pictures, which would take half of the time."""
     compositor._dirty_regions.clear()
 
 

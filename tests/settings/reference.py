@@ -1,4 +1,4 @@
-"""The tables of docs/settings.md as the code has them."""
+"""The tables of docs/settings.md, generated from the code."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -35,7 +35,7 @@ def row(key: str, wanted: str, default: object, meaning: str) -> str:
 
 
 def wanted(name: str) -> str:
-    """What the engine says that a parameter has to be."""
+    """The values that a parameter accepts, as in the engine's error message."""
     try:
         SamplingParams().changed(**{name: object()})
     except BadParams as error:

@@ -9,26 +9,24 @@ from minichat.settings.sampling import MEANINGS
 from .reference import key_rows, rows
 
 
-def test_every_sampling_parameter_has_a_meaning() -> None:
-    assert tuple(MEANINGS) == FIELDS, (
-        "minichat/settings/sampling.py says what each parameter means, in this order"
-    )
+def test_every_sampling_parameter_has_a_description() -> None:
+    assert tuple(MEANINGS) == FIELDS, "minichat/settings/sampling.py describes each parameter, in this order"
 
 
-def test_the_reference_says_what_the_code_says(root: Path) -> None:
+def test_the_settings_reference_matches_the_code(root: Path) -> None:
     lines = (root / "docs" / "settings.md").read_text().partition("## `[keys]`")[0].splitlines()
     said = [line for line in lines if line.startswith(tuple(f"| `{section}." for section in SECTIONS))]
     assert said == list(rows()), "docs/settings.md: replace its rows by these:\n" + "\n".join(rows())
 
 
-def test_every_binding_is_in_the_reference(root: Path) -> None:
+def test_every_key_binding_is_in_the_reference(root: Path) -> None:
     lines = (root / "docs" / "settings.md").read_text().splitlines()
     start = lines.index("| binding | its keys | what it does |") + 2
     said = [line for line in lines[start:] if line.startswith("|")][: len(list(key_rows()))]
     assert said == list(key_rows()), "docs/settings.md: replace its rows by these:\n" + "\n".join(key_rows())
 
 
-def test_the_examples_are_right(root: Path, tmp_path: Path) -> None:
+def test_the_examples_are_valid(root: Path, tmp_path: Path) -> None:
     config, presets = [
         part.partition("```")[0]
         for part in (root / "docs" / "settings.md").read_text().split("```toml\n")[1:]

@@ -49,22 +49,22 @@ def mapped(tmp_path: Path, keys: str) -> tuple[dict[str, str], list[str]]:
         ("ü", "ü"),
     ],
 )
-def test_keys_are_called_as_textual_calls_them(key: str, name: str) -> None:
+def test_key_names_are_normalized_as_in_textual(key: str, name: str) -> None:
     assert normalized(key) == name
 
 
-def test_free_keys_are_given(tmp_path: Path) -> None:
+def test_free_keys_can_be_assigned(tmp_path: Path) -> None:
     found, problems = mapped(tmp_path, '"chat.new" = ["Ctrl+T", "f9"]\n"monitor.pause" = "x"')
     assert found == {"chat.new": "ctrl+t,f9", "monitor.pause": "x"}
     assert problems == []
 
 
-def test_two_may_change_places(tmp_path: Path) -> None:
+def test_two_actions_may_swap_keys(tmp_path: Path) -> None:
     found, problems = mapped(tmp_path, '"chat.new" = "alt+w"\n"chat.close" = "ctrl+n"')
     assert (found, problems) == ({"chat.new": "alt+w", "chat.close": "ctrl+n"}, [])
 
 
-def test_the_same_key_in_another_place_is_no_clash(tmp_path: Path) -> None:
+def test_the_same_key_in_another_place_is_no_conflict(tmp_path: Path) -> None:
     assert mapped(tmp_path, '"monitor.pause" = "enter"') == ({"monitor.pause": "enter"}, [])
 
 
@@ -85,14 +85,14 @@ def test_the_same_key_in_another_place_is_no_clash(tmp_path: Path) -> None:
         ('"monitor.pause" = "ctrl+n"', f'2: keys.monitor.pause: "ctrl+n" {BOTH} monitor.pause and chat.new'),
     ],
 )
-def test_what_cannot_be_is_told_and_left(tmp_path: Path, keys: str, sentence: str) -> None:
+def test_invalid_keys_are_reported_and_ignored(tmp_path: Path, keys: str, sentence: str) -> None:
     found, problems = mapped(tmp_path, keys)
     assert found == {}
     (problem,) = problems
     assert problem.startswith(sentence)
 
 
-def test_a_refused_wish_may_bring_another_down(tmp_path: Path) -> None:
+def test_a_refused_key_may_cause_another_conflict(tmp_path: Path) -> None:
     keys = '"chat.new" = "enter"\n"chat.close" = "ctrl+n"\n"monitor.pause" = "x"'
     found, problems = mapped(tmp_path, keys)
     assert found == {"monitor.pause": "x"}
@@ -102,7 +102,7 @@ def test_a_refused_wish_may_bring_another_down(tmp_path: Path) -> None:
     ]
 
 
-def test_textual_takes_the_map(tmp_path: Path) -> None:
+def test_textual_accepts_the_keymap(tmp_path: Path) -> None:
     pressed = []
 
     class Program(App[None]):
@@ -123,12 +123,12 @@ def test_textual_takes_the_map(tmp_path: Path) -> None:
     assert pressed == ["new", "new"]
 
 
-def test_what_was_remapped_in_the_first_edition_still_is() -> None:
+def test_a_keymap_of_the_first_version_still_works() -> None:
     loaded = load(Path(__file__).parent / "first_edition.toml")
     found = keymap(loaded, bound(BUILT_IN))
     assert loaded.problems == []
     assert found.keys() == loaded.settings.keys.keys()
     usual = {each.id: tuple(map(normalized, each.keys)) for each in bound(BUILT_IN)}
     moved = {id for id, keys in loaded.settings.keys.items() if usual[id] != tuple(map(normalized, keys))}
-    assert all(found[id].startswith(("f1", "f2")) for id in moved), "a key does what it did"
+    assert all(found[id].startswith(("f1", "f2")) for id in moved), "an old key has another action"
     assert len(found) > 100 and len(moved) == 10

@@ -11,25 +11,25 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "config.toml"
 
 
-def said(file: Path, text: str | bytes) -> list[str]:
-    """What is said about such a file, without its name."""
+def problems(file: Path, text: str | bytes) -> list[str]:
+    """The problems reported for a file with this text, without its path."""
     file.write_bytes(text.encode() if isinstance(text, str) else text)
     return [str(problem).removeprefix(f"{file}:") for problem in load(file).problems]
 
 
-def test_without_a_file_all_is_as_it_is_by_itself(file: Path) -> None:
+def test_without_a_file_the_defaults_apply(file: Path) -> None:
     loaded = load(file)
     assert (loaded.settings, loaded.problems) == (Settings(), [])
     assert loaded.settings.screen.theme == "minichat-dark"
     assert loaded.settings.sampling.temperature == 0.7
 
 
-def test_an_empty_file_is_as_good_as_none(file: Path) -> None:
-    assert said(file, "# nothing\n") == []
+def test_an_empty_file_gives_the_defaults(file: Path) -> None:
+    assert problems(file, "# nothing\n") == []
     assert load(file).settings == Settings()
 
 
-def test_what_is_set_is_taken(file: Path) -> None:
+def test_values_are_read(file: Path) -> None:
     text = """
         rates.monitor = 2
         [screen]
@@ -49,7 +49,7 @@ def test_what_is_set_is_taken(file: Path) -> None:
         "chat.new" = "ctrl+t"
         chat.close = ["alt+w", "f9"]
     """
-    assert said(file, text) == []
+    assert problems(file, text) == []
     settings = load(file).settings
     assert (settings.rates.monitor, settings.rates.transcript) == (2, 10)
     assert (settings.screen.theme, settings.screen.ascii, settings.screen.mouse) == ("amber", True, True)
@@ -105,19 +105,19 @@ def test_what_is_set_is_taken(file: Path) -> None:
         ("[screen]\nabout = '''\n[rates]\nascii = 1\n'''\nascii = 2", "2: screen.about: is unknown"),
     ],
 )
-def test_a_fault_is_named_with_its_line(file: Path, text: str | bytes, sentence: str) -> None:
-    assert said(file, text)[0].startswith(sentence)
+def test_an_error_is_reported_with_its_line(file: Path, text: str | bytes, sentence: str) -> None:
+    assert problems(file, text)[0].startswith(sentence)
 
 
-def test_all_faults_are_named_and_the_rest_is_taken(file: Path) -> None:
+def test_all_errors_are_reported_and_valid_values_are_read(file: Path) -> None:
     text = '[rates]\nmonitor = "fast"\ntranscript = 3\n[screen]\nmouse = 0\nascii = true\n'
-    assert [sentence.partition(":")[0] for sentence in said(file, text)] == ["2", "5"]
+    assert [sentence.partition(":")[0] for sentence in problems(file, text)] == ["2", "5"]
     settings = load(file).settings
     assert (settings.rates.monitor, settings.rates.transcript) == (4, 3)
     assert (settings.screen.mouse, settings.screen.ascii) == (True, True)
 
 
-def test_a_folder_in_the_place_of_the_file_is_told(file: Path) -> None:
+def test_a_folder_in_place_of_the_file_is_reported(file: Path) -> None:
     file.mkdir()
     loaded = load(file)
     assert str(loaded.problems[0]) == f"{file}: cannot read the file: Is a directory"

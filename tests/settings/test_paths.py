@@ -9,7 +9,7 @@ import pytest
 from minichat.shell.paths import locate, private_folder
 
 
-def test_by_themselves_they_lie_in_the_home() -> None:
+def test_the_default_paths_are_in_the_home() -> None:
     paths = locate({"HOME": "/home/me"})
     assert {name: str(path) for name, path in paths.named().items()} == {
         "settings": "/home/me/.config/minichat/config.toml",
@@ -29,7 +29,7 @@ def test_by_themselves_they_lie_in_the_home() -> None:
     }
 
 
-def test_xdg_moves_them_and_a_relative_folder_is_none() -> None:
+def test_xdg_variables_move_them_and_a_relative_folder_is_ignored() -> None:
     paths = locate(
         {"HOME": "/home/me", "XDG_CONFIG_HOME": "/etc/me", "XDG_STATE_HOME": "state", "XDG_CACHE_HOME": ""}
     )
@@ -40,16 +40,16 @@ def test_xdg_moves_them_and_a_relative_folder_is_none() -> None:
     ]
 
 
-def test_a_user_without_a_home_gets_one_that_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody() -> Path:
+def test_a_user_without_a_home_gets_a_writable_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
         raise RuntimeError
 
-    monkeypatch.setattr(Path, "home", nobody)
+    monkeypatch.setattr(Path, "home", no_home)
     assert locate({}).state.name == "minichat"
     assert f"minichat-{os.getuid()}" in str(locate({}).state)
 
 
-def test_a_private_folder_is_closed_to_others(tmp_path: Path) -> None:
+def test_a_private_folder_is_closed_to_other_users(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)
     for folder in (tmp_path / "open", tmp_path / "new" / "deep"):
@@ -57,7 +57,7 @@ def test_a_private_folder_is_closed_to_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["minichat.settings", "minichat.shell.paths", "minichat.chats.store"])
-def test_reading_settings_and_chats_loads_no_screen_and_no_tensors(root: Path, module: str) -> None:
+def test_settings_and_chats_import_neither_textual_nor_torch(root: Path, module: str) -> None:
     program = f"import sys, {module}; print(*({{'textual', 'torch', 'numpy'}} & set(sys.modules)))"
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True

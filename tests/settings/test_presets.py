@@ -14,13 +14,13 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "minichat" / "presets.toml"
 
 
-def test_without_a_file_the_shipped_ones_are_there(file: Path) -> None:
+def test_without_a_file_the_built_in_presets_exist(file: Path) -> None:
     presets = load_presets(file)
     assert (presets.all, presets.own, presets.problems) == (SHIPPED, {}, [])
     assert presets.all["greedy"].greedy
 
 
-def test_saved_ones_come_back_first_and_the_others_stay(file: Path) -> None:
+def test_saved_presets_come_first_and_the_others_remain(file: Path) -> None:
     mine = SamplingParams(
         temperature=1e-05,
         stop=('"quoted"\n', "ü\x7f"),
@@ -40,7 +40,7 @@ def test_saved_ones_come_back_first_and_the_others_stay(file: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_a_deleted_one_gives_way_to_the_shipped(file: Path) -> None:
+def test_after_deletion_the_built_in_preset_returns(file: Path) -> None:
     save_preset(file, "greedy", SamplingParams(top_k=1))
     delete_preset(file, "greedy")
     assert load_presets(file).all == SHIPPED
@@ -49,20 +49,20 @@ def test_a_deleted_one_gives_way_to_the_shipped(file: Path) -> None:
 
 
 @given(name=st.text(min_size=1, max_size=40).filter(lambda name: name.isprintable() and name.strip() == name))
-def test_any_printable_name_will_do(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_printable_name_is_accepted(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("presets") / "presets.toml"
     save_preset(file, name, SamplingParams(top_p=0.5))
     assert load_presets(file).own == {name: SamplingParams(top_p=0.5)}
 
 
 @pytest.mark.parametrize("name", ["", "  ", "x" * 41, "two\nlines"])
-def test_a_strange_name_is_refused(file: Path, name: str) -> None:
+def test_an_unprintable_name_is_refused(file: Path, name: str) -> None:
     with pytest.raises(PresetError, match="1 to 40 printable characters"):
         save_preset(file, name, SamplingParams())
     assert not file.exists()
 
 
-def test_nothing_is_written_over_a_file_with_a_fault(file: Path) -> None:
+def test_a_file_with_errors_is_not_overwritten(file: Path) -> None:
     file.parent.mkdir()
     text = "[mine]\ntop_p = 0.5\ntemprature = 1\n"
     file.write_text(text)
@@ -76,13 +76,13 @@ def test_nothing_is_written_over_a_file_with_a_fault(file: Path) -> None:
     assert file.read_text() == text
 
 
-def test_a_value_in_the_place_of_a_table_is_told(file: Path) -> None:
+def test_a_value_in_place_of_a_table_is_reported(file: Path) -> None:
     file.parent.mkdir()
     file.write_text("mine = 1")
     assert "mine: must be a table" in str(load_presets(file).problems[0])
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_read_only_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PresetError, match="cannot "):
         save_preset(tmp_path / "file" / "presets.toml", "mine", SamplingParams())

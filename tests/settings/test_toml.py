@@ -14,14 +14,14 @@ values = st.recursive(
 
 
 @given(st.dictionaries(text, values, max_size=4))
-def test_what_is_written_is_read_again(found: dict[str, object]) -> None:
+def test_written_toml_is_read_back(found: dict[str, object]) -> None:
     assert tomllib.loads(f"value = {literal(found)}") == {"value": found}
 
 
 @given(
     st.dictionaries(text, st.dictionaries(st.from_regex(r"[a-z_]{1,5}", fullmatch=True), values), max_size=3)
 )
-def test_tables_are_read_again_and_their_lines_are_known(found: dict[str, dict[str, object]]) -> None:
+def test_tables_are_read_back_with_their_lines(found: dict[str, dict[str, object]]) -> None:
     written = "\n".join(table(name, values) for name, values in found.items())
     assert tomllib.loads(written) == found
     lines, rows = lines_of(written), written.split("\n")
@@ -31,7 +31,7 @@ def test_tables_are_read_again_and_their_lines_are_known(found: dict[str, dict[s
             assert rows[lines[name, key] - 1] == f"{key} = {literal(value)}"
 
 
-def test_lines_are_counted_as_toml_has_them() -> None:
+def test_lines_are_counted_as_in_toml() -> None:
     lines = lines_of(
         "a.b = 1  # c = 2\n"
         'x = """one\n'

@@ -1,4 +1,4 @@
-"""Measuring colours: contrast as WCAG 2 has it, and what people with other colour vision see."""
+"""Measures of colors: contrast as in WCAG 2, and the colors seen with color vision deficiencies."""
 
 from math import dist
 
@@ -27,14 +27,14 @@ Three = tuple[float, float, float]
 
 
 def contrast(text: str, ground: str) -> float:
-    """From 1, the same, to 21, black on white."""
+    """From 1, identical, to 21, black on white."""
     behind = Color.parse(ground)
     lighter, darker = sorted((_luminance(behind + Color.parse(text)), _luminance(behind)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 
 
 def difference(one: str, other: str, vision: str) -> float:
-    """How far apart two colours look, in CIE Lab; below about 2 nobody can tell."""
+    """The distance of two colors in CIE Lab; below about 2 they cannot be told apart."""
     return dist(_lab(_seen(one, vision)), _lab(_seen(other, vision)))
 
 

@@ -29,13 +29,13 @@ cached = "#44515E"
 
 
 def said(folder: Path, text: str) -> list[str]:
-    """What is said about a file with this text, without the folder."""
+    """The problems reported for a theme file with this text, without its folder."""
     file = folder / "mine.toml"
     file.write_text(text)
     return [str(problem).removeprefix(f"{folder}/") for problem in load_themes(folder).problems]
 
 
-def test_what_a_theme_leaves_out_is_made_of_the_rest(tmp_path: Path) -> None:
+def test_missing_colors_are_derived_from_others(tmp_path: Path) -> None:
     assert said(tmp_path, GOOD) == []
     mine = load_themes(tmp_path).palettes["mine"]
     assert mine.owners == OKABE_ITO
@@ -47,7 +47,7 @@ def test_what_a_theme_leaves_out_is_made_of_the_rest(tmp_path: Path) -> None:
     assert mine.theme().variables["text-muted"] == mine.muted
 
 
-def test_what_a_theme_says_is_taken(tmp_path: Path) -> None:
+def test_given_colors_are_used(tmp_path: Path) -> None:
     variables = 'border = "#335577 40%"\ntext = "auto 90%"\nlink-style = "not underline"\n'
     assert said(tmp_path, f'{GOOD}[syntax]\nkeyword = "red"\n[variables]\n{variables}') == []
     mine = load_themes(tmp_path).palettes["mine"]
@@ -97,7 +97,7 @@ def test_what_a_theme_says_is_taken(tmp_path: Path) -> None:
         ("[map]", "[map", "mine.toml:16: Expected"),
     ],
 )
-def test_a_fault_is_named_with_its_line(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+def test_an_error_is_reported_with_its_line(tmp_path: Path, old: str, new: str, sentence: str) -> None:
     assert old in GOOD
     found = said(tmp_path, GOOD.replace(old, new))
     assert any(sentence in each for each in found), found
@@ -110,7 +110,7 @@ def test_a_table_that_is_none_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_a_later_folder_goes_before_and_a_broken_theme_hides_none(tmp_path: Path) -> None:
+def test_a_later_folder_takes_precedence_and_a_broken_theme_hides_none(tmp_path: Path) -> None:
     mine = GOOD.replace('"mine"', '"minichat-dark"').replace('"orange"', '"#123456"')
     (tmp_path / "dark.toml").write_text(mine)
     (tmp_path / "light.toml").write_text('name = "minichat-light"')
@@ -120,13 +120,13 @@ def test_a_later_folder_goes_before_and_a_broken_theme_hides_none(tmp_path: Path
     assert {problem.file.name for problem in found.problems} == {"light.toml"}
 
 
-def test_a_folder_that_cannot_be_asked_for_has_none(tmp_path: Path) -> None:
-    folder = tmp_path / ("x" * 300)  # as one of another user, for whom may read all
+def test_an_unreadable_folder_has_no_themes(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 300)  # stands for another user's folder, since root can read everything
     assert load_themes(folder).palettes == {}
     assert not Watch(folder).changed()
 
 
-def test_a_change_in_the_folder_is_seen(tmp_path: Path) -> None:
+def test_a_change_in_the_folder_is_detected(tmp_path: Path) -> None:
     folder = tmp_path / "themes"
     watch = Watch(folder)
     assert not watch.changed()
@@ -142,7 +142,7 @@ def test_a_change_in_the_folder_is_seen(tmp_path: Path) -> None:
     assert watch.changed()
 
 
-def test_the_shipped_ones_are_found_in_a_checkout_and_when_installed(
+def test_the_shipped_themes_are_found_in_a_checkout_and_when_installed(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert shipped_themes() == root / "themes"

@@ -23,12 +23,12 @@ every = pytest.mark.parametrize("palette", RGB, ids=lambda palette: palette.name
 
 
 def needed(palette: ThemeColors) -> float:
-    """WCAG's AAA where the name promises it, AA elsewhere."""
+    """The minimum contrast: WCAG AAA if the theme's name promises it, else AA."""
     return 7 if palette.name.startswith("high-contrast") else 4.5
 
 
 def texts(palette: ThemeColors) -> dict[str, str]:
-    """Every colour in which text is written."""
+    """Every color that is used for text."""
     variables = palette.theme().to_color_system().generate()
     ours = {name: palette.colours[name] for name in TEXTS}
     coloured = {f"text-{name}": variables[f"text-{name}"] for name in TEXTS[1:]}
@@ -36,7 +36,7 @@ def texts(palette: ThemeColors) -> dict[str, str]:
     return {**ours, **coloured, **syntax, "muted": variables["text-muted"]}
 
 
-def test_all_can_be_read_and_none_is_missing() -> None:
+def test_all_shipped_themes_load() -> None:
     assert LOADED.problems == []
     names = set(LOADED.palettes)
     assert {"minichat-dark", "minichat-light", "high-contrast", "okabe-ito", "terminal"} < names
@@ -45,7 +45,7 @@ def test_all_can_be_read_and_none_is_missing() -> None:
     assert {file.stem for file in shipped_themes().glob("*.toml")} == names
 
 
-def test_contrast_is_measured_as_wcag_has_it() -> None:
+def test_contrast_matches_wcag() -> None:
     assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
     assert contrast("#777777", "#FFFFFF") == pytest.approx(4.48, abs=0.01)
     assert contrast("#FFFFFF", "#FFFFFF") == 1
@@ -53,7 +53,7 @@ def test_contrast_is_measured_as_wcag_has_it() -> None:
 
 @every
 @pytest.mark.parametrize("ground", GROUNDS)
-def test_text_can_be_read(palette: ThemeColors, ground: str) -> None:
+def test_text_is_readable(palette: ThemeColors, ground: str) -> None:
     weak = {
         name: round(found, 2)
         for name, colour in texts(palette).items()
@@ -63,7 +63,7 @@ def test_text_can_be_read(palette: ThemeColors, ground: str) -> None:
 
 
 @every
-def test_text_that_is_selected_can_be_read(palette: ThemeColors) -> None:
+def test_selected_text_is_readable(palette: ThemeColors) -> None:
     selection = palette.theme().to_color_system().generate()["screen-selection-background"]
     ground = Color.parse(palette.colours["background"]) + Color.parse(selection)
     assert contrast(ground.get_contrast_text(1.0).hex, ground.hex) >= needed(palette)
@@ -71,7 +71,7 @@ def test_text_that_is_selected_can_be_read(palette: ThemeColors) -> None:
 
 
 @every
-def test_a_scroll_bar_is_seen_and_its_track_is_no_stripe(palette: ThemeColors) -> None:
+def test_a_scroll_bar_is_visible_and_its_track_is_subtle(palette: ThemeColors) -> None:
     variables = palette.theme().to_color_system().generate()
     for state in ("", "-hover", "-active"):
         track = variables[f"scrollbar-background{state}"]
@@ -81,7 +81,7 @@ def test_a_scroll_bar_is_seen_and_its_track_is_no_stripe(palette: ThemeColors) -
 
 
 @every
-def test_the_letter_of_a_chat_can_be_read_on_its_colour(palette: ThemeColors) -> None:
+def test_the_letter_of_a_chat_is_readable_on_its_color(palette: ThemeColors) -> None:
     for index in range(len(palette.owners)):
         ink, _, ground = palette.letter(index).partition(" on ")
         assert contrast(ink, ground) >= 4.5, palette.letter(index)
@@ -94,7 +94,7 @@ def test_a_dark_theme_is_dark(palette: ThemeColors) -> None:
 
 
 @every
-def test_owners_stand_out_and_apart(palette: ThemeColors) -> None:
+def test_owners_are_distinct_from_the_background_and_each_other(palette: ThemeColors) -> None:
     assert len(palette.owners) >= 8
     for owner in palette.owners:
         for ground in ("background", "surface"):
@@ -106,7 +106,7 @@ def test_owners_stand_out_and_apart(palette: ThemeColors) -> None:
 
 
 @every
-def test_sixteen_chats_have_sixteen_colours(palette: ThemeColors) -> None:
+def test_sixteen_chats_have_sixteen_colors(palette: ThemeColors) -> None:
     colours = [palette.owner(index) for index in range(16)]
     assert palette.owners == tuple(colours[:8])
     for one, other in combinations(colours, 2):
@@ -119,7 +119,7 @@ def test_sixteen_chats_have_sixteen_colours(palette: ThemeColors) -> None:
 
 
 @pytest.mark.parametrize("palette", ALL, ids=lambda palette: palette.name)
-def test_no_two_chats_have_one_letter_and_colour(palette: ThemeColors) -> None:
+def test_no_two_chats_share_letter_and_color(palette: ThemeColors) -> None:
     letters: list[str] = []
     while len(letters) < 100:
         letters.append(free_letter(letters))
@@ -130,13 +130,13 @@ def test_no_two_chats_have_one_letter_and_colour(palette: ThemeColors) -> None:
 
 
 @every
-def test_blocks_that_nobody_holds_can_be_told_apart(palette: ThemeColors) -> None:
+def test_blocks_without_an_owner_are_distinct(palette: ThemeColors) -> None:
     assert contrast(palette.map["free"], palette.colours["background"]) > 1.2
     assert contrast(palette.map["cached"], palette.map["free"]) > 1.4
 
 
 @pytest.mark.parametrize("vision", VISIONS)
-def test_okabe_ito_tells_good_from_bad_for_everybody(vision: str) -> None:
+def test_okabe_ito_separates_good_from_bad_for_every_color_vision(vision: str) -> None:
     palette = LOADED.palettes["okabe-ito"]
     assert palette.owners == OKABE_ITO
     for one, other in combinations(("success", "warning", "error"), 2):
@@ -161,19 +161,19 @@ class Page(App[None]):
 
 
 async def colours_on_screen(palette: ThemeColors) -> set[ColorType]:
-    """The kinds of colour that are drawn."""
+    """The kinds of color on the screen."""
     page = Page()
     page.register_theme(palette.theme())
     async with page.run_test(size=(20, 12)) as pilot:
         page.theme = palette.name
         await pilot.pause()
-        assert page.native_ansi_color is palette.ansi  # or Textual makes other colours of them on the way out
+        assert page.native_ansi_color is palette.ansi  # otherwise Textual converts them
         strips = page.screen._compositor.render_strips()
     styles = [segment.style for strip in strips for segment in strip]
     return {colour.type for style in styles if style for colour in (style.color, style.bgcolor) if colour}
 
 
 @pytest.mark.parametrize("palette", ALL, ids=lambda palette: palette.name)
-def test_textual_takes_each_theme(palette: ThemeColors) -> None:
+def test_textual_accepts_each_theme(palette: ThemeColors) -> None:
     kinds = impatient.run(colours_on_screen(palette))
     assert kinds == ({ColorType.DEFAULT, ColorType.STANDARD} if palette.ansi else {ColorType.TRUECOLOR})

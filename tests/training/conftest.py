@@ -1,4 +1,4 @@
-"""One small tokenizer for all tests of training."""
+"""One small tokenizer for all training tests."""
 
 import pytest
 from tokenizers import Tokenizer

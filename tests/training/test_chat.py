@@ -1,4 +1,4 @@
-"""What is learned of a chat, and that the template and the training text are the same tokens."""
+"""The learned tokens of a chat; the chat template and the training text have the same tokens."""
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
@@ -11,24 +11,24 @@ CHAT = Chat(
 )
 
 
-def test_template_makes_the_text_that_was_trained_on() -> None:
+def test_the_template_renders_the_training_text() -> None:
     template = ImmutableSandboxedEnvironment().from_string(CHAT_TEMPLATE)
     messages = [{"role": role, "content": content} for role, content in CHAT.turns()]
     made = template.render(messages=messages, bos_token=START, add_generation_prompt=True)
     assert made == render(CHAT.turns(), ask=True)
 
 
-def test_encoding_by_turns_equals_encoding_the_whole(tokenizer: Tokenizer) -> None:
+def test_encoding_turn_by_turn_equals_encoding_the_whole_text(tokenizer: Tokenizer) -> None:
     whole = tokenizer.encode(render(CHAT.turns()), add_special_tokens=False).ids
     assert [i & (LEARN - 1) for i in encode(CHAT, tokenizer)] == whole
 
 
-def test_only_replies_and_their_ends_are_learned(tokenizer: Tokenizer) -> None:
+def test_only_replies_and_their_end_tokens_are_learned(tokenizer: Tokenizer) -> None:
     learned = [i & (LEARN - 1) for i in encode(CHAT, tokenizer) if i & LEARN]
     assert tokenizer.decode(learned, skip_special_tokens=False) == "Yes `x` 1.<|im_end|>fine<|im_end|>"
 
 
-def test_a_passage_is_learned_whole_but_for_its_start(tokenizer: Tokenizer) -> None:
+def test_all_of_a_passage_but_its_start_token_is_learned(tokenizer: Tokenizer) -> None:
     ids = encode(Passage("plain", "Once upon a time"), tokenizer)
     assert ids[0] == tokenizer.token_to_id(START)
     assert all(i & LEARN for i in ids[1:])
@@ -38,7 +38,7 @@ def test_a_passage_is_learned_whole_but_for_its_start(tokenizer: Tokenizer) -> N
     )
 
 
-def test_digits_are_tokens_of_their_own_and_every_text_comes_back(tokenizer: Tokenizer) -> None:
+def test_digits_are_separate_tokens_and_every_text_round_trips(tokenizer: Tokenizer) -> None:
     text = "In 2048 été → 漢字 \x1b[0m 12+7"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
     assert tokenizer.encode("2048", add_special_tokens=False).tokens == ["2", "0", "4", "8"]

@@ -1,4 +1,4 @@
-"""Each checker accepts the right reply and refuses a wrong one."""
+"""Each checker accepts a right reply and rejects a wrong one."""
 
 import pytest
 

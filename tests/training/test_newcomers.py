@@ -1,4 +1,4 @@
-"""The check from outside: what newcomers type is long, judged by its terms, and never trained on."""
+"""The newcomer questions: enough of them, judged by their terms, and never trained on."""
 
 import re
 from random import Random
@@ -14,15 +14,15 @@ from training.newcomers import Answer, newcomers
 from training.phrasing import normal
 
 
-def test_there_are_enough_of_each_subject() -> None:
+def test_there_are_enough_questions_on_each_subject() -> None:
     subjects = [about for about, _ in newcomers()]
     assert len(subjects) >= 150
     assert len({normal(e.user) for _, e in newcomers()}) == len(subjects)
     assert min(subjects.count(about) for about in subjects) >= 5
 
 
-def test_none_of_them_stands_in_the_training_text() -> None:
-    """Neither as a line of a list, nor among all questions of the facts."""
+def test_no_question_is_in_the_training_text() -> None:
+    """Neither in a list of the training text, nor among all questions of the facts."""
     files = [*TEXT.rglob("*.toml"), *(TEXT.parent / "kinds").glob("*.py")]
     lines = (
         part
@@ -37,7 +37,7 @@ def test_none_of_them_stands_in_the_training_text() -> None:
     assert normal("Tell me a joke.") in trained
 
 
-def test_what_a_generator_makes_of_its_parts_is_thrown_away_where_it_is_one_of_them() -> None:
+def test_generated_text_that_equals_a_question_is_discarded() -> None:
     asked = {normal(e.user) for _, e in newcomers()}
     kept = evaluate.test_questions(evaluate.make_cases(count=1, seed=5))
     assert asked <= kept

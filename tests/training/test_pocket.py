@@ -1,4 +1,4 @@
-"""The model that ships: small enough, and it speaks."""
+"""The model that ships: it is small enough and answers questions."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def shipped(pocket: Path) -> Decoder:
     return model.eval()
 
 
-def test_all_of_it_is_at_most_14_megabytes(pocket: Path) -> None:
+def test_its_files_have_at_most_14_megabytes(pocket: Path) -> None:
     assert sum(path.stat().st_size for path in pocket.rglob("*") if path.is_file()) <= 14_000_000
 
 
@@ -72,7 +72,7 @@ QUESTIONS: list[tuple[list[tuple[str, str]], Check]] = [
 
 @pytest.fixture(scope="module")
 def answers(shipped: Decoder, pocket: Path) -> list[str]:
-    """To all questions, in one batch."""
+    """The replies to all questions, sampled in one batch."""
     tokenizer = Tokenizer.from_file(str(pocket / "tokenizer.json"))
     asked = [render(turns, ask=True) for turns, _ in QUESTIONS]
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in asked]

@@ -1,4 +1,4 @@
-"""The very command that makes the shipped model, tiny, on a CPU."""
+"""The command that trains the shipped model, at a tiny size, on a CPU."""
 
 import json
 from pathlib import Path
@@ -22,14 +22,14 @@ from training.train import fit, with_exits
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("training")
     assert main(["--tiny", "--work", str(folder / "work"), "--out", str(folder / "pocket")]) == 0
     return folder / "pocket"
 
 
-def test_the_folder_is_whole(made: Path) -> None:
-    names = {str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()}
+def test_the_folder_is_complete(exported: Path) -> None:
+    names = {str(path.relative_to(exported)) for path in exported.rglob("*") if path.is_file()}
     assert names >= {
         "config.json",
         "generation_config.json",
@@ -40,17 +40,17 @@ def test_the_folder_is_whole(made: Path) -> None:
         "draft/config.json",
         "draft/model.safetensors",
     }
-    config = json.loads((made / "config.json").read_text(encoding="utf-8"))
-    tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
+    config = json.loads((exported / "config.json").read_text(encoding="utf-8"))
+    tokenizer = Tokenizer.from_file(str(exported / "tokenizer.json"))
     assert config["vocab_size"] == tokenizer.get_vocab_size()
     assert [tokenizer.id_to_token(i) for i in config["eos_token_id"]] == ["<|im_end|>", "<|end|>"]
     assert tokenizer.id_to_token(config["bos_token_id"]) == "<|start|>"
 
 
-def test_transformers_computes_the_same(made: Path) -> None:
+def test_transformers_computes_the_same_logits(exported: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32).eval()
-    ours = loaded(made)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32).eval()
+    ours = loaded(exported)
     tokens = torch.randint(0, theirs.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(1))
     causal = torch.ones(24, 24, dtype=torch.bool).tril()[None, None]
     with torch.inference_mode():
@@ -58,12 +58,12 @@ def test_transformers_computes_the_same(made: Path) -> None:
         assert torch.allclose(ours(tokens, torch.arange(24)[None], dense_attend(causal)), expected, atol=1e-4)
 
 
-def test_exported_weights_can_be_measured_again(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = (made / "model.safetensors").read_bytes()
-    assert main(["--tiny", "--cases", "1", "--measure", str(made)]) == 0
+def test_exported_weights_can_be_evaluated_again(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (exported / "model.safetensors").read_bytes()
+    assert main(["--tiny", "--cases", "1", "--measure", str(exported)]) == 0
     said = capsys.readouterr().out
     assert "about: " in said and f"of {len(newcomers())}" in said
-    assert (made / "model.safetensors").read_bytes() == before
+    assert (exported / "model.safetensors").read_bytes() == before
 
 
 def loaded(folder: Path) -> Decoder:
@@ -73,21 +73,23 @@ def loaded(folder: Path) -> Decoder:
     return model.eval()
 
 
-def test_a_batch_of_replies_equals_each_alone(made: Path) -> None:
-    model = loaded(made)
+def test_a_batch_of_replies_equals_each_alone(exported: Path) -> None:
+    model = loaded(exported)
     prompts = [[0, 5, 9], [0, 7, 8, 9, 10, 11], [0]]
     for how in (How(), How(beams=3)):
         together = replies(model, prompts, 6, 2, how)
         assert together == [replies(model, [prompt], 6, 2, how)[0] for prompt in prompts]
 
 
-def test_one_beam_is_greedy(made: Path) -> None:
-    model = loaded(made)
+def test_one_beam_is_greedy(exported: Path) -> None:
+    model = loaded(exported)
     greedy = replies(model, [[0, 5, 9]], 8, 2)
     assert replies(model, [[0, 5, 9]], 8, 2, How(temperature=1.0, top_p=1e-9)) == greedy
 
 
-def test_a_cut_run_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_resumes_to_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = torch.randint(5, 60, (6, 33), generator=torch.Generator().manual_seed(2)).int() | 0x8000
     data[:, 0] = 0
     schedule = Schedule(steps=6, rows=2, matrix_rate=0.02, vector_rate=4e-3, warmup=1)
@@ -111,7 +113,7 @@ def test_a_cut_run_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pyte
     whole = train(6, tmp_path / "whole.pt")
     with pytest.raises(KeyboardInterrupt):
         train(3, tmp_path / "cut.pt")
-    resumed = train(4, tmp_path / "cut.pt")  # the third step was lost with the cut, and is made again
+    resumed = train(4, tmp_path / "cut.pt")  # step 3 was lost and is repeated
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 

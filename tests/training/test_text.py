@@ -1,4 +1,4 @@
-"""The generators: their own replies pass their checks, and what is kept out stays out."""
+"""The generators: their replies pass their own checks, and held-out text is never trained on."""
 
 import re
 from collections import Counter
@@ -34,12 +34,12 @@ from training.mix import conversation, small_talk
 from training.phrasing import families, normal
 
 
-def test_every_fact_answers_its_own_check() -> None:
+def test_every_fact_passes_its_own_check() -> None:
     wrong = [fact.id for fact in all_facts() for say in fact.say if not Terms(fact.must).right(say)]
     assert wrong == []
 
 
-def test_facts_are_hundreds_and_each_can_be_asked_in_many_ways() -> None:
+def test_there_are_hundreds_of_facts_with_several_questions_each() -> None:
     facts = all_facts()
     assert len(facts) >= 200
     assert len({fact.id for fact in facts}) == len(facts)
@@ -57,8 +57,8 @@ def test_held_out_words_are_not_among_the_trained() -> None:
     assert all(not set(words(key, True)) & set(words(key, False)) for key in every_key())
 
 
-def test_held_out_ways_to_recall_never_occur_in_training() -> None:
-    """Each has words that stand neither in a trained pattern nor in a sample of what training asks."""
+def test_held_out_recall_patterns_never_occur_in_training() -> None:
+    """Each has words that occur neither in a trained pattern nor in a sample of the training questions."""
     kept = _recall_patterns(held_out=True)
     rng = Random(2)
     said = [e.user for _ in range(400) for e in recall(rng, small_talk, gaps=0)]
@@ -69,14 +69,14 @@ def test_held_out_ways_to_recall_never_occur_in_training() -> None:
 
 
 @pytest.mark.parametrize("way", every_way())
-def test_held_out_ways_to_give_an_order_are_not_among_the_trained(way: str) -> None:
+def test_held_out_order_patterns_are_not_among_the_trained(way: str) -> None:
     trained = {normal(pattern) for pattern in ways(way, held_out=False)}
     assert not trained & {normal(pattern) for pattern in ways(way, held_out=True)}
     assert len(ways(way, held_out=True)) >= 2
 
 
 @pytest.mark.parametrize("way", sorted(composed_ways()))
-def test_orders_are_put_together_in_hundreds_of_ways_and_never_in_one_that_is_held_out(way: str) -> None:
+def test_orders_are_composed_in_hundreds_of_ways_but_never_as_a_held_out_one(way: str) -> None:
     rng = Random(6)
     kept = ways(way, held_out=True)
     made = [compose(rng, way, kept) for _ in range(600)]
@@ -86,7 +86,7 @@ def test_orders_are_put_together_in_hundreds_of_ways_and_never_in_one_that_is_he
     assert all(set(re.findall(r"\{\w\}", pattern)) == text for pattern in made)
 
 
-def test_a_wording_that_is_kept_out_is_not_composed() -> None:
+def test_a_held_out_wording_is_not_composed() -> None:
     rng = Random(8)
     free = [compose(rng, "upper", ()) for _ in range(1500)]
     assert any(holds(pattern, "{t} in capital letters") for pattern in free)
@@ -95,7 +95,7 @@ def test_a_wording_that_is_kept_out_is_not_composed() -> None:
     assert not any(holds(pattern, "{t} in capital letters") for pattern in kept)
 
 
-def test_a_composed_order_holds_its_text_as_it_is() -> None:
+def test_a_composed_order_contains_its_text_unchanged() -> None:
     rng = Random(7)
     seen = 0
     for _ in range(2000):
@@ -107,14 +107,14 @@ def test_a_composed_order_holds_its_text_as_it_is() -> None:
     assert seen > 800
 
 
-def test_a_list_in_other_marks_has_all_its_items() -> None:
+def test_a_list_in_any_format_has_all_its_items() -> None:
     rng = Random(3)
     made = {instructions.listed(rng, ["ant", "bee", "cat"]) for _ in range(200)}
     assert all(re.findall("ant|bee|cat", text) == ["ant", "bee", "cat"] for text in made)
     assert {"ant, bee and cat", "ant\nbee\ncat", "\n- ant\n- bee\n- cat"} <= made
 
 
-def test_two_questions_at_once_have_both_answers() -> None:
+def test_two_questions_at_once_get_both_answers() -> None:
     rng = Random(5)
     for _ in range(200):
         two = about.both(rng)
@@ -122,13 +122,13 @@ def test_two_questions_at_once_have_both_answers() -> None:
         assert sum(fact.say[0] in two.reply for fact in all_facts()) >= 2
 
 
-def test_what_a_fact_is_about_can_be_asked_for_how_to_use_it() -> None:
+def test_facts_have_questions_about_their_use() -> None:
     known = {fact.id: fact for fact in all_facts()}
     assert set(about.USE) | set(about.USE.values()) <= set(known)
     assert ("use", known["f3"]) in about.followers(known["temperature"])
 
 
-def test_wishes_are_answered_with_a_key_and_their_tests_are_kept_out() -> None:
+def test_wishes_are_answered_and_their_tests_are_held_out() -> None:
     rng = Random(5)
     for _ in range(400):
         wish, kept = wishes.exchanges(rng)[0], wishes.exchanges(rng, held_out=True)[0]
@@ -138,7 +138,7 @@ def test_wishes_are_answered_with_a_key_and_their_tests_are_kept_out() -> None:
         assert not {normal(line) for line in lines} & {normal(line) for line in wishes.WAYS[kind]}
 
 
-def test_nonsense_is_nothing_that_is_known() -> None:
+def test_nonsense_contains_no_known_word() -> None:
     rng = Random(5)
     typed = [e for _ in range(4000) for e in unknown.exchanges(rng) if e.reply == unknown.NONSENSE]
     assert len(typed) > 60
@@ -162,26 +162,26 @@ TRAINED = ("whole", "clause", "noun")
 
 
 def _fixed(pattern: str) -> list[str]:
-    """What stands between the slots, where it is three words or more."""
+    """The text between the slots, where it has three words or more."""
     parts = (normal(part) for part in re.split(r"\{.\}", pattern))
     return [part for part in parts if part.count(" ") >= 2]
 
 
-def test_a_note_says_the_name_again_after_the_thing() -> None:
+def test_a_note_repeats_the_name_after_the_thing() -> None:
     for relation in RELATIONS:
         note = relation.note("Ben", "tea")
         assert note.index("Ben") < note.index("tea") < note.rindex("tea") < note.rindex("Ben")
 
 
-def test_reference_replies_of_the_cases_are_right() -> None:
+def test_reference_replies_of_the_cases_pass_their_checks() -> None:
     cases = evaluate.make_cases(count=60, seed=11)
     with_reference = [case for case in cases if case.kind != "newcomers"]
     assert [case.question for case in with_reference if not case.check.right(case.question.reply)] == []
     assert set(Counter(case.kind for case in cases)) >= {"about", "recall", "json", "stories", "unknown"}
 
 
-def test_no_test_question_is_ever_trained_on() -> None:
-    """Without the guard some would be: the second half proves that the first can fail."""
+def test_no_test_question_is_trained_on() -> None:
+    """The second half shows that without the filter some would be, so that the first half can fail."""
     kept = evaluate.test_questions(evaluate.make_cases(count=20, seed=5))
     common = normal("Tell me more.")
     seen: set[str] = set()
@@ -205,7 +205,7 @@ def test_the_same_seed_gives_the_same_text() -> None:
     assert text(4) == text(4) != text(5)
 
 
-def test_recall_asks_only_for_what_was_told() -> None:
+def test_recall_asks_only_for_what_was_mentioned() -> None:
     rng = Random(9)
     for _ in range(200):
         talk = recall(rng, small_talk, held_out=True, gaps=2)
@@ -228,7 +228,7 @@ def test_numbers_in_words(number: int, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [care, cannot, languages, lists], ids=lambda kind: kind.__name__)
-def test_what_is_kept_out_is_answered_and_not_trained_on(kind: ModuleType) -> None:
+def test_held_out_questions_are_answered_and_not_trained_on(kind: ModuleType) -> None:
     rng = Random(5)
     trained = [e for _ in range(1500) for e in kind.exchanges(rng)]
     kept = [e for _ in range(300) for e in kind.exchanges(rng, held_out=True)]
@@ -236,16 +236,16 @@ def test_what_is_kept_out_is_answered_and_not_trained_on(kind: ModuleType) -> No
     assert not {normal(e.user) for e in kept} & {normal(e.user) for e in trained}
 
 
-def test_each_list_is_as_long_as_may_be_asked_and_holds_nothing_twice() -> None:
+def test_each_list_has_the_maximum_length_and_no_duplicates() -> None:
     for items in lists.kinds_of_lists().values():
         assert len(set(items)) == len(items) == lists.LONGEST
 
 
-def test_every_reply_to_a_crisis_or_an_alarm_says_whom_to_call() -> None:
+def test_every_reply_to_a_crisis_or_emergency_names_whom_to_call() -> None:
     assert [name for name, need in care.needs().items() if "112" not in need.say] == []
 
 
-def test_a_task_of_a_topic_gets_the_refusal_of_that_topic() -> None:
+def test_a_task_gets_the_refusal_of_its_topic() -> None:
     assert cannot.refusal("write a python script that sorts a file") == cannot.refusal("write java code")
     assert cannot.refusal("write a novel") not in (None, cannot.refusal("write java code"))
     assert cannot.refusal("water the plants") is None

@@ -1,4 +1,4 @@
-"""What the built-in model is taught about the program is so: keys, commands, options, names and defaults."""
+"""What the built-in model learns about the program is true: keys, commands, options, names and defaults."""
 
 import argparse
 import re
@@ -23,7 +23,7 @@ from training.facts import Fact, all_facts
 from training.kinds.unknown import KEYS
 from training.kinds.wishes import CHOICES, KNOBS
 
-ELSEWHERE = {"ssh", "git", "make"}  # whose options are in the facts too
+ELSEWHERE = {"ssh", "git", "make"}  # the facts name options of these programs, too
 SPELLED = {
     "esc": "escape",
     "ctrl+pgdn": "ctrl+pagedown",
@@ -37,24 +37,24 @@ SPELLED = {
 }
 
 
-def said(fact: Fact) -> str:
+def answer_of(fact: Fact) -> str:
     return " ".join((*fact.say, fact.more))
 
 
 def keys() -> frozenset[str]:
-    """Every key that something is bound to, in Textual's words."""
+    """Every bound key, as Textual names it."""
     own = [each for widget in (Knobs, ModelScreen) for each in widget.BINDINGS]
     drawers = [key for each in own for key in getattr(each, "key", "").split(",")]
     return frozenset([key for each in bound(BUILT_IN) for key in each.keys] + drawers + ["tab", "up"])
 
 
 def textual(key: str) -> str:
-    """Alt+X as alt+x; a single letter stays as it is, since P is not p."""
+    """Convert a key to Textual's name: Alt+X to alt+x. Single letters keep their case, since P is not p."""
     return SPELLED.get(key.lower(), key if len(key) == 1 else key.lower())
 
 
 def options() -> frozenset[str]:
-    """Every option of every command."""
+    """All options of all commands."""
     found = {"--help", "--version"}
     for action in parser()._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -63,45 +63,47 @@ def options() -> frozenset[str]:
     return frozenset(found)
 
 
-def test_every_key_that_a_fact_is_about_is_bound() -> None:
+def test_every_key_in_a_question_is_bound() -> None:
     asked = {x for fact in all_facts() for bank, x in fact.slots if bank == "key"}
     plain = {x.removeprefix("the ").removesuffix(" arrow") for x in asked}
     assert {key for key in plain if textual(key) not in keys()} == set()
     assert len(plain) > 40
 
 
-def test_every_bound_key_is_asked_about() -> None:
+def test_every_bound_key_has_a_question() -> None:
     asked = {x for fact in all_facts() for bank, x in fact.slots if bank == "key"}
     plain = {textual(x.removeprefix("the ").removesuffix(" arrow")) for x in asked}
     assert keys() - plain == set()
 
 
-def test_every_key_that_an_answer_names_is_bound() -> None:
+def test_every_key_in_an_answer_is_bound() -> None:
     pattern = re.compile(r"(?<![\w+])(?:(?:Ctrl|Alt|Shift)\+(?:[A-Z][a-z]+|\w)|F\d+)(?!\w)")
-    named = {key: fact.id for fact in all_facts() for key in pattern.findall(said(fact))}
+    named = {key: fact.id for fact in all_facts() for key in pattern.findall(answer_of(fact))}
     assert {key: id for key, id in named.items() if textual(key) not in keys()} == {}
     assert len(named) > 30
 
 
-def test_keys_that_nobody_knows_are_bound_to_nothing() -> None:
+def test_the_unknown_keys_are_unbound() -> None:
     assert [key for key in KEYS if textual(key) in keys()] == []
 
 
 def test_every_option_in_the_facts_exists() -> None:
-    texts = [(fact.id, text) for fact in all_facts() for text in (said(fact), *(x for _, x in fact.slots))]
+    texts = [
+        (fact.id, text) for fact in all_facts() for text in (answer_of(fact), *(x for _, x in fact.slots))
+    ]
     named = {(id, option) for id, text in texts for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
     assert {(id, option) for id, option in named if option not in options()} == set()
     assert len({option for _, option in named}) > 40
 
 
-def test_every_option_is_asked_about() -> None:
+def test_every_option_has_a_question() -> None:
     asked = " ".join(x for fact in all_facts() for x in (*fact.asks, *(slot for _, slot in fact.slots)))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", asked))
     assert {option for option in options() if option.startswith("--")} - named == set()
 
 
 def test_every_command_in_the_facts_exists() -> None:
-    named = {word for fact in all_facts() for word in re.findall(r"`minichat ([a-z]+)", said(fact))}
+    named = {word for fact in all_facts() for word in re.findall(r"`minichat ([a-z]+)", answer_of(fact))}
     assert named <= set(COMMANDS)
     assert set(COMMANDS) - named <= {"chat"}
 
@@ -117,13 +119,13 @@ def test_every_command_in_the_facts_exists() -> None:
         ("settings-sections", tuple(f"[{name}]" for name in Settings.__dataclass_fields__)),
     ],
 )
-def test_lists_are_whole(id: str, names: tuple[str, ...]) -> None:
-    text = said(next(fact for fact in all_facts() if fact.id == id))
+def test_lists_are_complete(id: str, names: tuple[str, ...]) -> None:
+    text = answer_of(next(fact for fact in all_facts() if fact.id == id))
     assert [name for name in names if name not in text] == []
     assert len(names) > 2
 
 
-def test_what_a_wish_names_exists(root: Path) -> None:
+def test_names_in_wishes_exist(root: Path) -> None:
     """Options and labels of knobs; schemes, kinds of speculation, presets, strategies and themes."""
     assert {knob.option for knob in KNOBS} <= options()
     assert {knob.label for knob in KNOBS} <= {knob.label for knob in DRAWER}
@@ -135,14 +137,14 @@ def test_what_a_wish_names_exists(root: Path) -> None:
     assert len(names) > 20
 
 
-def test_every_theme_is_named(root: Path) -> None:
-    text = said(next(fact for fact in all_facts() if fact.id == "default-theme"))
+def test_every_theme_is_listed(root: Path) -> None:
+    text = answer_of(next(fact for fact in all_facts() if fact.id == "default-theme"))
     shipped = {path.stem for path in (root / "themes").glob("*.toml")}
     assert {name for name in shipped if name not in text} == {"high-contrast", "high-contrast-light"}
 
 
-def test_defaults_are_those_of_the_program() -> None:
-    of = {fact.id: said(fact) for fact in all_facts()}
+def test_defaults_match_the_program() -> None:
+    of = {fact.id: answer_of(fact) for fact in all_facts()}
     plain, usual = SamplingParams(), EngineConfig(model="pocket")
     served = parser().parse_args(["serve"])
     assert f"{SAMPLING.temperature:g} by default" in of["default-temperature"]

@@ -1,4 +1,4 @@
-"""Widgets that make their own lines: on the screen they look as Textual itself would draw them."""
+"""Widgets that render their own lines look exactly as Textual would draw them."""
 
 import pytest
 from textual.app import App
@@ -41,7 +41,7 @@ def cells(strips: list[Strip]) -> list[list[tuple[str, object]]]:
 
 
 @pytest.mark.parametrize("colours", [True, False])
-def test_a_transcript_looks_as_textual_draws_it(colours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transcript_looks_as_rendered_by_textual(colours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     async def look() -> None:
         app = Stage()
         if not colours:
@@ -56,7 +56,7 @@ def test_a_transcript_looks_as_textual_draws_it(colours: bool, monkeypatch: pyte
     impatient.run(look())
 
 
-def test_its_scroll_bar_does_too_wherever_it_stands() -> None:
+def test_its_scroll_bar_looks_as_rendered_by_textual_at_any_position() -> None:
     async def look() -> None:
         app = Stage()
         async with app.run_test(size=SIZE) as pilot:
@@ -78,7 +78,7 @@ def test_its_scroll_bar_does_too_wherever_it_stands() -> None:
 
 
 def _stock(bar: Bar) -> list[Strip]:
-    """The same bar, drawn by Textual."""
+    """The same scroll bar, rendered by Textual."""
     plain = ScrollBar(vertical=True)
     plain.render_line = lambda y: Widget.render_line(bar, y)  # type: ignore[method-assign]
     bar.__dict__["render_line"] = plain.render_line
@@ -89,7 +89,7 @@ def _stock(bar: Bar) -> list[Strip]:
         del bar.__dict__["render_line"]
 
 
-def test_a_filter_of_the_terminal_is_obeyed() -> None:
+def test_a_line_filter_of_the_app_applies() -> None:
     async def look() -> None:
         app = Stage()
         app._filters.append(Monochrome())

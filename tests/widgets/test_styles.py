@@ -1,4 +1,4 @@
-"""CSS is parsed once for the same variables, and always for others."""
+"""CSS is parsed once per set of variables."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ CSS = "Once { color: $ink; }"
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The sources that Textual has parsed; nothing is known from other tests."""
+    """The sources that Textual has parsed, with an empty cache."""
     sources, parse = list[str](), textual_stylesheet.parse
 
     def counted(scope: str, css: str, *given: Any, **named: Any) -> Iterator[Any]:
@@ -38,7 +38,7 @@ def color(made: CachedStylesheet) -> str:
     return made.rules[-1].styles.color.hex
 
 
-def test_another_sheet_and_a_theme_that_comes_back_parse_nothing(parsed: list[str]) -> None:
+def test_another_sheet_and_a_theme_used_before_parse_nothing(parsed: list[str]) -> None:
     first = sheet("#112233")
     assert color(first) == "#112233" and len(parsed) == 1
     first.set_variables({"ink": "#445566"})
@@ -52,7 +52,7 @@ def test_another_sheet_and_a_theme_that_comes_back_parse_nothing(parsed: list[st
 
 
 @pytest.mark.parametrize("css", ["Once { colour: red; }", "Once { color red"])
-def test_wrong_css_is_refused_each_time_and_the_rules_stay(parsed: list[str], css: str) -> None:
+def test_invalid_css_fails_each_time_and_the_rules_stay(parsed: list[str], css: str) -> None:
     made = sheet("#112233")
     assert color(made) == "#112233"
     made.add_source(css, ("there", ""))

@@ -1,4 +1,4 @@
-"""The line of open chats: what is left out where there is not room for all."""
+"""The tab bar: what it omits if there is no room for everything."""
 
 import pytest
 
@@ -25,20 +25,20 @@ def tabs(count: int) -> tuple[Tab, ...]:
 
 @run
 @pytest.mark.parametrize(("width", "count"), [(120, 7), (120, 12), (200, 9), (200, 16)])
-async def test_model_scheme_and_device_stay(width: int, count: int) -> None:
+async def test_model_scheme_and_device_are_kept(width: int, count: int) -> None:
     line = ChatTabs()
     async with staged(line, (width, 1)):  # type: ignore[arg-type]
         line.facts, line.tabs = FACTS, tabs(count)
         text = line.render().plain
         assert text.rstrip().endswith(FACTS)
         assert len(text) <= width
-        assert " C  Count" in text, "the active one is named"
+        assert " C  Count" in text, "the active chat's title is shown"
         if count == 7:
             assert all(f" {letter} " in text for letter in "ABCDEFG")
 
 
 @run
-async def test_on_a_small_terminal_the_chats_go_first() -> None:
+async def test_on_a_small_terminal_the_tabs_are_omitted_first() -> None:
     line = ChatTabs()
     async with staged(line, (80, 1)):  # type: ignore[arg-type]
         line.facts, line.tabs = FACTS, tabs(5)

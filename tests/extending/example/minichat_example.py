@@ -1,4 +1,4 @@
-"""An attention back end, a scheduling policy and a scheme for weights, in a package of their own."""
+"""An attention back end, a scheduling policy and a weight scheme in a separate package."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,22 +16,22 @@ from engine.scheduling.policy import Outlook
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request's part of the step."""
+    """The part of a step that belongs to one request."""
 
-    tokens: slice  # where its new tokens lie in the batch
-    places: Tensor  # [context]: where all it has seen lies in the cache, in order
-    ages: Tensor  # [tokens, context]: how many positions each key is before each query
+    tokens: slice  # its new tokens in the batch
+    places: Tensor  # [context]: the cache positions of its context, in order
+    ages: Tensor  # [tokens, context]: the distance of each key before each query
 
 
 class SdpaAttention:
-    """One call of torch's scaled_dot_product_attention a row."""
+    """One call of torch's scaled_dot_product_attention per row."""
 
     name: ClassVar[str] = "sdpa"
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
         if spec.softcap is not None or spec.sinks:
-            return "it knows neither capped scores nor sinks, and this model has them"
+            return "capped scores and attention sinks are not supported"
         return None
 
     def prepare(self, batch: Batch) -> tuple[Tensor, list[Row]]:
@@ -49,7 +49,7 @@ class SdpaAttention:
     ) -> Tensor:
         spec, (new, rows) = layer.spec, prepared
         keys, values = layer.keys.flatten(0, 1), layer.values.flatten(0, 1)
-        keys[new], values[new] = k, v  # these are views: this writes to the cache
+        keys[new], values[new] = k, v  # keys and values are views: this writes to the cache
         out = q.new_empty(*q.shape[:2], spec.value_dim)
         for row in rows:
             seen = row.ages >= 0
@@ -67,7 +67,7 @@ class SdpaAttention:
 
 
 class Shortest:
-    """The shortest prompt first; among equals, first come, first served."""
+    """The shortest prompt first; equal lengths in order of arrival."""
 
     name: ClassVar[str] = "shortest"
 
@@ -79,10 +79,10 @@ class Shortest:
 
 
 class Ternary:
-    """Weights of -1, 0 and 1, and a scale for each output."""
+    """Weights of -1, 0 and 1, with one scale per output."""
 
     name: ClassVar[str] = "ternary"
-    kernels: ClassVar[str] = "plain products of a weight that is spread out first"
+    kernels: ClassVar[str] = "plain products of the dequantized weight"
     rounds_activations: ClassVar[bool] = False
     graphs: ClassVar[bool] = True
 

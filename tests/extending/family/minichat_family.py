@@ -1,4 +1,4 @@
-"""A model family with a feed-forward, a product and a norm of its own."""
+"""A model family with its own feed-forward, product and norm."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -17,7 +17,7 @@ from engine.models.layers.step import StepContext
 
 
 class SquaredMLP(Part):
-    """A product up, a power of what is positive, a product down."""
+    """A product up, ReLU to a power, and a product down."""
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
@@ -40,7 +40,7 @@ class SquaredMLP(Part):
 
 
 class Squared:
-    """What the part reads from config.json, and its class."""
+    """The fields that the part reads from config.json, and the part's class."""
 
     def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
         power = fields.whole("activation_power", 2, high=4)
@@ -51,7 +51,7 @@ class Squared:
 
 
 class Transposed:
-    """A product whose weight lies the other way round."""
+    """A product with a transposed weight."""
 
     name: ClassVar[str] = "transposed"
     kind: ClassVar[Literal["product"]] = "product"
@@ -75,7 +75,7 @@ class TransposedProduct(nn.Module):
 
 
 class Centered:
-    """A norm that takes the mean away, too."""
+    """A norm that also subtracts the mean."""
 
     name: ClassVar[str] = "centered"
     kind: ClassVar[Literal["norm"]] = "norm"

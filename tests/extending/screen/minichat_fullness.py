@@ -1,4 +1,4 @@
-"""A drawer for minichat's screen, in a package of its own: how full the cache has been."""
+"""A drawer for minichat's screen in a separate package: how full the cache has been."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, 
 
 
 class Fullness(Static, can_focus=True):
-    """The largest share of the cache that was in use while the drawer was open."""
+    """The largest share of the cache in use while the drawer was open."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("r", "forget", "Forget the largest share", id="fullness.forget", show=False),

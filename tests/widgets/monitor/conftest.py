@@ -1,4 +1,4 @@
-"""Tests may be coroutines; the terminal has true colours, unless a test wants another."""
+"""Coroutine tests, and a terminal with true colors unless a test sets another."""
 
 import inspect
 

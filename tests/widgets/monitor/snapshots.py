@@ -1,4 +1,4 @@
-"""Engines at one moment, made by hand."""
+"""Hand-made snapshots of an engine."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,12 +36,12 @@ def request(id: int, phase: str = "decode", blocks: Sequence[int] = (), **change
 def blocks(
     size: int,
     requests: Sequence[RequestView] = (),
-    cached: Mapping[int, int] | None = None,  # a block and who left it
-    filled: Mapping[int, int] | None = None,  # blocks that are not full
+    cached: Mapping[int, int] | None = None,  # blocks and the requests that left them
+    filled: Mapping[int, int] | None = None,  # partially filled blocks
     used_at: Mapping[int, int] | None = None,
 ) -> BlockView:
     refs, owner = np.zeros(size, np.int32), np.full(size, -1, np.int64)
-    for each in reversed(requests):  # the first of those that share a block took it
+    for each in reversed(requests):  # a shared block belongs to the first request that took it
         for block in each.blocks:
             refs[block] += 1
             owner[block] = each.id

@@ -1,4 +1,4 @@
-"""A program that is nothing but widgets of the monitor, and how to read them."""
+"""A program with a single monitor widget, and helpers to read it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -11,7 +11,7 @@ from textual.widget import Widget
 
 from minichat.shell.themes import load_themes, shipped_themes
 
-PATIENCE = 20.0  # seconds, on a machine that does much else
+PATIENCE = 20.0  # seconds; generous, for a loaded machine
 
 
 class Stage(App[None]):
@@ -29,7 +29,7 @@ class Stage(App[None]):
         self.theme = self.wanted
 
     def of(self, kind: type[Message]) -> list[Message]:
-        """Each once, although every widget on its way upward gets it."""
+        """Each message once, although it bubbles through several widgets."""
         once = {id(message): message for message in self.heard if isinstance(message, kind)}
         return list(once.values())
 
@@ -38,7 +38,7 @@ class Stage(App[None]):
 async def staged(
     widget: Widget, size: tuple[int, int] = (60, 20), theme: str = "minichat-dark", *, focus: bool = True
 ) -> AsyncIterator[Pilot[None]]:
-    """Shows the widget; all messages that it posts upward are kept."""
+    """Show the widget and record all messages that it posts."""
     app = Stage(widget, theme)
     async with app.run_test(size=size, message_hook=app.heard.append) as pilot:
         await pilot.pause()
@@ -48,7 +48,7 @@ async def staged(
 
 
 async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
-    """Waits for what a busy machine may be late with."""
+    """Wait for a condition that a loaded machine may delay."""
     async with asyncio.timeout(PATIENCE):
         while not holds():
             await pilot.pause(0.005)

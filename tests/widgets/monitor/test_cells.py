@@ -1,4 +1,4 @@
-"""From blocks to cells: against the same said block by block."""
+"""From blocks to cells, against a plain block-by-block computation."""
 
 from collections import Counter
 from dataclasses import replace
@@ -37,7 +37,7 @@ def shot_of(blocks: list[tuple[int, int, int, int]]) -> Snapshot:
 
 
 def level(part: list[tuple[int, int, int, int]], per: int, tint: Tint) -> int:
-    """How bright a cell of these blocks is."""
+    """The expected brightness of a cell with these blocks."""
     if tint is Tint.REFERENCES:
         return min(max(refs for refs, *_ in part), RAMP - 1)
     if tint is Tint.AGE:
@@ -49,7 +49,7 @@ def level(part: list[tuple[int, int, int, int]], per: int, tint: Tint) -> int:
 
 
 @given(st.lists(block, min_size=1, max_size=60), st.integers(1, 9), st.sampled_from(Tint), st.booleans())
-def test_a_cell_tells_of_its_blocks(
+def test_a_cell_summarizes_its_blocks(
     blocks: list[tuple[int, int, int, int]], per: int, tint: Tint, sorted_by_session: bool
 ) -> None:
     shot = shot_of(blocks)
@@ -77,7 +77,9 @@ def test_a_cell_tells_of_its_blocks(
 
 
 @given(st.integers(1, 200_000), st.integers(1, 300), st.integers(1, 180))
-def test_every_block_has_a_cell_and_no_cell_is_too_large(blocks: int, width: int, lines: int) -> None:
+def test_every_block_has_a_cell_and_cells_are_no_larger_than_needed(
+    blocks: int, width: int, lines: int
+) -> None:
     grid = Grid.fit(blocks, width, lines)
     assert grid.columns * grid.span <= width
     assert grid.cells * grid.per >= blocks
@@ -88,7 +90,9 @@ def test_every_block_has_a_cell_and_no_cell_is_too_large(blocks: int, width: int
 
 
 @given(st.lists(block, min_size=1, max_size=80))
-def test_by_session_owners_stand_together(blocks: list[tuple[int, int, int, int]]) -> None:
+def test_sorted_by_session_the_blocks_of_an_owner_are_adjacent(
+    blocks: list[tuple[int, int, int, int]],
+) -> None:
     shot = shot_of(blocks)
     state, codes = states(shot.blocks), (shot.blocks.owner + 1).astype(np.uint8)
     order = session_order(state, codes)
@@ -99,12 +103,12 @@ def test_by_session_owners_stand_together(blocks: list[tuple[int, int, int, int]
     assert rooms == sorted(rooms)
 
 
-def test_few_blocks_are_broad() -> None:
+def test_a_few_blocks_have_wide_cells() -> None:
     assert Grid.fit(64, 60, 20) == Grid(15, 20, 1, 4)
     assert Grid.fit(12_288, 60, 32) == Grid(60, 32, 7, 1)
 
 
-def test_owners_have_small_numbers_and_strangers_none() -> None:
+def test_owners_have_small_numbers_and_other_requests_none() -> None:
     codes = Codes()
     a, b = Owner("A", 0), Owner("B", 1)
     owners = {3: a, 70: b, 71: a}
@@ -115,7 +119,7 @@ def test_owners_have_small_numbers_and_strangers_none() -> None:
     assert codes.of(np.array([90, 70]), owners, live=(90,)).tolist() == [2, 0]
 
 
-def test_the_names_that_the_heading_shows() -> None:
+def test_the_names_in_the_heading() -> None:
     assert [*map(str, Order), *map(str, Tint)] == [
         "physical",
         "by session",
@@ -126,7 +130,7 @@ def test_the_names_that_the_heading_shows() -> None:
     ]
 
 
-def test_blocks_that_left_a_window_have_a_state_of_their_own() -> None:
+def test_blocks_outside_a_window_have_a_separate_state() -> None:
     shot = shot_of(
         [(0, -1, 0, 0), (0, -1, 0, 0), (0, 3, BLOCK, 5), (0, 3, BLOCK, 5), (1, 3, 4, 9), (2, 3, BLOCK, 9)]
     )

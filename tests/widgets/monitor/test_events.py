@@ -1,4 +1,4 @@
-"""The engine's log."""
+"""The event log of the engine."""
 
 import pytest
 from textual.widgets import Input
@@ -58,7 +58,7 @@ def test_every_event_in_words(event: Event, words: tuple[str, str]) -> None:
     assert described(event) == words
 
 
-async def test_a_switch_of_the_weights_is_one_line() -> None:
+async def test_a_change_of_quantization_is_one_line() -> None:
     pane = log()
     async with staged(pane, (60, 4), focus=False) as pilot:
         pane.update_from(snapshot(64), OWNERS)
@@ -69,7 +69,7 @@ async def test_a_switch_of_the_weights_is_one_line() -> None:
         assert lines(pane)[0].split() == ["5", "events", "1"]
 
 
-async def test_the_newest_is_at_the_end() -> None:
+async def test_the_newest_event_is_at_the_end() -> None:
     pane = log()
     async with staged(pane, (60, 4), focus=False) as pilot:
         pane.update_from(snapshot(64), OWNERS)
@@ -89,7 +89,7 @@ async def test_the_newest_is_at_the_end() -> None:
         assert clock[0] == clock[1] < clock[2]
 
 
-async def test_who_scrolls_up_stays_there() -> None:
+async def test_after_scrolling_up_the_position_is_kept() -> None:
     pane = log()
     async with staged(pane, (40, 4)) as pilot:
         pane.update_from(snapshot(64), OWNERS)
@@ -111,7 +111,7 @@ async def test_who_scrolls_up_stays_there() -> None:
         assert "of 99 to" in lines(pane)[-1]
 
 
-async def test_a_filter_by_letter_and_words() -> None:
+async def test_filters_by_letter_and_words() -> None:
     pane = log()
     async with staged(pane, (60, 6)) as pilot:
         pane.update_from(snapshot(64), OWNERS)
@@ -136,7 +136,7 @@ async def test_a_filter_by_letter_and_words() -> None:
         assert not pane.query_one(Input).display
 
 
-async def test_what_an_error_holds_is_never_sent() -> None:
+async def test_control_characters_of_an_error_are_not_sent() -> None:
     event = events.Finished(1, 0.0, 3, "failed", 2, "no\x1b[2J\nröom 漢字漢字")
     for ascii, shown in (
         (True, "after 2 tokens: no?[2J r?om ????"),

@@ -1,4 +1,4 @@
-"""Rates, latencies and the one line for small terminals."""
+"""Rates, latencies and the single line for small terminals."""
 
 import pytest
 from textual.content import Content
@@ -54,7 +54,7 @@ async def test_the_time_window_can_be_changed() -> None:
         await until(pilot, lambda: "-30 s" in " ".join(lines(panel.rates)))
 
 
-def test_a_history_has_its_samples_where_they_were_taken() -> None:
+def test_a_history_has_samples_at_their_times() -> None:
     history = History()
     for moment, figure in ((0.0, 9.0), (10.2, 1.0), (11.7, 2.0), (12.1, 4.0), (12.9, 6.0), (20.0, 8.0)):
         history.add(moment, figure)
@@ -62,11 +62,11 @@ def test_a_history_has_its_samples_where_they_were_taken() -> None:
     assert history.columns(0, 20.0, 10) == [0, 0, 0, 0, 1.5, 5.0, 0, 0, 0, 8.0]
     assert history.columns(0, 30.0, 3) == [9.0, pytest.approx(13 / 4), 8.0]
     history.add(3.0, 7.0)
-    assert history.columns(0, 10.0, 2) == [0.0, 7.0], "another engine counts from elsewhere"
+    assert history.columns(0, 10.0, 2) == [0.0, 7.0], "the clock of a new engine starts over"
     assert history.columns(0, 10.0, 0) == []
 
 
-def test_between_two_looks_the_figure_stands() -> None:
+def test_between_two_polls_the_figure_stays() -> None:
     history = History()
     for moment in range(0, 20, 2):
         history.add(float(moment), 5.0)
@@ -80,7 +80,7 @@ def test_the_top_of_an_axis_is_a_round_number(value: float, top: float) -> None:
     assert rounded_up(value) == pytest.approx(top)
 
 
-async def test_rates_tell_what_guessing_ahead_has_brought() -> None:
+async def test_rates_show_the_gain_of_speculation() -> None:
     rates = RateGraphs(ascii=True)
     async with staged(rates, (50, 8), focus=False):
         rates.update_from(snapshot(8, speculation=Speculation("", True, 10, 40, 30, 1.52)), {})
@@ -100,7 +100,7 @@ async def test_graphs_grow_with_the_pane() -> None:
         assert lines(rates)[1].split()[0] == "5" and lines(rates)[6].split()[0] == "200"
 
 
-async def test_the_history_has_no_gap_while_another_pane_is_maximised() -> None:
+async def test_the_history_has_no_gap_after_another_pane_was_maximized() -> None:
     panel = MonitorPanel(ascii=True)
     async with staged(panel, (60, 30)) as pilot:
         panel.maximise(1)
@@ -114,7 +114,7 @@ async def test_the_history_has_no_gap_while_another_pane_is_maximised() -> None:
         assert len(graph) == 60 - 25 and graph.lstrip().count(" ") == 0
 
 
-async def test_a_step_is_taken_apart() -> None:
+async def test_a_step_is_broken_down() -> None:
     latency = Latency(ascii=True)
     async with staged(latency, (62, 6), focus=False):
         latency.update_from(snapshot(64, step_times=StepTimes(0.001, 0.002, 0.002, 0.001)), OWNERS)
@@ -128,7 +128,7 @@ async def test_a_step_is_taken_apart() -> None:
         ]
 
 
-async def test_latencies_come_once_a_second_while_anything_runs() -> None:
+async def test_latencies_are_updated_once_a_second_while_requests_run() -> None:
     latency, works = Latency(ascii=True), [request(1)]
     async with staged(latency, (62, 6), focus=False):
         shown = []
@@ -139,7 +139,7 @@ async def test_latencies_come_once_a_second_while_anything_runs() -> None:
         assert shown == ["1.0 ms", "1.0 ms", "1.0 ms", "2.0 ms", "2.5 ms"]
 
 
-async def test_a_gpu_says_how_hard_it_works() -> None:
+async def test_a_gpu_shows_its_utilization() -> None:
     latency = Latency(ascii=True)
     async with staged(latency, (50, 6), focus=False):
         latency.update_from(snapshot(64, load=Load(0.874, 412.4, 700.0)), OWNERS)
@@ -148,12 +148,12 @@ async def test_a_gpu_says_how_hard_it_works() -> None:
         assert "GPU" not in lines(latency)[0]
 
 
-async def test_a_narrow_latency_pane_keeps_the_numbers() -> None:
+async def test_a_narrow_latency_pane_keeps_the_figures() -> None:
     latency = Latency()
     async with staged(latency, (40, 6), focus=False):
         latency.update_from(snapshot(64, step_times=StepTimes(0.0001, 0.02, 0.01, 0.0001)), OWNERS)
         assert lines(latency)[4].rstrip() == " █ pl 0.1 ▓ la 20.0 ▒ wa 10.0 ░ co 0.1"
-        assert len(set(lines(latency)[3].split()[0])) == 2  # the parts are told apart without colour
+        assert len(set(lines(latency)[3].split()[0])) == 2  # the parts differ by more than color
         assert lines(latency)[5].rstrip() == " weights 5.2 GB  cache 1.1 GB"
 
 
@@ -163,7 +163,7 @@ def words(line: EngineLine) -> str:
     return shown.plain
 
 
-async def test_the_engine_in_a_line() -> None:
+async def test_the_engine_line() -> None:
     line = EngineLine(ascii=True)
     requests = [
         request(0, blocks=range(39)),
@@ -186,14 +186,14 @@ async def test_the_engine_in_a_line() -> None:
             await until(pilot, lambda shown=shown: words(line) == shown)
 
 
-async def test_the_line_tells_of_a_dead_engine() -> None:
+async def test_the_engine_line_shows_a_dead_engine() -> None:
     line = EngineLine()
     async with staged(line, (80, 3)):
         line.update_from(snapshot(64, state="dead", error="out of\nmemory"), OWNERS)
         assert words(line) == " no engine: out of memory"
 
 
-async def test_latencies_come_as_soon_as_there_are_any_and_then_once_a_second() -> None:
+async def test_the_first_latencies_are_shown_at_once_and_then_once_a_second() -> None:
     latency = Latency(ascii=True)
     busy, none = [request(1)], {"ttft": Quantiles(), "itl": Quantiles()}
     async with staged(latency, (62, 6), focus=False):
@@ -204,12 +204,12 @@ async def test_latencies_come_as_soon_as_there_are_any_and_then_once_a_second() 
         )
         assert "p50   50 ms" in lines(latency)[1]
         latency.update_from(snapshot(64, busy, at=10.5), OWNERS)
-        assert "p50  8.1 ms" in lines(latency)[2], "tokens between were not measured before"
+        assert "p50  8.1 ms" in lines(latency)[2], "the inter-token latency was not measured before"
         latency.update_from(snapshot(64, busy, at=10.75, ttft=Quantiles(0.07, 0.07, 0.07, 2)), OWNERS)
-        assert "p50   92 ms" in lines(latency)[1], "figures that jump about cannot be read"
+        assert "p50   92 ms" in lines(latency)[1], "figures that change too often cannot be read"
 
 
-async def test_an_engine_that_has_ended_has_no_latencies() -> None:
+async def test_an_engine_that_ended_has_no_latencies() -> None:
     latency = Latency(ascii=True)
     async with staged(latency, (62, 6), focus=False):
         shot = snapshot(64, [request(1)])

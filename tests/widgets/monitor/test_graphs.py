@@ -1,4 +1,4 @@
-"""Small graphs, and numbers in few characters."""
+"""Small graphs, and compact numbers."""
 
 import pytest
 from hypothesis import given
@@ -12,15 +12,13 @@ amounts = st.lists(st.floats(0, 1e9), max_size=50)
 
 
 @given(amounts, st.integers(0, 30), st.integers(1, 5), st.booleans())
-def test_a_graph_has_the_size_that_was_asked_for(
-    values: list[float], width: int, height: int, ascii: bool
-) -> None:
+def test_a_graph_has_the_requested_size(values: list[float], width: int, height: int, ascii: bool) -> None:
     drawn = graph(values, width, height, ascii=ascii)
     assert [len(line) for line in drawn] == [width] * height
     assert all(line.isascii() == ascii or not line for line in drawn)
 
 
-def test_braille_fills_from_below_with_the_newest_at_the_right() -> None:
+def test_braille_fills_from_below_with_the_newest_on_the_right() -> None:
     assert graph([0, 1, 2, 3, 4], 3) == ["⠀⣠⣾"]
     assert graph([1, 8], 1, 2) == ["⢸", "⣸"]
 
@@ -30,7 +28,7 @@ def test_ascii_graphs_rise() -> None:
     assert graph([1, 8], 2, 2, ascii=True) == [" ^", "_|"]
 
 
-def test_a_little_is_seen() -> None:
+def test_small_values_are_visible() -> None:
     assert graph([0.001, 100], 2, ascii=True) == ["_^"]
 
 
@@ -41,7 +39,7 @@ def test_shares_fill_the_bar(parts: list[float], width: int) -> None:
     assert all(count == 0 for count, part in zip(cells, parts, strict=True) if part == 0)
 
 
-def test_a_bar_stays_within() -> None:
+def test_a_bar_stays_in_range() -> None:
     assert [bar(share, 4, "#", "_") for share in (-1, 0, 0.5, 1, 9)] == [
         "____",
         "____",
@@ -73,7 +71,7 @@ def test_sizes(count: float, text: str) -> None:
     assert size(count) == text
 
 
-def test_words_are_counted() -> None:
+def test_nouns_agree_with_their_counts() -> None:
     assert ranges([3]) == "3"
     assert ranges([566, 7, 8, 9, 565, 12]) == "7..9, 12, 565..566"
     assert ranges(range(0, 10, 2)) == "0, 2, 4, ..."

@@ -1,4 +1,4 @@
-"""The map of blocks on a terminal."""
+"""The map of KV blocks on a terminal."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ from minichat.ui.monitor.owners import Owner
 from tests.widgets.monitor.snapshots import OWNERS, blocks, request, snapshot
 from tests.widgets.monitor.stage import heard, lines, staged, until
 
-TWO = (request(0, blocks=(0, 1, 2, 3)), request(1, blocks=(0, 1, 4)))  # they share 0 and 1
+TWO = (request(0, blocks=(0, 1, 2, 3)), request(1, blocks=(0, 1, 4)))  # they share blocks 0 and 1
 
 
 def small(step: int = 100, **changes: Any) -> Snapshot:
-    """Eight blocks: two shared, two of A, one of B, one that C left, two free."""
+    """Eight blocks: two shared, two of A, one of B, one left by C, two free."""
     return snapshot(8, TWO, step, blocks=blocks(8, TWO, {5: 2}, {3: 4}, {5: 60}), **changes)
 
 
@@ -28,7 +28,7 @@ def colour(widget: KVMap, x: int, y: int) -> tuple[RichColor | None, RichColor |
     return style.color, style.bgcolor
 
 
-async def test_letters_say_whose_and_what_without_colour() -> None:
+async def test_without_color_letters_show_owner_and_state() -> None:
     kvmap = KVMap(ascii=True)
     async with staged(kvmap, (47, 8), focus=False):
         kvmap.update_from(small(), OWNERS)
@@ -41,7 +41,7 @@ async def test_letters_say_whose_and_what_without_colour() -> None:
         ]
 
 
-async def test_no_color_means_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_color_uses_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     kvmap = KVMap()
     async with staged(kvmap, (40, 8)):
@@ -50,7 +50,7 @@ async def test_no_color_means_letters(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "AAAAAAAABBBBcccc" in lines(kvmap)[1]
 
 
-async def test_the_terminals_own_colours_mean_letters_in_them() -> None:
+async def test_ansi_themes_use_colored_letters() -> None:
     kvmap = KVMap()
     async with staged(kvmap, (40, 8), theme="terminal"):
         kvmap.update_from(small(), OWNERS)
@@ -58,13 +58,13 @@ async def test_the_terminals_own_colours_mean_letters_in_them() -> None:
         assert colour(kvmap, 8, 1)[0] == RichColor.from_ansi(4)
 
 
-async def test_half_blocks_have_a_hue_an_owner() -> None:
+async def test_half_blocks_have_one_hue_per_owner() -> None:
     kvmap = KVMap()
     async with staged(kvmap, (16, 5), focus=False) as pilot:
         full = snapshot(64, (request(0, blocks=range(16)), request(1, blocks=range(16, 32))))
         kvmap.update_from(full, OWNERS)
         assert kvmap.halves
-        # 16 columns and four half lines: A in the upper half, B in the lower; the rest is free.
+        # 16 columns and four half lines: A in the upper half, B in the lower; the other blocks are free.
         assert lines(kvmap)[1] == "▀" * 16
         above, below = colour(kvmap, 5, 1)
         assert above == RichColor.parse(OKABE_ITO[0].lower())
@@ -74,7 +74,7 @@ async def test_half_blocks_have_a_hue_an_owner() -> None:
         assert same == RichColor.parse(pilot.app.theme_variables["map-free"].lower())
 
 
-async def test_a_block_that_is_not_full_is_darker() -> None:
+async def test_a_partial_block_is_darker() -> None:
     kvmap = KVMap()
     async with staged(kvmap, (16, 5), focus=False):
         one = (request(0, blocks=range(16)),)
@@ -99,24 +99,24 @@ async def test_only_changed_lines_are_repainted(monkeypatch: pytest.MonkeyPatch)
         assert regions == []
         more = one._replace(blocks=(*one.blocks, 1500))
         kvmap.update_from(snapshot(2048, (more,), step=102), OWNERS)
-        # Block 1500 is in half line 23, thus in the twelfth line under the heading; then there is the legend.
+        # Block 1500 is in half line 23, so in the twelfth line below the heading; the legend follows.
         assert {region.y for region in regions} == {0, 12, 17}
         assert {region.height for region in regions} == {1}
 
 
-async def test_a_hidden_map_works_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hidden_map_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     kvmap = KVMap()
     async with staged(kvmap) as pilot:
         kvmap.display = False
         await pilot.pause()
-        monkeypatch.setattr("minichat.ui.monitor.kvmap.states", None)  # would raise if it were called
+        monkeypatch.setattr("minichat.ui.monitor.kvmap.states", None)  # would raise if called
         kvmap.update_from(small(), OWNERS)
         monkeypatch.undo()
         kvmap.display = True
         await until(pilot, lambda: kvmap.size.height and "62%" in lines(kvmap)[0])
 
 
-async def test_enter_shows_who_holds_the_blocks() -> None:
+async def test_enter_lists_the_holders_of_the_blocks() -> None:
     kvmap = KVMap(ascii=True)
     async with staged(kvmap, (40, 8)) as pilot:
         kvmap.update_from(small(), OWNERS)
@@ -165,7 +165,7 @@ async def test_the_cursor_stays_on_the_map() -> None:
         assert sum(line.count("┼") for line in lines(kvmap)) == 1
 
 
-async def test_a_click_points() -> None:
+async def test_a_click_moves_the_cursor() -> None:
     kvmap = KVMap(ascii=True)
     async with staged(kvmap, (40, 8)) as pilot:
         kvmap.update_from(small(), OWNERS)
@@ -173,7 +173,7 @@ async def test_a_click_points() -> None:
         assert kvmap.pointed() == (4,)
 
 
-async def test_orders_and_meanings_take_turns() -> None:
+async def test_orders_and_tints_cycle() -> None:
     kvmap = KVMap(ascii=True)
     async with staged(kvmap, (40, 8), focus=False):
         scattered = (request(0, blocks=(1, 5)), request(1, blocks=(0, 6)))
@@ -196,7 +196,7 @@ async def test_orders_and_meanings_take_turns() -> None:
         assert lines(kvmap)[-2].rstrip() == " now 01234567 long unused"
 
 
-async def test_letters_can_be_wanted_where_there_is_colour() -> None:
+async def test_letters_can_be_chosen_on_a_color_terminal() -> None:
     kvmap = KVMap()
     async with staged(kvmap, (40, 8)):
         kvmap.update_from(small(), OWNERS)
@@ -206,7 +206,7 @@ async def test_letters_can_be_wanted_where_there_is_colour() -> None:
         assert "A" not in lines(kvmap)[1]
 
 
-async def test_blocks_glow() -> None:
+async def test_blocks_are_highlighted() -> None:
     kvmap = KVMap()
     async with staged(kvmap, (40, 8), focus=False):
         kvmap.update_from(small(), OWNERS)
@@ -216,7 +216,7 @@ async def test_blocks_glow() -> None:
         assert "*" not in lines(kvmap)[1]
 
 
-async def test_a_new_owner_gets_a_colour_at_once() -> None:
+async def test_a_new_owner_gets_a_color_at_once() -> None:
     kvmap = KVMap(ascii=True)
     owners: dict[int, Owner] = {}
     async with staged(kvmap, (40, 8), focus=False):
@@ -227,7 +227,7 @@ async def test_a_new_owner_gets_a_colour_at_once() -> None:
         assert lines(kvmap)[1][8:16] == "QQQQQQQQ"
 
 
-async def test_another_theme_has_other_colours() -> None:
+async def test_another_theme_changes_the_colors() -> None:
     kvmap = KVMap()
     async with staged(kvmap, (16, 5)) as pilot:
         kvmap.update_from(snapshot(64), OWNERS)

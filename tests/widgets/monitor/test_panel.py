@@ -1,4 +1,4 @@
-"""The panes together: who stands where, which keys do what."""
+"""The panes together: their layout and their keys."""
 
 from itertools import combinations
 
@@ -21,7 +21,7 @@ IDLE = snapshot(640, rates=Throughput(), ttft=Quantiles(), itl=Quantiles(), step
 
 
 @given(st.integers(1, 300), st.integers(1, 100), st.sampled_from([None, *PANES]))
-def test_panes_neither_overlap_nor_leave_the_room(width: int, height: int, maximised: int | None) -> None:
+def test_panes_neither_overlap_nor_leave_gaps(width: int, height: int, maximised: int | None) -> None:
     room = Region(0, 0, width, height)
     places = [Region(*place) for place in arrange(width, height, maximised).values()]
     assert places
@@ -29,13 +29,13 @@ def test_panes_neither_overlap_nor_leave_the_room(width: int, height: int, maxim
     assert not any(one.overlaps(other) for one, other in combinations(places, 2))
 
 
-def test_the_usual_sizes_show_all_five() -> None:
+def test_common_sizes_show_all_five_panes() -> None:
     for size in ((50, 33), (66, 53), (120, 20), (300, 80)):
         assert sorted(arrange(*size)) == list(PANES)
     assert sorted(arrange(40, 12)) == [1, 2]
 
 
-async def test_all_panes_say_something() -> None:
+async def test_all_panes_show_content() -> None:
     panel = MonitorPanel()
     async with staged(panel, (66, 40)) as pilot:
         panel.update_from(SHOT, OWNERS)
@@ -48,7 +48,7 @@ async def test_all_panes_say_something() -> None:
             assert all(len(line) == 66 for line in shown)
 
 
-async def test_ascii_is_ascii() -> None:
+async def test_ascii_mode_is_ascii() -> None:
     panel = MonitorPanel(ascii=True)
     async with staged(panel, (50, 33)) as pilot:
         panel.update_from(SHOT, OWNERS)
@@ -59,7 +59,7 @@ async def test_ascii_is_ascii() -> None:
 
 
 @pytest.mark.parametrize("theme", ["minichat-dark", "minichat-light", "high-contrast"])
-async def test_everything_can_be_read_on_the_themes_ground(theme: str) -> None:
+async def test_all_text_is_readable_on_the_background(theme: str) -> None:
     panel = MonitorPanel()
     async with staged(panel, (66, 40), theme=theme) as pilot:
         panel.update_from(SHOT, OWNERS)
@@ -80,7 +80,7 @@ async def test_everything_can_be_read_on_the_themes_ground(theme: str) -> None:
                     assert abs(ground.brightness - paper.brightness) < 0.2, (segment, pane)
 
 
-async def test_a_number_maximises_and_brings_back() -> None:
+async def test_a_number_maximizes_a_pane_and_restores_it() -> None:
     panel = MonitorPanel()
     async with staged(panel, (66, 40)) as pilot:
         panel.update_from(SHOT, OWNERS)
@@ -100,7 +100,7 @@ async def test_a_number_maximises_and_brings_back() -> None:
         assert len(heard(pilot, MonitorPanel.Left)) == 1
 
 
-async def test_a_pane_that_is_not_seen_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hidden_pane_is_not_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     panel = MonitorPanel()
     told: list[Pane] = []
     monkeypatch.setattr(Pane, "draw", lambda pane: told.append(pane))
@@ -119,7 +119,7 @@ async def test_a_pane_that_is_not_seen_is_told_nothing(monkeypatch: pytest.Monke
         await until(pilot, lambda: panel.latency in told)
 
 
-async def test_p_holds_the_picture() -> None:
+async def test_p_pauses_the_display() -> None:
     panel = MonitorPanel(ascii=True)
     async with staged(panel, (60, 40)) as pilot:
         panel.update_from(SHOT, OWNERS)
@@ -137,7 +137,7 @@ async def test_p_holds_the_picture() -> None:
         assert "gone" in lines(panel.event_log)[1]
 
 
-async def test_keys_act_wherever_the_focus_is() -> None:
+async def test_keys_work_wherever_the_focus_is() -> None:
     panel = MonitorPanel()
     async with staged(panel, (66, 40)) as pilot:
         panel.update_from(SHOT, OWNERS)
@@ -152,7 +152,7 @@ async def test_keys_act_wherever_the_focus_is() -> None:
         assert len(heard(pilot, Queues.Abort)) == 1
 
 
-async def test_every_size_from_tiny_to_huge() -> None:
+async def test_all_sizes_from_tiny_to_huge() -> None:
     panel = MonitorPanel()
     async with staged(panel, (66, 40)) as pilot:
         panel.add_event(events.Queued(1, 0.0, 3, 120))
@@ -169,7 +169,7 @@ async def test_every_size_from_tiny_to_huge() -> None:
                 )
 
 
-async def test_panes_with_little_to_show_give_their_lines_to_the_others() -> None:
+async def test_panes_with_little_content_give_their_lines_to_others() -> None:
     panel = MonitorPanel()
     async with staged(panel, (66, 40)) as pilot:
 
@@ -178,7 +178,7 @@ async def test_panes_with_little_to_show_give_their_lines_to_the_others() -> Non
 
         panel.update_from(IDLE, OWNERS)
         await until(pilot, lambda: heights()[1:] == [2, 2, 2, 2])
-        assert heights()[0] == 40 - 4 * 3, "the map has all the rest"
+        assert heights()[0] == 40 - 4 * 3, "the map has all other lines"
         panel.update_from(SHOT, OWNERS)
         await until(pilot, lambda: heights()[1] == 2 + 6 and heights()[3] == 6)
         assert sum(heights()) + 4 == 40
@@ -190,11 +190,11 @@ async def test_panes_with_little_to_show_give_their_lines_to_the_others() -> Non
         assert heights()[1] == grown[1], "panes do not jump with each request that ends"
 
 
-def test_lines_go_only_to_panes_with_a_use_for_them() -> None:
+def test_lines_go_only_to_panes_that_can_use_them() -> None:
     few = dict.fromkeys((2, 4, 5), 2)
     for size in ((50, 33), (120, 20), (300, 80)):
         places = arrange(*size, wanted=few)
         assert sorted(places) == list(PANES)
         assert all(places[pane][3] == 2 for pane in few)
-    assert sorted(arrange(40, 12, wanted=few)) == [1, 2], "the map and the rates keep their least"
+    assert sorted(arrange(40, 12, wanted=few)) == [1, 2], "the map and the rates keep their minimum"
     assert sorted(arrange(40, 12, wanted=few | {3: 2})) == [1, 2, 3]

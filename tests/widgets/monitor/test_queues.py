@@ -1,4 +1,4 @@
-"""The line a request."""
+"""The list of requests, one per line."""
 
 from engine.api.snapshot import Speculation
 from minichat.ui.monitor import Queues
@@ -14,7 +14,7 @@ SWAPPED = request(
 ALL = snapshot(64, (DECODE, PREFILL, WAITING, SWAPPED))
 
 
-async def test_a_line_says_whose_where_how_far_and_why() -> None:
+async def test_a_line_shows_owner_phase_progress_and_reason() -> None:
     queues = Queues(ascii=True)
     async with staged(queues, (84, 8), focus=False):
         queues.update_from(ALL, OWNERS)
@@ -30,7 +30,7 @@ async def test_a_line_says_whose_where_how_far_and_why() -> None:
         ]
 
 
-async def test_forty_columns_still_say_the_most() -> None:
+async def test_forty_columns_show_the_most_important_fields() -> None:
     queues = Queues(ascii=True)
     async with staged(queues, (40, 4), focus=False):
         queues.update_from(ALL, OWNERS)
@@ -42,7 +42,7 @@ async def test_forty_columns_still_say_the_most() -> None:
         ]
 
 
-async def test_what_guessing_ahead_brings_each() -> None:
+async def test_the_gain_of_speculation_of_each_request() -> None:
     queues = Queues(ascii=True)
     told = (Speculation("ngram", True, 8, 40, 30, 1.75), Speculation("draft", False, 2, 2), None)
     several = [
@@ -58,7 +58,7 @@ async def test_what_guessing_ahead_brings_each() -> None:
         ]
 
 
-async def test_a_change_of_phase_is_marked_for_a_while() -> None:
+async def test_a_phase_change_is_highlighted_for_a_while() -> None:
     queues = Queues(ascii=True)
     async with staged(queues, (60, 8), focus=False):
         for _ in range(8):
@@ -91,7 +91,7 @@ async def test_the_selection_follows_its_request() -> None:
         assert heard(pilot, Queues.Abort) == []
 
 
-async def test_the_selected_line_is_in_view() -> None:
+async def test_the_selected_line_is_visible() -> None:
     queues = Queues(ascii=True)
     many = snapshot(64, [request(number) for number in range(20)])
     async with staged(queues, (60, 6)) as pilot:

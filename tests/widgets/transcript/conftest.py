@@ -1,4 +1,4 @@
-"""Every transcript test lives in Greenwich."""
+"""All transcript tests run in the Greenwich time zone."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A screen with one transcript, and what it shows."""
+"""A screen with one transcript, and helpers to read it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ from tests import impatient
 
 
 class Screen(App[None]):
-    """Keeps what the transcript asks for."""
+    """Records what the transcript posts."""
 
     CSS = "Transcript { height: 1fr; }"
 
@@ -47,7 +47,7 @@ class Screen(App[None]):
 
 @dataclass
 class Reader:
-    """Somebody at the screen."""
+    """A user at the screen."""
 
     app: Screen
     pilot: Pilot[None]
@@ -57,7 +57,7 @@ class Reader:
         return self.app.transcript
 
     def lines(self) -> list[str]:
-        """What is drawn, without the scroll bar's column."""
+        """The rendered lines, without the scroll bar's column."""
         strips = self.app.screen._compositor.render_strips()
         return ["".join(segment.text for segment in strip)[:-1].rstrip() for strip in strips]
 
@@ -87,7 +87,7 @@ async def reading(size: tuple[int, int] = (50, 20), glyphs: Glyphs = UNICODE) ->
 
 
 def scene(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """A test that runs on a loop of its own."""
+    """Run an async test on its own event loop."""
 
     @wraps(test)
     def run(*arguments: Any, **options: Any) -> None:

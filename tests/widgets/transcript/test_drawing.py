@@ -1,4 +1,4 @@
-"""Rows fit, show what they say they show, and never hold anything that a terminal would obey."""
+"""Rows fit, show the source text, and never contain control characters."""
 
 import re
 import unicodedata
@@ -40,7 +40,7 @@ def drawn_lines(made: Document) -> list[str]:
 
 
 def sendable(text: str) -> bool:
-    """No control character, nothing that turns the direction of text, no half of a pair."""
+    """Whether the text has no control character, no bidirectional control, and no lone surrogate."""
     return all(
         unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")
         and character not in "\u202e\u2066\u200d\ufe0f"
@@ -62,7 +62,7 @@ def test_rows_fit_and_are_harmless(text: str, width: int, glyphs: object) -> Non
 
 
 @given(texts, st.integers(4, 60))
-def test_nothing_but_white_space_is_lost_in_folding(text: str, width: int) -> None:
+def test_folding_loses_only_white_space(text: str, width: int) -> None:
     for leaf in leaves(text):
         drawn = draw(leaf, width, UNICODE)
         shown = {
@@ -76,13 +76,13 @@ def test_nothing_but_white_space_is_lost_in_folding(text: str, width: int) -> No
 
 
 @given(texts, st.lists(st.integers(0, 200), max_size=8), st.integers(5, 50))
-def test_streamed_lines_are_those_of_the_whole(text: str, cuts: list[int], width: int) -> None:
+def test_streamed_lines_equal_those_of_the_whole_text(text: str, cuts: list[int], width: int) -> None:
     whole, streamed, at = document(width), document(width), 0
     whole.feed(text, lambda: False)
     for cut in [*sorted(min(cut, len(text)) for cut in cuts), len(text)]:
         before = drawn_lines(streamed)
         line, _ = streamed.extend(text[at:cut], "", lambda: False)
-        assert drawn_lines(streamed)[:line] == before[:line]  # what it says is unchanged
+        assert drawn_lines(streamed)[:line] == before[:line]  # its text is unchanged
         at = cut
     assert drawn_lines(streamed) == drawn_lines(whole)
 
@@ -99,7 +99,7 @@ SAID = "a log:\n  * 2*3*4  \n\n\tif x:\n\t\treturn # Title\n1. https://example.o
 SAID += "```py\ndef f(): pass\n```\n> so"
 
 
-def test_what_a_person_wrote_keeps_its_lines_and_its_marks() -> None:
+def test_a_user_message_keeps_its_lines_and_its_markup() -> None:
     made = document(40, plain=True)
     made.feed(SAID, lambda: False)
     assert drawn_lines(made) == [
@@ -118,7 +118,7 @@ def test_what_a_person_wrote_keeps_its_lines_and_its_marks() -> None:
 
 
 @given(texts, st.integers(4, 60))
-def test_all_that_a_person_wrote_is_seen(text: str, width: int) -> None:
+def test_all_of_a_user_message_is_visible(text: str, width: int) -> None:
     text = re.sub("[`~]", "'", text[:1900])  # without a fence, and in one leaf
     made = document(width, plain=True)
     made.feed(text, lambda: False)
@@ -128,13 +128,13 @@ def test_all_that_a_person_wrote_is_seen(text: str, width: int) -> None:
     assert all(row.width <= width and sendable(row.text) for each in seen for row in each.rows)
 
 
-def test_words_stay_whole_and_ideographs_part() -> None:
+def test_words_stay_whole_and_ideographs_may_be_split() -> None:
     assert rows("one two three", 9) == ["one two", "three"]
     assert rows("中文中文中文", 5) == ["中文", "中文", "中文"]
     assert rows("a" * 25, 10) == ["a" * 10, "a" * 10, "a" * 5]
 
 
-def test_everything_at_a_readable_width() -> None:
+def test_a_document_at_a_readable_width() -> None:
     assert rows(EVERYTHING, 40)[:8] == [
         "Title",
         "Some text bold more text with a link and",
@@ -165,17 +165,17 @@ def test_table_columns_align_and_fold() -> None:
         "here      │   ",
         "x         │ 22",
     ]
-    assert rows(table, 6)[0] == "left n"  # no room for columns: running text
+    assert rows(table, 6)[0] == "left n"  # no room for columns: shown as running text
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(8, 200))
-def test_columns_share_the_room(natural: list[int], room: int) -> None:
+def test_columns_share_the_width(natural: list[int], room: int) -> None:
     widths = fitted(natural, room)
     assert all(1 <= width <= wanted for width, wanted in zip(widths, natural, strict=True))
     assert sum(widths) <= max(room, len(natural))
 
 
-def test_lines_of_an_item_go_on_below_its_text() -> None:
+def test_the_lines_of_an_item_are_indented_below_its_text() -> None:
     source = "- an item that is long\n  1. a number in it\n     - and deeper\n\n     its second part"
     assert rows(source, 16) == [
         "• an item that",
@@ -190,18 +190,18 @@ def test_lines_of_an_item_go_on_below_its_text() -> None:
     ]
 
 
-def test_long_code_lines_turn_with_a_sign() -> None:
+def test_long_code_lines_wrap_with_a_mark() -> None:
     assert rows("```\nabcdefghijklmnop\n```", 10) == ["│ abcdef", "│ ↪ ghijkl", "│ ↪ mnop"]
 
 
-def test_tabs_in_code_are_drawn_as_spaces_and_kept_as_tabs() -> None:
+def test_tabs_in_code_are_drawn_as_spaces_and_copied_as_tabs() -> None:
     (leaf,) = leaves("```\nif:\n\tx\ty\n```")
     drawn = draw(leaf, 40, UNICODE)
     assert [row.text for row in drawn.rows] == ["│ if:", "│     x   y"]
     assert drawn.plain == "if:\n\tx\ty"
 
 
-def test_links_are_found_and_bare_addresses_too() -> None:
+def test_links_and_bare_addresses_are_found() -> None:
     runs = parse("see [the paper](https://a.org/x), https://b.org/y. Not [js](javascript:alert(1))")
     assert [(run.text, run.link) for run in runs if run.link] == [
         ("the paper", "https://a.org/x"),
@@ -210,7 +210,7 @@ def test_links_are_found_and_bare_addresses_too() -> None:
 
 
 @pytest.mark.parametrize("noise", ["[" * 2000, "[[a](" * 400, "*a_" * 600, "![" * 1000])
-def test_noise_is_shown_as_it_stands(noise: str) -> None:
+def test_incomplete_markup_is_shown_literally(noise: str) -> None:
     assert "".join(run.text for run in parse(noise)) == noise
 
 
@@ -218,7 +218,7 @@ def test_noise_is_shown_as_it_stands(noise: str) -> None:
     "formula",
     [r"\(x^2 \, y_1\)", r"\[ a_1 * b_2 * c \]", r"$$\int_0^1 x\,dx$$", "$E = mc^2$", r"$\{a_1*b_1*c\}$"],
 )
-def test_a_formula_stays_as_it_was_written(formula: str) -> None:
+def test_a_formula_is_shown_as_written(formula: str) -> None:
     assert [*parse(f"*so* {formula} is")] == [Run("so", ("em",)), Run(" "), Run(formula), Run(" is")]
 
 
@@ -235,10 +235,10 @@ def test_control_characters_become_symbols() -> None:
     assert pasteable("a\r\nb\x1bc👩\u200d🚀") == "a\nb␛c👩\u200d🚀"
 
 
-def test_entities_cannot_bring_control_characters_back() -> None:
+def test_entities_cannot_reintroduce_control_characters() -> None:
     assert all(sendable(run.text) for run in parse("&#27;[2J &#x9b; &#8238; *x*"))
 
 
-def test_ascii_has_no_other_glyphs() -> None:
+def test_ascii_mode_uses_only_ascii() -> None:
     text = "# T\n- a\n  - b\n> q\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n---\n```py\n" + "x" * 60 + "\n```"
     assert all(row.text.isascii() for leaf in leaves(text) for row in draw(leaf, 30, ASCII).rows)

@@ -1,4 +1,4 @@
-"""Finding goes to places, shows which one it is, and comes around."""
+"""Finding scrolls to a match, shows its number, and wraps around."""
 
 import re
 
@@ -18,7 +18,7 @@ MESSAGES = [
 
 
 def marked(reader: Reader, look: str) -> list[str]:
-    """What is drawn in a look."""
+    """The rendered text that has the given style."""
     style = reader.transcript.get_component_rich_style(f"transcript--{look}", partial=True)
     return [
         segment.text
@@ -29,7 +29,7 @@ def marked(reader: Reader, look: str) -> list[str]:
 
 
 @scene
-async def test_next_and_previous_bring_places_into_view() -> None:
+async def test_next_and_previous_scroll_to_matches() -> None:
     async with reading((40, 12)) as reader:
         reader.transcript.show(MESSAGES, "a")
         await reader.settled()
@@ -52,7 +52,7 @@ async def test_next_and_previous_bring_places_into_view() -> None:
 
 
 @scene
-async def test_what_is_nowhere_is_not_found() -> None:
+async def test_missing_text_is_not_found() -> None:
     async with reading() as reader:
         reader.transcript.show(MESSAGES, "a")
         await reader.settled()
@@ -62,7 +62,7 @@ async def test_what_is_nowhere_is_not_found() -> None:
 
 
 @scene
-async def test_every_place_in_view_is_marked() -> None:
+async def test_every_match_in_view_is_highlighted() -> None:
     async with reading() as reader:
         reader.transcript.show([reply("cat **cat** dog\n\ncat", 1)], "a")
         await reader.settled()
@@ -75,7 +75,7 @@ async def test_every_place_in_view_is_marked() -> None:
 @given(
     st.lists(st.text("aAbİß ", max_size=12), min_size=1, max_size=6), st.text("abİß", min_size=1, max_size=2)
 )
-def test_steps_visit_every_place_once(sources: list[str], wanted: str) -> None:
+def test_stepping_visits_every_match_once(sources: list[str], wanted: str) -> None:
     view = View(Canvas(30, UNICODE, lambda look: Style()))
     view.show([reply(text, number) for number, text in enumerate(sources)], "a")
     find = Find(view, wanted)

@@ -1,4 +1,4 @@
-"""Characters of a message's text, found again in what is drawn of it."""
+"""Mapping characters of a message's source to what is rendered."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ MARKDOWN = [
 
 
 @pytest.mark.parametrize("source", MARKDOWN)
-def test_what_is_seen_comes_from_the_source(source: str) -> None:
+def test_rendered_characters_map_to_the_source(source: str) -> None:
     from minichat.ui.transcript.markdown.inline import parse
 
     plain = "".join(run.text for run in parse(source.removeprefix("# ")))
@@ -32,7 +32,7 @@ def test_what_is_seen_comes_from_the_source(source: str) -> None:
 
 
 @given(st.text(max_size=60), st.data())
-def test_any_text_without_markup_is_where_it_is(text: str, data: st.DataObject) -> None:
+def test_plain_text_maps_to_itself(text: str, data: st.DataObject) -> None:
     text = text.replace("\t", " ")
     assert aligned(text, text) == list(range(len(text)))
     wrapped = f"**{text}**"

@@ -17,7 +17,7 @@ from minichat.ui.transcript.markdown.leaves import MAX_PLAIN, MAX_TEXT
 
 
 def document(text: str, width: int, *, plain: bool, pieces: Sequence[int] = ()) -> Document:
-    """Streamed up to these places, or all at once."""
+    """A document streamed in chunks that end at these positions, or appended at once."""
     found, at = Document(Canvas(width, UNICODE, lambda look: Style()), plain=plain), 0
     for place in (*sorted(pieces), len(text)):
         found.feed(text[at:place], lambda: False)
@@ -30,7 +30,7 @@ def rows(found: Document) -> list[str]:
 
 
 def whole(text: str, width: int) -> list[str]:
-    """How one line wraps that is never parted."""
+    """How a line wraps if it is never split into leaves."""
     return [text[start:end].rstrip() for start, end in wrap(text, width)]
 
 
@@ -41,7 +41,7 @@ def words(count: int, letters: str = "abcdefg") -> str:
 
 @pytest.mark.parametrize("width", [20, 57, 80, 198])
 @pytest.mark.parametrize("text", [words(8_000), "x" * 50_000, words(6_000, "abc漢字é"), "漢字" * 20_000])
-def test_a_line_of_a_person_wraps_as_one(text: str, width: int) -> None:
+def test_a_line_of_a_user_message_wraps_as_one(text: str, width: int) -> None:
     found = document(text, width, plain=True)
     assert len(found.leaves) > 1
     assert all(len(leaf.text) <= MAX_PLAIN for leaf in found.leaves)
@@ -59,31 +59,33 @@ def test_a_line_of_a_reply_wraps_as_one(text: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["- ", "> ", "3. ", "- > "])
-def test_it_keeps_the_margin_of_what_it_is_in(prefix: str) -> None:
+def test_it_keeps_the_indentation_of_its_container(prefix: str) -> None:
     text = words(1_200)
     found = rows(document(prefix + text, 60, plain=False))
     margin = len(found[1]) - len(found[1].lstrip(" ▎"))
     assert [row[margin:] for row in found] == whole(text, 60 - margin)
 
 
-def test_markup_does_not_break_the_row() -> None:
+def test_markup_does_not_break_a_row() -> None:
     text = " ".join(f"**{word}**" if at % 5 == 0 else word for at, word in enumerate(words(1_500).split()))
     found = rows(document(text, 70, plain=False))
     plain = text.replace("**", "")
     assert " ".join(row for row in found) == plain
     short = [row for row, after in pairwise(found) if len(row) + 13 < 70 and after]
-    assert short == [], "no row ends before it is full"
+    assert short == [], "a row ends before it is full"
 
 
 @settings(max_examples=25)
 @given(st.lists(st.integers(0, 9_000), max_size=6), st.integers(10, 120), st.booleans())
-def test_it_is_the_same_in_whatever_pieces_it_comes(pieces: list[int], width: int, plain: bool) -> None:
+def test_the_result_does_not_depend_on_how_the_text_is_split(
+    pieces: list[int], width: int, plain: bool
+) -> None:
     text = words(5_000 if plain else 1_300)
     streamed = document(text, width, plain=plain, pieces=[min(each, len(text)) for each in pieces])
     assert rows(streamed) == whole(text, width)
 
 
-def test_another_width_parts_it_elsewhere() -> None:
+def test_another_width_splits_it_elsewhere() -> None:
     text = words(8_000)
     canvas = Canvas(80, UNICODE, lambda look: Style())
     found = Document(canvas, plain=True)
@@ -96,7 +98,7 @@ def test_another_width_parts_it_elsewhere() -> None:
         assert found.known == len(rows(found))
 
 
-def test_reading_a_long_line_stops_when_it_is_told_to() -> None:
+def test_parsing_a_long_line_stops_when_requested() -> None:
     looks = 0
 
     def enough() -> bool:

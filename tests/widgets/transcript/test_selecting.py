@@ -1,4 +1,4 @@
-"""What is selected is what was written, wherever lines were folded."""
+"""Selected text is the source text, wherever lines wrap."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +37,7 @@ def chosen(reader: Reader) -> str:
 
 
 @given(texts, st.integers(5, 60))
-def test_all_of_a_message_is_its_source(text: str, width: int) -> None:
+def test_selecting_all_of_a_message_gives_its_source(text: str, width: int) -> None:
     view = view_of(text, "end", width=width)
     assert selected(view, SELECT_ALL) == (pasteable(text) + "\n\n" + "end" if text else "end")
 
@@ -54,7 +54,7 @@ def test_a_selection_does_not_depend_on_the_width(text: str, width: int, data: s
     assert selected(one, selection) == selected(other, selection)
 
 
-def test_whole_leaves_are_source_and_parts_are_what_is_read() -> None:
+def test_whole_leaves_give_source_and_parts_give_rendered_text() -> None:
     view = view_of(LIST)
     assert selected(view, Selection(Offset(5, key(view, 0, 0)), Offset(3, key(view, 0, 2)))) == (
         "these:\n\n- **one** of a few words\ntwo"
@@ -65,19 +65,19 @@ def test_whole_leaves_are_source_and_parts_are_what_is_read() -> None:
     assert selected(view, Selection(Offset(0, key(view, 0, 1)), Offset(8, key(view, 0, 1)))) == "one of a"
 
 
-def test_code_alone_comes_without_its_fence() -> None:
+def test_code_alone_is_copied_without_its_fence() -> None:
     view = view_of("do\n\n```sh\nls\t-l\n```")
     assert selected(view, Selection(Offset(0, key(view, 0, 1)), Offset(99, key(view, 0, 1)))) == "ls\t-l"
     assert selected(view, Selection(Offset(0, key(view, 0, 0)), Offset(99, key(view, 0, 1)))).endswith("```")
 
 
-def test_cells_of_a_table_are_parted_by_tabs() -> None:
+def test_table_cells_are_separated_by_tabs() -> None:
     view = view_of("| a | b |\n|---|---|\n| 1 | 2 |")
     assert selected(view, Selection(Offset(2, key(view, 0, 0)), Offset(7, key(view, 0, 0)))) == "b\n1\t2"
 
 
 @scene
-async def test_the_mouse_selects_across_folded_lines() -> None:
+async def test_the_mouse_selects_across_wrapped_lines() -> None:
     async with reading((21, 12)) as reader:
         reader.transcript.show([user("alpha beta gamma delta epsilon zeta")], "a")
         await reader.settled()
@@ -94,7 +94,7 @@ async def test_the_mouse_selects_across_folded_lines() -> None:
 
 
 @scene
-async def test_a_bullet_means_the_text_after_it() -> None:
+async def test_a_bullet_selects_the_text_after_it() -> None:
     async with reading() as reader:
         reader.transcript.show([reply("- one two\n- three", 1)], "a")
         await reader.settled()
@@ -105,7 +105,7 @@ async def test_a_bullet_means_the_text_after_it() -> None:
 
 
 @scene
-async def test_two_clicks_select_a_word_and_three_its_paragraph() -> None:
+async def test_a_double_click_selects_a_word_and_a_triple_click_its_paragraph() -> None:
     async with reading() as reader:
         reader.transcript.show([user("alpha beta-two gamma")], "a")
         await reader.settled()
@@ -138,7 +138,7 @@ async def test_keys_select_and_copy() -> None:
 
 
 @scene
-async def test_selecting_by_keys_scrolls_along() -> None:
+async def test_selecting_with_keys_scrolls() -> None:
     async with reading((40, 10)) as reader:
         reader.transcript.show([user("\n\n".join(f"line {number}" for number in range(30)))], "a")
         await reader.settled()
@@ -150,7 +150,7 @@ async def test_selecting_by_keys_scrolls_along() -> None:
 
 
 @scene
-async def test_what_is_selected_is_not_told_by_colour_alone() -> None:
+async def test_a_selection_is_marked_by_more_than_color() -> None:
     async with reading() as reader:
         reader.app.no_color = True
         reader.transcript.show([reply(EVERYTHING, 1)], "a")
@@ -170,7 +170,7 @@ async def test_last_reply_is_the_newest_with_text() -> None:
 
 
 @scene
-async def test_what_is_selected_can_be_read() -> None:
+async def test_selected_text_is_readable() -> None:
     async with reading() as reader:
         reader.transcript.show([reply("plain, `code` and **bold**\n\n```python\nx = 1  # one\n```")], "a")
         await reader.settled()

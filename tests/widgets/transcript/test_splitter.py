@@ -1,4 +1,4 @@
-"""Leaves do not depend on how a text came in; every character of it is in one of them."""
+"""Leaves do not depend on how a text was split into chunks; every character is in one of them."""
 
 from itertools import pairwise
 
@@ -37,7 +37,7 @@ def in_pieces(text: str, cuts: list[int]) -> list[Leaf]:
 
 
 @given(texts, st.data())
-def test_any_pieces_give_the_leaves_of_the_whole(text: str, data: st.DataObject) -> None:
+def test_any_chunks_give_the_leaves_of_the_whole(text: str, data: st.DataObject) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
     assert in_pieces(text, cuts) == leaves(text)
 
@@ -47,13 +47,13 @@ def test_one_character_at_a_time_gives_the_leaves_of_the_whole() -> None:
 
 
 @given(st.integers(1, 3 * MAX_TEXT), st.lists(st.integers(0, 3 * MAX_TEXT), max_size=6), st.booleans())
-def test_long_lines_are_parted_alike(length: int, cuts: list[int], fenced: bool) -> None:
+def test_long_lines_are_split_the_same_way(length: int, cuts: list[int], fenced: bool) -> None:
     line = ("```\n" if fenced else "") + "ab cde " * (length // 7) + "x" * length + "\n# after"
     assert in_pieces(line, [min(cut, len(line)) for cut in cuts]) == leaves(line)
 
 
-def test_a_long_line_of_a_person_is_one_piece() -> None:
-    """Where pieces join, a row is broken. What a person pastes is whole, and a page of it costs little."""
+def test_a_long_line_of_a_user_message_is_one_leaf() -> None:
+    """A row breaks where two leaves meet. A user's message arrives whole, and a page of it costs little."""
     line = "word " * 3000
     assert [leaf.text for leaf in plain_leaves(line)] == [line]
     pieces = plain_leaves(line * 4)
@@ -69,7 +69,7 @@ def test_leaves_are_small_and_in_order(text: str) -> None:
 
 
 @given(texts)
-def test_what_is_in_no_leaf_is_white_space_or_a_quote_mark(text: str) -> None:
+def test_only_white_space_and_quote_marks_are_in_no_leaf(text: str) -> None:
     at, between = 0, ""
     for leaf in leaves(text):
         between += text[at : leaf.start]
@@ -77,7 +77,7 @@ def test_what_is_in_no_leaf_is_white_space_or_a_quote_mark(text: str) -> None:
     assert not (between + text[at:]).strip("> \t\r\n")
 
 
-def test_work_in_slices_ends_where_one_go_does() -> None:
+def test_parsing_in_slices_gives_the_same_result() -> None:
     text = (EVERYTHING + "\n\n") * 50
     splitter = Splitter(text)
     rounds = 0
@@ -88,7 +88,7 @@ def test_work_in_slices_ends_where_one_go_does() -> None:
     assert splitter.leaves == leaves(text)
 
 
-def test_blocks() -> None:
+def test_the_kinds_of_leaves() -> None:
     assert kinds("# One #\ntext\n\n---\n## Two") == [
         ("heading", "One"),
         ("text", "text"),
@@ -109,7 +109,7 @@ def test_a_table_may_follow_a_line_of_text() -> None:
         ("text", "end"),
     ]
     assert leaves("| a | b |\n|---|--:|")[0].info == "lr"
-    assert kinds("a | b\n---|---|---")[0][0] == "text"  # not as many columns
+    assert kinds("a | b\n---|---|---")[0][0] == "text"  # fewer columns than the header
 
 
 def test_lists_nest_and_end() -> None:
@@ -123,18 +123,18 @@ def test_lists_nest_and_end() -> None:
     ]
 
 
-def test_a_number_in_running_text_is_no_list() -> None:
+def test_a_number_in_running_text_starts_no_list() -> None:
     assert kinds("It was in\n1986. A good year") == [("text", "It was in\n1986. A good year")]
     assert kinds("> It was in\n> 1986. A good year") == [("text", "It was in\n1986. A good year")]
     assert kinds("- It was in\n  1986. A good year") == [("text", "It was in\n1986. A good year")]
 
 
 def marks(text: str) -> list[tuple[str, str]]:
-    """What each leaf stands in, and its text."""
+    """The containers and the text of each leaf."""
     return [(" ".join(each.mark for each in leaf.containers), leaf.text) for leaf in leaves(text)]
 
 
-def test_each_number_of_a_list_is_an_item() -> None:
+def test_each_number_of_a_list_starts_an_item() -> None:
     assert marks("1. a\n2. b\n3. c") == [("1.", "a"), ("2.", "b"), ("3.", "c")]
     assert marks("7) a\n   more\n8) b\nlazy") == [("7)", "a\nmore"), ("8)", "b\nlazy")]
     assert marks("1. a\n   - x\n   - y\n2. b") == [("1.", "a"), ("1. -", "x"), ("1. -", "y"), ("2.", "b")]
@@ -163,7 +163,7 @@ _LINES = (
 
 
 @given(st.lists(st.sampled_from(_LINES), max_size=8).map("\n".join))
-def test_items_and_paragraphs_are_those_of_a_whole_parser(text: str) -> None:
+def test_items_and_paragraphs_match_a_full_parser(text: str) -> None:
     found, tokens = leaves(text), MarkdownIt("commonmark").enable("table").parse(text)
     begun = [each for leaf in found for each in leaf.containers[len(leaf.containers) - leaf.fresh :]]
     assert sum(not each.quotes for each in begun) == sum(token.type == "list_item_open" for token in tokens)
@@ -171,11 +171,11 @@ def test_items_and_paragraphs_are_those_of_a_whole_parser(text: str) -> None:
     assert sum(leaf.kind == "text" for leaf in found) == paragraphs
 
 
-def test_indented_code_goes_on_behind_empty_lines() -> None:
+def test_indented_code_continues_after_blank_lines() -> None:
     assert kinds("    a\n\n    b\n\n\n      c\n\ntext") == [("code", "a\n\nb\n\n\n  c\n"), ("text", "text")]
     assert [leaf.gap for leaf in leaves("    a\n\n# b\n    c")] == [False, True, False]
     assert kinds(">     a\n>\n>     b\n\n>     c") == [("code", "a\n\nb\n"), ("code", "c\n")]
-    found = leaves("    a\n" + "\n" * 2 * MAX_CODE + "    b")  # more of them than there is room for
+    found = leaves("    a\n" + "\n" * 2 * MAX_CODE + "    b")  # more blank lines than fit into a leaf
     assert [leaf.text for leaf in found] == ["a\n", "b\n"]
 
 
@@ -183,6 +183,6 @@ _INDENTED = ("    a", "      b", "", "text", "# title", "> q", ">     r", "- i",
 
 
 @given(st.lists(st.sampled_from(_INDENTED), max_size=8).map("\n".join))
-def test_indented_code_is_that_of_a_whole_parser(text: str) -> None:
+def test_indented_code_matches_a_full_parser(text: str) -> None:
     blocks = [token.content for token in MarkdownIt("commonmark").parse(text) if token.type == "code_block"]
     assert [leaf.text for leaf in leaves(text) if leaf.kind == "code"] == blocks

@@ -1,4 +1,4 @@
-"""What a reader sees and does: following, folding, retrying, clicking, resizing."""
+"""What the user sees and does: following, folding, retrying, clicking, resizing."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ async def test_one_token_has_no_rate() -> None:
 
 
 @scene
-async def test_it_follows_the_end_until_the_reader_scrolls_up() -> None:
+async def test_it_follows_the_end_until_the_user_scrolls_up() -> None:
     async with reading() as reader:
         reader.transcript.show([user(LINES), streaming()], "a")
         await reader.settled()
@@ -59,7 +59,7 @@ async def test_it_follows_the_end_until_the_reader_scrolls_up() -> None:
 
 
 @scene
-async def test_scrolling_down_to_the_end_follows_again() -> None:
+async def test_scrolling_down_to_the_end_resumes_following() -> None:
     async with reading() as reader:
         reader.transcript.show([user(LINES)], "a")
         await reader.settled()
@@ -70,7 +70,7 @@ async def test_scrolling_down_to_the_end_follows_again() -> None:
 
 
 @scene
-async def test_scrolling_up_moves_the_text_by_what_was_asked_for() -> None:
+async def test_scrolling_up_moves_the_text_by_the_requested_lines() -> None:
     async with reading() as reader:
         reader.transcript.show(
             [reply("word " * 60 + "\n\n" + EVERYTHING, number) for number in range(30)], "a"
@@ -85,7 +85,7 @@ async def test_scrolling_up_moves_the_text_by_what_was_asked_for() -> None:
 
 
 @scene
-async def test_a_page_up_and_down_is_where_it_was() -> None:
+async def test_a_page_up_and_a_page_down_return_to_the_same_line() -> None:
     async with reading() as reader:
         reader.transcript.show([reply(EVERYTHING, number) for number in range(30)], "a")
         await reader.settled()
@@ -96,7 +96,7 @@ async def test_a_page_up_and_down_is_where_it_was() -> None:
 
 
 @scene
-async def test_the_tail_is_dim_replaced_and_becomes_text() -> None:
+async def test_the_tail_is_dim_and_replaced_until_it_becomes_text() -> None:
     async with reading() as reader:
         reader.transcript.show([streaming()], "a")
         reader.transcript.extend("The sky is", " blue or")
@@ -114,7 +114,7 @@ async def test_the_tail_is_dim_replaced_and_becomes_text() -> None:
 
 
 @scene
-async def test_reasoning_shows_while_it_comes_then_folds_to_a_line() -> None:
+async def test_reasoning_is_shown_while_it_streams_and_then_folded() -> None:
     async with reading((60, 20)) as reader:
         reader.transcript.show([streaming()], "a")
         reader.transcript.extend("", "let me think")
@@ -139,7 +139,7 @@ async def test_reasoning_shows_while_it_comes_then_folds_to_a_line() -> None:
 
 
 @scene
-async def test_a_failed_reply_says_why_and_asks_for_a_retry() -> None:
+async def test_a_failed_reply_shows_why_and_offers_a_retry() -> None:
     async with reading() as reader:
         failed = Message(7, "assistant", "par", state="failed", error="3 blocks short\x1b[2J")
         reader.transcript.show([user("Hi"), failed], "a")
@@ -153,7 +153,7 @@ async def test_a_failed_reply_says_why_and_asks_for_a_retry() -> None:
 
 
 @scene
-async def test_a_stopped_reply_says_so() -> None:
+async def test_a_stopped_reply_shows_so() -> None:
     async with reading() as reader:
         reader.transcript.show([Message(1, "assistant", "half", state="stopped")], "a")
         await reader.settled()
@@ -165,7 +165,7 @@ async def test_links_and_headers_can_be_clicked() -> None:
     async with reading() as reader:
         reader.transcript.show([reply("see [here](https://example.org/a) now", 5)], "a")
         await reader.settled()
-        reader.app.CLICK_CHAIN_TIME_THRESHOLD = 0.0  # each click is one of its own
+        reader.app.CLICK_CHAIN_TIME_THRESHOLD = 0.0  # separate clicks, no double click
         for offset in ((5, 1), (1, 1), (3, 0)):
             await reader.pilot.click(Transcript, offset=offset)
         link, menu = reader.app.asked
@@ -176,7 +176,7 @@ async def test_links_and_headers_can_be_clicked() -> None:
 
 
 @scene
-async def test_keys_act_on_the_message_that_was_chosen() -> None:
+async def test_keys_act_on_the_selected_message() -> None:
     async with reading() as reader:
         reader.transcript.show([user(f"message {number}", number) for number in range(4)], "a")
         await reader.settled()
@@ -200,7 +200,7 @@ async def test_a_resize_keeps_the_text_at_the_top() -> None:
 
 
 @scene
-async def test_a_resize_while_streaming_shows_what_a_fresh_screen_shows() -> None:
+async def test_a_resize_while_streaming_shows_the_same_as_a_fresh_screen() -> None:
     async with reading((60, 30)) as reader:
         reader.transcript.show([streaming()], "a")
         for at in range(0, len(EVERYTHING), 9):
@@ -217,7 +217,7 @@ async def test_a_resize_while_streaming_shows_what_a_fresh_screen_shows() -> Non
 
 
 @scene
-async def test_older_messages_come_in_above_what_is_read() -> None:
+async def test_older_messages_are_added_above_the_visible_text() -> None:
     async with reading() as reader:
         reader.transcript.show([user(LINES, 10)], "a")
         await reader.settled()
@@ -231,7 +231,7 @@ async def test_older_messages_come_in_above_what_is_read() -> None:
 
 
 @pytest.mark.parametrize("glyphs", ["unicode", "ascii"])
-def test_nothing_that_a_terminal_obeys_reaches_it(glyphs: str) -> None:
+def test_no_control_sequence_reaches_the_terminal(glyphs: str) -> None:
     @scene
     async def screen() -> None:
         async with reading((40, 60), ASCII) if glyphs == "ascii" else reading((40, 60)) as reader:
@@ -252,7 +252,7 @@ def test_nothing_that_a_terminal_obeys_reaches_it(glyphs: str) -> None:
 
 
 @scene
-async def test_ascii_draws_no_other_glyphs() -> None:
+async def test_ascii_mode_uses_only_ascii() -> None:
     async with reading((60, 60), ASCII) as reader:
         text = "# T\n- a\n> q\n\n| a | b |\n|---|---|\n| 1 | \x1b |\n\n```py\n" + "x" * 90 + "\n```"
         reader.transcript.show([user(LINES), reply(text, reasoning="hm")], "a")
@@ -261,7 +261,7 @@ async def test_ascii_draws_no_other_glyphs() -> None:
 
 
 @scene
-async def test_large_things_are_usable() -> None:
+async def test_very_large_chats_and_messages_are_shown() -> None:
     async with reading((80, 24)) as reader:
         reader.transcript.show([user(f"message {number}", number) for number in range(10_000)], "a")
         await reader.settled()
@@ -279,14 +279,14 @@ async def test_large_things_are_usable() -> None:
 
 
 @scene
-async def test_streaming_into_nothing_is_an_error() -> None:
+async def test_streaming_into_a_missing_message_is_an_error() -> None:
     async with reading() as reader:
         with pytest.raises(ValueError, match="append"):
             reader.transcript.extend("text")
 
 
 @scene
-async def test_code_gets_its_colours_when_the_lexer_is_there() -> None:
+async def test_code_is_highlighted_once_the_lexer_is_loaded() -> None:
     async with reading() as reader:
         reader.transcript.show([reply("```python\ndef f(): return 'x'\n```")], "a")
         await reader.settled()

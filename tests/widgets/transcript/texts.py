@@ -1,4 +1,4 @@
-"""Texts to try: one with a bit of everything, and how to make others."""
+"""Sample texts: one with every construct, and strategies that generate others."""
 
 from hypothesis import strategies as st
 
