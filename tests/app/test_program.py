@@ -177,7 +177,7 @@ async def test_help_has_two_columns_if_the_screen_is_wide(
         await it.until(lambda: "Alt+K" in it.screen_text())
         lines = it.screen_text().splitlines()
         top = next(line for line in lines if "│ Prompt" in line)
-        assert ("In the prompt" in top) is two
+        assert ("In a chat" in top) is two
         if not two:
             assert top.count("│") == 2
         assert not any("scroll" in line for line in lines[:-8]) and "Up Down scroll" in it.screen_text()
@@ -192,7 +192,7 @@ async def test_help_lines_wrap_under_their_own_text(bench: Callable[..., Any]) -
         await it.until(lambda: "Alt+K" in it.screen_text())
         lines = it.screen_text().splitlines()
         begin = next(number for number, line in enumerate(lines) if "Alt+C" in line)
-        assert lines[begin + 1].index("last reply") == lines[begin].index("Step through the")
+        assert lines[begin + 1].index("of the last reply") == lines[begin].index("Step through the")
     async with bench((40, 60)) as it:
         await it.pilot.press("f1")
         await it.until(lambda: "Alt+K" in it.screen_text())
@@ -208,7 +208,7 @@ async def test_help_lines_wrap_under_their_own_text(bench: Callable[..., Any]) -
 @run
 async def test_the_palette_lists_every_command(bench: Callable[..., Any]) -> None:
     async with bench((180, 40)) as it:
-        await it.pilot.press("ctrl+p", *"several")
+        await it.pilot.press("ctrl+p", *"side")
         await it.until(lambda: "Toggle chats side by side" in it.screen_text())
         await it.pilot.press("down", "enter")
         await it.until(lambda: not it.main.side_by_side)

@@ -1,7 +1,10 @@
 """Engine features are turned off and on from the screen, and the screen shows their state."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from engine.api.events import Switched
 from engine.api.snapshot import Switch
@@ -64,19 +67,18 @@ async def test_the_graph_marks_when_a_feature_was_toggled(bench: Callable[..., A
         panel = it.main.query_one(MonitorPanel)
         await it.until(lambda: panel.rates.snapshot)
         it.app.pulse.rest()
-        for _ in range(8):
-            panel.update_from(panel.rates.snapshot, {})
+        latest = panel.rates.snapshot
         panel.add_event(Switched(1, 0.0, "overlap", True))
         right = edge(panel)
-        for _ in range(8):
-            panel.update_from(panel.rates.snapshot, {})
-        assert edge(panel) == right - 3, "it moves with the samples: two per column, newest at the right"
+        panel.update_from(replace(latest, at=latest.at + 15), {})
+        axis = panel.rates.render_line(panel.rates.size.height - 4).text.index("▏")
+        assert right - edge(panel) == pytest.approx((right - axis) / 2, abs=1), "15 of 30 seconds have passed"
         assert "│ overlap on" in panel.rates.render_line(0).text
 
 
 def edge(panel: MonitorPanel) -> int:
     """The column of the marker in the decode graph."""
-    return panel.rates.render_line(panel.rates.size.height - 3).text.index("│")
+    return panel.rates.render_line(panel.rates.size.height - 4).text.index("│")
 
 
 @run

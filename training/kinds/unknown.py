@@ -130,7 +130,7 @@ CONTESTS = (
 )  # fmt: skip
 KEYS = (
     *("F6", "F7", "F9", "F10", "F11", "F12", "Ctrl+B", "Ctrl+R", "Ctrl+T"),
-    *("Alt+B", "Alt+G", "Alt+J", "Alt+Q", "Alt+U", "Alt+V"),
+    *("Alt+B", "Alt+J", "Alt+Q", "Alt+U", "Alt+V"),
 )  # that are not bound
 
 
