@@ -86,6 +86,11 @@ class Panels:
         elif not self.close_drawer():
             self.uncover()
 
+    def to_chat(self) -> None:
+        """Return to the prompt. The drawer stays open unless it covers the chat."""
+        self._prompt.focus()
+        self.uncover()
+
     def fill(self, fills: bool) -> None:
         """Make the side panel take the whole width, or restore the chats and the drawer."""
         if fills is not self.side_fills:

@@ -55,7 +55,7 @@ async def test_an_engine_process_dies_without_the_program_and_is_restarted(tmp_p
     )
     os.kill(hosts[0].pid, signal.SIGKILL)
     last = [delta async for batch in reply.batches(at_once) for delta in batch][-1]
-    assert "ended by SIGKILL" in last.error and str(log) in last.error
+    assert "killed by SIGKILL" in last.error and str(log) in last.error
     assert (await backend.snapshot()).state == "dead"
     with pytest.raises(EngineDead, match="SIGKILL"):
         await backend.submit("the", SamplingParams(max_tokens=3))

@@ -80,7 +80,7 @@ def test_all_local_models_are_listed_with_what_is_wrong_with_them(tmp_path: Path
     trouble = {model.name: model.trouble for model in found if model.trouble}
     assert trouble == {
         str(odd): 'hidden_act is "gelu"; only silu is supported',
-        "org/bert": 'architectures is ["BertForMaskedLM"]; it does not end in a head that predicts tokens',
+        "org/bert": 'architectures is ["BertForMaskedLM"]; it has no language-modeling head',
         "org/empty": "it holds neither model.safetensors nor model.safetensors.index.json",
     }
     assert found[1].recent and found[1].support is not None and found[1].support.bytes > 1000
@@ -187,7 +187,7 @@ async def test_if_neither_model_can_be_loaded_the_screen_says_what_to_do(bench: 
         await picker(it)
         await it.pilot.press("enter")
         await it.until(lambda: "no pocket; cannot reload tiny: no tiny" in it.screen_text())
-        assert "Alt+O takes another model" in it.screen_text()
+        assert "Alt+O chooses" in it.screen_text()
         backend.unloadable.clear()
         await picker(it)
         await it.pilot.press("enter")
@@ -237,7 +237,7 @@ async def test_why_a_model_cannot_run_is_shown_below_it(bench: Callable[..., Any
     cached(tmp_path, "org/bert", model_type="bert", architectures=["BertForMaskedLM"])
     async with bench((120, 30)) as it:
         await picker(it, "bert", "org/bert")
-        await it.until(lambda: "it does not end in a head" in it.screen_text())
+        await it.until(lambda: "it has no language-modeling head" in it.screen_text())
         await it.pilot.press("enter")
         assert isinstance(it.app.screen, ModelScreen)
         assert it.backend.switched == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.api.params import SamplingParams
-from minichat.commands.screen import drawn
+from minichat.commands.screen import sampling_options
 from minichat.settings import Settings
 from minichat.settings.schema import ChatSettings
 from minichat.shell.first import First
@@ -79,7 +79,7 @@ def test_options_that_are_not_given_come_from_the_settings() -> None:
     )
 
     def given(**options: Any) -> tuple[float, int, str, bool]:
-        asked = drawn(
+        asked = sampling_options(
             argparse.Namespace(**{"system": None, "temperature": None, "seed": None, **options}), settings
         )
         return asked.params.temperature, asked.params.top_k, asked.system, asked.named

@@ -37,7 +37,7 @@ async def test_the_older_half_is_left_out_and_stays_left_out_for_many_turns(
             if turn in beginning:
                 assert read(it)[:2] == ["Be", beginning[turn]]
         assert "from message 5" in it.screen_text()
-        assert any("does not see the first 4 messages" in notice for notice in it.notices())
+        assert any("no longer sees the first 4 messages" in notice for notice in it.notices())
 
 
 @run

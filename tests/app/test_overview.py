@@ -57,7 +57,7 @@ async def test_it_shows_the_state_of_each_chat(bench: Callable[..., Any], size: 
 
 @run
 async def test_a_key_or_a_click_on_its_line_opens_a_chat(bench: Callable[..., Any]) -> None:
-    async with bench((120, 40)) as it:
+    async with bench((80, 24)) as it:
         it.app.chats.active.rename("first")
         await open_chats(it, "second", "third")
         await it.pilot.press("alt+g", "up", "up", "enter")

@@ -245,7 +245,7 @@ async def test_a_schema_from_a_file_constrains_the_reply(bench: Callable[..., An
         await it.pilot.press("f3")
         row(it, "grammar")
         await it.pilot.press("enter")
-        await it.until(lambda: "replies are" in it.screen_text())
+        await it.until(lambda: "Grammar: the file of a JSON schema" in it.screen_text())
         it.app.screen.query_one(Input).value = str(file)
         await it.pilot.press("enter")
         await it.until(lambda: reply.params.grammar == Grammar("json", '{"type": "object"}'))
@@ -257,7 +257,7 @@ async def test_a_schema_from_a_file_constrains_the_reply(bench: Callable[..., An
         await it.pilot.press("delete")
         await it.until(lambda: reply.params.grammar is None)
         await it.pilot.press("enter")
-        await it.until(lambda: "replies are" in it.screen_text())
+        await it.until(lambda: "Grammar: the file of a JSON schema" in it.screen_text())
         it.app.screen.query_one(Input).value = "nowhere.json"
         await it.pilot.press("enter")
         await it.until(lambda: any("cannot read nowhere.json" in notice for notice in it.notices()))

@@ -71,14 +71,19 @@ async def test_the_graph_marks_when_a_feature_was_toggled(bench: Callable[..., A
         panel.add_event(Switched(1, 0.0, "overlap", True))
         right = edge(panel)
         panel.update_from(replace(latest, at=latest.at + 15), {})
-        axis = panel.rates.render_line(panel.rates.size.height - 4).text.index("▏")
-        assert right - edge(panel) == pytest.approx((right - axis) / 2, abs=1), "15 of 30 seconds have passed"
+        half = (right - decode_row(panel).index("▏")) / 2
+        assert right - edge(panel) == pytest.approx(half, abs=1), "15 of 30 seconds have passed"
         assert "│ overlap on" in panel.rates.render_line(0).text
 
 
 def edge(panel: MonitorPanel) -> int:
     """The column of the marker in the decode graph."""
-    return panel.rates.render_line(panel.rates.size.height - 4).text.index("│")
+    return decode_row(panel).index("│")
+
+
+def decode_row(panel: MonitorPanel) -> str:
+    lines = (panel.rates.render_line(at).text for at in range(panel.rates.size.height))
+    return next(line for line in lines if "decode" in line)
 
 
 @run

@@ -311,7 +311,7 @@ class TestOpening:
     @run
     async def test_an_unreachable_server_is_reported(self) -> None:
         link = Link(Address("http://127.0.0.1:1"))
-        with pytest.raises(EngineDead, match=r"nobody answers at 127\.0\.0\.1:1: no connection"):
+        with pytest.raises(EngineDead, match=r"no answer from 127\.0\.0\.1:1: no connection"):
             await link.open()
         await link.close()
 

@@ -139,7 +139,7 @@ def test_a_dead_engine_is_replaced(user: User) -> None:
     record.changed(state="dead", error="the device coughed").write(resident.file)
     assert user.ps()[0]["state"] == "dead"
     waiting = Waiting(resident, None)  # as for a screen that may not start an engine
-    with pytest.raises(EngineError, match="main has died: the device coughed; minichat up starts another"):
+    with pytest.raises(EngineError, match="main has died: the device coughed; replace it with: minichat up"):
         asyncio.run(waiting.ensure(lambda done, total: None))
     other = Waiting(Resident(resident.folder, "other"), None)
     with pytest.raises(

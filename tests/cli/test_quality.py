@@ -44,8 +44,8 @@ def test_a_table_with_plots_and_a_picture(run: Run, model: Path, tmp_path: Path)
     ("words", "problem"),
     [
         (["--text", "no/such"], "--text no/such: No such file"),
-        (["--schemes", "kv-int5"], "and no kv-int5"),
-        (["--schemes", "int9"], "no scheme 'int9' for weights"),
+        (["--schemes", "kv-int5"], "unknown cache scheme kv-int5"),
+        (["--schemes", "int9"], "unknown weight scheme 'int9'"),
         (["--tokens", "1"], "--tokens must be at least 2, got 1"),
         (["--plot", "out.png"], "must end in .svg"),
         (["--plot", "no/such/out.svg"], "does not exist"),

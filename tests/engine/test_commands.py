@@ -116,7 +116,7 @@ class TestForm:
 
     def test_every_command_has_a_handler_and_a_result_type(self) -> None:
         assert set(COMMANDS) == HANDLERS.keys()
-        with pytest.raises(TypeError, match=r"Silent has no result type"):
+        with pytest.raises(TypeError, match=r"NoResult has no result type"):
             commands.result_of(NoResult)
 
     def test_a_verb_is_defined_once(self) -> None:

@@ -99,7 +99,7 @@ def test_blocks_being_stored_are_not_taken_before_the_store_ends() -> None:
     assert moving.order.kind == "store" and moving.request.id == id
     before = len(first.tokens)
     while not heard:
-        assert not pool.can_take(1) and pool.in_use == 6 and transfer.leaving == 3
+        assert not pool.can_take(1) and pool.in_use == 6 and transfer.freeing == 3
         turn(engine)
     turn(engine, 2)
     assert len(first.tokens) > before  # it had been waiting for a block

@@ -52,7 +52,7 @@ def together(*options: str) -> dict[str, Any]:
     return {"max_tokens": 12, "seed": 3, **fields}
 
 
-@pytest.mark.parametrize("ways", combinations(OPTIONS, 2), ids="+".join)
+@pytest.mark.parametrize("pair", combinations(OPTIONS, 2), ids="+".join)
 def test_two_options_at_once(engine: Engine, pair: tuple[str, str]) -> None:
     if field := REFUSED.get(pair):
         with pytest.raises(BadParams, match="cannot be combined with") as caught:

@@ -235,7 +235,7 @@ class TestTheSameHost:
             (BadInput, "", lambda host: host.submit([70], GREEDY, priority=object())),
             (BadInput, "unknown switch 'warp'", lambda it: it.send(SetSwitch("warp", True))),
             (BadInput, "KV scheme 'int3'; available: none, int8", lambda it: it.send(SetKvScheme("int3"))),
-            (BadInput, "'fp8': products of eight bit", lambda it: it.send(SetQuantization("fp8"))),
+            (BadInput, "'fp8': FP8 products need an NVIDIA GPU", lambda it: it.send(SetQuantization("fp8"))),
             (UnknownRequest, "no request 12345 is alive", lambda host: host.fork(12345)),
             (UnknownRequest, "no request 12345 is alive", lambda it: it.send(Update(12345, {"top_k": 1}))),
             (UnknownRequest, "no request 12345 is alive", lambda it: it.send(Preempt(12345))),

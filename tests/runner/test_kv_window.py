@@ -75,9 +75,9 @@ def test_a_back_end_without_sinks_is_refused(llama: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setitem(registry.BACKENDS, "old", Old)
     spec = LayerSpec(heads=2, kv_heads=1, key_dim=8, value_dim=8, scale=1.0, window=64, kept=4)
-    assert "no window that keeps the first" in str(
+    assert "does not support a window that keeps the first" in str(
         registry.why_not("old", torch.device("cpu"), [spec], torch.float32)
     )
-    with pytest.raises(BadInput, match=r"'old': it knows no window .*; available here: .*torch"):
+    with pytest.raises(BadInput, match=r"'old': it does not support a window .*; available here: .*torch"):
         engine_on(llama, attention="old", **WINDOW)
     assert engine_on(llama, attention="old", kv_window=32, kv_sinks=0)

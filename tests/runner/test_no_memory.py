@@ -16,6 +16,7 @@ from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.execution.runner import ModelRunner
+from engine.scheduling import settings as scheduler_settings
 from engine.serving.engine import Engine
 from engine.start import start
 from tests.models.tiny import write_config
@@ -87,7 +88,7 @@ def test_a_retry_uses_the_memory_reserve(llama: Path, monkeypatch: pytest.Monkey
 
 
 def test_steps_grow_again_after_enough_successes(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("EASED", 4)
+    monkeypatch.setattr(scheduler_settings, "EASED", 4)
     engine, least = engine_on(llama), []
     full = engine.scheduler.rules.step_tokens
     tight = [True]

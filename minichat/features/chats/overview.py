@@ -106,7 +106,7 @@ class ChatOverview(Widget, can_focus=True):
 
     def _go_to(self, number: int) -> None:
         self.context.workspace.go_to(list(self.context.chats)[number])
-        self.context.panels.leave()
+        self.context.panels.to_chat()
 
 
 def state_of(conversation: Conversation) -> tuple[str, str]:
