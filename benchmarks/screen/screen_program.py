@@ -1,7 +1,7 @@
-"""The program, or its engine alone, with a diary of what the engine did: a process of its own.
+"""The program, or only its engine, in a separate process, with a log of what the engine did.
 
-`python -m benchmarks.screen.screen_program DIARY CHATS [minichat's options]`: the real program; with CHATS
-above 0 the engine alone, as many replies at once, which nobody reads.
+`python -m benchmarks.screen.screen_program DIARY CHATS [minichat's options]` runs the real program. If CHATS
+is above 0, it runs only the engine, with that many concurrent replies and no reader.
 """
 
 import argparse

@@ -161,7 +161,7 @@ def test_on_a_cpu_the_launch_is_broken_down() -> None:
         "P attention 2.0 ms L products 6.0 ms W sampling 1.0 ms C rest 3.0 ms".split()
     )
     plain = described(explain(shot(StepTimes(launch=0.012)), SPEEDS), 72, ASCII).plain
-    assert "launch time" not in plain, "a GPU, or nobody asked"
+    assert "launch time" not in plain, "there is no split without a measurement"
 
 
 @run
