@@ -8,6 +8,7 @@ import pytest
 from engine.api.params import SamplingParams
 from minichat.clients.address import Address
 from minichat.clients.remote import RemoteBackend
+from minichat.session.resuming import unfinished
 from tests.app.conftest import Bench, bench, run
 from tests.attach.conftest import served, slow
 from tests.server.conftest import KEY, Served, becomes
@@ -59,8 +60,9 @@ def test_the_next_screen_resumes_a_fork(
         async with bench((110, 36), backend=backend(slow), params=PARAMS) as it:
             await it.until(lambda: it.app.lifecycle.ready.is_set())
             child = list(it.app.chats)[-1]
-            await it.until(lambda: child.chat.messages[-1].state == "stopped")
+            await it.until(lambda: not child.streaming and not unfinished(child.chat.messages[-1]))
             message = child.chat.messages[-1]
+            assert message.state == "stopped"
             assert message.error.startswith("max tokens")
             assert message.text.startswith(start)
             [trace] = child.traces.values()
