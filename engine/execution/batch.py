@@ -54,11 +54,14 @@ class BatchBuilder:
         else:
             samples = rows.samples
             arrays += [slots[samples], starts[1:][samples].astype(np.int64) - 1]
-        if len(pending):
+        all_pending = every and len(pending) == many
+        if len(pending) and not all_pending:
             arrays[0] = ids.copy()  # on a CPU the tensor shares the array's memory
             arrays += [pending, slots[pending]]
         sent = upload(arrays, self._device)
-        if len(pending):
+        if all_pending:
+            sent[0] = last_ids[sent[6]]
+        elif len(pending):
             sent[0][sent[-2]] = last_ids[sent[-1]]
         batch = Batch(
             ids=sent[0],

@@ -68,8 +68,8 @@ class Grammars:
 
         Requests that have ended are skipped; the tokens sampled for them are dropped.
         """
-        rows = [step.rows[at] for at in step.guided]
-        alive = [(row.slot, each) for row in rows if (each := requests.get(row.request))]
+        rows = step.rows.numbers[list(step.guided)].tolist()
+        alive = [(slot, each) for id, slot, *_ in rows if (each := requests.get(id))]
         bits = [self.allowed(each) for _, each in alive]
         return Masks(tuple(slot for slot, _ in alive), np.stack(bits) if bits else np.zeros((0, 0), np.uint8))
 

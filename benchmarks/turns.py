@@ -1,0 +1,78 @@
+"""Two trees of this project in turns: each runs in a process of its own, and one works while the other rests.
+
+A machine that gets slower or faster changes both, so the ratios of neighboring turns mean something.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from benchmarks.harness import Bench
+
+HERE = Path(__file__).resolve().parents[1]
+
+
+class Tree:
+    """A process that runs `program` in a tree: it answers each line of JSON with a line of JSON.
+
+    The program reads `sys.stdin` and calls `emit(value)`; what it prints goes to the standard error.
+    """
+
+    def __init__(self, root: Path, program: str) -> None:
+        preamble = (
+            "import json, sys\n"
+            "out, sys.stdout = sys.stdout, sys.stderr\n"
+            "def emit(value): print(json.dumps(value), file=out, flush=True)\n"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", preamble + program],
+            cwd=root, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def ask(self, question: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self.read()
+
+    def read(self) -> Any:
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            raise SystemExit(f"the process of a tree ended with exit code {self._process.wait()}")
+        return json.loads(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def root_of(other: str) -> Path:
+    if not (Path(other) / "benchmarks").is_dir():
+        raise SystemExit(f"--other {other!r} is not the root of a tree of this project")
+    return Path(other)
+
+
+def in_turns(
+    bench: Bench, trees: Mapping[str, Tree], questions: Mapping[str, tuple[Any, str]], prefix: str = ""
+) -> None:
+    """Ask both trees each question in turns. `questions`: by figure, what to ask and the answer's unit.
+
+    The first turn compiles and warms up, and is not counted.
+    """
+    samples: dict[str, dict[str, list[float]]] = {name: {which: [] for which in trees} for name in questions}
+    for turn in range(1 + bench.repeats):
+        for name, (question, _) in questions.items():
+            for which, tree in list(trees.items())[:: 1 if turn % 2 else -1]:
+                samples[name][which].append(float(tree.ask(question)))
+    for name, by_tree in samples.items():
+        for which, values in by_tree.items():
+            bench.note(f"{prefix}{name}, {which}", values[1:], questions[name][1])
+    for name, by_tree in samples.items():
+        pairs = zip(by_tree["this"][1:], by_tree["other"][1:], strict=True)
+        bench.note(f"{prefix}{name}, this / other", [this / that for this, that in pairs], "x")
