@@ -335,7 +335,7 @@ TURNS = ("up", "down", "left", "right", "shift+left", "shift+right", "delete", "
 WALKS = ("alt+c", "f3", "escape", "tab", "home", "end", "pagedown")
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 20))])
 @run
 async def test_random_changes_leave_chat_and_engine_in_agreement(
     bench: Callable[..., Any], seed: int

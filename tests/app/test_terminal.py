@@ -202,7 +202,7 @@ def begin(terminal: Callable[..., Tmux], **how: str) -> Tmux:
 
 
 @pytest.mark.usefixtures("endless")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.soak), signal.SIGKILL])
 def test_a_partial_reply_is_restored(terminal: Callable[..., Tmux], number: signal.Signals) -> None:
     tmux = begin(terminal)
     process = tmux.program()
@@ -222,7 +222,7 @@ def test_a_partial_reply_is_restored(terminal: Callable[..., Tmux], number: sign
 
 
 @pytest.mark.usefixtures("endless")
-@pytest.mark.parametrize("before", ["", "trap : HUP;"])
+@pytest.mark.parametrize("before", [pytest.param("", marks=pytest.mark.soak), "trap : HUP;"])
 def test_the_program_ends_with_its_terminal(terminal: Callable[..., Tmux], before: str) -> None:
     """Also if the signal goes to a parent process such as `make`, which waits for the program to end."""
     tmux = begin(terminal, before=before)
@@ -274,8 +274,8 @@ FORMS = {
     ("environment", "expected"),
     [
         ("TERM=screen", "16 colours"),
-        ("TERM=xterm-16color", "16 colours"),
-        ("TERM=screen-256color", "256 colours"),
+        pytest.param("TERM=xterm-16color", "16 colours", marks=pytest.mark.soak),
+        pytest.param("TERM=screen-256color", "256 colours", marks=pytest.mark.soak),
         ("TERM=xterm-256color COLORTERM=truecolor", "true colour"),
         ("TERM=xterm-256color COLORTERM=truecolor NO_COLOR=1", None),
     ],

@@ -36,12 +36,19 @@ def streamed(tokenizer: Tokenizer, tokens: list[int], **options: object) -> str:
     return "".join([*map(detokenizer.push, tokens), detokenizer.flush()])
 
 
-@given(data=st.data())
-def test_pieces_add_up(tokenizer: Tokenizer, data: st.DataObject) -> None:
+@pytest.fixture(scope="module")
+def some_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     """Any ids, also those beyond the vocabulary."""
     plain = [token for token in range(tokenizer.vocab_size + 4) if not is_byte(tokenizer, token)]
-    ids = st.sampled_from(plain[:260]) | st.sampled_from(plain)  # the first are mostly single bytes
-    tokens = data.draw(st.lists(ids, max_size=30))
+    # The first are mostly single bytes.
+    return st.lists(st.sampled_from(plain[:260]) | st.sampled_from(plain), max_size=30)
+
+
+@given(data=st.data())
+def test_pieces_add_up(
+    tokenizer: Tokenizer, some_ids: st.SearchStrategy[list[int]], data: st.DataObject
+) -> None:
+    tokens = data.draw(some_ids)
     for skip in (True, False):
         expected = library(tokenizer).decode(tokens, skip_special_tokens=skip)
         assert streamed(tokenizer, tokens, skip_special=skip) == expected
