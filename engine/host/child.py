@@ -13,16 +13,20 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.api import wire
 from engine.api.commands import Beginning, Command, Sender, decode_command, encode_result
+from engine.api.config import EngineConfig
 from engine.api.errors import EngineError
 from engine.api.events import log
 from engine.host.frames import FrameSocket
 from engine.host.outbox import Outbox
 from engine.host.thread import EngineThread
 from engine.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from engine.serving.engine import Engine
 
 _BROKEN = 70  # the exit code for an internal error; the log has the details
 
@@ -72,16 +76,25 @@ def _of_engine(error: BaseException) -> EngineError:
     return error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {error}")
 
 
-def _begin(config: Any, outbox: Outbox) -> CommandServer:
+def _begin(asked: dict[str, Any], outbox: Outbox) -> CommandServer:
     gc.disable()  # startup objects are permanent, and each collection would traverse all of them
-    from engine.start import start  # imports torch; the listener is running and sees if the parent ends
-
-    engine = start(wire.config_from_json(config), outbox.progress)
+    engine = _engine(wire.config_from_json(asked["config"]), asked["dry_rate"], outbox)
     engine.bus.subscribe(outbox.event)
     gc.collect()
     gc.freeze()  # otherwise each collection traverses all of torch and delays a step
     gc.enable()
     return CommandServer(EngineThread(engine), engine.tokenizer, outbox)
+
+
+def _engine(config: EngineConfig, dry_rate: float | None, outbox: Outbox) -> "Engine":
+    """Imports torch; the listener is running and sees if the parent ends."""
+    if dry_rate is not None:
+        from engine.server.dry import dry_engine
+
+        return dry_engine(config, rate=dry_rate)
+    from engine.start import start
+
+    return start(config, outbox.progress)
 
 
 def _listen(questions: Iterable[Any], server: Future[CommandServer]) -> None:

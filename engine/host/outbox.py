@@ -1,11 +1,13 @@
 """The outgoing queue of the engine's process.
 
-The engine's thread only appends. Another thread sends: at once when a reply begins or ends, else in batches
-every few hundredths of a second. While the parent does not read, waiting deltas are merged, so a stalled
-screen costs the engine neither time nor memory.
+The engine's thread only appends. Another thread sends what has gathered, then pauses so that it takes at
+most a tenth of the engine's time: one stream gets each token as it comes, and batches grow with the load.
+While the parent does not read, waiting deltas are merged, so a stalled screen costs the engine neither time
+nor memory.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,9 +15,11 @@ from typing import Any
 from engine.api import wire
 from engine.api.events import Delta, Event, log
 from engine.host.frames import FrameSocket
+from engine.host.packing import packed
 
-TICK = 0.04  # seconds a token waits at most to be sent with the next ones
-YOUNG = 4  # first deltas of a reply, which are sent at once
+_LEAST_PAUSE = 0.002  # seconds: a wake-up costs the engine's thread a little, too
+_LONGEST_PAUSE = 0.04
+_PAUSE = 9  # times the processor time of the last frame
 _MERGED_AT = 64  # waiting deltas of one reply
 _EVENTS = 10_000  # events kept for a stalled reader; the oldest are dropped first
 
@@ -48,12 +52,11 @@ class Outbox:
         self._frames, self._lost = frames, lost
         self._gate = threading.Lock()
         self._woken = threading.Event()
-        self._closing = False
+        self._closed = threading.Event()
         self._progress: tuple[int, int] | None = None
         self._answers: list[Answer] = []
         self._events: deque[Event] = deque(maxlen=_EVENTS)
         self._deltas: dict[int, list[Delta]] = {}  # by the number of the command that started the reply
-        self._ages: dict[int, int] = {}  # deltas so far of each running reply
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
 
@@ -78,24 +81,24 @@ class Outbox:
             waiting.append(delta)
             if len(waiting) >= _MERGED_AT:
                 waiting[:] = merged(waiting)
-            age = self._ages[reply] = self._ages.get(reply, 0) + 1
-            if delta.last:
-                del self._ages[reply]
-        if age <= YOUNG or delta.finish:
+        if not self._woken.is_set():
             self._woken.set()
 
     def close(self) -> None:
         """Send what is queued, then stop."""
-        self._closing = True
+        self._closed.set()
         self._woken.set()
         self._thread.join()
 
     def _run(self) -> None:
         try:
-            while not self._closing:
-                self._woken.wait(TICK if self._ages else None)
+            while not self._closed.is_set():
+                self._woken.wait()
                 self._woken.clear()
+                began = time.thread_time()
                 self._send()
+                spent = time.thread_time() - began
+                self._closed.wait(min(max(_LEAST_PAUSE, _PAUSE * spent), _LONGEST_PAUSE))
             self._send()
         except OSError:
             self._lost()
@@ -118,8 +121,8 @@ class Outbox:
         if events:
             frame["events"] = [wire.encode_event(event) for event in events]
         if deltas:
-            frame["deltas"] = [
-                [reply, wire.encode_delta(delta)] for reply, each in deltas.items() for delta in merged(each)
-            ]
+            frame["deltas"] = packed(
+                (reply, delta) for reply, each in deltas.items() for delta in merged(each)
+            )
         if frame:
             self._frames.send(frame)

@@ -27,6 +27,7 @@ from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
 from engine.host.base import Host, Sink
 from engine.host.frames import FrameSocket
+from engine.host.packing import unpacked
 from engine.text.bare import BareTokenizer
 from engine.text.chat import ChatFormat
 from engine.text.tokenizer import Tokenizer
@@ -60,7 +61,15 @@ class EngineProcess(Host):
     The child's stdout and stderr go to `log_file`, never to this process's terminal.
     """
 
-    def __init__(self, config: EngineConfig, log_file: Path, *, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        log_file: Path,
+        *,
+        progress: Progress | None = None,
+        dry_rate: float | None = None,
+    ) -> None:
+        """`dry_rate`: start a dry run with this many tokens per second of each reply, not a model."""
         self._log_file, self._progress = log_file, progress
         self._bus = Bus()
         self._numbers = itertools.count()
@@ -77,8 +86,8 @@ class EngineProcess(Host):
         self._reader.start()
         self._writer.start()
         try:
-            start = partial(wire.config_to_json, config)
-            ready = self._ask("start", start, lambda answer: answer).result()
+            start = {"config": wire.config_to_json(config), "dry_rate": dry_rate}
+            ready = self._ask("start", lambda: start, lambda answer: answer).result()
             self._last = wire.decode_snapshot(ready["snapshot"])
             folder, vocab = ready["tokenizer"], ready["vocab"]
             stand_in = cast(Tokenizer, BareTokenizer(vocab))
@@ -198,8 +207,7 @@ class EngineProcess(Host):
                 question.answer.set_result(result)
         for event in frame.get("events", ()):  # before the deltas, whose readers need the Admitted event
             self._bus.emit(wire.decode_event(event))
-        for number, written in frame.get("deltas", ()):
-            delta = wire.decode_delta(written)
+        for number, delta in unpacked(frame["deltas"]) if "deltas" in frame else ():
             request = self._requests.pop(number) if delta.last else self._requests[number]
             request.sink(delta)
 

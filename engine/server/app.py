@@ -17,6 +17,7 @@ from engine.server.config import ServerConfig
 from engine.server.drain import Drain
 from engine.server.http.auth import AuthMiddleware, refuse
 from engine.server.http.errors import ApiError, from_engine
+from engine.server.http.sse import SEND
 from engine.server.native import attach, commands, control, events, layout, ws
 from engine.server.openai import chat, completions, models
 from engine.server.openai.schema import ChatRequest, CompletionRequest
@@ -27,6 +28,14 @@ _BODIES = (
     *(control.Tokens, layout.LayoutRequest, layout.TextsRequest),
 )
 _ABORTED_WITHIN = 3.0  # seconds
+
+
+class _Application(FastAPI):
+    """Keeps the server's own `send` in the scope, because each layer of middleware wraps it again."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        scope[SEND] = send
+        await super().__call__(scope, receive, send)
 
 
 def application(host: EngineHost, config: ServerConfig, drain: Drain | None = None) -> FastAPI:
@@ -40,7 +49,7 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
         await app.state.server.replies.ended(config.drain + _ABORTED_WITHIN)
         app.state.server.close()
 
-    app = FastAPI(
+    app = _Application(
         title="minichat",
         version=config.version or "0",
         lifespan=lifespan,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from engine.host.handover import Handover
 
-_TICK = 0.004  # seconds between two deliveries: each wake makes the engine's thread wait for the GIL
+_TICK = 0.002  # seconds between two deliveries: each wake makes the engine's thread wait for the GIL
 
 Notice = Callable[[int], None]
 

@@ -200,17 +200,16 @@ def served_name(options: argparse.Namespace) -> str:
 
 
 def engine(options: argparse.Namespace, callbacks: ServerCallbacks) -> "EngineHost":
-    """The engine in its own process, so that serving clients does not slow steps; or a dry-run engine."""
-    config = engine_config(options)
-    if options.dry_run:
-        from engine.host.thread import EngineThread
-        from engine.server.dry import dry_engine
-
-        return EngineThread(dry_engine(config, rate=options.rate or 30.0))
+    """The engine in its own process, so that serving clients does not slow steps."""
     from engine.host.process import EngineProcess
 
     private_folder(callbacks.log.parent)
-    return EngineProcess(config, callbacks.log, progress=callbacks.progress)
+    return EngineProcess(
+        engine_config(options),
+        callbacks.log,
+        progress=callbacks.progress,
+        dry_rate=(options.rate or 30.0) if options.dry_run else None,
+    )
 
 
 def announce(

@@ -1,5 +1,6 @@
 """What the engine's process sends: at once for a waiting reader, merged for a slow one."""
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api import wire
 from engine.api.events import Delta, Queued, TokenLogprob
 from engine.api.request import Finish
 from engine.host.frames import FrameSocket
-from engine.host.outbox import YOUNG, Outbox, merged
+from engine.host.outbox import Outbox, merged
+from engine.host.packing import packed, unpacked
 
 
 class Pair:
@@ -30,8 +31,7 @@ class Pair:
     def deltas(self) -> Iterator[Delta]:
         """Yield the deltas of one reply, until its end."""
         for frame in self.coming:
-            for _, written in frame.get("deltas", ()):
-                delta = wire.decode_delta(written)
+            for _, delta in unpacked(frame["deltas"]) if "deltas" in frame else ():
                 yield delta
                 if delta.finish:
                     return
@@ -78,19 +78,21 @@ def test_replies_of_one_request_are_merged_separately() -> None:
     ]
 
 
-def test_the_first_tokens_are_sent_one_by_one(pair: Pair) -> None:
-    for n in range(YOUNG):
+def test_tokens_that_come_one_by_one_are_sent_one_by_one(pair: Pair) -> None:
+    for n in range(9):
         pair.outbox.delta(7, delta(n))
-        assert next(pair.coming) == {"deltas": [[7, wire.encode_delta(delta(n))]]}
+        assert list(unpacked(next(pair.coming)["deltas"])) == [(7, delta(n))]
 
 
-def test_later_tokens_are_sent_without_a_trigger(pair: Pair) -> None:
-    for n in range(YOUNG + 5):
+def test_tokens_that_come_at_once_are_sent_together(pair: Pair) -> None:
+    for n in range(9):
         pair.outbox.delta(7, delta(n))
-    tokens: list[int] = []
-    while len(tokens) < YOUNG + 5:
-        tokens += next(pair.coming)["deltas"][0][1]["tokens"]
-    assert tokens == list(range(YOUNG + 5))
+    frames, received = 0, list[Delta]()
+    while sum(len(each.tokens) for each in received) < 9:
+        received += [each for _, each in unpacked(next(pair.coming)["deltas"])]
+        frames += 1
+    assert [token for each in received for token in each.tokens] == list(range(9))
+    assert frames < 9
 
 
 def test_a_stalled_reader_blocks_nothing_and_loses_no_token(pair: Pair) -> None:
@@ -146,3 +148,11 @@ def test_a_truncated_frame_is_the_end(cut: int) -> None:
         reader = FrameSocket(theirs)
         assert list(reader) == [{"a": 12345}]
         reader.close()
+
+
+def test_packed_deltas_keep_everything() -> None:
+    """Plain deltas come first; those of one reply stay in order."""
+    plain = [(0, Delta(1, (1, 2), "a\ud83d é")), (5, Delta(9, (), "x")), (0, Delta(1, (3,)))]
+    other = [(2, delta(1)), (5, Delta(9, (4,), "y", finish=Finish.STOP, blocks=3)), (2, Delta(3, tail="z"))]
+    mixed = [plain[0], other[0], plain[1], other[1], other[2], plain[2]]
+    assert list(unpacked(json.loads(json.dumps(packed(mixed))))) == plain + other

@@ -13,6 +13,8 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 PULSE = b": still here\n\n"  # a comment, so that proxies keep the connection open
 
+SEND = "minichat.send"  # the entry of an ASGI scope that holds the server's own `send`
+
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 
@@ -48,13 +50,13 @@ class EventStream(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await unless_gone(receive, self._write(send))
+            await unless_gone(receive, self._write(send, scope.get(SEND, send)))
         finally:
             self._close()
 
-    async def _write(self, send: Any) -> None:
+    async def _write(self, send: Any, send_chunk: Any) -> None:
         async for chunk in self._chunks:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send_chunk({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

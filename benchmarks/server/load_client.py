@@ -1,0 +1,149 @@
+"""A client process that sends many streamed requests at given times and notes when the pieces arrive."""
+
+import json
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+_DATA = b"data: "
+_DONE = b"data: [DONE]"
+_TAIL = len(_DONE) - 1
+_USAGE = b'"usage":{'
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One request: when to send it, in seconds from the start, and the whole HTTP message."""
+
+    at: float
+    message: bytes
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a request got. Times are in seconds; `gaps` are those between arrivals of its pieces."""
+
+    sent: float
+    first: float | None = None  # from sending to the first piece
+    ended: float | None = None  # from sending to the end
+    gaps: list[float] = field(default_factory=list)
+    prompt: int = 0  # tokens
+    completion: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """A connection and the request on it."""
+
+    connection: socket.socket
+    outcome: Outcome
+    unsent: memoryview
+    due: float  # when it should have been sent
+    latest: float = 0.0
+    tail: bytes = b""
+    status: bytes = b""
+
+    def receive(self, now: float) -> bool:
+        """Read what has arrived. False once the request has ended."""
+        try:
+            data = self.connection.recv(1 << 16)
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            return self._fail(str(error))
+        if not data:
+            return self._fail("the server closed the connection")
+        text = self.tail + data
+        if not self.status:
+            self.status = text[9:12]
+        if self.status != b"200":
+            return self._fail(text[-300:].decode(errors="replace"))
+        one = self.outcome
+        if _DATA in data or _DATA in text:
+            if one.first is None:
+                one.first = now - self.due
+            else:
+                one.gaps.append(now - self.latest)
+            self.latest = now
+        if _USAGE in text:
+            self._count(text)
+        if _DONE in text:
+            one.ended = now - self.due
+            return False
+        keep = text.rfind(b"\n\n")  # usage is read from whole events
+        self.tail = text[max(keep, len(text) - 1000) if keep >= 0 else -1000 :][-1000:]
+        return True
+
+    def _count(self, text: bytes) -> None:
+        start = text.rindex(_USAGE) + len(_USAGE) - 1
+        try:
+            usage, _ = json.JSONDecoder().raw_decode(text[start:].decode(errors="replace"))
+        except ValueError:
+            return  # the rest has not arrived yet
+        self.outcome.prompt, self.outcome.completion = usage["prompt_tokens"], usage["completion_tokens"]
+
+    def _fail(self, why: str) -> bool:
+        self.outcome.error = why
+        return False
+
+
+def work(pipe: Connection, address: tuple[str, int]) -> None:
+    """Take (orders, most at once), run them, and send the outcomes. None ends the process."""
+    while (task := pipe.recv()) is not None:
+        orders, most = task
+        pipe.send(_Clients(address, orders, most).run())
+
+
+class _Clients:
+    """Sends each order when it is due and a place is free."""
+
+    def __init__(self, address: tuple[str, int], orders: Sequence[Order], most: int) -> None:
+        self._address, self._most = address, most
+        self._waiting = deque(sorted(orders, key=lambda order: order.at))
+        self._selector = selectors.DefaultSelector()
+        self._running = 0
+        self._outcomes: list[Outcome] = []
+        self._began = 0.0
+
+    def run(self) -> list[Outcome]:
+        self._began = time.perf_counter()
+        while self._waiting or self._running:
+            self._send_due()
+            for key, events in self._selector.select(self._until_next()):
+                self._progress(key.data, events)
+        return self._outcomes
+
+    def _until_next(self) -> float | None:
+        """Seconds until the next order is due; None if only an answer can change something."""
+        if not self._waiting or self._running >= self._most:
+            return None
+        return max(0.0, self._began + self._waiting[0].at - time.perf_counter())
+
+    def _send_due(self) -> None:
+        now = time.perf_counter()
+        while self._waiting and self._running < self._most and self._began + self._waiting[0].at <= now:
+            order = self._waiting.popleft()
+            connection = socket.create_connection(self._address)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setblocking(False)
+            outcome = Outcome(now - self._began)
+            exchange = _Exchange(connection, outcome, memoryview(order.message), time.perf_counter())
+            self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, exchange)
+            self._running += 1
+
+    def _progress(self, exchange: _Exchange, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            sent = exchange.connection.send(exchange.unsent)
+            exchange.unsent = exchange.unsent[sent:]
+            if not exchange.unsent:
+                self._selector.modify(exchange.connection, selectors.EVENT_READ, exchange)
+        if events & selectors.EVENT_READ and not exchange.receive(time.perf_counter()):
+            self._selector.unregister(exchange.connection)
+            exchange.connection.close()
+            self._running -= 1
+            self._outcomes.append(exchange.outcome)
