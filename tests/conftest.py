@@ -20,7 +20,7 @@ settings.register_profile(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=50,
+    max_examples=35,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -17,14 +17,18 @@ def call_on(loop: asyncio.AbstractEventLoop, work: Callable[..., object], *args:
 
 
 class Handover(Generic[T]):
-    """Calls `deliver` on the loop with gathered items: at once after a pause, else every `tick` seconds."""
+    """Calls `deliver` on the loop with gathered items, at once after a pause.
+
+    Under load deliveries are at least `tick` seconds apart, and far enough that they and the tasks they wake
+    take at most two thirds of the loop's time: batches grow, and the loop stays responsive.
+    """
 
     def __init__(self, deliver: Callable[[list[T]], None], tick: float = 0.0) -> None:
         self._deliver, self._tick = deliver, tick
         self._loop = asyncio.get_running_loop()
         self._gathered: deque[T] = deque()
         self._woken = False
-        self._delivered = 0.0
+        self._delivered = self._next = 0.0
 
     def __call__(self, item: T) -> None:
         self._gathered.append(item)
@@ -33,7 +37,7 @@ class Handover(Generic[T]):
             call_on(self._loop, self._schedule)
 
     def _schedule(self) -> None:
-        wait = self._delivered + self._tick - perf_counter()
+        wait = self._next - perf_counter()
         if wait > 0:
             self._loop.call_later(wait, self._flush)
         else:
@@ -41,9 +45,15 @@ class Handover(Generic[T]):
 
     def _flush(self) -> None:
         self._delivered = perf_counter()
+        self._next = self._delivered + self._tick
         self._woken = False
         items = []
         while self._gathered:
             items.append(self._gathered.popleft())
         if items:
             self._deliver(items)
+            self._loop.call_soon(self._settle)  # after the tasks that the delivery woke
+
+    def _settle(self) -> None:
+        busy = perf_counter() - self._delivered
+        self._next = max(self._next, self._delivered + 1.5 * busy)

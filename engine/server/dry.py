@@ -69,6 +69,7 @@ class DryRunner:
         self._quick = (*sorted(stop_ids), *quick)
         self._end = min(stop_ids, default=None)
         self._seconds = 1 / rate if rate else 0.0  # per step, and each step gives every request one token
+        self._due = 0.0  # when the step in progress ends
         self._replies: dict[int, list[int]] = {}
         self._allowed: dict[int, np.ndarray] = {}  # by slot: the tokens the grammar allows
         self.broken: Callable[[Step], None] = lambda step: None  # tests make it raise
@@ -96,7 +97,10 @@ class DryRunner:
                     searching.append((request.id, tokens[-1]))
         for gone in self._replies.keys() - self._requests.keys():
             del self._replies[gone]
-        if (left := began + self._seconds - time.monotonic()) > 0:
+        # Steps follow each other at the rate, whatever the work between them takes.
+        on_time = began < self._due + self._seconds
+        self._due = (self._due if on_time else began) + self._seconds
+        if (left := self._due - time.monotonic()) > 0:
             time.sleep(left)
         likeliest = self._likeliest(searching) if searching else None
         seconds = time.monotonic() - began

@@ -45,7 +45,12 @@ BOUNDS_OF_A_TINY_ONE = {
 
 
 WHOLE = [False, pytest.param(True, marks=pytest.mark.soak)]  # of the text
-ALIKE = ("fp16", "int4-32", "int4")  # schemes that the tiny model and their neighbors cover in each run
+ALIKE = (
+    "fp32",
+    "fp16",
+    "int4-32",
+    "int4",
+)  # schemes that the tiny model and their neighbors cover in each run
 SCHEMES = [pytest.param(each, marks=pytest.mark.soak) if each in ALIKE else each for each in BOUNDS]
 
 
@@ -77,7 +82,11 @@ def test_perplexity_of_a_tiny_model_stays_within_its_bound(scheme: str, shared: 
 
 @pytest.mark.parametrize("whole", WHOLE)
 @pytest.mark.parametrize(
-    "packer", [Gptq(group=64, symmetric=False, ordered=True), Awq(64), packers.Fp8("block")]
+    "packer",
+    [
+        Gptq(group=64, symmetric=False, ordered=True),
+        *(pytest.param(each, marks=pytest.mark.soak) for each in (Awq(64), packers.Fp8("block"))),
+    ],
 )
 def test_a_quantized_checkpoint_is_as_good_as_its_dequantized_numbers(
     tmp_path: Path, packer: Any, whole: bool
