@@ -63,7 +63,7 @@ def assemble(
     model = _load(config, place, device, progress)
     dtype, vocab = next(iter(model.parameters())).dtype, model.config.vocab
     bare = config.dummy_weights and not (place.folder / "tokenizer.json").is_file()
-    tokenizer = _stand_in(model) if bare else Tokenizer.load(place.folder)
+    tokenizer = _placeholder_tokenizer(model) if bare else Tokenizer.load(place.folder)
     stop_ids = tokenizer.stop_ids.union(model.config.stop_ids)
 
     specs, scheme = _windowed(model.config.layers, config), config.kv_scheme
@@ -142,7 +142,7 @@ def _load(
     return model
 
 
-def _stand_in(model: LanguageModel) -> Tokenizer:
+def _placeholder_tokenizer(model: LanguageModel) -> Tokenizer:
     """A tokenizer for a model without one. It has no chat template, so only the basic calls are used."""
     return cast(Tokenizer, BareTokenizer(model.config.vocab, model.config.stop_ids))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.api.events import TokenLogprob
-from engine.execution.protocol import Likeliest
+from engine.execution.protocol import TopTokens
 from engine.sampling.candidates import Candidates
 from engine.sampling.logprobs import Logprobs
 from engine.scheduling.step import Rows
@@ -39,9 +39,9 @@ def to_host(values: Tensor) -> Tensor:
     return host.copy_(values, non_blocking=True)
 
 
-def likeliest_of(rows: Rows, found: Candidates) -> Likeliest:
+def top_tokens_of(rows: Rows, found: Candidates) -> TopTokens:
     places = {rows[row].request: place for place, row in enumerate(found.rows)}
-    return Likeliest(places, found.ids.numpy(), found.values.numpy())
+    return TopTokens(places, found.ids.numpy(), found.values.numpy())
 
 
 def logprobs_of(rows: Rows, tokens: Tensor, found: Logprobs) -> dict[int, tuple[TokenLogprob, ...]]:

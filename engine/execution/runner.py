@@ -27,7 +27,7 @@ from engine.execution.load import LoadMeter
 from engine.execution.memory import MemoryMeter
 from engine.execution.moves import mover_on
 from engine.execution.protocol import Fit, StepResult
-from engine.execution.results import SampledTokens, likeliest_of, logprobs_of
+from engine.execution.results import SampledTokens, logprobs_of, top_tokens_of
 from engine.execution.sampling_state import SamplingState, by_row
 from engine.execution.split import SAMPLING, StepSplitter
 from engine.execution.traffic import measure, weights_read
@@ -270,7 +270,7 @@ class ModelRunner:
             handle.arrived.synchronize()
         rows, sampled = handle.rows, handle.sampled
         logprobs = logprobs_of(rows, sampled.tokens, sampled.logprobs) if sampled.logprobs else {}
-        likeliest = likeliest_of(rows, sampled.candidates) if sampled.candidates else None
+        top_tokens = top_tokens_of(rows, sampled.candidates) if sampled.candidates else None
         seconds = time.monotonic() - handle.began
         tokens, runs = group_runs(sampled.tokens.tolist(), rows, handle.drafts)
         return StepResult(
@@ -278,7 +278,7 @@ class ModelRunner:
             logprobs,
             runs=runs,
             seconds=seconds,
-            likeliest=likeliest,
+            top_tokens=top_tokens,
         )
 
     def device_error(self) -> str | None:

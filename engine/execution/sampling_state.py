@@ -72,12 +72,12 @@ class SamplingState:
             place = {slot: at for at, slot in enumerate(of)}
             mask_logits(logits, [place[slot] for slot in masks.slots], masks.bits)
         sampled = sample(logits, view)
-        likeliest = candidates(logits, view) if view.candidates else None
-        drawn = SampledTokens(sampled.ids.masked_fill(sampled.bad, BAD), sampled.logprobs, likeliest)
+        top_tokens = candidates(logits, view) if view.candidates else None
+        tokens = SampledTokens(sampled.ids.masked_fill(sampled.bad, BAD), sampled.logprobs, top_tokens)
         # Done last, so that the step can be recomputed if memory runs out before.
         self.last_ids[slots] = sampled.ids
         self._sampling.note(of, sampled.ids)
-        return drawn
+        return tokens
 
     def guess(self, logits: Tensor, slots: Tensor, rows: Rows) -> Tensor:
         """Sample drafts with the same random numbers as the tokens at these positions."""

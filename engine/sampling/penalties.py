@@ -31,7 +31,7 @@ class SeenTokens:
         """Count one more reply token for each of these slots, which must be distinct."""
         self.reply[slots, ids] = self.reply[slots, ids].clamp(max=_MOST - 1) + 1
 
-    def penalise(
+    def penalize(
         self,
         scores: Tensor,
         slots: Tensor,

@@ -65,7 +65,7 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """Decide the next step and take the blocks it needs. None if there is nothing to run."""
         self.pool.clock = self.step
-        self.rules.ease(self.step)
+        self.rules.regrow(self.step)
         builder = StepBuilder(self.rules.step_tokens)
         victims, self._preempt_next = self._preempt_next, []
         for victim in victims:

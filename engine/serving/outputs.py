@@ -10,7 +10,7 @@ from engine.api.events import Bus, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.api.request import Finish, Phase, Request
 from engine.api.snapshot import BeamsView
-from engine.execution.protocol import BAD, Likeliest, StepResult
+from engine.execution.protocol import BAD, StepResult, TopTokens
 from engine.scheduling import recovery
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step, StepRow
@@ -88,8 +88,8 @@ class OutputProcessor:
 
     def take(self, step: Step, row: StepRow, token: int, result: StepResult, now: float) -> None:
         """Take in what a row sampled: one token, or a run if the row had drafts."""
-        if result.likeliest is not None and row.request in result.likeliest.places:
-            return self._take_likeliest(step.number, row, token, result.likeliest, now)
+        if result.top_tokens is not None and row.request in result.top_tokens.places:
+            return self._take_top_tokens(step.number, row, token, result.top_tokens, now)
         logprobs = result.logprobs.get(row.request, ())
         if not row.drafted:
             return self._take_token(step.number, row, token, logprobs, now)
@@ -143,14 +143,16 @@ class OutputProcessor:
         self._forget(request, Finish.FAILED, guide.error)
         return True
 
-    def _take_likeliest(self, step: int, row: StepRow, token: int, likeliest: Likeliest, now: float) -> None:
+    def _take_top_tokens(
+        self, step: int, row: StepRow, token: int, top_tokens: TopTokens, now: float
+    ) -> None:
         """Take in the candidates of one hypothesis. The search advances when it has all of them."""
         if token == BAD:
             self._take_token(step, row, token, (), now)
         if (request := self._scheduler.commit(row, None)) is None:
             return
         group = self._searches[request.group]
-        if group.take(request, *likeliest.of(request.id)):
+        if group.take(request, *top_tokens.of(request.id)):
             self._note(group, step, now)
             if finish := group.advance():
                 self._close(group, finish)

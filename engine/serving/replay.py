@@ -58,7 +58,7 @@ class Recorded(NamedTuple):
     @classmethod
     def of(cls, result: StepResult) -> "Recorded":
         runs = tuple((request, tuple(run)) for request, run in result.runs.items())
-        likeliest = () if result.likeliest is None else tuple(result.likeliest.ids.ravel().tolist())
+        likeliest = () if result.top_tokens is None else tuple(result.top_tokens.ids.ravel().tolist())
         return cls(tuple(result.tokens), runs, likeliest)
 
 

@@ -46,7 +46,7 @@ def open_database(path: Path) -> Opened:
         return in_memory(f"Cannot write {path}: {error.strerror}", copy=_read_only(path))
     except sqlite3.DatabaseError as error:
         if trouble(error) == "damaged":
-            return mended(path, path.stat().st_ino)
+            return repaired(path, path.stat().st_ino)
         where = f", on a networked file system ({on})" if (on := networked(path)) else ""
         return in_memory(f"Cannot use {path}{where}: {error}", copy=_read_only(path))
 
@@ -73,15 +73,15 @@ def in_memory(why: str = "", copy: sqlite3.Connection | None = None) -> Opened:
     return Opened(memory, notice=f"{why}; {advice}" if why else "")
 
 
-def mended(path: Path, inode: int) -> Opened:
+def repaired(path: Path, inode: int) -> Opened:
     """Replace a damaged database by a new one with all rows that can still be read."""
     try:
-        return _begin_anew(path, inode)
+        return _replace_damaged(path, inode)
     except (OSError, sqlite3.DatabaseError) as error:
         return in_memory(f"The chats in {path} are damaged, and no new file can be created: {error}")
 
 
-def _begin_anew(path: Path, inode: int) -> Opened:
+def _replace_damaged(path: Path, inode: int) -> Opened:
     if os.stat(path).st_ino != inode:  # another process has already replaced it
         return _connected(path)
     aside = _free_name(path)

@@ -93,12 +93,12 @@ class LocalBackend:
         return self._host.has_template
 
     async def load(self, progress: Progress) -> Snapshot:
-        loop, told = asyncio.get_running_loop(), 0.0
+        loop, reported = asyncio.get_running_loop(), 0.0
 
         def tell(done: int, total: int) -> None:
-            nonlocal told
-            if (now := time.monotonic()) - told >= _UPDATE_EVERY or done >= total:
-                told = now
+            nonlocal reported
+            if (now := time.monotonic()) - reported >= _UPDATE_EVERY or done >= total:
+                reported = now
                 call_on(loop, progress, done, total)
 
         def start_engine() -> Snapshot:

@@ -49,7 +49,7 @@ class EngineLifecycle:
 
     async def load(self) -> None:
         """Load the engine after the first frame, because importing torch is slow."""
-        self.program.backend.subscribe(self.program.heard)
+        self.program.backend.subscribe(self.program.receive_events)
         try:
             snapshot = await self._begin(self.model, self.program.backend.load)
         except Exception as error:  # show any failure to the user
@@ -73,23 +73,23 @@ class EngineLifecycle:
         except Exception as error:
             problem, self.model = f"{self._what(model)}: {_reason(error)}", before
             if worked:
-                await self._come_back(problem)
+                await self._reload_previous(problem)
             else:
                 self.lose(problem)
         else:
             self._started(snapshot)
         self.ready.set()
 
-    async def _come_back(self, problem: str) -> None:
+    async def _reload_previous(self, problem: str) -> None:
         try:
             snapshot = await self._begin(
-                self.model, lambda told: self.program.backend.switch(self.model, told)
+                self.model, lambda progress: self.program.backend.switch(self.model, progress)
             )
         except Exception as error:
             self.lose(f"{problem}; cannot reload {self.model}: {_reason(error)}")
         else:
             self._started(snapshot)
-            self.program.complain(f"{problem}; {short(self.model)} was reloaded")
+            self.program.report(f"{problem}; {short(self.model)} was reloaded")
 
     async def _begin(self, model: str, load: Callable[[Progress], Awaitable[Snapshot]]) -> Snapshot:
         course, banner, keybar = Course(), self.program.main.banner, self.program.main.keybar
@@ -178,7 +178,7 @@ class EngineLifecycle:
         main.banner.say(why, fault=True)
         main.keybar.trouble, main.keybar.fault = "no link", True
 
-    def mended(self, event: LinkBack) -> None:
+    def reconnected(self, event: LinkBack) -> None:
         self.trouble = ""
         if event.anew:
             self.program.main.forget_requests()
@@ -226,16 +226,16 @@ class EngineLifecycle:
         if self.tell is not None:
             self.tell(words)
 
-    def _end_fetching(self, said: str, *, fault: bool = False) -> None:
+    def _end_fetching(self, message: str, *, fault: bool = False) -> None:
         self.fetching = ""
         if self.trouble:
             self.lose(self.trouble)
         else:
             self.program.main.banner.say("")
         if self.tell is not None:
-            self.tell(said)
+            self.tell(message)
         elif fault:
-            self.program.complain(said)
+            self.program.report(message)
 
     def _what(self, model: str) -> str:
         """The start of an error message for a failed load."""

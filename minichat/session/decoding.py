@@ -172,7 +172,7 @@ def parsed(knob: Knob, text: str) -> Any:
         raise BadParams(knob.field, f"must be {wanted}, got {text!r}") from None
 
 
-def nudged(knob: Knob, params: SamplingParams, steps: int) -> Any:
+def stepped(knob: Knob, params: SamplingParams, steps: int) -> Any:
     """The value moved by some steps, within its range."""
     value = getattr(params, knob.field)
     if knob.choices:

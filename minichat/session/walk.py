@@ -10,7 +10,7 @@ from engine.api.layout import TokenSpan
 from engine.api.params import SamplingParams
 from minichat.chats.model import Message
 from minichat.session.conversation import Conversation
-from minichat.session.parting import MOST
+from minichat.session.divergence import MOST
 from minichat.session.traces import Trace
 from minichat.session.turns import prompt_of
 
@@ -40,12 +40,12 @@ class Walk:
 
     def share(self, at: int) -> float | None:
         """The probability of a token; if it was not among the likeliest, the smallest known value."""
-        rivals = self.trace.rivals.get(at)
-        return None if rivals is None else math.exp(rivals.logprob)
+        entry = self.trace.logprobs.get(at)
+        return None if entry is None else math.exp(entry.logprob)
 
     async def look(self, at: int) -> TokenLogprob:
         """The likeliest tokens at a position. If unknown, the engine samples one more token there."""
-        if at not in self.trace.rivals:
+        if at not in self.trace.logprobs:
             params = SamplingParams(temperature=0.0, max_tokens=at + 1, logprobs=MOST, ignore_eos=True)
             prefix = self.trace.tokens[:at]
             reply = await self.chat.services.backend.submit(self.trace.prompt, params, reply_prefix=prefix)
@@ -55,12 +55,12 @@ class Walk:
             ]
             if not found:
                 raise EngineError("the engine returned no alternatives here")
-            self.trace.rivals[at] = _as_if_drawn(self.trace.tokens[at], found[0])
-        return self.trace.rivals[at]
+            self.trace.logprobs[at] = _as_if_sampled(self.trace.tokens[at], found[0])
+        return self.trace.logprobs[at]
 
     async def spell(self, at: int) -> None:
         """Load the texts of the candidates, which a remote engine returns asynchronously."""
-        await self.chat.services.backend.texts([token for token, _ in self.trace.rivals[at].top])
+        await self.chat.services.backend.texts([token for token, _ in self.trace.logprobs[at].top])
 
     async def text(self, tokens: Sequence[int]) -> str:
         """The text of these tokens within the reply."""
@@ -73,7 +73,7 @@ async def _at_once() -> None:
     """Do not wait for the screen to draw."""
 
 
-def _as_if_drawn(token: int, drawn: TokenLogprob) -> TokenLogprob:
+def _as_if_sampled(token: int, drawn: TokenLogprob) -> TokenLogprob:
     """The same position as if this token had been sampled. Rank 0: not among the likeliest."""
     ids = [each for each, _ in drawn.top]
     rank = ids.index(token) + 1 if token in ids else 0

@@ -35,17 +35,17 @@ def keymap(loaded: Loaded, bindings: Iterable[Bound]) -> dict[str, str]:
     wanted: dict[str, tuple[str, ...]] = {}
     for name, keys in loaded.settings.keys.items():
         if name not in known:
-            loaded.document.complain(f"keys.{name}", unknown(name, known))
+            loaded.document.report(f"keys.{name}", unknown(name, known))
             continue
         normal = tuple(map(normalized, keys))
         faults = [fault for key, given in zip(normal, keys, strict=True) if (fault := _fault(key, given))]
         for fault in faults:
-            loaded.document.complain(f"keys.{name}", fault)
+            loaded.document.report(f"keys.{name}", fault)
         if not faults:
             wanted[name] = normal
     while clashes := _clashes(known, wanted):  # restoring a default key may cause another conflict
         for name, says in clashes.items():
-            loaded.document.complain(f"keys.{name}", says)
+            loaded.document.report(f"keys.{name}", says)
             del wanted[name]
     return {name: ",".join(keys) for name, keys in wanted.items()}
 

@@ -190,16 +190,16 @@ def _palette(document: TomlDocument) -> ThemeColors | None:
     """The theme of the file, if it is valid."""
     found = document.tables
     for name in found.keys() - set(_KEYS):
-        document.complain(name, unknown(name, _KEYS))
+        document.report(name, unknown(name, _KEYS))
     called: Any = found.get("name")
     about: Any = found.get("about", "")
     dark: Any = found.get("dark")
     if not isinstance(called, str) or not called.strip():
-        document.complain("name", "is required: a nonempty text")
+        document.report("name", "is required: a nonempty text")
     if not isinstance(about, str):
-        document.complain("about", f"must be a text, got {literal(about)}")
+        document.report("about", f"must be a text, got {literal(about)}")
     if not isinstance(dark, bool):
-        document.complain("dark", "is required: true, or false for a light background")
+        document.report("dark", "is required: true, or false for a light background")
     colours = _colours(document, "colours", COLOURS, required=True)
     on_map = _colours(document, "map", MAP, required=True)
     syntax = _colours(document, "syntax", SYNTAX)
@@ -242,22 +242,22 @@ def _colours(
     table = _table(document, section)
     for name, value in table.items():
         if name not in names:
-            document.complain(f"{section}.{name}", unknown(name, names))
+            document.report(f"{section}.{name}", unknown(name, names))
         elif fault := _colour_fault(value):
-            document.complain(f"{section}.{name}", fault)
+            document.report(f"{section}.{name}", fault)
     if missing := [name for name in names if name not in table] if required else []:
-        document.complain(section, f"must also set {', '.join(missing)}")
+        document.report(section, f"must also set {', '.join(missing)}")
     return table
 
 
 def _owners(document: TomlDocument) -> tuple[str, ...]:
     owners = document.tables.get("owners", OKABE_ITO)
     if not isinstance(owners, list | tuple) or len(owners) < len(OKABE_ITO):
-        document.complain("owners", f"must be a list of at least {len(OKABE_ITO)} colors")
+        document.report("owners", f"must be a list of at least {len(OKABE_ITO)} colors")
         return ()
     for number, value in enumerate(owners, start=1):
         if fault := _colour_fault(value):
-            document.complain("owners", f"color {number} {fault}")
+            document.report("owners", f"color {number} {fault}")
     return tuple(owners)
 
 
@@ -267,7 +267,7 @@ def _variables(document: TomlDocument) -> dict[str, str]:
     for name, value in table.items():
         fault = _variable_fault(name, value) if name in known else unknown(name, known)
         if fault:
-            document.complain(f"variables.{name}", fault)
+            document.report(f"variables.{name}", fault)
     return table
 
 
@@ -283,7 +283,7 @@ def _table(document: TomlDocument, section: str) -> dict[str, Any]:
     table = document.tables.get(section, {})
     if isinstance(table, dict):
         return table
-    document.complain(section, f"must be a table: write [{section}] above its keys")
+    document.report(section, f"must be a table: write [{section}] above its keys")
     return {}
 
 

@@ -68,7 +68,7 @@ class Composing:
             self._context.app.notify(sentence, severity="warning", timeout=8, markup=False)
             return False
         if checked.fit is not None and not checked.fit.fits:
-            self._context.program.complain(checked.fit.refusal(self._larger))
+            self._context.program.report(checked.fit.refusal(self._larger))
             return False
         return True
 

@@ -16,10 +16,10 @@ class LiveThemes:
     """Replaces Textual's themes: ours also color owners and blocks."""
 
     def __init__(
-        self, app: App[object], folder: Path, complain_of: Callable[[Sequence[object]], None]
+        self, app: App[object], folder: Path, report_all: Callable[[Sequence[object]], None]
     ) -> None:
         self.known = Themes({}, [])
-        self._app, self._folder, self._complain_of = app, folder, complain_of
+        self._app, self._folder, self._report_all = app, folder, report_all
         self._saved = Watch(folder)
         self._timer: Timer | None = None
 
@@ -39,7 +39,7 @@ class LiveThemes:
         if self._saved.changed():
             self.read(self._app.theme)
             self._app.refresh_css(animate=False)
-            self._complain_of(self.known.problems)
+            self._report_all(self.known.problems)
 
     def read(self, wanted: str) -> None:
         """Load all themes and select one. The active one stays while its file is missing or invalid."""

@@ -37,7 +37,7 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
             context.signals.broadcast(to)
     except (CannotAttach, StoreError) as error:
         _give_back(context, text, active)
-        context.program.complain(one_line(str(error)))
+        context.program.report(one_line(str(error)))
     else:
         if files:
             names = ", ".join(f"{each.name} ({size(len(each.text.encode()))})" for each in files)

@@ -202,7 +202,7 @@ async def test_opening_something_else_restores_the_screen(bench: Callable[..., A
         await it.pilot.press("alt+m", "3")
         assert not it.main.query_one("#panes").display
         await it.pilot.press(key)
-        assert it.main.query_one("#panes").display and it.monitor.maximised is None
+        assert it.main.query_one("#panes").display and it.monitor.maximized is None
         shown = {"f3": it.drawer, "f4": it.quantization, "ctrl+f": it.main.query_one(FindBar)}
         assert it.monitor.display is (key == "ctrl+f")
         assert key not in shown or shown[key].display

@@ -23,7 +23,7 @@ from minichat.session.pacer import Pacer
 from minichat.session.reasoning import ReplyText
 from minichat.shell import clipboard
 from minichat.shell.keys import key_name
-from minichat.shell.terminal import teach_alt_keys
+from minichat.shell.terminal import fix_alt_keys
 from minichat.ui.likely import visible
 from tests.app.conftest import HERE, run
 
@@ -153,7 +153,7 @@ async def test_in_gnu_screen_the_clipboard_text_is_sent_in_chunks(tmp_path: Path
 
 
 def test_alt_keys_are_parsed_under_their_names() -> None:
-    teach_alt_keys()
+    fix_alt_keys()
 
     def keys(sequence: str) -> list[str]:
         return [event.key for event in XTermParser().feed(sequence)]  # type: ignore[union-attr]

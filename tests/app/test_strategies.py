@@ -19,7 +19,7 @@ from engine.api.request import Finish
 from engine.api.snapshot import BeamsView, HypothesisView, Speculation
 from minichat.clients.fake import FakeBackend
 from minichat.features.decoding.beam_tree import lines_of
-from minichat.session.decoding import KNOBS, grammar_of, nudged, shown
+from minichat.session.decoding import KNOBS, grammar_of, shown, stepped
 from minichat.session.strategies import NAMES, Strategies, name_of
 from tests import impatient
 from tests.app.conftest import run, snapshot
@@ -275,7 +275,7 @@ def test_choices_wrap_around(knob: Any) -> None:
     params, seen = SamplingParams(), []
     for _ in knob.choices:
         seen.append(shown(knob, params))
-        params = params.changed(**{knob.field: nudged(knob, params, 1)})
+        params = params.changed(**{knob.field: stepped(knob, params, 1)})
     assert params == SamplingParams() and len(set(seen)) == len(knob.choices)
     assert {value for value, _ in KNOBS[-2].choices} == {"", *SPECULATION}
 

@@ -14,7 +14,7 @@ from engine.api.params import SPECULATION
 from engine.api.request import Request
 from engine.api.snapshot import Reads
 from engine.execution.changes import Change, UseGraphs
-from engine.execution.protocol import Likeliest, StepResult
+from engine.execution.protocol import StepResult, TopTokens
 from engine.execution.transfers import TransferRunner
 from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables, TableMirror
@@ -172,7 +172,7 @@ class LedgerRunner:
             for row in step.rows
             if row.samples
         ]
-        return StepResult(sampled, runs=runs, seconds=0.001, likeliest=self._likeliest(step))
+        return StepResult(sampled, runs=runs, seconds=0.001, top_tokens=self._top_tokens(step))
 
     def transfer(self, order: TransferOrder) -> None:
         self.transfers.begin(order)
@@ -216,7 +216,7 @@ class LedgerRunner:
     def supply(self, handle: StepResult, masks: Masks) -> None:
         raise AssertionError("no request of the ledger has a grammar")
 
-    def _likeliest(self, step: Step) -> Likeliest | None:
+    def _top_tokens(self, step: Step) -> TopTokens | None:
         rows = [row for row in step.rows if row.samples and self.sampling[row.slot].params.beams > 1]
         if not rows:
             return None
@@ -227,7 +227,7 @@ class LedgerRunner:
         for at, (row, count) in enumerate(zip(rows, asked, strict=True)):
             seen, seed = self._seen(row.slot, row.start + row.length), self.sampling[row.slot].seed
             ids[at, :count], values[at, :count] = likeliest_tokens(seen, seed, count)
-        return Likeliest({row.request: at for at, row in enumerate(rows)}, ids, values)
+        return TopTokens({row.request: at for at, row in enumerate(rows)}, ids, values)
 
     def _drafts(self, step: Step, row: StepRow) -> list[int]:
         """Return the drafts of the step, or make some that are right two times in three."""

@@ -88,7 +88,7 @@ def test_a_retry_uses_the_memory_reserve(llama: Path, monkeypatch: pytest.Monkey
 
 
 def test_steps_grow_again_after_enough_successes(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_settings, "EASED", 4)
+    monkeypatch.setattr(scheduler_settings, "SMALL_STEPS", 4)
     engine, least = engine_on(llama), []
     full = engine.scheduler.rules.step_tokens
     tight = [True]

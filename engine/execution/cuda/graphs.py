@@ -23,7 +23,7 @@ from engine.scheduling.step import Rows
 
 SIZES = (1, 2, 4, *range(8, 513, 8))  # batch sizes of graphs
 PENALTIES = slice(COLUMNS.index("repetition"), COLUMNS.index("frequency") + 1)
-UNPENALISED = np.array([[1.0], [0.0], [0.0]])
+UNPENALIZED = np.array([[1.0], [0.0], [0.0]])
 PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0}  # the slot of a padding row is unused
 BIASES = 2048  # maximum for all rows of a step; with more, sampling is not part of the graph
 
@@ -32,7 +32,7 @@ class Draws(NamedTuple):
     """How logits are processed; each flag is set if any row needs it."""
 
     filtered: bool  # top-k, top-p
-    penalised: bool
+    penalized: bool
     biased: bool
     logprobs: bool
 
@@ -199,7 +199,7 @@ def write_sampling(fields: Mapping[str, np.ndarray], wanted: SamplingInputs) -> 
     columns, count = fields["columns"], len(wanted.numbers)
     columns[:, :count] = wanted.numbers.T
     columns[:, count:] = wanted.numbers[:1].T  # padding samples like the first row, without penalties
-    columns[PENALTIES, count:] = UNPENALISED
+    columns[PENALTIES, count:] = UNPENALIZED
     write_logprob_counts(fields["asked"], wanted)
     if wanted.edits is not None:
         at, values = logit_biases(wanted)

@@ -84,18 +84,18 @@ class DecodingPanel(DecodingDrawer):
 
     @on(Knobs.Turned)
     def _tune(self, event: Knobs.Turned) -> None:
-        with self.context.program.complaining():
+        with self.context.program.reporting_errors():
             self.context.chats.active.tune(event.params)
 
-    @on(Knobs.SaveWanted)
+    @on(Knobs.SaveRequested)
     async def _save(self) -> None:
         await self.context.run(SAVE)
 
-    @on(Knobs.DeleteWanted)
+    @on(Knobs.DeleteRequested)
     async def _delete(self) -> None:
         await self.context.run(DELETE)
 
-    @on(Knobs.GrammarWanted)
+    @on(Knobs.GrammarRequested)
     def _ask_for_grammar(self) -> None:
         ask_for_grammar(self.context)
 
@@ -143,11 +143,11 @@ def ask_for_grammar(context: Context) -> None:
     def take(answer: str | None) -> None:
         if answer is None:
             return
-        with context.program.complaining():
+        with context.program.reporting_errors():
             try:
                 active.tune(active.chat.params.changed(grammar=grammar_of(answer)))
             except EngineError as error:
-                context.program.complain(str(error))
+                context.program.report(str(error))
 
     given = f"/{held.text}/" if held and held.kind == "regex" else ""
     question = "Grammar: the file of a JSON schema, or a /regex/"

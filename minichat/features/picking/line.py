@@ -47,24 +47,24 @@ class TokenPicker(Widget, can_focus=True):
         Binding("escape", "leave", show=False),
     ]
 
-    class Said(Message):
+    class Action(Message):
         """A user action."""
 
-    class Moved(Said):
+    class Moved(Action):
         """The user moved to another token, or the visible tokens have changed."""
 
         def __init__(self, at: int) -> None:
             super().__init__()
             self.at = at
 
-    class Taken(Said):
+    class Taken(Action):
         """The user chose this candidate."""
 
         def __init__(self, choice: int) -> None:
             super().__init__()
             self.choice = choice
 
-    class Left(Said):
+    class Left(Action):
         """The user closed the line."""
 
     words: reactive[Sequence[str]] = reactive((), layout=False)
@@ -72,7 +72,7 @@ class TokenPicker(Widget, can_focus=True):
     rows: reactive[tuple[Likely, ...]] = reactive((), layout=False)
     at: reactive[int] = reactive(0, layout=False)
     choice: reactive[int] = reactive(0, layout=False)
-    told: reactive[str] = reactive("", layout=False)  # the probability of the current token
+    probability: reactive[str] = reactive("", layout=False)  # the probability of the current token
     trouble: reactive[str] = reactive("", layout=False)
     marks: Marks = UNICODE
 
@@ -92,7 +92,8 @@ class TokenPicker(Widget, can_focus=True):
 
     def _head(self) -> Content:
         left = Content.assemble(
-            (f"token {self.at + 1} of {len(self.words)}", "bold $text-primary"), (f"  {self.told}", "$text")
+            (f"token {self.at + 1} of {len(self.words)}", "bold $text-primary"),
+            (f"  {self.probability}", "$text"),
         )
         room = self.size.width - left.cell_length
         keys = next((each for each in _KEYS if len(each) + 2 <= room), "")

@@ -106,7 +106,7 @@ class Guide:
     async def quantize(self, scheme: str) -> Quantized:
         """Convert the weights; return when the conversion has ended."""
         await self._context.program.backend.send(SetQuantization(scheme))
-        return await self.heard(Quantized)
+        return await self.wait_for(Quantized)
 
     async def quiet(self) -> None:
         """Stop all replies of earlier pages."""
@@ -117,7 +117,7 @@ class Guide:
             await asyncio.sleep(_LOOK_EVERY)
         self._events.clear()
 
-    async def heard(self, kind: type[Kind] | tuple[type[Kind], ...], *of: Conversation) -> Kind:
+    async def wait_for(self, kind: type[Kind] | tuple[type[Kind], ...], *of: Conversation) -> Kind:
         """Wait for an event of one of these chats' newest requests; an earlier one of this page counts.
 
         Without a chat: an event that belongs to no request.

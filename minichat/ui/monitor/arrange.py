@@ -13,11 +13,11 @@ Place = tuple[int, int, int, int]  # column, line, width, height
 
 
 def arrange(
-    width: int, height: int, maximised: int | None = None, wanted: Mapping[int, int] | None = None
+    width: int, height: int, maximized: int | None = None, wanted: Mapping[int, int] | None = None
 ) -> dict[int, Place]:
     """Return the place of each visible pane. `wanted`: the lines that a pane can use, if limited."""
-    if maximised is not None:
-        return {maximised: (0, 0, width, height)}
+    if maximized is not None:
+        return {maximized: (0, 0, width, height)}
     stack = partial(_stack, height=height, wanted=wanted or {})
     if width < WIDE:
         return stack(PANES, 0, width)

@@ -26,7 +26,7 @@ _LENGTHS = (
     (0, _TITLE),
 )
 _TABS = 32  # cells reserved for the chats
-_ROOMY = 120  # columns from which all facts are shown, however many chats are open
+_WIDE = 120  # columns from which all facts are shown, however many chats are open
 
 
 def titled(title: str) -> str:
@@ -83,7 +83,7 @@ class ChatTabs(Widget):
         """The facts that fit beside all chats with titles long enough to tell them apart."""
         needed = sum(self._label(*each, _TITLE).cell_length for each in enumerate(self.tabs))
         words = self.facts.split("  ")
-        if width >= _ROOMY:
+        if width >= _WIDE:
             needed = 0
         for count in range(len(words), 0, -1):
             facts = f" {'  '.join(words[:count])} "

@@ -154,7 +154,7 @@ class Entry:
         else:
             yield EntryPart.BODY, self.body.known
             if self._tail_leaf is not None:
-                yield EntryPart.TAIL, len(self._tail_drawn().rows)
+                yield EntryPart.TAIL, len(self._rendered_tail().rows)
         if self.behind:
             yield EntryPart.COMING, 1 + estimate(self.behind, 0, self._canvas.width)
         if self.message.state in ("failed", "stopped"):
@@ -219,7 +219,7 @@ class Entry:
             case EntryPart.FOLD:
                 return RenderedLeaf("", (self._fold(),))
             case EntryPart.TAIL:
-                return self._tail_drawn()
+                return self._rendered_tail()
             case EntryPart.COMING:
                 text = f"{self._canvas.glyphs.cut} loading {self.behind:,} characters"
                 return RenderedLeaf("", (Row((Fragment(text, ("note",)),)),))
@@ -228,7 +228,7 @@ class Entry:
             case _:
                 return RenderedLeaf("", (Row(),))
 
-    def _tail_drawn(self) -> RenderedLeaf:
+    def _rendered_tail(self) -> RenderedLeaf:
         leaf = self._tail_leaf
         return (
             draw(leaf, self._canvas.width, self._canvas.glyphs, (), self._tail)

@@ -21,9 +21,9 @@ IDLE = snapshot(640, rates=Throughput(), ttft=Quantiles(), itl=Quantiles(), step
 
 
 @given(st.integers(1, 300), st.integers(1, 100), st.sampled_from([None, *PANES]))
-def test_panes_neither_overlap_nor_leave_gaps(width: int, height: int, maximised: int | None) -> None:
+def test_panes_neither_overlap_nor_leave_gaps(width: int, height: int, maximized: int | None) -> None:
     room = Region(0, 0, width, height)
-    places = [Region(*place) for place in arrange(width, height, maximised).values()]
+    places = [Region(*place) for place in arrange(width, height, maximized).values()]
     assert places
     assert all(place in room and place.area for place in places)
     assert not any(one.overlaps(other) for one, other in combinations(places, 2))
@@ -94,7 +94,7 @@ async def test_a_number_maximizes_a_pane_and_restores_it() -> None:
         await pilot.press("5")
         assert all(pane.display for pane in panel.panes.values())
         await pilot.press("2", "escape")
-        assert panel.maximised is None
+        assert panel.maximized is None
         assert not heard(pilot, MonitorPanel.Left)
         await pilot.press("escape")
         assert len(heard(pilot, MonitorPanel.Left)) == 1
@@ -105,7 +105,7 @@ async def test_a_hidden_pane_is_not_updated(monkeypatch: pytest.MonkeyPatch) -> 
     told: list[Pane] = []
     monkeypatch.setattr(Pane, "draw", lambda pane: told.append(pane))
     async with staged(panel, (66, 40)) as pilot:
-        panel.maximise(4)
+        panel.maximize(4)
         await pilot.pause()
         told.clear()
         panel.update_from(SHOT, OWNERS)
@@ -144,7 +144,7 @@ async def test_keys_work_wherever_the_focus_is() -> None:
         panel.latency.focus()
         await pilot.press("o", "c", "l", "plus", "minus", "x", "P")
         assert (panel.kvmap.order, panel.kvmap.tint, panel.kvmap.letters) == ("by session", "age", True)
-        assert [message.by for message in heard(pilot, MonitorPanel.RateWanted)] == [1, -1]
+        assert [message.by for message in heard(pilot, MonitorPanel.RateRequested)] == [1, -1]
         assert [message.request for message in heard(pilot, Queues.Abort)] == [0]
         assert [message.request for message in heard(pilot, Queues.Preempt)] == [0]
         await pilot.press("slash", *"xp1")

@@ -28,7 +28,7 @@ def _strengths(columns, row, rows):
 
 
 @triton.jit
-def _penalise(
+def _penalize(
     scores, logits, in_prompt, in_reply, columns, slots, vocab, SEEN: tl.constexpr, TURN: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -79,7 +79,7 @@ def edit(
     rows, vocab = logits.shape
     scores = torch.empty(rows, vocab, dtype=torch.float32, device=logits.device)
     in_prompt, in_reply = (slots, slots) if seen is None else (seen[0].view(torch.uint8), seen[1])
-    _penalise[(rows, triton.cdiv(vocab, TURN))](
+    _penalize[(rows, triton.cdiv(vocab, TURN))](
         scores, logits, in_prompt, in_reply, columns, slots, vocab,
         SEEN=seen is not None, TURN=TURN, num_warps=4,
     )  # fmt: skip

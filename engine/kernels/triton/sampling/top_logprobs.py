@@ -76,7 +76,7 @@ def _of_row(
             score = tl.where(place == one, float("-inf"), score)
 
 
-def likeliest(logits: Tensor, tokens: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def top_logprobs(logits: Tensor, tokens: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the log-probabilities and ranks of the sampled tokens, and the top tokens.
 
     The first two are [rows]; the top ids and their log-probabilities are [rows, 20]. `wanted` is the number

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.events import TokenLogprob
-from minichat.session.parting import Comparison
+from minichat.session.divergence import Comparison
 from tests.app.conftest import run
 
 WHO = "ABCD"
@@ -42,14 +42,14 @@ def test_the_divergence_does_not_depend_on_the_order_of_arrival(
             comparison.end(each)
             going.remove(each)
         if comparison.at is not None:
-            assert comparison.parting(each if comparison.reached(each) else told[-1]).at == comparison.at
+            assert comparison.divergence(each if comparison.reached(each) else told[-1]).at == comparison.at
     columns = [[tokens[at] if at < len(tokens) else None for tokens in said] for at in range(7)]
     expected = next((at for at, column in enumerate(columns) if len(set(column)) > 1), None)
     assert comparison.at == expected
     assert set(told) == (set() if expected is None else set(who))
     if expected is not None:
         for each, token in zip(who, columns[expected], strict=True):
-            seen = comparison.parting(each)
+            seen = comparison.divergence(each)
             assert seen.token == token
             assert {(other.who, other.token) for other in seen.others} == {
                 (other, theirs)
@@ -64,11 +64,11 @@ def test_the_likelihoods_are_those_of_the_reply_shown() -> None:
     comparison.take("B", [rival_tokens(1), rival_tokens(3)])
     comparison.take("C", [rival_tokens(1)])
     comparison.end("C")
-    seen = comparison.parting("A")
+    seen = comparison.divergence("A")
     assert (seen.at, seen.token, round(seen.share, 3)) == (1, 2, 0.5)
     assert [(each.who, each.token) for each in seen.others] == [("B", 3), ("C", None)]
     assert [each.share and round(each.share, 3) for each in seen.others] == [0.25, None]
-    assert comparison.parting("B").others[0].share is None, "token 2 was not in its top tokens"
+    assert comparison.divergence("B").others[0].share is None, "token 2 was not in its top tokens"
 
 
 async def broadcast(it: Any) -> None:
@@ -96,7 +96,7 @@ async def test_both_panes_show_the_divergence(bench: Callable[..., Any]) -> None
         assert "Replies diverge at token" not in it.screen_text(), "the other reply may still match"
         second.say("c", logprobs=[rival_tokens(ord("c"), ord("b"))])
         await it.until(lambda: it.screen_text().count("Replies diverge at token 2") == 2)
-        assert [str(pane.parting.content).strip() for pane in it.main.panes] == [
+        assert [str(pane.divergence.content).strip() for pane in it.main.panes] == [
             'Replies diverge at token 2: "·word98" 50.0%, B "·word99" not in the top 10',
             'Replies diverge at token 2: "·word99" 50.0%, A "·word98" 25.0% here',
         ]
