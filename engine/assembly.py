@@ -173,11 +173,11 @@ def _scheduler(
     )
 
 
-def _use_threads(wanted: int | None, weights: int) -> None:
+def _use_threads(requested: int | None, weights: int) -> None:
     """Set the number of CPU threads. A small model gains nothing from a second thread, even while loading,
     and loses a lot on a busy machine. The next model in this process may be large.
     """
-    torch.set_num_threads(wanted or (1 if weights < _ONE_THREAD else _ALL_THREADS))
+    torch.set_num_threads(requested or (1 if weights < _ONE_THREAD else _ALL_THREADS))
 
 
 def _stored_bytes(folder: Path) -> int:
@@ -215,10 +215,10 @@ def _room(
     )
 
 
-def _refuse_beyond(name: str, wanted: int | None, each: int, there: int) -> None:
+def _refuse_beyond(name: str, requested: int | None, each: int, there: int) -> None:
     """Reject sizes beyond the device's memory. The system would grant them and later kill the process."""
-    if wanted is not None and wanted * each > there:
-        raise BadInput(f"{name}: {wanted} blocks of {each} bytes exceed the {there} bytes of memory")
+    if requested is not None and requested * each > there:
+        raise BadInput(f"{name}: {requested} blocks of {each} bytes exceed the {there} bytes of memory")
 
 
 def _windowed(specs: tuple[LayerSpec, ...], config: EngineConfig) -> tuple[LayerSpec, ...]:

@@ -163,8 +163,8 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.presets.read()
         self._themes.begin()
         self._report_all([*self._misfits, *self.start.loaded.problems, *self._themes.known.problems])
-        if (wanted := self.settings.screen.theme) not in (there := self._themes.known.palettes):
-            self.report(f"screen.theme: {wanted!r} {unknown(wanted, there)}")
+        if (name := self.settings.screen.theme) not in (there := self._themes.known.palettes):
+            self.report(f"screen.theme: {name!r} {unknown(name, there)}")
         self._show_notices()
         self._signal_loop = asyncio.get_running_loop()
         self._signal_loop.set_exception_handler(self.containment.take_from_loop)

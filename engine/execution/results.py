@@ -48,9 +48,9 @@ def logprobs_of(rows: Rows, tokens: Tensor, found: Logprobs) -> dict[int, tuple[
     """By request, for those that asked for log-probabilities."""
     columns = [each.tolist() for each in (found.chosen, found.ranks, found.ids, found.values)]
     by_request: dict[int, tuple[TokenLogprob, ...]] = {}
-    for (row, wanted), place in zip(found.asked, found.places, strict=True):
+    for (row, count), place in zip(found.asked, found.places, strict=True):
         chosen, rank, ids, values = (column[place] for column in columns)
-        likely = zip(ids[:wanted], values[:wanted], strict=True)
+        likely = zip(ids[:count], values[:count], strict=True)
         top = tuple(pair for pair in likely if pair[1] > -math.inf)  # a grammar may allow fewer
         request = rows[row].request
         by_request[request] = (

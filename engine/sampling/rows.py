@@ -199,7 +199,7 @@ class SamplingRows:
         """Return which of these slots' rows follow a grammar."""
         return [row for row, slot in enumerate(slots) if slot in self._guided] if self._guided else []
 
-    def wanted(self, at: np.ndarray, indices: Indices) -> SamplingInputs | None:
+    def inputs(self, at: np.ndarray, indices: Indices) -> SamplingInputs | None:
         """Like `view`, for the sampling kernels. None if a grammar or a beam search also needs the logits."""
         slots = at.tolist()
         others = (self._candidates, self._guided)

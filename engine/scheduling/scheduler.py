@@ -149,8 +149,8 @@ class Scheduler:
         count += drafted
         tail = kv.shared_tail(request) if request.shares_tail else None
         missing = kv.blocks_for(start + count) - len(request.blocks)
-        while not pool.can_take(wanted := missing + (tail is not None)):
-            if wanted <= pool.available + self.transfers.freeing:
+        while not pool.can_take(needed := missing + (tail is not None)):
+            if needed <= pool.available + self.transfers.freeing:
                 builder.short = True
                 return False
             if self.preempt_last(builder) is request:

@@ -65,9 +65,9 @@ def _points(chart: Chart) -> Iterator[str]:
         yield _words(name[0], name[2], point.name, "start", colour=colour)
 
 
-def _free(begin: float, end: float, wanted: float, taken: Sequence[Room]) -> Room:
-    """The free space nearest to the wanted line and above the axis."""
-    lowest = min(wanted, _HEIGHT - 5)
+def _free(begin: float, end: float, target: float, taken: Sequence[Room]) -> Room:
+    """The free space nearest to the target line and above the axis."""
+    lowest = min(target, _HEIGHT - 5)
     lines = (lowest + by * _LETTERING for by in sorted(range(-2 * len(taken), len(taken)), key=abs))
     return next(
         (begin, end, line)

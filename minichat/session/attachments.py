@@ -179,11 +179,11 @@ def offers(name: str, entries: Sequence[Entry]) -> list[Offer]:
     """Entries that start with the name, then those that contain it; empty if the name is complete."""
     above = folder_of(name)
     last = name.removeprefix(above)
-    wanted = last.lower()
+    needle = last.lower()
     fitting = [
-        (not entry.lower().startswith(wanted), entry.lower(), entry, folder)
+        (not entry.lower().startswith(needle), entry.lower(), entry, folder)
         for entry, folder in entries
-        if wanted in entry.lower() and not (entry.startswith(".") and not last.startswith("."))
+        if needle in entry.lower() and not (entry.startswith(".") and not last.startswith("."))
     ]
     if [each[2] for each in fitting] == [last] and not fitting[0][3]:
         return []

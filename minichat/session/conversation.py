@@ -85,21 +85,21 @@ class Conversation:
     def retry(self, message_id: int | None = None) -> bool:
         """Regenerate the last reply, or the given one and remove what follows."""
         replies = [message for message in self.chat.messages if message.role == "assistant"]
-        wanted = [message for message in replies if message_id in (None, message.id)]
-        if self.streaming or not wanted:
+        found = [message for message in replies if message_id in (None, message.id)]
+        if self.streaming or not found:
             return False
-        self._cut(wanted[-1].id)
+        self._cut(found[-1].id)
         self._answer()
         return True
 
     def edit(self, message_id: int | None = None) -> str | None:
         """Start editing the given or newest user message, which the next send replaces. Return its text."""
         own = [message for message in self.chat.messages if message.role == "user"]
-        wanted = [message for message in own if message_id in (None, message.id)]
-        if self.streaming or not wanted:
+        found = [message for message in own if message_id in (None, message.id)]
+        if self.streaming or not found:
             return None
-        self.editing = wanted[-1].id
-        return wanted[-1].text
+        self.editing = found[-1].id
+        return found[-1].text
 
     def files(self) -> tuple[Attachment, ...]:
         """The attachments of the edited message; their files may no longer exist."""

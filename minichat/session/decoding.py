@@ -168,8 +168,8 @@ def parsed(knob: Knob, text: str) -> Any:
     try:
         return int(text) if knob.whole else float(text)
     except ValueError:
-        wanted = "a whole number" if knob.whole else "a number"
-        raise BadParams(knob.field, f"must be {wanted}, got {text!r}") from None
+        expected = "a whole number" if knob.whole else "a number"
+        raise BadParams(knob.field, f"must be {expected}, got {text!r}") from None
 
 
 def stepped(knob: Knob, params: SamplingParams, steps: int) -> Any:

@@ -112,7 +112,7 @@ def _section(document: TomlDocument, kind: type[T], section: str, table: Mapping
         if name not in rules:
             document.report(f"{section}.{name}", unknown(name, rules))
         elif not rules[name].accepts(value):
-            document.report(f"{section}.{name}", f"must be {rules[name].wanted}, got {literal(value)}")
+            document.report(f"{section}.{name}", f"must be {rules[name].expected}, got {literal(value)}")
         else:
             good[name] = value
     return kind(**good)
@@ -125,8 +125,8 @@ def _keys(document: TomlDocument, table: Mapping[str, Any]) -> dict[str, tuple[s
         if keys and all(isinstance(key, str) and key for key in keys):
             good[name] = tuple(keys)
         else:
-            wanted = 'a key like "ctrl+n", or a list of keys'
-            document.report(f"keys.{name}", f"must be {wanted}, got {literal(value)}")
+            expected = 'a key like "ctrl+n", or a list of keys'
+            document.report(f"keys.{name}", f"must be {expected}, got {literal(value)}")
     return good
 
 

@@ -74,15 +74,15 @@ class Frames(Compositor):
             self._placed = self.layers_visible
             self._pieces.clear()
             self._sent.clear()
-        wanted: dict[Widget, dict[int, list[Piece]]] = defaultdict(dict)
+        dirty: dict[Widget, dict[int, list[Piece]]] = defaultdict(dict)
         for y, spans in groupby(self._dirty_spans(), key=lambda span: span[0]):
             changed = list(spans)
             for piece in self._line(y):
                 if any(piece.x < right and left < piece.end for _, left, right in changed):
-                    wanted[piece.widget].setdefault(y, []).append(piece)
-        if not wanted:
+                    dirty[piece.widget].setdefault(y, []).append(piece)
+        if not dirty:
             return None
-        made = [each for widget, lines in wanted.items() for each in _made(widget, lines)]
+        made = [each for widget, lines in dirty.items() for each in _made(widget, lines)]
         return Frame(sorted(made, key=lambda each: (each[0], each[1].x)), self._sent)
 
     def _dirty_spans(self) -> list[tuple[int, int, int]]:

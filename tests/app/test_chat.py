@@ -184,7 +184,7 @@ async def test_a_prompt_sent_while_a_reply_runs_is_kept(bench: Callable[..., Any
         await it.say("hello")
         it.main.prompt.put("more")
         await it.pilot.press("enter")
-        await it.until(lambda: any("still replying" in said for said in it.notices()))
+        await it.until(lambda: any("still replying" in notice for notice in it.notices()))
         assert it.main.prompt.text == "more"
 
 

@@ -25,13 +25,15 @@ replies = st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=2, max_size
 
 @given(replies, st.data())
 def test_the_divergence_does_not_depend_on_the_order_of_arrival(
-    said: list[list[int]], data: st.DataObject
+    replies: list[list[int]], data: st.DataObject
 ) -> None:
     """Chunks of any size in any order, against a plain search through the complete replies."""
-    who = WHO[: len(said)]
-    told: list[str] = []
-    comparison = Comparison(who, lambda _, each: told.append(each))
-    left = {each: [rival_tokens(token) for token in tokens] for each, tokens in zip(who, said, strict=True)}
+    who = WHO[: len(replies)]
+    notified: list[str] = []
+    comparison = Comparison(who, lambda _, each: notified.append(each))
+    left = {
+        each: [rival_tokens(token) for token in tokens] for each, tokens in zip(who, replies, strict=True)
+    }
     going = list(who)
     while going:
         each = data.draw(st.sampled_from(going))
@@ -42,11 +44,13 @@ def test_the_divergence_does_not_depend_on_the_order_of_arrival(
             comparison.end(each)
             going.remove(each)
         if comparison.at is not None:
-            assert comparison.divergence(each if comparison.reached(each) else told[-1]).at == comparison.at
-    columns = [[tokens[at] if at < len(tokens) else None for tokens in said] for at in range(7)]
+            assert (
+                comparison.divergence(each if comparison.reached(each) else notified[-1]).at == comparison.at
+            )
+    columns = [[tokens[at] if at < len(tokens) else None for tokens in replies] for at in range(7)]
     expected = next((at for at, column in enumerate(columns) if len(set(column)) > 1), None)
     assert comparison.at == expected
-    assert set(told) == (set() if expected is None else set(who))
+    assert set(notified) == (set() if expected is None else set(who))
     if expected is not None:
         for each, token in zip(who, columns[expected], strict=True):
             seen = comparison.divergence(each)

@@ -81,8 +81,8 @@ async def test_several_chats_or_one(bench: Callable[..., Any]) -> None:
         assert len(it.main.shown) == 2
         await it.pilot.resize_terminal(120, 40)
         await it.pilot.press("alt+p")
-        said = "Showing chats side by side needs 180 columns; this terminal has 120"
-        assert it.notices()[2:] == [said]
+        notice = "Showing chats side by side needs 180 columns; this terminal has 120"
+        assert it.notices()[2:] == [notice]
         await it.pilot.resize_terminal(200, 50)  # without a visible monitor, nothing changed
         await it.until(lambda: len(it.main.shown) == 2)
 

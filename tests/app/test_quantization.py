@@ -154,7 +154,7 @@ async def test_the_kv_cache_has_its_own_schemes(bench: Callable[..., Any]) -> No
         await it.until(lambda: "1,772 blocks" in it.screen_text() and "attention old" in it.screen_text())
         await it.pilot.press("tab", "down", "enter")
         await it.until(lambda: backend.recached == ["int8"])
-        await it.until(lambda: any("wait for 1" in said for said in it.notices()))
+        await it.until(lambda: any("wait for 1" in notice for notice in it.notices()))
         assert backend.quantized == []
 
 

@@ -297,10 +297,10 @@ async def test_several_replies_open_in_forks(bench: Callable[..., Any]) -> None:
         put(Delta(reply.id, finish=Finish.FAILED, error="no number", choice=2))
         await it.until(lambda: len(it.app.chats) == 3)
         assert it.app.chats.active is first and not first.streaming
-        said = [each.chat.messages[-1] for each in it.app.chats]
-        assert [each.text for each in said] == ["one", "two and a half", "three"]
-        assert [each.state for each in said] == ["done", "stopped", "failed"]
-        assert said[2].reasoning == "hm" and said[2].error == "no number"
+        replies = [each.chat.messages[-1] for each in it.app.chats]
+        assert [each.text for each in replies] == ["one", "two and a half", "three"]
+        assert [each.state for each in replies] == ["done", "stopped", "failed"]
+        assert replies[2].reasoning == "hm" and replies[2].error == "no number"
         await it.until(lambda: "two and a half" in it.screen_text())
         assert {each.role for each in it.app.store.chat(list(it.app.chats)[1].chat.id).messages} == {
             "user",
@@ -363,8 +363,8 @@ async def test_random_changes_leave_chat_and_engine_in_agreement(
                         )
             run_now = it.app.chats.active.run
             if run_now is not None and run_now.reply is not None:
-                await it.until(lambda now=run_now: without_n(now.reply.params) == without_n(now.told))
-                assert without_n(run_now.told).changed(logprobs=None) == without_n(
+                await it.until(lambda now=run_now: without_n(now.reply.params) == without_n(now.sent))
+                assert without_n(run_now.sent).changed(logprobs=None) == without_n(
                     it.app.chats.active.chat.params
                 )
                 it.replies[-1].end()

@@ -76,4 +76,4 @@ async def test_an_error_message_is_harmless(bench: Callable[..., Any]) -> None:
         it.app.report(f"refused\n{EVIL}")
         await it.until(lambda: "lost" in it.screen_text())
         assert harmless(it)
-        assert all(said.isprintable() for said in it.notices())
+        assert all(notice.isprintable() for notice in it.notices())

@@ -147,7 +147,7 @@ class LedgerRunner:
         self.steps.append(step)
         self._apply(step)
         if self.fails(step):
-            raise RuntimeError("told to fail")
+            raise RuntimeError("simulated failure")
         if step.copies:
             froms, tos = map(list, zip(*step.copies, strict=True))
             self.cells[tos] = self.cells[froms]

@@ -47,10 +47,10 @@ def test_runs_without_the_checkout(wheel: zipfile.ZipFile, tmp_path: Path) -> No
     wheel.extractall(tmp_path / "site")
     program = "import minichat, engine; print(minichat.__file__, engine.__file__, sep='\\n')"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    said = subprocess.run(
+    listed = subprocess.run(
         [sys.executable, "-P", "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    assert said.stdout.splitlines() == [
+    assert listed.stdout.splitlines() == [
         str(tmp_path / "site" / package / "__init__.py") for package in ("minichat", "engine")
     ]
 

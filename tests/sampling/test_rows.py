@@ -42,7 +42,7 @@ def test_counting_incrementally_equals_counting_from_scratch(
     prompt: list[int], reply: list[int], cut: int, pending: bool
 ) -> None:
     """Penalties may be set after any number of tokens, with the last one pending or on the host."""
-    wanted = make_rows([PENALIZED], VOCAB, tokens=[prompt + reply], prompt_len=3)
+    expected = make_rows([PENALIZED], VOCAB, tokens=[prompt + reply], prompt_len=3)
     rows = SamplingRows(2, VOCAB, CPU)
     set_slot(rows, 0, PLAIN, prompt)
     cut = min(cut, len(reply))
@@ -54,7 +54,7 @@ def test_counting_incrementally_equals_counting_from_scratch(
         set_slot(rows, 0, PENALIZED, prompt + reply[:cut])
     for token in reply[cut:]:
         rows.note([1, 0], torch.tensor([29 - token, token]))
-    assert scores(rows, 0) == scores(wanted, 0)
+    assert scores(rows, 0) == scores(expected, 0)
 
 
 def test_setting_a_slot_twice_changes_nothing() -> None:

@@ -163,7 +163,7 @@ def drafts_of(
     draw: Draw,
 ) -> dict[int, tuple[int, ...]]:
     """Drafts by request, as many as each row has room for. `rows`: each row and its token."""
-    wanted = {row.request: row.drafted for row, _ in rows}
+    requested = {row.request: row.drafted for row, _ in rows}
     turns = [_caught_up(drafter, drafter.begin(row, token), batches, last_ids) for row, token in rows]
     sampled: list[tuple[list[StepRow], Tensor]] = []
     while turns:
@@ -177,7 +177,7 @@ def drafts_of(
         turns = [
             (StepRow(row.request, row.slot, row.start + row.length, 1, True), [LAST])
             for row, _ in turns
-            if wanted[row.request] > len(sampled)
+            if requested[row.request] > len(sampled)
         ]
     found: dict[int, tuple[int, ...]] = {}
     tokens = iter(torch.cat([ids for _, ids in sampled]).tolist())

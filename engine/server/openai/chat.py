@@ -43,13 +43,13 @@ async def chat(request: Request) -> Response:
         raise ApiError(400, "max_tokens and max_completion_tokens cannot both be set", param="max_tokens")
     conversation, mode = await off_loop(request, lambda: _conversation(state, asked))
     opened = await state.opens_thinking(mode, conversation.options)
-    form, wanted = await off_loop(request, lambda: _form(state, asked, conversation, opened))
+    form, requested = await off_loop(request, lambda: _form(state, asked, conversation, opened))
     return await answer(
         request,
         asked,
         [conversation],
         form,
-        wanted,
+        requested,
         logprobs=logprobs,
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
     )

@@ -66,8 +66,8 @@ class DecodingPanel(DecodingDrawer):
         self.likely.show(active.likely, words)
         searching, beams = active.chat.params.beams > 1, seen.beams if seen else None
         self.show_search(searching, beams, words, over=not active.streaming)
-        wanted = seen is not None and bool(active.chat.params.speculate)
-        self.show_gains(seen.speculation if seen and wanted else None)
+        speculating = seen is not None and bool(active.chat.params.speculate)
+        self.show_gains(seen.speculation if seen and speculating else None)
 
     def _look(self, active: Conversation, snapshot: Snapshot) -> None:
         if active.run is None or active.run.reply is None:

@@ -143,8 +143,8 @@ class MonitorPanel(Widget):
 
     def places(self, size: Size) -> dict[int, Place]:
         """Where each pane is. A pane with little to show leaves its lines to the others."""
-        wanted = {number: pane.wanted for number, pane in self.panes.items()}
-        known = {number: lines for number, lines in wanted.items() if lines is not None}
+        useful_lines = {number: pane.useful_lines for number, pane in self.panes.items()}
+        known = {number: lines for number, lines in useful_lines.items() if lines is not None}
         return arrange(size.width, size.height, self.maximized, known)
 
     def focus_first(self) -> None:

@@ -161,10 +161,10 @@ class Entry:
             yield EntryPart.NOTE, len(self.note().rows)
         yield EntryPart.SPACE, 1
 
-    def part_top(self, wanted: EntryPart) -> int:
+    def part_top(self, target: EntryPart) -> int:
         top = 0
         for part, height in self.parts():
-            if part >= wanted:
+            if part >= target:
                 return top
             top += height
         return top

@@ -11,8 +11,8 @@ from tests import impatient
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    wanted = inspect.signature(pyfuncitem.obj).parameters
-    impatient.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    expected = inspect.signature(pyfuncitem.obj).parameters
+    impatient.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in expected}))
     return True
 
 

@@ -214,7 +214,7 @@ async def test_an_engine_that_ended_has_no_latencies() -> None:
     async with staged(latency, (62, 6), focus=False):
         shot = snapshot(64, [request(1)])
         latency.update_from(shot, OWNERS)
-        latency.update_from(shot.ended("the engine was told to go"), OWNERS)
+        latency.update_from(shot.ended("the engine was stopped"), OWNERS)
         assert "step -" in lines(latency)[0]
         assert "p50       -  p99       -  n 0" in lines(latency)[1]
         assert "p50       -  p99       -  n 0" in lines(latency)[2]

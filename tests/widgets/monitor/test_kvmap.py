@@ -11,7 +11,7 @@ from minichat.shell.themes import OKABE_ITO
 from minichat.ui.monitor import KVMap
 from minichat.ui.monitor.owners import Owner
 from tests.widgets.monitor.snapshots import OWNERS, blocks, request, snapshot
-from tests.widgets.monitor.stage import heard, lines, staged, until
+from tests.widgets.monitor.stage import lines, received, staged, until
 
 TWO = (request(0, blocks=(0, 1, 2, 3)), request(1, blocks=(0, 1, 4)))  # they share blocks 0 and 1
 
@@ -136,7 +136,7 @@ async def test_enter_lists_the_holders_of_the_blocks() -> None:
         await pilot.press("escape")
         assert not kvmap.zoomed
         pointed = [
-            message.blocks for message in heard(pilot, KVMap.Pointed) if isinstance(message, KVMap.Pointed)
+            message.blocks for message in received(pilot, KVMap.Pointed) if isinstance(message, KVMap.Pointed)
         ]
         assert pointed == [(0,), (1,), (2,), (3,), (4,), (5,), (6,)]
 
