@@ -186,7 +186,7 @@ class MinichatApp(App[object], inherit_bindings=False):
             return  # the screen is closed and the engine is shutting down
         for event in events:
             if isinstance(event, Died):
-                self.lifecycle.lose(f"the engine has stopped: {event.error}")
+                self.lifecycle.report_loss(f"the engine has stopped: {event.error}")
                 self.ask(self._look())
             elif isinstance(event, LinkLost) and self.is_running:
                 self.lifecycle.cut(event)

@@ -92,7 +92,7 @@ class Workspace(Protocol):
 
     broadcast: bool  # whether a message goes to all visible chats
     found: str  # what the first start found on this machine
-    greets: bool  # whether an empty chat shows the greeting
+    shows_greeting: bool  # whether an empty chat shows the greeting
     side_by_side: bool
 
     @property

@@ -148,7 +148,7 @@ def continuous_batching(bench: Bench) -> None:
 def chunked_prefill(bench: Bench) -> None:
     """The longest stall of four running replies when a prompt of 1,500 tokens arrives."""
     ids = prompts()
-    calm: list[float] = []
+    baseline: list[float] = []
     engines = {"whole": pocket(chunked_prefill=False)}
     engines |= {f"{budget} tokens a step": pocket(max_step_tokens=budget) for budget in (512, 64)}
     firsts: dict[str, list[float]] = {name: [] for name in engines}
@@ -156,7 +156,7 @@ def chunked_prefill(bench: Bench) -> None:
     def arrival(name: str, engine: Engine) -> float:
         readers = [ask(engine, ids, 16, 400) for _ in range(4)]
         drain(engine, until=lambda: len(readers[0].times) > 10)
-        calm.append(median(readers[0].gaps))
+        baseline.append(median(readers[0].gaps))
         long = ask(engine, ids, 1500, 4)
         drain(engine, until=lambda: len(long.times) == 4)
         firsts[name].append(long.ttft)
@@ -164,7 +164,7 @@ def chunked_prefill(bench: Bench) -> None:
         return max(max(reader.gaps[10:]) for reader in readers)
 
     stalls = rounds(bench, {name: partial(arrival, name, engine) for name, engine in engines.items()})
-    bench.note("time between two tokens before it comes", calm[len(engines) * bench.warmup :], "s")
+    bench.note("time between two tokens before it comes", baseline[len(engines) * bench.warmup :], "s")
     note_all(bench, "longest stall of a running reply, prompt", stalls)
     counted = {name: values[bench.warmup :] for name, values in firsts.items()}
     note_all(bench, "first token of the long prompt", counted)
@@ -252,7 +252,7 @@ def preemption(bench: Bench) -> None:
     bench.note("preemptions in one run", engines["auto"].scheduler.preemptions / runs, "times")
     costs = engines["auto"].scheduler.costs
     bench.note("measured: to compute a token of a prompt", costs.prefill_token or 0.0, "s")
-    moved = engines["auto"].scheduler.transfers.tiers["host"].cost.there_and_back(1) / 2
+    moved = engines["auto"].scheduler.transfers.tiers["host"].cost.round_trip(1) / 2
     bench.note("measured: to move a block", moved, "s")
 
 

@@ -131,9 +131,9 @@ class ModelRunner:
 
     def _use_scheme(self, weights: Weights, scheme: str) -> None:
         """Finish a change of scheme. The cache gets the memory the weights freed, or gives up some."""
-        won = weights.settle(scheme)
+        freed_bytes = weights.settle(scheme)
         if self._room is not None:
-            self._room = replace(self._room, nbytes=self._room.nbytes + won)
+            self._room = replace(self._room, nbytes=self._room.nbytes + freed_bytes)
         self.products_changed(recordable=weights.scheme.graphs)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # torch's cached memory goes to the KV cache, and to other processes

@@ -18,7 +18,7 @@ from engine.kv.window import Window
 from engine.scheduling.changes import Changes
 from engine.scheduling.costs import Costs
 from engine.scheduling.policy import Outlook, Policy
-from engine.scheduling.proof import prove
+from engine.scheduling.proof import check_invariants
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.step import LAST, Drafts, Step, StepBuilder, StepRow
@@ -280,7 +280,7 @@ class Scheduler:
             request.tokens.append(token)
             request.pending -= 1
             if request.params.speculate and not row.drafted:
-                self.speculator.saw_token(request)
+                self.speculator.observe_token(request)
         elif row.samples:  # its group decides the next token
             if request.slot < 0:
                 self.waiting.remove(request)
@@ -396,4 +396,4 @@ class Scheduler:
 
     def check(self) -> None:
         """Check that blocks, slots and queues agree. Raises AssertionError if not."""
-        prove(self.requests, self.running, self.waiting, self.transfers, self.kv)
+        check_invariants(self.requests, self.running, self.waiting, self.transfers, self.kv)

@@ -41,7 +41,7 @@ class Transfers:
         self.tiers = {tier.name: tier for tier in tiers}
         self._kv, self._rules, self._costs = kv, rules, costs
         self.orders: list[TransferOrder] = []  # to be sent, in this order
-        self.under_way: dict[int, Moving] = {}
+        self.in_flight: dict[int, Moving] = {}
         self.loading: dict[int, Request] = {}  # neither queued nor running
         self.loaded: list[Request] = []  # their blocks are loaded; they wait for a slot
         self._ids = itertools.count()
@@ -51,7 +51,7 @@ class Transfers:
 
     @property
     def pending(self) -> bool:
-        return bool(self.orders or self.under_way)
+        return bool(self.orders or self.in_flight)
 
     @property
     def sizes(self) -> tuple[tuple[str, int], ...]:
@@ -69,7 +69,7 @@ class Transfers:
         refs = self._kv.pool.refs
         return sum(
             refs[block] == 1
-            for moving in self.under_way.values()
+            for moving in self.in_flight.values()
             if moving.order.kind == "store"
             for block in moving.blocks
         )
@@ -84,7 +84,7 @@ class Transfers:
         if self._rules.preemption == "recompute" or not (names := self._kv.names(victim)):
             return ""
         for tier in self.tiers.values():
-            seconds = tier.cost.there_and_back(len(names))
+            seconds = tier.cost.round_trip(len(names))
             if self._costs.moving_pays(seconds, victim.launched, self._rules) and self._fits(tier, names):
                 self._store(tier.name, victim, names)
                 return tier.name
@@ -117,7 +117,7 @@ class Transfers:
         missing, blocks = zip(*fresh, strict=True)
         self._storing.update((tier, name) for name in missing)
         order = self._order("store", tier, missing, blocks)
-        self.under_way[order.id] = Moving(order, written, victim)
+        self.in_flight[order.id] = Moving(order, written, victim)
         victim.stored = Stored(tier, names, order.id)
 
     # Loading
@@ -130,7 +130,7 @@ class Transfers:
             names = tuple(request.chain[: (len(request.tokens) - 1) // kv.pool.block_size])
             if not self._rules.prefix_cache or kv.window is not None:
                 names = ()
-        elif moving := self.under_way.get(stored.transfer):  # they are still on the device
+        elif moving := self.in_flight.get(stored.transfer):  # they are still on the device
             return FoundBlocks(moving.blocks[: kv.blocks_for(request.launched)], request.launched)
         else:
             again = self._rules.prefix_cache and kv.window is None and request.epoch == kv.epoch
@@ -186,7 +186,7 @@ class Transfers:
             pool.share(blocks)
             self._retain(found.tier, found.names)
             order = self._order("load", found.tier, found.names, tuple(blocks))
-            self.under_way[order.id] = Moving(order, blocks, request)
+            self.in_flight[order.id] = Moving(order, blocks, request)
             self.loading[request.id] = request
         self.release(request)
         return not found.names
@@ -195,13 +195,13 @@ class Transfers:
 
     def end(self, end: TransferEnd) -> Moving:
         """Handle the end of a store or load: release the blocks that the transfer held."""
-        moving = self.under_way.pop(end.id)
+        moving = self.in_flight.pop(end.id)
         order, loads = moving.order, moving.order.kind == "load"
         self._kv.pool.give_back(moving.blocks)
         if end.error:
             self._lost.update((order.tier, name) for name in order.names)
         else:
-            self.tiers[order.tier].cost.saw(len(order.names), end.seconds, load=loads)
+            self.tiers[order.tier].cost.observe(len(order.names), end.seconds, load=loads)
         if loads:
             self._release(order.tier, order.names)
             waits = self.loading.pop(moving.request.id, None)
@@ -229,7 +229,7 @@ class Transfers:
         """Make all blocks the request computed unfindable, because they may be wrong."""
         pool = self._kv.pool
         pool.forget(request.blocks)
-        for moving in self.under_way.values():
+        for moving in self.in_flight.values():
             if moving.request is request:
                 pool.forget(moving.blocks)
         if request.stored is not None:
@@ -238,7 +238,7 @@ class Transfers:
 
     def clear(self) -> None:
         """Drop all transfers, because the engine is dead."""
-        for each in (self.orders, self.under_way, self.loading, self.loaded):
+        for each in (self.orders, self.in_flight, self.loading, self.loaded):
             each.clear()
         for names in (self._retained, self._storing, self._lost):
             names.clear()
@@ -249,7 +249,7 @@ class Transfers:
         for stored in (each.stored for each in requests if each.stored is not None):
             retained.update((stored.tier, name) for name in stored.names)
         storing = set[tuple[str, BlockName]]()
-        for order in (each.order for each in self.under_way.values()):
+        for order in (each.order for each in self.in_flight.values()):
             names = [(order.tier, name) for name in order.names]
             retained.update(names) if order.kind == "load" else storing.update(names)
         assert retained == self._retained, "retained names and requests disagree"

@@ -210,7 +210,7 @@ def dry_engine(
         scheduler=scheduler,
         runner=DryRunner(
             scheduler.requests,
-            script or babble(text),
+            script or random_words(text),
             text.stop_ids,
             text.vocab_size,
             rate,
@@ -225,7 +225,7 @@ def dry_engine(
     )
 
 
-def babble(tokenizer: Tokenizer) -> Script:
+def random_words(tokenizer: Tokenizer) -> Script:
     """A script of random words, the same for the same prompt and seed. It closes an open <think> section."""
 
     def script(prompt: Sequence[int], params: SamplingParams) -> list[int]:

@@ -93,7 +93,7 @@ class Lifecycle:
         if conversion.new is weights.scheme:
             return None
         blocks, size = (
-            engine.runner.blocks_with(weights.won(conversion.new)),
+            engine.runner.blocks_with(weights.freed_bytes(conversion.new)),
             engine.scheduler.pool.block_size,
         )
         if blocks is not None and blocks * size < engine.limits.context:

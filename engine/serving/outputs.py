@@ -96,7 +96,7 @@ class OutputProcessor:
         if (request := self._scheduler.requests.get(row.request)) is None:
             return None
         run = result.runs[row.request]
-        self._scheduler.speculator.saw_run(request, row.drafted, len(run) - 1, len(step.rows))
+        self._scheduler.speculator.observe_run(request, row.drafted, len(run) - 1, len(step.rows))
         if request.stamp != step.drafts[row.request].stamp:
             run = run[:1]  # only that one was launched before the request was changed
         self._scheduler.settle(row, len(run))

@@ -118,11 +118,11 @@ class LocalBackend:
             raise
 
     async def switch(self, model: str, progress: Progress) -> Snapshot:
-        await in_thread(self._let_go)
+        await in_thread(self._close_engine)
         self._config = replace(self._config, model=model)
         return await self.load(progress)
 
-    def _let_go(self) -> None:
+    def _close_engine(self) -> None:
         """Close the engine and free its memory, before the next one measures free memory."""
         host, self._engine = self._engine, None
         if host is None:

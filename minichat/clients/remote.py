@@ -53,7 +53,7 @@ class RemoteReply:
                 self._before = [Delta(self.id, tuple(before["tokens"]), before["text"])]
         self._link, self._learn = link, learn
         self._received = 0  # deltas
-        self._came: deque[bytes] = deque()  # decoded when the reader takes its turn
+        self._queue: deque[bytes] = deque()  # decoded when the reader takes its turn
         self._arrived = asyncio.Event()
         self._trouble: EngineError | None = None
 
@@ -78,8 +78,8 @@ class RemoteReply:
 
     def _take(self) -> list[Delta]:
         deltas = []
-        while self._came:
-            answer = check_version("deltas", json.loads(self._came.popleft()))
+        while self._queue:
+            answer = check_version("deltas", json.loads(self._queue.popleft()))
             self._learn(answer.get("words", {}))
             deltas += [decode_delta(each) for each in answer["deltas"]]
         return deltas
@@ -91,7 +91,7 @@ class RemoteReply:
             ):
                 if message.kind == "deltas":
                     self._received = int(message.id)
-                    self._came.append(message.data)
+                    self._queue.append(message.data)
                     self._arrived.set()
         except UnknownRequest:
             self._trouble = EngineDead("the rest is lost: the engine was restarted or dropped the reply")
@@ -132,7 +132,7 @@ class RemoteBackend:
     async def load(self, progress: Progress) -> Snapshot:
         if self._home is not None:
             await self._home.ensure(progress)
-        self._meet(await self._link.open())
+        self._take_hello(await self._link.open())
         if self._listener is not None:
             self._listener.cancel()
         self._listener = asyncio.create_task(self._listen(), name="events")
@@ -149,14 +149,14 @@ class RemoteBackend:
     def back(self, hello: Hello) -> None:
         anew = hello.boot != self._boot
         seconds, self._lost_at = time.monotonic() - self._lost_at, 0.0
-        self._meet(hello)
+        self._take_hello(hello)
         self._emit(LinkBack(0, self._now(), seconds, anew))
 
     def ended(self, why: str) -> None:
         self._lost_at = 0.0
         self._emit(LinkLost(0, self._now(), why, ended=True))
 
-    def _meet(self, hello: Hello) -> None:
+    def _take_hello(self, hello: Hello) -> None:
         if hello.boot != self._boot:
             self._replies.clear()
             self._words.clear()  # the model may be another one

@@ -17,7 +17,7 @@ from minichat.shell.first import First
 from minichat.shell.interpreter import share
 from minichat.shell.paths import Paths, private_folder
 from minichat.shell.streams import draw_on_terminal
-from minichat.shell.terminal import Terminal, calm, fix_alt_keys
+from minichat.shell.terminal import Terminal, adapt_environment, fix_alt_keys
 
 if TYPE_CHECKING:
     from minichat.clients.protocol import Backend
@@ -51,7 +51,7 @@ def show(
 ) -> int:
     """Run until the user quits. `again` returns the command line that restarts it with a model."""
     terminal = Terminal.found()
-    calm(terminal)
+    adapt_environment(terminal)
     draw_on_terminal()
     share()
     from minichat.app import RESTART, MinichatApp, Start

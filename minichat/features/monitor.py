@@ -57,7 +57,7 @@ class MonitorSide(MonitorPanel):
 
     @on(MonitorPanel.RateRequested)
     def _change_rate(self, event: MonitorPanel.RateRequested) -> None:
-        rate = self.context.program.pulse.hurry(event.by)
+        rate = self.context.program.pulse.change_rate(event.by)
         self.notify(f"The monitor updates {rate:g} time{'s' * (rate != 1)} per second", timeout=2)
 
     @on(MonitorPanel.Left)

@@ -72,7 +72,7 @@ class Comparison(Generic[Who]):
 
     def _find(self) -> None:
         while True:
-            here = [self._token(who, self._same) for who in self.all if self._knows(who, self._same)]
+            here = [self._token(who, self._same) for who in self.all if self._has_token(who, self._same)]
             if len(set(here)) > 1:
                 self.at = self._same
                 return
@@ -80,7 +80,7 @@ class Comparison(Generic[Who]):
                 return  # some replies are too short, or all have ended
             self._same += 1
 
-    def _knows(self, who: Who, at: int) -> bool:
+    def _has_token(self, who: Who, at: int) -> bool:
         return at < len(self._tokens.get(who, ())) or who in self._ended
 
     def _token(self, who: Who, at: int) -> int | None:
@@ -91,14 +91,14 @@ class Comparison(Generic[Who]):
         """The divergence for one reply, based on the tokens received from the others."""
         assert self.at is not None
         received = self._tokens.get(who, ())
-        mine = received[self.at] if self.at < len(received) else None
-        likely = dict(mine.top) if mine else {}
+        own = received[self.at] if self.at < len(received) else None
+        likely = dict(own.top) if own else {}
         others = []
         for other in self.all:
             token = self._token(other, self.at)
-            if other is not who and self.reached(other) and token != (mine.token if mine else None):
+            if other is not who and self.reached(other) and token != (own.token if own else None):
                 value = likely.get(token) if token is not None else None
                 others.append(OtherToken(other, token, None if value is None else math.exp(value)))
         return Divergence(
-            self.at, mine.token if mine else None, math.exp(mine.logprob) if mine else 0.0, tuple(others)
+            self.at, own.token if own else None, math.exp(own.logprob) if own else 0.0, tuple(others)
         )

@@ -15,7 +15,7 @@ from minichat.session.traces import Trace
 from minichat.session.turns import prompt_of
 
 
-class NoWay(Exception):
+class TokensUnknown(Exception):
     """The tokens of a reply are unknown. Holds the reason."""
 
 
@@ -80,14 +80,14 @@ def _as_if_sampled(token: int, drawn: TokenLogprob) -> TokenLogprob:
     return TokenLogprob(token, drawn.top[rank - 1][1], rank, drawn.top)
 
 
-async def walk_along(chat: Conversation, message_id: int) -> Walk:
-    """Start at the first token of a finished reply. Raises NoWay."""
+async def start_walk(chat: Conversation, message_id: int) -> Walk:
+    """Start at the first token of a finished reply. Raises TokensUnknown."""
     backend = chat.services.backend
     index = next((at for at, each in enumerate(chat.chat.messages) if each.id == message_id), -1)
     if index < 0 or chat.chat.messages[index].role != "assistant":
-        raise NoWay("There is no reply to step through")
+        raise TokensUnknown("There is no reply to step through")
     if chat.streaming and index == len(chat.chat.messages) - 1:
-        raise NoWay("The reply is still running. Stop it first")
+        raise TokensUnknown("The reply is still running. Stop it first")
     messages = tuple(chat.chat.messages[: index + 1])
     trace = next((each for each in reversed(chat.traces.values()) if each.reply == message_id), None)
     if trace is None or not trace.tokens:
@@ -105,8 +105,8 @@ async def _read_again(
     backend, reply = chat.services.backend, messages[-1]
     if reply.reasoning or not reply.text:
         if not reply.reasoning and reply.stats and not reply.stats.tokens:
-            raise NoWay("This reply has no tokens. Regenerate it")
-        raise NoWay("The tokens of this reply are no longer available. Regenerate it")
+            raise TokensUnknown("This reply has no tokens. Regenerate it")
+        raise TokensUnknown("The tokens of this reply are no longer available. Regenerate it")
     so_far = replace(chat.chat, messages=list(messages))
     left_out = reply.stats.left_out if reply.stats else 0
     prompt, parts = prompt_of(so_far, chat.services.store, template=backend.has_template, left_out=left_out)
@@ -123,7 +123,7 @@ async def _read_again(
         if place.message == mine and place.start >= begin
     ]
     if not found:
-        raise NoWay("This model cannot map the reply's text to its tokens")
+        raise TokensUnknown("This model cannot map the reply's text to its tokens")
     tokens = [token for token, _ in found]
     trace = Trace(-1, prompt, parts, len(before.ids), reply.id, tokens, shown=len(reply.text))
     return trace, tuple(place for _, place in found)

@@ -86,7 +86,7 @@ def _clashes(known: Mapping[str, Bound], chosen: Mapping[str, tuple[str, ...]]) 
     found = {}
     for name, keys in chosen.items():
         for other in known.values():
-            if other.id == name or not _meet(known[name].place, other.place):
+            if other.id == name or not _overlap(known[name].place, other.place):
                 continue
             taken = chosen.get(other.id) or tuple(map(normalized, other.keys))
             for key in set(keys).intersection(taken):
@@ -101,5 +101,5 @@ def _named(bound: Bound) -> str:
     return f"{bound.id} ({bound.title})" if bound.title else bound.id
 
 
-def _meet(place: str, other: str) -> bool:
+def _overlap(place: str, other: str) -> bool:
     return place == other or not place or not other

@@ -34,7 +34,7 @@ class Terminal:
         )
 
 
-def calm(terminal: Terminal) -> None:
+def adapt_environment(terminal: Terminal) -> None:
     """Turn off animations, and lower the frame rate over a network. The user's own settings take precedence.
 
     COLUMNS and LINES are removed: if they were exported, Textual would never notice a resize.

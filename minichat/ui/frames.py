@@ -160,7 +160,7 @@ class _Pen:
             self._out.append(text)
         self._at = (y, x + width)
 
-    def lift(self) -> None:
+    def forget_position(self) -> None:
         """Forget the cursor position: a terminal may measure the text differently."""
         self._at = (-1, -1)
 
@@ -184,7 +184,7 @@ def _draw(pen: _Pen, y: int, x: int, strip: Strip, before: Sent | None) -> Sent:
     segments = [segment for segment in strip if segment.text and not segment.control]
     now: dict[int, Segment] = {}
     at, pad = 0, 0
-    pen.lift()
+    pen.forget_position()
     for segment in segments:
         now[at] = segment
         width = segment.cell_length

@@ -53,7 +53,7 @@ class MainScreen(FrameScreen[None]):
         self.signals = Signals(contain)
         self.engine = EngineWatch(self.signals)
         self.panels = Panels(self.engine)
-        self.side_by_side = self.greets = True
+        self.side_by_side = self.shows_greeting = True
         self.broadcast = False
         self.found = ""  # what the first start found on this machine
         self.shown: list[Conversation] = []
@@ -128,7 +128,7 @@ class MainScreen(FrameScreen[None]):
             each.unread = False
             pane = self._panes.of(each)
             pane.show_label(self._colours(each), active=each is active)
-            pane.transcript.greet(greeting if self.greets else Greeting())
+            pane.transcript.greet(greeting if self.shows_greeting else Greeting())
         self.tabs.tabs = tuple(
             labels.tab(
                 each,
@@ -233,7 +233,7 @@ class MainScreen(FrameScreen[None]):
     @property
     def tries(self) -> tuple[str, ...]:
         shot = self.engine.latest
-        if shot is None or shot.state == "dead" or not self.greets:
+        if shot is None or shot.state == "dead" or not self.shows_greeting:
             return ()
         return things_to_try(shot.model, template=self.context.program.backend.has_template)
 

@@ -15,7 +15,7 @@ from minichat.ui.transcript.glyphs import one_line
 async def submit(context: Context, composing: Composing, text: str) -> None:
     """Send a message. If it cannot be sent, show why and leave it in the prompt."""
     active, to = context.chats.active, context.workspace.recipients
-    if await composing.may_go(text, to):
+    if await composing.may_send(text, to):
         _send(context, text, active, to)
     else:
         _give_back(context, text, active)

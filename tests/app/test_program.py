@@ -261,7 +261,7 @@ async def test_ascii_mode_draws_only_ascii(bench: Callable[..., Any], size: tupl
         await it.until(lambda: "Regenerate the last reply" in it.screen_text())
         assert it.screen_text().isascii()
         await it.pilot.press("escape")
-        it.app.lifecycle.lose("the engine has stopped: " + "why " * 99)
+        it.app.lifecycle.report_loss("the engine has stopped: " + "why " * 99)
         await it.until(lambda: "F5 restarts" in it.screen_text())
         assert it.screen_text().isascii()
 

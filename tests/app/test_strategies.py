@@ -49,25 +49,25 @@ def params() -> st.SearchStrategy[SamplingParams]:
 @given(params(), st.lists(st.sampled_from([-1, 1]), max_size=12))
 def test_strategies_cycle_in_both_directions(start: SamplingParams, steps: list[int]) -> None:
     strategies, now = Strategies(), start
-    strategies.saw(start)
+    strategies.observe(start)
     for by in steps:
         before, now = now, strategies.turned(now, by)
         assert name_of(now) == NAMES[(NAMES.index(name_of(before)) + by) % len(NAMES)]
         assert now.seed == start.seed, "the seed is not part of a strategy"
-        strategies.saw(now)
+        strategies.observe(now)
     while name_of(now) != name_of(start):
         now = strategies.turned(now, 1)
-        strategies.saw(now)
+        strategies.observe(now)
     assert now == start, "a full cycle restores the parameters"
 
 
 def test_values_that_a_search_excludes_are_restored_after_it() -> None:
     strategies = Strategies()
     before = SamplingParams(temperature=0.0, speculate="suffix", logprobs=3)
-    strategies.saw(before)
+    strategies.observe(before)
     beams = strategies.turned(before, -1)
     assert (beams.beams, beams.speculate, beams.logprobs) == (4, "", None)
-    strategies.saw(beams)
+    strategies.observe(beams)
     assert strategies.turned(beams, 1) == before
 
 

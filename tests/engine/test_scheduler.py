@@ -129,17 +129,17 @@ def test_the_measured_cost_decides_between_swap_and_recompute() -> None:
     costs, tier, rules = Costs(), MeasuredCost(), SchedulerSettings(step_tokens=64)
 
     def swaps() -> bool:
-        return costs.moving_pays(tier.there_and_back(7), 100, rules)
+        return costs.moving_pays(tier.round_trip(7), 100, rules)
 
     assert not swaps()  # no measurement yet: do not swap
-    costs.saw_step(prefill_tokens=100, seconds=0.1)
+    costs.observe_step(prefill_tokens=100, seconds=0.1)
     assert swaps()  # no swap has been timed yet: try one
-    tier.saw(10, 1.0, load=False)
+    tier.observe(10, 1.0, load=False)
     assert not swaps()  # no load has been timed yet: assume it takes as long as a store
     for _ in range(50):
-        tier.saw(10, 0.001, load=False)
+        tier.observe(10, 0.001, load=False)
     assert swaps()
-    tier.saw(10, 1.0, load=True)
+    tier.observe(10, 1.0, load=True)
     assert not swaps()
     assert costs.moving_pays(1e9, 1, SchedulerSettings(step_tokens=64, preemption="swap"))
     assert not costs.moving_pays(0.0, 100, SchedulerSettings(step_tokens=64, preemption="recompute"))
@@ -298,7 +298,7 @@ def test_a_step_that_fails_during_a_swap_fails_only_its_requests(depth: int) -> 
     failed: list[Step] = []
 
     def while_swapping(step: Step) -> bool:
-        if any(each.order.kind == "store" for each in engine.scheduler.transfers.under_way.values()):
+        if any(each.order.kind == "store" for each in engine.scheduler.transfers.in_flight.values()):
             failed.append(step)
         return len(failed) == 1 and failed[0] is step
 

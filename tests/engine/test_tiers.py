@@ -93,9 +93,9 @@ def test_blocks_being_stored_are_not_taken_before_the_store_ends() -> None:
     engine, output = engine_over(ByteTier(looks=4), blocks=6)
     (_, first), (id, second) = ask(engine, 0, prompt=30, count=40), ask(engine, 1, prompt=30, count=40)
     pool, transfer = engine.scheduler.pool, engine.scheduler.transfers
-    while not transfer.under_way:
+    while not transfer.in_flight:
         turn(engine)
-    [moving] = transfer.under_way.values()
+    [moving] = transfer.in_flight.values()
     assert moving.order.kind == "store" and moving.request.id == id
     before = len(first.tokens)
     while not output:
@@ -145,19 +145,19 @@ def test_a_transfer_outlives_its_aborted_request(during: str) -> None:
     id, recorded = ask(engine)
     turn(engine, 4)
     engine.preempt(id)
-    under_way = engine.scheduler.transfers.under_way
+    in_flight = engine.scheduler.transfers.in_flight
     turn(engine)
     if during == "load":
         with closed(engine):
-            while under_way:
+            while in_flight:
                 turn(engine)
         turn(engine)
-    assert [each.order.kind for each in under_way.values()] == [during]
+    assert [each.order.kind for each in in_flight.values()] == [during]
     engine.abort(id)
     engine.scheduler.check()
-    assert under_way and engine.scheduler.pool.in_use > 4
+    assert in_flight and engine.scheduler.pool.in_use > 4
     drain(engine)
-    assert not under_way and tier.room() == tier.size and len(recorded.tokens) < 30
+    assert not in_flight and tier.room() == tier.size and len(recorded.tokens) < 30
     assert [each.load for each in outputs] == [False, True][: 1 + (during == "load")]
 
 
@@ -198,14 +198,14 @@ def test_measured_costs_decide_between_load_and_recompute(slow: bool) -> None:
     engine, events = engine_over(tier, preemption="auto", prefix_cache=False)
     back: list[Event] = []
     engine.bus.subscribe(lambda event: back.append(event) if isinstance(event, Resumed) else None)
-    engine.scheduler.costs.saw_step(100, 1.0)
+    engine.scheduler.costs.observe_step(100, 1.0)
     id, recorded = ask(engine)
     turn(engine, 4)
     engine.preempt(id)
     with closed(engine):
         turn(engine, 3)
     if slow:
-        tier.cost.saw(1, 1e3, load=True)
+        tier.cost.observe(1, 1e3, load=True)
     drain(engine)
     assert [each.load for each in events] == [False] + [True] * (not slow)
     assert [each.swapped for each in back if isinstance(each, Resumed)] == [not slow]
@@ -250,7 +250,7 @@ def test_a_second_preemption_during_a_store_stores_only_new_blocks() -> None:
     assert len(request.blocks) == 4 and not output
     engine.preempt(id)
     turn(engine)
-    orders = [each.order.names for each in engine.scheduler.transfers.under_way.values()]
+    orders = [each.order.names for each in engine.scheduler.transfers.in_flight.values()]
     assert len(orders) == 2 and not set(orders[0]) & set(orders[1]), "a block is in two stores at once"
     drain(engine)
     assert recorded.tokens == reply(count=60)

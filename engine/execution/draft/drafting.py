@@ -43,7 +43,7 @@ class EarlyExit:
     def begin(self, row: StepRow, token: int) -> Turn:
         return StepRow(row.request, row.slot, row.start, 1, True), [token]
 
-    def saw(self, row: StepRow, drafts: tuple[int, ...]) -> None:
+    def observe(self, row: StepRow, drafts: tuple[int, ...]) -> None:
         """Nothing to do: the step itself overwrites the cache."""
 
     def hidden(self, batch: Batch) -> Tensor:
@@ -116,7 +116,7 @@ class SmallModel:
             start : row.start + 1
         ]
 
-    def saw(self, row: StepRow, drafts: tuple[int, ...]) -> None:
+    def observe(self, row: StepRow, drafts: tuple[int, ...]) -> None:
         held = self._held[row.slot]
         held.known, held.drafts = row.start + 1, drafts[:-1]
 
@@ -185,7 +185,7 @@ def drafts_of(
         for row in made:
             found[row.request] = (*found.get(row.request, ()), next(tokens))
     for row, _ in rows:
-        drafter.saw(row, found[row.request])
+        drafter.observe(row, found[row.request])
     return found
 
 

@@ -241,7 +241,7 @@ class Knobs(Widget, can_focus=True):
         self._remember(params)  # the watcher does not run if both chats have the same parameters
 
     def _remember(self, params: SamplingParams) -> None:
-        self.strategies.saw(params)
+        self.strategies.observe(params)
         if preset_of(params, self.presets) is None:
             self.strategies.own = params
 

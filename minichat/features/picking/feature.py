@@ -13,7 +13,7 @@ from minichat.features.feature import Context, Feature, HelpSection, MessageComm
 from minichat.features.picking.line import TokenPicker
 from minichat.session.branching import go_on_with
 from minichat.session.conversation import Conversation
-from minichat.session.walk import NoWay, Walk, walk_along
+from minichat.session.walk import TokensUnknown, Walk, start_walk
 from minichat.ui.likely import likely_of
 from minichat.ui.marks import ASCII, UNICODE, Marks
 from minichat.ui.panes.pane import ChatPane
@@ -100,8 +100,8 @@ class Picking:
     async def _open(self, message_id: int) -> None:
         context = self._context
         try:
-            walk = await walk_along(context.chats.active, message_id)
-        except (NoWay, EngineError) as error:
+            walk = await start_walk(context.chats.active, message_id)
+        except (TokensUnknown, EngineError) as error:
             context.app.notify(str(error), severity="warning", markup=False)
             return
         walk.at = _start(walk)

@@ -26,7 +26,7 @@ class Guide:
         self._context, self._back = context, back
         self.stories = count()  # the number of stories requested
         self._events: list[Event] = []  # since the page began
-        self._came = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._glowing: Conversation | None = None
         context.signals.snapshot.connect(self._see_snapshot)
         context.signals.events.connect(self._see_events)
@@ -49,7 +49,7 @@ class Guide:
 
     def _see_events(self, events: Sequence[Event]) -> None:
         self._events += events
-        self._came.set()
+        self._arrived.set()
 
     async def ask(self, text: str, params: Mapping[str, Any], *, new: bool = False) -> Conversation:
         """Send a message in the active chat or a new one; return once the engine has accepted it."""
@@ -127,8 +127,8 @@ class Guide:
             for event in self._events:
                 if isinstance(event, kind) and getattr(event, "request", _ITSELF) in requests:
                     return event
-            self._came.clear()
-            await self._came.wait()
+            self._arrived.clear()
+            await self._arrived.wait()
 
     def prompt_tokens(self, chat: Conversation) -> int:
         return next(reversed(chat.traces.values())).prompt_tokens
