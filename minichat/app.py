@@ -101,7 +101,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         restored = (remembered.chats, remembered.active, remembered.pinned)
         self.chats = OpenChats(services, start.params, start.system, *restored)
         signs = glyphs.ASCII if start.ascii else glyphs.UNICODE
-        self.main = MainScreen(self.chats, signs, self.owner_colours, self.containment.each)
+        self.main = MainScreen(self.chats, signs, self.owner_colors, self.containment.each)
         self.presets = SavedPresets(
             self.paths.presets,
             changed=self.main.signals.presets,
@@ -298,7 +298,7 @@ class MinichatApp(App[object], inherit_bindings=False):
     def copy_theme(self, name: str) -> Path:
         return self._themes.copy(name)
 
-    def owner_colours(self, index: int) -> str:
+    def owner_colors(self, index: int) -> str:
         return self._themes.known.palettes[self.theme].letter(index)
 
     # Actions

@@ -64,7 +64,7 @@ class Program(Protocol):
     def receive_events(self, events: Sequence[Event]) -> None:
         """Handle events from the engine."""
 
-    def owner_colours(self, index: int) -> str:
+    def owner_colors(self, index: int) -> str:
         """Return the style of a chat's letter, by the chat's index in the palette."""
 
     def report(self, sentence: str) -> None: ...

@@ -13,7 +13,7 @@ from engine.api.events import Delta, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from minichat.chats.errors import StoreError
-from minichat.chats.letters import colour_index
+from minichat.chats.letters import color_index
 from minichat.chats.model import Attachment, Chat, Message, State, title_from
 from minichat.clients.protocol import Past, Reply
 from minichat.session.background_calls import BackgroundCalls
@@ -65,8 +65,8 @@ class Conversation:
         return [*self.chat.messages[:-1], self._written(self.run)]
 
     @property
-    def colour(self) -> int:
-        return colour_index(self.chat.letter)
+    def color(self) -> int:
+        return color_index(self.chat.letter)
 
     # User actions
 

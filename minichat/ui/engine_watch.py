@@ -27,7 +27,7 @@ class EngineWatch:
         self._signals = signals
 
     def took(self, conversation: Conversation, request: int) -> None:
-        self.owners[request] = Owner(conversation.chat.letter.upper(), conversation.colour)
+        self.owners[request] = Owner(conversation.chat.letter.upper(), conversation.color)
         if self.latest is not None:
             self._share(self.latest)
 

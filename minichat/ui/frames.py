@@ -142,8 +142,8 @@ def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
 class _Pen:
     """Writes text at positions with as few control sequences as possible."""
 
-    def __init__(self, colours: ColorSystem) -> None:
-        self._colours = colours
+    def __init__(self, colors: ColorSystem) -> None:
+        self._colors = colors
         self._out: list[str] = []
         self._style: Style | None = None
         self._dirty = False  # the terminal's style is not the default
@@ -153,7 +153,7 @@ class _Pen:
         if self._at != (y, x):
             self._out.append(f"\x1b[{y + 1};{x + 1}H")
         if style is not None and style.link:
-            self._out += ("\x1b[0m", Strip.render_style(style, text, self._colours))
+            self._out += ("\x1b[0m", Strip.render_style(style, text, self._colors))
             self._style, self._dirty = None, False
         else:
             self._dip(style)
@@ -167,7 +167,7 @@ class _Pen:
     def _dip(self, style: Style | None) -> None:
         if style is self._style or style == self._style:
             return
-        codes = Strip.render_ansi(style, self._colours) if style is not None else ""
+        codes = Strip.render_ansi(style, self._colors) if style is not None else ""
         if codes:
             self._out.append(f"\x1b[0;{codes}m" if self._dirty else f"\x1b[{codes}m")
         elif self._dirty:

@@ -18,12 +18,12 @@ from minichat.ui.transcript.greeting import Greeting
 _FOOTER = ("View", "Program", "Chats")  # command groups in the key bar, in this order
 
 
-def tab(conversation: Conversation, colours: str, *, active: bool, shown: bool, pinned: bool) -> Tab:
+def tab(conversation: Conversation, colors: str, *, active: bool, shown: bool, pinned: bool) -> Tab:
     chat = conversation.chat
     return Tab(
         letter=f" {chat.letter.upper()} ",
         title=titled(chat.title),
-        colours=colours,
+        colors=colors,
         active=active,
         shown=shown,
         running=conversation.streaming,

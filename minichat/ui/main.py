@@ -44,7 +44,7 @@ class MainScreen(FrameScreen[None]):
     AUTO_FOCUS = "Prompt"
 
     def __init__(
-        self, chats: OpenChats, glyphs: Glyphs, owner_colours: Callable[[int], str], contain: Contain
+        self, chats: OpenChats, glyphs: Glyphs, owner_colors: Callable[[int], str], contain: Contain
     ) -> None:
         """`context` must be set before the screen is composed."""
         super().__init__()
@@ -57,7 +57,7 @@ class MainScreen(FrameScreen[None]):
         self.broadcast = False
         self.found = ""  # what the first start found on this machine
         self.shown: list[Conversation] = []
-        self._glyphs, self._owner_colours = glyphs, owner_colours
+        self._glyphs, self._owner_colors = glyphs, owner_colors
 
     def compose(self) -> ComposeResult:
         context, keys = self.context, self.context.keys
@@ -127,12 +127,12 @@ class MainScreen(FrameScreen[None]):
         for each in self.shown:
             each.unread = False
             pane = self._panes.of(each)
-            pane.show_label(self._colours(each), active=each is active)
+            pane.show_label(self._colors(each), active=each is active)
             pane.transcript.greet(greeting if self.shows_greeting else Greeting())
         self.tabs.tabs = tuple(
             labels.tab(
                 each,
-                self._colours(each),
+                self._colors(each),
                 active=each is active,
                 shown=each in self.shown,
                 pinned=each in self.chats.pinned,
@@ -155,8 +155,8 @@ class MainScreen(FrameScreen[None]):
             active, self.focused, context.commands, context.keys, drawer=self.panels.drawer_open
         )
 
-    def _colours(self, conversation: Conversation) -> str:
-        return self._owner_colours(conversation.colour)
+    def _colors(self, conversation: Conversation) -> str:
+        return self._owner_colors(conversation.color)
 
     def on_resize(self, event: Resize) -> None:
         self.lay_out()

@@ -52,13 +52,13 @@ async def test_the_first_start_lists_what_was_found(bench: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize(
-    ("colours", "named"), [("truecolor", "16 million colors"), ("256", "256 colors"), (None, "no colors")]
+    ("colors", "named"), [("truecolor", "16 million colors"), ("256", "256 colors"), (None, "no colors")]
 )
-def test_detected_colors_are_named(colours: str | None, named: str) -> None:
+def test_detected_colors_are_named(colors: str | None, named: str) -> None:
     here = Terminal(ssh=False, tmux=False, unicode=True)
-    found = found_here(snapshot(), here, colours)
+    found = found_here(snapshot(), here, colors)
     assert found.startswith(f"Found a CPU and no GPU, {named}, clipboard through the terminal.")
-    dry = found_here(snapshot(device="none"), here, colours)
+    dry = found_here(snapshot(device="none"), here, colors)
     assert dry.startswith(f"Found a dry-run engine, {named}, ")
 
 

@@ -264,19 +264,19 @@ def test_four_chats_stream_while_the_terminal_changes_and_control_c_ends_it(
 # All kinds of terminals, without a model for a quick start.
 
 FORMS = {
-    "16 colours": r"\x1b\[[0-9;]*?(3|4|9|10)[0-7]",
-    "256 colours": r"\x1b\[[0-9;]*?[34]8;5;",
-    "true colour": r"\x1b\[[0-9;]*?[34]8;2;",
+    "16 colors": r"\x1b\[[0-9;]*?(3|4|9|10)[0-7]",
+    "256 colors": r"\x1b\[[0-9;]*?[34]8;5;",
+    "true color": r"\x1b\[[0-9;]*?[34]8;2;",
 }
 
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ("TERM=screen", "16 colours"),
-        ("TERM=xterm-16color", "16 colours"),
-        ("TERM=screen-256color", "256 colours"),
-        ("TERM=xterm-256color COLORTERM=truecolor", "true colour"),
+        ("TERM=screen", "16 colors"),
+        ("TERM=xterm-16color", "16 colors"),
+        ("TERM=screen-256color", "256 colors"),
+        ("TERM=xterm-256color COLORTERM=truecolor", "true color"),
         ("TERM=xterm-256color COLORTERM=truecolor NO_COLOR=1", None),
     ],
 )
@@ -286,10 +286,10 @@ def test_it_uses_the_available_colors(
     tmux = terminal("--model", "/nowhere", size=(120, 40), environment=environment)
     tmux.until(lambda screen: "no engine" in screen and "KV map" in screen)
     drawn = tmux("capture-pane", "-p", "-e")
-    rich = [name for name in ("true colour", "256 colours") if re.search(FORMS[name], drawn)]
+    rich = [name for name in ("true color", "256 colors") if re.search(FORMS[name], drawn)]
     if expected in FORMS:
         assert re.search(FORMS[expected], drawn)
-        assert rich == [expected] * (expected != "16 colours")
+        assert rich == [expected] * (expected != "16 colors")
     else:
         greys = re.findall(r"[34]8;2;(\d+);(\d+);(\d+)", drawn)
         assert all(red == green == blue for red, green, blue in greys)

@@ -115,7 +115,7 @@ def test_a_later_folder_takes_precedence_and_a_broken_theme_hides_none(tmp_path:
     (tmp_path / "dark.toml").write_text(mine)
     (tmp_path / "light.toml").write_text('name = "minichat-light"')
     found = load_themes(shipped_themes(), tmp_path, tmp_path / "none")
-    assert found.palettes["minichat-dark"].colours["accent"] == "#123456"
+    assert found.palettes["minichat-dark"].colors["accent"] == "#123456"
     assert found.palettes["minichat-light"].dark is False
     assert {problem.file.name for problem in found.problems} == {"light.toml"}
 

@@ -119,10 +119,10 @@ class TokenPicker(Widget, can_focus=True):
         bars: list[tuple[str, str]] = []
         for place in self.seen():
             share, text = self.shares[place], self._word(place)
-            colour = _colour(share)
-            texts.append((text, f"bold {colour} reverse" if place == self.at else colour))
+            color = _color(share)
+            texts.append((text, f"bold {color} reverse" if place == self.at else color))
             level = " " if share is None else heat[min(max(int(share * len(heat)), 1), len(heat) - 1)]
-            bars.append((level * cell_len(text), colour))
+            bars.append((level * cell_len(text), color))
         return Content.assemble(*texts), Content.assemble(*bars)
 
     def _word(self, place: int) -> str:
@@ -158,7 +158,7 @@ class TokenPicker(Widget, can_focus=True):
         self.post_message(self.Left())
 
 
-def _colour(share: float | None) -> str:
+def _color(share: float | None) -> str:
     if share is None:
         return "$text-muted"
     return "$text-error" if share < _UNLIKELY else "$text-warning" if share < _LIKELY else "$text-success"

@@ -113,10 +113,10 @@ class ChatPane(Vertical):
         self.transcript.settle(message)
         self.show_figures()
 
-    def show_label(self, colours: str, *, active: bool) -> None:
+    def show_label(self, colors: str, *, active: bool) -> None:
         chat = self.conversation.chat
         self.head.label = Content.assemble(
-            (f" {chat.letter.upper()} ", f"bold {colours}"),
+            (f" {chat.letter.upper()} ", f"bold {colors}"),
             (f" {titled(chat.title)} ", "bold $text" if active else "$text-muted"),
             (f" {strategy(chat.params)}", "$text-muted"),
         )

@@ -40,7 +40,7 @@ class Tab:
 
     letter: str
     title: str
-    colours: str  # style of the letter: "#101010 on #e69f00"
+    colors: str  # style of the letter: "#101010 on #e69f00"
     active: bool = False
     shown: bool = False  # beside the active one
     running: bool = False
@@ -132,7 +132,7 @@ class ChatTabs(Widget):
         number = f" {index + 1}{pin}" if index < 9 else pin
         return Content.assemble(
             (number, "$text-muted on $panel" if tab.active else "$text-muted"),
-            (tab.letter, f"bold {tab.colours}"),
+            (tab.letter, f"bold {tab.colors}"),
             (f" {title} " if title else " ", style),
             (f"{sign} " if sign else "", style),
         )
