@@ -381,8 +381,8 @@ class Scheduler:
         self.kv.open(request)
         request.mirrored = 0
         self.restamp(request)
-        goes_on = request.generated and request.known - request.launched == 1  # a fork, or swapped in
-        request.phase, request.why = Phase.DECODE if goes_on else Phase.PREFILL, ""
+        continues = request.generated and request.known - request.launched == 1  # a fork, or swapped in
+        request.phase, request.why = Phase.DECODE if continues else Phase.PREFILL, ""
         self.running.append(request)
 
     def _stop_running(self, request: Request) -> None:

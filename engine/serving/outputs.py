@@ -102,8 +102,8 @@ class OutputProcessor:
         self._scheduler.settle(row, len(run))
         before = now if request.first_token_at is None else request.last_token_at
         for at, token in enumerate(run):  # tokens of a run share the step's time
-            came = before + (now - before) * (at + 1) / len(run)
-            self._take_token(step.number, row, token, logprobs[at : at + 1], came)
+            at_time = before + (now - before) * (at + 1) / len(run)
+            self._take_token(step.number, row, token, logprobs[at : at + 1], at_time)
         return None
 
     def _take_token(

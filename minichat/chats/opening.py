@@ -13,7 +13,7 @@ from minichat.chats.filesystems import networked
 from minichat.chats.schema import migrate
 from minichat.shell.paths import private_folder
 
-PATIENCE = 2.0  # seconds to wait for another process's write
+TIMEOUT = 2.0  # seconds to wait for another process's write
 
 Trouble = Literal["busy", "unwritable", "damaged", "other"]
 _TROUBLES: dict[int, Trouble] = {
@@ -112,7 +112,7 @@ def _memory() -> sqlite3.Connection:
 
 
 def _connected(path: Path) -> Opened:
-    connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=TIMEOUT, isolation_level=None, check_same_thread=False)
     try:
         # NORMAL loses nothing if the program is killed, and at most the last moments on a power failure.
         modes = ("TRUNCATE", "FULL") if networked(path) else ("WAL", "NORMAL")
@@ -136,7 +136,7 @@ def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 def _journal(connection: sqlite3.Connection, mode: str) -> None:
     """Set the journal mode. SQLite does not wait if another process does the same."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while True:
         try:
             connection.execute(f"PRAGMA journal_mode = {mode}")

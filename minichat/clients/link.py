@@ -203,9 +203,9 @@ async def _send(client: httpx.AsyncClient, method: str, path: str, body: Any = N
 
 async def _stream(client: httpx.AsyncClient, path: str, last: str) -> AsyncGenerator[ServerEvent, None]:
     headers = {"last-event-id": last} if last else {}
-    patience = httpx.Timeout(_SILENCE, connect=_CONNECT)
+    timeout = httpx.Timeout(_SILENCE, connect=_CONNECT)
     try:
-        async with client.stream("GET", path, headers=headers, timeout=patience) as response:
+        async with client.stream("GET", path, headers=headers, timeout=timeout) as response:
             if response.status_code != httpx.codes.OK:
                 await response.aread()
                 _read(response)

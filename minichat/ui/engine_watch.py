@@ -56,7 +56,7 @@ class EngineWatch:
         self._signals.events(events)
 
     def observe(self, observer: Observer) -> None:
-        """Start showing snapshots to an onlooker that became visible, from the latest one on."""
+        """Start showing snapshots to an observer that became visible, from the latest one on."""
         if observer not in self.observers:
             self.observers.append(observer)
             if self.latest is not None:

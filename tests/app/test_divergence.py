@@ -14,7 +14,7 @@ from tests.app.conftest import run
 WHO = "ABCD"
 
 
-def rival_tokens(token: int, *others: int) -> TokenLogprob:
+def logprobs_at(token: int, *others: int) -> TokenLogprob:
     """The sampled token has probability 1/2, each of the others 1/4."""
     top = ((token, math.log(0.5)), *((other, math.log(0.25)) for other in others))
     return TokenLogprob(token, math.log(0.5), 1, top)
@@ -31,9 +31,7 @@ def test_the_divergence_does_not_depend_on_the_order_of_arrival(
     who = WHO[: len(replies)]
     notified: list[str] = []
     comparison = Comparison(who, lambda _, each: notified.append(each))
-    left = {
-        each: [rival_tokens(token) for token in tokens] for each, tokens in zip(who, replies, strict=True)
-    }
+    left = {each: [logprobs_at(token) for token in tokens] for each, tokens in zip(who, replies, strict=True)}
     going = list(who)
     while going:
         each = data.draw(st.sampled_from(going))
@@ -64,9 +62,9 @@ def test_the_divergence_does_not_depend_on_the_order_of_arrival(
 
 def test_the_likelihoods_are_those_of_the_reply_shown() -> None:
     comparison = Comparison("ABC", lambda *_: None)
-    comparison.take("A", [rival_tokens(1), rival_tokens(2, 3)])
-    comparison.take("B", [rival_tokens(1), rival_tokens(3)])
-    comparison.take("C", [rival_tokens(1)])
+    comparison.take("A", [logprobs_at(1), logprobs_at(2, 3)])
+    comparison.take("B", [logprobs_at(1), logprobs_at(3)])
+    comparison.take("C", [logprobs_at(1)])
     comparison.end("C")
     seen = comparison.divergence("A")
     assert (seen.at, seen.token, round(seen.share, 3)) == (1, 2, 0.5)
@@ -94,11 +92,11 @@ async def test_both_panes_show_the_divergence(bench: Callable[..., Any]) -> None
         first, second = it.replies
         assert first.params.logprobs == second.params.logprobs == 10
         for sign in "ab":
-            first.say(sign, logprobs=[rival_tokens(ord(sign))])
-        second.say("a", logprobs=[rival_tokens(ord("a"))])
+            first.say(sign, logprobs=[logprobs_at(ord(sign))])
+        second.say("a", logprobs=[logprobs_at(ord("a"))])
         await it.until(lambda: it.app.chats.active.chat.messages[-1] and it.app.chats.active.run.tokens == 1)
         assert "Replies diverge at token" not in it.screen_text(), "the other reply may still match"
-        second.say("c", logprobs=[rival_tokens(ord("c"), ord("b"))])
+        second.say("c", logprobs=[logprobs_at(ord("c"), ord("b"))])
         await it.until(lambda: it.screen_text().count("Replies diverge at token 2") == 2)
         assert [str(pane.divergence.content).strip() for pane in it.main.panes] == [
             'Replies diverge at token 2: "·word98" 50.0%, B "·word99" not in the top 10',
@@ -125,7 +123,7 @@ async def test_identical_replies_show_nothing(bench: Callable[..., Any]) -> None
     async with bench((200, 50)) as it:
         await broadcast(it)
         for reply in it.replies:
-            reply.say("a", logprobs=[rival_tokens(97)])
+            reply.say("a", logprobs=[logprobs_at(97)])
             reply.end()
         await it.until(lambda: not it.app.chats.streaming)
         assert "diverge" not in it.screen_text()
@@ -138,9 +136,9 @@ async def test_a_shorter_reply_diverges_at_its_end_and_the_next_question_clears_
     async with bench((200, 50)) as it:
         await broadcast(it)
         for reply in it.replies:
-            reply.say("a", logprobs=[rival_tokens(97)])
+            reply.say("a", logprobs=[logprobs_at(97)])
         it.replies[0].end()
-        it.replies[1].say("b", logprobs=[rival_tokens(98)])
+        it.replies[1].say("b", logprobs=[logprobs_at(98)])
         it.replies[1].end()
         await it.until(lambda: "A ends" in it.screen_text())
         assert 'Replies diverge at token 2: ends, B "·word98"' in it.screen_text()

@@ -17,7 +17,7 @@ from minichat.chats.model import Message
 from minichat.chats.store import Store
 from minichat.shell.paths import locate
 
-PATIENCE = 40.0  # seconds; generous, for a loaded machine
+TIMEOUT = 40.0  # seconds; generous, for a loaded machine
 ENDED = "the program ended with"
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
@@ -81,7 +81,7 @@ class Tmux:
         return self("capture-pane", "-p")
 
     def until(self, holds: Callable[[str], object]) -> str:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT
         while not holds(screen := self.screen()):
             assert time.monotonic() < end, f"timed out; the screen shows:\n{screen}"
             time.sleep(0.1)
@@ -228,7 +228,7 @@ def test_the_program_ends_with_its_terminal(terminal: Callable[..., Tmux], befor
     tmux = begin(terminal, before=before)
     process = tmux.program()
     tmux("kill-session")
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while not gone(process):
         assert time.monotonic() < end, "the program outlived its terminal"
         time.sleep(0.1)

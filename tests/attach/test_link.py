@@ -51,8 +51,8 @@ async def test_all_requests_of_a_screen_work_remotely(served: Served) -> None:
         deltas = await whole(await backend.submit(user("hello"), LONG.changed(logprobs=3)))
         assert sum(len(delta.tokens) for delta in deltas) == 40
         assert deltas[-1].finish is Finish.LENGTH
-        rivals = [token for token, _ in deltas[0].logprobs[0].top]
-        assert backend.words(rivals) == [piece.decode() for piece in host.pieces(rivals)]
+        top = [token for token, _ in deltas[0].logprobs[0].top]
+        assert backend.words(top) == [piece.decode() for piece in host.pieces(top)]
         assert await backend.layout(user("hello")) == host.layout(user("hello"))
         assert await backend.layout("hello") == host.layout("hello")
         tokens = [token for delta in deltas for token in delta.tokens]
@@ -294,7 +294,7 @@ async def test_a_server_that_is_no_engine_is_rejected(
 
 
 class TestOpening:
-    async def knock(self, server: Served, key: str = KEY) -> None:
+    async def open_with(self, server: Served, key: str = KEY) -> None:
         link = Link(Address(server.url, key=key))
         try:
             await link.open()
@@ -302,11 +302,11 @@ class TestOpening:
             await link.close()
 
     @run
-    async def test_a_wrong_key_is_told(self, served: Served) -> None:
+    async def test_a_wrong_key_is_reported(self, served: Served) -> None:
         with pytest.raises(BadInput, match="invalid API key"):
-            await self.knock(served, "sk-wrong")
+            await self.open_with(served, "sk-wrong")
         with pytest.raises(BadInput, match="missing API key"):
-            await self.knock(served, "")
+            await self.open_with(served, "")
 
     @run
     async def test_an_unreachable_server_is_reported(self) -> None:
@@ -316,14 +316,14 @@ class TestOpening:
         await link.close()
 
     @run
-    @pytest.mark.parametrize(("version", "whom"), [(0, "the engine"), (2, "this program")])
+    @pytest.mark.parametrize(("version", "outdated"), [(0, "the engine"), (2, "this program")])
     async def test_another_protocol_version_is_reported(
-        self, served: Served, version: int, whom: str, monkeypatch: pytest.MonkeyPatch
+        self, served: Served, version: int, outdated: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("engine.server.native.control.VERSION", version)
-        expected = f"the engine uses protocol version {version}, this program 1; update {whom}"
+        expected = f"the engine uses protocol version {version}, this program 1; update {outdated}"
         with pytest.raises(BadWire, match=expected):
-            await self.knock(served)
+            await self.open_with(served)
 
     @run
     async def test_a_newer_protocol_version_after_a_restart_ends_the_link(

@@ -68,7 +68,7 @@ def alone(
     return tokens[len(prompt) :]
 
 
-def likeliest_tokens(tokens: Sequence[int], seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+def most_likely_tokens(tokens: Sequence[int], seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the `count` likeliest next tokens with their log-probabilities, as for beams."""
     draw = np.random.default_rng([seed, next_token(tokens, seed), len(tokens)])
     return draw.choice(VOCAB, count, replace=False), -np.sort(draw.exponential(1, count)).astype(np.float32)
@@ -226,7 +226,7 @@ class LedgerRunner:
         values = np.full(ids.shape, -np.inf, np.float32)
         for at, (row, count) in enumerate(zip(rows, asked, strict=True)):
             seen, seed = self._seen(row.slot, row.start + row.length), self.sampling[row.slot].seed
-            ids[at, :count], values[at, :count] = likeliest_tokens(seen, seed, count)
+            ids[at, :count], values[at, :count] = most_likely_tokens(seen, seed, count)
         return TopTokens({row.request: at for at, row in enumerate(rows)}, ids, values)
 
     def _drafts(self, step: Step, row: StepRow) -> list[int]:

@@ -179,14 +179,14 @@ class Wrong:
 
     name, kind = "wrong", "product"
 
-    def __init__(self, spoilt: Any) -> None:
-        self._spoilt = spoilt
+    def __init__(self, broken: Any) -> None:
+        self._broken = broken
 
     def oracle(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return torch.nn.functional.linear(x, weight, bias)
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        return lambda x: self._spoilt(x, weight, bias)
+        return lambda x: self._broken(x, weight, bias)
 
 
 def plain(x: Any, weight: Any, bias: Any) -> Any:
@@ -194,7 +194,7 @@ def plain(x: Any, weight: Any, bias: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "reason"),
+    ("broken", "reason"),
     [
         (
             lambda x, w, b: plain(x, w, b) * 1.01,
@@ -212,9 +212,9 @@ def plain(x: Any, weight: Any, bias: Any) -> Any:
     ],
     ids=["scaled", "no-bias", "by-company", "shape", "type", "nan", "raises"],
 )
-def test_a_wrong_operator_is_refused(spoilt: Any, reason: str) -> None:
+def test_a_wrong_operator_is_refused(broken: Any, reason: str) -> None:
     with pytest.raises(BadInput, match=f"^operator 'wrong' on cpu in float32: .*{reason}") as caught:
-        operators.register(Wrong(spoilt))  # type: ignore[arg-type]
+        operators.register(Wrong(broken))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value) and "wrong" not in OPERATORS
     operators.register(Wrong(plain))  # type: ignore[arg-type]
     del OPERATORS["wrong"]

@@ -15,7 +15,7 @@ from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.serving.groups.samples import seed_of
 from engine.serving.groups.search import BeamSearch, SearchRules, tokens_of
-from tests.engine.ledger import alone, drain, ledger_engine, likeliest_tokens
+from tests.engine.ledger import alone, drain, ledger_engine, most_likely_tokens
 from tests.engine.workloads import AFTER, EngineSetup, Workload, prompts, run, workloads
 from tests.outputs import Outputs
 
@@ -29,7 +29,7 @@ def searched(prompt: Sequence[int], params: SamplingParams) -> list[list[int]]:
     enders = set(params.stop_ids)
     while not search.over:
         found = [
-            likeliest_tokens([*prompt, *tokens_of(path)], seed, rules.candidates) for path in search.live
+            most_likely_tokens([*prompt, *tokens_of(path)], seed, rules.candidates) for path in search.live
         ]
         ids, values = (np.stack(side) for side in zip(*found, strict=True))
         search.advance(ids, values, lambda _, token: token in enders)

@@ -104,7 +104,7 @@ def test_an_error_is_reported_with_its_line(tmp_path: Path, old: str, new: str, 
     assert load_themes(tmp_path).palettes == {}
 
 
-def test_a_table_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_section_that_is_no_table_is_reported(tmp_path: Path) -> None:
     assert "mine.toml:1: map: must be a table: write [map] above its keys" in problems(
         tmp_path, "map = 1\n" + GOOD.partition("[map]")[0]
     )

@@ -11,7 +11,7 @@ from textual.widget import Widget
 
 from minichat.shell.themes import load_themes, shipped_themes
 
-PATIENCE = 20.0  # seconds; generous, for a loaded machine
+TIMEOUT = 20.0  # seconds; generous, for a loaded machine
 
 
 class Stage(App[None]):
@@ -49,7 +49,7 @@ async def staged(
 
 async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
     """Wait for a condition that a loaded machine may delay."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while not holds():
             await pilot.pause(0.005)
 

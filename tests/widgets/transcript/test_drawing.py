@@ -95,13 +95,13 @@ def test_wrapped_lines_fit(text: str, width: int) -> None:
     assert [start for start, _ in lines] == sorted(start for start, _ in lines)
 
 
-SAID = "a log:\n  * 2*3*4  \n\n\tif x:\n\t\treturn # Title\n1. https://example.org/a\n"
-SAID += "```py\ndef f(): pass\n```\n> so"
+TEXT = "a log:\n  * 2*3*4  \n\n\tif x:\n\t\treturn # Title\n1. https://example.org/a\n"
+TEXT += "```py\ndef f(): pass\n```\n> so"
 
 
 def test_a_user_message_keeps_its_lines_and_its_markup() -> None:
     made = document(40, plain=True)
-    made.feed(SAID, lambda: False)
+    made.feed(TEXT, lambda: False)
     assert drawn_lines(made) == [
         "a log:",
         "  * 2*3*4  ",
@@ -113,7 +113,7 @@ def test_a_user_message_keeps_its_lines_and_its_markup() -> None:
         "│ def f(): pass",
         "> so",
     ]
-    assert "\n".join(made.text[leaf.start : leaf.end] for leaf in made.leaves) == SAID
+    assert "\n".join(made.text[leaf.start : leaf.end] for leaf in made.leaves) == TEXT
     assert [link.address for link in made.sheet(0).drawn.links] == ["https://example.org/a"]
 
 

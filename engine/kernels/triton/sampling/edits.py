@@ -40,9 +40,9 @@ def _penalize(
         if any:
             cell = tl.load(slots + row) * vocab + at
             count = tl.load(in_reply + cell, mask=there, other=0).to(tl.float32)
-            came = (count > 0) | (tl.load(in_prompt + cell, mask=there, other=0) != 0)
+            seen = (count > 0) | (tl.load(in_prompt + cell, mask=there, other=0) != 0)
             shrunk = tl.where(score > 0, tl.div_rn(score, repetition), score * repetition)
-            score = tl.where(came, shrunk, score) - frequency * count
+            score = tl.where(seen, shrunk, score) - frequency * count
             score -= tl.where(count > 0, presence, 0.0)
     tl.store(scores + row * vocab + at, score, mask=there)
 
