@@ -1,1 +1,1 @@
-"""One file per question, in folders by subject. `python -m benchmarks` lists them; results/ has figures."""
+"""Benchmarks, in folders by subject. `python -m benchmarks` lists them; results/ holds their figures."""

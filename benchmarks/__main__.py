@@ -34,7 +34,7 @@ class Benchmark:
 
 
 def discovered() -> dict[str, Benchmark]:
-    """Every benchmark by its file's name, found without running any of them."""
+    """All benchmarks by file name, found without importing them."""
     found: dict[str, Benchmark] = {}
     for root in map(Path, benchmarks.__path__):
         for file in root.rglob("[!_]*.py"):
@@ -42,7 +42,7 @@ def discovered() -> dict[str, Benchmark]:
             if any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body):
                 module = ".".join(("benchmarks", *file.relative_to(root).with_suffix("").parts))
                 line = (ast.get_docstring(tree) or "").partition("\n")[0]
-                assert file.stem not in found, f"{file} and {found[file.stem].file} have one name"
+                assert file.stem not in found, f"{file} and {found[file.stem].file} have the same name"
                 found[file.stem] = Benchmark(file, module, line)
     return dict(sorted(found.items()))
 
@@ -51,34 +51,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     known = discovered()
     chooser = argparse.ArgumentParser(prog="python -m benchmarks", usage="%(prog)s [NAME [options]]")
-    chooser.add_argument("name", nargs="?", help="without it, they are listed; NAME --help shows its options")
+    chooser.add_argument("name", nargs="?", help="a benchmark (NAME --help: its options); default: list all")
     name = chooser.parse_args(arguments[:1]).name
     if name is None:
         for each, benchmark in known.items():
             print(f"{each:<16} {benchmark.line}")
         return 0
     if name not in known:
-        chooser.error(f"there is no benchmark {name!r}, but {', '.join(known) or 'none yet'}")
+        chooser.error(f"unknown benchmark {name!r}; choose from {', '.join(known)}")
     run = importlib.import_module(known[name].module).run
     reader = parser(name, known[name].line, run)
     options = vars(reader.parse_args(arguments[1:]))
     if options["warmup"] < 0 or options["repeats"] < 1:
-        reader.error(f"--warmup {options['warmup']} --repeats {options['repeats']}: at least 0 and 1")
-    carry_out(name, run, options)
+        given = f"--warmup {options['warmup']} --repeats {options['repeats']}"
+        reader.error(f"--warmup must be at least 0 and --repeats at least 1, got {given}")
+    execute(name, run, options)
     return 0
 
 
 def parser(name: str, line: str, run: Run) -> argparse.ArgumentParser:
-    """The harness' own options, and one for each keyword of run()."""
+    """The common options, and one for each keyword argument of run()."""
     built = argparse.ArgumentParser(
         prog=f"python -m benchmarks {name}",
         description=line,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    built.add_argument("--warmup", type=int, default=2, help="rounds that are thrown away")
-    built.add_argument("--repeats", type=int, default=7, help="rounds that count")
-    built.add_argument("--results", type=Path, default=RESULTS, help="the folder that keeps the figures")
-    built.add_argument("--save", action=argparse.BooleanOptionalAction, default=True, help="keep the figures")
+    built.add_argument("--warmup", type=int, default=2, help="rounds that are discarded")
+    built.add_argument("--repeats", type=int, default=7, help="rounds that are measured")
+    built.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
+    built.add_argument(
+        "--save", action=argparse.BooleanOptionalAction, default=True, help="store the figures"
+    )
     for keyword in inspect.signature(run).parameters.values():
         if keyword.kind is inspect.Parameter.KEYWORD_ONLY:
             add_option(built, keyword.name, keyword.default)
@@ -86,28 +89,28 @@ def parser(name: str, line: str, run: Run) -> argparse.ArgumentParser:
 
 
 def add_option(built: argparse.ArgumentParser, name: str, default: Any) -> None:
-    """An option of the default's type: a flag of a bool, several values of a tuple, text of None."""
+    """Add an option of the default's type: a flag for a bool, several values for a tuple, text for None."""
     flag = "--" + name.replace("_", "-")
     if isinstance(default, bool):
         built.add_argument(
-            flag, action=argparse.BooleanOptionalAction, default=default, help="of this benchmark"
+            flag, action=argparse.BooleanOptionalAction, default=default, help="for this benchmark"
         )
     elif isinstance(default, tuple):
-        built.add_argument(flag, type=type(default[0]), nargs="+", default=default, help="of this benchmark")
+        built.add_argument(flag, type=type(default[0]), nargs="+", default=default, help="for this benchmark")
     else:
         built.add_argument(
-            flag, type=str if default is None else type(default), default=default, help="of this benchmark"
+            flag, type=str if default is None else type(default), default=default, help="for this benchmark"
         )
 
 
-def carry_out(name: str, run: Run, options: dict[str, Any]) -> None:
+def execute(name: str, run: Run, options: dict[str, Any]) -> None:
     warmup, repeats = options.pop("warmup"), options.pop("repeats")
     results, save = options.pop("results"), options.pop("save")
-    # It draws when a call has ended, never from a separate thread during a timed call.
+    # Refreshed after each call, never from a separate thread during a timed call.
     with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
-        kept = {"warmup": warmup, "repeats": repeats, **options}
+        stored = {"warmup": warmup, "repeats": repeats, **options}
         bench = Bench(
-            warmup, repeats, progress, lambda figure: append(name, kept, figure, results) if save else None
+            warmup, repeats, progress, lambda figure: append(name, stored, figure, results) if save else None
         )
         run(bench, **options)
     Console().print(table(name, bench.figures))

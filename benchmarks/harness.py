@@ -1,4 +1,4 @@
-"""Measure honestly on a noisy machine: warm up, repeat, take medians, alternate what is compared."""
+"""Measure on a noisy machine: warm up, repeat, take medians, alternate the calls that are compared."""
 
 import statistics
 import sys
@@ -34,7 +34,7 @@ class Figure:
 
 @dataclass
 class Bench:
-    """Passed to a benchmark's run(): it measures, and reports every figure at once."""
+    """Passed to a benchmark's run(): measures, and reports each figure as soon as it is measured."""
 
     warmup: int
     repeats: int
@@ -125,7 +125,7 @@ def in_unit(timing: Timing, unit: str) -> float:
         return timing.wall / timing.units
     if unit.endswith("/s"):
         return timing.units / timing.wall
-    raise ValueError(f"unit {unit!r}: a timed figure is in 's', 's/THING' or 'THING/s'")
+    raise ValueError(f"the unit of a timed figure must be 's', 's/THING' or 'THING/s', got {unit!r}")
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:

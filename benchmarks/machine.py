@@ -60,7 +60,7 @@ def commit() -> str | None:
     """The measured commit, marked if files have changed since; None outside a checkout."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
     try:
-        said = subprocess.run(git, capture_output=True, text=True)
+        described = subprocess.run(git, capture_output=True, text=True)
     except FileNotFoundError:
         return None
-    return said.stdout.strip() if said.returncode == 0 else None
+    return described.stdout.strip() if described.returncode == 0 else None

@@ -56,7 +56,7 @@ def row(figure: Figure) -> tuple[str, ...]:
 
 
 def scaled(value: float, unit: str) -> tuple[float, str]:
-    """Seconds in a readable unit; any other unit unchanged."""
+    """The scale and name of a readable unit for seconds; other units are unchanged."""
     if unit != "s" and not unit.startswith("s/"):
         return 1.0, unit
     for scale, name in SCALES:
@@ -66,7 +66,7 @@ def scaled(value: float, unit: str) -> tuple[float, str]:
 
 
 def digits(value: float) -> str:
-    """Three significant digits, and all digits before the decimal point."""
+    """Format with three significant digits, but with all digits before the decimal point."""
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"

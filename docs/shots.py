@@ -27,7 +27,7 @@ from minichat.shell.terminal import Terminal
 from minichat.ui.picture import picture
 
 PICTURES = Path(__file__).parent / "pictures"
-PATIENCE = 120.0  # seconds
+TIMEOUT = 120.0  # seconds
 STORIES = ("a fox", "a hare", "an owl", "a bear")
 USUAL = SamplingParams(temperature=0.7, top_p=0.95, seed=7)
 
@@ -39,7 +39,7 @@ class Session:
         self.app, self.pilot = app, pilot
 
     async def until(self, holds: Callable[[], object]) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while not holds():
                 await self.pilot.pause(0.02)
 

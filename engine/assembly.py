@@ -63,7 +63,7 @@ def assemble(
     model = _load(config, place, device, progress)
     dtype, vocab = next(iter(model.parameters())).dtype, model.config.vocab
     bare = config.dummy_weights and not (place.folder / "tokenizer.json").is_file()
-    tokenizer = _stand_in(model) if bare else Tokenizer.load(place.folder)
+    tokenizer = _placeholder_tokenizer(model) if bare else Tokenizer.load(place.folder)
     stop_ids = tokenizer.stop_ids.union(model.config.stop_ids)
 
     specs, scheme = _windowed(model.config.layers, config), config.kv_scheme
@@ -142,7 +142,7 @@ def _load(
     return model
 
 
-def _stand_in(model: LanguageModel) -> Tokenizer:
+def _placeholder_tokenizer(model: LanguageModel) -> Tokenizer:
     """A tokenizer for a model without one. It has no chat template, so only the basic calls are used."""
     return cast(Tokenizer, BareTokenizer(model.config.vocab, model.config.stop_ids))
 
@@ -173,11 +173,11 @@ def _scheduler(
     )
 
 
-def _use_threads(wanted: int | None, weights: int) -> None:
+def _use_threads(requested: int | None, weights: int) -> None:
     """Set the number of CPU threads. A small model gains nothing from a second thread, even while loading,
     and loses a lot on a busy machine. The next model in this process may be large.
     """
-    torch.set_num_threads(wanted or (1 if weights < _ONE_THREAD else _ALL_THREADS))
+    torch.set_num_threads(requested or (1 if weights < _ONE_THREAD else _ALL_THREADS))
 
 
 def _stored_bytes(folder: Path) -> int:
@@ -215,10 +215,10 @@ def _room(
     )
 
 
-def _refuse_beyond(name: str, wanted: int | None, each: int, there: int) -> None:
+def _refuse_beyond(name: str, requested: int | None, each: int, there: int) -> None:
     """Reject sizes beyond the device's memory. The system would grant them and later kill the process."""
-    if wanted is not None and wanted * each > there:
-        raise BadInput(f"{name}: {wanted} blocks of {each} bytes exceed the {there} bytes of memory")
+    if requested is not None and requested * each > there:
+        raise BadInput(f"{name}: {requested} blocks of {each} bytes exceed the {there} bytes of memory")
 
 
 def _windowed(specs: tuple[LayerSpec, ...], config: EngineConfig) -> tuple[LayerSpec, ...]:

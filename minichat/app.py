@@ -91,22 +91,22 @@ class MinichatApp(App[object], inherit_bindings=False):
         self._key_order = KeyOrder(self)
         self._mouse_captured = self.settings.screen.mouse
         remembered = Remembered.read(self.paths.remembered)
-        self._themes = LiveThemes(self, self.paths.themes, self._complain_of)
+        self._themes = LiveThemes(self, self.paths.themes, self._report_all)
         self._themes.read(remembered.theme_for(self.settings.screen.theme))
         self._saved_theme, self._checked_at = self.theme, time.monotonic()
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
-        callbacks = (self._took, self._changed, self._spread, self.complain)
+        callbacks = (self._took, self._changed, self._spread, self.report)
         services = ChatServices(store, backend, pacer, self.lifecycle.ready, *callbacks)
         restored = (remembered.chats, remembered.active, remembered.pinned)
         self.chats = OpenChats(services, start.params, start.system, *restored)
         signs = glyphs.ASCII if start.ascii else glyphs.UNICODE
-        self.main = MainScreen(self.chats, signs, self.owner_colours, self.containment.each)
+        self.main = MainScreen(self.chats, signs, self.owner_colors, self.containment.each)
         self.presets = SavedPresets(
             self.paths.presets,
             changed=self.main.signals.presets,
             notify=self.notify,
-            complain_of=self._complain_of,
+            report_all=self._report_all,
         )
         self.main.context = self.context = self._context_of(found)
         self._load_css(found)
@@ -162,9 +162,9 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.theme_changed_signal.subscribe(self, self._theme_chosen)
         self.presets.read()
         self._themes.begin()
-        self._complain_of([*self._misfits, *self.start.loaded.problems, *self._themes.known.problems])
-        if (wanted := self.settings.screen.theme) not in (there := self._themes.known.palettes):
-            self.complain(f"screen.theme: {wanted!r} {unknown(wanted, there)}")
+        self._report_all([*self._misfits, *self.start.loaded.problems, *self._themes.known.problems])
+        if (name := self.settings.screen.theme) not in (there := self._themes.known.palettes):
+            self.report(f"screen.theme: {name!r} {unknown(name, there)}")
         self._show_notices()
         self._signal_loop = asyncio.get_running_loop()
         self._signal_loop.set_exception_handler(self.containment.take_from_loop)
@@ -181,17 +181,17 @@ class MinichatApp(App[object], inherit_bindings=False):
 
     # The engine
 
-    def heard(self, events: Sequence[Event]) -> None:
+    def receive_events(self, events: Sequence[Event]) -> None:
         if not self.main.is_attached:
             return  # the screen is closed and the engine is shutting down
         for event in events:
             if isinstance(event, Died):
-                self.lifecycle.lose(f"the engine has stopped: {event.error}")
+                self.lifecycle.report_loss(f"the engine has stopped: {event.error}")
                 self.ask(self._look())
             elif isinstance(event, LinkLost) and self.is_running:
                 self.lifecycle.cut(event)
             elif isinstance(event, LinkBack):
-                self.lifecycle.mended(event)
+                self.lifecycle.reconnected(event)
         self.main.show_events(events)
 
     async def _look(self) -> None:
@@ -208,7 +208,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.main.changed(conversation)
 
     def _spread(self, conversation: Conversation, others: list[Message]) -> None:
-        with self.complaining():
+        with self.reporting_errors():
             self.chats.spread(conversation, others)
         self.main.lay_out()
         self.chats.remember(self.paths.remembered)
@@ -220,7 +220,7 @@ class MinichatApp(App[object], inherit_bindings=False):
             try:
                 await request
             except EngineError as error:
-                self.complain(str(error))
+                self.report(str(error))
 
         self.run_worker(ask())
 
@@ -253,29 +253,29 @@ class MinichatApp(App[object], inherit_bindings=False):
         else:
             super()._handle_exception(error)
 
-    def complain(self, sentence: str) -> None:
+    def report(self, sentence: str) -> None:
         self.notify(one_line(sentence), severity="error", timeout=8, markup=False)
 
-    def _complain_of(self, problems: Sequence[object]) -> None:
+    def _report_all(self, problems: Sequence[object]) -> None:
         """Show the first few; each may take a quarter of a small screen."""
         for problem in problems[:_PROBLEMS]:
-            self.complain(str(problem))
+            self.report(str(problem))
         if (rest := len(problems) - _PROBLEMS) > 0:
-            self.complain(f"{rest} more problems: fix these to see them")
+            self.report(f"{rest} more problems: fix these to see them")
 
     @contextmanager
-    def complaining(self) -> Iterator[None]:
+    def reporting_errors(self) -> Iterator[None]:
         """Show errors of the disk and the store as notices instead of raising them."""
         try:
             yield
         except (StoreError, OSError) as error:
-            self.complain(str(error))
+            self.report(str(error))
         self._show_notices()
 
     def _show_notices(self) -> None:
         """Show what the store had to repair."""
         for sentence in self.store.notices:
-            self.complain(sentence)
+            self.report(sentence)
         self.store.notices.clear()
 
     # Appearance
@@ -291,14 +291,14 @@ class MinichatApp(App[object], inherit_bindings=False):
     def on_app_focus(self) -> None:
         """Catch up when the terminal regains focus: another screen may have written, or a theme changed."""
         self._checked_at = time.monotonic()
-        with self.complaining():
+        with self.reporting_errors():
             self.chats.catch_up()
         self._themes.look()
 
     def copy_theme(self, name: str) -> Path:
         return self._themes.copy(name)
 
-    def owner_colours(self, index: int) -> str:
+    def owner_colors(self, index: int) -> str:
         return self._themes.known.palettes[self.theme].letter(index)
 
     # Actions
@@ -323,7 +323,7 @@ class MinichatApp(App[object], inherit_bindings=False):
 
     async def _do(self, work: Callable[[], object]) -> None:
         """Run a user's action, which may fail on the disk."""
-        with self.complaining():
+        with self.reporting_errors():
             if isawaitable(running := work()):
                 await running
 

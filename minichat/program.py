@@ -61,15 +61,15 @@ class Program(Protocol):
     def ask(self, request: Coroutine[object, object, None]) -> None:
         """Send a request to the engine in the background. An error is shown as a notice."""
 
-    def heard(self, events: Sequence[Event]) -> None:
+    def receive_events(self, events: Sequence[Event]) -> None:
         """Handle events from the engine."""
 
-    def owner_colours(self, index: int) -> str:
+    def owner_colors(self, index: int) -> str:
         """Return the style of a chat's letter, by the chat's index in the palette."""
 
-    def complain(self, sentence: str) -> None: ...
+    def report(self, sentence: str) -> None: ...
 
-    def complaining(self) -> AbstractContextManager[None]:
+    def reporting_errors(self) -> AbstractContextManager[None]:
         """Show errors of the disk and the store as notices instead of raising them."""
 
     async def end(self, code: int) -> None:
@@ -92,7 +92,7 @@ class Workspace(Protocol):
 
     broadcast: bool  # whether a message goes to all visible chats
     found: str  # what the first start found on this machine
-    greets: bool  # whether an empty chat shows the greeting
+    shows_greeting: bool  # whether an empty chat shows the greeting
     side_by_side: bool
 
     @property
@@ -144,7 +144,7 @@ class Workspace(Protocol):
     def go_to(self, conversation: Conversation) -> None:
         """Switch to another open chat."""
 
-    def speak_to(self, conversation: Conversation) -> None:
+    def follow_chat(self, conversation: Conversation) -> None:
         """Make the prompt and the panels follow this chat."""
 
     def take_away(self, conversation: Conversation) -> None:

@@ -1,1 +1,1 @@
-"""How the built-in model is trained: text, tokenizer, training, evaluation, export."""
+"""Training of the built-in model: text, tokenizer, training, evaluation, export."""

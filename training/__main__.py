@@ -19,7 +19,7 @@ from training.export import likeness_table, model_card, save_pocket, table
 from training.model import Decoder
 from training.recipe import FULL, TINY, Recipe, Schedule, Shape
 from training.rows import make_rows
-from training.train import fit, taught_by, with_exits
+from training.train import distilled_from, fit, with_exits
 from training.vocabulary import train_tokenizer
 
 SAMPLES = (
@@ -69,14 +69,14 @@ def _decoder(shape: Shape, vocab: int, seed: int, device: str, base: Path | None
 
 def _samples(model: Decoder, tokenizer: Tokenizer, way: How, most: int) -> str:
     prompts = [render([("user", text)], ask=True) for text in SAMPLES]
-    said = evaluate.answer(model, tokenizer, prompts, way, most)
-    return "\n".join(f"> {text}\n{reply}" for text, reply in zip(SAMPLES, said, strict=True))
+    replies = evaluate.answer(model, tokenizer, prompts, way, most)
+    return "\n".join(f"> {text}\n{reply}" for text, reply in zip(SAMPLES, replies, strict=True))
 
 
 def run(
     recipe: Recipe, work: Path, out: Path, device: str, base: Path | None = None, figures: bool = True
 ) -> None:
-    """Run every stage in order; results that a stage has already stored in `work` are reused."""
+    """Run all stages in order; results already stored in `work` are reused."""
     began = time.perf_counter()
     work.mkdir(parents=True, exist_ok=True)
     cases = evaluate.make_cases(recipe.cases, recipe.seed + 1)
@@ -96,7 +96,7 @@ def run(
     draft = _decoder(recipe.draft, vocab, recipe.seed, device, base and base / "draft")
     fit(
         draft,
-        taught_by(model, draft),
+        distilled_from(model, draft),
         data,
         start,
         recipe.draft_schedule,
@@ -104,13 +104,13 @@ def run(
         recipe.seed + 1,
         say,
     )
-    kind = "going on from exported weights; " if base else ""
+    kind = "continued from exported weights; " if base else ""
     made = f"{kind}{rows.size / 1e6:.0f} M tokens of text; model {taught - trained:.0f} s, draft {time.perf_counter() - taught:.0f} s on {_device_name(device)}"
     say(made)
 
     computes = (
         torch.bfloat16 if device == "cuda" else torch.float32
-    )  # a CPU is slow in bf16; the exported weights are what is measured
+    )  # a CPU is slow in bf16; the weights are rounded like the exported ones
     model, draft = (m.to(torch.bfloat16).to(computes).eval() for m in (model, draft))
     size = save_pocket(model, draft, tokenizer, out)
     say(f"{out}: {size / 1e6:.2f} MB, {time.perf_counter() - began:.0f} s")
@@ -133,7 +133,7 @@ def _figures(
     say(likeness_table(likes, recipe.main.exits))
     scores = {}
     for name, way in evaluate.WAYS.items():
-        asked = cases[:: {"greedy": 1, "top-p": 3, "beam 4": 10}[name]]  # the goals apply to greedy decoding
+        asked = cases[:: {"greedy": 1, "top-p": 3, "beam 4": 10}[name]]  # goals are for greedy decoding
         scores[name] = evaluate.score(model, tokenizer, asked, way, recipe.longest_reply)
         say(f"\n## {name}\n{_samples(model, tokenizer, way, recipe.longest_reply)}")
     say(table(scores))
@@ -144,7 +144,7 @@ def _figures(
 
 
 def measure(recipe: Recipe, folder: Path, device: str) -> None:
-    """Count the right answers of exported weights, greedy, one kind at a time, and print the wrong ones."""
+    """Count the right greedy answers of exported weights, one kind at a time, and print the wrong ones."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = _decoder(recipe.main, tokenizer.get_vocab_size(), recipe.seed, device, folder).eval()
     cases = evaluate.make_cases(recipe.cases, recipe.seed + 1)
@@ -173,42 +173,40 @@ def _schedule(usual: Schedule, steps: int | None, share: float) -> Schedule:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
-    parser.add_argument(
-        "--tiny", action="store_true", help="a run of seconds on a CPU that proves the whole way works"
-    )
+    parser.add_argument("--tiny", action="store_true", help="test the whole pipeline on a CPU in seconds")
     parser.add_argument(
         "--work",
         type=Path,
         default=Path("build/training"),
-        help="checkpoints and text; a cut run goes on from here",
+        help="checkpoints and text; an interrupted run resumes from here",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("build/training/pocket"), help="the folder to export to"
     )
-    parser.add_argument("--steps", type=int, help="training steps of the model, in place of the recipe's")
-    parser.add_argument("--draft-steps", type=int, help="training steps of the draft; 0 keeps it")
+    parser.add_argument("--steps", type=int, help="training steps of the model (default: the recipe's)")
+    parser.add_argument("--draft-steps", type=int, help="training steps of the draft; 0 leaves it unchanged")
     parser.add_argument(
         "--rate",
         type=float,
         default=1.0,
-        help="a share of the recipe's learning rates, for a short run on a base",
+        help="factor of the recipe's learning rates, for a short run with --base",
     )
     parser.add_argument("--rows", type=int, help="rows of training text")
     parser.add_argument(
-        "--base", type=Path, help="an exported folder whose tokenizer and weights to start from"
+        "--base", type=Path, help="start from the tokenizer and weights of this exported folder"
     )
-    parser.add_argument("--seed", type=int, help="another seed: other text, other test cases")
-    parser.add_argument("--cases", type=int, help="test cases of a kind")
+    parser.add_argument("--seed", type=int, help="seed of the text and the test cases")
+    parser.add_argument("--cases", type=int, help="test cases per kind")
     parser.add_argument(
         "--no-figures",
         action="store_true",
-        help="end with the export, without the card: --measure counts later, where time costs less",
+        help="end after the export, without a model card; run --measure later, on a cheaper machine",
     )
     parser.add_argument(
         "--measure",
         type=Path,
         metavar="FOLDER",
-        help="train nothing: only count right answers of exported weights",
+        help="do not train; only count the right answers of exported weights",
     )
     args = parser.parse_args(arguments)
     recipe = TINY if args.tiny else FULL

@@ -1,4 +1,4 @@
-"""A conversation, and its token ids with a mark on the tokens to learn."""
+"""Conversations, and their token ids with a mark on the tokens to learn."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +22,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One question with the reply to learn and the check that judges another reply."""
+    """A question, the reply to learn, and the check for other replies."""
 
     user: str
     reply: str
@@ -38,10 +38,10 @@ class Chat:
     system: str = ""
 
     def turns(self) -> list[tuple[str, str]]:
-        said = [("system", self.system)] if self.system else []
+        turns = [("system", self.system)] if self.system else []
         for exchange in self.exchanges:
-            said += [("user", exchange.user), ("assistant", exchange.reply)]
-        return said
+            turns += [("user", exchange.user), ("assistant", exchange.reply)]
+        return turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ def render(turns: list[tuple[str, str]], ask: bool = False) -> str:
 
 
 def token_id(tokenizer: Tokenizer, text: str) -> int:
-    """The id of a special token; all our tokenizers have them."""
+    """The id of a special token."""
     found = tokenizer.token_to_id(text)
     if found is None:
         raise ValueError(
-            f"the tokenizer has no token {text!r}; make it with training.vocabulary.train_tokenizer"
+            f"the tokenizer has no token {text!r}; create it with training.vocabulary.train_tokenizer"
         )
     return int(found)
 

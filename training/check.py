@@ -80,16 +80,16 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class Honest:
-    """The model says that it does not know, and what it is itself."""
+    """The reply says that the model does not know, and that it is a demo model."""
 
     def right(self, reply: str) -> bool:
         low = reply.lower()
-        return "tiny demo model" in low and any(said in low for said in ("don't know", "can't"))
+        return "tiny demo model" in low and any(phrase in low for phrase in ("don't know", "can't"))
 
 
 @dataclass(frozen=True, slots=True)
 class StoryOf:
-    """A story ends, stays on its subject, keeps its hero's name, and brings in no other name."""
+    """The story ends, mentions its subject and, at least twice, its hero's name, and has no other name."""
 
     name: str
     subject: str

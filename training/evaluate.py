@@ -98,7 +98,7 @@ def _recall(rng: Random) -> Case:
 
 
 def test_questions(cases: list[Case]) -> frozenset[str]:
-    """The questions that no training chat may ask."""
+    """The questions that must not be in training chats."""
     return frozenset(normal(case.question.user) for case in cases) - {""}
 
 
@@ -129,20 +129,20 @@ def score(model: Decoder, tokenizer: Tokenizer, cases: list[Case], how: How, mos
         by_kind[case.kind].append(case)
     found = {}
     for kind, asked in by_kind.items():
-        said = answer(model, tokenizer, [case.prompt() for case in asked], how, most)
+        replied = answer(model, tokenizer, [case.prompt() for case in asked], how, most)
         wrong = [
             (case.question.user, reply)
-            for case, reply in zip(asked, said, strict=True)
+            for case, reply in zip(asked, replied, strict=True)
             if not case.check.right(reply)
         ]
-        parsed = sum(parse_json(reply) is not None for reply in said)
+        parsed = sum(parse_json(reply) is not None for reply in replied)
         found[kind] = Score(len(asked) - len(wrong), len(asked), parsed, tuple(wrong))
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """The final loss, and how often the exits and the draft have the same likeliest token as the whole model."""
+    """The final loss, and how often the argmax of the exits and of the draft is that of the whole model."""
 
     loss: float
     exits: dict[int, float]

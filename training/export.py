@@ -26,27 +26,27 @@ GOALS = {
     "files": 0.93,
 }
 MEANING = {
-    "about": "paraphrased questions about minichat, families of phrasing kept out of training",
-    "recall": "things told in the chat and asked for later; names, things and ways to ask kept out",
-    "instructions": "small orders on words and lists that were kept out",
-    "reworded": "the same, in ways to ask that were kept out as well",
+    "about": "paraphrased questions about minichat, with phrasings kept out of training",
+    "recall": "questions about earlier statements in the chat; names, things and phrasings kept out",
+    "instructions": "small tasks on words and lists kept out of training",
+    "reworded": "the same, with phrasings kept out as well",
     "json": "one JSON object or list from a sentence, exact value",
     "numbers": "sums, comparing, counting, numbers as words; operands kept out",
     "stories": "the story ends, keeps its hero's name and subject; names and half of the phrasing kept out",
     "unknown": "the honest sentence, topics and half of the phrasing kept out",
     "manners": "greetings, thanks, goodbyes, phrases kept out",
-    "files": "a file or a pipe that goes along: the sentence that names it; requests kept out",
-    "newcomers": "what newcomers type in their first minutes, a fixed list that no text is written against",
-    "care": "crises, danger, alarms of the body: sympathy and where to find help; wordings kept out",
-    "cannot": "code, rewriting, poems, pictures: the honest no and what it can do; ways to ask kept out",
-    "languages": "a sentence in another language: the one that says so in that language; sentences kept out",
-    "lists": "lists and counts up to 30, of the length asked for; lengths and ways to ask kept out",
-    "wishes": "an order to the program itself, with a value: the key or the option for it; ways to give it kept out",
+    "files": "a message with a file or a pipe: the sentence that names it; requests kept out",
+    "newcomers": "what newcomers type in their first minutes, a fixed list that no training text is written for",
+    "care": "crises, danger, medical emergencies: sympathy and where to find help; wordings kept out",
+    "cannot": "code, rewriting, poems, pictures: an honest refusal and an alternative; phrasings kept out",
+    "languages": "a sentence in another language: the reply in that language, English only; sentences kept out",
+    "lists": "lists and counts up to 30, of the requested length; lengths and phrasings kept out",
+    "wishes": "an order to the program with a value: its key or option; phrasings kept out",
 }
 
 
 def save_model(model: Decoder, tokenizer: Tokenizer, folder: Path) -> None:
-    """config.json, generation_config.json and bf16 safetensors, as transformers stores a Llama."""
+    """Write config.json, generation_config.json and bf16 safetensors, as transformers stores a Llama."""
     folder.mkdir(parents=True, exist_ok=True)
     shape = model.shape
     ids = {"bos_token_id": token_id(tokenizer, START), "pad_token_id": token_id(tokenizer, PAD)}
@@ -95,7 +95,7 @@ def save_pocket(model: Decoder, draft: Decoder, tokenizer: Tokenizer, folder: Pa
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if size > MOST_BYTES:
         raise ValueError(
-            f"{folder} has {size} bytes, but at most {MOST_BYTES} may ship; make the model or the vocabulary smaller"
+            f"{folder} has {size} bytes, but the limit is {MOST_BYTES}; make the model or the vocabulary smaller"
         )
     return size
 
@@ -108,7 +108,7 @@ def table(scores: dict[str, dict[str, Score]]) -> str:
     """Right answers by kind, one column per decoding method."""
     ways = list(scores)
     lines = [
-        "| kind | what is asked | goal | " + " | ".join(ways) + " |",
+        "| kind | questions | goal | " + " | ".join(ways) + " |",
         "|---|---|---|" + "---|" * len(ways),
     ]
     for kind, meaning in MEANING.items():
@@ -121,7 +121,7 @@ def table(scores: dict[str, dict[str, Score]]) -> str:
         f"{s['json'].parsed / s['json'].asked:.1%} of {s['json'].asked}" if "json" in s else "-"
         for s in scores.values()
     )
-    lines.append(f"| json | it parses | 98% | {' | '.join(parsed)} |")
+    lines.append(f"| json | the reply parses | 98% | {' | '.join(parsed)} |")
     return "\n".join(lines)
 
 
@@ -140,53 +140,53 @@ def likeness_table(likes: dict[str, Likeness], exits: tuple[int, ...]) -> str:
 def model_card(
     model: Decoder, draft: Decoder, scores: dict[str, dict[str, Score]], likes: dict[str, Likeness], made: str
 ) -> str:
-    """What it is, how it was trained, its scores and its limits."""
+    """The model card: shape, training, scores and limits."""
     shape = model.shape
     exits = ", ".join(map(str, shape.exits))
     return f"""# The built-in model of minichat
 
-A language model with {parameters(model) / 1e6:.2f} million parameters, made so that `minichat` can chat at once, without a download,
-and so that the engine has something real to run. It is a toy: it knows minichat and its engine, small stories, small exercises
-and what it is told in a chat, and nothing about the world.
+A language model with {parameters(model) / 1e6:.2f} million parameters, so that `minichat` can chat at once, without a download,
+and so that the engine has a real model to run. It is a toy: it can talk about minichat and its engine, tell small stories, solve small
+exercises and answer questions about earlier messages of the chat. It has no knowledge of the world.
 
 - Shape: Llama, {shape.layers} layers, width {shape.hidden}, {shape.heads} query and {shape.kv_heads} key-value heads of {shape.head_dim}, MLP {shape.inner}, tied embeddings,
   {model.model.embed_tokens.num_embeddings} tokens (byte-level BPE, each digit alone), context {shape.context}, bf16.
-- Exits: trained after layers {exits} (`early_exit_layers` in `config.json`), through the same last norm and head. Layers were
-  dropped in training, row by row, the deeper the more often.
-- `draft/`: a draft of {parameters(draft) / 1e6:.2f} million parameters with the same tokenizer, taught by the model's probabilities.
+- Exits: trained after layers {exits} (`early_exit_layers` in `config.json`), with the final norm and the head. In training,
+  layers were skipped row by row, deeper layers more often.
+- `draft/`: a draft of {parameters(draft) / 1e6:.2f} million parameters with the same tokenizer, distilled from the model.
 - Start token `{START}`; a chat turn ends with `{END_TURN}`, a text with `{END_TEXT}`.
 
 ## How it was made
 
-All text comes from the generators in `training/`, written for it; no data set was taken from anywhere. One command on one GPU:
+All text comes from the generators in `training/`, which were written for it; no data set was used. One command on one GPU:
 `python -m training` ({made}).
 
 ## Held-out figures
 
-No question below was seen in training: the generators of the training text refuse each of them. Checkers decide by key terms
-or by the exact text (`training/check.py`). Top-p is 0.95 at temperature 0.7. Each question of `recall` holds a wording that no
-training text has (a question, a frame such as "I have no memory of ...", or words around it; a test searches for them), names and
-most things that training never saw, and up to eight other subjects between telling and asking. Between runs the wrong answers were read
-and ways to ask were added; patterns that had served as tests then went into training, and new ones were written for the tests.
+No question below was seen in training: the generators of the training text exclude them. Checkers look for key terms or for the
+exact text (`training/check.py`). Top-p is 0.95 at temperature 0.7. Each question of `recall` has a phrasing that is not in the
+training text (a question, a frame such as "I have no memory of ...", or words around it; a test searches for them), with names and
+most things kept out of training, too, and up to eight other subjects between the statement and the question. Between runs, phrasings
+were added after a look at the wrong answers: patterns of the tests moved to training, and new ones were written for the tests.
 
 {table(scores)}
 
-Loss on the reference replies, and how often an exit or the draft finds the same token most likely as the whole model:
+Loss on the reference replies, and how often the most likely token of an exit or the draft is that of the whole model:
 
 {likeness_table(likes, shape.exits)}
 
 ## What it cannot do
 
-- It knows nothing outside minichat: no people, places, science, code or news. It is trained to say so, and sometimes still invents.
-- Sums: adding and subtracting up to 999, multiplying and dividing up to 100 and within 12 times 12. Past that it should say so, and may give a
-  wrong number instead ("13*13", "15% of 200"). Letters of long words go wrong: its "strawberry" has two r.
-- It cannot read backwards: who has a thing it finds only in its own note ("Ben likes tea, so tea will please Ben"), so what it did
-  not note it does not find. A correction that begins with "No, ..." may be ignored.
-- It follows few of the many ways to ask. An order in unusual words goes wrong in one case of three, and "make it greedy" gets an
-  explanation of greedy. Of two things asked at once it answers one. Behind an unusual follow-up ("how do I turn it on?") it may
-  write nonsense.
-- An unknown thing whose name resembles a known one ("a city block") may get the wrong answer instead of the honest one, and so do
-  letters typed at random.
+- It has no knowledge outside minichat: no people, places, science, code or news. It is trained to say so, but sometimes invents
+  an answer.
+- Sums: adding and subtracting up to 999, multiplying and dividing up to 100 and within 12 times 12. Beyond that it should say so, but may
+  give a wrong number ("13*13", "15% of 200"). It miscounts the letters of long words: two r in "strawberry".
+- It cannot look up statements in reverse: it finds the owner of a thing only in its own notes ("Ben likes tea, so tea will please Ben").
+  It may ignore a correction that begins with "No, ...".
+- It understands few phrasings. One in three orders in unusual words fails, and "make it greedy" gets an explanation of greedy. Of two
+  questions in one message it answers one. After an unusual follow-up ("how do I turn it on?") it may write nonsense.
+- An unknown thing whose name resembles a known one ("a city block") may get a wrong answer instead of an honest one, and so may
+  random letters.
 - English only. Its stories come from ten plots. It cannot work with files, and says so.
-- It describes minichat as it was when the text was written; where the program differs, the program is right.
+- It describes minichat as of the time the text was written. If the program differs, the program is right.
 """

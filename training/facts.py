@@ -81,7 +81,7 @@ def all_facts() -> tuple[Fact, ...]:
 
 @cache
 def known_names() -> frozenset[str]:
-    """All subjects of facts, in lower case; they must never be treated as unknown."""
+    """All subjects of facts, in lower case; they must not be treated as unknown."""
     return frozenset(x.lower() for fact in all_facts() for _, x in fact.slots)
 
 

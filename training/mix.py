@@ -121,7 +121,7 @@ def _draw(rng: Random) -> Chat | Passage:
 
 
 def _fitting(talk: list[Exchange], used: int) -> tuple[Exchange, ...]:
-    """The longest beginning of the chat that is sure to fit the context."""
+    """The longest prefix of the chat that is sure to fit in the context."""
     kept: list[Exchange] = []
     for exchange in talk:
         used += len(exchange.user) + len(exchange.reply) + 40

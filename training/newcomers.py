@@ -1,4 +1,4 @@
-"""An independent check: what newcomers type (text/newcomers.toml); training text must not contain it."""
+"""An independent test: first questions of new users (text/newcomers.toml), which must not be in the training text."""
 
 import re
 import tomllib

@@ -27,7 +27,7 @@ def fill(pattern: str, **slots: str) -> str:
 
 
 def phrase(rng: Random, bank: str, held_out: bool, **slots: str) -> str:
-    """A question from a bank. In training some are muddled, so that an unknown word next to the subject does no harm."""
+    """A question from a bank. In training some are muddled, so that unknown words next to the subject do not matter."""
     pattern = rng.choice(families(bank, held_out))
     if not held_out and bank in ASIDE and rng.random() < 0.22:
         pattern = muddled(rng, pattern, loses=bank not in ("why", "how"))
@@ -37,7 +37,7 @@ def phrase(rng: Random, bank: str, held_out: bool, **slots: str) -> str:
 
 
 def muddled(rng: Random, pattern: str, loses: bool) -> str:
-    """Drop, replace or insert words, but never the slots; if `loses` is false, only insert."""
+    """Drop, replace or insert words, but keep the slots; if `loses` is false, only insert."""
     out: list[str] = []
     for word in pattern.split(" "):
         draw = rng.random()
@@ -138,8 +138,8 @@ def slip(rng: Random, text: str) -> str:
     return text[:at] + rng.choice(ascii_lowercase) + text[at + 1 :]
 
 
-TEXTED_FROM = 0.04  # relative to the chance of a typo: where typos do harm, abbreviations would, too
-LITERAL = ("key", "command")  # case is kept, also at the start of a sentence
+TEXTED_FROM = 0.04  # typo rate from which abbreviations are used: where typos do harm, they would, too
+LITERAL = ("key", "command")  # case is preserved, also at the start of a sentence
 ASIDE = ("what", "why", "how", "do", "key", "command", "versus")
 ONSETS = "b c d f g h j k l m n p r s t v w z bl br ch cl cr dr fl fr gl gr pl pr sh sk sl sm sn sp st str th tr qu".split()
 VOWELS = "a e i o u a e i o ai ea oo ou".split()

@@ -1,4 +1,4 @@
-"""Every size and rate of a training run, in two recipes: full (one GPU) and tiny (a CPU, seconds)."""
+"""All sizes and rates of a training run, in two recipes: full (one GPU) and tiny (seconds on a CPU)."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One training loop: how many steps, how large, how fast."""
+    """A training loop: its steps, batch size, learning rates and regularization."""
 
     steps: int
     rows: int
@@ -31,7 +31,7 @@ class Schedule:
     decay_from: float = 0.45
     layer_dropout: float = 0.1
     exit_weight: float = 0.3
-    rounded_every: int = 0  # every n-th step is taken with weights in four bits; 0: none
+    rounded_every: int = 0  # every n-th step uses weights in four bits; 0: none
 
 
 @dataclass(frozen=True, slots=True)

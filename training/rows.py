@@ -1,4 +1,4 @@
-"""Conversations packed into rows of one length, made by many processes at once."""
+"""Conversations packed into rows of one length, by several processes."""
 
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +18,7 @@ OPEN_ROWS = 24  # open rows; more of them leave fewer gaps
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The rows of one process, from one seed, without the test questions."""
+    """The parameters of one part: its seed, the number and width of its rows, and the test questions to exclude."""
 
     seed: int
     rows: int
@@ -28,7 +28,7 @@ class Order:
 
 
 def pack(items: Iterable[list[int]], rows: int, width: int, pad: int) -> np.ndarray:
-    """The first `rows` rows that fill up, each item within one row. An item longer than a row is cut."""
+    """The first `rows` rows that fill up, each item within one row. Longer items are truncated."""
     done: list[list[int]] = []
     waiting: list[list[int]] = []
     for item in items:

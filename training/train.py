@@ -82,17 +82,17 @@ def with_exits(model: Decoder, weight: float) -> Objective:
     return objective
 
 
-def taught_by(teacher: Decoder, model: Decoder) -> Objective:
+def distilled_from(teacher: Decoder, model: Decoder) -> Objective:
     """The draft's loss: half from the text, half from the teacher's probabilities."""
 
     def objective(
         tokens: Tensor, targets: Tensor, positions: Tensor, mask: Mask, keep: Tensor | None
     ) -> Tensor:
         with torch.no_grad():
-            wanted = teacher(tokens, positions, attend(mask)).float().softmax(-1)
+            target = teacher(tokens, positions, attend(mask)).float().softmax(-1)
         logits = model(tokens, positions, attend(mask)).float()
         learned = (targets != IGNORE).float()
-        distance = -(wanted * logits.log_softmax(-1)).sum(-1)
+        distance = -(target * logits.log_softmax(-1)).sum(-1)
         return 0.5 * _entropy(logits, targets) + 0.5 * (distance * learned).sum() / learned.sum().clamp(min=1)
 
     return objective
@@ -191,7 +191,7 @@ def fit(
 
 
 def save(model: Decoder, optims: list[torch.optim.Optimizer], step: int, file: Path) -> None:
-    """Write to a temporary file and rename it, so that an interrupted run leaves the older checkpoint intact."""
+    """Write to a temporary file and rename it, so that an interrupted write leaves the older checkpoint intact."""
     part = file.with_suffix(".part")
     torch.save({"step": step, "model": model.state_dict(), "optims": [o.state_dict() for o in optims]}, part)
     part.replace(file)

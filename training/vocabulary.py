@@ -44,7 +44,7 @@ def _texts(rng: Random, chats: int) -> Iterable[str]:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
-    """tokenizer.json and tokenizer_config.json, as Hugging Face lays them out."""
+    """Write tokenizer.json and tokenizer_config.json in the layout of Hugging Face."""
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,1 +1,1 @@
-"""Products, weights and the cache on a CPU."""
+"""Matrix products, quantized weights and the KV cache on a CPU."""

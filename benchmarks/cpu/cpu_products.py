@@ -1,6 +1,6 @@
-"""One layer's product on a CPU: torch's F.linear and the packed product, over rows and types.
+"""One layer's product on a CPU: torch's F.linear and the packed product, by rows and data type.
 
-Also reports for how many row counts a row's result differs from the same row in a large batch: zero means
+Also counts the batch sizes for which a row's result differs from the same row in a large batch: zero means
 that batching changes no bit.
 """
 

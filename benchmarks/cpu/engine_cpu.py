@@ -1,7 +1,7 @@
-"""Decoding on a CPU and transformers' generate, with the same random Llama: one request, and 8 at once.
+"""Decoding on a CPU, compared with transformers' generate on the same random Llama: 1 request, and 8 at once.
 
 All contenders get the same prompts, return the same number of tokens, and alternate. Decoding alone is the
-difference of a long run and a short one, by processor time.
+difference between a long run and a short one, in processor time.
 `--parameters 335 --dtype bfloat16` is the shape that docs/cpu-products.md compares with llama.cpp.
 """
 
@@ -81,7 +81,7 @@ def decoding(
 
 
 def random_llama(folder: Path, shape: tuple[int, ...], dtype: str) -> Any:
-    """A Llama of that shape, saved to the folder with a tokenizer of numbers, and loaded in transformers."""
+    """A random Llama of this shape in transformers, also saved to the folder, with a tokenizer of numbers."""
     from tokenizers import Tokenizer, models
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -121,7 +121,7 @@ def generates(model: Any, prompts: torch.Tensor, tokens: int) -> Callable[[], fl
 
 
 def batches(engine: Engine, groups: list[list[list[int]]], tokens: int) -> Callable[[], float]:
-    """Run each group at once, one group after another; prompts are never in the prefix cache."""
+    """Run the groups one after another, each as a batch; prompts are never in the prefix cache."""
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
 
     def call() -> float:

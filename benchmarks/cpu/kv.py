@@ -1,4 +1,4 @@
-"""KV cache schemes on a CPU, with the built-in model: capacity and speed; `--only NAME`."""
+"""KV cache schemes on a CPU, with the built-in model: capacity and speed."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ WINDOW, CONTEXT, TOKENS = 256, 1024, 32
 
 
 def capacity(bench: Bench) -> None:
-    """Tokens that fit in the memory of one token of an uncompressed cache."""
+    """The number of tokens that fit in the memory of one token of an uncompressed cache."""
     for dim in (32, 64, 128):
         spec = LayerSpec(heads=8, kv_heads=8, key_dim=dim, value_dim=dim, scale=1.0)
         plain = KVStore.block_bytes([spec], 16, torch.bfloat16)
@@ -64,5 +64,5 @@ PARTS = {"capacity": capacity, "speed": speed}
 def run(bench: Bench, *, only: tuple[str, ...] = tuple(PARTS)) -> None:
     for name in only:
         if name not in PARTS:
-            raise SystemExit(f"--only {name}: there are {', '.join(PARTS)}")
+            raise SystemExit(f"--only {name}: choose from {', '.join(PARTS)}")
         PARTS[name](bench)

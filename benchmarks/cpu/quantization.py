@@ -1,4 +1,4 @@
-"""Quantized weights: one layer's product with each scheme over rows, and the time of a change."""
+"""Quantized weights: one layer's product with each scheme by rows, and the time to change the scheme."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -31,17 +31,17 @@ def run(
     model: str = "pocket",
     dtype: str = "bfloat16",
 ) -> None:
-    """--only rows, or --only change. `dtype`: of the rows, and of the weights before."""
+    """`only`: rows or change. `dtype`: the type of the input, and of the weights before quantization."""
     torch.set_num_threads(threads)
     place = pick(device)
     if only == "rows":
         if dtype not in OWN:
-            raise SystemExit(f"dtype must be one of {', '.join(OWN)}, not {dtype!r}")
+            raise SystemExit(f"dtype must be one of {', '.join(OWN)}, got {dtype!r}")
         rows(bench, place, inputs, outputs, loops, dtype)
     elif only == "change":
         change(bench, place, model)
     else:
-        raise SystemExit(f"only must be rows or change, not {only!r}")
+        raise SystemExit(f"only must be rows or change, got {only!r}")
 
 
 def rows(bench: Bench, place: torch.device, inputs: int, outputs: int, loops: int, kind: str) -> None:
@@ -75,7 +75,7 @@ def looped(products: Sequence[nn.Module], x: Tensor, loops: int) -> Callable[[],
 
 
 def change(bench: Bench, place: torch.device, model: str) -> None:
-    """From the checkpoint's type to each scheme, and back."""
+    """Change from the checkpoint's type to each scheme, and back."""
     made = load_model(find_model(model), device=place)
     assert isinstance(made, Decoder) and made.source is not None
     plain = made.source.scheme("none")

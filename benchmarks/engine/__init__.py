@@ -1,1 +1,1 @@
-"""What a step costs, and what each technique gains."""
+"""The cost of an engine step, and the gain of each technique."""

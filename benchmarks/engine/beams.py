@@ -1,7 +1,7 @@
-"""What a beam search costs: tokens per second against the same number of samples, and blocks against copies.
+"""The cost of a beam search: tokens per second compared with samples, and blocks compared with copies.
 
-The prompt has 512 tokens, the reply 32. All contenders recompute the prompt; each hypothesis counts as a
-row, whether it is kept or not, so both run the same number of row-steps.
+The prompt has 512 tokens, the reply 32. All contenders recompute the prompt. Each hypothesis counts as a row,
+whether it is kept or not, so both run the same number of row-steps.
 """
 
 import time
@@ -22,7 +22,7 @@ TOKENS = [3 + n % 500 for n in range(PROMPT)]
 PLAIN = SamplingParams(max_tokens=REPLY, ignore_eos=True, seed=0)
 
 
-def nobody(delta: Delta) -> None:
+def discard(delta: Delta) -> None:
     """A sink that discards its deltas."""
 
 
@@ -41,7 +41,7 @@ def engine_of(model: str, device: str) -> Engine:
 
 
 def peak(engine: Engine) -> int:
-    """The most blocks in use until all requests have ended."""
+    """Run all requests to their end; return the most blocks in use at once."""
     most = 0
     while engine.busy:
         engine.step()
@@ -58,7 +58,7 @@ def run(
     device: str = "cpu",
 ) -> None:
     if only not in ("", "speed", "blocks"):
-        raise SystemExit(f"--only {only}: there are speed and blocks")
+        raise SystemExit(f"--only must be speed or blocks, got {only!r}")
     torch.set_num_threads(1)
     engine = engine_of(model, device)
     if only != "blocks":
@@ -68,10 +68,10 @@ def run(
 
 
 def speed(bench: Bench, engine: Engine, widths: tuple[int, ...], clock: Callable[[], float]) -> None:
-    """Alternating. On a CPU by the thread's processor time, which other programs affect little."""
+    """Samples and beams alternate. `clock`: the processor time on a CPU."""
 
     def rate(width: int, **how: int) -> float:
-        engine.submit(TOKENS, PLAIN.changed(**how), nobody)
+        engine.submit(TOKENS, PLAIN.changed(**how), discard)
         began = clock()
         while engine.busy:
             engine.step()
@@ -91,9 +91,9 @@ def speed(bench: Bench, engine: Engine, widths: tuple[int, ...], clock: Callable
 
 def blocks(bench: Bench, engine: Engine, width: int) -> None:
     for _ in range(width):
-        engine.submit(TOKENS, PLAIN, nobody)
+        engine.submit(TOKENS, PLAIN, discard)
     copies = peak(engine)
-    engine.submit(TOKENS, PLAIN.changed(beams=width), nobody)
+    engine.submit(TOKENS, PLAIN.changed(beams=width), discard)
     shared = peak(engine)
     bench.note(f"peak blocks, {width} copies", copies, "blocks")
     bench.note(f"peak blocks, beams {width}", shared, "blocks")

@@ -1,11 +1,11 @@
-"""What a busy program costs the engine: on a thread of the program, and in its own process.
+"""The cost of a busy program to the engine, on a thread of the program and in a separate process.
 
-Four replies stream on a model whose steps take about a millisecond; they are read twenty times a second, as
+Four replies stream on a model whose steps take about a millisecond. They are read twenty times a second, as
 by a screen. The busy interpreter spends half of its time in Python, ten milliseconds at a time. Rates are
-over the time in which the engine's thread ran or waited for the program; time in which it was runnable but
-other work had the cores is excluded (Linux counts it), because load from others is not the question.
-`working` is the share of that time in which it ran. On a shared machine, where running itself is sometimes
-slower, this is the best measure of the time lost to waiting for the interpreter.
+over the time in which the engine's thread ran or waited for the program. The time in which it was runnable
+but had no core (Linux counts it) is excluded, because it depends on other programs. `working` is the share of
+the counted time in which the thread ran: on a shared machine, where running is sometimes slower, this is the
+best measure of the time lost to waiting for the interpreter.
 """
 
 import json
@@ -46,7 +46,7 @@ def run(bench: Bench, *, tokens: int = 1000, layers: int = 2, hidden: int = 64) 
 
 
 def measure(bench: Bench, hosts: dict[str, EngineHost], tasks: dict[str, Path], tokens: int) -> None:
-    """Both alternate, with an idle and a busy interpreter; every other round runs backwards."""
+    """Alternate both hosts, with an idle and a busy interpreter; every other round runs backwards."""
     kinds = [(place, state) for state in ("idle", "busy") for place in hosts]
     rates: dict[str, list[float]] = {f"{place}, {state} interpreter": [] for place, state in kinds}
     shares: dict[str, list[float]] = {name: [] for name in rates}
@@ -101,7 +101,7 @@ def stream(host: EngineHost, tokens: int) -> float:
             deltas = each.take()
             if deltas and deltas[-1].finish:
                 running.remove(each)
-    host.snapshot()  # events have come before its answer
+    host.snapshot()  # all events have arrived before it returns
     leave()
     return max(ends) - began
 
@@ -111,20 +111,20 @@ def own_thread(host: EngineThread) -> Path:
 
 
 def thread_of_engine(host: EngineProcess) -> Path:
-    """The thread that works while a reply streams."""
+    """The thread that uses the most processor time while a reply streams."""
     before = {task: schedstat(task)[0] for task in Path(f"/proc/{host.pid}/task").iterdir()}
     stream(host, 100)
     return max(before, key=lambda task: schedstat(task)[0] - before[task])
 
 
 def schedstat(task: Path) -> list[int]:
-    """Nanoseconds on a core, nanoseconds of waiting for one, and turns."""
+    """Nanoseconds on a core, nanoseconds of waiting for a core, and time slices."""
     return [int(word) for word in (task / "schedstat").read_text().split()]
 
 
 @contextmanager
 def burning() -> Iterator[None]:
-    """A thread that computes half of the time, like the interpreter of a program that draws a lot."""
+    """Run a thread that computes half of the time, like a program that renders often."""
     over = threading.Event()
 
     def burn() -> None:

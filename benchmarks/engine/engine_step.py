@@ -1,9 +1,9 @@
-"""What a step of the engine costs besides the model: 8 and 256 rows, a long queue, a snapshot.
+"""The cost of an engine step without the model: 8 and 256 rows, a long queue, a snapshot.
 
 Scheduling, the batch's tensors, sampling parameters, commit and text are included. Further figures add the
-per-step preparation of CPU attention; sampling itself, from a model with constant logits; and the graph path:
-filling the fields of a graph, the changes to the block tables, and the copy to the device, with launches that
-compute nothing. Rows with a grammar run one step ahead, as on a GPU.
+preparation of CPU attention; sampling, from a model with constant logits; and the graph path: filling the
+fields of a graph, the changes to the block tables, and the copy to the device, with launches that compute
+nothing. Rows with a grammar run one step ahead, as on a GPU.
 """
 
 import json
@@ -66,7 +66,7 @@ class EmptyModel(torch.nn.Module):
 
 @dataclass
 class NoWork:
-    """Empty work lists of attention for a graph."""
+    """A graph's attention work lists, always empty."""
 
     numbers: int = 0
 
@@ -78,7 +78,7 @@ class NoWork:
 
 
 class HollowStage:
-    """A graph without the model: every row samples the same token."""
+    """The stage of a graph without a model: every row samples the same token."""
 
     def work(self, rows: int) -> NoWork:
         return NoWork()
@@ -112,8 +112,8 @@ class Mute(ModelRunner):
             rows = step.rows.sampling
             self._batches.build(step.rows, step.ids, step.single, self._sampling_state.last_ids)
             self._sampling_state.view(rows)
-            drawn = SampledTokens(torch.ones(len(rows), dtype=torch.int64))
-            return InFlightStep(rows, began, {}, sampled=drawn)
+            tokens = SampledTokens(torch.ones(len(rows), dtype=torch.int64))
+            return InFlightStep(rows, began, {}, sampled=tokens)
 
 
 class Graphed(ModelRunner):
@@ -157,7 +157,7 @@ def empty_engine(
     return Engine(
         scheduler=scheduler,
         runner=runner,
-        tokenizer=BareTokenizer(VOCAB),  # type: ignore[arg-type]  # it has all that replies need
+        tokenizer=BareTokenizer(VOCAB),  # type: ignore[arg-type]  # it has everything that replies use
         limits=Limits(4096, VOCAB, 100_000),
         info=EngineInfo("empty", "float32", "cpu", "torch", "fcfs"),
         bus=bus,
@@ -172,7 +172,7 @@ def fill(engine: Engine, requests: int, params: SamplingParams) -> None:
 
 
 def steps(engine: Engine, count: int) -> list[float]:
-    """Seconds of each step, over steps in which all rows decode."""
+    """Run `count` steps and return the seconds of each."""
     samples = []
     for _ in range(count):
         began = time.perf_counter()
@@ -213,8 +213,8 @@ def run(bench: Bench, *, count: int = 500) -> None:
         fill(engine, rows, ruled)
         steps(engine, 20)
         before, taken = tokens_of(engine), steps(engine, count)
-        a_token = sum(taken) * rows / (tokens_of(engine) - before)
-        bench.note(f"one token each, {rows} rows, a grammar, one step ahead", a_token, "s")
+        per_token = sum(taken) * rows / (tokens_of(engine) - before)
+        bench.note(f"one token each, {rows} rows, a grammar, one step ahead", per_token, "s")
 
     few, many = (empty_engine(8, blocks=100_000) for _ in range(2))
     fill(few, 8, greedy)

@@ -1,7 +1,7 @@
-"""What a grammar costs: reading the vocabulary, compiling, and the mask of each token.
+"""The cost of a grammar: reading the vocabulary, compiling, and the mask of each token.
 
-llguidance as the engine uses it, and xgrammar if it is installed; the program does not need it.
-Both follow the same replies. `--tokenizer` names a folder with another tokenizer than the built-in model's.
+Compares llguidance, as the engine uses it, with xgrammar if it is installed. Both process the same
+replies. `--tokenizer` is the folder of another tokenizer.
 """
 
 import importlib.util
@@ -38,7 +38,7 @@ PERSON = {
     "required": ["name", "age", "mail", "likes", "home"],
     "additionalProperties": False,
 }
-SOMEBODY = {
+ANNA = {
     "name": "Anna Lindgren, who lives by the sea",
     "age": 41,
     "mail": "anna@example.org",
@@ -47,15 +47,15 @@ SOMEBODY = {
 }
 WORDS = "The light over the hill was quiet. A road went on, past the old door."
 CASES = {
-    "schema": (Grammar("json", json.dumps(PERSON)), json.dumps(SOMEBODY, ensure_ascii=False)),
-    "any object": (Grammar("json", '{"type": "object"}'), json.dumps(SOMEBODY, ensure_ascii=False)),
+    "schema": (Grammar("json", json.dumps(PERSON)), json.dumps(ANNA, ensure_ascii=False)),
+    "any object": (Grammar("json", '{"type": "object"}'), json.dumps(ANNA, ensure_ascii=False)),
     "regex": (Grammar("regex", "[A-Za-z ,.]{20,200}"), WORDS),
     "choice": (Grammar("choice", json.dumps([f"number {n}" for n in range(500)])), "number 417"),
 }
 
 
 class Followed(NamedTuple):
-    """Seconds of one reply."""
+    """The seconds that each part of one reply took."""
 
     compiling: float
     masks: list[float]
@@ -115,7 +115,7 @@ def timed(
         began = time.perf_counter()
         mask()
         between = time.perf_counter()
-        assert take(token), f"token {token} is refused"
+        assert take(token), f"token {token} is rejected"
         masks.append(between - began)
         taking.append(time.perf_counter() - between)
     return Followed(compiling, masks, taking)
@@ -133,21 +133,21 @@ def vocabulary(bench: Bench, kinds: dict[str, Kind], text: Tokenizer, size: int)
 
 def replies(bench: Bench, kinds: dict[str, Kind], text: Tokenizer, size: int) -> None:
     libraries = {name: kind(text, size) for name, kind in kinds.items()}
-    for case, (grammar, said) in CASES.items():
-        tokens = text.encode(said)
-        heard: dict[str, list[Followed]] = {name: [] for name in libraries}
+    for case, (grammar, reply) in CASES.items():
+        tokens = text.encode(reply)
+        runs: dict[str, list[Followed]] = {name: [] for name in libraries}
         for at in range(bench.warmup + bench.repeats):
             for name in sorted(libraries, reverse=at % 2 == 1):
-                heard[name].append(libraries[name].follow(grammar, tokens))
-        for name, all_of in heard.items():
+                runs[name].append(libraries[name].follow(grammar, tokens))
+        for name, all_of in runs.items():
             counted = all_of[bench.warmup :]
-            masks = [each for reply in counted for each in reply.masks]
+            masks = [each for run in counted for each in run.masks]
             bench.note(f"{name}, {case}: compile", [each.compiling for each in counted], "s")
             bench.note(f"{name}, {case}: mask", masks, "s")
             bench.note(
                 f"{name}, {case}: mask, slowest of a reply", [max(each.masks) for each in counted], "s"
             )
-            bench.note(f"{name}, {case}: take", [each for reply in counted for each in reply.taking], "s")
+            bench.note(f"{name}, {case}: take", [each for run in counted for each in run.taking], "s")
 
 
 PARTS = {part.__name__: part for part in (vocabulary, replies)}
@@ -156,7 +156,7 @@ PARTS = {part.__name__: part for part in (vocabulary, replies)}
 def run(bench: Bench, *, tokenizer: str = "", vocab: int = 0, only: tuple[str, ...] = tuple(PARTS)) -> None:
     """`vocab`: the model's vocabulary size, if it is larger than the tokenizer's."""
     if unknown := [name for name in only if name not in PARTS]:
-        raise SystemExit(f"--only {unknown[0]}: there are {', '.join(PARTS)}")
+        raise SystemExit(f"--only {unknown[0]}: choose from {', '.join(PARTS)}")
     text = Tokenizer.load(Path(tokenizer) if tokenizer else POCKET)
     kinds: dict[str, Kind] = {"llguidance": Guidance}
     if importlib.util.find_spec("xgrammar"):

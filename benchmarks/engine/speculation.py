@@ -1,7 +1,7 @@
 """Speculative decoding with the built-in model: gains, the cost without gains, and the break-even line.
 
-The table drafts in every step, however much that loses; the other figures let the engine decide.
-Both sides of a ratio return the same tokens, alternating; a ratio is of processor time.
+For the table every step drafts, even at a loss; in the other figures the engine decides.
+Both sides of a ratio alternate and return the same tokens; a ratio is of processor time.
 """
 
 import time
@@ -32,7 +32,7 @@ QUESTIONS = (
     "What is the prefix cache?",
     "Give me a JSON object for a boy named Tom, 9 years old, who likes chess.",
 )
-NEAR = 0.02  # of a plain step's speed: less is no difference
+NEAR = 0.02  # of a plain step's speed; a smaller difference counts as none
 
 
 class Free(Prices):
@@ -42,11 +42,11 @@ class Free(Prices):
         return False
 
     def of(self, kind: str, rows: int) -> float:
-        return -1e-3  # even drafts that are never accepted seem to pay
+        return -1e-3  # even drafts that are never accepted seem to gain
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RunStats:
     """The results of a run."""
 
     tokens: int
@@ -59,20 +59,20 @@ class Told:
 def run(bench: Bench, *, only: str = "", tokens: int = 96) -> None:
     known = {each.__name__: each for each in (gain, break_even, couplings)}
     if only and only not in known:
-        raise SystemExit(f"there is no {only!r}, but {', '.join(known)}")
+        raise SystemExit(f"unknown part {only!r}; choose from {', '.join(known)}")
     for name, measure in known.items():
         if only in ("", name):
             measure(bench, tokens)
 
 
 def gain(bench: Bench, tokens: int) -> None:
-    """The engine decides automatically: on repeated text, on random text, on replies."""
+    """The engine decides when to draft: on repeated text, on random text, on replies."""
     running = started()
     greedy = SamplingParams(temperature=0, max_tokens=tokens)
     sampled = SamplingParams(temperature=0.7, max_tokens=tokens, seed=1)
     wild = SamplingParams(temperature=8, max_tokens=4 * tokens, ignore_eos=True, seed=1)
-    prompts = asked(running, [[ask] for ask in map(user, QUESTIONS)])
-    again = asked(running, [asked_again(running, ask, greedy) for ask in map(user, QUESTIONS)])
+    prompts = prompts_of(running, [[ask] for ask in map(user, QUESTIONS)])
+    again = prompts_of(running, [repeated(running, ask, greedy) for ask in map(user, QUESTIONS)])
     for kind in ("ngram", "suffix"):
         against(bench, f"{kind}, a question asked again", running, again, greedy, kind)
     short = wild.changed(max_tokens=tokens)
@@ -84,15 +84,16 @@ def gain(bench: Bench, tokens: int) -> None:
 
 
 def break_even(bench: Bench, tokens: int) -> None:
-    """Draft in every step: what drafts gain, and what they would have to gain.
+    """Draft in every step: the gain of the drafts, and the acceptance at which they break even.
 
-    mini-vllm reports 0.46x to 0.78x for early exits, mini-infer an acceptance of 55.85 %. The acceptance that
-    is required here shows whether that would pay with our costs.
+    mini-vllm reports 0.46x to 0.78x for early exits, mini-infer an acceptance of 55.85 %. The acceptance
+    required here shows whether that would gain anything with our costs.
     """
     running = started()
     greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    prompts = asked(running, [[ask] for ask in map(user, QUESTIONS)])
-    lines = Table("who, K", "stand", "must stand", "tokens a step", "break-even", "speed", "", box=SIMPLE)
+    prompts = prompts_of(running, [[ask] for ask in map(user, QUESTIONS)])
+    headings = ("draft, K", "accepted", "must accept", "tokens a step", "break-even", "speed", "")
+    lines = Table(*headings, box=SIMPLE)
     for column in lines.columns[1:6]:
         column.justify = "right"
     for kind, layer in (("draft", None), ("exit", 2), ("exit", 4), ("exit", 6)):
@@ -109,18 +110,18 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def asked(running: Engine, chats: Sequence[list[dict[str, str]]]) -> list[list[int]]:
+def prompts_of(running: Engine, chats: Sequence[list[dict[str, str]]]) -> list[list[int]]:
     with ChatFormat(running.tokenizer) as chat:
         return [chat.prompt(messages) for messages in chats]
 
 
-def asked_again(running: Engine, ask: dict[str, str], params: SamplingParams) -> list[dict[str, str]]:
+def repeated(running: Engine, ask: dict[str, str], params: SamplingParams) -> list[dict[str, str]]:
     """A chat whose second reply repeats the first one."""
-    said: list[int] = []
-    running.submit(asked(running, [[ask]])[0], params, partial(hear, said))
+    reply: list[int] = []
+    running.submit(prompts_of(running, [[ask]])[0], params, partial(collect, reply))
     while running.busy:
         running.step()
-    return [ask, {"role": "assistant", "content": running.tokenizer.decode(said)}, ask]
+    return [ask, {"role": "assistant", "content": running.tokenizer.decode(reply)}, ask]
 
 
 def against(
@@ -130,10 +131,10 @@ def against(
     plain, drafting = (
         partial(replies, running, prompts, params.changed(speculate=each)) for each in ("", kind)
     )
-    ratios, told = rounds(bench, label, plain, drafting)
+    ratios, stats = rounds(bench, label, plain, drafting)
     bench.note(f"{label}: speed", ratios, "x")
-    bench.note(f"{label}: acceptance", 100 * told.accepted / max(told.drafted, 1), "%")
-    bench.note(f"{label}: tokens a step", told.tokens / told.steps, "tok")
+    bench.note(f"{label}: acceptance", 100 * stats.accepted / max(stats.drafted, 1), "%")
+    bench.note(f"{label}: tokens a step", stats.tokens / stats.steps, "tok")
 
 
 def table(
@@ -143,22 +144,22 @@ def table(
     running.scheduler.speculator.prices = Free()
     for length in (2, 4):
         label = f"{kind} {layer}, K {length}" if layer else f"{kind}, K {length}"
-        asked = params.changed(speculate=kind, draft_tokens=length)
-        ratios, told = rounds(
+        drafting = params.changed(speculate=kind, draft_tokens=length)
+        ratios, stats = rounds(
             bench,
             label,
             partial(replies, running, prompts, params),
-            partial(replies, running, prompts, asked),
+            partial(replies, running, prompts, drafting),
         )
-        made, stood = told.tokens / told.steps, 100 * told.accepted / max(told.drafted, 1)
-        bench.note(f"{label}: acceptance", stood, "%")
+        made, accepted = stats.tokens / stats.steps, 100 * stats.accepted / max(stats.drafted, 1)
+        bench.note(f"{label}: acceptance", accepted, "%")
         speed = bench.note(f"{label}: speed", ratios, "x").median
-        # The cost of a step with drafts in plain steps; it must return as many tokens to break even.
+        # The cost of a drafting step in plain steps: to break even, it must return that many tokens.
         costs = [made / ratio for ratio in ratios]
         bench.note(f"{label}: tokens a step", made, "tok")
         line = bench.note(f"{label}: break-even, tokens a step", costs, "tok").median
         must = f"{100 * (line - 1) / length:.1f} %"
-        shown = (f"{stood:.1f} %", must, f"{made:.2f}", f"{line:.2f}", f"{speed:.2f}x")
+        shown = (f"{accepted:.1f} %", must, f"{made:.2f}", f"{line:.2f}", f"{speed:.2f}x")
         lines.append((label, *shown, verdict(speed)))
     return lines
 
@@ -170,36 +171,36 @@ def verdict(speed: float) -> str:
 
 
 def rounds(
-    bench: Bench, label: str, plain: Callable[[], Told], drafting: Callable[[], Told]
-) -> tuple[list[float], Told]:
+    bench: Bench, label: str, plain: Callable[[], RunStats], drafting: Callable[[], RunStats]
+) -> tuple[list[float], RunStats]:
     """The speed relative to plain steps per round, and the results of the last round."""
-    ratios, told = [], plain()
+    ratios, stats = [], plain()
     for number in range(bench.warmup + bench.repeats):
         spent = {}
         for name, call in [("plain", plain), ("drafting", drafting)][:: 1 if number % 2 else -1]:
             began = time.process_time()
             done = call()
             spent[name] = time.process_time() - began
-            told = done if name == "drafting" else told
+            stats = done if name == "drafting" else stats
         ratios.append(spent["plain"] / spent["drafting"])
-    return ratios[bench.warmup :], told
+    return ratios[bench.warmup :], stats
 
 
-def replies(running: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Told:
-    """Run one after another, never from the prefix cache or earlier replies."""
+def replies(running: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> RunStats:
+    """Run the prompts one after another, without reuse of cached prefixes or earlier replies."""
     speculator = running.scheduler.speculator
     before, tokens, steps = speculator.total(), 0, 0
     for prompt in prompts:
         running.scheduler.pool.forget_all()
         speculator.forget_replies()
-        said: list[int] = []
-        running.submit(prompt, params, partial(hear, said))
+        reply: list[int] = []
+        running.submit(prompt, params, partial(collect, reply))
         while running.busy:
             running.step()
             steps += 1
-        tokens += len(said)
+        tokens += len(reply)
     after = speculator.total()
-    return Told(
+    return RunStats(
         tokens,
         steps,
         after.drafted - before.drafted,
@@ -208,8 +209,8 @@ def replies(running: Engine, prompts: Sequence[Sequence[int]], params: SamplingP
     )
 
 
-def hear(said: list[int], delta: Delta) -> None:
-    said += delta.tokens
+def collect(tokens: list[int], delta: Delta) -> None:
+    tokens += delta.tokens
 
 
 @torch.inference_mode()
@@ -217,7 +218,7 @@ def couplings(bench: Bench, tokens: int) -> None:
     """How often a first draft is accepted: with the target's random number, or by rejection sampling."""
     from transformers import AutoModelForCausalLM
 
-    prompts = asked(started(), [[ask] for ask in map(user, QUESTIONS)])
+    prompts = prompts_of(started(), [[ask] for ask in map(user, QUESTIONS)])
     target, draft = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         for folder in (POCKET, POCKET / "draft")
@@ -225,7 +226,7 @@ def couplings(bench: Bench, tokens: int) -> None:
     for temperature in (0.7, 1.0, 1.5):
         shared, rejection = [], []
         for prompt in prompts:
-            said = target.generate(
+            ids = target.generate(
                 torch.tensor([prompt]),
                 max_new_tokens=tokens,
                 do_sample=True,
@@ -233,7 +234,7 @@ def couplings(bench: Bench, tokens: int) -> None:
                 top_k=0,
             )
             p, q = (
-                (model(said).logits[0, len(prompt) - 1 :] / temperature).double().softmax(-1)
+                (model(ids).logits[0, len(prompt) - 1 :] / temperature).double().softmax(-1)
                 for model in (target, draft)
             )
             rejection += torch.minimum(p, q).sum(-1).tolist()

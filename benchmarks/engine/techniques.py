@@ -1,4 +1,4 @@
-"""What each technique of docs/how/ gains on a CPU, with the built-in model: `--only NAME ...` runs some.
+"""The gain of each technique of docs/how/ on a CPU, with the built-in model: `--only NAME ...` runs some.
 
 Ratios are taken within a round, in which all contenders alternate. Figures in blocks are counted, not
 timed: they are the same on any machine.
@@ -62,7 +62,7 @@ def prompts(seed: int = 0) -> Iterator[int]:
 
 
 def ask(engine: Engine, ids: Iterator[int], prompt: int, reply: int, **options: Any) -> Reader:
-    """A greedy request of so many tokens, whatever they are, and so many of reply."""
+    """Submit a greedy request with a prompt of `prompt` tokens and a reply of `reply`."""
     reader = Reader()
     params = SamplingParams(temperature=0, max_tokens=reply, ignore_eos=True)
     engine.submit([next(ids) for _ in range(prompt)], params, reader, **options)
@@ -146,9 +146,9 @@ def continuous_batching(bench: Bench) -> None:
 
 
 def chunked_prefill(bench: Bench) -> None:
-    """Four replies run when a prompt of 1,500 tokens arrives: the longest stall of one of them."""
+    """The longest stall of four running replies when a prompt of 1,500 tokens arrives."""
     ids = prompts()
-    calm: list[float] = []
+    baseline: list[float] = []
     engines = {"whole": pocket(chunked_prefill=False)}
     engines |= {f"{budget} tokens a step": pocket(max_step_tokens=budget) for budget in (512, 64)}
     firsts: dict[str, list[float]] = {name: [] for name in engines}
@@ -156,7 +156,7 @@ def chunked_prefill(bench: Bench) -> None:
     def arrival(name: str, engine: Engine) -> float:
         readers = [ask(engine, ids, 16, 400) for _ in range(4)]
         drain(engine, until=lambda: len(readers[0].times) > 10)
-        calm.append(median(readers[0].gaps))
+        baseline.append(median(readers[0].gaps))
         long = ask(engine, ids, 1500, 4)
         drain(engine, until=lambda: len(long.times) == 4)
         firsts[name].append(long.ttft)
@@ -164,7 +164,7 @@ def chunked_prefill(bench: Bench) -> None:
         return max(max(reader.gaps[10:]) for reader in readers)
 
     stalls = rounds(bench, {name: partial(arrival, name, engine) for name, engine in engines.items()})
-    bench.note("time between two tokens before it comes", calm[len(engines) * bench.warmup :], "s")
+    bench.note("time between two tokens before it comes", baseline[len(engines) * bench.warmup :], "s")
     note_all(bench, "longest stall of a running reply, prompt", stalls)
     counted = {name: values[bench.warmup :] for name, values in firsts.items()}
     note_all(bench, "first token of the long prompt", counted)
@@ -193,15 +193,15 @@ def prefix_cache(bench: Bench) -> None:
 def copy_on_write(bench: Bench) -> None:
     """Eight replies of 16 tokens to one prompt of 1,000."""
     copied: list[Event] = []
-    forked, apart = (pocket(max_step_tokens=8192) for _ in range(2))
+    forked, separate = (pocket(max_step_tokens=8192) for _ in range(2))
     forked.bus.subscribe(lambda event: copied.append(event) if isinstance(event, Copied) else None)
     first = ask(forked, prompts(), 1000, 32)
     drain(forked, until=lambda: first.times)
     for _ in range(7):
         forked.fork(0, Reader())
     for _ in range(8):
-        ask(apart, prompts(), 1000, 32)
-    used = [most_blocks(engine) for engine in (apart, forked)]
+        ask(separate, prompts(), 1000, 32)
+    used = [most_blocks(engine) for engine in (separate, forked)]
     bench.note("blocks, 8 separate requests", used[0], "blocks")
     bench.note("blocks, 1 request and 7 forks", used[1], "blocks")
     bench.note("blocks copied", len(copied), "blocks")
@@ -217,7 +217,7 @@ def most_blocks(engine: Engine) -> int:
 
 
 def preemption(bench: Bench) -> None:
-    """One request is preempted; then twelve requests need 216 blocks at their ends, with 80 blocks."""
+    """One request is preempted. Then twelve requests, which need 216 blocks in the end, share 80."""
     ids = prompts()
 
     def pause(engine: Engine) -> float:
@@ -252,7 +252,7 @@ def preemption(bench: Bench) -> None:
     bench.note("preemptions in one run", engines["auto"].scheduler.preemptions / runs, "times")
     costs = engines["auto"].scheduler.costs
     bench.note("measured: to compute a token of a prompt", costs.prefill_token or 0.0, "s")
-    moved = engines["auto"].scheduler.transfers.tiers["host"].cost.there_and_back(1) / 2
+    moved = engines["auto"].scheduler.transfers.tiers["host"].cost.round_trip(1) / 2
     bench.note("measured: to move a block", moved, "s")
 
 
@@ -272,7 +272,7 @@ class Device(Mute):
 
 
 def launch_and_commit(bench: Bench, device_ms: float = 2.0) -> None:
-    """256 rows on a device that only waits."""
+    """256 rows on a simulated device that only waits."""
 
     def at_depth(depth: int) -> Callable[[], float]:
         engine = empty_engine(256, blocks=100_000, kind=Device)
@@ -286,7 +286,7 @@ def launch_and_commit(bench: Bench, device_ms: float = 2.0) -> None:
 
 
 def sampling(bench: Bench, vocab: int = 151_936) -> None:
-    """Eight rows of a large vocabulary; nucleus sampling also in the usual way, with a sort."""
+    """Eight rows of a large vocabulary; top-p is also measured with the usual sort."""
     logits = torch.randn(8, vocab, generator=torch.Generator().manual_seed(0)) * 3
 
     def view(**params: Any) -> RowsView:
@@ -302,7 +302,7 @@ def sampling(bench: Bench, vocab: int = 151_936) -> None:
 
     greedy, plain, nucleus = view(temperature=0), view(), view(top_p=0.9)
 
-    def drawn(view: RowsView) -> Callable[[], None]:
+    def sampled(view: RowsView) -> Callable[[], None]:
         def call() -> None:
             sample(logits, view)
 
@@ -310,15 +310,15 @@ def sampling(bench: Bench, vocab: int = 151_936) -> None:
 
     calls = {
         "top-p 0.9, by sorting": sorted_nucleus,
-        "top-p 0.9": drawn(nucleus),
-        "temperature": drawn(plain),
-        "greedy": drawn(greedy),
+        "top-p 0.9": sampled(nucleus),
+        "temperature": sampled(plain),
+        "greedy": sampled(greedy),
     }
     bench.compare(calls)
 
 
 def latency_policy(bench: Bench) -> None:
-    """An urgent request behind sixteen prompts; and prompts that arrive one by one while four replies run."""
+    """An urgent request behind sixteen prompts, and prompts that arrive one by one while four replies run."""
     ids = prompts()
     engines = {name: pocket(policy=name, max_step_tokens=256, max_running=16) for name in ("fcfs", "latency")}
 
@@ -333,14 +333,14 @@ def latency_policy(bench: Bench) -> None:
         running = [ask(engine, ids, 16, 1000) for _ in range(4)]
         drain(engine, until=lambda: len(running[0].times) > 10)
         began = time.perf_counter()
-        came: list[Reader] = []
-        while len(came) < 12 or not all(reader.times for reader in came):
-            if len(came) < 12 and time.perf_counter() - began > 0.01 * len(came):
-                came.append(ask(engine, ids, 24, 1, deadline=1.0))
+        arrived: list[Reader] = []
+        while len(arrived) < 12 or not all(reader.times for reader in arrived):
+            if len(arrived) < 12 and time.perf_counter() - began > 0.01 * len(arrived):
+                arrived.append(ask(engine, ids, 24, 1, deadline=1.0))
             engine.step()
         gaps = [gap for reader in running for gap in reader.gaps[10:]]
         abort_all(engine)
-        waits[engine.info.policy].append(median(reader.ttft for reader in came))
+        waits[engine.info.policy].append(median(reader.ttft for reader in arrived))
         return sum(gaps) / len(gaps)
 
     waits: dict[str, list[float]] = {name: [] for name in engines}
@@ -375,5 +375,5 @@ def run(bench: Bench, *, only: tuple[str, ...] = tuple(TECHNIQUES)) -> None:
     torch.set_num_threads(1)
     for name in only:
         if name not in TECHNIQUES:
-            raise SystemExit(f"--only {name}: there are {', '.join(TECHNIQUES)}")
+            raise SystemExit(f"--only {name}: choose from {', '.join(TECHNIQUES)}")
         TECHNIQUES[name](bench)

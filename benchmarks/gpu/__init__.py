@@ -1,1 +1,1 @@
-"""The engine on a GPU, and its parts there."""
+"""The engine and its parts on a GPU."""

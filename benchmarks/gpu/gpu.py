@@ -1,8 +1,8 @@
-"""The engine on a GPU: decode steps at several batch sizes, a mixed workload, and what a step is made of.
+"""The engine on a GPU: decode steps at several batch sizes, a mixed workload, and the parts of a step.
 
 Shapes of Qwen3-0.6B and Llama-3.1-8B with random weights, since speed does not depend on them. `D, B=n`: n
 prompts of 512 tokens; a step is (seconds of 272 tokens - seconds of 16) / 256. `N`: 256 requests with prompts
-and replies of 100 to 1,024 tokens each, all there from the start. Temperature 0.6, the end token ignored.
+and replies of 100 to 1,024 tokens each, all submitted at the start. Temperature 0.6, the end token ignored.
 Before anything is timed, greedy replies are checked against transformers in float32 on the same weights.
 """
 
@@ -69,11 +69,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 CONTEXT = 4096
-BLOCKS = 256 * 2048 // 16  # the mixed workload's, all at once; the rest of the memory is for the check
+BLOCKS = 256 * 2048 // 16  # for the whole mixed workload; the check needs the other memory
 SHORT, LONG = 16, 272
-GAP = 0.1  # between the likeliest token's logit and the chosen one's, by transformers in float32
+GAP = 0.1  # allowed between the largest logit and that of the chosen token, in transformers' float32 logits
 PROFILED = 24  # steps
-STEADY = 200  # the same, timed without a profiler; the launch of the first is in it
+STEADY = 200  # steps timed without a profiler; includes the launch of the first
 DRAWS: dict[str, dict[str, Any]] = {
     "plain": {},
     "top-k": {"top_k": 50},
@@ -86,7 +86,7 @@ DRAWS: dict[str, dict[str, Any]] = {
 
 
 class Heard:
-    """Counts what arrives, or keeps it."""
+    """A sink that collects the tokens of one reply."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -109,33 +109,33 @@ def run(
         raise SystemExit(f"gpu needs an NVIDIA GPU, and torch {torch.__version__} sees none")
     parts = {each.__name__: each for each in (check, decode, anatomy, mixed, cuda_graphs, overlap, draws)}
     if unknown := [name for name in only if name not in {*parts, "cold"}]:
-        raise SystemExit(f"gpu has no part {unknown[0]!r}, but {', '.join(parts)}, cold")
+        raise SystemExit(f"gpu has no part {unknown[0]!r}; choose from {', '.join(parts)}, cold")
     for name in shape:
-        if "cold" in only:  # first, as there may be no room for two engines
+        if "cold" in only:  # first, because two engines may not fit
             cold(bench, name)
         for scheme in kv:
-            # What a compressed cache rounds away is no error, so its replies are not checked here.
-            left_out = {"cold"} if scheme == "none" else {"cold", "check"}
-            if wanted := [parts[part] for part in only if part not in left_out]:
+            # Replies from a compressed cache are not checked: its rounding is not an error.
+            skipped = {"cold"} if scheme == "none" else {"cold", "check"}
+            if selected := [parts[part] for part in only if part not in skipped]:
                 with started(bench, name, scheme) as engine:
-                    for part in wanted:
+                    for part in selected:
                         part(bench, labeled(name, scheme), engine, rows)
 
 
 def cold(bench: Bench, name: str) -> None:
-    """From start to the first reply in processes of their own, for which Triton has compiled nothing."""
-    says = (
+    """The time from start to the first reply in separate processes, with an empty Triton cache."""
+    program = (
         "from tempfile import mkdtemp; from benchmarks.gpu.gpu import opened; "
         f"print(opened({name!r}, mkdtemp())[1])"
     )
-    for turn in ("first", "second"):  # what the first has read from disk, the second finds in memory
+    for turn in ("first", "second"):  # the second finds the files of the first in the page cache
         with tempfile.TemporaryDirectory() as cache:
-            told = subprocess.run(
-                [sys.executable, "-c", says],
+            finished = subprocess.run(
+                [sys.executable, "-c", program],
                 env=os.environ | {"TRITON_CACHE_DIR": cache}, stdout=subprocess.PIPE, text=True, check=True,
             )  # fmt: skip
         bench.note(
-            f"{name}, from start to the first reply, compiling, {turn} process", float(told.stdout), "s"
+            f"{name}, from start to the first reply, compiling, {turn} process", float(finished.stdout), "s"
         )
 
 
@@ -154,7 +154,7 @@ def labeled(name: str, kv: KvSchemeName) -> str:
 
 
 def opened(name: str, folder: str, kv: KvSchemeName = "none") -> tuple[Engine, float]:
-    """An engine of that shape and cache, and how many seconds it took to the first reply."""
+    """An engine of this shape and KV scheme, and the seconds from start to its first reply."""
     (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[name]))
     began = time.perf_counter()
     engine = start(
@@ -176,15 +176,15 @@ def opened(name: str, folder: str, kv: KvSchemeName = "none") -> tuple[Engine, f
 def finish(
     engine: Engine, prompts: Sequence[Sequence[int]], counts: Sequence[int], temperature: float = 0.6
 ) -> list[list[int]]:
-    """All replies, of so many tokens each."""
-    heard = [Heard() for _ in prompts]
-    for prompt, count, sink in zip(prompts, counts, heard, strict=True):
+    """Run the prompts to the end; return replies of `counts` tokens."""
+    sinks = [Heard() for _ in prompts]
+    for prompt, count, sink in zip(prompts, counts, sinks, strict=True):
         params = SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True)
         engine.submit(prompt, params, sink)
     while engine.busy:
         engine.step()
-    assert [len(each.tokens) for each in heard] == list(counts)
-    return [each.tokens for each in heard]
+    assert [len(each.tokens) for each in sinks] == list(counts)
+    return [each.tokens for each in sinks]
 
 
 def decode(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
@@ -193,7 +193,7 @@ def decode(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None
 
 
 def step_times(engine: Engine, rows: int) -> list[float]:
-    """Milliseconds of a step, three times."""
+    """Milliseconds of a step, measured three times."""
     draw = random.Random(rows)
 
     def seconds(count: int) -> float:
@@ -203,12 +203,12 @@ def step_times(engine: Engine, rows: int) -> list[float]:
         finish(engine, prompts, [count] * rows)
         return time.perf_counter() - began
 
-    seconds(SHORT)  # compiles and records
+    seconds(SHORT)  # compiles kernels and captures graphs
     return [(seconds(LONG) - seconds(SHORT)) / (LONG - SHORT) * 1e3 for _ in range(3)]
 
 
 def cuda_graphs(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
-    """A step replayed, and the same kernels launched one by one."""
+    """A step as a graph replay, and with its kernels launched one by one."""
     for count in rows:
         for on in (True, False):
             engine.runner.graphs = on
@@ -218,9 +218,9 @@ def cuda_graphs(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) ->
 
 
 def overlap(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
-    """A step launched before the one before it is committed, and after; and how long the GPU waits for it.
+    """Steps launched before or after the previous one is committed, and the time in which the GPU is idle.
 
-    What the GPU needs by itself is its graph, replayed without a pause between two halves of the steps.
+    The GPU's own time is that of the graph, replayed without pauses between two halves of the depth 1 steps.
     """
     for count in rows:
         decoding(engine, count, STEADY * 3 + 150)
@@ -252,7 +252,7 @@ def graph_of_a_step(engine: Engine) -> torch.cuda.CUDAGraph:
 
 
 def draws(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
-    """What it costs to draw in other ways, of all rows."""
+    """The cost of each sampling method, used by all rows."""
     for count in rows:
         for how, changes in DRAWS.items():
             decoding(engine, count, STEADY + 150, **changes)
@@ -263,7 +263,7 @@ def draws(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
 
 
 def decoding(engine: Engine, rows: int, tokens: int, **changes: Any) -> None:
-    """So many requests are there, prompts of 512, and have said 100 tokens each."""
+    """Submit `rows` requests with prompts of 512 tokens; return when each has generated 100."""
     draw = random.Random(rows)
     params = SamplingParams(temperature=0.6, max_tokens=tokens, ignore_eos=True, **changes)
     for _ in range(rows):
@@ -273,7 +273,7 @@ def decoding(engine: Engine, rows: int, tokens: int, **changes: Any) -> None:
 
 
 def steps_take(engine: Engine, steps: int) -> float:
-    """Seconds of one."""
+    """Seconds of one step."""
     return seconds_of(engine.step, steps)
 
 
@@ -287,7 +287,7 @@ def seconds_of(call: Callable[[], object], times: int) -> float:
 
 
 def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
-    """The second run counts."""
+    """Run the mixed workload twice; the second run is measured."""
     prompts, counts = drawn()
     for _ in range(2):
         torch.cuda.synchronize()
@@ -298,14 +298,14 @@ def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
 
 
 def drawn() -> tuple[list[list[int]], list[int]]:
-    """N: prompts, and how many tokens each is answered with, as nano-vllm's benchmark draws them."""
+    """N: random prompts and reply lengths, as in nano-vllm's benchmark."""
     draw = random.Random(0)
     prompts = [[draw.randint(0, 10000) for _ in range(draw.randint(100, 1024))] for _ in range(256)]
     return prompts, [draw.randint(100, 1024) for _ in range(256)]
 
 
 def anatomy(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
-    """How long the GPU has nothing to do in steady decode, and which kernels take the rest."""
+    """The idle time of the GPU in steady decode, and the time of each kernel."""
     for count in rows:
         decoding(engine, count, PROFILED + 150)
         torch.cuda.synchronize()
@@ -331,16 +331,16 @@ def anatomy(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> Non
 
 
 def check(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
-    """Greedy replies, alone and in company: all tokens nearly the likeliest of transformers in float32.
+    """Check greedy replies, alone and in batches, against the argmax of transformers in float32.
 
-    Random weights of the larger shape blow rounding up, so transformers' own tokens in bfloat16 stand beside.
+    Random weights of the larger shape amplify rounding, so transformers in bfloat16 is reported, too.
     """
     draw = random.Random(1)
     replies: list[tuple[list[int], list[int]]] = []
     for count in (1, 3, 8, 20, 40):
         prompts = [[draw.randrange(10000) for _ in range(draw.randint(2, 700))] for _ in range(count)]
-        said = finish(engine, prompts, [12] * count, temperature=0.0)
-        replies += list(zip(prompts, said, strict=True))[:4]
+        tokens = finish(engine, prompts, [12] * count, temperature=0.0)
+        replies += list(zip(prompts, tokens, strict=True))[:4]
     with oracle(name, engine) as theirs, torch.inference_mode():
 
         def logits(prompt: list[int], reply: list[int]) -> torch.Tensor:
@@ -348,7 +348,7 @@ def check(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
             return theirs(ids).logits[0, len(prompt) - 1 : -1].float()
 
         exact = [logits(*each) for each in replies]
-        for each in theirs.parameters():  # not its buffers: positions keep their float32
+        for each in theirs.parameters():  # the buffers of the positions remain in float32
             each.data = each.data.bfloat16()
         rounded = [logits(*each).argmax(1) for each in replies]
     ours = [torch.tensor(reply, device="cuda") for _, reply in replies]
@@ -356,18 +356,18 @@ def check(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
     bench.note(f"{name}, largest gap to transformers' argmax", gap, "logit")
     bench.note(f"{name}, the same of transformers in bfloat16", usual, "logit")
     if not gap < max(GAP, 1.5 * usual):
-        raise SystemExit(f"{name}: the engine's tokens are wrong, by {gap:.2f} in a logit of transformers'")
+        raise SystemExit(f"{name}: wrong tokens: their logits in transformers are up to {gap:.2f} too low")
 
 
 def largest_gap(logits: Sequence[torch.Tensor], tokens: Sequence[torch.Tensor]) -> float:
-    """How far below the likeliest token any of these is."""
+    """The largest difference between the maximum logit and the logit of one of these tokens."""
     pairs = zip(logits, tokens, strict=True)
     return max(float((each.amax(1) - each.gather(1, of[:, None])[:, 0]).max()) for each, of in pairs)
 
 
 @contextmanager
 def oracle(name: str, engine: Engine) -> Iterator[Any]:
-    """Transformers' own model in float32, with the engine's weights."""
+    """The transformers model in float32, with the engine's weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = COMMON | SHAPES[name]
@@ -378,7 +378,7 @@ def oracle(name: str, engine: Engine) -> Iterator[Any]:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     own = model.state_dict()
     for key, slot in decoder_slots(runner.model).items():
-        one = (0,) * (slot.view.dim() - len(slot.shape))  # of the norms of all heads, which are alike
+        one = (0,) * (slot.view.dim() - len(slot.shape))  # the norms of all heads are equal: take the first
         own[key].copy_(slot.view[one])
     yield model.eval()
     del model, own

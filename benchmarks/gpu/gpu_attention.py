@@ -1,8 +1,8 @@
-"""Attention on a GPU, a layer at a time in a CUDA graph: decode, mixed lengths, verification, prefill.
+"""Attention layers on a GPU in a CUDA graph: decode, mixed lengths, verification, prefill.
 
-Layers lie in memory of their own, together larger than the GPU's cache, and the first one's result is checked
-against the torch back end in float32. Writing the step's keys and values is part of the figure.
-`--kv none fp8 int8` measures forms of the cache side by side, case by case.
+Each layer has its own memory; together they are larger than the GPU's cache. The result of the first layer is
+checked against the torch backend in float32. The figures include writing the step's keys and values.
+`--kv none fp8 int8` compares KV schemes, case by case.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ from engine.kv.store import PACKED, KVStore
 
 Rows = Sequence[tuple[int, int]]  # (tokens in this step, tokens attended to in all)
 
-FRESH_BYTES = 5e8  # of keys and values, read before any is read again: several times the GPU's cache
+FRESH_BYTES = 5e8  # of keys and values in all layers: several times the GPU's cache
 REPLAYS = 4
-WRONG = 1e-2  # relative error beyond which a figure means nothing
+WRONG = 1e-2  # relative error from which on the result is wrong
 
 
 def ragged(count: int) -> Rows:
@@ -78,7 +78,7 @@ def run(
     if not torch.cuda.is_available():
         raise SystemExit(f"gpu_attention needs an NVIDIA GPU, and torch {torch.__version__} sees none")
     if unknown := [name for name in only if name not in DECODE | CHUNKS]:
-        raise SystemExit(f"gpu_attention has no case {unknown[0]!r}, but {', '.join(DECODE | CHUNKS)}")
+        raise SystemExit(f"no case {unknown[0]!r}; choose from {', '.join(DECODE | CHUNKS)}")
     device, kind = torch.device("cuda", 0), getattr(torch, dtype)
     spec = LayerSpec(heads=heads, kv_heads=kv_heads, key_dim=dim, value_dim=dim, scale=dim**-0.5)
     backends = {
@@ -87,7 +87,7 @@ def run(
     copied = bench.note("a device copy, read and written", copy_speeds(bench), "TB/s").median
 
     def figures(name: str, rows: Rows, scheme: KvSchemeName) -> float:
-        """Notes the microseconds of a layer; returns their median."""
+        """Measure the microseconds of a layer; return their median."""
         backend, step = backends[scheme], make_step(spec, rows, block_size, kind, device, scheme)
         with torch.inference_mode():
             prepared = backend.prepare(step.batch)
@@ -120,7 +120,7 @@ def make_step(
     device: torch.device,
     kv: KvSchemeName = "none",
 ) -> Step:
-    """Random numbers in as many layers as it takes; a row's blocks lie anywhere."""
+    """A step with random inputs and with FRESH_BYTES of layers; the blocks of a row are in random order."""
     counts, contexts = np.array(rows, np.int32).T
     needed = -(-contexts // block_size)
     blocks = int(needed.sum())
@@ -168,14 +168,14 @@ def make_step(
 
 def check(name: str, got: Tensor, step: Step) -> None:
     oracle = TorchAttention()
-    wanted = oracle.attend(step.q.float(), step.k, step.v, step.layers[0], oracle.prepare(step.batch))
-    error = float((got - wanted).norm() / wanted.norm())
+    expected = oracle.attend(step.q.float(), step.k, step.v, step.layers[0], oracle.prepare(step.batch))
+    error = float((got - expected).norm() / expected.norm())
     if not error < WRONG:
         raise SystemExit(f"{name}: the result is wrong, with a relative error of {error:.1e}")
 
 
 def copy_speeds(bench: Bench) -> list[float]:
-    """TB/s of copies that are many times larger than the GPU's cache, bytes read and written."""
+    """TB/s of copies many times larger than the GPU's cache, counting bytes read and written."""
     source = torch.empty(2**32, dtype=torch.uint8, device="cuda").random_()
     target, speeds = torch.empty_like(source), []
     for _ in range(bench.warmup + bench.repeats):
@@ -189,7 +189,7 @@ def copy_speeds(bench: Bench) -> list[float]:
 
 
 def graph_times(bench: Bench, layer: Callable[[int], Tensor], layers: int) -> list[float]:
-    """Microseconds of one layer: all of them in a graph, which is replayed."""
+    """Microseconds of one layer, from replays of a graph with all layers."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for index in range(layers):

@@ -1,7 +1,7 @@
-"""Transformers' continuous batching beside our engine: the workloads of `gpu`, on one GPU, in one process.
+"""Our engine and the continuous batching of transformers: the workloads of `gpu`, on one GPU, in one process.
 
-The model is the one of the shape, with our engine's weights, in bfloat16; flash-attn where it is installed,
-else sdpa. Ours and theirs take turns in one sitting, so that a GPU's good or bad day is both of theirs.
+The transformers model has our engine's weights, in bfloat16, and uses flash-attn if it is installed, else
+sdpa. Both alternate within one run, so that changes in the speed of the GPU affect both.
 """
 
 import random
@@ -28,7 +28,7 @@ def run(
         raise SystemExit(f"gpu_peers needs an NVIDIA GPU, and torch {torch.__version__} sees none")
     parts = {each.__name__: each for each in (decode, mixed)}
     if unknown := [name for name in only if name not in parts]:
-        raise SystemExit(f"gpu_peers has no part {unknown[0]!r}, but {', '.join(parts)}")
+        raise SystemExit(f"gpu_peers has no part {unknown[0]!r}; choose from {', '.join(parts)}")
     for name in shape:
         with started(bench, name) as engine, oracle(name, engine) as model:
             manager = transformers(model.bfloat16())
@@ -39,12 +39,12 @@ def run(
 
 
 def decode(bench: Bench, name: str, sides: dict[str, Any], rows: Sequence[int]) -> None:
-    """As in `gpu`: milliseconds of a step with so many rows."""
+    """Milliseconds of a step by number of rows, as in `gpu`."""
     for count in rows:
         steps: dict[str, list[float]] = {side: [] for side in sides}
-        for turn in range(4):  # the first one compiles and records
-            for side, said in sides.items():
-                short, long = (seconds(said, prompts(count), [each] * count) for each in (SHORT, LONG))
+        for turn in range(4):  # the first round compiles kernels and captures graphs
+            for side, generate in sides.items():
+                short, long = (seconds(generate, prompts(count), [each] * count) for each in (SHORT, LONG))
                 if turn:
                     steps[side].append((long - short) / (LONG - SHORT) * 1e3)
         for side, taken in steps.items():
@@ -54,8 +54,8 @@ def decode(bench: Bench, name: str, sides: dict[str, Any], rows: Sequence[int]) 
 def mixed(bench: Bench, name: str, sides: dict[str, Any], rows: Sequence[int]) -> None:
     given = drawn()
     for turn in range(2):
-        for side, said in sides.items():
-            spent = seconds(said, *given)
+        for side, generate in sides.items():
+            spent = seconds(generate, *given)
             if turn:
                 bench.note(f"{name}, N, {side}", sum(given[1]) / spent, "tok/s")
 
@@ -64,25 +64,27 @@ def prompts(rows: int) -> list[list[int]]:
     return [[random.randrange(10000) for _ in range(512)] for _ in range(rows)]
 
 
-def seconds(said: Any, *given: Any) -> float:
+def seconds(generate: Any, *given: Any) -> float:
     torch.cuda.synchronize()
     began = time.perf_counter()
-    said(*given)
+    generate(*given)
     torch.cuda.synchronize()
     return time.perf_counter() - began
 
 
 @contextmanager
 def transformers(model: Any) -> Iterator[Any]:
-    """A call that answers prompts, each with so many tokens, as fast as their engine can."""
+    """A function that generates replies of given lengths in transformers' continuous batching."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model.set_attn_implementation("flash_attention_2" if find_spec("flash_attn") else "sdpa")
     how = GenerationConfig(do_sample=True, temperature=0.6, top_k=0, eos_token_id=-1, max_new_tokens=1024)
-    batching = ContinuousBatchingConfig(allow_block_sharing=False)  # else the same prompt would be free
+    batching = ContinuousBatchingConfig(
+        allow_block_sharing=False
+    )  # otherwise a repeated prompt would be free
     with model.continuous_batching_context_manager(how, continuous_batching_config=batching) as manager:
 
-        def said(prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> None:
+        def generate(prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> None:
             for prompt, count in zip(prompts, counts, strict=True):
                 manager.add_request(list(prompt), max_new_tokens=count)
             lengths: list[int] = []
@@ -94,4 +96,4 @@ def transformers(model: Any) -> Iterator[Any]:
                     lengths.append(len(one.generated_tokens))
             assert sorted(lengths) == sorted(counts)
 
-        yield said
+        yield generate

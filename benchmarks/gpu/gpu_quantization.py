@@ -1,9 +1,9 @@
-"""Schemes on a GPU: whole decode steps in CUDA graphs, and how long a change between schemes takes.
+"""Quantization schemes on a GPU: decode steps in CUDA graphs, and the time of a change between schemes.
 
-Shapes and steps as in gpu.py, with random weights: n requests of 512 tokens, and the milliseconds of a step
-over STEPS of them, once everything is compiled and recorded. A change makes each layer's weights anew and
-converts them; with random weights nothing is read. `--files` writes such weights to files first, and
-`--model` takes a checkpoint: those are read at each change.
+Shapes as in gpu.py, with random weights: n requests with prompts of 512 tokens, and the milliseconds of a
+step, averaged over STEPS steps after compilation and capture. A change generates the weights of each layer
+again and converts them; no file is read. With `--files` the weights are first written to files, and `--model`
+is a checkpoint: these files are read at each change.
 """
 
 import random
@@ -79,7 +79,7 @@ def read(bench: Bench, name: str, model: str) -> Iterator[Engine]:
 
 
 def weights(engine: Engine) -> int:
-    """Bytes."""
+    """The bytes of the weights on the GPU."""
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
     tensors = {id(each): each.nbytes for each in (*runner.model.parameters(), *runner.model.buffers())}
@@ -87,7 +87,7 @@ def weights(engine: Engine) -> int:
 
 
 def changed(engine: Engine, scheme: str) -> float:
-    """Seconds."""
+    """Change the scheme and return the seconds it took."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     engine.set_quantization(scheme)
@@ -100,7 +100,7 @@ def changed(engine: Engine, scheme: str) -> float:
 
 
 def step_times(bench: Bench, engine: Engine, rows: int) -> list[float]:
-    """Milliseconds of a step, as often as the bench repeats."""
+    """Milliseconds of a step, one sample per repeat."""
     draw, samples = random.Random(rows), []
     params = SamplingParams(temperature=0.6, max_tokens=WARM + STEPS * bench.repeats + 8, ignore_eos=True)
     for _ in range(rows):

@@ -1,4 +1,4 @@
-"""A checkpoint of random weights in real files, to measure what reading costs. Letters are its tokens."""
+"""Write a checkpoint with random weights, to measure the cost of reading it. Its tokens are single bytes."""
 
 import json
 from collections.abc import Iterator
@@ -10,43 +10,43 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-TOGETHER = 4  # layers of a file
+TOGETHER = 4  # layers per file
 
 
 def write(folder: Path, config: dict[str, Any]) -> None:
-    """`config` is that of a Llama or a Qwen3, as config.json has it."""
+    """Write the files of a Llama or a Qwen3; `config` is the content of config.json."""
     (folder / "config.json").write_text(json.dumps(config))
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
-    lies_in: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     for nth, tensors in enumerate(_files(config)):
         file = f"model-{nth:05}.safetensors"
         save_file(tensors, folder / file)
-        lies_in |= dict.fromkeys(tensors, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": lies_in}))
+        weight_map |= dict.fromkeys(tensors, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
 def _files(config: dict[str, Any]) -> Iterator[dict[str, Tensor]]:
     dtype, hidden, vocab = getattr(torch, config["dtype"]), config["hidden_size"], config["vocab_size"]
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
-    def drawn(*shape: int) -> Tensor:
+    def random(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device).normal_(std=0.02).cpu()
 
     ends = {
-        "model.embed_tokens.weight": drawn(vocab, hidden),
+        "model.embed_tokens.weight": random(vocab, hidden),
         "model.norm.weight": torch.ones(hidden, dtype=dtype),
     }
     if not config["tie_word_embeddings"]:
-        ends["lm_head.weight"] = drawn(vocab, hidden)
+        ends["lm_head.weight"] = random(vocab, hidden)
     yield ends
     count = config["num_hidden_layers"]
     for begin in range(0, count, TOGETHER):
         yield {
-            f"model.layers.{layer}.{name}.weight": drawn(*shape)
+            f"model.layers.{layer}.{name}.weight": random(*shape)
             if len(shape) > 1
             else torch.ones(shape, dtype=dtype)
             for layer in range(begin, min(begin + TOGETHER, count))

@@ -1,1 +1,1 @@
-"""The screen on a real terminal and on one that only counts bytes."""
+"""The screen, on a real terminal and on one that only counts bytes."""

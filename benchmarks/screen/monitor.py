@@ -1,4 +1,4 @@
-"""What the monitor costs the screen: processor time of an update of all panes, and bytes to the terminal."""
+"""The cost of the monitor: processor time of an update of all panes, and bytes to the terminal."""
 
 import asyncio
 import itertools
@@ -20,8 +20,8 @@ from minichat.ui.frames import FrameScreen
 from minichat.ui.monitor import MonitorPanel, Owner
 
 _BLOCK = 16
-_GROWTH = 10  # tokens of each request from one update to the next: 40 a second, looked at 4 times
-_SETTLED = 0.06  # seconds after which an update is on the screen
+_GROWTH = 10  # tokens of each request per update: 40 tokens and 4 updates a second
+_SETTLED = 0.06  # seconds in which an update is rendered
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Screen(App[None]):
 
 
 def snapshots(blocks: int, requests: int, count: int) -> Iterator[Snapshot]:
-    """A pool after 20,000 steps in which requests came, grew by a token a step, and went."""
+    """Snapshots after 20,000 steps in which requests arrived, grew by a token a step, and ended."""
     pool, rng = BlockPool(blocks, _BLOCK), np.random.default_rng(7)
     numbers = itertools.count()
     live: dict[int, Grown] = {}
@@ -103,7 +103,7 @@ def _requests(live: Mapping[int, Grown]) -> list[RequestView]:
 
 
 def _snapshot(step: int, blocks: BlockView, requests: list[RequestView]) -> Snapshot:
-    """Figures that are others each time, as those of an engine at work are."""
+    """A snapshot whose figures change each time, like those of a running engine."""
     now = step // _GROWTH
     return moment(
         blocks,
@@ -119,7 +119,7 @@ def _snapshot(step: int, blocks: BlockView, requests: list[RequestView]) -> Snap
 async def watch(
     blocks: int, requests: int, updates: int, size: tuple[int, int], *, shown: bool, order: bool
 ) -> dict[str, list[float]]:
-    """The first tenth of the updates warms up; each has an event."""
+    """Update the monitor and return the cost of each update, without the first tenth; each adds an event."""
     screen = Screen()
     owners = {number: Owner("ABCDEFGHIJKLMNOP"[number % 16], number % 16) for number in range(10_000)}
     moments = list(snapshots(blocks, requests, updates))
@@ -143,13 +143,13 @@ async def watch(
 
     await screen.run_async(size=size, auto_pilot=look)
     warm = updates // 10
-    return {"call": call[warm:], "drawn": whole[warm:], "sent": sent[warm:]}
+    return {"call": call[warm:], "rendered": whole[warm:], "sent": sent[warm:]}
 
 
 def run(
     bench: Bench, *, blocks: tuple[int, ...] = (12_288, 100_000), requests: int = 16, updates: int = 100
 ) -> None:
-    os.environ |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}  # whatever it is run from
+    os.environ |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}  # independent of the calling terminal
     for count in blocks:
         for name, size, shown, order in (
             ("66x53", (66, 53), True, False),
@@ -159,5 +159,5 @@ def run(
         ):
             found = asyncio.run(watch(count, requests, updates, size, shown=shown, order=order))
             bench.note(f"{count} blocks, {name}: update", found["call"], "ms")
-            bench.note(f"{count} blocks, {name}: update and drawing", found["drawn"], "ms")
+            bench.note(f"{count} blocks, {name}: update and drawing", found["rendered"], "ms")
             bench.note(f"{count} blocks, {name}: to the terminal", found["sent"], "kB")

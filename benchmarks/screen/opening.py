@@ -1,7 +1,7 @@
 """Startup times with the built-in model: the first frame, the first words, tokens per second.
 
-The real program: on a pseudo terminal of 120 columns, asked a question on its command line, and as
-`minichat generate`, by the clock and by the processor. Linux only.
+Runs the real program on a pseudo terminal of 120 columns, with a question on the command line, and as
+`minichat generate`. Reports wall time and processor time. Linux only.
 """
 
 import json
@@ -19,7 +19,7 @@ from benchmarks.screen.terminal import ROOT, Terminal
 _SIZE = (120, 40)
 _WORDS = ["-m", "minichat"]
 _QUESTION = "who are you?"
-_SEEN = {"first frame": "F1", "engine there": "prefix hits", "first words": "tiny"}  # in this order
+_SEEN = {"first frame": "F1", "engine there": "prefix hits", "first words": "tiny"}  # in order
 _STORY = ["--temperature", "0", "--json", "tell me a story about a fox"]
 
 
@@ -53,7 +53,7 @@ def _on_screen(engine: str) -> dict[tuple[str, str], float]:
 
 
 def _generated() -> dict[tuple[str, str], float]:
-    """The time of a command with a few tokens; the tokens per second of a longer one, after its first."""
+    """The time of a command with a few tokens, and the tokens per second of a longer one."""
     with tempfile.TemporaryDirectory() as home:
         start, before = time.monotonic(), _children()
         _generate(home, ["--max-tokens", "5", "hi"])

@@ -1,8 +1,8 @@
-"""What the screen costs while the engine runs: flushes, bytes, echo of keys, and the engine's own speed.
+"""The cost of the screen while the engine runs: flushes, bytes, key echo, and the speed of the engine.
 
-The flushes are those of `transcript`. All else is the real program on a pseudo terminal, 300 columns wide so
-that four chats and the monitor stand side by side, with the built-in model's first layer: steps of one to two
-milliseconds, and replies that never end. Linux only.
+The flushes are measured by `transcript`. Everything else runs the real program on a pseudo terminal, 300
+columns wide so that four chats and the monitor fit side by side, with the first layer of the built-in model:
+steps of one to two milliseconds, and replies that never end. Linux only.
 """
 
 import json
@@ -32,12 +32,12 @@ _ENGINES = ("thread", "process")
 _SIZE = (300, 70)
 _CONTEXT = 16_384
 _KEYS = [chr(code) for code in range(0x100, 0x1A0)]  # letters that the model does not write
-_APART = 0.043  # seconds between two keys: no multiple of any rate of the program
+_APART = 0.043  # seconds between two keys, a multiple of no interval of the program
 _NEW, _ENTER, _ESCAPE, _NEXT = "\x0e", "\r", "\x1b", "\x1bl"
 _AFTER_A_KEY = 0.1  # seconds
-_AGAIN = 5.0  # seconds after which a busy machine may have lost what was typed
+_AGAIN = 5.0  # seconds after which the keys are typed again: a busy machine may have lost them
 _SETTLED = 1.5  # seconds
-_FIRST, _LAST = 5000, 11_000  # tokens in all between which the engine's speed is measured
+_FIRST, _LAST = 5000, 11_000  # total tokens between which the speed of the engine is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Place:
 
 
 def cut_model(folder: Path) -> None:
-    """The built-in model's first layer with all else around it, and room for long replies."""
+    """Write the built-in model with only its first layer, and with a long context."""
     folder.mkdir()
     whole = find_model("pocket").folder
     config = json.loads((whole / "config.json").read_text(encoding="utf-8"))
@@ -85,7 +85,7 @@ def cut_model(folder: Path) -> None:
 
 
 class Diary:
-    """What the program wrote down, a line a snapshot."""
+    """Reads the log of the program, one line per snapshot."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -98,12 +98,12 @@ class Diary:
         return [line for line in lines if line["at"] >= since]
 
     def running(self, requests: int) -> bool:
-        """Whether that many replies have begun."""
+        """Return whether at least `requests` replies have started."""
         last = self.lines()[-1:]
         return bool(last) and sum(1 for each in last[0]["generated"].values() if each) >= requests
 
     def when(self, tokens: int) -> float:
-        """When so many tokens had been generated in all, between two lines in proportion; 0: not yet."""
+        """The time of the n-th token of all requests, interpolated between two lines; 0 if not reached."""
         before = (0.0, 0)
         for line in self.lines():
             now = (line["at"], sum(line["generated"].values()))
@@ -113,13 +113,13 @@ class Diary:
         return 0.0
 
     def speed(self, first: int, last: int) -> float:
-        """Tokens a second between two counts: the same stretch of text for everybody."""
+        """Tokens per second between two token counts, which are the same for all contenders."""
         return (last - first) / (self.when(last) - self.when(first))
 
 
 @contextmanager
 def program(place: Place, engine: str, chats: int) -> Iterator[tuple[Terminal, Diary]]:
-    """The program with so many chats, all of which stream."""
+    """Run the program with `chats` chats, all of which stream."""
     place.diary.unlink(missing_ok=True)
     words = ["-m", "benchmarks.screen.screen_program", str(place.diary), "0", *_options(place, engine)]
     with Terminal(words, _SIZE, place.environment()) as terminal:
@@ -134,7 +134,7 @@ def program(place: Place, engine: str, chats: int) -> Iterator[tuple[Terminal, D
                 for keys in (f"\x1b{number}", PROMPT, _ENTER):
                     terminal.type(keys)
                     time.sleep(_AFTER_A_KEY)
-                terminal.wait(lambda wanted=number: diary.running(wanted), _AGAIN)  # type: ignore[misc]
+                terminal.wait(lambda requests=number: diary.running(requests), _AGAIN)  # type: ignore[misc]
         yield terminal, diary
 
 
@@ -143,7 +143,7 @@ def _options(place: Place, engine: str) -> list[str]:
 
 
 def stream(bench: Bench, place: Place, engine: str, seconds: float) -> None:
-    """Four panes and the monitor: bytes, drawing, what holds the loop; then the same at rest."""
+    """Four panes and the monitor: bytes, rendering time, longest block of the loop; then the same idle."""
     name = f"4 panes and the monitor, engine in a {engine}"
     with program(place, engine, 4) as (terminal, diary):
         time.sleep(_SETTLED)
@@ -172,7 +172,7 @@ def stream(bench: Bench, place: Place, engine: str, seconds: float) -> None:
 
 
 def _tokens(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """Tokens a second between two lines of the diary."""
+    """Tokens per second between two lines of the log."""
     counted = sum(after["generated"].values()) - sum(before["generated"].values())
     return float(counted / (after["at"] - before["at"]))
 
@@ -182,14 +182,14 @@ def _share(before: dict[str, Any], after: dict[str, Any]) -> float:
 
 
 def echo(bench: Bench, place: Place, engine: str) -> None:
-    """How long a typed letter takes to the terminal while eight chats stream."""
+    """The time until a typed letter is on the screen while eight chats stream."""
     taken = []
     with program(place, engine, 8) as (terminal, _):
         time.sleep(_SETTLED)
         for letter in _KEYS:
             begin, seen = time.monotonic(), len(terminal.chunks)
             terminal.type(letter)
-            terminal.until(lambda since=seen, wanted=letter: terminal.shows(wanted, since), letter)  # type: ignore[misc]
+            terminal.until(lambda since=seen, key=letter: terminal.shows(key, since), letter)  # type: ignore[misc]
             taken.append((terminal.shows(letter, seen) or 0.0) - begin)
             time.sleep(_APART)
     name = f"8 chats, engine in a {engine}: echo of a key"
@@ -199,7 +199,7 @@ def echo(bench: Bench, place: Place, engine: str) -> None:
 
 
 def speed(bench: Bench, place: Place, engines: Sequence[str], rounds: int) -> None:
-    """The engine alone and with the screen before it, in turns."""
+    """The speed of the engine alone and with the screen, alternating."""
     found: list[dict[str, float]] = []
     for index in range(rounds):
         turns = ["alone", *engines]
@@ -233,7 +233,7 @@ def run(
 ) -> None:
     for given, known in ((parts, _PARTS), (engines, _ENGINES)):
         if unknown := [name for name in given if name not in known]:
-            raise SystemExit(f"screen has no {unknown[0]!r}, but {', '.join(known)}")
+            raise SystemExit(f"screen has no {unknown[0]!r}; choose from {', '.join(known)}")
     if "flush" in parts:
         transcript.run(bench)
     with tempfile.TemporaryDirectory() as root:

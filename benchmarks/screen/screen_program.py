@@ -1,7 +1,7 @@
-"""The program, or only its engine, in a separate process, with a log of what the engine did.
+"""The program, or only its engine, in a separate process, with a log of the engine.
 
 `python -m benchmarks.screen.screen_program DIARY CHATS [minichat's options]` runs the real program. If CHATS
-is above 0, it runs only the engine, with that many concurrent replies and no reader.
+is above 0, it runs only the engine, with that many concurrent replies that are not read.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from benchmarks.screen.sink import Stretches
 from engine.api.snapshot import Snapshot
 
 PROMPT = "Tell me a story."
-_EVERY = 0.25  # seconds between two lines of an engine alone: as often as the monitor looks
+_EVERY = 0.25  # seconds between two lines of an engine alone, the interval of the monitor
 _BEFORE = 1.0  # seconds that the engine alone may take to start its replies
 
 
 class Diary:
-    """One line of JSON a snapshot: when, what each request has generated, what the loop did."""
+    """Writes a line of JSON per snapshot: time, tokens of each request, times of the event loop."""
 
     def __init__(self, file: TextIO, stretches: Stretches) -> None:
         self._file, self._stretches = file, stretches
@@ -53,7 +53,7 @@ class Diary:
 
 
 def screen(diary: Diary, stretches: Stretches, words: list[str]) -> int:
-    """The program as it is, but for the diary."""
+    """Run the real program with a log."""
     from minichat.app import MinichatApp
     from minichat.cli import main
     from minichat.models.lifecycle import EngineLifecycle
@@ -72,7 +72,7 @@ def screen(diary: Diary, stretches: Stretches, words: list[str]) -> int:
 
 
 def alone(diary: Diary, chats: int, words: list[str]) -> int:
-    """The engine on its thread; ends with the process."""
+    """Run only the engine, on its thread, until a reply ends."""
     from engine.api.params import SamplingParams
     from engine.host.thread import EngineThread
     from engine.start import start

@@ -1,4 +1,4 @@
-"""A terminal that only counts bytes, and a clock for the drawing program's event loop."""
+"""A terminal that only counts bytes, and a clock for the event loop."""
 
 import gc
 import time
@@ -11,7 +11,7 @@ from textual.drivers.headless_driver import HeadlessDriver
 
 
 class Sink(HeadlessDriver):
-    """Counts the bytes sent to it; the program draws for it as for a real terminal."""
+    """Counts the bytes sent to it; the program renders as for a real terminal."""
 
     sent = 0
 

@@ -1,4 +1,4 @@
-"""A real terminal around a real program: types keys, and records when every byte arrived."""
+"""Runs a program on a pseudo terminal: types keys, and records when each chunk of output arrived."""
 
 import fcntl
 import os
@@ -78,23 +78,23 @@ class Terminal:
     def until(self, holds: Callable[[], object], what: str) -> None:
         if not self.wait(holds, _PATIENCE):
             last = b"".join(data for _, data in self.chunks[-20:])[-500:]
-            raise TimeoutError(f"{what} never came; the last of the screen: {last!r}")
+            raise TimeoutError(f"{what}: not seen in {_PATIENCE:.0f} s; last output: {last!r}")
 
     def quiet(self) -> bool:
-        """Wait until no output has arrived for a while."""
+        """Return whether no output has arrived for a while."""
         return time.monotonic() - self.chunks[-1][0] > _QUIET
 
     def shows(self, text: str, since: int = 0) -> float | None:
-        """The time at which the text arrived, in the chunks from that one on; a chunk may end inside it."""
-        wanted, before = text.encode(), b""
+        """When the text arrived, searched from chunk `since` on; chunks may split it."""
+        needle, before = text.encode(), b""
         for at, data in self.chunks[since:]:
-            if wanted in before + data:
+            if needle in before + data:
                 return at
-            before = (before + data)[-len(wanted) :]
+            before = (before + data)[-len(needle) :]
         return None
 
     @property
     def cpu(self) -> float:
-        """Seconds of processor time that the program has taken, all of its threads and finished children."""
+        """Seconds of processor time of the program: all of its threads and its finished children."""
         fields = Path(f"/proc/{self._child}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

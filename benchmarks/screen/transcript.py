@@ -1,4 +1,4 @@
-"""What streaming replies cost the screen: processor time, the longest block of the loop, bytes sent."""
+"""The cost of streaming replies: processor time, the longest block of the event loop, bytes sent."""
 
 import asyncio
 import gc
@@ -16,11 +16,11 @@ from minichat.shell.interpreter import share
 from minichat.ui.frames import FrameScreen
 from minichat.ui.transcript import Transcript
 
-_TURN = 0.02  # seconds between two panes, as the program does it
+_TURN = 0.02  # seconds between two panes, as in the program
 _PIECE = 20  # characters of a flush: 40 to 50 tokens a second, ten times a second
 _REPLY = """\
 PagedAttention splits the **KV cache** into fixed blocks, so that a request holds only what it has filled.
-A block table says where each one lies; two requests with the *same* beginning share blocks (`refs` counts).
+A block table maps positions to blocks; two requests with the *same* beginning share blocks (`refs` counts).
 
 ## What it costs
 
@@ -35,7 +35,7 @@ A block table says where each one lies; two requests with the *same* beginning s
 ```python
 def take(self, count: int) -> list[int]:
     taken = [self.free.popleft() for _ in range(count)]
-    self.refs[taken] = 1  # the taker's own
+    self.refs[taken] = 1
     return taken
 ```
 
@@ -60,7 +60,7 @@ class Screen(App[None]):
 
 
 async def stream(panes: int, messages: int, flushes: int, size: tuple[int, int]) -> dict[str, list[float]]:
-    """Every pane has its messages and a reply under way; the first tenth of the flushes warms up."""
+    """Extend a streaming reply in every pane; return the cost of each flush, without the first tenth."""
     screen = Screen(panes)
     cost, sent, stretches = [], [], Stretches()
 
@@ -71,8 +71,8 @@ async def stream(panes: int, messages: int, flushes: int, size: tuple[int, int])
         ]
         for pane in screen.panes:
             pane.show([*history, Message(messages, "assistant", "", state="streaming")], "a")
-        await asyncio.sleep(2)  # lexers load
-        gc.freeze()  # as the program does it once the engine is there
+        await asyncio.sleep(2)  # for the lexers to load
+        gc.freeze()  # as the program does once the engine is ready
         text = cycle(_REPLY)
         with stretches.watched():
             for number in range(flushes):

@@ -1,4 +1,4 @@
-"""Many clients of a server in one separate process: sockets and a selector, to keep them cheap."""
+"""Many clients of a server in a separate process: sockets and one selector, so that they cost little."""
 
 import selectors
 import socket
@@ -21,9 +21,9 @@ class Client:
 
 
 def work(pipe: Connection, port: int, count: int) -> None:
-    """Takes a list of requests for each client, and at "go" sends them, each client one after the other.
+    """Receive a list of requests for each client; at "go", send them: each client one after the other.
 
-    Reports the seconds to the first token of each reply.
+    Return the seconds to the first token of each reply through the pipe.
     """
     selector = selectors.DefaultSelector()
     clients = []
@@ -32,11 +32,11 @@ def work(pipe: Connection, port: int, count: int) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         clients.append(Client(connection))
         selector.register(connection, selectors.EVENT_READ, clients[-1])
-    while (told := pipe.recv()) is not None:
-        if told == "go":
+    while (message := pipe.recv()) is not None:
+        if message == "go":
             pipe.send(_round(selector, clients))
         else:
-            for client, own in zip(clients, told, strict=True):
+            for client, own in zip(clients, message, strict=True):
                 client.requests = own
 
 
@@ -48,7 +48,7 @@ def _round(selector: selectors.BaseSelector, clients: list[Client]) -> list[floa
         for key, _ in selector.select():
             client = key.data
             if not (data := client.socket.recv(65536)):
-                raise ConnectionError("the server hung up")
+                raise ConnectionError("the server closed the connection")
             text = client.tail + data
             if not client.began and b"data: " in text:
                 client.began = True

@@ -1,8 +1,8 @@
 """The server compared with the engine in this process: tokens and requests per second, time to first token.
 
-The clients run in their own process. So does the engine behind the server, as in `minichat serve`; with
-`--no-apart` it is the same engine that is driven directly, and "cpu" compares the processor time of engine
-and server together, which is more reliable than the clock on a shared machine.
+The clients run in a separate process. So does the server's engine, as in `minichat serve`. With `--no-apart`
+the server uses the engine that is also called directly, and "cpu" compares the processor time of engine and
+server together, which is more reliable than the clock on a shared machine.
 """
 
 import json
@@ -31,9 +31,9 @@ from engine.server.config import ServerConfig
 from engine.server.http.listen import server, tcp_socket
 from engine.start import start
 
-SHAPE = (256, 688, 6, 8, 4)  # about 13 million parameters: a step for one takes 2 or 3 ms
+SHAPE = (256, 688, 6, 8, 4)  # about 13 million parameters: a step of one row takes 2 or 3 ms
 PROMPT = 32
-_LEAST = 8  # requests in a round, so that a p99 is more than one of them
+_LEAST = 8  # requests of a round, so that p99 is not a single request
 
 
 def run(
@@ -63,7 +63,7 @@ def run(
 
 
 class Load:
-    """Several clients with several requests each, over HTTP and directly at the engine."""
+    """Several clients with several requests each, over HTTP and directly to the engine."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Load:
         self._process.start()
 
     def run(self) -> float:
-        """Tokens a second over HTTP."""
+        """Measure; return the tokens per second over HTTP."""
         here, there = f"in process, {self._count}", f"HTTP, {self._count}"
         self._bench.compare(
             {here: self._in_process, there: self._over_http}, unit="tok/s", before=self._prepare
@@ -108,7 +108,7 @@ class Load:
         return http.median
 
     def _prepare(self) -> None:
-        """New prompts, so that no prefix is found; the clients receive them first."""
+        """Send new prompts to the clients, so that no prefix is in the cache."""
         self._prompts = [
             [self._draw.choices(range(3, 32000), k=PROMPT) for _ in range(self._requests)]
             for _ in range(self._count)
@@ -116,7 +116,7 @@ class Load:
         self._pipe.send([[self._request(prompt) for prompt in own] for own in self._prompts])
 
     def _over_http(self) -> float:
-        self._pipe.send("go")  # whatever was handed over last
+        self._pipe.send("go")
         times = self._pipe.recv()
         self._rounds += 1
         if self._rounds > self._bench.warmup:
@@ -124,7 +124,7 @@ class Load:
         return float(self._count * self._requests * self._tokens)
 
     def _in_process(self) -> float:
-        """Each reply is read to its end by a thread."""
+        """Each client is a thread that reads its replies to the end."""
         params = SamplingParams(temperature=0, max_tokens=self._tokens, ignore_eos=True)
 
         def one(prompts: list[list[int]]) -> None:
@@ -140,8 +140,8 @@ class Load:
         return float(self._count * self._requests * self._tokens)
 
     def _request(self, prompt: list[int]) -> bytes:
-        asked: dict[str, Any] = {"prompt": prompt, "max_tokens": self._tokens, "temperature": 0}
-        body = json.dumps(asked | {"ignore_eos": True, "stream": True}).encode()
+        options: dict[str, Any] = {"prompt": prompt, "max_tokens": self._tokens, "temperature": 0}
+        body = json.dumps(options | {"ignore_eos": True, "stream": True}).encode()
         head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 

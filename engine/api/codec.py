@@ -132,9 +132,9 @@ def _defaults(kind: Any) -> dict[str, Any]:
 # Single values
 
 
-def _mismatch(wanted: str, value: Any) -> DecodeError:
+def _mismatch(expected: str, value: Any) -> DecodeError:
     shown = repr(value)
-    return DecodeError(f"must be {wanted}, not {shown if len(shown) <= 60 else shown[:57] + '...'}")
+    return DecodeError(f"must be {expected}, not {shown if len(shown) <= 60 else shown[:57] + '...'}")
 
 
 def _exactly(kind: type, words: str) -> Callable[[Any], Any]:

@@ -13,7 +13,7 @@ log.addHandler(logging.NullHandler())  # a library logs nothing unless its progr
 
 
 class TokenLogprob(NamedTuple):
-    """The chosen token's log-probability, and the likeliest alternatives."""
+    """The chosen token's log-probability, and the most likely alternatives."""
 
     token: int
     logprob: float

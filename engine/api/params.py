@@ -155,7 +155,7 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
-    def penalised(self) -> bool:
+    def penalized(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def enders(self, stop_ids: frozenset[int]) -> frozenset[int]:

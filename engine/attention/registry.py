@@ -68,10 +68,10 @@ def choose(
     raise BadInput(f"no attention backend supports this model on {device}: {'; '.join(passed)}")
 
 
-def block_size_for(name: str, wanted: int) -> int:
-    """Return `wanted` if the backend supports that block size, else one it supports."""
+def block_size_for(name: str, preferred: int) -> int:
+    """Return `preferred` if the backend supports that block size, else one it supports."""
     sizes = None if _load(name) else getattr(BACKENDS[name], "block_sizes", None)
-    return wanted if sizes is None or wanted in sizes else sizes[0]
+    return preferred if sizes is None or preferred in sizes else sizes[0]
 
 
 def why_not(

@@ -25,11 +25,11 @@ BAD = -1  # in place of a token: the model's logits were NaN
 
 
 @dataclass(frozen=True, slots=True)
-class Likeliest:
-    """The likeliest next tokens of each row whose next token a beam search chooses."""
+class TopTokens:
+    """The most likely next tokens of each row whose next token a beam search chooses."""
 
     places: Mapping[int, int]  # by request: its row in the arrays
-    ids: np.ndarray  # [rows, most], likeliest first
+    ids: np.ndarray  # [rows, most], most likely first
     values: np.ndarray  # [rows, most] float32: log-probabilities
 
     def of(self, request: int) -> tuple[np.ndarray, np.ndarray]:
@@ -44,7 +44,7 @@ class StepResult:
     tokens: list[int]
     logprobs: Mapping[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # by request
     seconds: float = 0.0  # from launch until the tokens arrived
-    likeliest: Likeliest | None = None  # of requests with beams
+    top_tokens: TopTokens | None = None  # of requests with beams
     runs: Mapping[int, list[int]] = field(default_factory=dict)  # by request: the tokens of rows with drafts
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.api.events import TokenLogprob
-from engine.execution.protocol import Likeliest
+from engine.execution.protocol import TopTokens
 from engine.sampling.candidates import Candidates
 from engine.sampling.logprobs import Logprobs
 from engine.scheduling.step import Rows
@@ -39,18 +39,18 @@ def to_host(values: Tensor) -> Tensor:
     return host.copy_(values, non_blocking=True)
 
 
-def likeliest_of(rows: Rows, found: Candidates) -> Likeliest:
+def top_tokens_of(rows: Rows, found: Candidates) -> TopTokens:
     places = {rows[row].request: place for place, row in enumerate(found.rows)}
-    return Likeliest(places, found.ids.numpy(), found.values.numpy())
+    return TopTokens(places, found.ids.numpy(), found.values.numpy())
 
 
 def logprobs_of(rows: Rows, tokens: Tensor, found: Logprobs) -> dict[int, tuple[TokenLogprob, ...]]:
     """By request, for those that asked for log-probabilities."""
     columns = [each.tolist() for each in (found.chosen, found.ranks, found.ids, found.values)]
     by_request: dict[int, tuple[TokenLogprob, ...]] = {}
-    for (row, wanted), place in zip(found.asked, found.places, strict=True):
+    for (row, count), place in zip(found.asked, found.places, strict=True):
         chosen, rank, ids, values = (column[place] for column in columns)
-        likely = zip(ids[:wanted], values[:wanted], strict=True)
+        likely = zip(ids[:count], values[:count], strict=True)
         top = tuple(pair for pair in likely if pair[1] > -math.inf)  # a grammar may allow fewer
         request = rows[row].request
         by_request[request] = (

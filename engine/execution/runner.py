@@ -27,7 +27,7 @@ from engine.execution.load import LoadMeter
 from engine.execution.memory import MemoryMeter
 from engine.execution.moves import mover_on
 from engine.execution.protocol import Fit, StepResult
-from engine.execution.results import SampledTokens, likeliest_of, logprobs_of
+from engine.execution.results import SampledTokens, logprobs_of, top_tokens_of
 from engine.execution.sampling_state import SamplingState, by_row
 from engine.execution.split import SAMPLING, StepSplitter
 from engine.execution.traffic import measure, weights_read
@@ -131,9 +131,9 @@ class ModelRunner:
 
     def _use_scheme(self, weights: Weights, scheme: str) -> None:
         """Finish a change of scheme. The cache gets the memory the weights freed, or gives up some."""
-        won = weights.settle(scheme)
+        freed_bytes = weights.settle(scheme)
         if self._room is not None:
-            self._room = replace(self._room, nbytes=self._room.nbytes + won)
+            self._room = replace(self._room, nbytes=self._room.nbytes + freed_bytes)
         self.products_changed(recordable=weights.scheme.graphs)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # torch's cached memory goes to the KV cache, and to other processes
@@ -270,7 +270,7 @@ class ModelRunner:
             handle.arrived.synchronize()
         rows, sampled = handle.rows, handle.sampled
         logprobs = logprobs_of(rows, sampled.tokens, sampled.logprobs) if sampled.logprobs else {}
-        likeliest = likeliest_of(rows, sampled.candidates) if sampled.candidates else None
+        top_tokens = top_tokens_of(rows, sampled.candidates) if sampled.candidates else None
         seconds = time.monotonic() - handle.began
         tokens, runs = group_runs(sampled.tokens.tolist(), rows, handle.drafts)
         return StepResult(
@@ -278,7 +278,7 @@ class ModelRunner:
             logprobs,
             runs=runs,
             seconds=seconds,
-            likeliest=likeliest,
+            top_tokens=top_tokens,
         )
 
     def device_error(self) -> str | None:
@@ -317,19 +317,19 @@ class ModelRunner:
         if steps is not None and every and not piece.drafts:
             return self._decode(steps, piece)
         packed = self._batches.build(rows, piece.ids, piece.single, self._sampling_state.last_ids)
-        stage, wanted = self._stage, self._for_kernels(piece)
+        stage, inputs = self._stage, self._for_kernels(piece)
 
         def launches() -> SampledTokens | Tensor:
             """The sampled tokens, or hidden states for the sampler."""
             hidden = self._forward(packed.batch)
             if packed.ends is not None:
                 hidden = hidden[packed.ends]
-            if stage is None or wanted is None:
+            if stage is None or inputs is None:
                 return hidden
-            return self._sampling_state.by_stage(stage, stage.head(hidden), packed.slots, wanted)
+            return self._sampling_state.by_stage(stage, stage.head(hidden), packed.slots, inputs)
 
         if stage is not None:
-            self._precompile(stage, piece, wanted, launches)
+            self._precompile(stage, piece, inputs, launches)
         found = launches()
         if isinstance(found, SampledTokens):
             return lambda masks: found
@@ -340,10 +340,10 @@ class ModelRunner:
     def _decode(self, steps: DecodeSteps, piece: ModelInput) -> Sampled:
         """Run a decode step in a graph. Rows that the kernels cannot sample are sampled after it."""
         rows = piece.rows
-        wanted = self._sampling_state.wanted(rows)
-        if wanted is not None and steps.may_draw(wanted):
-            tokens, *found = steps.draw(rows, piece.ids, wanted)
-            sampled = by_row(tokens, found, wanted)
+        inputs = self._sampling_state.inputs(rows)
+        if inputs is not None and steps.may_draw(inputs):
+            tokens, *found = steps.draw(rows, piece.ids, inputs)
+            sampled = by_row(tokens, found, inputs)
             return lambda masks: sampled
         (slots,) = upload([rows.slots], self.device)
         return self._sampler(steps.logits(rows, piece.ids).float(), slots, piece)
@@ -358,21 +358,21 @@ class ModelRunner:
         """The sampling inputs if kernels can sample these rows, else None."""
         if self._stage is None or not len(piece.sampling_rows):
             return None
-        wanted = self._sampling_state.wanted(piece.sampling_rows)
-        if wanted is not None and wanted.seen and piece.drafts:  # penalties must count the drafts
+        inputs = self._sampling_state.inputs(piece.sampling_rows)
+        if inputs is not None and inputs.seen and piece.drafts:  # penalties must count the drafts
             return None
-        return wanted
+        return inputs
 
     def _precompile(
         self,
         stage: "GpuStage",
         piece: ModelInput,
-        wanted: SamplingInputs | None,
+        inputs: SamplingInputs | None,
         launches: Callable[[], object],
     ) -> None:
         """Compile the kernels of a new kind of step. They depend on its size, roughly by powers of two."""
         size = min((len(piece.ids) - 1).bit_length(), LARGE)
-        kind = (size, piece.single > 0, wanted and Draws.of(wanted))
+        kind = (size, piece.single > 0, inputs and Draws.of(inputs))
         if kind not in self._precompiled:
             stage.precompile(launches)
             self._precompiled.add(kind)

@@ -33,26 +33,26 @@ class SamplingState:
         """Apply changes from the next rows on. Applied again after drafting, which counted drafts as text."""
         self._changed |= {each.slot: each for each in changes}
 
-    def wanted(self, rows: Rows) -> SamplingInputs | None:
+    def inputs(self, rows: Rows) -> SamplingInputs | None:
         """The sampling inputs for kernels; None if only the sampler supports them."""
-        return self._sampling.wanted(*self._settle(rows))
+        return self._sampling.inputs(*self._settle(rows))
 
     def view(self, rows: Rows, ahead: Sequence[tuple[int, int]] = ()) -> RowsView:
         """The same for the sampler. `ahead`: drafts that precede a row, as (row, token)."""
         return self._sampling.view(*self._settle(rows), ahead)
 
-    def by_stage(self, stage: Stage, logits: Tensor, slots: Tensor, wanted: SamplingInputs) -> SampledTokens:
+    def by_stage(self, stage: Stage, logits: Tensor, slots: Tensor, inputs: SamplingInputs) -> SampledTokens:
         """Sample as the graphs do."""
-        fields, draws = {"tokens": torch.empty_like(slots), "slots": slots}, Draws.of(wanted)
-        arrays = {"columns": np.ascontiguousarray(wanted.numbers.T)}
+        fields, draws = {"tokens": torch.empty_like(slots), "slots": slots}, Draws.of(inputs)
+        arrays = {"columns": np.ascontiguousarray(inputs.numbers.T)}
         if draws.logprobs:
             arrays["asked"] = np.empty(len(slots), np.int32)
-            write_logprob_counts(arrays["asked"], wanted)
+            write_logprob_counts(arrays["asked"], inputs)
         if draws.biased:
-            arrays["bias_at"], arrays["biases"] = logit_biases(wanted)
+            arrays["bias_at"], arrays["biases"] = logit_biases(inputs)
         fields |= zip(arrays, upload(list(arrays.values()), self._device), strict=True)
-        found = stage.draw(logits, fields, self.last_ids, draws, wanted.seen)
-        return by_row(fields["tokens"], found, wanted)
+        found = stage.draw(logits, fields, self.last_ids, draws, inputs.seen)
+        return by_row(fields["tokens"], found, inputs)
 
     def by_sampler(
         self,
@@ -72,12 +72,12 @@ class SamplingState:
             place = {slot: at for at, slot in enumerate(of)}
             mask_logits(logits, [place[slot] for slot in masks.slots], masks.bits)
         sampled = sample(logits, view)
-        likeliest = candidates(logits, view) if view.candidates else None
-        drawn = SampledTokens(sampled.ids.masked_fill(sampled.bad, BAD), sampled.logprobs, likeliest)
+        top_tokens = candidates(logits, view) if view.candidates else None
+        tokens = SampledTokens(sampled.ids.masked_fill(sampled.bad, BAD), sampled.logprobs, top_tokens)
         # Done last, so that the step can be recomputed if memory runs out before.
         self.last_ids[slots] = sampled.ids
         self._sampling.note(of, sampled.ids)
-        return drawn
+        return tokens
 
     def guess(self, logits: Tensor, slots: Tensor, rows: Rows) -> Tensor:
         """Sample drafts with the same random numbers as the tokens at these positions."""
@@ -106,8 +106,8 @@ class SamplingState:
         )
 
 
-def by_row(tokens: Tensor, found: Sequence[Tensor], wanted: SamplingInputs) -> SampledTokens:
+def by_row(tokens: Tensor, found: Sequence[Tensor], inputs: SamplingInputs) -> SampledTokens:
     """`found`: what the kernels return about the likeliest tokens of all rows, or nothing."""
     if not found:
         return SampledTokens(tokens)
-    return SampledTokens(tokens, Logprobs(wanted.logprobs, tuple(row for row, _ in wanted.logprobs), *found))
+    return SampledTokens(tokens, Logprobs(inputs.logprobs, tuple(row for row, _ in inputs.logprobs), *found))

@@ -52,14 +52,14 @@ class Weights:
     def settle(self, scheme: str) -> int:
         """Record that all weights have this scheme. Returns the bytes that the cache gains (or loses)."""
         new = self._named(scheme)
-        won, self.scheme = self.won(new), new
-        return won
+        freed_bytes, self.scheme = self.freed_bytes(new), new
+        return freed_bytes
 
     def _named(self, scheme: str) -> Scheme:
         """A checkpoint's own scheme has a unique name that users cannot choose."""
         return self._known.get(scheme) or scheme_of(self._model, scheme)
 
-    def won(self, scheme: Scheme) -> int:
+    def freed_bytes(self, scheme: Scheme) -> int:
         return int((nbytes(self._model, self.scheme) - nbytes(self._model, scheme)) * self._share)
 
     def _view(self, name: str, blocks_with: BlocksWith) -> SchemeView:
@@ -70,7 +70,7 @@ class Weights:
         scheme = source.scheme(name)
         if scheme.name != name:
             return SchemeView(name, f"for this checkpoint, use {scheme.name}", 0)
-        return SchemeView(name, "", nbytes(self._model, scheme), blocks_with(self.won(scheme)) or 0)
+        return SchemeView(name, "", nbytes(self._model, scheme), blocks_with(self.freed_bytes(scheme)) or 0)
 
 
 def scheme_of(model: LanguageModel, name: str) -> Scheme:

@@ -25,10 +25,10 @@ class GrammarMatcher:
 
     def starting(self, start: int) -> Self:
         """Return a fresh copy for a request whose reply begins at token `start`."""
-        twin = object.__new__(type(self))
-        twin._matcher, twin._vocab, twin._bits = self._matcher.deep_copy(), self._vocab, self._bits
-        twin._read, twin.may_end, twin.error, twin.fault = start, self.may_end, self.error, self.fault
-        return twin
+        clone = object.__new__(type(self))
+        clone._matcher, clone._vocab, clone._bits = self._matcher.deep_copy(), self._vocab, self._bits
+        clone._read, clone.may_end, clone.error, clone.fault = start, self.may_end, self.error, self.fault
+        return clone
 
     @property
     def over(self) -> bool:

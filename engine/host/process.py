@@ -90,8 +90,8 @@ class EngineProcess(Host):
             ready = self._ask("start", lambda: start, lambda answer: answer).result()
             self._last = wire.decode_snapshot(ready["snapshot"])
             folder, vocab = ready["tokenizer"], ready["vocab"]
-            stand_in = cast(Tokenizer, BareTokenizer(vocab))
-            self._chat = ChatFormat(Tokenizer.load(Path(folder)) if folder else stand_in)
+            placeholder = cast(Tokenizer, BareTokenizer(vocab))
+            self._chat = ChatFormat(Tokenizer.load(Path(folder)) if folder else placeholder)
         except BaseException:
             self._leave()
             raise

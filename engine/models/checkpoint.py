@@ -132,8 +132,8 @@ def headers(folder: Path) -> dict[str, Header]:
 def check(name: str, header: Header, kinds: Iterable[str], shapes: Sequence[tuple[int, ...]]) -> None:
     """Raise unless the tensor has one of these dtypes and shapes."""
     if header.shape not in shapes:
-        wanted = " or ".join(str(list(shape)) for shape in shapes)
-        raise BadCheckpoint(f"{header.file}: {name} is {list(header.shape)}, the config requires {wanted}")
+        expected = " or ".join(str(list(shape)) for shape in shapes)
+        raise BadCheckpoint(f"{header.file}: {name} is {list(header.shape)}, the config requires {expected}")
     if header.kind not in kinds:
         raise BadCheckpoint(
             f"{header.file}: {name} holds {header.kind}; only {', '.join(kinds)} can be loaded"

@@ -32,8 +32,8 @@ def no_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
 
 def one_window(fields: Fields, layers: int) -> tuple[int | None, ...]:
     """The same window in all layers, unless config.json has a null for it."""
-    wanted = fields.get("sliding_window") or not fields.given("sliding_window")
-    return (_window(fields) if wanted else None,) * layers
+    windowed = fields.get("sliding_window") or not fields.given("sliding_window")
+    return (_window(fields) if windowed else None,) * layers
 
 
 def windows_by_layer(fields: Fields, layers: int) -> tuple[int | None, ...]:

@@ -51,7 +51,7 @@ def own_text(model: str) -> str:
 
 def compare(
     config: EngineConfig,
-    wanted: Sequence[SchemePair],
+    pairs: Sequence[SchemePair],
     text: str,
     *,
     most: int = 2048,
@@ -60,12 +60,12 @@ def compare(
 ) -> Iterator[QualityRow]:
     """Yield a row per scheme as soon as it is measured. `refused` is called for schemes that cannot run.
 
-    The unquantized model always runs first, even if it is not in `wanted`. Its log probabilities are stored
+    The unquantized model always runs first, even if it is not in `pairs`. Its log probabilities are stored
     in a temporary file: 4 bytes per vocabulary entry and token.
     """
-    if unknown := [each.weights for each in wanted if each.weights not in names()]:
+    if unknown := [each.weights for each in pairs if each.weights not in names()]:
         raise BadInput(f"unknown weight scheme {unknown[0]!r}; must be one of {', '.join(names())}")
-    ordered = [REFERENCE, *(each for each in wanted if each != REFERENCE)]
+    ordered = [REFERENCE, *(each for each in pairs if each != REFERENCE)]
     with tempfile.TemporaryDirectory(prefix="minichat-quality-") as folder:
         reference: np.ndarray | None = None
         for choice in ordered:
@@ -86,7 +86,7 @@ def compare(
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            if choice in wanted:
+            if choice in pairs:
                 yield row
         del reference
 

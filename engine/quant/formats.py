@@ -78,10 +78,10 @@ def _in_order(weight: GroupedWeight, index: Tensor, group: int) -> GroupedWeight
     """Sort the inputs by group. Each group must have `group` inputs, the last one the remainder."""
     inputs = len(index)
     order = torch.argsort(index, stable=True)
-    wanted = torch.arange(inputs, device=index.device) // group
-    if not torch.equal(index[order], wanted):
+    groups = torch.arange(inputs, device=index.device) // group
+    if not torch.equal(index[order], groups):
         raise BadCheckpoint(f"g_idx does not assign {group} inputs to each group")
-    if torch.equal(index, wanted):
+    if torch.equal(index, groups):
         return weight
     numbers = weight.numbers.clone()
     numbers[:, :inputs] = weight.numbers[:, order]

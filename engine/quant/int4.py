@@ -126,8 +126,8 @@ def _tile() -> int | None:
     halves = low % 16 + high % 16 * 16, (low >> 4) + (high >> 4) * 16
     found = torch.stack(halves)  # [low or high bits, bytes]
     for tile in (64, 32):
-        wanted = torch.arange(TILE, dtype=torch.uint8).view(TILE // tile, 1, 2, tile // 2)
-        laid = wanted.expand(-1, 32, -1, -1).permute(2, 0, 1, 3).reshape(2, -1)
+        columns = torch.arange(TILE, dtype=torch.uint8).view(TILE // tile, 1, 2, tile // 2)
+        laid = columns.expand(-1, 32, -1, -1).permute(2, 0, 1, 3).reshape(2, -1)
         if torch.equal(found, laid):
             return tile
     return None

@@ -31,7 +31,7 @@ class SeenTokens:
         """Count one more reply token for each of these slots, which must be distinct."""
         self.reply[slots, ids] = self.reply[slots, ids].clamp(max=_MOST - 1) + 1
 
-    def penalise(
+    def penalize(
         self,
         scores: Tensor,
         slots: Tensor,
@@ -50,7 +50,7 @@ class SeenTokens:
         if ahead is not None:
             ones = torch.ones_like(ahead[0], dtype=torch.int32)
             counts = counts.int().index_put_((ahead[0], ahead[1]), ones, accumulate=True).clamp_(max=_MOST)
-        came = counts > 0
+        generated = counts > 0
         shrunk = (scores.clamp(min=0) / repetition).add_(scores.clamp(max=0) * repetition)
-        scores = torch.where(self.prompt[slots].logical_or_(came), shrunk, scores)
-        return scores.sub_(frequency * counts).sub_(presence * came)
+        scores = torch.where(self.prompt[slots].logical_or_(generated), shrunk, scores)
+        return scores.sub_(frequency * counts).sub_(presence * generated)

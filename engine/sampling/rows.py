@@ -122,7 +122,7 @@ class SamplingRows:
         self._edits: dict[int, _SlotEdits] = {}
         self._logprobs: dict[int, int] = {}
         self._candidates: dict[int, int] = {}
-        self._penalised: set[int] = set()
+        self._penalized: set[int] = set()
         self._filtered: set[int] = set()
         self._random: set[int] = set()
         self._guided: set[int] = set()
@@ -174,8 +174,8 @@ class SamplingRows:
             self._candidates[slot] = params.candidates(len(end_ids))
         if params.grammar:
             self._guided.add(slot)
-        if params.penalised:
-            self._penalised.add(slot)
+        if params.penalized:
+            self._penalized.add(slot)
             self._seen = self._seen or SeenTokens(self._max_rows, self._vocab, self._device)
             self._seen.start(slot, tokens[:prompt_len], tokens[prompt_len:], pending)
 
@@ -183,14 +183,14 @@ class SamplingRows:
         self._edits.pop(slot, None)
         self._logprobs.pop(slot, None)
         self._candidates.pop(slot, None)
-        self._penalised.discard(slot)
+        self._penalized.discard(slot)
         self._filtered.discard(slot)
         self._random.discard(slot)
         self._guided.discard(slot)
 
     def note(self, slots: Sequence[int], ids: Tensor) -> None:
         """Count the tokens just sampled for these slots (ids still on the device) for their penalties."""
-        rows = [row for row, slot in enumerate(slots) if slot in self._penalised]
+        rows = [row for row, slot in enumerate(slots) if slot in self._penalized]
         if self._seen is not None and rows:
             where = self._tensor(np.array([rows, [slots[row] for row in rows]]))
             self._seen.add(where[1], ids[where[0]])
@@ -199,7 +199,7 @@ class SamplingRows:
         """Return which of these slots' rows follow a grammar."""
         return [row for row, slot in enumerate(slots) if slot in self._guided] if self._guided else []
 
-    def wanted(self, at: np.ndarray, indices: Indices) -> SamplingInputs | None:
+    def inputs(self, at: np.ndarray, indices: Indices) -> SamplingInputs | None:
         """Like `view`, for the sampling kernels. None if a grammar or a beam search also needs the logits."""
         slots = at.tolist()
         others = (self._candidates, self._guided)
@@ -208,7 +208,7 @@ class SamplingRows:
         return SamplingInputs(
             self.numbers(at, slots, indices),
             self._vocab,
-            None if self._penalised.isdisjoint(slots) else self._seen,
+            None if self._penalized.isdisjoint(slots) else self._seen,
             self._edits_at(slots, indices) if self._edits else None,
             _requested(slots, self._logprobs),
             not self._filtered.isdisjoint(slots),
@@ -228,16 +228,16 @@ class SamplingRows:
         where = np.asarray(at)
         slots = where.tolist()
         host = self.numbers(where, slots, indices)
-        penalised = not self._penalised.isdisjoint(slots)
+        penalized = not self._penalized.isdisjoint(slots)
         return RowsView(
             host,
             self._tensor(host).T,
-            self._tensor(where) if penalised else None,
-            self._seen if penalised else None,
+            self._tensor(where) if penalized else None,
+            self._seen if penalized else None,
             self._edits_of(slots, indices),
             _requested(slots, self._logprobs),
             _requested(slots, self._candidates),
-            self._tensor(np.array(ahead).T) if penalised and ahead else None,
+            self._tensor(np.array(ahead).T) if penalized and ahead else None,
         )
 
     def _edits_of(self, slots: Sequence[int], indices: Indices) -> Edits | None:

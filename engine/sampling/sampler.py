@@ -65,7 +65,7 @@ def edited(logits: Tensor, view: RowsView) -> Tensor:
             view.on_device(name).float()[:, None] for name in ("repetition", "presence", "frequency")
         ]
         repetition, presence, frequency = strengths
-        scores = view.seen.penalise(scores, view.slots, repetition, presence, frequency, view.ahead)
+        scores = view.seen.penalize(scores, view.slots, repetition, presence, frequency, view.ahead)
     if view.edits is not None:
         scores = scores.clone() if scores is logits else scores
         scores.index_put_((view.edits.rows, view.edits.ids), view.edits.values, accumulate=True)

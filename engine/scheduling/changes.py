@@ -27,7 +27,7 @@ class Changes:
             known = request.mirrored
             self._history[request.id] = SlotTokens(request.slot, known, tuple(request.tokens[known:]))
             request.mirrored = len(request.tokens)
-        if request.params.penalised:
+        if request.params.penalized:
             self.resample(request)
 
     def build(self, builder: StepBuilder, number: int) -> Step:
@@ -39,7 +39,7 @@ class Changes:
                 continue  # it is resampled when it runs again
             if samples := builder.samples(id):
                 sampling.append(_sampling(request))
-            if not samples or (id in builder.drafts and request.params.penalised):
+            if not samples or (id in builder.drafts and request.params.penalized):
                 self._resampled[id] = request
         history: tuple[SlotTokens, ...] = ()
         if self._history:
@@ -49,7 +49,7 @@ class Changes:
 
 
 def _sampling(request: Request) -> SlotSampling:
-    seen = tuple(request.tokens) if request.params.penalised else ()
+    seen = tuple(request.tokens) if request.params.penalized else ()
     return SlotSampling(
         request.slot, request.prompt_len, request.params, request.seed, seen, request.pending > 0
     )

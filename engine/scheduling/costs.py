@@ -13,7 +13,7 @@ class Costs:
     prefill_token: float | None = None
     step: float | None = None
 
-    def saw_step(self, prefill_tokens: int, seconds: float) -> None:
+    def observe_step(self, prefill_tokens: int, seconds: float) -> None:
         self.step = running_mean(self.step, seconds)
         if prefill_tokens >= 16:  # with fewer, the time mostly measures the decodes of the same step
             self.prefill_token = running_mean(self.prefill_token, seconds / prefill_tokens)

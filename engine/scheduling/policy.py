@@ -105,7 +105,7 @@ class LatencyPolicy:
 
     name: ClassVar[str] = "latency"
     default_target: ClassVar[float] = 1.0  # seconds to the first token if a request sets no deadline
-    patience: ClassVar[float] = 0.05  # the longest a request is held
+    max_hold: ClassVar[float] = 0.05  # the longest a request is held
 
     def rank(self, request: Request) -> Rank:
         return (self._due(request), request.id)
@@ -117,7 +117,7 @@ class LatencyPolicy:
         work = costs.recompute(outlook.waiting_tokens) + (costs.step or 0.0)
         spare = self._due(outlook.head) - outlook.now - 2 * work
         held = outlook.now - outlook.head.arrived
-        return max(0.0, min(spare, self.patience - held))
+        return max(0.0, min(spare, self.max_hold - held))
 
     def _due(self, request: Request) -> float:
         return request.deadline if request.deadline is not None else request.arrived + self.default_target

@@ -8,7 +8,7 @@ from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.transfers import Transfers
 
 
-def prove(
+def check_invariants(
     requests: Mapping[int, Request],
     running: Sequence[Request],
     waiting: WaitingQueue,
@@ -27,5 +27,5 @@ def prove(
     assert all(each.stored is None for each in (*running, *transfers.incoming)), (
         "a request has blocks and also relies on stored ones"
     )
-    kv.check(requests.values(), [each.blocks for each in transfers.under_way.values()])
+    kv.check(requests.values(), [each.blocks for each in transfers.in_flight.values()])
     transfers.check(requests.values())

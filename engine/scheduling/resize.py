@@ -21,7 +21,7 @@ def shrink(scheduler: Scheduler, size: int) -> Step:
     """
     builder, pool = StepBuilder(0), scheduler.pool
     moved = pool.shrink(size)
-    assert not scheduler.transfers.under_way, "a transfer holds blocks that would move"
+    assert not scheduler.transfers.in_flight, "a transfer holds blocks that would move"
     for request in scheduler.requests.values():
         scheduler.kv.apply_moves(request, moved)
     builder.copies = dict(enumerate(moved.items()))

@@ -18,7 +18,7 @@ from engine.kv.window import Window
 from engine.scheduling.changes import Changes
 from engine.scheduling.costs import Costs
 from engine.scheduling.policy import Outlook, Policy
-from engine.scheduling.proof import prove
+from engine.scheduling.proof import check_invariants
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.step import LAST, Drafts, Step, StepBuilder, StepRow
@@ -65,7 +65,7 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """Decide the next step and take the blocks it needs. None if there is nothing to run."""
         self.pool.clock = self.step
-        self.rules.ease(self.step)
+        self.rules.regrow(self.step)
         builder = StepBuilder(self.rules.step_tokens)
         victims, self._preempt_next = self._preempt_next, []
         for victim in victims:
@@ -149,8 +149,8 @@ class Scheduler:
         count += drafted
         tail = kv.shared_tail(request) if request.shares_tail else None
         missing = kv.blocks_for(start + count) - len(request.blocks)
-        while not pool.can_take(wanted := missing + (tail is not None)):
-            if wanted <= pool.available + self.transfers.freeing:
+        while not pool.can_take(needed := missing + (tail is not None)):
+            if needed <= pool.available + self.transfers.freeing:
                 builder.short = True
                 return False
             if self.preempt_last(builder) is request:
@@ -280,7 +280,7 @@ class Scheduler:
             request.tokens.append(token)
             request.pending -= 1
             if request.params.speculate and not row.drafted:
-                self.speculator.saw_token(request)
+                self.speculator.observe_token(request)
         elif row.samples:  # its group decides the next token
             if request.slot < 0:
                 self.waiting.remove(request)
@@ -381,8 +381,8 @@ class Scheduler:
         self.kv.open(request)
         request.mirrored = 0
         self.restamp(request)
-        goes_on = request.generated and request.known - request.launched == 1  # a fork, or swapped in
-        request.phase, request.why = Phase.DECODE if goes_on else Phase.PREFILL, ""
+        continues = request.generated and request.known - request.launched == 1  # a fork, or swapped in
+        request.phase, request.why = Phase.DECODE if continues else Phase.PREFILL, ""
         self.running.append(request)
 
     def _stop_running(self, request: Request) -> None:
@@ -396,4 +396,4 @@ class Scheduler:
 
     def check(self) -> None:
         """Check that blocks, slots and queues agree. Raises AssertionError if not."""
-        prove(self.requests, self.running, self.waiting, self.transfers, self.kv)
+        check_invariants(self.requests, self.running, self.waiting, self.transfers, self.kv)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from engine.api.config import PreemptionName
 
-EASED = 500  # how many steps stay small after one ran out of memory
+SMALL_STEPS = 500  # how many steps stay small after one ran out of memory
 
 
 @dataclass(slots=True)
@@ -14,18 +14,18 @@ class SchedulerSettings:
     chunked_prefill: bool = True
     preemption: PreemptionName = "auto"
     _full: int = 0  # step_tokens before memory ran short; 0 if it has not
-    _ease_until: int = 0  # the step from which sizes may grow again
+    _small_until: int = 0  # the step from which sizes may grow again
 
     def halve(self, tokens: int, step: int) -> None:
         """Halve the size of steps for a while after one of `tokens` tokens ran out of memory."""
         self._full = self._full or self.step_tokens
         self.step_tokens = max(1, tokens // 2)
-        self._ease_until = step + EASED
+        self._small_until = step + SMALL_STEPS
 
-    def ease(self, step: int) -> None:
+    def regrow(self, step: int) -> None:
         """Double the size of steps again once they have had enough memory for a long time."""
-        if self._full and step >= self._ease_until:
+        if self._full and step >= self._small_until:
             self.step_tokens = min(2 * self.step_tokens, self._full)
-            self._ease_until = step + EASED
+            self._small_until = step + SMALL_STEPS
             if self.step_tokens == self._full:
                 self._full = 0

@@ -41,17 +41,17 @@ class Transfers:
         self.tiers = {tier.name: tier for tier in tiers}
         self._kv, self._rules, self._costs = kv, rules, costs
         self.orders: list[TransferOrder] = []  # to be sent, in this order
-        self.under_way: dict[int, Moving] = {}
+        self.in_flight: dict[int, Moving] = {}
         self.loading: dict[int, Request] = {}  # neither queued nor running
         self.loaded: list[Request] = []  # their blocks are loaded; they wait for a slot
         self._ids = itertools.count()
-        self._wanted: Counter[tuple[str, BlockName]] = Counter()
+        self._retained: Counter[tuple[str, BlockName]] = Counter()
         self._storing: set[tuple[str, BlockName]] = set()
         self._lost: set[tuple[str, BlockName]] = set()  # contents may be wrong; not forgotten by the tier yet
 
     @property
     def pending(self) -> bool:
-        return bool(self.orders or self.under_way)
+        return bool(self.orders or self.in_flight)
 
     @property
     def sizes(self) -> tuple[tuple[str, int], ...]:
@@ -69,7 +69,7 @@ class Transfers:
         refs = self._kv.pool.refs
         return sum(
             refs[block] == 1
-            for moving in self.under_way.values()
+            for moving in self.in_flight.values()
             if moving.order.kind == "store"
             for block in moving.blocks
         )
@@ -84,7 +84,7 @@ class Transfers:
         if self._rules.preemption == "recompute" or not (names := self._kv.names(victim)):
             return ""
         for tier in self.tiers.values():
-            seconds = tier.cost.there_and_back(len(names))
+            seconds = tier.cost.round_trip(len(names))
             if self._costs.moving_pays(seconds, victim.launched, self._rules) and self._fits(tier, names):
                 self._store(tier.name, victim, names)
                 return tier.name
@@ -99,7 +99,7 @@ class Transfers:
 
     def _kept(self, name: tuple[str, BlockName]) -> bool:
         """Whether the block is in its tier, or being stored there."""
-        return self._wanted[name] > 0 or name in self._storing
+        return self._retained[name] > 0 or name in self._storing
 
     def _store(self, tier: str, victim: Request, names: tuple[BlockName, ...]) -> None:
         pool, count = self._kv.pool, len(names)
@@ -109,7 +109,7 @@ class Transfers:
         ]
         victim.launched = min(victim.launched, len(victim.tokens))  # unverified drafts are lost
         victim.blocks, victim.stored = [], Stored(tier, names)
-        self._want(tier, names)
+        self._retain(tier, names)
         pool.give_back(rest)
         if not fresh:
             pool.give_back(written)
@@ -117,7 +117,7 @@ class Transfers:
         missing, blocks = zip(*fresh, strict=True)
         self._storing.update((tier, name) for name in missing)
         order = self._order("store", tier, missing, blocks)
-        self.under_way[order.id] = Moving(order, written, victim)
+        self.in_flight[order.id] = Moving(order, written, victim)
         victim.stored = Stored(tier, names, order.id)
 
     # Loading
@@ -130,7 +130,7 @@ class Transfers:
             names = tuple(request.chain[: (len(request.tokens) - 1) // kv.pool.block_size])
             if not self._rules.prefix_cache or kv.window is not None:
                 names = ()
-        elif moving := self.under_way.get(stored.transfer):  # they are still on the device
+        elif moving := self.in_flight.get(stored.transfer):  # they are still on the device
             return FoundBlocks(moving.blocks[: kv.blocks_for(request.launched)], request.launched)
         else:
             again = self._rules.prefix_cache and kv.window is None and request.epoch == kv.epoch
@@ -184,9 +184,9 @@ class Transfers:
             blocks = pool.take(len(found.names), request.id, len(found.hits))
             request.blocks = [*request.blocks, *blocks]
             pool.share(blocks)
-            self._want(found.tier, found.names)
+            self._retain(found.tier, found.names)
             order = self._order("load", found.tier, found.names, tuple(blocks))
-            self.under_way[order.id] = Moving(order, blocks, request)
+            self.in_flight[order.id] = Moving(order, blocks, request)
             self.loading[request.id] = request
         self.release(request)
         return not found.names
@@ -195,15 +195,15 @@ class Transfers:
 
     def end(self, end: TransferEnd) -> Moving:
         """Handle the end of a store or load: release the blocks that the transfer held."""
-        moving = self.under_way.pop(end.id)
+        moving = self.in_flight.pop(end.id)
         order, loads = moving.order, moving.order.kind == "load"
         self._kv.pool.give_back(moving.blocks)
         if end.error:
             self._lost.update((order.tier, name) for name in order.names)
         else:
-            self.tiers[order.tier].cost.saw(len(order.names), end.seconds, load=loads)
+            self.tiers[order.tier].cost.observe(len(order.names), end.seconds, load=loads)
         if loads:
-            self._unwant(order.tier, order.names)
+            self._release(order.tier, order.names)
             waits = self.loading.pop(moving.request.id, None)
             if waits is not None and not end.error:
                 self.loaded.append(waits)
@@ -223,13 +223,13 @@ class Transfers:
         """Release the request's stored blocks."""
         if request.stored is not None:
             stored, request.stored = request.stored, None
-            self._unwant(stored.tier, stored.names)
+            self._release(stored.tier, stored.names)
 
     def forget(self, request: Request) -> None:
         """Make all blocks the request computed unfindable, because they may be wrong."""
         pool = self._kv.pool
         pool.forget(request.blocks)
-        for moving in self.under_way.values():
+        for moving in self.in_flight.values():
             if moving.request is request:
                 pool.forget(moving.blocks)
         if request.stored is not None:
@@ -238,37 +238,39 @@ class Transfers:
 
     def clear(self) -> None:
         """Drop all transfers, because the engine is dead."""
-        for each in (self.orders, self.under_way, self.loading, self.loaded):
+        for each in (self.orders, self.in_flight, self.loading, self.loaded):
             each.clear()
-        for names in (self._wanted, self._storing, self._lost):
+        for names in (self._retained, self._storing, self._lost):
             names.clear()
 
     def check(self, requests: Iterable[Request]) -> None:
-        """Check that each name is wanted once for each request or load that relies on it."""
-        wanted = Counter[tuple[str, BlockName]]()
+        """Check that each name is retained once for each request or load that relies on it."""
+        retained = Counter[tuple[str, BlockName]]()
         for stored in (each.stored for each in requests if each.stored is not None):
-            wanted.update((stored.tier, name) for name in stored.names)
+            retained.update((stored.tier, name) for name in stored.names)
         storing = set[tuple[str, BlockName]]()
-        for order in (each.order for each in self.under_way.values()):
+        for order in (each.order for each in self.in_flight.values()):
             names = [(order.tier, name) for name in order.names]
-            wanted.update(names) if order.kind == "load" else storing.update(names)
-        assert wanted == self._wanted, "wanted names and requests disagree"
+            retained.update(names) if order.kind == "load" else storing.update(names)
+        assert retained == self._retained, "retained names and requests disagree"
         assert storing == self._storing, "names being stored and transfers disagree"
-        assert self._lost <= wanted.keys() | storing, "a lost name is never forgotten"
+        assert self._lost <= retained.keys() | storing, "a lost name is never forgotten"
 
-    def _want(self, tier: str, names: Iterable[BlockName]) -> None:
-        self._wanted.update((tier, name) for name in names)
+    def _retain(self, tier: str, names: Iterable[BlockName]) -> None:
+        self._retained.update((tier, name) for name in names)
 
-    def _unwant(self, tier: str, names: Sequence[BlockName]) -> None:
-        self._wanted.subtract((tier, name) for name in names)
+    def _release(self, tier: str, names: Sequence[BlockName]) -> None:
+        self._retained.subtract((tier, name) for name in names)
         self._tidy(tier, names)
 
     def _tidy(self, tier: str, names: Sequence[BlockName]) -> None:
         """Release or forget the names that no request relies on and no transfer stores."""
-        idle = [name for name in names if self._wanted[tier, name] <= 0 and (tier, name) not in self._storing]
+        idle = [
+            name for name in names if self._retained[tier, name] <= 0 and (tier, name) not in self._storing
+        ]
         lost = tuple(name for name in idle if (tier, name) in self._lost)
         for name in idle:
-            del self._wanted[tier, name]
+            del self._retained[tier, name]
             self._lost.discard((tier, name))
         if lost:
             self._order("forget", tier, lost)

@@ -19,7 +19,7 @@ from engine.api.params import SamplingParams
 from engine.api.request import Request
 from engine.api.snapshot import Reads, SchemeView, Speeds
 from engine.execution.changes import Change
-from engine.execution.protocol import BAD, Fit, Likeliest, StepResult
+from engine.execution.protocol import BAD, Fit, StepResult, TopTokens
 from engine.grammar.grammars import Grammars
 from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
@@ -102,17 +102,17 @@ class DryRunner:
         self._due = (self._due if on_time else began) + self._seconds
         if (left := self._due - time.monotonic()) > 0:
             time.sleep(left)
-        likeliest = self._likeliest(searching) if searching else None
+        top_tokens = self._top_tokens(searching) if searching else None
         seconds = time.monotonic() - began
-        return StepResult(tokens, logprobs, seconds=seconds, likeliest=likeliest, runs=runs)
+        return StepResult(tokens, logprobs, seconds=seconds, top_tokens=top_tokens, runs=runs)
 
-    def _likeliest(self, rows: Sequence[tuple[int, int]]) -> Likeliest:
+    def _top_tokens(self, rows: Sequence[tuple[int, int]]) -> TopTokens:
         """Return each row's candidates: the scripted token is the most likely, the others follow."""
         most = max(self._requests[id].params.candidates(len(self._quick)) for id, _ in rows)
         after = np.arange(min(most, self._vocab))
         ids = (np.array([token for _, token in rows])[:, None] + after) % self._vocab
         values = np.tile((-0.7 * (after + 1)).astype(np.float32), (len(rows), 1))
-        return Likeliest({id: at for at, (id, _) in enumerate(rows)}, ids, values)
+        return TopTokens({id: at for at, (id, _) in enumerate(rows)}, ids, values)
 
     def _kept(self, request: Request, scripted: Sequence[int]) -> int:
         """Return the scripted token if the grammar allows it, else one that ends the reply soon."""
@@ -214,7 +214,7 @@ def dry_engine(
         scheduler=scheduler,
         runner=DryRunner(
             scheduler.requests,
-            script or babble(text),
+            script or random_words(text),
             text.stop_ids,
             text.vocab_size,
             rate,
@@ -229,7 +229,7 @@ def dry_engine(
     )
 
 
-def babble(tokenizer: Tokenizer) -> Script:
+def random_words(tokenizer: Tokenizer) -> Script:
     """A script of random words, the same for the same prompt and seed. It closes an open <think> section."""
 
     def script(prompt: Sequence[int], params: SamplingParams) -> list[int]:

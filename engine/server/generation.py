@@ -93,7 +93,7 @@ class Generation:
             if not self._news:
                 await self._reader.wait()
             batch: Batch = []
-            for place in self._taken_news():
+            for place in self._take_news():
                 if deltas := self._take(place):
                     batch.append((place, deltas))
                     left -= self._places[place].done
@@ -141,7 +141,7 @@ class Generation:
         self._news[place] = None
         self._reader.wake()
 
-    def _taken_news(self) -> list[int]:
+    def _take_news(self) -> list[int]:
         news = list(self._news)
         self._news.clear()
         return news

@@ -14,12 +14,12 @@ class Waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def wait(self, patience: float | None = None) -> bool:
-        """Wait for the next `wake`. Return False if `patience` seconds pass first."""
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the next `wake`. Return False if `timeout` seconds pass first."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiting.add(waiter)
         try:
-            await asyncio.wait_for(waiter, patience)
+            await asyncio.wait_for(waiter, timeout)
         except TimeoutError:
             return False
         finally:

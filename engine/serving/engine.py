@@ -235,7 +235,7 @@ class Engine:
             self._lifecycle.turn()
             return True
         moving = self.scheduler.transfers
-        if moving.under_way:
+        if moving.in_flight:
             transfers.take_ends(self)
         began = self.clock()
         step = self.scheduler.schedule()
@@ -249,15 +249,15 @@ class Engine:
         if flight and flight.step.guided:
             self._supply(flight)
         if self.depth == 0:
-            self._commit_what_is_ahead()
+            self._commit_steps_ahead()
         return step is not None or before is not None or self.scheduler.preempted or sends
 
     def _drain(self) -> None:
         """Commit the step in flight and finish all transfers."""
-        self._commit_what_is_ahead()
+        self._commit_steps_ahead()
         transfers.finish(self)
 
-    def _commit_what_is_ahead(self) -> None:
+    def _commit_steps_ahead(self) -> None:
         if before := self._ahead:
             self._ahead = None
             self._commit(before)
@@ -310,9 +310,9 @@ class Engine:
     def _record_cost(self, step: Step, result: StepResult, prefill: int, now: float) -> None:
         """Report what this step cost to the scheduler."""
         begun = max(self._committed_at, now - result.seconds) if self.depth else now - result.seconds
-        self.scheduler.costs.saw_step(prefill, now - begun)
+        self.scheduler.costs.observe_step(prefill, now - begun)
         if not prefill and len(step.rows):
-            self.scheduler.speculator.saw_step(step, now - begun)
+            self.scheduler.speculator.observe_step(step, now - begun)
         self._committed_at = now
 
     def record(self, path: Path) -> None:

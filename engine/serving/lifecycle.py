@@ -39,7 +39,7 @@ class Lifecycle:
 
     def refuse_while_changing(self) -> None:
         if self._changing is not None:
-            raise BadInput(f"the weights are changing to {self._changing.wanted}; wait, or cancel that")
+            raise BadInput(f"the weights are changing to {self._changing.target}; wait, or cancel that")
 
     def set_quantization(self, scheme: str) -> None:
         """Start a change of the weights. If it is not possible, raises and changes nothing."""
@@ -93,7 +93,7 @@ class Lifecycle:
         if conversion.new is weights.scheme:
             return None
         blocks, size = (
-            engine.runner.blocks_with(weights.won(conversion.new)),
+            engine.runner.blocks_with(weights.freed_bytes(conversion.new)),
             engine.scheduler.pool.block_size,
         )
         if blocks is not None and blocks * size < engine.limits.context:
@@ -119,7 +119,7 @@ class WeightsChange:
         self._report()
 
     @property
-    def wanted(self) -> str:
+    def target(self) -> str:
         return self._conversion.new.name
 
     @property
@@ -128,7 +128,7 @@ class WeightsChange:
         conversion = self._conversion
         if conversion.over and not conversion.error:
             return None
-        return Change(self.wanted, conversion.done, conversion.total, conversion.error, conversion.over)
+        return Change(self.target, conversion.done, conversion.total, conversion.error, conversion.over)
 
     def cancel(self) -> None:
         self._conversion.cancel("it was cancelled")
@@ -193,7 +193,7 @@ class WeightsChange:
             events.Quantized(
                 engine.scheduler.step,
                 engine.clock(),
-                self.wanted,
+                self.target,
                 conversion.old.name,
                 engine.scheduler.pool.size,
                 engine.clock() - self._began,
@@ -204,4 +204,4 @@ class WeightsChange:
     def _report(self) -> None:
         engine, conversion = self._engine, self._conversion
         done, total = conversion.done, conversion.total
-        engine.bus.emit(events.Quantizing(engine.scheduler.step, engine.clock(), self.wanted, done, total))
+        engine.bus.emit(events.Quantizing(engine.scheduler.step, engine.clock(), self.target, done, total))

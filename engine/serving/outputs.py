@@ -10,7 +10,7 @@ from engine.api.events import Bus, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.api.request import Finish, Phase, Request
 from engine.api.snapshot import BeamsView
-from engine.execution.protocol import BAD, Likeliest, StepResult
+from engine.execution.protocol import BAD, StepResult, TopTokens
 from engine.scheduling import recovery
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step, StepRow
@@ -88,22 +88,22 @@ class OutputProcessor:
 
     def take(self, step: Step, row: StepRow, token: int, result: StepResult, now: float) -> None:
         """Take in what a row sampled: one token, or a run if the row had drafts."""
-        if result.likeliest is not None and row.request in result.likeliest.places:
-            return self._take_likeliest(step.number, row, token, result.likeliest, now)
+        if result.top_tokens is not None and row.request in result.top_tokens.places:
+            return self._take_top_tokens(step.number, row, token, result.top_tokens, now)
         logprobs = result.logprobs.get(row.request, ())
         if not row.drafted:
             return self._take_token(step.number, row, token, logprobs, now)
         if (request := self._scheduler.requests.get(row.request)) is None:
             return None
         run = result.runs[row.request]
-        self._scheduler.speculator.saw_run(request, row.drafted, len(run) - 1, len(step.rows))
+        self._scheduler.speculator.observe_run(request, row.drafted, len(run) - 1, len(step.rows))
         if request.stamp != step.drafts[row.request].stamp:
             run = run[:1]  # only that one was launched before the request was changed
         self._scheduler.settle(row, len(run))
         before = now if request.first_token_at is None else request.last_token_at
         for at, token in enumerate(run):  # tokens of a run share the step's time
-            came = before + (now - before) * (at + 1) / len(run)
-            self._take_token(step.number, row, token, logprobs[at : at + 1], came)
+            at_time = before + (now - before) * (at + 1) / len(run)
+            self._take_token(step.number, row, token, logprobs[at : at + 1], at_time)
         return None
 
     def _take_token(
@@ -143,14 +143,16 @@ class OutputProcessor:
         self._forget(request, Finish.FAILED, guide.error)
         return True
 
-    def _take_likeliest(self, step: int, row: StepRow, token: int, likeliest: Likeliest, now: float) -> None:
+    def _take_top_tokens(
+        self, step: int, row: StepRow, token: int, top_tokens: TopTokens, now: float
+    ) -> None:
         """Take in the candidates of one hypothesis. The search advances when it has all of them."""
         if token == BAD:
             self._take_token(step, row, token, (), now)
         if (request := self._scheduler.commit(row, None)) is None:
             return
         group = self._searches[request.group]
-        if group.take(request, *likeliest.of(request.id)):
+        if group.take(request, *top_tokens.of(request.id)):
             self._note(group, step, now)
             if finish := group.advance():
                 self._close(group, finish)

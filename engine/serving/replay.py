@@ -58,7 +58,7 @@ class Recorded(NamedTuple):
     @classmethod
     def of(cls, result: StepResult) -> "Recorded":
         runs = tuple((request, tuple(run)) for request, run in result.runs.items())
-        likeliest = () if result.likeliest is None else tuple(result.likeliest.ids.ravel().tolist())
+        likeliest = () if result.top_tokens is None else tuple(result.top_tokens.ids.ravel().tolist())
         return cls(tuple(result.tokens), runs, likeliest)
 
 
@@ -177,7 +177,7 @@ def replay(path: Path, runner: Runner, origin: Origin) -> Iterator[Replayed]:
 
     Raises BadWire if the file is not a recording for this runner.
     """
-    under_way, transfers = _UnderWay(), TransferReplay(runner, origin.tiers)
+    pending, transfers = _PendingSteps(), TransferReplay(runner, origin.tiers)
     with path.open("rb") as file:
         frames = _frames(file)
         _check_header(next(frames, None), origin)
@@ -185,7 +185,7 @@ def replay(path: Path, runner: Runner, origin: Origin) -> Iterator[Replayed]:
         for kind, payload in frames:
             if kind == _STEP:
                 step = decode(payload, bounds)
-                under_way.add(step, runner.launch(step))
+                pending.add(step, runner.launch(step))
             elif kind == _FAILED:
                 runner.skip(decode(payload, bounds))
             elif kind == _CHANGE:
@@ -198,16 +198,16 @@ def replay(path: Path, runner: Runner, origin: Origin) -> Iterator[Replayed]:
                     bounds = dataclasses.replace(bounds, blocks=fit.blocks)
             elif kind == _MASKS:
                 number, masks = _masks(payload)
-                runner.supply(under_way.guided(number, masks, bounds), masks)
+                runner.supply(pending.guided(number, masks, bounds), masks)
             elif kind == _TRANSFER:
                 transfers.begin(_read(_ORDER.read, _json(payload)), bounds)
             elif kind == _END:
                 transfers.end(_read(_TRANSFER_END.read, _json(payload)))
             elif kind == _TAKEN_BACK:
-                under_way.drop(_number(payload))
+                pending.drop(_number(payload))
             elif kind == _RESULT:
                 number = _number(payload)
-                result = runner.collect(under_way.take(number))
+                result = runner.collect(pending.take(number))
                 yield Replayed(number, _recorded(payload[_NUMBER.size :]), Recorded.of(result))
 
 
@@ -233,7 +233,7 @@ def _check_header(frame: tuple[bytes, bytes] | None, origin: Origin) -> None:
         raise BadWire(f"the recording starts with {found}, but this runner with {origin}")
 
 
-class _UnderWay:
+class _PendingSteps:
     """Steps that are launched and not yet collected."""
 
     def __init__(self) -> None:

@@ -31,15 +31,15 @@ class TextStream:
         self._tune(params)
 
     def copy(self) -> Self:
-        twin = copy.copy(self)
-        twin._text, twin._stops = self._text.copy(), self._stops.copy()
-        return twin
+        clone = copy.copy(self)
+        clone._text, clone._stops = self._text.copy(), self._stops.copy()
+        return clone
 
     def fork(self, params: SamplingParams) -> Self:
         """A copy of the text so far that continues with other parameters."""
-        twin = self.copy()
-        twin.retune(params)
-        return twin
+        clone = self.copy()
+        clone.retune(params)
+        return clone
 
     def skip(self, tokens: Sequence[int]) -> None:
         """Take in tokens that the reader already has."""

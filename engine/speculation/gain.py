@@ -23,14 +23,14 @@ class Prices:
         self._since: dict[int, int] = {}  # drafting steps since the newest plain one
         self._extra: dict[tuple[str, int], deque[float]] = {}
 
-    def saw_plain(self, rows: int, seconds: float) -> None:
+    def observe_plain(self, rows: int, seconds: float) -> None:
         size = rows.bit_length()
         if (samples := self._plain.get(size)) is None:
             samples = self._plain[size] = deque(maxlen=_SAMPLES)
         samples.append(seconds)
         self._since[size] = 0
 
-    def saw_drafts(self, kind: str, rows: int, drafted: int, seconds: float) -> None:
+    def observe_drafts(self, kind: str, rows: int, drafted: int, seconds: float) -> None:
         size = rows.bit_length()
         self._since[size] = self._since.get(size, 0) + 1
         if (plain := self._plain.get(size)) is not None:
@@ -61,7 +61,7 @@ class AcceptanceRecord:
     accepted: float = 0.0
     count: int = 0
 
-    def saw(self, drafted: int, accepted: int) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         weight = max(_NEWEST, 1 / (self.count + 1))
         self.drafted += weight * (drafted - self.drafted)
         self.accepted += weight * (accepted - self.accepted)
@@ -86,7 +86,7 @@ class Tally:
     brought: float = 0.0  # tokens gained
     took: float = 0.0  # time in plain steps, including the delay of other rows
 
-    def saw(self, drafted: int, accepted: int, price: float, rows: int) -> None:
+    def observe(self, drafted: int, accepted: int, price: float, rows: int) -> None:
         self.verifications += 1
         self.drafted += drafted
         self.accepted += accepted
@@ -111,8 +111,8 @@ class Judge:
     _rest: int = REST[0]
     _left: int = 0  # tokens until the next attempt
 
-    def saw(self, drafted: int, accepted: int, price: float, rows: int) -> None:
-        self.record.saw(drafted, accepted)
+    def observe(self, drafted: int, accepted: int, price: float, rows: int) -> None:
+        self.record.observe(drafted, accepted)
         self.gain = self.record.gain(price, rows)
         self._tried += 1
         if self._tried < (TRIES if self.record.accepted else HOPELESS):
@@ -130,7 +130,7 @@ class Judge:
         self.on, self._left = False, self._rest
         self._rest = min(2 * self._rest, REST[1])
 
-    def rested(self, tokens: int) -> None:
+    def count_plain(self, tokens: int) -> None:
         """Count tokens that were decoded without drafts."""
         self._left -= tokens
         if self._left <= 0:

@@ -77,36 +77,36 @@ class Speculator:
         found = drafting.index.propose(request.tokens, most)
         return Drafts(drafting.kind, len(found), found, request.stamp) if found else None
 
-    def saw_run(self, request: Request, drafted: int, accepted: int, rows: int) -> None:
+    def observe_run(self, request: Request, drafted: int, accepted: int, rows: int) -> None:
         """Record a verification. `rows`: the number of rows that decoded in its step."""
         drafting = self._rows.get(request.id)
         price = self.prices.of(drafting.kind, rows) if drafting else 0.0
-        self.tally.saw(drafted, accepted, price, rows)
+        self.tally.observe(drafted, accepted, price, rows)
         if drafting is None:
             return
-        drafting.tally.saw(drafted, accepted, price, rows)
+        drafting.tally.observe(drafted, accepted, price, rows)
         most = MODEL_MOST if drafting.index is None else MAX_DRAFT
         change = 2 if accepted == drafted else -1
         drafting.length = max(1, min(drafting.length + change, most))
-        drafting.judge.saw(drafted, accepted, price, rows)
+        drafting.judge.observe(drafted, accepted, price, rows)
         if not drafting.judge.on:
             drafting.length = drafting.first
 
-    def saw_token(self, request: Request) -> None:
+    def observe_token(self, request: Request) -> None:
         """Record a token decoded without drafts."""
         drafting = self._rows.get(request.id)
         if drafting is not None and not drafting.judge.on:
-            drafting.judge.rested(1)
+            drafting.judge.count_plain(1)
 
-    def saw_step(self, step: Step, seconds: float) -> None:
+    def observe_step(self, step: Step, seconds: float) -> None:
         """Record the time of a step without prefill."""
         if not step.drafts:
-            self.prices.saw_plain(len(step.rows), seconds)
+            self.prices.observe_plain(len(step.rows), seconds)
             return
         kinds = {drafts.kind for drafts in step.drafts.values()}
         if len(kinds) == 1:  # the cost of a mixed step cannot be divided
             drafted = sum(drafts.length for drafts in step.drafts.values())
-            self.prices.saw_drafts(kinds.pop(), len(step.rows), drafted, seconds)
+            self.prices.observe_drafts(kinds.pop(), len(step.rows), drafted, seconds)
 
     def forget(self, request: Request) -> None:
         """Drop an ended request. Its reply is indexed for later requests."""

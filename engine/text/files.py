@@ -38,7 +38,7 @@ class TextFiles:
 def _tokenizer(folder: Path) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise UnsupportedModel(_what_instead(folder))
+        raise UnsupportedModel(_found_instead(folder))
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for any problem
@@ -48,7 +48,7 @@ def _tokenizer(folder: Path) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _what_instead(folder: Path) -> str:
+def _found_instead(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder} is not a folder; a model is a folder with config.json and tokenizer.json"
     here = sorted(path.name for path in folder.iterdir())

@@ -57,9 +57,9 @@ class StopFinder:
         return text
 
     def copy(self) -> Self:
-        twin = copy.copy(self)
-        twin._matched = self._matched.copy()
-        return twin
+        clone = copy.copy(self)
+        clone._matched = self._matched.copy()
+        return clone
 
     def _advance(self, letter: str) -> str:
         """Match one more character. Returns the longest stop that it completes, or an empty string."""

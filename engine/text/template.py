@@ -15,7 +15,7 @@ from engine.api.errors import TemplateError
 
 WORKER = Path(__file__).with_name("template_worker.py")
 START_SECONDS = 60.0  # for a busy machine; importing jinja2 takes a tenth of a second
-PATIENCE = 10  # seconds of wall time allowed per second of the CPU time limit
+WALL_SECONDS = 10  # seconds of wall time allowed per second of the CPU time limit
 
 
 class TemplateRenderer:
@@ -51,7 +51,7 @@ class TemplateRenderer:
             self._drop()
             self._worker = _Worker.start(self.megabytes)
         try:
-            return self._worker.ask(request, self.seconds * PATIENCE)
+            return self._worker.ask(request, self.seconds * WALL_SECONDS)
         except OSError as error:
             code = self._drop()
             late = code == -signal.SIGPROF or isinstance(error, TimeoutError)
@@ -100,18 +100,18 @@ class _Worker:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def ask(self, request: bytes, patience: float) -> dict[str, str]:
-        self.socket.settimeout(patience)
+    def ask(self, request: bytes, timeout: float) -> dict[str, str]:
+        self.socket.settimeout(timeout)
         self.socket.sendall(len(request).to_bytes(8, "big") + request)
-        return self._receive(patience)
+        return self._receive(timeout)
 
     def stop(self) -> int:
         """Stop the process and return its exit code, which is SIGKILL's if it was still running."""
         self._finalizer()
         return self.process.returncode
 
-    def _receive(self, patience: float) -> dict[str, str]:
-        self.socket.settimeout(patience)
+    def _receive(self, timeout: float) -> dict[str, str]:
+        self.socket.settimeout(timeout)
         answer: dict[str, str] = json.loads(self._exactly(int.from_bytes(self._exactly(8), "big")))
         return answer
 

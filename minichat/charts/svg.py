@@ -8,7 +8,7 @@ from minichat.charts.characters import Chart
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BELOW = 460, 300, 64, 40, 56  # of a chart's frame and its margins
 _LETTER, _LETTERING = 7, 13  # width of a letter and height of a line of names
-_COLOURS = ("#3b6fb6", "#c2543d", "#3f8f5b", "#8a5fb0", "#b28a2e", "#4a9aa5", "#a34a76", "#6d6d6d")
+_COLORS = ("#3b6fb6", "#c2543d", "#3f8f5b", "#8a5fb0", "#b28a2e", "#4a9aa5", "#a34a76", "#6d6d6d")
 
 Room = tuple[float, float, float]  # an occupied range: from, to, and line
 
@@ -59,15 +59,15 @@ def _points(chart: Chart) -> Iterator[str]:
     places = [(across.place(p.x) * _WIDTH, (1 - upwards.place(p.y)) * _HEIGHT) for p in chart.points]
     taken = [(x - 5, x + 5, y + 4) for x, y in places]
     for at, (point, (x, y)) in enumerate(zip(chart.points, places, strict=True)):
-        colour = _COLOURS[at % len(_COLOURS)]
+        color = _COLORS[at % len(_COLORS)]
         taken.append(name := _free(x + 9, x + 9 + _LETTER * len(point.name), y + 4, taken))
-        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}"/>'
-        yield _words(name[0], name[2], point.name, "start", colour=colour)
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{color}"/>'
+        yield _words(name[0], name[2], point.name, "start", color=color)
 
 
-def _free(begin: float, end: float, wanted: float, taken: Sequence[Room]) -> Room:
-    """The free space nearest to the wanted line and above the axis."""
-    lowest = min(wanted, _HEIGHT - 5)
+def _free(begin: float, end: float, target: float, taken: Sequence[Room]) -> Room:
+    """The free space nearest to the target line and above the axis."""
+    lowest = min(target, _HEIGHT - 5)
     lines = (lowest + by * _LETTERING for by in sorted(range(-2 * len(taken), len(taken)), key=abs))
     return next(
         (begin, end, line)
@@ -83,7 +83,7 @@ def _line(path: str, dashes: str = "none") -> str:
     return f'<path d="{path}" fill="none" stroke="#222222" stroke-dasharray="{dashes}"/>'
 
 
-def _words(x: float, y: float, text: str, anchor: str, *, bold: bool = False, colour: str = "#222222") -> str:
+def _words(x: float, y: float, text: str, anchor: str, *, bold: bool = False, color: str = "#222222") -> str:
     weight = ' font-weight="bold"' if bold else ""
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {place} fill="{colour}"{weight}>{escape(text)}</text>'
+    return f'<text {place} fill="{color}"{weight}>{escape(text)}</text>'

@@ -7,7 +7,7 @@ from threading import RLock
 from typing import TypeVar
 
 from minichat.chats.errors import StoreBusy
-from minichat.chats.opening import PATIENCE, Opened, in_memory, mended, open_database, trouble
+from minichat.chats.opening import TIMEOUT, Opened, in_memory, open_database, repaired, trouble
 from minichat.chats.search import holds
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Database:
         """Make the database usable again, or raise."""
         opened, found = self._opened, trouble(error)
         if found == "busy":
-            locked = f"another minichat has locked {opened.path} for more than {PATIENCE:g} s; try again"
+            locked = f"another minichat has locked {opened.path} for more than {TIMEOUT:g} s; try again"
             raise StoreBusy(locked) from error
         if opened.path is None or found == "other":
             raise error
@@ -70,7 +70,7 @@ class Database:
             self._adopt(in_memory(f"Cannot write {opened.path}: {error}", copy=opened.connection))
         else:
             opened.connection.close()
-            self._adopt(mended(opened.path, opened.inode))
+            self._adopt(repaired(opened.path, opened.inode))
 
     def _adopt(self, opened: Opened) -> None:
         self._opened = opened

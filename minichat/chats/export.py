@@ -158,5 +158,5 @@ def _one_of(choices: tuple[Any, ...], value: str, place: str) -> Any:
     return value if value in choices else _refuse(place, f"one of {', '.join(choices)}", value)
 
 
-def _refuse(place: str, wanted: str, value: Any) -> NoReturn:
-    raise BadExport(f"{place} must be {wanted}, got {json.dumps(value)[:60]}")
+def _refuse(place: str, expected: str, value: Any) -> NoReturn:
+    raise BadExport(f"{place} must be {expected}, got {json.dumps(value)[:60]}")

@@ -10,7 +10,7 @@ def free_letter(taken: Collection[str]) -> str:
     return next(letter for letter in _letters() if letter not in taken)
 
 
-def colour_index(letter: str) -> int:
+def color_index(letter: str) -> int:
     """The chat's index in an owner palette; a shorter palette repeats."""
     index = 0
     for character in letter:

@@ -13,7 +13,7 @@ from minichat.chats.filesystems import networked
 from minichat.chats.schema import migrate
 from minichat.shell.paths import private_folder
 
-PATIENCE = 2.0  # seconds to wait for another process's write
+TIMEOUT = 2.0  # seconds to wait for another process's write
 
 Trouble = Literal["busy", "unwritable", "damaged", "other"]
 _TROUBLES: dict[int, Trouble] = {
@@ -46,7 +46,7 @@ def open_database(path: Path) -> Opened:
         return in_memory(f"Cannot write {path}: {error.strerror}", copy=_read_only(path))
     except sqlite3.DatabaseError as error:
         if trouble(error) == "damaged":
-            return mended(path, path.stat().st_ino)
+            return repaired(path, path.stat().st_ino)
         where = f", on a networked file system ({on})" if (on := networked(path)) else ""
         return in_memory(f"Cannot use {path}{where}: {error}", copy=_read_only(path))
 
@@ -73,15 +73,15 @@ def in_memory(why: str = "", copy: sqlite3.Connection | None = None) -> Opened:
     return Opened(memory, notice=f"{why}; {advice}" if why else "")
 
 
-def mended(path: Path, inode: int) -> Opened:
+def repaired(path: Path, inode: int) -> Opened:
     """Replace a damaged database by a new one with all rows that can still be read."""
     try:
-        return _begin_anew(path, inode)
+        return _replace_damaged(path, inode)
     except (OSError, sqlite3.DatabaseError) as error:
         return in_memory(f"The chats in {path} are damaged, and no new file can be created: {error}")
 
 
-def _begin_anew(path: Path, inode: int) -> Opened:
+def _replace_damaged(path: Path, inode: int) -> Opened:
     if os.stat(path).st_ino != inode:  # another process has already replaced it
         return _connected(path)
     aside = _free_name(path)
@@ -112,7 +112,7 @@ def _memory() -> sqlite3.Connection:
 
 
 def _connected(path: Path) -> Opened:
-    connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=TIMEOUT, isolation_level=None, check_same_thread=False)
     try:
         # NORMAL loses nothing if the program is killed, and at most the last moments on a power failure.
         modes = ("TRUNCATE", "FULL") if networked(path) else ("WAL", "NORMAL")
@@ -136,7 +136,7 @@ def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 def _journal(connection: sqlite3.Connection, mode: str) -> None:
     """Set the journal mode. SQLite does not wait if another process does the same."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while True:
         try:
             connection.execute(f"PRAGMA journal_mode = {mode}")

@@ -50,10 +50,10 @@ async def gathered(stream: AsyncIterable[Delta], turn: Turn) -> AsyncIterator[li
     while True:
         batch: list[Delta] = []
         with suppress(TimeoutError):
-            async with asyncio.timeout(None) as patience:
+            async with asyncio.timeout(None) as timeout:
                 async for delta in stream:
                     if not batch:
-                        patience.reschedule(loop.time())  # wait for the first, then take those already there
+                        timeout.reschedule(loop.time())  # wait for the first, then take those already there
                     batch.append(delta)
         yield batch
         if batch[-1].last:

@@ -126,7 +126,7 @@ class Link:
         if self._up.is_set() and not self._over:
             self._up.clear()
             self._watcher.lost(why)
-            self._returning = asyncio.create_task(self._come_back(why), name="link")
+            self._returning = asyncio.create_task(self._restore(why), name="link")
 
     async def _wait(self) -> httpx.AsyncClient:
         while not self._up.is_set() and not self._over:
@@ -135,7 +135,7 @@ class Link:
             raise EngineDead(self._over)
         return self._client
 
-    async def _come_back(self, why: str) -> None:
+    async def _restore(self, why: str) -> None:
         """Reconnect, first immediately and then with growing pauses."""
         pause = _FIRST_PAUSE
         while True:
@@ -167,15 +167,15 @@ class Link:
         assert self._client is not None
         place = self.address.words
         try:
-            told = _read(await _send(self._client, "GET", "/engine"))
+            answer = _read(await _send(self._client, "GET", "/engine"))
         except Foreign as foreign:
             raise BadWire(
                 f"the server at {place} is not a minichat engine: GET /engine returned {foreign}"
             ) from None
-        if type(told) is not dict or "boot" not in told:
+        if type(answer) is not dict or "boot" not in answer:
             raise BadWire(f"the server at {place} is not a minichat engine")
-        check_version("engine", told)
-        return Hello(str(told["boot"]), str(told.get("model", "")), bool(told.get("has_template")))
+        check_version("engine", answer)
+        return Hello(str(answer["boot"]), str(answer.get("model", "")), bool(answer.get("has_template")))
 
 
 def _client(address: Address) -> httpx.AsyncClient:
@@ -203,9 +203,9 @@ async def _send(client: httpx.AsyncClient, method: str, path: str, body: Any = N
 
 async def _stream(client: httpx.AsyncClient, path: str, last: str) -> AsyncGenerator[ServerEvent, None]:
     headers = {"last-event-id": last} if last else {}
-    patience = httpx.Timeout(_SILENCE, connect=_CONNECT)
+    timeout = httpx.Timeout(_SILENCE, connect=_CONNECT)
     try:
-        async with client.stream("GET", path, headers=headers, timeout=patience) as response:
+        async with client.stream("GET", path, headers=headers, timeout=timeout) as response:
             if response.status_code != httpx.codes.OK:
                 await response.aread()
                 _read(response)
@@ -221,19 +221,19 @@ def _read(response: httpx.Response) -> Any:
         return None
     if response.has_redirect_location:
         raise BadInput(f"{response.url} redirects to {response.headers['location']!r:.200}; use that address")
-    told: Any = None
+    answer: Any = None
     with suppress(ValueError):
-        told = json.loads(response.content)
+        answer = json.loads(response.content)
     if response.is_success:
-        if told is None:
+        if answer is None:
             raise BadWire(f"{response.url} returned invalid JSON")
-        return told
-    raise _refusal(response, told)
+        return answer
+    raise _refusal(response, answer)
 
 
-def _refusal(response: httpx.Response, told: Any) -> Exception:
+def _refusal(response: httpx.Response, answer: Any) -> Exception:
     """The error sent by the engine; for another server, its status."""
-    known = told if type(told) is dict else {}
+    known = answer if type(answer) is dict else {}
     if "engine" in known:
         error = decode_error(known["engine"])
         return Cut(str(error)) if isinstance(error, Ending) else error

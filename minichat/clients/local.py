@@ -93,12 +93,12 @@ class LocalBackend:
         return self._host.has_template
 
     async def load(self, progress: Progress) -> Snapshot:
-        loop, told = asyncio.get_running_loop(), 0.0
+        loop, reported = asyncio.get_running_loop(), 0.0
 
         def tell(done: int, total: int) -> None:
-            nonlocal told
-            if (now := time.monotonic()) - told >= _UPDATE_EVERY or done >= total:
-                told = now
+            nonlocal reported
+            if (now := time.monotonic()) - reported >= _UPDATE_EVERY or done >= total:
+                reported = now
                 call_on(loop, progress, done, total)
 
         def start_engine() -> Snapshot:
@@ -118,11 +118,11 @@ class LocalBackend:
             raise
 
     async def switch(self, model: str, progress: Progress) -> Snapshot:
-        await in_thread(self._let_go)
+        await in_thread(self._close_engine)
         self._config = replace(self._config, model=model)
         return await self.load(progress)
 
-    def _let_go(self) -> None:
+    def _close_engine(self) -> None:
         """Close the engine and free its memory, before the next one measures free memory."""
         host, self._engine = self._engine, None
         if host is None:

@@ -52,8 +52,8 @@ class RemoteReply:
             if before["tokens"]:
                 self._before = [Delta(self.id, tuple(before["tokens"]), before["text"])]
         self._link, self._learn = link, learn
-        self._told = 0  # deltas
-        self._came: deque[bytes] = deque()  # decoded when the reader takes its turn
+        self._received = 0  # deltas
+        self._queue: deque[bytes] = deque()  # decoded when the reader takes its turn
         self._arrived = asyncio.Event()
         self._trouble: EngineError | None = None
 
@@ -78,18 +78,20 @@ class RemoteReply:
 
     def _take(self) -> list[Delta]:
         deltas = []
-        while self._came:
-            told = check_version("deltas", json.loads(self._came.popleft()))
-            self._learn(told.get("words", {}))
-            deltas += [decode_delta(each) for each in told["deltas"]]
+        while self._queue:
+            answer = check_version("deltas", json.loads(self._queue.popleft()))
+            self._learn(answer.get("words", {}))
+            deltas += [decode_delta(each) for each in answer["deltas"]]
         return deltas
 
     async def _read(self) -> None:
         try:
-            async for message in self._link.follow(f"/engine/replies/{self.name}", lambda: str(self._told)):
+            async for message in self._link.follow(
+                f"/engine/replies/{self.name}", lambda: str(self._received)
+            ):
                 if message.kind == "deltas":
-                    self._told = int(message.id)
-                    self._came.append(message.data)
+                    self._received = int(message.id)
+                    self._queue.append(message.data)
                     self._arrived.set()
         except UnknownRequest:
             self._trouble = EngineDead("the rest is lost: the engine was restarted or dropped the reply")
@@ -130,7 +132,7 @@ class RemoteBackend:
     async def load(self, progress: Progress) -> Snapshot:
         if self._home is not None:
             await self._home.ensure(progress)
-        self._meet(await self._link.open())
+        self._take_hello(await self._link.open())
         if self._listener is not None:
             self._listener.cancel()
         self._listener = asyncio.create_task(self._listen(), name="events")
@@ -147,14 +149,14 @@ class RemoteBackend:
     def back(self, hello: Hello) -> None:
         anew = hello.boot != self._boot
         seconds, self._lost_at = time.monotonic() - self._lost_at, 0.0
-        self._meet(hello)
+        self._take_hello(hello)
         self._emit(LinkBack(0, self._now(), seconds, anew))
 
     def ended(self, why: str) -> None:
         self._lost_at = 0.0
         self._emit(LinkLost(0, self._now(), why, ended=True))
 
-    def _meet(self, hello: Hello) -> None:
+    def _take_hello(self, hello: Hello) -> None:
         if hello.boot != self._boot:
             self._replies.clear()
             self._words.clear()  # the model may be another one
@@ -179,8 +181,8 @@ class RemoteBackend:
         return self._begun(await self._link.ask("POST", f"/engine/replies/{self._replies[id]}/fork", body))
 
     async def resume(self, tag: str) -> Past | None:
-        told = check_version("replies", await self._link.ask("GET", f"/engine/replies?tag={tag}"))
-        for record in told["replies"]:
+        answer = check_version("replies", await self._link.ask("GET", f"/engine/replies?tag={tag}"))
+        for record in answer["replies"]:
             return Past(self._begun(record), record["age"], record["first"], record["lasted"])
         return None
 
@@ -194,10 +196,10 @@ class RemoteBackend:
         kind = type(command)
         path, fields = f"/engine/commands/{command.verb}", fields_of(command)
         if result_of(kind) is NoneType:
-            told = await self._in_turn(path, fields)
+            answer = await self._in_turn(path, fields)
         else:
-            told = await self._link.ask("POST", path, fields)
-        result: T = decode_result(kind, check_version("answer", told).get("result"))
+            answer = await self._link.ask("POST", path, fields)
+        result: T = decode_result(kind, check_version("answer", answer).get("result"))
         return result
 
     async def _in_turn(self, path: str, fields: Any) -> Any:
@@ -257,9 +259,9 @@ class RemoteBackend:
 
     async def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
         body = {"tokens": list(tokens), "after": list(after)}
-        told = await self._link.ask("POST", "/engine/texts", body)
+        answer = await self._link.ask("POST", "/engine/texts", body)
         await self._learn(tokens)
-        return [str(each) for each in told["texts"]]
+        return [str(each) for each in answer["texts"]]
 
     def words(self, tokens: Sequence[int]) -> list[str]:
         """Cached texts; unknown ones are empty and requested in the background."""
@@ -274,8 +276,8 @@ class RemoteBackend:
         for at in range(0, len(unknown), _ASKED_AT_ONCE):
             part = unknown[at : at + _ASKED_AT_ONCE]
             with suppress(EngineError):
-                told = await self._link.ask("POST", "/engine/words", {"tokens": part})
-                self._learned(dict(zip(map(str, part), told["words"], strict=True)))
+                answer = await self._link.ask("POST", "/engine/words", {"tokens": part})
+                self._learned(dict(zip(map(str, part), answer["words"], strict=True)))
 
     def _learned(self, words: dict[str, str]) -> None:
         if len(self._words) > _WORDS:

@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
         if options.url is None and options.uds is None:
             return attach_to(options, paths, Waiting(Resident(home_of(paths), options.name), None))
         address = address_of(options, paths)
-        asyncio.run(_knock(address))
+        asyncio.run(_check_server(address))
     except EngineError as error:
         return failed(error)
     from minichat.clients.remote import RemoteBackend
@@ -73,7 +73,7 @@ def address_of(options: argparse.Namespace, paths: Paths) -> Address:
     return Address(place.url, place.uds, find_key(options.api_key_file, own))
 
 
-async def _knock(address: Address) -> None:
+async def _check_server(address: Address) -> None:
     """Check that the server answers and accepts the key before the screen opens."""
     from minichat.clients.link import Link
 

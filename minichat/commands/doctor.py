@@ -105,12 +105,12 @@ def report(found: dict[str, Any]) -> str:
         lines += [f"  {name:18s} {why or 'available'}" for name, why in backends.items()]
     for device, reasons in found["quantization"].items():
         able = {name: f"available; {does}" for name, does in found["kernels"].items()}
-        fates = {name: why or able[name] for name, why in reasons.items()}
-        lines += ["", f"Quantization on {device} (--quantization)", *_by_fate(fates)]
+        statuses = {name: why or able[name] for name, why in reasons.items()}
+        lines += ["", f"Quantization on {device} (--quantization)", *_by_status(statuses)]
     for device, forms in found["kv"].items():
         lines += ["", f"KV cache schemes on {device} (--kv)"]
         lines += [f"  {name:18s} {_served(able)}" for name, able in forms.items()]
-    lines += ["", "Model families with a native decoder", *_by_fate(found["families"])]
+    lines += ["", "Model families with a native decoder", *_by_status(found["families"])]
     lines += ["", "Scheduling policies (--policy)", f"  {', '.join(found['policies'])}"]
     lines += ["", f"Built-in model: {found['built_in_model']}"]
     settings = found["settings"]
@@ -140,12 +140,12 @@ def _served(able: list[str]) -> str:
     return f"attention {', '.join(able)}" if able else "no attention back end supports it"
 
 
-def _by_fate(found: dict[str, str]) -> list[str]:
+def _by_status(found: dict[str, str]) -> list[str]:
     """One line for each status, with the names that share it."""
-    fates: dict[str, list[str]] = {}
-    for name, fate in found.items():
-        fates.setdefault(fate, []).append(name)
-    return [f"  {', '.join(names)}: {fate}" for fate, names in fates.items()]
+    statuses: dict[str, list[str]] = {}
+    for name, status in found.items():
+        statuses.setdefault(status, []).append(name)
+    return [f"  {', '.join(names)}: {status}" for status, names in statuses.items()]
 
 
 def _attention(device: torch.device) -> dict[str, str | None]:

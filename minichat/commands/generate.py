@@ -19,8 +19,8 @@ from minichat.models.progress import size
 from minichat.plural import plural
 from minichat.session.attachments import MOST, PIPED
 
-_OF_CHANCE = ("temperature", "top_p", "top_k", "min_p", "seed")
-_OF_BEAMS = ("length_penalty", "early_stopping")
+_RANDOM_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
+_BEAM_FIELDS = ("length_penalty", "early_stopping")
 _STDIN = "-"  # as an argument: append standard input
 
 
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 def _refuse_idle(options: argparse.Namespace) -> None:
     """Refuse options that have no effect with or without --beams."""
     searches = (options.beams or 1) > 1
-    for name in _OF_CHANCE if searches else _OF_BEAMS:
+    for name in _RANDOM_FIELDS if searches else _BEAM_FIELDS:
         value = getattr(options, name)
         if value is None or (name == "temperature" and value == 0):
             continue

@@ -59,14 +59,14 @@ async def _line(resident: Resident) -> ProcessRow:
     record = resident.record
     if record is None:
         return ProcessRow(resident.name, 0, "starting", "", 0.0, None, None, str(resident.socket))
-    state, told = record.state, {}
+    state, status = record.state, {}
     if state == "ready":
         link = Link(Address("http://localhost", uds=str(resident.socket)))
         try:
             async with asyncio.timeout(_WITHIN):
                 await link.open()
-                told = await link.ask("GET", "/engine")
-            state = told["state"]
+                status = await link.ask("GET", "/engine")
+            state = status["state"]
         except (EngineError, TimeoutError):
             state = "no answer"  # it may be shutting down
         finally:
@@ -77,8 +77,8 @@ async def _line(resident: Resident) -> ProcessRow:
         state,
         record.model,
         time.time() - record.started,
-        told.get("running"),
-        told.get("waiting"),
+        status.get("running"),
+        status.get("waiting"),
         str(resident.socket),
     )
 

@@ -55,10 +55,10 @@ def _measured(options: argparse.Namespace, config, text: str) -> "tuple[list[Qua
         left_out.append(scheme)
         print(f"minichat: {scheme} is skipped: {reason}", file=sys.stderr)
 
-    wanted, rows = choices(options.schemes), []
+    pairs, rows = choices(options.schemes), []
     for row in compare(
         config,
-        wanted,
+        pairs,
         text or own_text(config.model),
         most=options.tokens,
         speed=not options.no_speed,
@@ -66,8 +66,8 @@ def _measured(options: argparse.Namespace, config, text: str) -> "tuple[list[Qua
     ):
         rows.append(row)
         if sys.stderr.isatty():
-            print(f"minichat: {row.scheme}: {len(rows)} of {len(wanted)}", file=sys.stderr)
-    order = {each.name: at for at, each in enumerate(wanted)}
+            print(f"minichat: {row.scheme}: {len(rows)} of {len(pairs)}", file=sys.stderr)
+    order = {each.name: at for at, each in enumerate(pairs)}
     return sorted(rows, key=lambda row: order[row.scheme]), bool(left_out)
 
 

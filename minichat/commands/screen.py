@@ -17,7 +17,7 @@ from minichat.shell.first import First
 from minichat.shell.interpreter import share
 from minichat.shell.paths import Paths, private_folder
 from minichat.shell.streams import draw_on_terminal
-from minichat.shell.terminal import Terminal, calm, teach_alt_keys
+from minichat.shell.terminal import Terminal, adapt_environment, fix_alt_keys
 
 if TYPE_CHECKING:
     from minichat.clients.protocol import Backend
@@ -51,13 +51,13 @@ def show(
 ) -> int:
     """Run until the user quits. `again` returns the command line that restarts it with a model."""
     terminal = Terminal.found()
-    calm(terminal)
+    adapt_environment(terminal)
     draw_on_terminal()
     share()
     from minichat.app import RESTART, MinichatApp, Start
     from minichat.chats.store import Store
 
-    teach_alt_keys()
+    fix_alt_keys()
     settings = loaded.settings
     try:
         chosen = sampling_options(options, settings)
@@ -97,5 +97,5 @@ def _keep_log(file: Path) -> None:
     logging.basicConfig(
         level=logging.INFO, handlers=[handler], format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
-    for chatty in ("asyncio", "httpx", "httpcore"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    for noisy in ("asyncio", "httpx", "httpcore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

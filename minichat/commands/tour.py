@@ -16,7 +16,7 @@ from minichat.plural import plural
 from minichat.settings import load
 from minichat.shell.paths import Paths, locate
 from minichat.shell.streams import draw_on_terminal
-from minichat.shell.terminal import Terminal, calm, teach_alt_keys
+from minichat.shell.terminal import Terminal, adapt_environment, fix_alt_keys
 
 if TYPE_CHECKING:
     from minichat.chats.store import Store
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int, bool]:
     """Run with the user's settings and themes. Return the exit code and whether the engine ended."""
     terminal = Terminal.found()
-    calm(terminal)
+    adapt_environment(terminal)
     draw_on_terminal()
     from minichat.app import MinichatApp, Start
     from minichat.chats.store import Store
@@ -43,7 +43,7 @@ def _show(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
     from minichat.features.tour.feature import KEEP
     from minichat.features.tour.pages import BLOCKS
 
-    teach_alt_keys()
+    fix_alt_keys()
     loaded = load(paths.settings)
     start = Start(
         model="pocket",

@@ -88,7 +88,7 @@ class MessageCommand:
     title: str
     run: Callable[[Context, Message], Awaitable[None] | None]
     fits: Callable[[Message], bool] = field(default=lambda _: True)
-    at_rest: bool = False  # only while no reply is streaming
+    when_idle: bool = False  # only while no reply is streaming
     cuts: bool = False  # removes later messages; listed last
 
 

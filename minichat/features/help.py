@@ -70,13 +70,13 @@ class HelpScreen(Dialog[None]):
 
     def _show(self) -> None:
         width = self._text.size.width
-        wanted = self._field.value.lower().split()
-        found = [(title, kept) for title, rows in self._all() if (kept := _matching(title, rows, wanted))]
+        words = self._field.value.lower().split()
+        found = [(title, kept) for title, rows in self._all() if (kept := _matching(title, rows, words))]
         column = (width - _GAP) // 2 if width >= _TWO else width
         lines = _columns([_section(title, rows, column) for title, rows in found], column, width)
         if not found:
             lines = [Content.styled(self._named(_NONE.format(self._field.value)), "$text-warning")]
-        elif not wanted:
+        elif not words:
             lines.append(Content.styled(self._named(_LAST), "$text-muted"))
         self._text.update(Content("\n").join(lines))
 
@@ -99,9 +99,9 @@ class HelpScreen(Dialog[None]):
         return _IDS.sub(lambda found: self._keys.names(found[1].split()), text)
 
 
-def _matching(title: str, rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
+def _matching(title: str, rows: Sequence[Row], words: Sequence[str]) -> list[Row]:
     """The rows that contain every word, in the row or its title."""
-    return [row for row in rows if all(word in " ".join((title, *row)).lower() for word in wanted)]
+    return [row for row in rows if all(word in " ".join((title, *row)).lower() for word in words)]
 
 
 def _section(title: str, rows: Iterable[Row], width: int) -> list[Content]:

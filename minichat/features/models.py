@@ -24,7 +24,7 @@ _CANCEL = "  Ctrl+X cancels the download"
 class ModelScreen(PickScreen[Model]):
     """Returns a model to load or download. A line below the list explains why one is unavailable."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+x", "call_off", show=False, priority=True)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+x", "cancel_fetching", show=False, priority=True)]
 
     def __init__(self, lifecycle: EngineLifecycle, folders: Sequence[str]) -> None:
         super().__init__("model", self._fitting, _HINT)
@@ -107,7 +107,7 @@ class ModelScreen(PickScreen[Model]):
             return
         if choice.value.name != self._noted:
             self._noted = choice.value.name
-            self.say(_remark(choice.value))
+            self.say(_model_note(choice.value))
 
     def take(self, model: Model) -> None:
         if reason := model.trouble or self._lifecycle.busy:
@@ -117,11 +117,11 @@ class ModelScreen(PickScreen[Model]):
         else:
             self.dismiss(None if self._runs(model) else model)
 
-    def action_call_off(self) -> None:
-        self._lifecycle.call_off()
+    def action_cancel_fetching(self) -> None:
+        self._lifecycle.cancel_fetching()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return action != "call_off" or bool(self._lifecycle.fetching)
+        return action != "cancel_fetching" or bool(self._lifecycle.fetching)
 
     def _show_progress(self, words: str) -> None:
         """Show the progress of a download. Empty text: it has finished and the model will load."""
@@ -131,7 +131,7 @@ class ModelScreen(PickScreen[Model]):
             self.dismiss(None)
 
 
-def _remark(model: Model) -> str:
+def _model_note(model: Model) -> str:
     """What the user should know before choosing the model."""
     if model.trouble:
         return one_line(f"{model.title}: {model.trouble}")

@@ -23,7 +23,7 @@ class MonitorSide(MonitorPanel):
         self.kvmap.order = Order.SESSION if screen.map_order == "session" else Order.PHYSICAL
         self.kvmap.tint = Tint(screen.map_colour)
         if not screen.monitor:
-            context.panels.side_wanted = False
+            context.panels.side_requested = False
         context.leaving.append(self._restored)
         context.signals.arranged.connect(self._arranged)
         context.signals.snapshot.connect(self._see_snapshot)
@@ -33,21 +33,21 @@ class MonitorSide(MonitorPanel):
         self.focus_first()
         return self
 
-    def maximise(self, pane: int | None) -> None:
+    def maximize(self, pane: int | None) -> None:
         """Let a maximized pane fill the screen."""
-        super().maximise(pane)
+        super().maximize(pane)
         self.context.panels.fill(pane is not None)
 
     def _restored(self) -> bool:
         """On Esc, from any focus: restore a maximized pane. Return whether there was one."""
-        if alone := self.maximised is not None and self.display:
-            self.maximise(None)
+        if alone := self.maximized is not None and self.display:
+            self.maximize(None)
         return alone
 
     def _arranged(self) -> None:
         """Restore the pane if the chat or a drawer has taken its room back."""
-        if self.maximised is not None and not self.context.panels.side_fills:
-            super().maximise(None)
+        if self.maximized is not None and not self.context.panels.side_fills:
+            super().maximize(None)
 
     def _see_snapshot(self, snapshot: Snapshot) -> None:
         owners = self.context.engine.owners
@@ -55,9 +55,9 @@ class MonitorSide(MonitorPanel):
         if not self.display:
             self.context.part(EngineLine).update_from(snapshot, owners)
 
-    @on(MonitorPanel.RateWanted)
-    def _change_rate(self, event: MonitorPanel.RateWanted) -> None:
-        rate = self.context.program.pulse.hurry(event.by)
+    @on(MonitorPanel.RateRequested)
+    def _change_rate(self, event: MonitorPanel.RateRequested) -> None:
+        rate = self.context.program.pulse.change_rate(event.by)
         self.notify(f"The monitor updates {rate:g} time{'s' * (rate != 1)} per second", timeout=2)
 
     @on(MonitorPanel.Left)

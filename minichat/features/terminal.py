@@ -20,7 +20,7 @@ def copy_theme(context: Context) -> None:
 
     def take(name: str | None) -> None:
         if name and name.strip():
-            with context.program.complaining():
+            with context.program.reporting_errors():
                 file = context.program.copy_theme(name.strip())
                 context.app.notify(f"Edit {file}. Each save applies immediately", markup=False)
 

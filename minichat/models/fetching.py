@@ -19,17 +19,17 @@ async def fetch(name: str, progress: Progress, command: Sequence[str] = ()) -> N
         stderr=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None and process.stderr is not None
-    said = asyncio.ensure_future(process.stderr.read())
+    errors = asyncio.ensure_future(process.stderr.read())
     try:
         async for line in process.stdout:
-            told = json.loads(line)
-            if "done" in told:
-                progress(told["done"], told["total"])
+            record = json.loads(line)
+            if "done" in record:
+                progress(record["done"], record["total"])
         if await process.wait():
-            lines = (await said).decode(errors="replace").strip().splitlines()
+            lines = (await errors).decode(errors="replace").strip().splitlines()
             raise ModelNotFound(lines[-1].removeprefix("minichat: ") if lines else f"cannot download {name}")
     finally:
-        said.cancel()
+        errors.cancel()
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()

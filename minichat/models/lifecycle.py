@@ -49,11 +49,11 @@ class EngineLifecycle:
 
     async def load(self) -> None:
         """Load the engine after the first frame, because importing torch is slow."""
-        self.program.backend.subscribe(self.program.heard)
+        self.program.backend.subscribe(self.program.receive_events)
         try:
             snapshot = await self._begin(self.model, self.program.backend.load)
         except Exception as error:  # show any failure to the user
-            self.lose(f"{self._what(self.model)}: {_reason(error)}")
+            self.report_loss(f"{self._what(self.model)}: {_reason(error)}")
         else:
             self._started(snapshot)
         self.ready.set()
@@ -73,23 +73,23 @@ class EngineLifecycle:
         except Exception as error:
             problem, self.model = f"{self._what(model)}: {_reason(error)}", before
             if worked:
-                await self._come_back(problem)
+                await self._reload_previous(problem)
             else:
-                self.lose(problem)
+                self.report_loss(problem)
         else:
             self._started(snapshot)
         self.ready.set()
 
-    async def _come_back(self, problem: str) -> None:
+    async def _reload_previous(self, problem: str) -> None:
         try:
             snapshot = await self._begin(
-                self.model, lambda told: self.program.backend.switch(self.model, told)
+                self.model, lambda progress: self.program.backend.switch(self.model, progress)
             )
         except Exception as error:
-            self.lose(f"{problem}; cannot reload {self.model}: {_reason(error)}")
+            self.report_loss(f"{problem}; cannot reload {self.model}: {_reason(error)}")
         else:
             self._started(snapshot)
-            self.program.complain(f"{problem}; {short(self.model)} was reloaded")
+            self.program.report(f"{problem}; {short(self.model)} was reloaded")
 
     async def _begin(self, model: str, load: Callable[[Progress], Awaitable[Snapshot]]) -> Snapshot:
         course, banner, keybar = Course(), self.program.main.banner, self.program.main.keybar
@@ -107,7 +107,7 @@ class EngineLifecycle:
         program, backend, terminal = self.program, self.program.backend, self.program.start.terminal
         self._tried_again = False
         if snapshot.state == "dead":  # a remote engine that died but was not stopped
-            self.lose(f"the engine has stopped: {snapshot.error}")
+            self.report_loss(f"the engine has stopped: {snapshot.error}")
             return
         program.main.banner.say("")
         program.main.show_snapshot(snapshot)
@@ -149,7 +149,7 @@ class EngineLifecycle:
         self.program.app.notify(f"{what}; {ways}", severity="warning")
         return True
 
-    def lose(self, reason: str) -> None:
+    def report_loss(self, reason: str) -> None:
         """Report the loss of the engine and the ways to recover."""
         self.trouble = reason
         again, other = map(self.program.keys.name, ("program.restart", "model.pick"))
@@ -166,7 +166,7 @@ class EngineLifecycle:
     def cut(self, event: LinkLost) -> None:
         """The link is down. Keep the screen; requests wait for the link."""
         if event.ended:
-            self.lose(event.why)
+            self.report_loss(event.why)
             if (last := self.program.main.engine.latest) is not None:
                 self.program.main.show_snapshot(last.ended(event.why))
             self.ready.set()  # release the waiting requests; they fail
@@ -178,7 +178,7 @@ class EngineLifecycle:
         main.banner.say(why, fault=True)
         main.keybar.trouble, main.keybar.fault = "no link", True
 
-    def mended(self, event: LinkBack) -> None:
+    def reconnected(self, event: LinkBack) -> None:
         self.trouble = ""
         if event.anew:
             self.program.main.forget_requests()
@@ -198,7 +198,7 @@ class EngineLifecycle:
         work = self.switch(model.name) if model.support else self._fetch_then_switch(model.name)
         self.program.app.run_worker(work, group="model", exclusive=True)
 
-    def call_off(self) -> None:
+    def cancel_fetching(self) -> None:
         """Cancel the download. The next one resumes it."""
         self.program.app.workers.cancel_group(self.program.app, "model")
 
@@ -226,16 +226,16 @@ class EngineLifecycle:
         if self.tell is not None:
             self.tell(words)
 
-    def _end_fetching(self, said: str, *, fault: bool = False) -> None:
+    def _end_fetching(self, message: str, *, fault: bool = False) -> None:
         self.fetching = ""
         if self.trouble:
-            self.lose(self.trouble)
+            self.report_loss(self.trouble)
         else:
             self.program.main.banner.say("")
         if self.tell is not None:
-            self.tell(said)
+            self.tell(message)
         elif fault:
-            self.program.complain(said)
+            self.program.report(message)
 
     def _what(self, model: str) -> str:
         """The start of an error message for a failed load."""

@@ -196,7 +196,7 @@ class Waiting:
         resident, ours = self.resident, False
         while True:
             if died := resident.died():
-                await self._bury(died)
+                await self._stop_dead_server(died)
             if not resident.running():
                 if ours:
                     raise _why_ended(resident)
@@ -212,7 +212,7 @@ class Waiting:
                 progress(record.done, record.total)
             await asyncio.sleep(_LOOK_EVERY)
 
-    async def _bury(self, died: str) -> None:
+    async def _stop_dead_server(self, died: str) -> None:
         """Stop the server of a dead engine, so that a replacement can start."""
         if self.words is None:
             raise EngineError(f"{died}; replace it with: {self.resident.up}")

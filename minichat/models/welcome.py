@@ -21,7 +21,7 @@ _WITHOUT_TEMPLATE = (  # to be continued
     "The largest planets of the solar system are",
     "def merge(one: list[int], other: list[int]) -> list[int]:",
 )
-_COLOURS = {"truecolor": "16 million colors", "256": "256 colors", "standard": "16 colors"}
+_COLORS = {"truecolor": "16 million colors", "256": "256 colors", "standard": "16 colors"}
 
 
 def things_to_try(model: str, *, template: bool) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def things_to_try(model: str, *, template: bool) -> tuple[str, ...]:
     return _LARGER if template else _WITHOUT_TEMPLATE
 
 
-def found_here(snapshot: Snapshot, terminal: Terminal, colours: str | None) -> str:
+def found_here(snapshot: Snapshot, terminal: Terminal, colors: str | None) -> str:
     """A sentence on the device and its memory, the terminal, and the size of the cache."""
     free = snapshot.memory.get("device_free", 0)
     parts = [
@@ -39,7 +39,7 @@ def found_here(snapshot: Snapshot, terminal: Terminal, colours: str | None) -> s
             snapshot.device, f"GPU {snapshot.device}"
         ),
         f"{size(free)} of memory free" if free else "",
-        _COLOURS.get(colours or "", "no colors"),
+        _COLORS.get(colors or "", "no colors"),
         f"clipboard through {'tmux' if terminal.tmux else 'screen' if terminal.screen else 'the terminal'}",
     ]
     room = len(snapshot.blocks.refs) * snapshot.block_size

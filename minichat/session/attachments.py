@@ -36,7 +36,7 @@ def attach(text: str, kept: Sequence[Attachment] = ()) -> tuple[Attachment, ...]
     old = {each.name: each for each in kept}
     found: dict[str, Attachment] = {}
     for mention in _MENTION.finditer(text):
-        name, path = _meant(mention)
+        name, path = _mentioned(mention)
         if name in old and (name == PIPED or not _there(path)):
             found[name] = old[name]
         elif _there(path):
@@ -67,7 +67,7 @@ def missing(text: str, kept: Sequence[Attachment] = ()) -> tuple[Missing, ...]:
     old = {each.name for each in kept}
     wrong: dict[str, Missing] = {}
     for mention in _MENTION.finditer(text):
-        name, path = _meant(mention)
+        name, path = _mentioned(mention)
         if name not in old and not _there(path):
             found = _missing(mention, name)
             sure = mention["quoted"] or name.startswith(_SURE)
@@ -97,7 +97,7 @@ def text_of(name: str, data: bytes) -> str:
     raise CannotAttach(f"cannot attach {name}: it is not UTF-8 text")
 
 
-def _meant(mention: re.Match[str]) -> tuple[str, Path]:
+def _mentioned(mention: re.Match[str]) -> tuple[str, Path]:
     """The name and its path. Trailing punctuation is dropped if the file exists without it."""
     name = mention["quoted"] or mention["bare"]
     if mention["bare"]:
@@ -179,11 +179,11 @@ def offers(name: str, entries: Sequence[Entry]) -> list[Offer]:
     """Entries that start with the name, then those that contain it; empty if the name is complete."""
     above = folder_of(name)
     last = name.removeprefix(above)
-    wanted = last.lower()
+    needle = last.lower()
     fitting = [
-        (not entry.lower().startswith(wanted), entry.lower(), entry, folder)
+        (not entry.lower().startswith(needle), entry.lower(), entry, folder)
         for entry, folder in entries
-        if wanted in entry.lower() and not (entry.startswith(".") and not last.startswith("."))
+        if needle in entry.lower() and not (entry.startswith(".") and not last.startswith("."))
     ]
     if [each[2] for each in fitting] == [last] and not fitting[0][3]:
         return []

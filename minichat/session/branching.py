@@ -28,7 +28,7 @@ def join(child: "Conversation", other: "Conversation") -> None:
         run.stays = bool(child.services.backend.elsewhere)
         reply, count, before = await branch(child.services.backend, source, params, tag_of(run.message))
         if source.trace is not None:
-            child.trace(run, retraced(source.trace, reply.id, count, theirs, child.chat.messages))
+            child.trace(run, copied_trace(source.trace, reply.id, count, theirs, child.chat.messages))
         child.set_prefix(run, count, before)
         return reply
 
@@ -45,9 +45,9 @@ def go_on_with(child: "Conversation", walk: "Walk", token: int) -> None:
         child.set_prefix(run, len(prefix), await walk.text(prefix))
         run.stays = bool(backend.elsewhere)
         reply = await backend.submit(trace.prompt, params, tag=tag_of(run.message), reply_prefix=prefix)
-        copy = retraced(trace, reply.id, at, theirs, child.chat.messages)
+        copy = copied_trace(trace, reply.id, at, theirs, child.chat.messages)
         copy.tokens.append(token)
-        copy.rivals = {place: each for place, each in trace.rivals.items() if place < at}
+        copy.logprobs = {place: each for place, each in trace.logprobs.items() if place < at}
         child.trace(run, copy)
         return reply
 
@@ -84,7 +84,7 @@ async def _text_before(backend: Backend, source: "RunningReply", count: int) -> 
     return text[: sum(map(len, texts))]
 
 
-def retraced(
+def copied_trace(
     trace: Trace, request: int, count: int, theirs: Sequence[Message], own: Sequence[Message]
 ) -> Trace:
     """The other request's trace up to the fork, mapped to this chat's copied messages."""

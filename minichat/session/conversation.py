@@ -13,12 +13,12 @@ from engine.api.events import Delta, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from minichat.chats.errors import StoreError
-from minichat.chats.letters import colour_index
+from minichat.chats.letters import color_index
 from minichat.chats.model import Attachment, Chat, Message, State, title_from
 from minichat.clients.protocol import Past, Reply
 from minichat.session.background_calls import BackgroundCalls
 from minichat.session.decoding import changed_from_default
-from minichat.session.parting import MOST, Comparison
+from minichat.session.divergence import MOST, Comparison
 from minichat.session.resuming import tag_of, unfinished
 from minichat.session.run import ConversationView, RunningReply
 from minichat.session.services import ChatServices
@@ -65,8 +65,8 @@ class Conversation:
         return [*self.chat.messages[:-1], self._written(self.run)]
 
     @property
-    def colour(self) -> int:
-        return colour_index(self.chat.letter)
+    def color(self) -> int:
+        return color_index(self.chat.letter)
 
     # User actions
 
@@ -85,21 +85,21 @@ class Conversation:
     def retry(self, message_id: int | None = None) -> bool:
         """Regenerate the last reply, or the given one and remove what follows."""
         replies = [message for message in self.chat.messages if message.role == "assistant"]
-        wanted = [message for message in replies if message_id in (None, message.id)]
-        if self.streaming or not wanted:
+        found = [message for message in replies if message_id in (None, message.id)]
+        if self.streaming or not found:
             return False
-        self._cut(wanted[-1].id)
+        self._cut(found[-1].id)
         self._answer()
         return True
 
     def edit(self, message_id: int | None = None) -> str | None:
         """Start editing the given or newest user message, which the next send replaces. Return its text."""
         own = [message for message in self.chat.messages if message.role == "user"]
-        wanted = [message for message in own if message_id in (None, message.id)]
-        if self.streaming or not wanted:
+        found = [message for message in own if message_id in (None, message.id)]
+        if self.streaming or not found:
             return None
-        self.editing = wanted[-1].id
-        return wanted[-1].text
+        self.editing = found[-1].id
+        return found[-1].text
 
     def files(self) -> tuple[Attachment, ...]:
         """The attachments of the edited message; their files may no longer exist."""
@@ -120,43 +120,43 @@ class Conversation:
     def tune(self, params: SamplingParams) -> None:
         """Change the sampling parameters from the next token on."""
         before = self.chat.params
-        self._drawn_by(params)
-        self._retell(before)
+        self._set_params(params)
+        self._update_request(before)
 
     def watch(self, on: bool) -> None:
         """Turn requests for the likeliest tokens on or off."""
         if on == self.watching:
             return
         self.watching, self.likely = on, None
-        self._retell()
+        self._update_request()
 
     def compare(self, comparison: "Comparison[Conversation]") -> None:
         """Compare the next reply with those of other chats, including alternative tokens."""
         self.compared = comparison
 
-    def _wanted(self) -> SamplingParams:
+    def _request_params(self) -> SamplingParams:
         """The parameters to request: with the likeliest tokens if they are shown."""
         params, looked_at = self.chat.params, self.watching or self.compared is not None
         return params.changed(logprobs=MOST) if looked_at and params.beams == 1 else params
 
-    def _drawn_by(self, params: SamplingParams) -> None:
+    def _set_params(self, params: SamplingParams) -> None:
         self.chat.params = params
         self.services.store.change_chat(self.chat.id, params=params)
         self.services.changed(self)
 
-    def _retell(self, before: SamplingParams | None = None) -> None:
+    def _update_request(self, before: SamplingParams | None = None) -> None:
         """Update the running request to the current parameters; revert to `before` if the engine refuses."""
         if (run := self.run) is None or run.reply is None:
             return
-        told, id = run.told, run.reply.id
-        if not (changes := run.retold(self._wanted())):
+        sent, id = run.sent, run.reply.id
+        if not (changes := run.changes_for(self._request_params())):
             return
 
         def back(why: str) -> None:
-            run.told = told
+            run.sent = sent
             if before is not None:
-                self._drawn_by(before)
-            self.services.complain(why)
+                self._set_params(before)
+            self.services.report(why)
 
         self._background.send_in_order(self.services.backend.send(Update(id, changes)), back)
 
@@ -233,12 +233,12 @@ class Conversation:
 
     async def _read_on(self, past: Past, run: RunningReply, params: SamplingParams) -> Reply:
         run.go_on(past, self.services.clock())
-        run.told = self.chat.params  # the likeliest tokens are not requested yet
+        run.sent = self.chat.params  # the likeliest tokens are not requested yet
         prompt, parts = self.reading.prompt()
         self.trace(run, Trace(past.reply.id, prompt, parts, past.reply.prompt_tokens, run.message.id))
         return past.reply
 
-    def _begin_anew(self, run: RunningReply) -> None:
+    def _restart_text(self, run: RunningReply) -> None:
         """Clear the message, because its text will be streamed again from the start."""
         run.stale = False
         run.message = self.chat.messages[-1] = replace(run.message, text="", reasoning="")
@@ -287,8 +287,8 @@ class Conversation:
         finish, error = Finish.ABORTED, ""
         try:
             await self.services.ready.wait()
-            run.told, asked = self._wanted(), self.chat.params
-            run.reply = reply = await begin(run, run.told)
+            run.sent, asked = self._request_params(), self.chat.params
+            run.reply = reply = await begin(run, run.sent)
             run.handed.set()
             self.services.took(self, reply.id)
             self._catch_up(run, reply, asked)
@@ -307,13 +307,13 @@ class Conversation:
 
     def _catch_up(self, run: RunningReply, reply: Reply, asked: SamplingParams) -> None:
         """Apply changes the user made while the request was being submitted."""
-        self._retell(asked)
+        self._update_request(asked)
         if run.stopping:
             self._background.send(self.services.backend.send(Abort((reply.id,))))
 
     def _take(self, run: RunningReply, batch: list[Delta]) -> None:
         if run.stale:
-            self._begin_anew(run)
+            self._restart_text(run)
         now = self.services.clock()
         fresh = [delta for delta in batch if delta.tokens]
         if fresh and run.first is None:
@@ -322,19 +322,19 @@ class Conversation:
         added = run.parts.push("".join(delta.text for delta in batch))
         run.pieces += [(len(delta.tokens), delta.text) for delta in batch]
         if run.trace is not None:
-            run.trace.heard(fresh)
+            run.trace.add(fresh)
             run.trace.begins, run.trace.shown = run.parts.begins, len(run.parts.text)
-        rivals = [one for delta in batch for one in delta.logprobs]
-        if self.watching and rivals:
-            self.likely = rivals[-1]
+        logprobs = [one for delta in batch for one in delta.logprobs]
+        if self.watching and logprobs:
+            self.likely = logprobs[-1]
         if self.view is not None:
             thought = run.parts.reasoning[-_THOUGHT_SHOWN:] if run.parts.thinking else ""
             self.view.add_text(added, thought + batch[-1].tail)
         if self.compared is not None:
-            self.compared.take(self, rivals)
+            self.compared.take(self, logprobs)
             if self.compared.reached(self):
                 self.compared = None
-                self._retell()
+                self._update_request()
         if now - run.saved >= _SAVE_EVERY:
             run.saved = now
             self._save(self._written(run))
@@ -352,7 +352,7 @@ class Conversation:
         stats = run.stats(self.services.clock(), self.chat.params)
         message = run.settled(self._written(run), finish, error, stats)
         self.run = None
-        self.reading.full = finish is Finish.LENGTH and run.told.max_tokens is None
+        self.reading.full = finish is Finish.LENGTH and run.sent.max_tokens is None
         compared, self.compared = self.compared, None
         self._save(message)
         if self.view is not None:
@@ -374,7 +374,7 @@ class Conversation:
         try:
             self.services.store.update(message)
         except StoreError as error:
-            self.services.complain(str(error))
+            self.services.report(str(error))
 
     # The chat behind it
 

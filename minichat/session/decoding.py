@@ -168,11 +168,11 @@ def parsed(knob: Knob, text: str) -> Any:
     try:
         return int(text) if knob.whole else float(text)
     except ValueError:
-        wanted = "a whole number" if knob.whole else "a number"
-        raise BadParams(knob.field, f"must be {wanted}, got {text!r}") from None
+        expected = "a whole number" if knob.whole else "a number"
+        raise BadParams(knob.field, f"must be {expected}, got {text!r}") from None
 
 
-def nudged(knob: Knob, params: SamplingParams, steps: int) -> Any:
+def stepped(knob: Knob, params: SamplingParams, steps: int) -> Any:
     """The value moved by some steps, within its range."""
     value = getattr(params, knob.field)
     if knob.choices:

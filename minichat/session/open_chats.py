@@ -23,14 +23,14 @@ class OpenChats:
         services: ChatServices[Conversation],
         defaults: SamplingParams,
         system: str = "",
-        stood: Sequence[int] = (),
+        order: Sequence[int] = (),
         active: int = 0,
         pinned: Collection[int] = (),
     ) -> None:
-        """`stood` holds the chats in the tab order of the last session; others follow."""
+        """`order` holds the chats in the tab order of the last session; others follow."""
         self.services, self.defaults, self.system = services, defaults, system
         self.first_ever = not services.store.listing(1)
-        places = {chat: place for place, chat in enumerate(stood)}
+        places = {chat: place for place, chat in enumerate(order)}
         opened = sorted(services.store.open_chats(), key=lambda chat: places.get(chat.id, len(places)))
         self._all: list[Conversation] = [Conversation(chat, services) for chat in opened]
         if not self._all:

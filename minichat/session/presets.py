@@ -18,10 +18,10 @@ class SavedPresets:
         *,
         changed: Callable[[], None],
         notify: Callable[[str], None],
-        complain_of: Callable[[Sequence[object]], None],
+        report_all: Callable[[Sequence[object]], None],
     ) -> None:
         self.all: tuple[Preset, ...] = ()
-        self._file, self._changed, self._notify, self._complain_of = file, changed, notify, complain_of
+        self._file, self._changed, self._notify, self._report_all = file, changed, notify, report_all
 
     @property
     def own(self) -> tuple[Preset, ...]:
@@ -31,7 +31,7 @@ class SavedPresets:
     def read(self) -> None:
         presets = load_presets(self._file)
         self.all = tuple(Preset.of(*each) for each in presets.all.items())
-        self._complain_of(presets.problems)
+        self._report_all(presets.problems)
 
     def save(self, name: str, params: SamplingParams) -> None:
         self._change(partial(save_preset, self._file, name, params), f"Saved the preset {name}")
@@ -43,7 +43,7 @@ class SavedPresets:
         try:
             change()
         except PresetError as error:
-            self._complain_of([error])
+            self._report_all([error])
         else:
             self._notify(done)
             self.read()

@@ -75,7 +75,7 @@ class RunningReply:
     trace: Trace | None = None
     pieces: list[tuple[int, str]] = field(default_factory=list)  # token counts and texts, as received
     others: dict[int, Sample] = field(default_factory=dict)  # by choice
-    told: SamplingParams = field(default_factory=SamplingParams)  # the parameters last sent to the engine
+    sent: SamplingParams = field(default_factory=SamplingParams)  # the parameters last sent to the engine
 
     async def arrival(self, task: asyncio.Task[None], within: float) -> None:
         """Wait for the engine to accept the request, because cancelling earlier would lose it."""
@@ -83,9 +83,9 @@ class RunningReply:
         await asyncio.wait({task, handed}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
         handed.cancel()
 
-    def retold(self, params: SamplingParams) -> dict[str, Any]:
+    def changes_for(self, params: SamplingParams) -> dict[str, Any]:
         """The changes to send to the engine for these parameters."""
-        before, self.told = self.told, params
+        before, self.sent = self.sent, params
         named = (name for name in FIELDS if name not in _SETTLED)
         return {name: value for name in named if (value := getattr(params, name)) != getattr(before, name)}
 
@@ -119,7 +119,7 @@ class RunningReply:
         """What ended the reply, if neither the user nor the model did."""
         if finish is not Finish.LENGTH:
             return self.reason
-        most = self.told.max_tokens
+        most = self.sent.max_tokens
         return "the context is full" if most is None else f"max tokens ({most}) reached"
 
     def go_on(self, past: Past, now: float) -> None:

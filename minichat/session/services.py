@@ -25,5 +25,5 @@ class ChatServices(Generic[Chatting]):
     took: Callable[[Chatting, int], None]  # a conversation has a new request
     changed: Callable[[Chatting], None]  # it started, ended or was renamed
     spread: Callable[[Chatting, list[Message]], None]  # it received other samples
-    complain: Callable[[str], None]
+    report: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic

@@ -23,10 +23,10 @@ def same(one: np.ndarray, other: np.ndarray) -> int:
     return int(differ[0]) if differ.size else length
 
 
-def texts_of(wanted: Iterable[int], view: BlockView, size: int, known: Mapping[int, Known]) -> Spans:
+def texts_of(targets: Iterable[int], view: BlockView, size: int, known: Mapping[int, Known]) -> Spans:
     """The characters in these blocks, for all messages of all chats that share them."""
     spans: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    for block in wanted:
+    for block in targets:
         owner, low = int(view.owner[block]), int(view.place[block]) * size
         high = low + int(view.filled[block])
         if owner not in known:
@@ -45,24 +45,24 @@ def blocks_of(spans: Spans, view: BlockView, size: int, known: Mapping[int, Know
     found: set[int] = set()
     read = False
     for each in known.values():
-        wanted = np.array([_touches(place, spans) for place in each.places], bool)
-        if wanted.any():
+        targets = np.array([_touches(place, spans) for place in each.places], bool)
+        if targets.any():
             read = True
-            found |= _holding(wanted, each, view, size, known)
+            found |= _holding(targets, each, view, size, known)
     return found if read else None
 
 
 def _holding(
-    wanted: np.ndarray, text: Known, view: BlockView, size: int, known: Mapping[int, Known]
+    targets: np.ndarray, text: Known, view: BlockView, size: int, known: Mapping[int, Known]
 ) -> set[int]:
-    """The blocks, of all owners, that hold one of the wanted tokens of this text."""
+    """The blocks, of all owners, that hold one of the target tokens of this text."""
     found: set[int] = set()
     for owner, other in known.items():
         alike = same(text.ids, other.ids)
         own = np.flatnonzero(view.owner == owner)
         if not alike or not own.size:
             continue
-        counts = np.concatenate([[0], np.cumsum(wanted[:alike])])
+        counts = np.concatenate([[0], np.cumsum(targets[:alike])])
         low = np.minimum(view.place[own].astype(np.int64) * size, alike)
         high = np.minimum(low + view.filled[own], alike)
         found.update(own[counts[high] > counts[low]].tolist())

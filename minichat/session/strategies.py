@@ -36,7 +36,7 @@ class Strategies:
         self._last = dict(_FIRST)
         self._followed = _PLAIN  # the newest settings without beam search
 
-    def saw(self, params: SamplingParams) -> None:
+    def observe(self, params: SamplingParams) -> None:
         self._last[name_of(params)] = params
         if params.beams == 1:
             self._followed = params

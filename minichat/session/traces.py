@@ -34,18 +34,18 @@ class Trace:
     prompt_tokens: int
     reply: int  # id of the message being written
     tokens: list[int] = field(default_factory=list)  # of the reply, as received
-    rivals: dict[int, TokenLogprob] = field(default_factory=dict)  # by index of these tokens, if requested
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by index of these tokens, if requested
     begins: int = 0  # index in the raw text at which the answer begins, after the reasoning
     shown: int = 0  # characters of the answer
     _layout: PromptLayout | None = None
     _known: Known | None = None
     _known_for: tuple[int, int, int] = (0, 0, 0)
 
-    def heard(self, deltas: Sequence[Delta]) -> None:
+    def add(self, deltas: Sequence[Delta]) -> None:
         """Add tokens of the reply."""
         for delta in deltas:
             if len(delta.logprobs) == len(delta.tokens):  # otherwise logprobs were requested in mid-batch
-                self.rivals |= dict(enumerate(delta.logprobs, len(self.tokens)))
+                self.logprobs |= dict(enumerate(delta.logprobs, len(self.tokens)))
             self.tokens += delta.tokens
 
     async def learn(self, backend: Backend) -> Known:

@@ -39,7 +39,7 @@ class Reading:
         self.left_out = 0  # messages at the start
         self.full = False  # the last reply was cut off because the context is full
 
-    def begin_anew(self) -> bool:
+    def reset(self) -> bool:
         """Reset for a new engine, which may hold more. Return whether a refused message may be retried."""
         self.left_out, messages = 0, self._chat.messages
         refused = any(each.refused for each in messages)
@@ -69,7 +69,7 @@ class Reading:
                     raise
             else:
                 if self.left_out > before:
-                    self._services.complain(
+                    self._services.report(
                         f"{self._chat.letter.upper()} is longer than the model can read: "
                         f"it no longer sees the first {plural(self.left_out, 'message')}"
                     )

@@ -10,12 +10,12 @@ from engine.api.layout import TokenSpan
 from engine.api.params import SamplingParams
 from minichat.chats.model import Message
 from minichat.session.conversation import Conversation
-from minichat.session.parting import MOST
+from minichat.session.divergence import MOST
 from minichat.session.traces import Trace
 from minichat.session.turns import prompt_of
 
 
-class NoWay(Exception):
+class TokensUnknown(Exception):
     """The tokens of a reply are unknown. Holds the reason."""
 
 
@@ -40,12 +40,12 @@ class Walk:
 
     def share(self, at: int) -> float | None:
         """The probability of a token; if it was not among the likeliest, the smallest known value."""
-        rivals = self.trace.rivals.get(at)
-        return None if rivals is None else math.exp(rivals.logprob)
+        entry = self.trace.logprobs.get(at)
+        return None if entry is None else math.exp(entry.logprob)
 
     async def look(self, at: int) -> TokenLogprob:
         """The likeliest tokens at a position. If unknown, the engine samples one more token there."""
-        if at not in self.trace.rivals:
+        if at not in self.trace.logprobs:
             params = SamplingParams(temperature=0.0, max_tokens=at + 1, logprobs=MOST, ignore_eos=True)
             prefix = self.trace.tokens[:at]
             reply = await self.chat.services.backend.submit(self.trace.prompt, params, reply_prefix=prefix)
@@ -55,12 +55,12 @@ class Walk:
             ]
             if not found:
                 raise EngineError("the engine returned no alternatives here")
-            self.trace.rivals[at] = _as_if_drawn(self.trace.tokens[at], found[0])
-        return self.trace.rivals[at]
+            self.trace.logprobs[at] = _as_if_sampled(self.trace.tokens[at], found[0])
+        return self.trace.logprobs[at]
 
     async def spell(self, at: int) -> None:
         """Load the texts of the candidates, which a remote engine returns asynchronously."""
-        await self.chat.services.backend.texts([token for token, _ in self.trace.rivals[at].top])
+        await self.chat.services.backend.texts([token for token, _ in self.trace.logprobs[at].top])
 
     async def text(self, tokens: Sequence[int]) -> str:
         """The text of these tokens within the reply."""
@@ -73,21 +73,21 @@ async def _at_once() -> None:
     """Do not wait for the screen to draw."""
 
 
-def _as_if_drawn(token: int, drawn: TokenLogprob) -> TokenLogprob:
+def _as_if_sampled(token: int, drawn: TokenLogprob) -> TokenLogprob:
     """The same position as if this token had been sampled. Rank 0: not among the likeliest."""
     ids = [each for each, _ in drawn.top]
     rank = ids.index(token) + 1 if token in ids else 0
     return TokenLogprob(token, drawn.top[rank - 1][1], rank, drawn.top)
 
 
-async def walk_along(chat: Conversation, message_id: int) -> Walk:
-    """Start at the first token of a finished reply. Raises NoWay."""
+async def start_walk(chat: Conversation, message_id: int) -> Walk:
+    """Start at the first token of a finished reply. Raises TokensUnknown."""
     backend = chat.services.backend
     index = next((at for at, each in enumerate(chat.chat.messages) if each.id == message_id), -1)
     if index < 0 or chat.chat.messages[index].role != "assistant":
-        raise NoWay("There is no reply to step through")
+        raise TokensUnknown("There is no reply to step through")
     if chat.streaming and index == len(chat.chat.messages) - 1:
-        raise NoWay("The reply is still running. Stop it first")
+        raise TokensUnknown("The reply is still running. Stop it first")
     messages = tuple(chat.chat.messages[: index + 1])
     trace = next((each for each in reversed(chat.traces.values()) if each.reply == message_id), None)
     if trace is None or not trace.tokens:
@@ -105,8 +105,8 @@ async def _read_again(
     backend, reply = chat.services.backend, messages[-1]
     if reply.reasoning or not reply.text:
         if not reply.reasoning and reply.stats and not reply.stats.tokens:
-            raise NoWay("This reply has no tokens. Regenerate it")
-        raise NoWay("The tokens of this reply are no longer available. Regenerate it")
+            raise TokensUnknown("This reply has no tokens. Regenerate it")
+        raise TokensUnknown("The tokens of this reply are no longer available. Regenerate it")
     so_far = replace(chat.chat, messages=list(messages))
     left_out = reply.stats.left_out if reply.stats else 0
     prompt, parts = prompt_of(so_far, chat.services.store, template=backend.has_template, left_out=left_out)
@@ -123,7 +123,7 @@ async def _read_again(
         if place.message == mine and place.start >= begin
     ]
     if not found:
-        raise NoWay("This model cannot map the reply's text to its tokens")
+        raise TokensUnknown("This model cannot map the reply's text to its tokens")
     tokens = [token for token, _ in found]
     trace = Trace(-1, prompt, parts, len(before.ids), reply.id, tokens, shown=len(reply.text))
     return trace, tuple(place for _, place in found)

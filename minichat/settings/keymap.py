@@ -32,22 +32,22 @@ class Bound:
 def keymap(loaded: Loaded, bindings: Iterable[Bound]) -> dict[str, str]:
     """Return a keymap for `set_keymap` of Textual. Report invalid entries and keep their default keys."""
     known = {bound.id: bound for bound in bindings}
-    wanted: dict[str, tuple[str, ...]] = {}
+    chosen: dict[str, tuple[str, ...]] = {}
     for name, keys in loaded.settings.keys.items():
         if name not in known:
-            loaded.document.complain(f"keys.{name}", unknown(name, known))
+            loaded.document.report(f"keys.{name}", unknown(name, known))
             continue
         normal = tuple(map(normalized, keys))
         faults = [fault for key, given in zip(normal, keys, strict=True) if (fault := _fault(key, given))]
         for fault in faults:
-            loaded.document.complain(f"keys.{name}", fault)
+            loaded.document.report(f"keys.{name}", fault)
         if not faults:
-            wanted[name] = normal
-    while clashes := _clashes(known, wanted):  # restoring a default key may cause another conflict
+            chosen[name] = normal
+    while clashes := _clashes(known, chosen):  # restoring a default key may cause another conflict
         for name, says in clashes.items():
-            loaded.document.complain(f"keys.{name}", says)
-            del wanted[name]
-    return {name: ",".join(keys) for name, keys in wanted.items()}
+            loaded.document.report(f"keys.{name}", says)
+            del chosen[name]
+    return {name: ",".join(keys) for name, keys in chosen.items()}
 
 
 def normalized(key: str) -> str:
@@ -81,14 +81,14 @@ def _fault(key: str, given: str) -> str:
     return ""
 
 
-def _clashes(known: Mapping[str, Bound], wanted: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def _clashes(known: Mapping[str, Bound], chosen: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     """The remapped bindings that conflict, and their errors. Default bindings may share a key on purpose."""
     found = {}
-    for name, keys in wanted.items():
+    for name, keys in chosen.items():
         for other in known.values():
-            if other.id == name or not _meet(known[name].place, other.place):
+            if other.id == name or not _overlap(known[name].place, other.place):
                 continue
-            taken = wanted.get(other.id) or tuple(map(normalized, other.keys))
+            taken = chosen.get(other.id) or tuple(map(normalized, other.keys))
             for key in set(keys).intersection(taken):
                 found[name] = (
                     f'"{key}" is bound to both {_named(known[name])} and {_named(other)}: '
@@ -101,5 +101,5 @@ def _named(bound: Bound) -> str:
     return f"{bound.id} ({bound.title})" if bound.title else bound.id
 
 
-def _meet(place: str, other: str) -> bool:
+def _overlap(place: str, other: str) -> bool:
     return place == other or not place or not other

@@ -40,7 +40,7 @@ class TomlDocument:
     lines: Mapping[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def complain(self, key: str, says: str) -> None:
+    def report(self, key: str, says: str) -> None:
         """Record a problem with a dotted key; a key inside a value has the line of that value."""
         place = key
         while place and place not in self.lines:
@@ -65,13 +65,13 @@ def load(file: Path) -> Loaded:
     document = read(file)
     tables = {name: _table(document, name) for name in SECTIONS}
     for name in document.tables.keys() - set(SECTIONS):
-        document.complain(name, unknown(name, SECTIONS))
+        document.report(name, unknown(name, SECTIONS))
     settings = Settings(
         screen=_section(document, Screen, "screen", tables["screen"]),
         rates=_section(document, RateSettings, "rates", tables["rates"]),
         chat=_section(document, ChatSettings, "chat", tables["chat"]),
         engine=_section(document, EngineSettings, "engine", tables["engine"]),
-        sampling=read_params(tables["sampling"], Settings().sampling, _complainer(document, "sampling")),
+        sampling=read_params(tables["sampling"], Settings().sampling, _reporter(document, "sampling")),
         keys=_keys(document, tables["keys"]),
     )
     document.problems.sort(key=lambda problem: problem.line)
@@ -101,7 +101,7 @@ def _table(document: TomlDocument, name: str) -> dict[str, Any]:
     table = document.tables.get(name, {})
     if isinstance(table, dict):
         return table
-    document.complain(name, f"must be a table: write [{name}] above its settings")
+    document.report(name, f"must be a table: write [{name}] above its settings")
     return {}
 
 
@@ -110,9 +110,9 @@ def _section(document: TomlDocument, kind: type[T], section: str, table: Mapping
     good = {}
     for name, value in table.items():
         if name not in rules:
-            document.complain(f"{section}.{name}", unknown(name, rules))
+            document.report(f"{section}.{name}", unknown(name, rules))
         elif not rules[name].accepts(value):
-            document.complain(f"{section}.{name}", f"must be {rules[name].wanted}, got {literal(value)}")
+            document.report(f"{section}.{name}", f"must be {rules[name].expected}, got {literal(value)}")
         else:
             good[name] = value
     return kind(**good)
@@ -125,8 +125,8 @@ def _keys(document: TomlDocument, table: Mapping[str, Any]) -> dict[str, tuple[s
         if keys and all(isinstance(key, str) and key for key in keys):
             good[name] = tuple(keys)
         else:
-            wanted = 'a key like "ctrl+n", or a list of keys'
-            document.complain(f"keys.{name}", f"must be {wanted}, got {literal(value)}")
+            expected = 'a key like "ctrl+n", or a list of keys'
+            document.report(f"keys.{name}", f"must be {expected}, got {literal(value)}")
     return good
 
 
@@ -139,5 +139,5 @@ def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield f"{above}{name}", value
 
 
-def _complainer(document: TomlDocument, section: str) -> Callable[[str, str], None]:
-    return lambda name, says: document.complain(f"{section}.{name}", says)
+def _reporter(document: TomlDocument, section: str) -> Callable[[str, str], None]:
+    return lambda name, says: document.report(f"{section}.{name}", says)

@@ -63,9 +63,9 @@ def delete_preset(file: Path, name: str) -> None:
 def _preset(document: TomlDocument, name: str) -> SamplingParams | None:
     values = document.tables[name]
     if not isinstance(values, dict):
-        document.complain(name, f"must be a table: write [{name}] above its parameters")
+        document.report(name, f"must be a table: write [{name}] above its parameters")
         return None
-    return read_params(values, SamplingParams(), lambda key, says: document.complain(f"{name}.{key}", says))
+    return read_params(values, SamplingParams(), lambda key, says: document.report(f"{name}.{key}", says))
 
 
 def _whole(file: Path) -> dict[str, SamplingParams]:

@@ -35,16 +35,16 @@ MEANINGS = {
 
 
 def read_params(
-    values: Mapping[str, Any], start: SamplingParams, complain: Callable[[str, str], None]
+    values: Mapping[str, Any], start: SamplingParams, report: Callable[[str, str], None]
 ) -> SamplingParams:
     """Apply the values to the parameters. Report an invalid value and keep the previous one."""
     params = start
     for name, value in values.items():
         if name not in FIELDS:
-            complain(name, unknown(name, FIELDS))
+            report(name, unknown(name, FIELDS))
             continue
         try:
             params = params.changed(**{name: value})
         except BadParams as error:
-            complain(name, str(error).removeprefix(f"{name}: "))
+            report(name, str(error).removeprefix(f"{name}: "))
     return params

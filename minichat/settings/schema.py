@@ -12,14 +12,14 @@ from engine.api.params import SamplingParams
 class Rule:
     """The allowed values of a setting, in words and as a test."""
 
-    wanted: str
+    expected: str
     accepts: Callable[[Any], bool]
     choices: tuple[str, ...] = ()
     meaning: str = ""
 
 
 def setting(default: Any, rule: Rule, meaning: str) -> Any:
-    return field(default=default, metadata={"rule": Rule(rule.wanted, rule.accepts, rule.choices, meaning)})
+    return field(default=default, metadata={"rule": Rule(rule.expected, rule.accepts, rule.choices, meaning)})
 
 
 def whole(low: int, high: int) -> Rule:

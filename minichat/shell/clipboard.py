@@ -26,13 +26,13 @@ async def send(text: str, file: Path, write: Callable[[str], None], terminal: Te
         kept.write(text)
     encoded = base64.b64encode(text.encode()).decode()
     most = SHORT if terminal.outside == "screen" else MOST
-    told = f"Too long for the clipboard ({len(text):,} characters; the limit is {most * 3 // 4:,} bytes)"
+    notice = f"Too long for the clipboard ({len(text):,} characters; the limit is {most * 3 // 4:,} bytes)"
     if terminal.tmux and await _through_tmux(text):
         if len(encoded) > most:
-            return f"{told}. Copied to the tmux paste buffer and to {file}"
+            return f"{notice}. Copied to the tmux paste buffer and to {file}"
         return f"Copied to the clipboard and to {file}"
     if len(encoded) > most:
-        return f"{told}. Copied to {file}"
+        return f"{notice}. Copied to {file}"
     write(_wrapped(f"\x1b]52;c;{encoded}\a", terminal))
     return f"Copied to the clipboard and to {file}{_OUTSIDE[terminal.outside]}"
 

@@ -16,7 +16,7 @@ from minichat.shell import pasting
 if TYPE_CHECKING:
     from textual.app import App
 
-_PATIENCE = 1.0  # seconds: a removed widget may drop the callback
+_TIMEOUT = 1.0  # seconds: a removed widget may drop the callback
 
 
 class KeyOrder:
@@ -34,7 +34,7 @@ class KeyOrder:
         self._app = app
         self._waiting: deque[Key | Paste] = deque()
         self._held = self._blind = True  # until the screen accepts keys
-        self._patience: asyncio.TimerHandle | None = None
+        self._timeout: asyncio.TimerHandle | None = None
         pasting.install()
 
     def waits(self, event: Key | Paste) -> bool:
@@ -56,7 +56,7 @@ class KeyOrder:
         """Hold later events until a callback has passed through these queues."""
         if path:
             self._held = True
-            self._patience = asyncio.get_running_loop().call_later(_PATIENCE, self._release_soon)
+            self._timeout = asyncio.get_running_loop().call_later(_TIMEOUT, self._release_soon)
             self._pass(list(path), self.settle)
 
     def settle(self) -> None:
@@ -73,8 +73,8 @@ class KeyOrder:
         self._app.call_later(self._release)
 
     async def _release(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
+        if self._timeout is not None:
+            self._timeout.cancel()
         if self._blind:
             self._waiting = deque(_seen(self._waiting))
         self._held = self._blind = False

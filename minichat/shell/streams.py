@@ -13,18 +13,18 @@ def settle() -> None:
             nowhere = open(os.devnull, mode)  # noqa: SIM115 (open for the lifetime of the program)
             setattr(sys, name, nowhere)
             setattr(sys, f"__{name}__", nowhere)  # used by the screen
-    _forgive(sys.stdin, "surrogateescape")
-    _forgive(sys.stdout, "backslashreplace")
+    _replace_errors(sys.stdin, "surrogateescape")
+    _replace_errors(sys.stdout, "backslashreplace")
 
 
 def draw_on_terminal() -> None:
     """Draw the screen on the terminal even if standard error is redirected: `minichat 2>log`."""
-    drawn_on, out = sys.__stderr__, sys.__stdout__
-    if out is not None and out.isatty() and not (drawn_on is not None and drawn_on.isatty()):
+    stderr, out = sys.__stderr__, sys.__stdout__
+    if out is not None and out.isatty() and not (stderr is not None and stderr.isatty()):
         vars(sys)["__stderr__"] = out
 
 
-def _forgive(stream: object, errors: str) -> None:
+def _replace_errors(stream: object, errors: str) -> None:
     """Replace unencodable characters. Python does so in the C locale, and always on standard error."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors=errors)

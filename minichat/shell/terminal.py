@@ -34,7 +34,7 @@ class Terminal:
         )
 
 
-def calm(terminal: Terminal) -> None:
+def adapt_environment(terminal: Terminal) -> None:
     """Turn off animations, and lower the frame rate over a network. The user's own settings take precedence.
 
     COLUMNS and LINES are removed: if they were exported, Textual would never notice a resize.
@@ -46,25 +46,25 @@ def calm(terminal: Terminal) -> None:
         os.environ.setdefault("TEXTUAL_FPS", "20")
 
 
-def when_gone(told: Callable[[], object]) -> None:
-    """Call `told` from a thread once the terminal has hung up.
+def when_gone(callback: Callable[[], object]) -> None:
+    """Call `callback` from a thread once the terminal has hung up.
 
     Only the first process of the session gets the signal. If that is another process that survives, such as
     `make`, this one would keep running without a terminal.
     """
     if sys.__stdin__ is None or not sys.__stdin__.isatty():
         return
-    hung_up = select.poll()
-    hung_up.register(sys.__stdin__, 0)  # only hang-ups; a system without support returns another event
+    hangup = select.poll()
+    hangup.register(sys.__stdin__, 0)  # only hang-ups; a system without support returns another event
 
     def wait() -> None:
-        if any(events & select.POLLHUP for _, events in hung_up.poll()):
-            told()
+        if any(events & select.POLLHUP for _, events in hangup.poll()):
+            callback()
 
     threading.Thread(target=wait, name="terminal", daemon=True).start()
 
 
-def teach_alt_keys() -> None:
+def fix_alt_keys() -> None:
     """Fix Alt keys: Textual reads Alt+1 as the "¡" of a Mac keyboard, Alt+Enter as Enter, and others late.
 
     Alt+B and Alt+F keep their meaning in Textual: a word left and right.

@@ -16,7 +16,7 @@ from minichat.settings.nearest import unknown
 from minichat.settings.toml import literal
 from minichat.shell.paths import files_in
 
-COLOURS = tuple("primary secondary accent foreground background surface panel success warning error".split())
+COLORS = tuple("primary secondary accent foreground background surface panel success warning error".split())
 MAP = ("free", "cached")
 # Styles of code tokens if the theme sets none.
 SYNTAX = {
@@ -59,7 +59,7 @@ class ThemeColors:
     name: str
     about: str
     dark: bool
-    colours: Mapping[str, str]
+    colors: Mapping[str, str]
     owners: tuple[str, ...]
     shades: tuple[str, ...]  # lighter or darker variants, so that a ninth chat differs from the first eight
     map: Mapping[str, str]
@@ -69,20 +69,20 @@ class ThemeColors:
     @property
     def ansi(self) -> bool:
         """Whether it uses the terminal's own colors."""
-        return Color.parse(self.colours["background"]).ansi is not None
+        return Color.parse(self.colors["background"]).ansi is not None
 
     @property
     def muted(self) -> str:
         """The color of secondary text; for terminal colors no mixture can be computed."""
-        return self.colours["foreground"] if self.ansi else self._between(MUTED)
+        return self.colors["foreground"] if self.ansi else self._between(MUTED)
 
     def _between(self, share: float) -> str:
         """Mix background and text color."""
-        text, ground = (Color.parse(self.colours[name]) for name in ("foreground", "background"))
+        text, ground = (Color.parse(self.colors[name]) for name in ("foreground", "background"))
         return ground.blend(text, share).hex
 
     def owner(self, index: int) -> str:
-        """The color of a chat, by `letters.colour_index`."""
+        """The color of a chat, by `letters.color_index`."""
         known = self.owners + self.shades
         return known[index % len(known)]
 
@@ -96,11 +96,11 @@ class ThemeColors:
 
     def own_variables(self) -> dict[str, str]:
         """Variables of our style sheets beyond Textual's: $map-free, $syntax-keyword, $owner-1 and others."""
-        named, known = {**self.colours, "muted": self.muted}, self.owners + self.shades
+        named, known = {**self.colors, "muted": self.muted}, self.owners + self.shades
         return {
-            **{f"map-{name}": colour for name, colour in self.map.items()},
+            **{f"map-{name}": color for name, color in self.map.items()},
             **{f"syntax-{name}": self.syntax.get(name, named[usual]) for name, usual in SYNTAX.items()},
-            **{f"owner-{number}": colour for number, colour in enumerate(known, start=1)},
+            **{f"owner-{number}": color for number, color in enumerate(known, start=1)},
         }
 
     def theme(self) -> Theme:
@@ -109,17 +109,17 @@ class ThemeColors:
             black, white = "ansi_black", "ansi_white"
             ground, text = (black, white) if self.dark else (white, black)
             usual = {"ansi-background": ground, "ansi-foreground": text}
-            usual |= {"scrollbar-background": self.colours["background"]}
+            usual |= {"scrollbar-background": self.colors["background"]}
         else:
             usual = {"text-muted": self.muted, "foreground-muted": self.muted}
-            usual |= {"scrollbar-background": self.colours["panel"], "scrollbar": self._between(THUMB)}
+            usual |= {"scrollbar-background": self.colors["panel"], "scrollbar": self._between(THUMB)}
             usual |= {"scrollbar-hover": self.muted}
-        colours: dict[str, Any] = {**self.colours}
+        colors: dict[str, Any] = {**self.colors}
         return Theme(
             name=self.name,
             dark=self.dark,
             ansi=self.ansi,
-            **colours,
+            **colors,
             variables={**usual, **self.own_variables(), **self.variables},
         )
 
@@ -190,45 +190,45 @@ def _palette(document: TomlDocument) -> ThemeColors | None:
     """The theme of the file, if it is valid."""
     found = document.tables
     for name in found.keys() - set(_KEYS):
-        document.complain(name, unknown(name, _KEYS))
+        document.report(name, unknown(name, _KEYS))
     called: Any = found.get("name")
     about: Any = found.get("about", "")
     dark: Any = found.get("dark")
     if not isinstance(called, str) or not called.strip():
-        document.complain("name", "is required: a nonempty text")
+        document.report("name", "is required: a nonempty text")
     if not isinstance(about, str):
-        document.complain("about", f"must be a text, got {literal(about)}")
+        document.report("about", f"must be a text, got {literal(about)}")
     if not isinstance(dark, bool):
-        document.complain("dark", "is required: true, or false for a light background")
-    colours = _colours(document, "colours", COLOURS, required=True)
-    on_map = _colours(document, "map", MAP, required=True)
-    syntax = _colours(document, "syntax", SYNTAX)
+        document.report("dark", "is required: true, or false for a light background")
+    colors = _colors(document, "colours", COLORS, required=True)
+    on_map = _colors(document, "map", MAP, required=True)
+    syntax = _colors(document, "syntax", SYNTAX)
     owners, variables = _owners(document), _variables(document)
     if document.problems:
         return None
-    shades = _shades_of(owners, [colours["background"], colours["surface"]])
-    return ThemeColors(called, about, dark, colours, owners, shades, on_map, syntax, variables)
+    shades = _shades_of(owners, [colors["background"], colors["surface"]])
+    return ThemeColors(called, about, dark, colors, owners, shades, on_map, syntax, variables)
 
 
 def _shades_of(owners: Sequence[str], grounds: Iterable[str]) -> tuple[str, ...]:
     """Lighter or darker variants, whichever are easier to distinguish; none for terminal colors."""
     known = [Color.parse(owner) for owner in owners]
     behind = [Color.parse(ground) for ground in grounds]
-    if any(colour.ansi is not None for colour in (*known, *behind)):
+    if any(color.ansi is not None for color in (*known, *behind)):
         return ()
     tried = [
-        [colour.blend(end, share) for colour in known]
+        [color.blend(end, share) for color in known]
         for end in (Color.parse("white"), Color.parse("black"))
         for share in _SHADES
     ]
     seen = [each for each in tried if min(starmap(_contrast, product(each, behind))) >= _SEEN]
     best = max(seen or tried, key=lambda each: _least_difference([*known, *each]))
-    return tuple(colour.hex for colour in best)
+    return tuple(color.hex for color in best)
 
 
-def _least_difference(colours: Sequence[Color]) -> float:
+def _least_difference(colors: Sequence[Color]) -> float:
     """The smallest difference of any two colors, in CIE Lab."""
-    return min(starmap(dist, combinations(map(rgb_to_lab, colours), 2)))
+    return min(starmap(dist, combinations(map(rgb_to_lab, colors), 2)))
 
 
 def _contrast(one: Color, other: Color) -> float:
@@ -236,28 +236,28 @@ def _contrast(one: Color, other: Color) -> float:
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def _colours(
+def _colors(
     document: TomlDocument, section: str, names: Iterable[str], required: bool = False
 ) -> dict[str, str]:
     table = _table(document, section)
     for name, value in table.items():
         if name not in names:
-            document.complain(f"{section}.{name}", unknown(name, names))
-        elif fault := _colour_fault(value):
-            document.complain(f"{section}.{name}", fault)
+            document.report(f"{section}.{name}", unknown(name, names))
+        elif fault := _color_fault(value):
+            document.report(f"{section}.{name}", fault)
     if missing := [name for name in names if name not in table] if required else []:
-        document.complain(section, f"must also set {', '.join(missing)}")
+        document.report(section, f"must also set {', '.join(missing)}")
     return table
 
 
 def _owners(document: TomlDocument) -> tuple[str, ...]:
     owners = document.tables.get("owners", OKABE_ITO)
     if not isinstance(owners, list | tuple) or len(owners) < len(OKABE_ITO):
-        document.complain("owners", f"must be a list of at least {len(OKABE_ITO)} colors")
+        document.report("owners", f"must be a list of at least {len(OKABE_ITO)} colors")
         return ()
     for number, value in enumerate(owners, start=1):
-        if fault := _colour_fault(value):
-            document.complain("owners", f"color {number} {fault}")
+        if fault := _color_fault(value):
+            document.report("owners", f"color {number} {fault}")
     return tuple(owners)
 
 
@@ -267,7 +267,7 @@ def _variables(document: TomlDocument) -> dict[str, str]:
     for name, value in table.items():
         fault = _variable_fault(name, value) if name in known else unknown(name, known)
         if fault:
-            document.complain(f"variables.{name}", fault)
+            document.report(f"variables.{name}", fault)
     return table
 
 
@@ -275,19 +275,19 @@ def _variable_fault(name: str, value: Any) -> str:
     if name.endswith("-style"):
         good = isinstance(value, str) and _STYLES.issuperset(value.split())
         return "" if good else f"must be words like bold or none, got {literal(value)}"
-    colour = _SHARE.sub("", value) if isinstance(value, str) else value
-    return "" if colour == "auto" else _colour_fault(colour)
+    color = _SHARE.sub("", value) if isinstance(value, str) else value
+    return "" if color == "auto" else _color_fault(color)
 
 
 def _table(document: TomlDocument, section: str) -> dict[str, Any]:
     table = document.tables.get(section, {})
     if isinstance(table, dict):
         return table
-    document.complain(section, f"must be a table: write [{section}] above its keys")
+    document.report(section, f"must be a table: write [{section}] above its keys")
     return {}
 
 
-def _colour_fault(value: Any) -> str:
+def _color_fault(value: Any) -> str:
     """What is wrong with a color; empty if it is valid."""
     if not isinstance(value, str):
         return f'must be a color like "#88aaff" or "ansi_blue", got {literal(value)}'
@@ -299,8 +299,8 @@ def _colour_fault(value: Any) -> str:
     return ""
 
 
-def _luminance(colour: Color) -> float:
+def _luminance(color: Color) -> float:
     """The relative luminance of WCAG 2, from 0 (black) to 1 (white)."""
-    parts = (part / 255 for part in colour.rgb)
+    parts = (part / 255 for part in color.rgb)
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

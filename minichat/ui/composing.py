@@ -48,15 +48,15 @@ class Composing:
     def note(self) -> None:
         """Schedule a check: the text has changed."""
         workspace = self._context.workspace
-        if self._worth_a_look(workspace.prompt.text, workspace.recipients):
+        if self._needs_check(workspace.prompt.text, workspace.recipients):
             if self._timer is None:
                 self._timer = self._context.app.set_timer(_LATE, self._begin)
         elif self.checked != Checked():
             self._show(Checked())
 
-    async def may_go(self, text: str, to: Sequence[Conversation]) -> bool:
+    async def may_send(self, text: str, to: Sequence[Conversation]) -> bool:
         """Return whether the text can be sent. If not, a notice says why; missing files are reported once."""
-        if not self._worth_a_look(text, to):
+        if not self._needs_check(text, to):
             return True
         checked = await self._check(text, to)
         if checked.missing and text != self._warned:
@@ -68,7 +68,7 @@ class Composing:
             self._context.app.notify(sentence, severity="warning", timeout=8, markup=False)
             return False
         if checked.fit is not None and not checked.fit.fits:
-            self._context.program.complain(checked.fit.refusal(self._larger))
+            self._context.program.report(checked.fit.refusal(self._larger))
             return False
         return True
 
@@ -79,7 +79,7 @@ class Composing:
             return ""
         return f"choose a larger model ({self._context.keys.name('model.pick')})"
 
-    def _worth_a_look(self, text: str, to: Sequence[Conversation]) -> bool:
+    def _needs_check(self, text: str, to: Sequence[Conversation]) -> bool:
         if not text.strip():
             return False
         shot = self._context.engine.latest

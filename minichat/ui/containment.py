@@ -105,7 +105,7 @@ class Containment:
         ending = " and was closed" if part else ""
         error = one_line(error)[:_LONGEST]
         program = self._program
-        program.complain(f"{name} failed{ending}: {error}. See the traceback in {program.paths.log}")
+        program.report(f"{name} failed{ending}: {error}. See the traceback in {program.paths.log}")
 
     def _close(self, failed: Widget) -> Widget | None:
         """Close and return the dialog or the panel that contains the widget."""

@@ -31,5 +31,5 @@ class SavedDrafts:
         for chat in [each.chat for each in context.chats]:
             if self._kept.get(chat.id, "") != chat.draft:
                 self._kept[chat.id] = chat.draft
-                with context.program.complaining():
+                with context.program.reporting_errors():
                     context.chats.services.store.change_chat(chat.id, draft=chat.draft)

@@ -10,7 +10,7 @@ from minichat.ui.monitor.owners import Owner
 from minichat.ui.signals import Signals
 
 
-class Onlooker(Protocol):
+class Observer(Protocol):
     """Receives snapshots while it is visible."""
 
     def see_snapshot(self, snapshot: Snapshot) -> None: ...
@@ -23,11 +23,11 @@ class EngineWatch:
         self.owners: dict[int, Owner] = {}  # by request, finished ones too: their cached blocks remain
         self.latest: Snapshot | None = None
         self.at_work: Snapshot | None = None  # the latest one with running requests
-        self.onlookers: list[Onlooker] = []  # those visible now
+        self.observers: list[Observer] = []  # those visible now
         self._signals = signals
 
     def took(self, conversation: Conversation, request: int) -> None:
-        self.owners[request] = Owner(conversation.chat.letter.upper(), conversation.colour)
+        self.owners[request] = Owner(conversation.chat.letter.upper(), conversation.color)
         if self.latest is not None:
             self._share(self.latest)
 
@@ -43,7 +43,7 @@ class EngineWatch:
         if snapshot.running and snapshot.rates.steps:
             self.at_work = snapshot
         self._signals.snapshot(snapshot)
-        for each in tuple(self.onlookers):
+        for each in tuple(self.observers):
             self._show_to(each, snapshot)
 
     def _share(self, snapshot: Snapshot) -> None:
@@ -55,17 +55,17 @@ class EngineWatch:
     def show_events(self, events: Sequence[Event]) -> None:
         self._signals.events(events)
 
-    def look(self, onlooker: Onlooker) -> None:
-        """Start showing snapshots to an onlooker that became visible, from the latest one on."""
-        if onlooker not in self.onlookers:
-            self.onlookers.append(onlooker)
+    def observe(self, observer: Observer) -> None:
+        """Start showing snapshots to an observer that became visible, from the latest one on."""
+        if observer not in self.observers:
+            self.observers.append(observer)
             if self.latest is not None:
-                self._show_to(onlooker, self.latest)
+                self._show_to(observer, self.latest)
 
-    def _show_to(self, onlooker: Onlooker, snapshot: Snapshot) -> None:
+    def _show_to(self, observer: Observer, snapshot: Snapshot) -> None:
         with self._signals.contain():
-            onlooker.see_snapshot(snapshot)
+            observer.see_snapshot(snapshot)
 
-    def look_away(self, onlooker: Onlooker) -> None:
-        if onlooker in self.onlookers:
-            self.onlookers.remove(onlooker)
+    def unobserve(self, observer: Observer) -> None:
+        if observer in self.observers:
+            self.observers.remove(observer)

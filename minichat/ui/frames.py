@@ -74,15 +74,15 @@ class Frames(Compositor):
             self._placed = self.layers_visible
             self._pieces.clear()
             self._sent.clear()
-        wanted: dict[Widget, dict[int, list[Piece]]] = defaultdict(dict)
+        dirty: dict[Widget, dict[int, list[Piece]]] = defaultdict(dict)
         for y, spans in groupby(self._dirty_spans(), key=lambda span: span[0]):
             changed = list(spans)
             for piece in self._line(y):
                 if any(piece.x < right and left < piece.end for _, left, right in changed):
-                    wanted[piece.widget].setdefault(y, []).append(piece)
-        if not wanted:
+                    dirty[piece.widget].setdefault(y, []).append(piece)
+        if not dirty:
             return None
-        made = [each for widget, lines in wanted.items() for each in _made(widget, lines)]
+        made = [each for widget, lines in dirty.items() for each in _made(widget, lines)]
         return Frame(sorted(made, key=lambda each: (each[0], each[1].x)), self._sent)
 
     def _dirty_spans(self) -> list[tuple[int, int, int]]:
@@ -142,8 +142,8 @@ def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
 class _Pen:
     """Writes text at positions with as few control sequences as possible."""
 
-    def __init__(self, colours: ColorSystem) -> None:
-        self._colours = colours
+    def __init__(self, colors: ColorSystem) -> None:
+        self._colors = colors
         self._out: list[str] = []
         self._style: Style | None = None
         self._dirty = False  # the terminal's style is not the default
@@ -153,21 +153,21 @@ class _Pen:
         if self._at != (y, x):
             self._out.append(f"\x1b[{y + 1};{x + 1}H")
         if style is not None and style.link:
-            self._out += ("\x1b[0m", Strip.render_style(style, text, self._colours))
+            self._out += ("\x1b[0m", Strip.render_style(style, text, self._colors))
             self._style, self._dirty = None, False
         else:
             self._dip(style)
             self._out.append(text)
         self._at = (y, x + width)
 
-    def lift(self) -> None:
+    def forget_position(self) -> None:
         """Forget the cursor position: a terminal may measure the text differently."""
         self._at = (-1, -1)
 
     def _dip(self, style: Style | None) -> None:
         if style is self._style or style == self._style:
             return
-        codes = Strip.render_ansi(style, self._colours) if style is not None else ""
+        codes = Strip.render_ansi(style, self._colors) if style is not None else ""
         if codes:
             self._out.append(f"\x1b[0;{codes}m" if self._dirty else f"\x1b[{codes}m")
         elif self._dirty:
@@ -184,7 +184,7 @@ def _draw(pen: _Pen, y: int, x: int, strip: Strip, before: Sent | None) -> Sent:
     segments = [segment for segment in strip if segment.text and not segment.control]
     now: dict[int, Segment] = {}
     at, pad = 0, 0
-    pen.lift()
+    pen.forget_position()
     for segment in segments:
         now[at] = segment
         width = segment.cell_length

@@ -18,12 +18,12 @@ from minichat.ui.transcript.greeting import Greeting
 _FOOTER = ("View", "Program", "Chats")  # command groups in the key bar, in this order
 
 
-def tab(conversation: Conversation, colours: str, *, active: bool, shown: bool, pinned: bool) -> Tab:
+def tab(conversation: Conversation, colors: str, *, active: bool, shown: bool, pinned: bool) -> Tab:
     chat = conversation.chat
     return Tab(
         letter=f" {chat.letter.upper()} ",
         title=titled(chat.title),
-        colours=colours,
+        colors=colors,
         active=active,
         shown=shown,
         running=conversation.streaming,
@@ -107,10 +107,10 @@ def footer(
     closes = (Key(keys.name("reply.stop"), "close", command="reply.stop"),) if drawer and not here else ()
     stop = ("reply.stop",) if not here and not drawer else ()  # else Esc goes back to the chat first
     urgent = stop if active.streaming else ("reply.retry",) if _retriable(active) else ()
-    wanted = [each for each in commands if each.id in urgent]
+    listed = [each for each in commands if each.id in urgent]
     for group in _FOOTER:
-        wanted += [each for each in commands if each.group == group and each.footer]
-    everywhere = (Key(keys.name(each.id), each.footer, command=each.id) for each in wanted)
+        listed += [each for each in commands if each.group == group and each.footer]
+    everywhere = (Key(keys.name(each.id), each.footer, command=each.id) for each in listed)
     return (*(_hint(key, label, keys) for key, label in here), *closes, *everywhere)
 
 

@@ -30,9 +30,9 @@ class LikelyTokens(Widget):
     rows: reactive[tuple[Likely, ...]] = reactive((), layout=False)
     marks: Marks = UNICODE
 
-    def show(self, rivals: TokenLogprob | None, words: Callable[[Sequence[int]], list[str]]) -> None:
+    def show(self, entry: TokenLogprob | None, words: Callable[[Sequence[int]], list[str]]) -> None:
         """Show the candidates for one position; None clears them."""
-        self.rows = likely_of(rivals, words)
+        self.rows = likely_of(entry, words)
 
     def render(self) -> Content:
         if not self.rows:
@@ -41,12 +41,12 @@ class LikelyTokens(Widget):
         return Content("\n").join(row_of(row, self.marks, width, here=row.chosen) for row in self.rows)
 
 
-def likely_of(rivals: TokenLogprob | None, words: Callable[[Sequence[int]], list[str]]) -> tuple[Likely, ...]:
+def likely_of(entry: TokenLogprob | None, words: Callable[[Sequence[int]], list[str]]) -> tuple[Likely, ...]:
     """The candidates for one position, most likely first."""
-    top = rivals.top if rivals else ()
+    top = entry.top if entry else ()
     texts = words([token for token, _ in top])
     return tuple(
-        Likely(text, value, rivals is not None and token == rivals.token)
+        Likely(text, value, entry is not None and token == entry.token)
         for text, (token, value) in zip(texts, top, strict=True)
     )
 

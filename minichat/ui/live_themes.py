@@ -16,10 +16,10 @@ class LiveThemes:
     """Replaces Textual's themes: ours also color owners and blocks."""
 
     def __init__(
-        self, app: App[object], folder: Path, complain_of: Callable[[Sequence[object]], None]
+        self, app: App[object], folder: Path, report_all: Callable[[Sequence[object]], None]
     ) -> None:
         self.known = Themes({}, [])
-        self._app, self._folder, self._complain_of = app, folder, complain_of
+        self._app, self._folder, self._report_all = app, folder, report_all
         self._saved = Watch(folder)
         self._timer: Timer | None = None
 
@@ -39,22 +39,22 @@ class LiveThemes:
         if self._saved.changed():
             self.read(self._app.theme)
             self._app.refresh_css(animate=False)
-            self._complain_of(self.known.problems)
+            self._report_all(self.known.problems)
 
-    def read(self, wanted: str) -> None:
+    def read(self, theme: str) -> None:
         """Load all themes and select one. The active one stays while its file is missing or invalid."""
         before, self.known = self.known, load_themes(shipped_themes(), self._folder)
         palettes, files = self.known.palettes, self.known.files
-        if wanted not in palettes and (file := before.files.get(wanted)) is not None:
-            called = next((name for name, each in files.items() if each == file), wanted)
-            if called == wanted:
-                palettes[wanted], files[wanted] = before.palettes[wanted], file
-            wanted = called
-        elif wanted not in palettes:
-            wanted = _USUAL
+        if theme not in palettes and (file := before.files.get(theme)) is not None:
+            called = next((name for name, each in files.items() if each == file), theme)
+            if called == theme:
+                palettes[theme], files[theme] = before.palettes[theme], file
+            theme = called
+        elif theme not in palettes:
+            theme = _USUAL
         for palette in palettes.values():
             self._app.register_theme(palette.theme())
-        self._app.theme = wanted
+        self._app.theme = theme
         for name in self._app.available_themes.keys() - palettes.keys():
             self._app.unregister_theme(name)
 

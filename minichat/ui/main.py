@@ -44,7 +44,7 @@ class MainScreen(FrameScreen[None]):
     AUTO_FOCUS = "Prompt"
 
     def __init__(
-        self, chats: OpenChats, glyphs: Glyphs, owner_colours: Callable[[int], str], contain: Contain
+        self, chats: OpenChats, glyphs: Glyphs, owner_colors: Callable[[int], str], contain: Contain
     ) -> None:
         """`context` must be set before the screen is composed."""
         super().__init__()
@@ -53,11 +53,11 @@ class MainScreen(FrameScreen[None]):
         self.signals = Signals(contain)
         self.engine = EngineWatch(self.signals)
         self.panels = Panels(self.engine)
-        self.side_by_side = self.greets = True
+        self.side_by_side = self.shows_greeting = True
         self.broadcast = False
         self.found = ""  # what the first start found on this machine
         self.shown: list[Conversation] = []
-        self._glyphs, self._owner_colours = glyphs, owner_colours
+        self._glyphs, self._owner_colors = glyphs, owner_colors
 
     def compose(self) -> ComposeResult:
         context, keys = self.context, self.context.keys
@@ -101,7 +101,7 @@ class MainScreen(FrameScreen[None]):
         """Choose the visible chats and panels for the screen's size."""
         plan = layout(
             self.size.width,
-            monitor=self.panels.side_wanted,
+            monitor=self.panels.side_requested,
             drawer=self.panels.drawer_open,
             side_by_side=self.side_by_side,
             filled=self.panels.side_fills,
@@ -127,12 +127,12 @@ class MainScreen(FrameScreen[None]):
         for each in self.shown:
             each.unread = False
             pane = self._panes.of(each)
-            pane.show_label(self._colours(each), active=each is active)
-            pane.transcript.greet(greeting if self.greets else Greeting())
+            pane.show_label(self._colors(each), active=each is active)
+            pane.transcript.greet(greeting if self.shows_greeting else Greeting())
         self.tabs.tabs = tuple(
             labels.tab(
                 each,
-                self._colours(each),
+                self._colors(each),
                 active=each is active,
                 shown=each in self.shown,
                 pinned=each in self.chats.pinned,
@@ -155,8 +155,8 @@ class MainScreen(FrameScreen[None]):
             active, self.focused, context.commands, context.keys, drawer=self.panels.drawer_open
         )
 
-    def _colours(self, conversation: Conversation) -> str:
-        return self._owner_colours(conversation.colour)
+    def _colors(self, conversation: Conversation) -> str:
+        return self._owner_colors(conversation.color)
 
     def on_resize(self, event: Resize) -> None:
         self.lay_out()
@@ -181,7 +181,7 @@ class MainScreen(FrameScreen[None]):
         for each in self.chats:
             each.likely = None
             each.traces.clear()
-            if each.reading.begin_anew() and each.view is not None:
+            if each.reading.reset() and each.view is not None:
                 each.view.show_messages()
 
     def wake(self) -> None:
@@ -207,7 +207,7 @@ class MainScreen(FrameScreen[None]):
     def take_away(self, conversation: Conversation) -> None:
         """Remove a chat that has just been closed; another one is always open."""
         self._panes.drop(conversation)
-        self.speak_to(self.chats.active)
+        self.follow_chat(self.chats.active)
 
     def go_to(self, conversation: Conversation) -> None:
         """Switch to another open chat."""
@@ -216,9 +216,9 @@ class MainScreen(FrameScreen[None]):
             before.chat.draft = "" if before.editing is not None else self.prompt.text
             before.editing = None
             self.chats.active = conversation
-            self.speak_to(conversation)
+            self.follow_chat(conversation)
 
-    def speak_to(self, conversation: Conversation) -> None:
+    def follow_chat(self, conversation: Conversation) -> None:
         """Make the prompt and the panels follow this chat, and remember it for the next start."""
         self.prompt.put(conversation.chat.draft)
         self.signals.turned()
@@ -233,7 +233,7 @@ class MainScreen(FrameScreen[None]):
     @property
     def tries(self) -> tuple[str, ...]:
         shot = self.engine.latest
-        if shot is None or shot.state == "dead" or not self.greets:
+        if shot is None or shot.state == "dead" or not self.shows_greeting:
             return ()
         return things_to_try(shot.model, template=self.context.program.backend.has_template)
 
@@ -291,17 +291,17 @@ class MainScreen(FrameScreen[None]):
         self.go_to(event.conversation)
 
     @on(Transcript.RetryRequested)
-    def _retry_wanted(self, event: Transcript.RetryRequested) -> None:
-        with self.context.program.complaining():
+    def _retry_requested(self, event: Transcript.RetryRequested) -> None:
+        with self.context.program.reporting_errors():
             self.chats.active.retry(event.message_id)
 
     @on(Transcript.MessageMenu)
-    def _menu_wanted(self, event: Transcript.MessageMenu) -> None:
+    def _menu_requested(self, event: Transcript.MessageMenu) -> None:
         menus.message_menu(self.context, event.message_id)
         closed_by(self.app.screen, self.context.keys.of("transcript.menu"))
 
     @on(Transcript.CopyRequested)
-    async def _copy_wanted(self, event: Transcript.CopyRequested) -> None:
+    async def _copy_requested(self, event: Transcript.CopyRequested) -> None:
         await self.context.program.send_to_clipboard(event.text)
 
     @on(Transcript.LinkClicked)

@@ -36,7 +36,7 @@ class Panels:
     """Opens and closes the panels. The screen that composes them does the layout."""
 
     def __init__(self, engine: EngineWatch) -> None:
-        self.side_wanted: bool | None = None  # None: if it fits
+        self.side_requested: bool | None = None  # None: if it fits
         self.side_fills = False  # it also takes the columns of the chats and the drawer
         self.all: list[Panel] = []
         self._engine = engine
@@ -84,12 +84,12 @@ class Panels:
         if self.side_fills:
             self.fill(False)
         elif not self.close_drawer():
-            self.uncover()
+            self.show_chat()
 
     def to_chat(self) -> None:
         """Return to the prompt. The drawer stays open unless it covers the chat."""
         self._prompt.focus()
-        self.uncover()
+        self.show_chat()
 
     def fill(self, fills: bool) -> None:
         """Make the side panel take the whole width, or restore the chats and the drawer."""
@@ -106,11 +106,11 @@ class Panels:
         self._show(None)
         return True
 
-    def uncover(self) -> None:
+    def show_chat(self) -> None:
         """Show the chat: hide what covers it on a small screen."""
         self.fill(False)
         if not self._chats.display and not self.close_drawer():
-            self.side_wanted = False
+            self.side_requested = False
             self._changed()
 
     def close(self, part: Widget) -> Widget | None:
@@ -145,14 +145,14 @@ class Panels:
             panel.widget.focus()
 
     def _close_side(self) -> None:
-        self.side_wanted = self.side_fills = False
+        self.side_requested = self.side_fills = False
         self._show(self._open)
 
     def _open_side(self, panel: Panel) -> None:
         """Open a side panel. A drawer is closed if both do not fit."""
         if panel is not self._side:
             self.fill(False)
-        self._side, self.side_wanted = panel, True
+        self._side, self.side_requested = panel, True
         self._changed()
         if not panel.widget.display:
             self.close_drawer()
@@ -172,9 +172,9 @@ class Panels:
         if panel.see is None:
             return
         if visible:
-            self._engine.look(panel)
+            self._engine.observe(panel)
         else:
-            self._engine.look_away(panel)
+            self._engine.unobserve(panel)
 
 
 def _left_by_its_key(widget: Widget) -> bool:

@@ -30,7 +30,7 @@ _STYLES = (
 class Look(NamedTuple):
     """The style of a run of cells."""
 
-    colour: str
+    color: str
     ground: str
     classes: str
 
@@ -38,7 +38,7 @@ class Look(NamedTuple):
 class Area(NamedTuple):
     """A rectangle within a line, in units."""
 
-    colour: str
+    color: str
     x: float
     y: float
     width: float
@@ -84,23 +84,23 @@ def _cells(strip: Strip, theme: TerminalTheme) -> list[tuple[str, Look]]:
 
 
 def _look(style: Style, theme: TerminalTheme) -> Look:
-    colour, ground = _hex(style.color, theme, True), _hex(style.bgcolor, theme, False)
+    color, ground = _hex(style.color, theme, True), _hex(style.bgcolor, theme, False)
     if style.reverse:
-        colour, ground = ground, colour
+        color, ground = ground, color
     if style.dim:
-        colour = _mixed(colour, ground, _DIM)
+        color = _mixed(color, ground, _DIM)
     signs = {"b": style.bold, "i": style.italic, "u": style.underline, "s": style.strike}
-    return Look(colour, ground, " ".join(name for name, on in signs.items() if on))
+    return Look(color, ground, " ".join(name for name, on in signs.items() if on))
 
 
-def _hex(colour: Color | None, theme: TerminalTheme, foreground: bool) -> str:
-    if colour is None or colour.type is ColorType.DEFAULT:
+def _hex(color: Color | None, theme: TerminalTheme, foreground: bool) -> str:
+    if color is None or color.type is ColorType.DEFAULT:
         return (theme.foreground_color if foreground else theme.background_color).hex
-    return colour.get_truecolor(theme, foreground).hex
+    return color.get_truecolor(theme, foreground).hex
 
 
-def _mixed(colour: str, ground: str, share: float) -> str:
-    pairs = ((int(colour[at : at + 2], 16), int(ground[at : at + 2], 16)) for at in (1, 3, 5))
+def _mixed(color: str, ground: str, share: float) -> str:
+    pairs = ((int(color[at : at + 2], 16), int(ground[at : at + 2], 16)) for at in (1, 3, 5))
     return "#" + "".join(f"{round(one * share + other * (1 - share)):02x}" for one, other in pairs)
 
 
@@ -122,11 +122,11 @@ def _line(cells: list[tuple[str, Look]], top: int, ground: str) -> str:
 def _words(signs: list[str], at: int, look: Look, marks: list[Area]) -> Iterator[str]:
     """The text elements of a run, split where characters are drawn as areas."""
     for drawn, run in groupby(
-        enumerate(signs, at), key=lambda cell: _block(cell[0], cell[1], look.colour) is not None
+        enumerate(signs, at), key=lambda cell: _block(cell[0], cell[1], look.color) is not None
     ):
         found = list(run)
         if drawn:
-            marks += [area for x, sign in found for area in _block(x, sign, look.colour) or ()]
+            marks += [area for x, sign in found for area in _block(x, sign, look.color) or ()]
         elif text := "".join(sign for _, sign in found).rstrip():
             blank = len(text) - len(text.lstrip())
             end = next(place for place, (_, sign) in reversed(list(enumerate(found, 1))) if sign != " ")
@@ -136,20 +136,20 @@ def _words(signs: list[str], at: int, look: Look, marks: list[Area]) -> Iterator
 def _text(text: str, x: int, cells: int, look: Look) -> str:
     classes = f' class="{look.classes}"' if look.classes else ""
     place = f'x="{_MARGIN + x * _WIDE}" textLength="{cells * _WIDE}"'
-    return f'<tspan {place} fill="{look.colour}"{classes}>{escape(text, quote=False)}</tspan>'
+    return f'<tspan {place} fill="{look.color}"{classes}>{escape(text, quote=False)}</tspan>'
 
 
-def _block(x: int, sign: str, colour: str) -> list[Area] | None:
+def _block(x: int, sign: str, color: str) -> list[Area] | None:
     """The areas of a block character; None for other characters."""
     if sign == "▀":
-        return [Area(colour, x, 0, 1, _HIGH / 2)]
+        return [Area(color, x, 0, 1, _HIGH / 2)]
     if sign in _SHADES:
-        return [Area(colour, x, 0, 1, _HIGH, _SHADES[sign])]
+        return [Area(color, x, 0, 1, _HIGH, _SHADES[sign])]
     if sign and sign in _LOWER:
         high = _HIGH * (_LOWER.index(sign) + 1) / 8
-        return [Area(colour, x, _HIGH - high, 1, high)]
+        return [Area(color, x, _HIGH - high, 1, high)]
     if sign and sign in _LEFT:
-        return [Area(colour, x, 0, (_LEFT.index(sign) + 1) / 8, _HIGH)]
+        return [Area(color, x, 0, (_LEFT.index(sign) + 1) / 8, _HIGH)]
     return None
 
 
@@ -166,7 +166,7 @@ def _paths(areas: Iterable[Area], top: int) -> Iterator[str]:
     for each in joined:
         x, y, width = _MARGIN + each.x * _WIDE, top + each.y, each.width * _WIDE
         move = f"M{x:g} {y:g}h{width:g}v{each.height:g}h{-width:g}z"
-        paths[each.colour, each.share] = paths.get((each.colour, each.share), "") + move
-    for (colour, share), path in paths.items():
+        paths[each.color, each.share] = paths.get((each.color, each.share), "") + move
+    for (color, share), path in paths.items():
         opacity = f' opacity="{share:g}"' if share < 1 else ""
-        yield f'<path fill="{colour}"{opacity} d="{path}"/>'
+        yield f'<path fill="{color}"{opacity} d="{path}"/>'

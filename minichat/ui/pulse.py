@@ -29,7 +29,7 @@ class Pulse:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._beat(), name="pulse")
 
-    def hurry(self, by: int) -> float:
+    def change_rate(self, by: int) -> float:
         """Double the rate for each positive step, halve it for each negative one. Return the new rate."""
         self.rate = min(max(self.rate * 2**by, _SLOWEST), _FASTEST)
         return self.rate

@@ -15,7 +15,7 @@ from minichat.ui.transcript.glyphs import one_line
 async def submit(context: Context, composing: Composing, text: str) -> None:
     """Send a message. If it cannot be sent, show why and leave it in the prompt."""
     active, to = context.chats.active, context.workspace.recipients
-    if await composing.may_go(text, to):
+    if await composing.may_send(text, to):
         _send(context, text, active, to)
     else:
         _give_back(context, text, active)
@@ -37,7 +37,7 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
             context.signals.broadcast(to)
     except (CannotAttach, StoreError) as error:
         _give_back(context, text, active)
-        context.program.complain(one_line(str(error)))
+        context.program.report(one_line(str(error)))
     else:
         if files:
             names = ", ".join(f"{each.name} ({size(len(each.text.encode()))})" for each in files)

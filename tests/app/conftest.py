@@ -29,7 +29,7 @@ from minichat.ui.main import MainScreen
 from tests import impatient
 
 HERE = Terminal(ssh=False, tmux=False, unicode=True)
-PATIENCE = 20.0  # seconds; generous, for a loaded machine
+TIMEOUT = 20.0  # seconds; generous, for a loaded machine
 
 
 def snapshot(step: int = 0, running: tuple[int, ...] = (), **changes: Any) -> Snapshot:
@@ -112,8 +112,8 @@ class Bench:
         return self.replies[-1]
 
     async def until(self, holds: Callable[[], object]) -> None:
-        """Wait until the condition holds, and fail after PATIENCE."""
-        latest = time.monotonic() + PATIENCE
+        """Wait until the condition holds, and fail after TIMEOUT."""
+        latest = time.monotonic() + TIMEOUT
         while time.monotonic() < latest:
             await self.pilot.pause()
             if holds():

@@ -69,16 +69,16 @@ class Cells:
         self._x += cell_len(character)
 
 
-def cells_of(strips: Iterable[Strip], colours: ColorSystem) -> list[list[Cell]]:
+def cells_of(strips: Iterable[Strip], colors: ColorSystem) -> list[list[Cell]]:
     """Render strips one at a time, in full."""
     return [
-        [cell for segment in strip for cell in _cells(segment.text, segment.style, colours)]
+        [cell for segment in strip for cell in _cells(segment.text, segment.style, colors)]
         for strip in strips
     ]
 
 
-def _cells(text: str, style: Style | None, colours: ColorSystem) -> list[Cell]:
-    codes = Strip.render_ansi(style, colours) if style is not None else ""
+def _cells(text: str, style: Style | None, colors: ColorSystem) -> list[Cell]:
+    codes = Strip.render_ansi(style, colors) if style is not None else ""
     return [
         cell
         for character in text

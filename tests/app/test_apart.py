@@ -37,17 +37,17 @@ async def test_an_engine_process_dies_without_the_program_and_is_restarted(tmp_p
         return hosts[-1]
 
     backend = LocalBackend(EngineConfig(model=str(model), device="cpu", blocks=32), launch)
-    heard: list[Event] = []
+    received: list[Event] = []
 
     def hear(events: Sequence[Event]) -> None:
-        heard.extend(events)
+        received.extend(events)
 
     backend.subscribe(hear)
     assert backend.words([1, 2]) == []
-    told: list[tuple[int, int]] = []
-    first = await backend.load(lambda *bytes: told.append(bytes))
+    progress: list[tuple[int, int]] = []
+    first = await backend.load(lambda *bytes: progress.append(bytes))
     assert (first.model, first.state, backend.has_template) == ("one", "ready", True)
-    assert told[-1][0] == told[-1][1] > 0
+    assert progress[-1][0] == progress[-1][1] > 0
     assert len(backend.words([1, 2, 3])) == 3
 
     reply = await backend.submit(
@@ -60,9 +60,9 @@ async def test_an_engine_process_dies_without_the_program_and_is_restarted(tmp_p
     with pytest.raises(EngineDead, match="SIGKILL"):
         await backend.submit("the", SamplingParams(max_tokens=3))
     async with asyncio.timeout(20):  # it arrives on another channel than the end of the reply
-        while not any(isinstance(event, Died) for event in heard):
+        while not any(isinstance(event, Died) for event in received):
             await asyncio.sleep(0.005)
-    assert [type(event) for event in heard].count(Died) == 1
+    assert [type(event) for event in received].count(Died) == 1
 
     assert (await backend.switch(str(model), lambda *_: None)).state == "ready"
     again = await backend.submit("the", SamplingParams(max_tokens=3, ignore_eos=True))

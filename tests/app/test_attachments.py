@@ -211,7 +211,7 @@ async def test_a_name_is_completed_from_the_list(bench: Callable[..., Any]) -> N
         content = it.replies[0].prompt[-1]["content"]
         assert content == "see @src/main.py \n\nsrc/main.py:\n```py\nprint(1)\n```"
         await it.until(lambda: "see @src/main.py" in it.screen_text())
-        assert any("src/main.py (9 B)" in said for said in it.notices())
+        assert any("src/main.py (9 B)" in notice for notice in it.notices())
 
 
 @run
@@ -244,9 +244,9 @@ async def test_a_prompt_with_a_file_that_cannot_be_attached_is_kept(bench: Calla
     async with bench() as it:
         it.main.prompt.put("see @./no[/where\x1b.py")
         await it.pilot.press("enter")
-        await it.until(lambda: any("no such file: ./no[/where" in said for said in it.notices()))
+        await it.until(lambda: any("no such file: ./no[/where" in notice for notice in it.notices()))
         await it.until(lambda: "no[/where" in it.screen_text())
-        assert not any("\x1b" in said for said in it.notices())
+        assert not any("\x1b" in notice for notice in it.notices())
         assert it.main.prompt.text == "see @./no[/where␛.py"
         assert it.texts() == []
 
@@ -317,7 +317,7 @@ async def test_a_question_keeps_the_draft_of_the_open_chat(bench: Callable[..., 
 async def test_a_pipe_without_a_question_waits_for_one(bench: Callable[..., Any]) -> None:
     async with bench(first=first_message([], "+ a line\n")) as it:
         assert it.main.prompt.text == "@stdin "
-        assert any("Type what to do with it" in said for said in it.notices())
+        assert any("Type what to do with it" in notice for notice in it.notices())
         await it.pilot.press(*"sum it up", "enter")
         await it.until(lambda: it.replies)
         assert "+ a line" in it.replies[0].prompt[-1]["content"]

@@ -35,8 +35,8 @@ async def test_messages_of_the_other_screen_are_read_here(bench: Callable[..., A
         await it.pilot.press("a")  # for terminals that do not report focus
         await it.until(lambda: "heard there" in it.screen_text())
         reply = await it.say("and here?")
-        said = [turn["content"] for turn in reply.prompt]
-        assert said == ["hello", "good day", "from elsewhere", "heard there", "and here?"]
+        texts = [turn["content"] for turn in reply.prompt]
+        assert texts == ["hello", "good day", "from elsewhere", "heard there", "and here?"]
 
 
 @run
@@ -52,8 +52,8 @@ async def test_regenerating_keeps_messages_of_the_other_screen(
         await it.pilot.press("alt+r")
         await it.until(lambda: len(it.replies) == 2)
         await it.answered(it.replies[-1], "drawn again")
-        said = [each.text for each in other.chat(chat).messages]
-        assert said == ["hello", "good day", "from elsewhere", "drawn again"]
+        texts = [each.text for each in other.chat(chat).messages]
+        assert texts == ["hello", "good day", "from elsewhere", "drawn again"]
 
 
 @run

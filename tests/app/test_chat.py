@@ -184,7 +184,7 @@ async def test_a_prompt_sent_while_a_reply_runs_is_kept(bench: Callable[..., Any
         await it.say("hello")
         it.main.prompt.put("more")
         await it.pilot.press("enter")
-        await it.until(lambda: any("still replying" in said for said in it.notices()))
+        await it.until(lambda: any("still replying" in notice for notice in it.notices()))
         assert it.main.prompt.text == "more"
 
 
@@ -246,6 +246,6 @@ async def test_the_status_line_shows_whether_replies_run(bench: Callable[..., An
 @run
 async def test_a_lost_engine_is_not_ready(bench: Callable[..., Any]) -> None:
     async with bench() as it:
-        it.app.lifecycle.lose("it fell over")
+        it.app.lifecycle.report_loss("it fell over")
         await it.until(lambda: "no engine" in it.screen_text().splitlines()[-1])
         assert "ready" not in it.screen_text().splitlines()[-1]

@@ -194,7 +194,7 @@ async def test_an_export_overwrites_nothing(bench: Callable[..., Any], tmp_path:
         await it.until(lambda: it.app.screen.query("Input"))
         it.app.screen.query_one("Input").value = str(mine)
         await it.pilot.press("enter")
-        await it.until(lambda: any("already exists" in said for said in it.notices()))
+        await it.until(lambda: any("already exists" in notice for notice in it.notices()))
         assert mine.read_text() == "mine"
 
 
@@ -205,7 +205,7 @@ async def test_an_export_that_cannot_be_written_is_reported(bench: Callable[...,
         await it.pilot.pause()
         it.app.screen.query_one("Input").value = str(tmp_path / "no" / "folder.md")
         await it.pilot.press("enter")
-        await it.until(lambda: any("folder.md" in said for said in it.notices()))
+        await it.until(lambda: any("folder.md" in notice for notice in it.notices()))
 
 
 @run
@@ -304,7 +304,7 @@ async def test_many_chats_need_few_widgets(bench: Callable[..., Any]) -> None:
         assert len(it.main.query("*")) < 100
         for number in (1, 9, 4, 1):
             await it.pilot.press(f"alt+{number}")
-            await it.until(lambda wanted=f"answer {number - 1}": wanted in it.screen_text())
+            await it.until(lambda text=f"answer {number - 1}": text in it.screen_text())
         assert len(it.main.query("*")) < 100
         order = [pane.conversation.chat.title for pane in it.main.query("ChatPane")]
         assert order == sorted(order, key=titles(it).index), "panes are in the order of the tabs"

@@ -29,7 +29,7 @@ print(asyncio.run(clipboard.send("g" * int(sys.argv[1]), Path(sys.argv[2]), writ
 print("COPIED")
 input()
 """
-PATIENCE = 60.0  # seconds; generous, for a loaded machine
+TIMEOUT = 60.0  # seconds; generous, for a loaded machine
 SENT = re.compile(rb"\x1b\]52;[^;]*;([A-Za-z0-9+/=]+)(?:\a|\x1b\\)")
 tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 screen = pytest.mark.skipif(shutil.which("screen") is None, reason="GNU screen is not installed")
@@ -44,26 +44,26 @@ def terminal_around(argv: Sequence[str], environment: dict[str, str]) -> bytes:
     )
     os.close(theirs)
     os.set_blocking(ours, False)
-    came, latest = b"", time.monotonic() + PATIENCE
+    received, latest = b"", time.monotonic() + TIMEOUT
     answered = False
     while program.poll() is None:
-        assert time.monotonic() < latest, came
+        assert time.monotonic() < latest, received
         try:
-            came += os.read(ours, 65_536)
+            received += os.read(ours, 65_536)
         except BlockingIOError:
             time.sleep(0.01)
         except OSError:  # the other end is closed
             break
-        if b"COPIED" in came and not answered:
+        if b"COPIED" in received and not answered:
             answered = True
             os.write(ours, b"\r")
-    program.wait(PATIENCE)
+    program.wait(TIMEOUT)
     os.close(ours)
-    return came
+    return received
 
 
-def copied(came: bytes) -> list[str]:
-    return [base64.b64decode(found).decode() for found in SENT.findall(came)]
+def copied(received: bytes) -> list[str]:
+    return [base64.b64decode(found).decode() for found in SENT.findall(received)]
 
 
 class Inside:
@@ -106,8 +106,8 @@ def test_through_tmux(inside: Inside, length: int) -> None:
 
 @tmux
 def test_a_text_that_is_too_long_stays_in_tmux(inside: Inside) -> None:
-    came = inside.of_tmux(80_000)
-    assert b"oo long for the clipboard (80,000" in came
+    received = inside.of_tmux(80_000)
+    assert b"oo long for the clipboard (80,000" in received
     assert (inside.folder / "kept").read_text() == "g" * 80_000
 
 
@@ -118,9 +118,9 @@ OVER_SSH = ("env", "-u", "TMUX", "-u", "STY")  # as over SSH
 def test_the_outer_tmux_over_ssh_must_allow_it(inside: Inside) -> None:
     afar = (*OVER_SSH, "TERM=tmux-256color")
     allowed = ("set-option", "-g", "set-clipboard", "on", ";")
-    came = inside.of_tmux(5_000, *afar)
-    assert copied(came) == []
-    assert b"set -g set-clipboard on" in came
+    received = inside.of_tmux(5_000, *afar)
+    assert copied(received) == []
+    assert b"set -g set-clipboard on" in received
     assert copied(inside.of_tmux(5_000, *afar, options=allowed)) == ["g" * 5_000]
 
 
@@ -133,11 +133,11 @@ def test_through_gnu_screen(inside: Inside, length: int) -> None:
 @screen
 @pytest.mark.parametrize("length", [450, 5_000])
 def test_the_outer_gnu_screen_over_ssh_gets_no_text(inside: Inside, length: int) -> None:
-    came = inside.of_screen(length, *OVER_SSH, "TERM=screen-256color")
-    assert copied(came) == []
-    assert base64.b64encode(b"g" * 60) not in came, "the text itself is not on the screen"
-    assert (b"GNU screen does not" in came) is (length == 450)
-    assert (b"too long for the clipboard" in came) is (length == 5_000)
+    received = inside.of_screen(length, *OVER_SSH, "TERM=screen-256color")
+    assert copied(received) == []
+    assert base64.b64encode(b"g" * 60) not in received, "the text itself is not on the screen"
+    assert (b"GNU screen does not" in received) is (length == 450)
+    assert (b"too long for the clipboard" in received) is (length == 5_000)
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ async def test_a_prompt_that_is_too_long_is_flagged_while_typing_and_not_sent(
         await it.until(lambda: below(it) == "64 tokens; tiny takes 63")
         assert it.main.prompt.has_class("-fault")
         await it.pilot.press("enter")
-        told = "64 tokens; tiny takes 63. Shorten the message or choose a larger model (Alt+O)"
-        await it.until(lambda: told in it.notices())
+        notice = "64 tokens; tiny takes 63. Shorten the message or choose a larger model (Alt+O)"
+        await it.until(lambda: notice in it.notices())
         assert (it.main.prompt.text, it.replies, it.texts()) == ("x" * 63, [], [])
         await it.pilot.press("backspace", "enter")
         await it.until(lambda: it.replies)
@@ -69,7 +69,7 @@ async def test_system_prompt_and_files_count_but_earlier_messages_do_not(
         await it.until(lambda: below(it).startswith("63 tokens; tiny takes 63"))
         it.main.prompt.put("@long.txt")
         await it.pilot.press("enter")
-        await it.until(lambda: any("takes 63. Shorten" in said for said in it.notices()))
+        await it.until(lambda: any("takes 63. Shorten" in notice for notice in it.notices()))
         assert len(it.replies) == 1
 
 
@@ -88,8 +88,8 @@ async def test_max_tokens_is_reserved_and_a_remote_engine_offers_no_other_model(
 
 
 def test_the_error_suggests_what_to_do() -> None:
-    told = PromptFit(3634, 2047, "pocket").refusal("choose a larger model (Alt+O)")
-    assert told == "3,634 tokens; pocket takes 2,047. Shorten the message or choose a larger model (Alt+O)"
+    notice = PromptFit(3634, 2047, "pocket").refusal("choose a larger model (Alt+O)")
+    assert notice == "3,634 tokens; pocket takes 2,047. Shorten the message or choose a larger model (Alt+O)"
     assert PromptFit(9, 8, "it").refusal("") == "9 tokens; it takes 8. Shorten the message"
 
 
@@ -189,8 +189,8 @@ async def test_a_mistyped_file_name_is_reported_before_sending(bench: Callable[.
         it.main.prompt.put("sum up @note.txt for me")
         await it.until(lambda: "no such file: note.txt; did you mean notes.txt?" in it.screen_text())
         await it.pilot.press("enter")
-        told = "no such file: note.txt; did you mean notes.txt? Press Enter again to send without it"
-        await it.until(lambda: told in it.notices())
+        notice = "no such file: note.txt; did you mean notes.txt? Press Enter again to send without it"
+        await it.until(lambda: notice in it.notices())
         assert (it.main.prompt.text, it.replies) == ("sum up @note.txt for me", [])
         await it.pilot.press("enter")
         await it.until(lambda: it.replies)

@@ -91,12 +91,12 @@ async def test_other_parts_show_a_snapshot_that_one_part_cannot(
 @run
 async def test_a_failing_part_does_not_keep_a_signal_from_the_others(bench: Callable[..., Any]) -> None:
     async with bench() as it:
-        signals, heard = it.main.signals, []
+        signals, received = it.main.signals, []
         signals.turned.connect(fails)
-        signals.turned.connect(lambda: heard.append("turned"))
+        signals.turned.connect(lambda: received.append("turned"))
         with expected_error(it):
             await it.pilot.press("ctrl+n")
-            await it.until(lambda: heard)
+            await it.until(lambda: received)
         await talks(it)
 
 
@@ -112,11 +112,11 @@ async def test_a_monitor_that_cannot_show_a_snapshot_closes(
             it.main.wake()
             await it.until(lambda: not it.monitor.display)
             await it.until(lambda: it.notices())
-            told = it.notices()
+            notices = it.notices()
             await it.pilot.press("f3")
             it.main.show_snapshot(snapshot(8, (0,)))
             await it.pilot.pause()
-            assert it.drawer.knobs.has_focus and it.notices() == told
+            assert it.drawer.knobs.has_focus and it.notices() == notices
             await it.pilot.press("escape")
         await talks(it)
 

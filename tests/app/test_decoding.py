@@ -9,7 +9,7 @@ import pytest
 from engine.api.errors import BadParams
 from engine.api.events import TokenLogprob
 from engine.api.params import Grammar, SamplingParams
-from minichat.session.decoding import KNOBS, Preset, nudged, parsed, preset_of, shown, strategy
+from minichat.session.decoding import KNOBS, Preset, parsed, preset_of, shown, stepped, strategy
 from tests.app.conftest import run
 
 KNOB = {knob.field: knob for knob in KNOBS}
@@ -152,7 +152,7 @@ def test_arrows_stay_in_range(knob: Any) -> None:
     for steps in (-1, 1, -1000, 1000):
         params = SamplingParams()
         for _ in range(3):
-            params = params.changed(**{knob.field: nudged(knob, params, steps)})
+            params = params.changed(**{knob.field: stepped(knob, params, steps)})
 
 
 def test_presets_are_recognized_and_leave_max_tokens_alone() -> None:

@@ -133,7 +133,7 @@ async def test_an_invalid_feature_is_reported_and_the_screen_still_starts(
     monkeypatch.delitem(sys.modules, "misfit", raising=False)
     install(site, "misfit", "misfit:FEATURE")
     async with bench((100, 30)) as it:
-        await it.until(lambda: any("misfit" in said and why in said for said in it.notices()))
+        await it.until(lambda: any("misfit" in notice and why in notice for notice in it.notices()))
         await it.answered(await it.say("hello"))
         await it.pilot.press("f9")
         await it.until(lambda: panel(it).display), "the one that fits is there"

@@ -20,7 +20,7 @@ def script(*lines: str) -> list[str]:
 async def test_a_download_reports_progress() -> None:
     seen: list[tuple[int, int]] = []
     line = """print('{"done": 5, "total": 10}\\n{"done": 10, "total": 10}\\n{"folder": "/x"}')"""
-    await fetch("a/b", lambda *told: seen.append(told), script(line))
+    await fetch("a/b", lambda *progress: seen.append(progress), script(line))
     assert seen == [(5, 10), (10, 10)]
 
 

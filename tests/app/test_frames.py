@@ -42,11 +42,11 @@ class Checkers(Widget):
 
     def __init__(self) -> None:
         super().__init__()
-        self.colours = [[0] * 30 for _ in range(12)]
+        self.levels = [[0] * 30 for _ in range(12)]
 
     def render_line(self, y: int) -> Strip:
-        row = self.colours[y] if y < len(self.colours) else [0] * 30
-        return Strip([Segment("▀", Style(color=f"rgb({colour},0,0)", bgcolor="black")) for colour in row])
+        row = self.levels[y] if y < len(self.levels) else [0] * 30
+        return Strip([Segment("▀", Style(color=f"rgb({level},0,0)", bgcolor="black")) for level in row])
 
 
 class Note(ModalScreen[None]):
@@ -111,9 +111,9 @@ def with_stage(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 def full_redraw(app: Stage) -> list[list[tuple[str, str]]]:
-    colours = app.console._color_system
-    assert colours is not None
-    return cells_of(app.screen._compositor.render_strips(), colours)
+    colors = app.console._color_system
+    assert colors is not None
+    return cells_of(app.screen._compositor.render_strips(), colors)
 
 
 def change_something(app: Stage, draw: random.Random) -> None:
@@ -134,7 +134,7 @@ def change_something(app: Stage, draw: random.Random) -> None:
     ]
     draw.choice(acts)()
     for _ in range(draw.randint(0, 3)):
-        app.chequers.colours[draw.randrange(12)][draw.randrange(30)] = draw.randrange(3)
+        app.chequers.levels[draw.randrange(12)][draw.randrange(30)] = draw.randrange(3)
     app.chequers.refresh()
 
 
@@ -159,7 +159,7 @@ async def test_small_changes_send_few_bytes(app: Stage) -> None:
     await app.drawn()
     assert 0 < Recorder.sent - before < 100
     before = Recorder.sent
-    app.chequers.colours[3][7] = 200
+    app.chequers.levels[3][7] = 200
     app.chequers.refresh()
     await app.drawn()
     assert 0 < Recorder.sent - before < 100

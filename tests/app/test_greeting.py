@@ -45,9 +45,9 @@ async def test_another_model_brings_other_examples(bench: Callable[..., Any]) ->
 async def test_up_selects_an_example_and_enter_sends_it(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.until(lambda: LARGER[0] in it.screen_text())
-        for wanted in (LARGER[2], LARGER[1], LARGER[0]):
+        for text in (LARGER[2], LARGER[1], LARGER[0]):
             await it.pilot.press("up")
-            await it.until(lambda wanted=wanted: it.main.prompt.text == wanted)
+            await it.until(lambda text=text: it.main.prompt.text == text)
         await it.pilot.press("up")
         assert it.main.prompt.text == LARGER[0]
         await it.pilot.press("down")
@@ -91,8 +91,10 @@ def pocket() -> Iterator[Callable[[str], str]]:
     host = EngineThread(start(EngineConfig(model="pocket", device="cpu", threads=1)))
 
     def answer(text: str) -> str:
-        told = host.submit([{"role": "user", "content": text}], SamplingParams(temperature=0, max_tokens=200))
-        return told.result().text
+        reply = host.submit(
+            [{"role": "user", "content": text}], SamplingParams(temperature=0, max_tokens=200)
+        )
+        return reply.result().text
 
     yield answer
     host.close()

@@ -22,8 +22,8 @@ TYPED = (*"aB 1/@.-+`|", "enter", "escape", "tab", "shift+tab", "backspace", "de
 MOVED = ("up", "down", "left", "right", "home", "end", "pageup", "pagedown", "shift+up", "shift+right")
 BOUND = [key for each in commands(BUILT_IN) for key in each.keys.split(",") if key]
 BOUND += [key for each in (*MONITOR, *TRANSCRIPT) for key in each.key.split(",")]  # type: ignore[union-attr]
-SAID = ("a word ", "漢字 ", "**b** ", "\n\n- item\n", "```py\nx = 1\n", "<think>hm</think>", "\x1b[2J")
-SAID += ("x" * 300,)
+TEXTS = ("a word ", "漢字 ", "**b** ", "\n\n- item\n", "```py\nx = 1\n", "<think>hm</think>", "\x1b[2J")
+TEXTS += ("x" * 300,)
 SCHEMES = (SchemeView("none", "", 4_000_000, 64), SchemeView("int8", "", 2_000_000, 80))
 
 
@@ -44,7 +44,7 @@ def shots() -> list[Any]:
 
 def stream(reply: FakeReply, draw: random.Random) -> None:
     if not reply.finished:
-        reply.say(draw.choice(SAID), tokens=draw.randint(1, 3))
+        reply.say(draw.choice(TEXTS), tokens=draw.randint(1, 3))
         if draw.random() < 0.3:
             reply.end()
 

@@ -69,7 +69,7 @@ async def test_a_widget_that_disappears_does_not_block_the_queue(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench() as it:
-        monkeypatch.setattr("minichat.shell.key_order._PATIENCE", 0.05)
+        monkeypatch.setattr("minichat.shell.key_order._TIMEOUT", 0.05)
         monkeypatch.setattr(it.app._key_order, "_pass", lambda *_: None)  # the confirmation is lost
         typed(it, "escape", "still", "escape", "here")
         await it.until(lambda: it.main.prompt.text == "stillhere")

@@ -250,7 +250,9 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_remapped(
     )
     backend = FakeBackend([snapshot(schemes=SCHEMES), snapshot(1, running=(0, 1), schemes=SCHEMES)])
     async with bench((120, 160), backend=backend) as it:
-        assert [said for said in it.notices() if "monitor.letters" in said]  # where l has another action
+        assert [
+            notice for notice in it.notices() if "monitor.letters" in notice
+        ]  # where l has another action
         await it.pilot.press("f3")
         assert "k j field" in last_line(it) and "Left l change" in last_line(it)
         knobs = it.drawer.knobs

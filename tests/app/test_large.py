@@ -34,8 +34,8 @@ def chats(tmp_path: Path) -> None:
     store = Store(locate({"HOME": str(tmp_path)}).chats)
     for title, texts in TEXTS.items():
         roles = ("user", "assistant") * (len(texts) // 2)
-        said = [Message(0, role, text) for role, text in zip(roles, texts, strict=True)]  # type: ignore[arg-type]
-        store.import_json(to_json(Chat(0, "", title, messages=said)))
+        messages = [Message(0, role, text) for role, text in zip(roles, texts, strict=True)]  # type: ignore[arg-type]
+        store.import_json(to_json(Chat(0, "", title, messages=messages)))
     store.close()
 
 

@@ -81,8 +81,8 @@ async def test_several_chats_or_one(bench: Callable[..., Any]) -> None:
         assert len(it.main.shown) == 2
         await it.pilot.resize_terminal(120, 40)
         await it.pilot.press("alt+p")
-        said = "Showing chats side by side needs 180 columns; this terminal has 120"
-        assert it.notices()[2:] == [said]
+        notice = "Showing chats side by side needs 180 columns; this terminal has 120"
+        assert it.notices()[2:] == [notice]
         await it.pilot.resize_terminal(200, 50)  # without a visible monitor, nothing changed
         await it.until(lambda: len(it.main.shown) == 2)
 
@@ -202,7 +202,7 @@ async def test_opening_something_else_restores_the_screen(bench: Callable[..., A
         await it.pilot.press("alt+m", "3")
         assert not it.main.query_one("#panes").display
         await it.pilot.press(key)
-        assert it.main.query_one("#panes").display and it.monitor.maximised is None
+        assert it.main.query_one("#panes").display and it.monitor.maximized is None
         shown = {"f3": it.drawer, "f4": it.quantization, "ctrl+f": it.main.query_one(FindBar)}
         assert it.monitor.display is (key == "ctrl+f")
         assert key not in shown or shown[key].display

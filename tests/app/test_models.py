@@ -110,10 +110,10 @@ def test_typed_text_may_name_a_model(tmp_path: Path) -> None:
 # On the screen
 
 
-async def picker(it: Any, query: str = "", wanted: str = "built in") -> ModelScreen:
+async def picker(it: Any, query: str = "", expected: str = "built in") -> ModelScreen:
     await it.until(lambda: it.app.lifecycle.ready.is_set())
     await it.pilot.press("alt+o")
-    await it.until(lambda: isinstance(it.app.screen, ModelScreen) and wanted in it.screen_text())
+    await it.until(lambda: isinstance(it.app.screen, ModelScreen) and expected in it.screen_text())
     await it.pilot.press(*query)
     return it.app.screen
 
@@ -174,7 +174,9 @@ async def test_a_model_that_cannot_be_loaded_is_replaced_by_the_old_one(bench: C
         await picker(it)
         await it.pilot.press("enter")
         await it.until(lambda: backend.switched == ["pocket", "tiny"])
-        await it.until(lambda: any("it is made of wood; tiny was reloaded" in said for said in it.notices()))
+        await it.until(
+            lambda: any("it is made of wood; tiny was reloaded" in notice for notice in it.notices())
+        )
         assert it.app.lifecycle.model == "tiny" and it.app.lifecycle.alive
         await it.answered(await it.say("hello"))
 
@@ -245,10 +247,10 @@ async def test_why_a_model_cannot_run_is_shown_below_it(bench: Callable[..., Any
 
 @run
 async def test_a_hub_model_is_downloaded_and_loaded(bench: Callable[..., Any]) -> None:
-    go_on, told = asyncio.Event(), []
+    go_on, fetched = asyncio.Event(), []
 
     async def fake_fetch(name: str, progress: Progress) -> None:
-        told.append(name)
+        fetched.append(name)
         progress(400_000_000, 1_600_000_000)
         await go_on.wait()
 
@@ -267,7 +269,7 @@ async def test_a_hub_model_is_downloaded_and_loaded(bench: Callable[..., Any]) -
         )
         await it.answered(await it.say("meanwhile"))
         go_on.set()
-        await it.until(lambda: it.backend.switched == ["org/large"] == told)
+        await it.until(lambda: it.backend.switched == ["org/large"] == fetched)
 
 
 @run

@@ -27,7 +27,7 @@ def test_a_beam_search_preset_suspends_logprobs_but_not_a_grammar() -> None:
 
 def test_a_strategy_that_cannot_follow_a_grammar_is_refused() -> None:
     strategies, held = Strategies(), SamplingParams(temperature=0.0, grammar=Grammar("regex", "a"))
-    strategies.saw(held)
+    strategies.observe(held)
     with pytest.raises(BadParams, match="remove the grammar first"):
         strategies.turned(held, -1)
     assert strategies.turned(held, 1).grammar == held.grammar

@@ -23,7 +23,7 @@ from minichat.session.pacer import Pacer
 from minichat.session.reasoning import ReplyText
 from minichat.shell import clipboard
 from minichat.shell.keys import key_name
-from minichat.shell.terminal import teach_alt_keys
+from minichat.shell.terminal import fix_alt_keys
 from minichat.ui.likely import visible
 from tests.app.conftest import HERE, run
 
@@ -31,10 +31,10 @@ from tests.app.conftest import HERE, run
 @given(st.lists(st.text("<think>/ab\n", max_size=9), max_size=12))
 def test_reasoning_does_not_depend_on_how_the_text_is_split(pieces: list[str]) -> None:
     whole, cut = ReplyText(), ReplyText()
-    said = whole.push("".join(pieces)) + whole.flush()
-    told = "".join(map(cut.push, pieces)) + cut.flush()
+    at_once = whole.push("".join(pieces)) + whole.flush()
+    from_pieces = "".join(map(cut.push, pieces)) + cut.flush()
     assert (cut.reasoning.strip("\n"), cut.text) == (whole.reasoning.strip("\n"), whole.text)
-    assert (said, told) == (whole.text, cut.text)
+    assert (at_once, from_pieces) == (whole.text, cut.text)
 
 
 @pytest.mark.parametrize(
@@ -107,14 +107,14 @@ async def test_threads_return_results_and_errors() -> None:
 
 @run
 async def test_events_arrive_in_order_and_batched() -> None:
-    heard: list[list[int]] = []
-    hand_over = Handover[Event](lambda events: heard.append([event.step for event in events]))
+    received: list[list[int]] = []
+    hand_over = Handover[Event](lambda events: received.append([event.step for event in events]))
     for step in range(3):
         hand_over(Event(step, 0.0))
     await asyncio.sleep(0)
     hand_over(Event(3, 0.0))
     await asyncio.sleep(0)
-    assert heard == [[0, 1, 2], [3]]
+    assert received == [[0, 1, 2], [3]]
 
 
 @run
@@ -132,12 +132,12 @@ async def test_expensive_turns_are_spaced_out() -> None:
 @run
 async def test_the_clipboard_uses_an_escape_sequence_and_a_file(tmp_path: Path) -> None:
     written: list[str] = []
-    said = await clipboard.send("grüße", tmp_path / "kept.txt", written.append, HERE)
-    assert "Copied to the clipboard" in said
+    notice = await clipboard.send("grüße", tmp_path / "kept.txt", written.append, HERE)
+    assert "Copied to the clipboard" in notice
     assert written == [f"\x1b]52;c;{base64.b64encode('grüße'.encode()).decode()}\a"]
     assert (tmp_path / "kept.txt").stat().st_mode & 0o777 == 0o600
-    said = await clipboard.send("x" * 80_000, tmp_path / "kept.txt", written.append, HERE)
-    assert "Too long" in said
+    notice = await clipboard.send("x" * 80_000, tmp_path / "kept.txt", written.append, HERE)
+    assert "Too long" in notice
     assert len(written) == 1
     assert len((tmp_path / "kept.txt").read_text()) == 80_000
 
@@ -153,7 +153,7 @@ async def test_in_gnu_screen_the_clipboard_text_is_sent_in_chunks(tmp_path: Path
 
 
 def test_alt_keys_are_parsed_under_their_names() -> None:
-    teach_alt_keys()
+    fix_alt_keys()
 
     def keys(sequence: str) -> list[str]:
         return [event.key for event in XTermParser().feed(sequence)]  # type: ignore[union-attr]

@@ -5,8 +5,8 @@ from textual.events import Key, Paste
 
 from minichat.shell.pasting import PasteParser, install
 
-COLOURED = "one\n\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1bOP end\n\x1b"
-SENT = f"ab\x1b[200~{COLOURED}\x1b[201~c\x1b[A"
+COLORED = "one\n\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1bOP end\n\x1b"
+SENT = f"ab\x1b[200~{COLORED}\x1b[201~c\x1b[A"
 
 
 def read(pieces: list[str]) -> list[str]:
@@ -20,7 +20,7 @@ def read(pieces: list[str]) -> list[str]:
 
 
 def test_an_escape_in_a_paste_is_a_character() -> None:
-    assert read([SENT]) == ["a", "b", COLOURED.replace("\x1b", "␛"), "c", "up"]
+    assert read([SENT]) == ["a", "b", COLORED.replace("\x1b", "␛"), "c", "up"]
 
 
 def test_a_paste_may_be_split_anywhere() -> None:

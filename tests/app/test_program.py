@@ -39,10 +39,10 @@ async def test_the_first_start_lists_what_was_found(bench: Callable[..., Any]) -
     terminal = Terminal(ssh=False, tmux=True, unicode=True)
     async with bench(backend=FakeBackend([shot]), terminal=terminal) as it:
         await it.until(lambda: "Found" in it.screen_text())
-        said = " ".join(it.screen_text().split())
-        assert "Found GPU NVIDIA H200, 3.50 GB of memory free, " in said
-        assert "clipboard through tmux. tiny is running, with room for 1,024 tokens. Try one" in said
-        assert "F1 lists the keys" in said
+        text = " ".join(it.screen_text().split())
+        assert "Found GPU NVIDIA H200, 3.50 GB of memory free, " in text
+        assert "clipboard through tmux. tiny is running, with room for 1,024 tokens. Try one" in text
+        assert "F1 lists the keys" in text
         await it.answered(await it.say("hello"))
         assert "Found" not in it.screen_text()
     async with bench() as it:
@@ -52,14 +52,14 @@ async def test_the_first_start_lists_what_was_found(bench: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize(
-    ("colours", "said"), [("truecolor", "16 million colors"), ("256", "256 colors"), (None, "no colors")]
+    ("colors", "named"), [("truecolor", "16 million colors"), ("256", "256 colors"), (None, "no colors")]
 )
-def test_detected_colors_are_named(colours: str | None, said: str) -> None:
+def test_detected_colors_are_named(colors: str | None, named: str) -> None:
     here = Terminal(ssh=False, tmux=False, unicode=True)
-    found = found_here(snapshot(), here, colours)
-    assert found.startswith(f"Found a CPU and no GPU, {said}, clipboard through the terminal.")
-    dry = found_here(snapshot(device="none"), here, colours)
-    assert dry.startswith(f"Found a dry-run engine, {said}, ")
+    found = found_here(snapshot(), here, colors)
+    assert found.startswith(f"Found a CPU and no GPU, {named}, clipboard through the terminal.")
+    dry = found_here(snapshot(device="none"), here, colors)
+    assert dry.startswith(f"Found a dry-run engine, {named}, ")
 
 
 @run
@@ -132,7 +132,7 @@ async def test_the_last_reply_is_copied_to_the_clipboard(bench: Callable[..., An
     async with bench() as it:
         await it.answered(await it.say("hello"), "take this")
         await it.pilot.press("alt+y")
-        await it.until(lambda: any("Copied to the clipboard" in said for said in it.notices()))
+        await it.until(lambda: any("Copied to the clipboard" in notice for notice in it.notices()))
         assert it.app.paths.clipboard.read_text() == "take this"
 
 
@@ -222,7 +222,7 @@ async def test_keys_can_be_remapped_and_conflicts_are_reported(
     config.parent.mkdir(parents=True)
     config.write_text('[keys]\n"chat.new" = "f9"\n"prompt.send" = "ctrl+s"\n"chat.fork" = "ctrl+q"\n')
     async with bench() as it:
-        await it.until(lambda: any("ctrl+q" in said for said in it.notices()))
+        await it.until(lambda: any("ctrl+q" in notice for notice in it.notices()))
         await it.pilot.press("f9")
         assert len(it.app.chats) == 2
         await it.pilot.press("ctrl+n")
@@ -236,9 +236,9 @@ async def test_keys_can_be_remapped_and_conflicts_are_reported(
 async def test_mouse_capture_can_be_turned_off(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("ctrl+g")
-        assert any("Mouse capture is off" in said for said in it.notices())
+        assert any("Mouse capture is off" in notice for notice in it.notices())
         await it.pilot.press("ctrl+g")
-        assert any("Mouse capture is on" in said for said in it.notices())
+        assert any("Mouse capture is on" in notice for notice in it.notices())
 
 
 @run
@@ -261,7 +261,7 @@ async def test_ascii_mode_draws_only_ascii(bench: Callable[..., Any], size: tupl
         await it.until(lambda: "Regenerate the last reply" in it.screen_text())
         assert it.screen_text().isascii()
         await it.pilot.press("escape")
-        it.app.lifecycle.lose("the engine has stopped: " + "why " * 99)
+        it.app.lifecycle.report_loss("the engine has stopped: " + "why " * 99)
         await it.until(lambda: "F5 restarts" in it.screen_text())
         assert it.screen_text().isascii()
 

@@ -42,8 +42,8 @@ async def test_up_in_an_empty_prompt_recalls_the_last_message(bench: Callable[..
 async def test_up_recalls_earlier_messages_and_down_returns(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         prompt = it.main.prompt
-        for said in ("first", "two\nlines"):
-            await it.answered(await it.say(said))
+        for text in ("first", "two\nlines"):
+            await it.answered(await it.say(text))
         await it.pilot.press("up")
         assert prompt.text == "two\nlines"
         await it.pilot.press("up")  # to the first line

@@ -43,7 +43,7 @@ async def test_it_shows_schemes_memory_and_room_live(bench: Callable[..., Any]) 
         assert it.quantization.display
         await it.pilot.press("f4", "escape")
         await it.until(lambda: not it.quantization.display and it.app.focused is it.main.prompt)
-        assert it.main.engine.onlookers == []
+        assert it.main.engine.observers == []
 
 
 @run
@@ -51,7 +51,7 @@ async def test_only_one_drawer_is_open(bench: Callable[..., Any]) -> None:
     async with bench((100, 30)) as it:
         await it.pilot.press("f4", "f3")
         assert (it.quantization.display, it.drawer.display) == (False, True)
-        assert it.quantization not in it.main.engine.onlookers
+        assert it.quantization not in it.main.engine.observers
         await it.pilot.press("f4")
         assert (it.quantization.display, it.drawer.display) == (True, False)
         assert it.app.focused is it.quantization.schemes
@@ -67,7 +67,7 @@ async def test_its_key_focuses_an_open_drawer_before_closing_it(bench: Callable[
             assert drawer.display and drawer.has_focus_within, (
                 "so that a value can be changed while a reply runs"
             )
-            assert it.main.engine.onlookers.count(drawer) <= 1
+            assert it.main.engine.observers.count(drawer) <= 1
             await it.pilot.press(key)
             assert not drawer.display and it.app.focused is it.main.prompt
 
@@ -83,7 +83,7 @@ async def test_closing_a_drawer_that_hides_the_chat_shows_the_chat_again(
         assert not chats.display
         await it.pilot.press("escape", "escape")
         assert chats.display and it.app.focused is it.main.prompt
-        assert it.main.engine.onlookers == []
+        assert it.main.engine.observers == []
 
 
 @run
@@ -154,7 +154,7 @@ async def test_the_kv_cache_has_its_own_schemes(bench: Callable[..., Any]) -> No
         await it.until(lambda: "1,772 blocks" in it.screen_text() and "attention old" in it.screen_text())
         await it.pilot.press("tab", "down", "enter")
         await it.until(lambda: backend.recached == ["int8"])
-        await it.until(lambda: any("wait for 1" in said for said in it.notices()))
+        await it.until(lambda: any("wait for 1" in notice for notice in it.notices()))
         assert backend.quantized == []
 
 

@@ -51,12 +51,12 @@ def test_both_directions_against_a_plain_search(tokens: list[list[int]], data: s
         assert spans == {100 + number: [(place * SIZE, place * SIZE + filled)] for number in sharing}
     number = data.draw(st.integers(0, len(tokens) - 1))
     at = data.draw(st.integers(0, len(tokens[number]) - 1))
-    wanted = {
+    expected = {
         block
         for block, (owner, place, filled) in held.items()
         if place * SIZE <= at < place * SIZE + filled and tokens[owner][: at + 1] == tokens[number][: at + 1]
     }
-    assert blocks_of({100 + number: [(at, at + 1)]}, shown, SIZE, requests) == wanted
+    assert blocks_of({100 + number: [(at, at + 1)]}, shown, SIZE, requests) == expected
 
 
 def test_text_that_was_never_read_is_unknown() -> None:

@@ -19,7 +19,7 @@ from engine.api.request import Finish
 from engine.api.snapshot import BeamsView, HypothesisView, Speculation
 from minichat.clients.fake import FakeBackend
 from minichat.features.decoding.beam_tree import lines_of
-from minichat.session.decoding import KNOBS, grammar_of, nudged, shown
+from minichat.session.decoding import KNOBS, grammar_of, shown, stepped
 from minichat.session.strategies import NAMES, Strategies, name_of
 from tests import impatient
 from tests.app.conftest import run, snapshot
@@ -49,25 +49,25 @@ def params() -> st.SearchStrategy[SamplingParams]:
 @given(params(), st.lists(st.sampled_from([-1, 1]), max_size=12))
 def test_strategies_cycle_in_both_directions(start: SamplingParams, steps: list[int]) -> None:
     strategies, now = Strategies(), start
-    strategies.saw(start)
+    strategies.observe(start)
     for by in steps:
         before, now = now, strategies.turned(now, by)
         assert name_of(now) == NAMES[(NAMES.index(name_of(before)) + by) % len(NAMES)]
         assert now.seed == start.seed, "the seed is not part of a strategy"
-        strategies.saw(now)
+        strategies.observe(now)
     while name_of(now) != name_of(start):
         now = strategies.turned(now, 1)
-        strategies.saw(now)
+        strategies.observe(now)
     assert now == start, "a full cycle restores the parameters"
 
 
 def test_values_that_a_search_excludes_are_restored_after_it() -> None:
     strategies = Strategies()
     before = SamplingParams(temperature=0.0, speculate="suffix", logprobs=3)
-    strategies.saw(before)
+    strategies.observe(before)
     beams = strategies.turned(before, -1)
     assert (beams.beams, beams.speculate, beams.logprobs) == (4, "", None)
-    strategies.saw(beams)
+    strategies.observe(beams)
     assert strategies.turned(beams, 1) == before
 
 
@@ -275,7 +275,7 @@ def test_choices_wrap_around(knob: Any) -> None:
     params, seen = SamplingParams(), []
     for _ in knob.choices:
         seen.append(shown(knob, params))
-        params = params.changed(**{knob.field: nudged(knob, params, 1)})
+        params = params.changed(**{knob.field: stepped(knob, params, 1)})
     assert params == SamplingParams() and len(set(seen)) == len(knob.choices)
     assert {value for value, _ in KNOBS[-2].choices} == {"", *SPECULATION}
 
@@ -297,10 +297,10 @@ async def test_several_replies_open_in_forks(bench: Callable[..., Any]) -> None:
         put(Delta(reply.id, finish=Finish.FAILED, error="no number", choice=2))
         await it.until(lambda: len(it.app.chats) == 3)
         assert it.app.chats.active is first and not first.streaming
-        said = [each.chat.messages[-1] for each in it.app.chats]
-        assert [each.text for each in said] == ["one", "two and a half", "three"]
-        assert [each.state for each in said] == ["done", "stopped", "failed"]
-        assert said[2].reasoning == "hm" and said[2].error == "no number"
+        replies = [each.chat.messages[-1] for each in it.app.chats]
+        assert [each.text for each in replies] == ["one", "two and a half", "three"]
+        assert [each.state for each in replies] == ["done", "stopped", "failed"]
+        assert replies[2].reasoning == "hm" and replies[2].error == "no number"
         await it.until(lambda: "two and a half" in it.screen_text())
         assert {each.role for each in it.app.store.chat(list(it.app.chats)[1].chat.id).messages} == {
             "user",
@@ -363,8 +363,8 @@ async def test_random_changes_leave_chat_and_engine_in_agreement(
                         )
             run_now = it.app.chats.active.run
             if run_now is not None and run_now.reply is not None:
-                await it.until(lambda now=run_now: without_n(now.reply.params) == without_n(now.told))
-                assert without_n(run_now.told).changed(logprobs=None) == without_n(
+                await it.until(lambda now=run_now: without_n(now.reply.params) == without_n(now.sent))
+                assert without_n(run_now.sent).changed(logprobs=None) == without_n(
                     it.app.chats.active.chat.params
                 )
                 it.replies[-1].end()

@@ -36,27 +36,27 @@ async def test_the_old_engine_ends_and_its_memory_is_freed(tmp_path: Path) -> No
         return host
 
     backend = LocalBackend(EngineConfig(model=str(one), device="cpu", blocks=32), launch)
-    heard: list[Event] = []
+    received: list[Event] = []
 
     def hear(events: Sequence[Event]) -> None:
-        heard.extend(events)
+        received.extend(events)
 
     backend.subscribe(hear)
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     first = await backend.load(lambda *bytes: None)
     assert (first.model, backend.has_template) == ("one", True)
     reply = await backend.submit("the", SamplingParams(max_tokens=60))
 
-    second = await backend.switch(str(two), lambda *bytes: told.append(bytes))
+    second = await backend.switch(str(two), lambda *bytes: progress.append(bytes))
     assert (second.model, backend.has_template) == ("two", False)
-    assert told[-1][0] == told[-1][1] > 0
+    assert progress[-1][0] == progress[-1][1] > 0
     last = [delta async for batch in reply.batches(at_once) for delta in batch][-1]
     assert last.finish
     assert [model() is None for model in models] == [True, False]
-    heard.clear()
+    received.clear()
     again = await backend.submit("the", SamplingParams(max_tokens=3))
     assert sum([len(delta.tokens) async for batch in again.batches(at_once) for delta in batch]) == 3
-    assert heard and not any(isinstance(event, Died) for event in heard)
+    assert received and not any(isinstance(event, Died) for event in received)
     assert backend.close()
 
 

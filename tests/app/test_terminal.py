@@ -17,7 +17,7 @@ from minichat.chats.model import Message
 from minichat.chats.store import Store
 from minichat.shell.paths import locate
 
-PATIENCE = 40.0  # seconds; generous, for a loaded machine
+TIMEOUT = 40.0  # seconds; generous, for a loaded machine
 ENDED = "the program ended with"
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
@@ -81,7 +81,7 @@ class Tmux:
         return self("capture-pane", "-p")
 
     def until(self, holds: Callable[[str], object]) -> str:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT
         while not holds(screen := self.screen()):
             assert time.monotonic() < end, f"timed out; the screen shows:\n{screen}"
             time.sleep(0.1)
@@ -228,7 +228,7 @@ def test_the_program_ends_with_its_terminal(terminal: Callable[..., Tmux], befor
     tmux = begin(terminal, before=before)
     process = tmux.program()
     tmux("kill-session")
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while not gone(process):
         assert time.monotonic() < end, "the program outlived its terminal"
         time.sleep(0.1)
@@ -264,19 +264,19 @@ def test_four_chats_stream_while_the_terminal_changes_and_control_c_ends_it(
 # All kinds of terminals, without a model for a quick start.
 
 FORMS = {
-    "16 colours": r"\x1b\[[0-9;]*?(3|4|9|10)[0-7]",
-    "256 colours": r"\x1b\[[0-9;]*?[34]8;5;",
-    "true colour": r"\x1b\[[0-9;]*?[34]8;2;",
+    "16 colors": r"\x1b\[[0-9;]*?(3|4|9|10)[0-7]",
+    "256 colors": r"\x1b\[[0-9;]*?[34]8;5;",
+    "true color": r"\x1b\[[0-9;]*?[34]8;2;",
 }
 
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ("TERM=screen", "16 colours"),
-        pytest.param("TERM=xterm-16color", "16 colours", marks=pytest.mark.soak),
-        pytest.param("TERM=screen-256color", "256 colours", marks=pytest.mark.soak),
-        ("TERM=xterm-256color COLORTERM=truecolor", "true colour"),
+        ("TERM=screen", "16 colors"),
+        pytest.param("TERM=xterm-16color", "16 colors", marks=pytest.mark.soak),
+        pytest.param("TERM=screen-256color", "256 colors", marks=pytest.mark.soak),
+        ("TERM=xterm-256color COLORTERM=truecolor", "true color"),
         ("TERM=xterm-256color COLORTERM=truecolor NO_COLOR=1", None),
     ],
 )
@@ -286,10 +286,10 @@ def test_it_uses_the_available_colors(
     tmux = terminal("--model", "/nowhere", size=(120, 40), environment=environment)
     tmux.until(lambda screen: "no engine" in screen and "KV map" in screen)
     drawn = tmux("capture-pane", "-p", "-e")
-    rich = [name for name in ("true colour", "256 colours") if re.search(FORMS[name], drawn)]
+    rich = [name for name in ("true color", "256 colors") if re.search(FORMS[name], drawn)]
     if expected in FORMS:
         assert re.search(FORMS[expected], drawn)
-        assert rich == [expected] * (expected != "16 colours")
+        assert rich == [expected] * (expected != "16 colors")
     else:
         greys = re.findall(r"[34]8;2;(\d+);(\d+);(\d+)", drawn)
         assert all(red == green == blue for red, green, blue in greys)

@@ -20,7 +20,7 @@ async def test_an_edited_theme_is_reloaded(bench: Callable[..., Any], tmp_path: 
         assert "own" in it.app.available_themes
         (themes / "own.toml").write_text("name = 3")
         it.app.on_app_focus()
-        await it.until(lambda: any("own.toml" in said for said in it.notices()))
+        await it.until(lambda: any("own.toml" in notice for notice in it.notices()))
         assert "own" not in it.app.available_themes
         (themes / "own.toml").write_text(text.replace('name = "minichat-dark"', 'name = "mine"'))
         it.app._checked_at -= 60
@@ -36,7 +36,7 @@ async def test_a_theme_is_copied_and_each_save_is_applied(bench: Callable[..., A
         await it.pilot.press("enter")
         await it.until(lambda: it.app.theme == "mine")
         file = it.app.paths.themes / "mine.toml"
-        assert any(f"Edit {file}. Each save applies immediately" in said for said in it.notices())
+        assert any(f"Edit {file}. Each save applies immediately" in notice for notice in it.notices())
         text = file.read_text()
 
         def ground() -> str:
@@ -47,7 +47,7 @@ async def test_a_theme_is_copied_and_each_save_is_applied(bench: Callable[..., A
         await it.until(lambda: ground() == "#123456" != before)
         file.write_text(text.replace("#101418", "no colour"))
         fault = f"{file}:10: colours.background: must be"
-        await it.until(lambda: any(fault in said for said in it.notices()))
+        await it.until(lambda: any(fault in notice for notice in it.notices()))
         assert (it.app.theme, ground()) == ("mine", "#123456"), "unchanged until the error is fixed"
         file.unlink()  # some editors replace the file
         it.app.on_app_focus()
@@ -73,8 +73,8 @@ async def test_conflicting_keys_are_reported(bench: Callable[..., Any], tmp_path
     settings.parent.mkdir(parents=True)
     settings.write_text('[keys]\n"chat.new" = "f2"\n')
     async with bench() as it:
-        (said,) = (each for each in it.notices() if "f2" in each)
-        assert said == (
+        (notice,) = (each for each in it.notices() if "f2" in each)
+        assert notice == (
             f'{settings}:2: keys.chat.new: "f2" is bound to both chat.new (New chat) '
             "and view.monitor (Toggle the engine monitor): use another key for one of them"
         )

@@ -41,14 +41,14 @@ def played(it: Any) -> bool:
 
 @run
 async def test_the_whole_tour_with_the_real_engine(bench: Callable[..., Any], tmp_path: Path) -> None:
-    backend, heard = (
+    backend, received = (
         LocalBackend(EngineConfig(model="pocket", device="cpu", blocks=BLOCKS, seed=1)),
         list[Event](),
     )
     async with bench((80, 24), backend=backend, tour=True, params=SamplingParams()) as it:
         await patiently(it, lambda: it.main.query(TourPanel))
         await it.until(lambda: "A tour of the engine" in it.screen_text())
-        backend.subscribe(heard.extend)
+        backend.subscribe(received.extend)
         seen = []
         for page in PAGES[1:-1]:
             await it.pilot.press("enter")
@@ -60,17 +60,17 @@ async def test_the_whole_tour_with_the_real_engine(bench: Callable[..., Any], tm
             assert page.title in it.screen_text()
             assert "KV [" in it.screen_text(), "the engine line stays visible"
             seen.append(outcome(it))
-        kinds = {type(event) for event in heard}
+        kinds = {type(event) for event in received}
         assert kinds >= {Admitted, FirstToken, Forked, Copied, Preempted, Resumed, Updated}
-        cached = [event.cached for event in heard if isinstance(event, Admitted)]
+        cached = [event.cached for event in received if isinstance(event, Admitted)]
         assert cached[0] == 0
         assert f"{cached[1]} of its" in seen[1]
         assert cached[1] >= 64
-        copied = next(event for event in heard if isinstance(event, Copied))
+        copied = next(event for event in received if isinstance(event, Copied))
         assert f"block {copied.block} was copied to {copied.to}" in seen[2]
         assert "resumed automatically" in seen[3]
         assert "greedy" in seen[4]
-        switched = next(event for event in heard if isinstance(event, Quantized))
+        switched = next(event for event in received if isinstance(event, Quantized))
         assert (switched.scheme, switched.error) == (SCHEME, "")
         assert "while the request continued" in seen[5]
         await it.pilot.press("enter", "k")
@@ -172,4 +172,4 @@ async def test_it_does_not_wait_if_the_user_continues(bench: Callable[..., Any])
 async def test_the_palette_says_that_it_needs_the_terminal(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.command("program.tour")
-        await it.until(lambda: any("run: minichat tour" in said for said in it.notices()))
+        await it.until(lambda: any("run: minichat tour" in notice for notice in it.notices()))

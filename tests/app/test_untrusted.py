@@ -72,8 +72,8 @@ async def test_text_from_the_command_line_is_harmless(bench: Callable[..., Any],
 async def test_an_error_message_is_harmless(bench: Callable[..., Any]) -> None:
     async with bench((160, 24)) as it:
         await it.until(lambda: it.app.lifecycle.ready.is_set())
-        it.app.lifecycle.lose(f"lost\n{EVIL}")
-        it.app.complain(f"refused\n{EVIL}")
+        it.app.lifecycle.report_loss(f"lost\n{EVIL}")
+        it.app.report(f"refused\n{EVIL}")
         await it.until(lambda: "lost" in it.screen_text())
         assert harmless(it)
-        assert all(said.isprintable() for said in it.notices())
+        assert all(notice.isprintable() for notice in it.notices())

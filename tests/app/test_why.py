@@ -118,7 +118,7 @@ async def test_the_panel_shows_figures_and_an_explanation(
             ):
                 assert words in it.screen_text(), words
         await it.pilot.press("escape")
-        assert not it.main.engine.onlookers
+        assert not it.main.engine.observers
 
 
 @run

@@ -24,13 +24,13 @@ class Attached:
 
     backend: RemoteBackend
     proxy: Proxy
-    heard: list[Event] = field(default_factory=list)
+    received: list[Event] = field(default_factory=list)
 
-    def hear(self, events: Sequence[Event]) -> None:
-        self.heard.extend(events)
+    def receive(self, events: Sequence[Event]) -> None:
+        self.received.extend(events)
 
-    def said(self, kind: type[Event]) -> list[Any]:
-        return [event for event in self.heard if isinstance(event, kind)]
+    def events_of(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.received if isinstance(event, kind)]
 
     async def until(self, holds: Callable[[], object]) -> None:
         for _ in range(2000):
@@ -40,11 +40,11 @@ class Attached:
         raise AssertionError("timed out waiting for a condition")
 
     async def lost(self) -> None:
-        await self.until(lambda: self.said(LinkLost))
+        await self.until(lambda: self.events_of(LinkLost))
 
     async def back(self) -> LinkBack:
-        await self.until(lambda: self.said(LinkBack))
-        event: LinkBack = self.said(LinkBack)[-1]
+        await self.until(lambda: self.events_of(LinkBack))
+        event: LinkBack = self.events_of(LinkBack)[-1]
         return event
 
 
@@ -69,7 +69,7 @@ async def attached(server: Served) -> AsyncIterator[Attached]:
     proxy = Proxy(server.port)
     backend = RemoteBackend(Address(proxy.url, key=KEY))
     one = Attached(backend, proxy)
-    backend.subscribe(one.hear)
+    backend.subscribe(one.receive)
     try:
         await backend.load(no_progress)
         yield one

@@ -75,7 +75,7 @@ async def test_a_token_is_picked_and_a_search_starts_and_ends(
         active.tune(active.chat.params.changed(beams=1, temperature=0.7))
         await it.until(lambda: active.likely)
         active.tune(active.chat.params.changed(speculate="suffix"))
-        await it.until(lambda: active.run.told.speculate == "suffix" and len(active.run.trace.tokens) > 40)
+        await it.until(lambda: active.run.sent.speculate == "suffix" and len(active.run.trace.tokens) > 40)
         active.stop()
         await it.until(lambda: not active.streaming)
         assert active.chat.messages[-1].state in ("stopped", "done")

@@ -51,8 +51,8 @@ async def test_all_requests_of_a_screen_work_remotely(served: Served) -> None:
         deltas = await whole(await backend.submit(user("hello"), LONG.changed(logprobs=3)))
         assert sum(len(delta.tokens) for delta in deltas) == 40
         assert deltas[-1].finish is Finish.LENGTH
-        rivals = [token for token, _ in deltas[0].logprobs[0].top]
-        assert backend.words(rivals) == [piece.decode() for piece in host.pieces(rivals)]
+        top = [token for token, _ in deltas[0].logprobs[0].top]
+        assert backend.words(top) == [piece.decode() for piece in host.pieces(top)]
         assert await backend.layout(user("hello")) == host.layout(user("hello"))
         assert await backend.layout("hello") == host.layout("hello")
         tokens = [token for delta in deltas for token in delta.tokens]
@@ -61,8 +61,8 @@ async def test_all_requests_of_a_screen_work_remotely(served: Served) -> None:
         switches = {each.name: each.on for each in (await backend.snapshot()).switches}
         assert not switches["prefix_cache"]
         await backend.send(SetSwitch("prefix_cache", True))
-        await it.until(lambda: len(it.said(Switched)) == 2)
-        assert {Queued, FirstToken, Finished} <= {type(event) for event in it.heard}
+        await it.until(lambda: len(it.events_of(Switched)) == 2)
+        assert {Queued, FirstToken, Finished} <= {type(event) for event in it.received}
 
 
 @run
@@ -104,7 +104,7 @@ async def test_an_engine_error_keeps_its_message(served: Served) -> None:
             await it.backend.send(SetKvScheme("int3"))
         with pytest.raises(BadInput, match="dry run"):
             await it.backend.send(MeasureSpeeds())
-        assert it.said(LinkLost) == []
+        assert it.events_of(LinkLost) == []
 
 
 @run
@@ -128,9 +128,9 @@ async def test_a_cut_during_a_reply_loses_nothing(slow: Served) -> None:
         passed = it.proxy.passed
         await it.until(lambda: it.proxy.passed > passed + 600)
         for _ in range(2):
-            before = len(it.said(LinkLost))
+            before = len(it.events_of(LinkLost))
             it.proxy.cut()
-            await it.until(lambda n=before: len(it.said(LinkLost)) > n)
+            await it.until(lambda n=before: len(it.events_of(LinkLost)) > n)
             await wait_for_steps(it, slow)
             it.proxy.restore()
             await it.back()
@@ -150,9 +150,9 @@ async def test_a_cut_at_any_byte_loses_nothing(served: Served) -> None:
             await it.until(lambda: not it.proxy.whole)
             it.proxy.restore()
             assert await reading == expected, byte
-            if it.said(LinkLost):
+            if it.events_of(LinkLost):
                 await it.back()
-            it.heard.clear()
+            it.received.clear()
         digest = sha256(KEY.encode()).digest()
         begun = [each.tag for each in served.state.replies.of(digest) if each.tag.startswith("at-")]
         assert len(begun) == len(set(begun)) == len(BYTES)  # some were submitted twice but started once
@@ -162,14 +162,14 @@ async def test_a_cut_at_any_byte_loses_nothing(served: Served) -> None:
 async def test_events_during_a_cut_are_reported_after_it(slow: Served) -> None:
     async with attached(slow) as it:
         await read(it, params=LONG.changed(max_tokens=2))
-        await it.until(lambda: it.said(Finished))
+        await it.until(lambda: it.events_of(Finished))
         it.proxy.cut()
         await it.lost()
-        it.heard.clear()
+        it.received.clear()
         slow.host.submit("meanwhile", SamplingParams(max_tokens=2)).result()
         it.proxy.restore()
-        await it.until(lambda: it.said(Finished))
-        assert it.said(Queued)
+        await it.until(lambda: it.events_of(Finished))
+        assert it.events_of(Queued)
 
 
 @run
@@ -221,7 +221,7 @@ async def test_a_different_engine_at_the_same_address_is_detected(own: Served) -
     async with attached(own) as it:
         reply = await it.backend.submit("tell me", ENDLESS)
         reading = asyncio.create_task(whole(reply))
-        await it.until(lambda: it.said(FirstToken))
+        await it.until(lambda: it.events_of(FirstToken))
         it.proxy.cut()
         await it.lost()
         with serving(dry(rate=50)) as other:
@@ -237,7 +237,7 @@ async def test_a_silent_connection_counts_as_cut(slow: Served, monkeypatch: pyte
     monkeypatch.setattr("minichat.clients.link._SILENCE", 0.1)
     async with attached(slow) as it:
         await it.lost()
-        assert it.said(LinkLost)[0].why == "it stopped responding"
+        assert it.events_of(LinkLost)[0].why == "it stopped responding"
         assert not (await it.back()).anew
 
 
@@ -246,7 +246,7 @@ async def test_a_server_that_shuts_down_is_waited_for(own: Served) -> None:
     async with attached(own) as it:
         own.server.end()
         await it.lost()
-        assert not it.said(LinkLost)[-1].ended
+        assert not it.events_of(LinkLost)[-1].ended
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ async def test_a_server_that_is_no_engine_is_rejected(
 
 
 class TestOpening:
-    async def knock(self, server: Served, key: str = KEY) -> None:
+    async def open_with(self, server: Served, key: str = KEY) -> None:
         link = Link(Address(server.url, key=key))
         try:
             await link.open()
@@ -302,11 +302,11 @@ class TestOpening:
             await link.close()
 
     @run
-    async def test_a_wrong_key_is_told(self, served: Served) -> None:
+    async def test_a_wrong_key_is_reported(self, served: Served) -> None:
         with pytest.raises(BadInput, match="invalid API key"):
-            await self.knock(served, "sk-wrong")
+            await self.open_with(served, "sk-wrong")
         with pytest.raises(BadInput, match="missing API key"):
-            await self.knock(served, "")
+            await self.open_with(served, "")
 
     @run
     async def test_an_unreachable_server_is_reported(self) -> None:
@@ -316,14 +316,14 @@ class TestOpening:
         await link.close()
 
     @run
-    @pytest.mark.parametrize(("version", "whom"), [(0, "the engine"), (2, "this program")])
+    @pytest.mark.parametrize(("version", "outdated"), [(0, "the engine"), (2, "this program")])
     async def test_another_protocol_version_is_reported(
-        self, served: Served, version: int, whom: str, monkeypatch: pytest.MonkeyPatch
+        self, served: Served, version: int, outdated: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("engine.server.native.control.VERSION", version)
-        expected = f"the engine uses protocol version {version}, this program 1; update {whom}"
+        expected = f"the engine uses protocol version {version}, this program 1; update {outdated}"
         with pytest.raises(BadWire, match=expected):
-            await self.knock(served)
+            await self.open_with(served)
 
     @run
     async def test_a_newer_protocol_version_after_a_restart_ends_the_link(
@@ -331,13 +331,13 @@ class TestOpening:
     ) -> None:
         async with attached(slow) as it:
             reading = asyncio.create_task(read(it, params=ENDLESS))
-            await it.until(lambda: it.said(FirstToken))
+            await it.until(lambda: it.events_of(FirstToken))
             it.proxy.cut()
             await it.lost()
             monkeypatch.setattr("engine.server.native.control.VERSION", 2)
             it.proxy.restore()
-            await it.until(lambda: it.said(LinkLost)[-1].ended)
-            assert "update this program" in it.said(LinkLost)[-1].why
+            await it.until(lambda: it.events_of(LinkLost)[-1].ended)
+            assert "update this program" in it.events_of(LinkLost)[-1].why
             with pytest.raises(EngineDead, match="update this program"):
                 await reading
             with pytest.raises(EngineDead, match="update this program"):

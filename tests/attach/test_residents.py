@@ -165,11 +165,11 @@ def test_a_server_reports_the_death_of_its_engine_but_not_a_shutdown(
         return built[-1]
 
     monkeypatch.setattr(listen, "server", server)
-    monkeypatch.setattr(serve, "engine", lambda options, told: EngineThread(engine))
+    monkeypatch.setattr(serve, "engine", lambda options, callbacks: EngineThread(engine))
     options = parser().parse_args(["serve", "--no-key", f"--uds={path}"])
-    told = serve.ServerCallbacks(lambda done, total: None, lambda: None, tmp_path / "log", died.append)
+    callbacks = serve.ServerCallbacks(lambda done, total: None, lambda: None, tmp_path / "log", died.append)
     for breaks in (False, True):
-        thread = threading.Thread(target=serve.serve, args=(options, (), told))
+        thread = threading.Thread(target=serve.serve, args=(options, (), callbacks))
         thread.start()
         assert becomes(lambda: bool(built) and built[-1].started)
         if breaks:

@@ -117,7 +117,7 @@ def test_why_an_engine_cannot_be_attached_to(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "error"),
     [
         (["http://u:p@host"], "an address must not contain a password"),
         (["ftp://host"], "invalid address"),
@@ -127,9 +127,9 @@ def test_why_an_engine_cannot_be_attached_to(
         ([], "needs a terminal"),
     ],
 )
-def test_bad_usage(run: Run, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if said != "needs a terminal":
+def test_bad_usage(run: Run, words: list[str], error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if error != "needs a terminal":
         monkeypatch.setattr("minichat.commands.attach.check_terminal", lambda command: None)
     ran = run("attach", *words)
     assert ran.code == 2
-    assert said in ran.err
+    assert error in ran.err

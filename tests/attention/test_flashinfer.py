@@ -145,8 +145,8 @@ def test_any_rows_are_right(backend: Any, rows: str, window: int | None, softcap
     other = case.copy()
     ours, oracle = backend.FlashInfer(), TorchAttention()
     got = ours.attend(case.q, case.k, case.v, case.layer, ours.prepare(case.batch))
-    wanted = oracle.attend(other.q, other.k, other.v, other.layer, oracle.prepare(other.batch))
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    expected = oracle.attend(other.q, other.k, other.v, other.layer, oracle.prepare(other.batch))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(case.layer.keys.nan_to_num(7.0), other.layer.keys.nan_to_num(7.0))
 
 
@@ -175,23 +175,23 @@ def test_a_step_is_planned_once_for_each_kind_of_layer(backend: Any) -> None:
 )
 def test_long_chunks_use_the_faster_kernels(backend: Any, chunks: list[int], kernels: str) -> None:
     ours, case = backend.FlashInfer(), make_case(SPEC, [(1, 3), *((each, each) for each in chunks)])
-    for spec, wanted in (
+    for spec, expected in (
         (SPEC, kernels),
         (replace(SPEC, window=8), "fa2"),
         (replace(SPEC, softcap=2.0), "fa2"),
     ):
         calls = ours._calls_of(spec, case.q)
         calls.plan(ours.prepare(case.batch))
-        assert calls._prefill.backend == wanted
+        assert calls._prefill.backend == expected
 
 
 @pytest.mark.parametrize(("heads", "cores"), [(2, False), (6, False), (8, True), (10, True)])
 def test_tensor_cores_are_for_heads_that_share_keys(backend: Any, heads: int, cores: bool) -> None:
     spec = LayerSpec(heads=heads, kv_heads=2, key_dim=64, value_dim=64, scale=0.1)
     q = make_case(spec, ROWS["one"]).q
-    for changes, wanted in (({}, cores), ({"window": 8}, True), ({"softcap": 2.0}, True)):
+    for changes, expected in (({}, cores), ({"window": 8}, True), ({"softcap": 2.0}, True)):
         calls = backend.FlashInfer()._calls_of(replace(spec, **changes), q)
-        assert calls._decode.tensor_cores == wanted
+        assert calls._decode.tensor_cores == expected
 
 
 def test_a_plan_waits_until_the_last_one_is_uploaded(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,14 +21,14 @@ def numbers(seed: int, dim: int, size: float) -> torch.Tensor:
 
 @given(st.integers(0, 999), st.sampled_from([1, 8, 64, 80]), st.sampled_from([1e-30, 1e-3, 1.0, 300.0, 1e30]))
 def test_the_error_is_at_most_half_a_step(seed: int, dim: int, size: float) -> None:
-    wanted = numbers(seed, dim, size)
-    largest = wanted.abs().amax(-1, keepdim=True)
-    packed, scales = pack(wanted, torch.int8)
-    assert ((unpack(packed, scales) - wanted).abs() <= INT8 * largest).all()
-    packed, scales = pack(wanted, torch.float8_e4m3fn)
+    expected = numbers(seed, dim, size)
+    largest = expected.abs().amax(-1, keepdim=True)
+    packed, scales = pack(expected, torch.int8)
+    assert ((unpack(packed, scales) - expected).abs() <= INT8 * largest).all()
+    packed, scales = pack(expected, torch.float8_e4m3fn)
     # Below the smallest normal number, 2**-6, steps are as wide as there: 2**-9 of the scale.
-    bound = torch.maximum(FP8 * wanted.abs(), scales.float().unsqueeze(-1) * 2**-10) * (1 + 2**-8)
-    assert ((unpack(packed, scales) - wanted).abs() <= bound).all()
+    bound = torch.maximum(FP8 * expected.abs(), scales.float().unsqueeze(-1) * 2**-10) * (1 + 2**-8)
+    assert ((unpack(packed, scales) - expected).abs() <= bound).all()
 
 
 @TYPES
@@ -43,20 +43,20 @@ def test_unpacking_is_the_number_times_the_scale(dtype: torch.dtype) -> None:
 
 @TYPES
 def test_each_head_of_each_token_is_packed_separately(dtype: torch.dtype) -> None:
-    wanted = numbers(0, 64, 1.0)
-    packed, scales = pack(wanted, dtype)
-    for token in range(len(wanted)):
+    expected = numbers(0, 64, 1.0)
+    packed, scales = pack(expected, dtype)
+    for token in range(len(expected)):
         for head in range(3):
-            own, scale = pack(wanted[token, head], dtype)
+            own, scale = pack(expected[token, head], dtype)
             assert torch.equal(own.view(torch.uint8), packed[token, head].view(torch.uint8))
             assert scale == scales[token, head]
 
 
 @TYPES
 def test_nan_and_infinity_are_kept(dtype: torch.dtype) -> None:
-    wanted = numbers(1, 16, 1.0)
-    wanted[0, 0, 3], wanted[1, 0, 0], wanted[2] = torch.nan, torch.inf, 0.0
-    got = unpack(*pack(wanted, dtype))
+    expected = numbers(1, 16, 1.0)
+    expected[0, 0, 3], expected[1, 0, 0], expected[2] = torch.nan, torch.inf, 0.0
+    got = unpack(*pack(expected, dtype))
     assert got[0, 0].isnan().all()
     assert not got[1, 0].isfinite().any()
     assert (got[2] == 0).all()

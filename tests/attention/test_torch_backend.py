@@ -81,12 +81,12 @@ def test_equals_the_plain_implementation(
         spec, rows, block_size=block_size, shuffled=shuffled, sinks=sinks, dtype=dtype, seed=seed
     )
     expected = case.copy()
-    wanted = oracle.attend(expected.q, expected.k, expected.v, expected.layer, expected.batch)
+    reference = oracle.attend(expected.q, expected.k, expected.v, expected.layer, expected.batch)
     got = run(case)
     assert got.dtype == dtype
-    assert got.shape == wanted.shape
+    assert got.shape == reference.shape
     tolerance = TOLERANCES[dtype]
-    torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=max(1e-5, tolerance / 4))
+    torch.testing.assert_close(got.double(), reference, rtol=tolerance, atol=max(1e-5, tolerance / 4))
     for mine, theirs in ((case.layer.keys, expected.layer.keys), (case.layer.values, expected.layer.values)):
         assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))  # written in the right cells only
 
@@ -120,7 +120,7 @@ def test_the_order_of_blocks_changes_no_bit(spec: LayerSpec, rows: list[tuple[in
 def test_chunks_equal_the_whole_prompt(chunks: list[int], window: int | None) -> None:
     spec = LayerSpec(heads=6, kv_heads=2, key_dim=16, value_dim=16, scale=0.25, window=window)
     whole = make_case(spec, [(150, 150)])
-    wanted = run(whole)
+    reference = run(whole)
     table = whole.batch.host_tables[0].tolist()
     pieced = make_case(spec, [(150, 150)])
     done = 0
@@ -128,7 +128,7 @@ def test_chunks_equal_the_whole_prompt(chunks: list[int], window: int | None) ->
         mine = slice(done, done + count)
         batch = make_batch([(count, done + count)], [table], 16)
         part = run(Case(batch, pieced.layer, whole.q[mine], whole.k[mine], whole.v[mine]))
-        torch.testing.assert_close(part, wanted[mine], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(part, reference[mine], rtol=1e-5, atol=1e-5)
         done += count
 
 
@@ -147,5 +147,5 @@ def test_long_contexts_give_the_same_softmax() -> None:
     spec = LayerSpec(heads=2, kv_heads=1, key_dim=8, value_dim=8, scale=0.3)
     case = make_case(spec, [(1, 2 * torch_backend.PIECE + 100)], shuffled=True)
     expected = case.copy()
-    wanted = oracle.attend(expected.q, expected.k, expected.v, expected.layer, expected.batch)
-    torch.testing.assert_close(run(case).double(), wanted, rtol=1e-5, atol=1e-6)
+    reference = oracle.attend(expected.q, expected.k, expected.v, expected.layer, expected.batch)
+    torch.testing.assert_close(run(case).double(), reference, rtol=1e-5, atol=1e-6)

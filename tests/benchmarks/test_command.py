@@ -77,7 +77,7 @@ def test_no_save_records_nothing(results: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["subtracting"], "no benchmark 'subtracting'"),
+        (["subtracting"], "unknown benchmark 'subtracting'"),
         (["--fast"], "--fast"),
         (["adding", "--upto", "many"], "--upto"),
         (["adding", "--repeats", "0"], "--repeats 0"),

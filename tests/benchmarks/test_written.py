@@ -27,12 +27,12 @@ def test_a_written_checkpoint_is_loaded_and_requantized(shape: str, tmp_path: Pa
     engine = start(
         EngineConfig(model=str(tmp_path), device="cpu", blocks=16, max_context=64, prefix_cache=False)
     )
-    said = []
+    replies = []
     for scheme in ("none", "int8", "none"):
         engine.set_quantization(scheme)
         drain(engine)
         assert engine.snapshot().quantization == scheme
         reply = ask(engine, [1, 2, 3], GREEDY)[1]
         drain(engine)
-        said.append(reply.tokens)
-    assert said[0] == said[2] != []
+        replies.append(reply.tokens)
+    assert replies[0] == replies[2] != []

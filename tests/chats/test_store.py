@@ -9,7 +9,7 @@ import pytest
 
 from engine.api.params import SamplingParams
 from minichat.chats.errors import ChatGone, MessageGone
-from minichat.chats.letters import colour_index, free_letter
+from minichat.chats.letters import color_index, free_letter
 from minichat.chats.model import Attachment, ReplyStats, title_from
 from minichat.chats.store import Store
 
@@ -93,7 +93,7 @@ def test_there_are_letters_for_any_number_of_chats() -> None:
     for _ in range(30):
         taken.append(free_letter(taken))
     assert taken[:3] + taken[25:28] == ["a", "b", "c", "z", "aa", "ab"]
-    assert [colour_index(letter) for letter in taken] == list(range(30))
+    assert [color_index(letter) for letter in taken] == list(range(30))
 
 
 def test_a_fork_holds_the_messages_up_to_the_given_one(store: Store) -> None:

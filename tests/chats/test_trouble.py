@@ -105,8 +105,8 @@ def test_messages_of_a_lost_chat_are_recovered_into_another(path: Path, opened: 
     connection(store).execute("PRAGMA foreign_keys = OFF")
     connection(store).execute("DELETE FROM chats")
     store.close()
-    mended = opening.mended(path, path.stat().st_ino)
-    mended.connection.close()
+    repaired = opening.repaired(path, path.stat().st_ino)
+    repaired.connection.close()
     (chat,) = opened().open_chats()
     assert (chat.id, chat.title, chat.messages[0].text) == (lost.id, "recovered", "still here")
 

@@ -162,9 +162,9 @@ class TwoScreens(RuleBasedStateMachine):
             for id, known in self.known.items():
                 chat = store.chat(id, last=3)
                 assert (chat.title, chat.letter, chat.params) == (known.title, known.letter, known.params)
-                said = [message for _, message in sorted(known.messages.items())]
-                assert (chat.messages, chat.earlier) == (said[-3:], max(0, len(said) - 3))
-                assert store.history(id) == said
+                messages_read = [message for _, message in sorted(known.messages.items())]
+                assert (chat.messages, chat.earlier) == (messages_read[-3:], max(0, len(messages_read) - 3))
+                assert store.history(id) == messages_read
             assert store.notices == []
 
 

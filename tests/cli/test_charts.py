@@ -72,8 +72,8 @@ def test_points_are_at_their_positions() -> None:
     assert lines[16].strip() == "MB"
     assert [line.rsplit("  ", 1)[1] for line in lines[1:4]] == ["a one", "b two & a half", "c three"]
     root = ElementTree.fromstring(svg([chart, chart]))
-    said = [each.text for each in root.iter(f"{SVG}text")]
-    assert said.count("two & a half") == 2
+    texts = [each.text for each in root.iter(f"{SVG}text")]
+    assert texts.count("two & a half") == 2
     assert drawn(Chart("empty", "x", "y", ())) and svg([Chart("empty", "x", "y", ())])
 
 

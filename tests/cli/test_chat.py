@@ -17,8 +17,8 @@ Talk = Callable[..., Ran]
 
 @pytest.fixture
 def talk(run: Run, chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
-    def lines(*said: str, options: tuple[object, ...] = ()) -> Ran:
-        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in said)))
+    def lines(*typed_lines: str, options: tuple[object, ...] = ()) -> Ran:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in typed_lines)))
         plain = ("--temperature", 0, "--max-tokens", 4, "--max-context", 120)
         return run("chat", "--model", chat_model, *plain, *options)
 
@@ -60,7 +60,7 @@ def test_new_clears_the_chat_and_keeps_the_system_prompt(
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "reply"),
     [
         ("/set temperature hot", "temperature: must be a number from 0 to 100, not 'hot'"),
         ("/set temperature -1", "temperature: must be a number from 0 to 100, not -1"),
@@ -72,10 +72,10 @@ def test_new_clears_the_chat_and_keeps_the_system_prompt(
         ("/stats", "0 in use + 0 cached"),
     ],
 )
-def test_commands_print_a_reply(talk: Talk, line: str, said: str) -> None:
+def test_commands_print_a_reply(talk: Talk, line: str, reply: str) -> None:
     ran = talk(line, "/quit", "never answered")
     assert (ran.code, ran.err) == (0, "")
-    assert said in ran.out
+    assert reply in ran.out
     assert ran.out.count("\n") == 1
 
 
@@ -107,8 +107,8 @@ def test_a_line_that_is_not_text_is_reported_and_the_chat_continues(
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, b"")
-    told, stats = ended.stdout.splitlines()
-    assert told == b"minichat: the line is not UTF-8 text and was not sent"
+    notice, stats = ended.stdout.splitlines()
+    assert notice == b"minichat: the line is not UTF-8 text and was not sent"
     assert b"step 0" in stats
 
 
@@ -130,18 +130,18 @@ def typed(root: Path, model: Path, lines: bytes, *words: str, term: str) -> byte
     os.write(ours, lines)
     ran = subprocess.run(command, cwd=root, env=os.environ | {"TERM": term}, timeout=100, **ends)  # type: ignore[call-overload]
     os.close(theirs)
-    said = os.read(ours, 10_000)
+    output = os.read(ours, 10_000)
     os.close(ours)
     assert ran.returncode == 0
-    return said
+    return output
 
 
 def test_a_dumb_terminal_gets_the_line_mode(root: Path, chat_model: Path) -> None:
-    said = typed(root, chat_model, b"/quit\n", term="dumb")
-    assert b"/help for commands" in said and b"\x1b" not in said
+    output = typed(root, chat_model, b"/quit\n", term="dumb")
+    assert b"/help for commands" in output and b"\x1b" not in output
 
 
 def test_an_arrow_key_recalls_a_line(root: Path, chat_model: Path) -> None:
     pytest.importorskip("readline")
-    said = typed(root, chat_model, b"/stats\n\x1b[A\n/quit\n", "--plain", term="xterm")
-    assert said.count(b"prefix hits") == 2 and b"no such command" not in said
+    output = typed(root, chat_model, b"/stats\n\x1b[A\n/quit\n", "--plain", term="xterm")
+    assert output.count(b"prefix hits") == 2 and b"no such command" not in output

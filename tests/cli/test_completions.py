@@ -131,8 +131,8 @@ def test_zsh_has_every_option_of_every_command() -> None:
     assert [name for name, _ in blocks] == list(COMMANDS)
     for name, block in blocks:
         specs = shlex.split(block.replace("\\\n", " "))
-        told = {found[0] for spec in specs if (found := re.match(r"--[\w-]+", spec.lstrip("*")))}
-        assert told == long_options(parsers()[name])
+        completed = {found[0] for spec in specs if (found := re.match(r"--[\w-]+", spec.lstrip("*")))}
+        assert completed == long_options(parsers()[name])
     assert "'--plot=[also save the plots as an SVG]:FILE.svg:_files'" in text
     assert "'--kv=[quantize the KV cache to one byte per value\\: nearly" in text
 
@@ -141,8 +141,8 @@ def test_fish_has_every_option_of_every_command() -> None:
     lines = re.findall(r"__minichat_in ([\w ]+)' .*?-l ([\w-]+)", fish.script(table()))
     assert len(lines) > 50
     for name in COMMANDS:
-        told = {f"--{option}" for commands, option in lines if name in commands.split()}
-        assert told == long_options(parsers()[name])
+        completed = {f"--{option}" for commands, option in lines if name in commands.split()}
+        assert completed == long_options(parsers()[name])
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")

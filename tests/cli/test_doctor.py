@@ -58,13 +58,15 @@ def test_settings_errors_are_listed(run: Run, monkeypatch: pytest.MonkeyPatch, t
         assert name in fault
 
 
-@pytest.mark.parametrize(("cuda", "said"), [(None, "built without CUDA"), ("13.0", "no NVIDIA GPU")])
-def test_why_there_is_no_gpu(run: Run, monkeypatch: pytest.MonkeyPatch, cuda: str | None, said: str) -> None:
+@pytest.mark.parametrize(("cuda", "reason"), [(None, "built without CUDA"), ("13.0", "no NVIDIA GPU")])
+def test_why_there_is_no_gpu(
+    run: Run, monkeypatch: pytest.MonkeyPatch, cuda: str | None, reason: str
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert said in json.loads(run("doctor", "--json").out)["no_gpu"]
-    assert said in run("doctor").out
+    assert reason in json.loads(run("doctor", "--json").out)["no_gpu"]
+    assert reason in run("doctor").out
 
 
 def test_a_gpu_is_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

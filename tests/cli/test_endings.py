@@ -45,8 +45,8 @@ def test_control_c_ends_a_reply(root: Path, long_model: Path) -> None:
         assert process.stdout is not None
         process.stdout.read(5)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=SECONDS)
-        assert (process.returncode, said) == (130, b"")
+        _, output = process.communicate(timeout=SECONDS)
+        assert (process.returncode, output) == (130, b"")
 
 
 def test_a_short_answer_into_a_closed_pipe(root: Path) -> None:

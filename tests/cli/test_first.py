@@ -61,7 +61,7 @@ def test_unread_piped_input_is_detected(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("piped", "said"),
+    ("piped", "error"),
     [
         (b"", "The pipe was empty, so nothing was sent"),
         (b" \n", "The pipe was empty"),
@@ -70,10 +70,10 @@ def test_unread_piped_input_is_detected(monkeypatch: pytest.MonkeyPatch) -> None
     ],
     ids=["empty", "blank", "binary", "large"],
 )
-def test_input_that_cannot_be_attached_is_bad_usage(root: Path, piped: bytes, said: str) -> None:
+def test_input_that_cannot_be_attached_is_bad_usage(root: Path, piped: bytes, error: str) -> None:
     ran = ask(root, "review this", stdin=piped)
     assert (ran.returncode, ran.stdout) == (2, b"")
-    assert ran.stderr.decode().startswith(f"minichat: {said}")
+    assert ran.stderr.decode().startswith(f"minichat: {error}")
 
 
 def test_a_missing_file_is_bad_usage(run: Run) -> None:
@@ -113,13 +113,13 @@ def test_locate_prints_every_path(run: Run, tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
     (tmp_path / "STATE" / "minichat").mkdir(parents=True)
     (tmp_path / "STATE" / "minichat" / "chats.db").touch()
-    told = json.loads(run("locate", "--json").out)
-    assert told.items() >= {name: str(path) for name, path in locate(os.environ).named().items()}.items()
-    assert Path(told["shipped_themes"]).is_dir()
+    paths = json.loads(run("locate", "--json").out)
+    assert paths.items() >= {name: str(path) for name, path in locate(os.environ).named().items()}.items()
+    assert Path(paths["shipped_themes"]).is_dir()
     lines = run("locate").out.splitlines()
-    assert len(lines) == len(told)
+    assert len(lines) == len(paths)
     [chats] = [line for line in lines if line.startswith("chats ")]
-    assert chats.split() == ["chats", told["chats"]]
+    assert chats.split() == ["chats", paths["chats"]]
     assert sum("(does not exist yet)" in line for line in lines) >= 5
 
 

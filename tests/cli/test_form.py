@@ -16,8 +16,8 @@ class TestForm:
             '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],'
             ' "additionalProperties": false}'
         )
-        told = run(*word, "--json-schema", file)
-        assert told.code == 0 and json.loads(told.out)["a"] in (1, 2)
+        result = run(*word, "--json-schema", file)
+        assert result.code == 0 and json.loads(result.out)["a"] in (1, 2)
         assert run(*word, "--regex", "a{3}").out == "aaa\n"
         assert run(*word, "--choice", "the", "--choice", "thin").out in ("the\n", "thin\n")
 
@@ -27,7 +27,7 @@ class TestForm:
         assert "is incomplete" in ran.err and ran.err.count("\n") == 1
 
     @pytest.mark.parametrize(
-        ("words", "said"),
+        ("words", "error"),
         [
             (("--regex", "("), "--regex: invalid regex: "),
             (("--regex", ""), "--regex: the regular expression is empty"),
@@ -36,21 +36,21 @@ class TestForm:
         ],
     )
     def test_invalid_constraints_are_bad_usage(
-        self, run: Run, model: Path, words: tuple[str, str], said: str
+        self, run: Run, model: Path, words: tuple[str, str], error: str
     ) -> None:
         ran = run("generate", "--model", model, "--raw", *words, "the")
         assert ran.code == 2
-        assert f"minichat: {said}" in one_sentence(ran)
+        assert f"minichat: {error}" in one_sentence(ran)
 
     @pytest.mark.parametrize(
-        ("schema", "said"),
+        ("schema", "error"),
         [("no json", "is not a JSON schema"), ('{"type": "foo"}', "is not a usable JSON schema")],
     )
     def test_an_invalid_schema_is_reported_with_its_file(
-        self, run: Run, model: Path, tmp_path: Path, schema: str, said: str
+        self, run: Run, model: Path, tmp_path: Path, schema: str, error: str
     ) -> None:
         file = tmp_path / "schema.json"
         file.write_text(schema)
         ran = run("generate", "--model", model, "--raw", "--json-schema", file, "the")
         assert ran.code == 2
-        assert f"--json-schema {file} {said}: " in one_sentence(ran)
+        assert f"--json-schema {file} {error}: " in one_sentence(ran)

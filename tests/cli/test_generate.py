@@ -34,11 +34,11 @@ def one_sentence(ran: Ran) -> str:
 class TestReply:
     def test_standard_output_has_only_the_reply(self, run: Run, model: Path) -> None:
         ran = run("generate", "--model", model, "--raw", "--temperature", 0, "--max-tokens", 9, "the")
-        told = run(
+        result = run(
             "generate", "--model", model, "--raw", "--temperature", 0, "--max-tokens", 9, "--json", "the"
         )
         assert (ran.code, ran.err) == (0, "")
-        text = json.loads(told.out)["text"]
+        text = json.loads(result.out)["text"]
         assert text != "" and ran.out == text.removesuffix("\n") + "\n", "the last line ends with a newline"
 
     def test_json_is_one_object_with_all_figures(self, run: Run, model: Path) -> None:
@@ -52,8 +52,8 @@ class TestReply:
 
     def test_several_replies_are_numbered(self, run: Run, model: Path) -> None:
         words = ("generate", "--model", model, "--raw", "--max-tokens", 5, "--seed", 3, "--n", 3, "the")
-        ran, told = run(*words), run(*words, "--json")
-        records = json.loads(told.out)
+        ran, result = run(*words), run(*words, "--json")
+        records = json.loads(result.out)
         texts = [record["text"] for record in records]
         assert ran.out == "".join(f"[{n}]\n{text}\n\n" for n, text in enumerate(texts, 1)).removesuffix("\n")
         assert len(set(texts)) == 3
@@ -126,12 +126,12 @@ class TestReply:
 
     def test_the_cost_is_reported_apart_from_the_reply(self, run: Run, model: Path) -> None:
         words = ("generate", "--model", model, "--raw", "--max-tokens", 5, "--seed", 3, "the")
-        plain, told = run(*words), run(*words, "--verbose")
-        assert told.out == plain.out
+        plain, result = run(*words), run(*words, "--verbose")
+        assert result.out == plain.out
         assert re.fullmatch(
             r"minichat: prompt 1 token, reply 5 tokens in [\d.]+ s; first token after [\d.]+ s, "
             r"then [\d.]+ tok/s\n",
-            told.err,
+            result.err,
         )
         several = run(*words, "--verbose", "--n", 2)
         assert re.match(r"minichat: prompt 1 token, reply 10 tokens in [\d.]+ s, [\d.]+ tok/s", several.err)
@@ -221,11 +221,11 @@ USAGE = {
 }
 
 
-@pytest.mark.parametrize(("options", "said"), USAGE.values(), ids=USAGE)
-def test_bad_options_are_bad_usage(run: Run, model: Path, options: list[str], said: str) -> None:
+@pytest.mark.parametrize(("options", "error"), USAGE.values(), ids=USAGE)
+def test_bad_options_are_bad_usage(run: Run, model: Path, options: list[str], error: str) -> None:
     ran = run("generate", "--model", model, "--raw", "the", *options)
     assert ran.code == 2
-    assert said in one_sentence(ran)
+    assert error in one_sentence(ran)
 
 
 @pytest.mark.parametrize("words", [["sing"], ["doctor", "hello"]])
@@ -242,25 +242,25 @@ def deny(file: Path, mode: str) -> None:
 class TestBadInput:
     """The most likely kinds of bad input."""
 
-    def said(self, run: Run, folder: object, *words: object, code: int = 1) -> str:
+    def error(self, run: Run, folder: object, *words: object, code: int = 1) -> str:
         ran = run("generate", "--model", folder, "--raw", "--max-tokens", 4, *(words or ("the",)))
         assert ran.code == code
         return one_sentence(ran)
 
     def test_an_empty_prompt_without_a_start_token(self, run: Run, tmp_path: Path) -> None:
-        said = self.said(run, write_model(tmp_path, start=False), "", code=2)
-        assert "the prompt is empty, and the model has no start token" in said
+        error = self.error(run, write_model(tmp_path, start=False), "", code=2)
+        assert "the prompt is empty, and the model has no start token" in error
 
     def test_a_prompt_that_is_too_long(self, run: Run, model: Path) -> None:
-        said = self.said(run, model, "x" * 300, code=2)
-        assert "300 tokens; " in said and " takes 127. Shorten the prompt or choose a larger" in said
+        error = self.error(run, model, "x" * 300, code=2)
+        assert "300 tokens; " in error and " takes 127. Shorten the prompt or choose a larger" in error
 
     def test_an_unknown_model(self, run: Run) -> None:
-        assert "nobody/nothing is not on this machine" in self.said(run, "nobody/nothing")
-        assert "there is no folder './nothing'" in self.said(run, "./nothing")
+        assert "nobody/nothing is not on this machine" in self.error(run, "nobody/nothing")
+        assert "there is no folder './nothing'" in self.error(run, "./nothing")
 
     def test_a_folder_that_is_no_model(self, run: Run, tmp_path: Path) -> None:
-        assert "neither a config.json nor a folder that holds one" in self.said(run, tmp_path)
+        assert "neither a config.json nor a folder that holds one" in self.error(run, tmp_path)
 
     @pytest.mark.parametrize(
         ("changes", "named"),
@@ -278,39 +278,39 @@ class TestBadInput:
     ) -> None:
         folder = write_model(tmp_path)
         write_config(folder, **changes)
-        assert named in self.said(run, folder)
+        assert named in self.error(run, folder)
 
     def test_a_config_that_is_not_json(self, run: Run, tmp_path: Path) -> None:
         (write_model(tmp_path) / "config.json").write_text("{")
-        assert "config.json" in self.said(run, tmp_path)
+        assert "config.json" in self.error(run, tmp_path)
 
     @pytest.mark.parametrize("left", [0, 5, 300, -100])
     def test_truncated_weights(self, run: Run, tmp_path: Path, left: int) -> None:
         file = write_model(tmp_path) / "model.safetensors"
         file.write_bytes(file.read_bytes()[:left])
-        assert "model.safetensors is corrupt or truncated" in self.said(run, tmp_path)
+        assert "model.safetensors is corrupt or truncated" in self.error(run, tmp_path)
 
     def test_weights_of_a_wrong_type(self, run: Run, tmp_path: Path) -> None:
         self._spoil(tmp_path, lambda tensors: tensors["model.norm.weight"].to(torch.int32))
-        assert "model.norm.weight holds I32; only F64, F32, F16, BF16" in self.said(run, tmp_path)
+        assert "model.norm.weight holds I32; only F64, F32, F16, BF16" in self.error(run, tmp_path)
 
     def test_weights_of_a_wrong_shape(self, run: Run, tmp_path: Path) -> None:
         self._spoil(tmp_path, lambda tensors: tensors["model.norm.weight"][:5].clone())
-        assert "model.norm.weight is [5], the config requires [32]" in self.said(run, tmp_path)
+        assert "model.norm.weight is [5], the config requires [32]" in self.error(run, tmp_path)
 
     def test_weights_that_are_missing(self, run: Run, tmp_path: Path) -> None:
         self._spoil(tmp_path, lambda tensors: None)
-        assert "1 tensors are missing, the first is model.norm.weight" in self.said(run, tmp_path)
+        assert "1 tensors are missing, the first is model.norm.weight" in self.error(run, tmp_path)
 
     def test_a_pickle_is_refused(self, run: Run, tmp_path: Path) -> None:
         (write_model(tmp_path) / "model.safetensors").unlink()
         torch.save({}, tmp_path / "pytorch_model.bin")
-        said = self.said(run, tmp_path)
-        assert "pytorch_model.bin is a pickle" in said and "refused" in said
+        error = self.error(run, tmp_path)
+        assert "pytorch_model.bin is a pickle" in error and "refused" in error
 
     def test_gguf_beside_a_config_is_refused(self, run: Run, tmp_path: Path) -> None:
         (write_model(tmp_path) / "model.safetensors").rename(tmp_path / "tiny-q4.gguf")
-        assert "tiny-q4.gguf is a GGUF file; only safetensors files are read" in self.said(run, tmp_path)
+        assert "tiny-q4.gguf is a GGUF file; only safetensors files are read" in self.error(run, tmp_path)
 
     def test_unreadable_weights(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The library reports such a file as missing."""
@@ -321,17 +321,17 @@ class TestBadInput:
         write_model(tmp_path)
         monkeypatch.setattr("engine.models.checkpoint.safe_open", refuse)
         monkeypatch.setattr("engine.models.checkpoint.open", deny, raising=False)
-        assert "model.safetensors cannot be read: Permission denied" in self.said(run, tmp_path)
+        assert "model.safetensors cannot be read: Permission denied" in self.error(run, tmp_path)
 
     def test_a_git_lfs_pointer_is_reported(self, run: Run, tmp_path: Path) -> None:
         pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
         (write_model(tmp_path) / "model.safetensors").write_text(pointer)
-        said = self.said(run, tmp_path)
-        assert "model.safetensors is a git-lfs pointer" in said and "git lfs pull" in said
+        error = self.error(run, tmp_path)
+        assert "model.safetensors is a git-lfs pointer" in error and "git lfs pull" in error
 
     def test_nan_weights_fail_the_reply(self, run: Run, tmp_path: Path) -> None:
         self._spoil(tmp_path, lambda tensors: tensors["model.norm.weight"] * torch.nan)
-        assert "the model returned NaN" in self.said(run, tmp_path)
+        assert "the model returned NaN" in self.error(run, tmp_path)
         ran = run("generate", "--model", tmp_path, "--raw", "--json", "the")
         assert ran.code == 1
         assert json.loads(ran.out)["finish"] == "failed"
@@ -339,14 +339,14 @@ class TestBadInput:
 
     def test_a_folder_without_a_tokenizer(self, run: Run, tmp_path: Path) -> None:
         (write_model(tmp_path) / "tokenizer.json").unlink()
-        assert "has no tokenizer.json" in self.said(run, tmp_path)
+        assert "has no tokenizer.json" in self.error(run, tmp_path)
 
     def test_random_weights_without_a_tokenizer_take_no_text(self, run: Run, tmp_path: Path) -> None:
-        said = self.said(run, write_config(tmp_path), "--dummy-weights", "the", code=2)
-        assert "have no tokenizer" in said
+        error = self.error(run, write_config(tmp_path), "--dummy-weights", "the", code=2)
+        assert "have no tokenizer" in error
 
     def test_half_a_character(self, run: Run, model: Path) -> None:
-        assert "a lone surrogate" in self.said(run, model, "th\ud800e", code=2)
+        assert "a lone surrogate" in self.error(run, model, "th\ud800e", code=2)
 
     def test_a_template_that_fails(self, run: Run, tmp_path: Path) -> None:
         write_model(tmp_path, "{{ raise_exception('no such role') }}")

@@ -10,7 +10,7 @@ import pytest
 from minichat.shell.streams import settle
 
 
-def said(shell: str, command: str = "locate", out: bool = False) -> tuple[int, str]:
+def output(shell: str, command: str = "locate", out: bool = False) -> tuple[int, str]:
     """Exit code and standard error of a command with these redirections, or its standard output if `out`."""
     words = f'"{sys.executable}" -m minichat {command} {shell}'
     ended = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=60, check=False)
@@ -19,30 +19,30 @@ def said(shell: str, command: str = "locate", out: bool = False) -> tuple[int, s
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_onto_a_full_disk() -> None:
-    assert said(">/dev/full") == (1, "minichat: cannot write: No space left on device\n")
+    assert output(">/dev/full") == (1, "minichat: cannot write: No space left on device\n")
 
 
 def test_into_a_closed_pipe() -> None:
-    code, words = said("| true")
+    code, words = output("| true")
     assert (code, words) == (0, "")
 
 
 def test_into_a_closed_stream() -> None:
-    assert said(">&-") == (0, "")
+    assert output(">&-") == (0, "")
 
 
 @pytest.mark.parametrize("command", ["tour", "attach"])
 def test_without_standard_input_a_terminal_is_required(command: str) -> None:
-    code, words = said("<&-", command)
+    code, words = output("<&-", command)
     assert code == 2 and words.count("\n") == 1 and "needs a terminal" in words
 
 
 def test_without_standard_error_a_reply_still_succeeds() -> None:
-    assert said("hi >&- 2>&-", "generate --max-tokens=2") == (0, "")
+    assert output("hi >&- 2>&-", "generate --max-tokens=2") == (0, "")
 
 
 def test_without_standard_input_a_plain_chat_ends_silently() -> None:
-    assert said("<&-", "chat --plain") == (0, "")
+    assert output("<&-", "chat --plain") == (0, "")
 
 
 def test_a_closed_stream_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +55,6 @@ def test_a_closed_stream_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_characters_outside_the_locale_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    assert said("hi", "generate --choice=gr\u00fcn", out=True) == (0, "gr\\xfcn\n")
-    code, record = said("hi", "generate --json --choice=gr\u00fcn", out=True)
+    assert output("hi", "generate --choice=gr\u00fcn", out=True) == (0, "gr\\xfcn\n")
+    code, record = output("hi", "generate --json --choice=gr\u00fcn", out=True)
     assert code == 0 and json.loads(record)["text"] == "gr\u00fcn"

@@ -64,11 +64,11 @@ class ByteTier:
     def _transfer(self, kind: str, work: Callable[[], None], count: int) -> Transfer:
         failure = self._fails()
         if failure == "begin":
-            raise OSError("told to fail at once")
+            raise OSError("simulated failure at once")
 
         def moved() -> None:
             if failure == "end":
-                raise OSError("told to fail late")
+                raise OSError("simulated failure late")
             work()
             self.moved.append((kind, count))
 

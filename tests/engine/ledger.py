@@ -14,7 +14,7 @@ from engine.api.params import SPECULATION
 from engine.api.request import Request
 from engine.api.snapshot import Reads
 from engine.execution.changes import Change, UseGraphs
-from engine.execution.protocol import Likeliest, StepResult
+from engine.execution.protocol import StepResult, TopTokens
 from engine.execution.transfers import TransferRunner
 from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables, TableMirror
@@ -68,7 +68,7 @@ def alone(
     return tokens[len(prompt) :]
 
 
-def likeliest_tokens(tokens: Sequence[int], seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+def most_likely_tokens(tokens: Sequence[int], seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the `count` likeliest next tokens with their log-probabilities, as for beams."""
     draw = np.random.default_rng([seed, next_token(tokens, seed), len(tokens)])
     return draw.choice(VOCAB, count, replace=False), -np.sort(draw.exponential(1, count)).astype(np.float32)
@@ -147,7 +147,7 @@ class LedgerRunner:
         self.steps.append(step)
         self._apply(step)
         if self.fails(step):
-            raise RuntimeError("told to fail")
+            raise RuntimeError("simulated failure")
         if step.copies:
             froms, tos = map(list, zip(*step.copies, strict=True))
             self.cells[tos] = self.cells[froms]
@@ -172,7 +172,7 @@ class LedgerRunner:
             for row in step.rows
             if row.samples
         ]
-        return StepResult(sampled, runs=runs, seconds=0.001, likeliest=self._likeliest(step))
+        return StepResult(sampled, runs=runs, seconds=0.001, top_tokens=self._top_tokens(step))
 
     def transfer(self, order: TransferOrder) -> None:
         self.transfers.begin(order)
@@ -216,7 +216,7 @@ class LedgerRunner:
     def supply(self, handle: StepResult, masks: Masks) -> None:
         raise AssertionError("no request of the ledger has a grammar")
 
-    def _likeliest(self, step: Step) -> Likeliest | None:
+    def _top_tokens(self, step: Step) -> TopTokens | None:
         rows = [row for row in step.rows if row.samples and self.sampling[row.slot].params.beams > 1]
         if not rows:
             return None
@@ -226,8 +226,8 @@ class LedgerRunner:
         values = np.full(ids.shape, -np.inf, np.float32)
         for at, (row, count) in enumerate(zip(rows, asked, strict=True)):
             seen, seed = self._seen(row.slot, row.start + row.length), self.sampling[row.slot].seed
-            ids[at, :count], values[at, :count] = likeliest_tokens(seen, seed, count)
-        return Likeliest({row.request: at for at, row in enumerate(rows)}, ids, values)
+            ids[at, :count], values[at, :count] = most_likely_tokens(seen, seed, count)
+        return TopTokens({row.request: at for at, row in enumerate(rows)}, ids, values)
 
     def _drafts(self, step: Step, row: StepRow) -> list[int]:
         """Return the drafts of the step, or make some that are right two times in three."""

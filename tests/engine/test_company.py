@@ -18,7 +18,7 @@ from engine.kv.window import Window
 from engine.serving.engine import Engine
 from tests.engine.ledger import alone
 from tests.engine.workloads import AFTER, Workload, prompts, run, workloads
-from tests.heard import Heard
+from tests.outputs import Output
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ def run_workload(
     `meddle` is called before each step; `below` lists the tiers below host memory.
     """
     engine = work.place.engine(window=window, below=below)
-    replies: list[tuple[Job, Heard, list[int]]] = []  # with the expected tokens
+    replies: list[tuple[Job, Output, list[int]]] = []  # with the expected tokens
     ids: dict[Job, int] = {}
 
     def before(step: int) -> None:
         for job in work.jobs:
             if job.at == step:
-                reply = Heard()
+                reply = Output()
                 params = SamplingParams(max_tokens=job.count, seed=job.seed)
                 ids[job] = engine.submit(
                     job.prompt, params, reply, priority=job.priority, deadline=job.deadline, salt=job.salt
@@ -105,7 +105,7 @@ def run_workload(
             if since == job.preempt_after:
                 engine.preempt(id)
             if since == job.fork_after:
-                branch, generated = Heard(), request.tokens[request.prompt_len :]
+                branch, generated = Output(), request.tokens[request.prompt_len :]
                 tail = alone(request.tokens, job.count - len(generated), job.seed + 10, window=window)
                 replies.append((job, branch, tail))
                 engine.fork(id, branch, SamplingParams(max_tokens=job.count, seed=job.seed + 10))

@@ -3,19 +3,19 @@
 from engine.api.events import Event, Evicted
 from engine.api.params import SamplingParams
 from tests.engine.ledger import Clock, drain, ledger_engine
-from tests.heard import Heard
+from tests.outputs import Output
 
 
 def test_evictions_are_reported_once_a_second_and_add_up() -> None:
-    clock, heard = Clock(), list[Event]()
+    clock, events = Clock(), list[Event]()
     engine = ledger_engine(blocks=12, slots=2, clock=clock)
-    engine.bus.subscribe(heard.append)
+    engine.bus.subscribe(events.append)
 
     def reported() -> list[int]:
-        return [event.blocks for event in heard if isinstance(event, Evicted)]
+        return [event.blocks for event in events if isinstance(event, Evicted)]
 
     def ask(token: int) -> None:
-        engine.submit([token] * 70, SamplingParams(max_tokens=4, seed=0), Heard())
+        engine.submit([token] * 70, SamplingParams(max_tokens=4, seed=0), Output())
         drain(engine)
 
     ask(1)

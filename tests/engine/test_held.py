@@ -35,34 +35,34 @@ class RecordedEnds:
 @pytest.mark.parametrize(("depth", "window"), [(0, None), (1, None), (0, Window(32, 4, 16))])
 def test_a_single_request_held_all_blocks_in_use(depth: int, window: Window | None) -> None:
     engine = ledger_engine(depth=depth, window=window)
-    heard = RecordedEnds(engine)
-    engine.submit(PROMPT, SamplingParams(max_tokens=30, seed=1), heard)
+    received = RecordedEnds(engine)
+    engine.submit(PROMPT, SamplingParams(max_tokens=30, seed=1), received)
     drain(engine)
-    assert heard.blocks == heard.in_use
+    assert received.blocks == received.in_use
     if window is None:
-        assert heard.blocks == [9]  # 129 tokens: the last one is never in the cache
+        assert received.blocks == [9]  # 129 tokens: the last one is never in the cache
     else:
-        assert 0 < heard.blocks[0] < 9
+        assert 0 < received.blocks[0] < 9
 
 
 @pytest.mark.parametrize("best", [None, 5])
 def test_samples_of_one_prompt_share_the_blocks_of_the_prompt(best: int | None) -> None:
     engine = ledger_engine()
-    heard = RecordedEnds(engine)
-    engine.submit(PROMPT, SamplingParams(max_tokens=10, n=5, best_of=best, seed=0), heard)
+    received = RecordedEnds(engine)
+    engine.submit(PROMPT, SamplingParams(max_tokens=10, n=5, best_of=best, seed=0), received)
     drain(engine)
-    assert heard.blocks == [7] * 5
-    assert heard.in_use[0] < 5 * 7
+    assert received.blocks == [7] * 5
+    assert received.in_use[0] < 5 * 7
 
 
 def test_an_aborted_request_reports_its_blocks_and_a_waiting_one_none() -> None:
     engine = ledger_engine(slots=1)
-    heard = RecordedEnds(engine)
-    ids = [engine.submit(PROMPT, SamplingParams(max_tokens=30, seed=1), heard) for _ in range(2)]
+    received = RecordedEnds(engine)
+    ids = [engine.submit(PROMPT, SamplingParams(max_tokens=30, seed=1), received) for _ in range(2)]
     for _ in range(4):
         engine.step()
     for id in reversed(ids):
         engine.abort(id)
     drain(engine)
-    assert [delta.finish for delta in heard.ends] == [Finish.ABORTED] * 2
-    assert heard.blocks == [0, 7]
+    assert [delta.finish for delta in received.ends] == [Finish.ABORTED] * 2
+    assert received.blocks == [0, 7]

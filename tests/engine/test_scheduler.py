@@ -15,12 +15,12 @@ from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.step import Step
 from engine.serving.engine import Engine
 from tests.engine.ledger import Clock, alone, drain, ledger_engine
-from tests.heard import Heard
+from tests.outputs import Output
 
 
-def ask(engine: Engine, prompt: int, count: int = 4, first: int = 0, **how: object) -> tuple[int, Heard]:
+def ask(engine: Engine, prompt: int, count: int = 4, first: int = 0, **how: object) -> tuple[int, Output]:
     """Submit a request with a prompt of `prompt` tokens; `first` makes it different from others."""
-    reply = Heard()
+    reply = Output()
     seed = how.pop("seed", 0)
     tokens = [first, *range(1, prompt)]
     return engine.submit(tokens, SamplingParams(max_tokens=count, seed=seed), reply, **how), reply
@@ -61,7 +61,7 @@ def test_the_next_turn_of_a_chat_reuses_the_cache_of_the_last() -> None:
     _, reply = ask(engine, prompt=30, count=20)
     drain(engine)
     turn = [0, *range(1, 30), *reply.tokens, 5, 6, 7]
-    engine.submit(turn, SamplingParams(max_tokens=2, seed=0), (again := Heard()))
+    engine.submit(turn, SamplingParams(max_tokens=2, seed=0), (again := Output()))
     drain(engine)
     assert (
         steps(engine)[-2].rows[0].start == 48
@@ -129,17 +129,17 @@ def test_the_measured_cost_decides_between_swap_and_recompute() -> None:
     costs, tier, rules = Costs(), MeasuredCost(), SchedulerSettings(step_tokens=64)
 
     def swaps() -> bool:
-        return costs.moving_pays(tier.there_and_back(7), 100, rules)
+        return costs.moving_pays(tier.round_trip(7), 100, rules)
 
     assert not swaps()  # no measurement yet: do not swap
-    costs.saw_step(prefill_tokens=100, seconds=0.1)
+    costs.observe_step(prefill_tokens=100, seconds=0.1)
     assert swaps()  # no swap has been timed yet: try one
-    tier.saw(10, 1.0, load=False)
+    tier.observe(10, 1.0, load=False)
     assert not swaps()  # no load has been timed yet: assume it takes as long as a store
     for _ in range(50):
-        tier.saw(10, 0.001, load=False)
+        tier.observe(10, 0.001, load=False)
     assert swaps()
-    tier.saw(10, 1.0, load=True)
+    tier.observe(10, 1.0, load=True)
     assert not swaps()
     assert costs.moving_pays(1e9, 1, SchedulerSettings(step_tokens=64, preemption="swap"))
     assert not costs.moving_pays(0.0, 100, SchedulerSettings(step_tokens=64, preemption="recompute"))
@@ -163,7 +163,7 @@ def test_a_fork_shares_blocks_until_either_writes() -> None:
     id, reply = ask(engine, prompt=40, count=10)
     engine.step()
     engine.step()
-    child = engine.fork(id, branch := Heard(), SamplingParams(max_tokens=10, seed=5))
+    child = engine.fork(id, branch := Output(), SamplingParams(max_tokens=10, seed=5))
     assert engine.scheduler.requests[child].phase is Phase.DECODE  # it has no prompt to prefill
     assert engine.scheduler.requests[child].blocks == engine.scheduler.requests[id].blocks
     assert engine.scheduler.pool.in_use == 3
@@ -286,7 +286,7 @@ def test_a_failing_step_fails_only_its_requests(depth: int) -> None:
     for reply in (first, second):
         assert reply.last is not None
         assert reply.last.finish is Finish.FAILED
-        assert "told to fail" in reply.last.error
+        assert "simulated failure" in reply.last.error
     assert waits.tokens == alone([2, *range(1, 10)], 5)
     assert engine.scheduler.pool.in_use == 0
     assert engine.scheduler.pool.cached == 0  # blocks of the failed requests are not kept in the prefix cache
@@ -298,7 +298,7 @@ def test_a_step_that_fails_during_a_swap_fails_only_its_requests(depth: int) -> 
     failed: list[Step] = []
 
     def while_swapping(step: Step) -> bool:
-        if any(each.order.kind == "store" for each in engine.scheduler.transfers.under_way.values()):
+        if any(each.order.kind == "store" for each in engine.scheduler.transfers.in_flight.values()):
             failed.append(step)
         return len(failed) == 1 and failed[0] is step
 
@@ -317,7 +317,7 @@ def test_a_fork_fails_with_the_step_that_writes_its_blocks() -> None:
     id, reply = ask(engine, prompt=60, count=10)
     engine.step()
     engine.step()  # the second chunk is in flight
-    engine.fork(id, branch := Heard(), SamplingParams(max_tokens=10, seed=5))
+    engine.fork(id, branch := Output(), SamplingParams(max_tokens=10, seed=5))
     _, other = ask(engine, prompt=10, count=3, first=1)
     collect = engine.runner.collect
 

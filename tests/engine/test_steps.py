@@ -176,8 +176,8 @@ def test_replayed_steps_give_the_same_tokens(work: Workload[Job]) -> None:
             continue
         now = fresh.launch(step)
         assert (now.tokens, now.runs) == (then.tokens, then.runs)
-        if then.likeliest is not None:
-            assert now.likeliest is not None and np.array_equal(now.likeliest.ids, then.likeliest.ids)
+        if then.top_tokens is not None:
+            assert now.top_tokens is not None and np.array_equal(now.top_tokens.ids, then.top_tokens.ids)
 
 
 def test_unsent_table_cells_are_unique_and_cleared_once_sent() -> None:

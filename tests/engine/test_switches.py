@@ -10,7 +10,7 @@ from engine.api.params import SamplingParams
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.test_company import Job, any_workload, run_workload
 from tests.engine.workloads import Workload
-from tests.heard import Heard
+from tests.outputs import Output
 
 NAMES = ("prefix_cache", "chunked_prefill", "overlap")
 
@@ -32,11 +32,11 @@ def test_switching_at_any_moment_does_not_change_replies(
 
 
 def test_a_switch_is_reported_with_its_default() -> None:
-    engine, heard = ledger_engine(depth=1), list[Event]()
-    engine.bus.subscribe(heard.append)
+    engine, events = ledger_engine(depth=1), list[Event]()
+    engine.bus.subscribe(events.append)
     engine.set_switch("overlap", False)
     engine.set_switch("overlap", False)  # already off: no event
-    assert [(each.name, each.on) for each in heard if isinstance(each, Switched)] == [("overlap", False)]
+    assert [(each.name, each.on) for each in events if isinstance(each, Switched)] == [("overlap", False)]
     assert [(each.name, each.on, each.usual) for each in engine.snapshot().switches] == [
         ("prefix_cache", True, True),
         ("chunked_prefill", True, True),
@@ -48,8 +48,8 @@ def test_switches_take_effect() -> None:
     engine = ledger_engine(step_tokens=16)
     prompt = [7] * 40
 
-    def ask() -> Heard:
-        reply = Heard()
+    def ask() -> Output:
+        reply = Output()
         engine.submit(prompt, SamplingParams(max_tokens=2, seed=0), reply)
         return reply
 
@@ -76,7 +76,7 @@ def test_switches_take_effect() -> None:
 
 
 def test_overlap_is_switched_off_with_a_step_in_flight() -> None:
-    engine, reply = ledger_engine(depth=1), Heard()
+    engine, reply = ledger_engine(depth=1), Output()
     engine.submit([1, 2, 3], SamplingParams(max_tokens=6, seed=0), reply)
     engine.step()
     engine.step()

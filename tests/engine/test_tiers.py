@@ -16,14 +16,14 @@ from tests.engine.byte_tier import ByteTier, closed
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.test_company import Job, any_workload, run_workload
 from tests.engine.workloads import Workload
-from tests.heard import Heard
+from tests.outputs import Output
 
 PROMPT = 40
 
 
-def ask(engine: Engine, first: int = 0, count: int = 30, prompt: int = PROMPT) -> tuple[int, Heard]:
-    heard = Heard()
-    return engine.submit([first, *range(1, prompt)], SamplingParams(max_tokens=count, seed=0), heard), heard
+def ask(engine: Engine, first: int = 0, count: int = 30, prompt: int = PROMPT) -> tuple[int, Output]:
+    output = Output()
+    return engine.submit([first, *range(1, prompt)], SamplingParams(max_tokens=count, seed=0), output), output
 
 
 def reply(first: int = 0, count: int = 30, prompt: int = PROMPT) -> list[int]:
@@ -37,9 +37,9 @@ def turn(engine: Engine, count: int = 1) -> None:
 
 
 def engine_over(tier: ByteTier, **config: object) -> tuple[Engine, list[Transferred]]:
-    engine, heard = ledger_engine(below=[tier], **({"preemption": "swap"} | config)), list[Event]()
-    engine.bus.subscribe(lambda event: heard.append(event) if isinstance(event, Transferred) else None)
-    return engine, heard
+    engine, events = ledger_engine(below=[tier], **({"preemption": "swap"} | config)), list[Event]()
+    engine.bus.subscribe(lambda event: events.append(event) if isinstance(event, Transferred) else None)
+    return engine, events
 
 
 # Random workloads and tiers
@@ -90,15 +90,15 @@ def test_other_requests_continue_during_a_transfer(depth: int) -> None:
 
 
 def test_blocks_being_stored_are_not_taken_before_the_store_ends() -> None:
-    engine, heard = engine_over(ByteTier(looks=4), blocks=6)
+    engine, output = engine_over(ByteTier(looks=4), blocks=6)
     (_, first), (id, second) = ask(engine, 0, prompt=30, count=40), ask(engine, 1, prompt=30, count=40)
     pool, transfer = engine.scheduler.pool, engine.scheduler.transfers
-    while not transfer.under_way:
+    while not transfer.in_flight:
         turn(engine)
-    [moving] = transfer.under_way.values()
+    [moving] = transfer.in_flight.values()
     assert moving.order.kind == "store" and moving.request.id == id
     before = len(first.tokens)
-    while not heard:
+    while not output:
         assert not pool.can_take(1) and pool.in_use == 6 and transfer.freeing == 3
         turn(engine)
     turn(engine, 2)
@@ -110,14 +110,14 @@ def test_blocks_being_stored_are_not_taken_before_the_store_ends() -> None:
 def test_a_request_that_resumes_during_its_store_keeps_its_blocks() -> None:
     tier = ByteTier(looks=5)
     engine, _ = engine_over(tier)
-    id, heard = ask(engine)
+    id, output = ask(engine)
     turn(engine, 4)
     blocks = list(engine.scheduler.requests[id].blocks)
     engine.preempt(id)
     turn(engine, 2)
     assert engine.scheduler.requests[id].blocks[:3] == blocks[:3]
     drain(engine)
-    assert tier.moved == [("store", 3)] and heard.tokens == reply()
+    assert tier.moved == [("store", 3)] and output.tokens == reply()
     assert sum(step.tokens for step in engine.runner.steps) == PROMPT + 30 - 1, "a token was computed twice"
 
 
@@ -125,13 +125,13 @@ def test_a_request_that_resumes_during_its_store_keeps_its_blocks() -> None:
 @pytest.mark.parametrize("when", ["begin", "end"])
 def test_blocks_of_a_failed_transfer_are_computed_again(kind: str, when: str) -> None:
     failures = iter([when, ""] if kind == "store" else ["", when])
-    engine, heard = engine_over(ByteTier(fails=lambda: next(failures)), prefix_cache=False)
+    engine, outputs = engine_over(ByteTier(fails=lambda: next(failures)), prefix_cache=False)
     id, recorded = ask(engine)
     turn(engine, 4)
     engine.preempt(id)
     drain(engine)
-    assert [each.error for each in heard if each.error] == [
-        f"OSError: told to fail {'at once' if when == 'begin' else 'late'}"
+    assert [each.error for each in outputs if each.error] == [
+        f"OSError: simulated failure {'at once' if when == 'begin' else 'late'}"
     ]
     assert recorded.tokens == reply()
     assert sum(step.tokens for step in engine.runner.steps) > PROMPT + 30 - 1
@@ -140,30 +140,30 @@ def test_blocks_of_a_failed_transfer_are_computed_again(kind: str, when: str) ->
 @pytest.mark.parametrize("during", ["store", "load"])
 def test_a_transfer_outlives_its_aborted_request(during: str) -> None:
     tier = ByteTier(looks=3)
-    engine, heard = engine_over(tier)
+    engine, outputs = engine_over(tier)
     ask(engine, 1)
     id, recorded = ask(engine)
     turn(engine, 4)
     engine.preempt(id)
-    under_way = engine.scheduler.transfers.under_way
+    in_flight = engine.scheduler.transfers.in_flight
     turn(engine)
     if during == "load":
         with closed(engine):
-            while under_way:
+            while in_flight:
                 turn(engine)
         turn(engine)
-    assert [each.order.kind for each in under_way.values()] == [during]
+    assert [each.order.kind for each in in_flight.values()] == [during]
     engine.abort(id)
     engine.scheduler.check()
-    assert under_way and engine.scheduler.pool.in_use > 4
+    assert in_flight and engine.scheduler.pool.in_use > 4
     drain(engine)
-    assert not under_way and tier.room() == tier.size and len(recorded.tokens) < 30
-    assert [each.load for each in heard] == [False, True][: 1 + (during == "load")]
+    assert not in_flight and tier.room() == tier.size and len(recorded.tokens) < 30
+    assert [each.load for each in outputs] == [False, True][: 1 + (during == "load")]
 
 
 def test_the_first_tier_with_room_is_used_and_none_if_all_are_full() -> None:
     small = ByteTier(size=3)
-    engine, heard = engine_over(small, host=3)
+    engine, events = engine_over(small, host=3)
     gone: list[Event] = []
     engine.bus.subscribe(lambda event: gone.append(event) if isinstance(event, Preempted) else None)
     ids = [ask(engine, n)[0] for n in range(3)]
@@ -171,7 +171,7 @@ def test_the_first_tier_with_room_is_used_and_none_if_all_are_full() -> None:
     for id in ids:
         engine.preempt(id)
     turn(engine, 2)
-    assert [(each.tier, each.load) for each in heard] == [("host", False), ("bytes", False)]
+    assert [(each.tier, each.load) for each in events] == [("host", False), ("bytes", False)]
     assert [each.swapped for each in gone if isinstance(each, Preempted)] == [True, True, False]
     drain(engine)
 
@@ -180,8 +180,8 @@ def test_shared_blocks_are_stored_once_and_kept_until_both_requests_resume() -> 
     tier = ByteTier()
     engine, _ = engine_over(tier, prefix_cache=False, slots=2)
     same = list(range(48))
-    heard = [Heard(), Heard()]
-    ids = [engine.submit([*same, n], SamplingParams(max_tokens=20, seed=0), heard[n]) for n in range(2)]
+    outputs = [Output(), Output()]
+    ids = [engine.submit([*same, n], SamplingParams(max_tokens=20, seed=0), outputs[n]) for n in range(2)]
     turn(engine, 4)
     for id in ids:
         engine.preempt(id)
@@ -189,32 +189,32 @@ def test_shared_blocks_are_stored_once_and_kept_until_both_requests_resume() -> 
         turn(engine, 3)
         assert tier.moved == [("store", 4), ("store", 1)], "three shared blocks, and one of each request"
     drain(engine)
-    assert [each.tokens for each in heard] == [alone([*same, n], 20) for n in range(2)]
+    assert [each.tokens for each in outputs] == [alone([*same, n], 20) for n in range(2)]
 
 
 @pytest.mark.parametrize("slow", [False, True])
 def test_measured_costs_decide_between_load_and_recompute(slow: bool) -> None:
     tier = ByteTier()
-    engine, heard = engine_over(tier, preemption="auto", prefix_cache=False)
+    engine, events = engine_over(tier, preemption="auto", prefix_cache=False)
     back: list[Event] = []
     engine.bus.subscribe(lambda event: back.append(event) if isinstance(event, Resumed) else None)
-    engine.scheduler.costs.saw_step(100, 1.0)
+    engine.scheduler.costs.observe_step(100, 1.0)
     id, recorded = ask(engine)
     turn(engine, 4)
     engine.preempt(id)
     with closed(engine):
         turn(engine, 3)
     if slow:
-        tier.cost.saw(1, 1e3, load=True)
+        tier.cost.observe(1, 1e3, load=True)
     drain(engine)
-    assert [each.load for each in heard] == [False] + [True] * (not slow)
+    assert [each.load for each in events] == [False] + [True] * (not slow)
     assert [each.swapped for each in back if isinstance(each, Resumed)] == [not slow]
     assert recorded.tokens == reply()
 
 
 def test_a_request_loads_the_blocks_a_tier_still_holds_and_computes_the_others() -> None:
     tier = ByteTier()
-    engine, heard = engine_over(tier, prefix_cache=False)
+    engine, outputs = engine_over(tier, prefix_cache=False)
     id, recorded = ask(engine)
     turn(engine, 4)
     request = engine.scheduler.requests[id]
@@ -227,7 +227,7 @@ def test_a_request_loads_the_blocks_a_tier_still_holds_and_computes_the_others()
     assert request.launched == 32
     drain(engine)
     assert recorded.tokens == reply()
-    assert [(each.load, each.blocks) for each in heard] == [(False, 3), (True, 2)]
+    assert [(each.load, each.blocks) for each in outputs] == [(False, 3), (True, 2)]
 
 
 def test_the_check_finds_a_block_that_a_transfer_has_lost() -> None:
@@ -241,16 +241,16 @@ def test_the_check_finds_a_block_that_a_transfer_has_lost() -> None:
 
 def test_a_second_preemption_during_a_store_stores_only_new_blocks() -> None:
     tier = ByteTier(looks=40)
-    engine, heard = engine_over(tier)
+    engine, output = engine_over(tier)
     id, recorded = ask(engine, count=60)
     turn(engine, 4)
     engine.preempt(id)
     turn(engine, 20)  # it resumes at once and fills another block
     request = engine.scheduler.requests[id]
-    assert len(request.blocks) == 4 and not heard
+    assert len(request.blocks) == 4 and not output
     engine.preempt(id)
     turn(engine)
-    orders = [each.order.names for each in engine.scheduler.transfers.under_way.values()]
+    orders = [each.order.names for each in engine.scheduler.transfers.in_flight.values()]
     assert len(orders) == 2 and not set(orders[0]) & set(orders[1]), "a block is in two stores at once"
     drain(engine)
     assert recorded.tokens == reply(count=60)

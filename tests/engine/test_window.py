@@ -10,14 +10,14 @@ from engine.serving.engine import Engine
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.test_company import Job, jobs, run_workload
 from tests.engine.workloads import BLOCK, Workload, workloads
-from tests.heard import Heard
+from tests.outputs import Output
 
 WINDOW = Window(size=32, sinks=4, block_size=BLOCK)
 PROMPT = [n % 10 for n in range(200)]
 
 
-def ask(engine: Engine, prompt: list[int], count: int, seed: int = 0, **more: object) -> Heard:
-    reply = Heard()
+def ask(engine: Engine, prompt: list[int], count: int, seed: int = 0, **more: object) -> Output:
+    reply = Output()
     engine.submit(prompt, SamplingParams(max_tokens=count, seed=seed, **more), reply)
     return reply
 
@@ -89,7 +89,7 @@ def test_shared_and_published_blocks_survive_the_window() -> None:
     while len(first.tokens) < 3:
         engine.step()
     [parent] = engine.scheduler.running
-    branch = Heard()
+    branch = Output()
     engine.fork(parent.id, branch, SamplingParams(max_tokens=60, seed=9))
     shared = set(held(parent.blocks))
     while len(first.tokens) < 50:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.serving.engine import Engine
 from tests.engine.ledger import Clock, drain, ledger_engine
-from tests.heard import at_rest
+from tests.outputs import transfers_idle
 
 BLOCK = 16
 AFTER = st.one_of(st.none(), st.none(), st.integers(0, 12))  # number of steps, or never
@@ -99,7 +99,7 @@ def run(engine: Engine, steps: int, before: Callable[[int], None]) -> None:
     drain(engine)
     scheduler = engine.scheduler
     assert scheduler.pool.in_use == 0
-    assert at_rest(engine)
+    assert transfers_idle(engine)
     assert not scheduler.requests and not scheduler.running and not scheduler.waiting.parked
     assert len(scheduler.waiting) == scheduler.waiting.tokens == 0
     assert engine.outputs.idle

@@ -47,11 +47,11 @@ def changed(model: str) -> dict[str, Any]:
     params = SamplingParams(temperature=0, repetition_penalty=2, max_tokens=20, ignore_eos=True)
 
     def reply() -> list[int]:
-        said: list[int] = []
-        engine.submit(PROMPTS[0], params, lambda delta: said.extend(delta.tokens))
+        tokens: list[int] = []
+        engine.submit(PROMPTS[0], params, lambda delta: tokens.extend(delta.tokens))
         while engine.busy:
             engine.step()
-        return said
+        return tokens
 
     replies = {"none": reply()}
     for scheme in ("ternary", "none"):
@@ -64,7 +64,7 @@ def changed(model: str) -> dict[str, Any]:
     )
     replies["ternary"] = reply()
     view = next(each for each in engine.snapshot().schemes if each.name == "ternary")
-    return {"replies": replies, "is": engine.snapshot().quantization, "said": view.nbytes}
+    return {"replies": replies, "is": engine.snapshot().quantization, "nbytes": view.nbytes}
 
 
 def refusal(model: str, **config: Any) -> str:

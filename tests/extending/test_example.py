@@ -27,7 +27,7 @@ INSTALL = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disa
 
 
 @pytest.fixture(scope="module")
-def said(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The output of a program with the example installed, on a model with a sliding window."""
     site, model = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("model")
     pip = [sys.executable, "-m", "pip", "install", *INSTALL, "--target", str(site), str(HERE / "example")]
@@ -45,39 +45,39 @@ def said(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
     return found
 
 
-def test_back_end_and_policy_are_selected_by_name(said: dict[str, Any]) -> None:
-    assert said["built in"]["facts"] == ["torch", "fcfs"]
-    assert said["example"]["facts"] == ["sdpa", "shortest"]
+def test_back_end_and_policy_are_selected_by_name(found: dict[str, Any]) -> None:
+    assert found["built in"]["facts"] == ["torch", "fcfs"]
+    assert found["example"]["facts"] == ["sdpa", "shortest"]
 
 
-def test_the_back_end_gives_the_same_replies_as_the_built_in_one(said: dict[str, Any]) -> None:
-    replies = [tokens for _, tokens in said["built in"]["replies"]]
+def test_the_back_end_gives_the_same_replies_as_the_built_in_one(found: dict[str, Any]) -> None:
+    replies = [tokens for _, tokens in found["built in"]["replies"]]
     assert [len(tokens) for tokens in replies] == [30, 30, 30]
     assert all(len(set(tokens)) > 5 for tokens in replies), (
         "the reply repeats itself, so the comparison proves little"
     )
-    assert said["example"]["replies"] == said["built in"]["replies"]
+    assert found["example"]["replies"] == found["built in"]["replies"]
 
 
-def test_the_policy_decides_the_order(said: dict[str, Any]) -> None:
-    assert said["built in"]["ended"] == [0, 1, 2]
-    assert said["example"]["ended"] == [1, 2, 0]
+def test_the_policy_decides_the_order(found: dict[str, Any]) -> None:
+    assert found["built in"]["ended"] == [0, 1, 2]
+    assert found["example"]["ended"] == [1, 2, 0]
 
 
-def test_the_scheme_works_at_the_start_and_later(said: dict[str, Any]) -> None:
-    replies = said["changed"]["replies"]
-    assert said["changed"]["is"] == "ternary" and said["changed"]["said"] > 0
+def test_the_scheme_works_at_the_start_and_later(found: dict[str, Any]) -> None:
+    replies = found["changed"]["replies"]
+    assert found["changed"]["is"] == "ternary" and found["changed"]["nbytes"] > 0
     assert replies["ternary"] == replies["then ternary"] != replies["none"] == replies["then none"]
 
 
-def test_an_unknown_name_lists_the_known_ones(said: dict[str, Any]) -> None:
-    what, _, names = said["bad attention"].partition("; available here: ")
+def test_an_unknown_name_lists_the_known_ones(found: dict[str, Any]) -> None:
+    what, _, names = found["bad attention"].partition("; available here: ")
     assert what == "attention 'sdpq': no backend has that name"
     assert {"sdpa", "torch"} <= set(names.split(", "))
-    what, _, names = said["bad policy"].partition("; available: ")
+    what, _, names = found["bad policy"].partition("; available: ")
     assert what == "unknown scheduling policy 'shortish'"
     assert {"fcfs", "latency", "priority", "shortest"} <= set(names.split(", "))
-    what, _, names = said["bad scheme"].partition("; available: ")
+    what, _, names = found["bad scheme"].partition("; available: ")
     assert what == "quantization 'ternari': no scheme has that name"
     assert {"int8", "none", "ternary"} <= set(names.split(", "))
 

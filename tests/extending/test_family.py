@@ -120,25 +120,25 @@ def test_it_is_found_by_name_and_loads(folder: Path) -> None:
 
 def test_the_engine_gives_the_tokens_of_the_plain_forward_pass(folder: Path) -> None:
     """With batching, chunked prefill, a paged cache and the prefix cache; and without each of these."""
-    wanted = [plain_reply(folder, prompt) for prompt in PROMPTS]
-    assert all(len(set(tokens)) > 5 for tokens in wanted), (
+    expected = [plain_reply(folder, prompt) for prompt in PROMPTS]
+    assert all(len(set(tokens)) > 5 for tokens in expected), (
         "the reply repeats itself, so the comparison proves little"
     )
     engine = engine_on(folder, max_step_tokens=48)
     together = [ask(engine, prompt)[1] for prompt in PROMPTS]
     turn(engine)
     drain(engine)
-    assert [heard.tokens for heard in together] == wanted
+    assert [output.tokens for output in together] == expected
     first = engine.snapshot().prefix_hit_rate
     again = [ask(engine, prompt)[1] for prompt in PROMPTS]
     drain(engine)
-    assert [heard.tokens for heard in again] == wanted
+    assert [output.tokens for output in again] == expected
     assert engine.snapshot().prefix_hit_rate > first
     alone = engine_on(folder, prefix_cache=False, chunked_prefill=False, block_size=32)
-    for prompt, tokens in zip(PROMPTS, wanted, strict=True):
-        _, heard = ask(alone, prompt)
+    for prompt, tokens in zip(PROMPTS, expected, strict=True):
+        _, output = ask(alone, prompt)
         drain(alone)
-        assert heard.tokens == tokens
+        assert output.tokens == tokens
 
 
 def test_the_doctor_lists_parts_that_run_as_plain_torch() -> None:
@@ -146,9 +146,9 @@ def test_the_doctor_lists_parts_that_run_as_plain_torch() -> None:
 
     found = examine()
     assert found["families"]["qwen3"] == "all parts have their own GPU kernels"
-    told = "on a GPU, 1 of 2 parts run as plain torch: SquaredMLP, operator transposed, operator centered"
-    assert found["families"]["squared"] == told
-    assert f"  squared: {told}" in report(found)
+    reason = "on a GPU, 1 of 2 parts run as plain torch: SquaredMLP, operator transposed, operator centered"
+    assert found["families"]["squared"] == reason
+    assert f"  squared: {reason}" in report(found)
 
 
 def test_a_scheme_quantizes_plain_products_and_skips_operators(folder: Path) -> None:
@@ -179,14 +179,14 @@ class Wrong:
 
     name, kind = "wrong", "product"
 
-    def __init__(self, spoilt: Any) -> None:
-        self._spoilt = spoilt
+    def __init__(self, broken: Any) -> None:
+        self._broken = broken
 
     def oracle(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return torch.nn.functional.linear(x, weight, bias)
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        return lambda x: self._spoilt(x, weight, bias)
+        return lambda x: self._broken(x, weight, bias)
 
 
 def plain(x: Any, weight: Any, bias: Any) -> Any:
@@ -194,7 +194,7 @@ def plain(x: Any, weight: Any, bias: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "told"),
+    ("broken", "reason"),
     [
         (
             lambda x, w, b: plain(x, w, b) * 1.01,
@@ -212,9 +212,9 @@ def plain(x: Any, weight: Any, bias: Any) -> Any:
     ],
     ids=["scaled", "no-bias", "by-company", "shape", "type", "nan", "raises"],
 )
-def test_a_wrong_operator_is_refused(spoilt: Any, told: str) -> None:
-    with pytest.raises(BadInput, match=f"^operator 'wrong' on cpu in float32: .*{told}") as caught:
-        operators.register(Wrong(spoilt))  # type: ignore[arg-type]
+def test_a_wrong_operator_is_refused(broken: Any, reason: str) -> None:
+    with pytest.raises(BadInput, match=f"^operator 'wrong' on cpu in float32: .*{reason}") as caught:
+        operators.register(Wrong(broken))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value) and "wrong" not in OPERATORS
     operators.register(Wrong(plain))  # type: ignore[arg-type]
     del OPERATORS["wrong"]

@@ -35,9 +35,9 @@ def test_every_quoted_line_is_in_the_last_named_file(page: Path, root: Path) -> 
 @pytest.mark.parametrize("page", TECHNIQUES, ids=lambda page: page.stem)
 def test_its_figures_come_from_an_existing_benchmark(page: Path) -> None:
     command = re.compile(r"^python -m benchmarks (\w+) --only (\w+)$", re.MULTILINE)
-    said = command.findall(page.read_text(encoding="utf-8"))
-    assert said, "the page has no benchmark command"
-    for name, technique in said:
+    commands = command.findall(page.read_text(encoding="utf-8"))
+    assert commands, "the page has no benchmark command"
+    for name, technique in commands:
         code = discovered()[name].file.read_text(encoding="utf-8")
         assert f"\ndef {technique}(bench: Bench" in code
 

@@ -15,7 +15,7 @@ from engine.serving.replay import replay
 from engine.start import start
 from tests.engine.byte_tier import closed
 from tests.extending.tier import FileTier
-from tests.heard import Heard, at_rest
+from tests.outputs import Output, transfers_idle
 from tests.runner.small import ask, make
 
 PROMPT = [1, *(40 + n % 150 for n in range(37))]
@@ -46,12 +46,12 @@ def until(engine: Engine, over: Callable[[], bool]) -> None:
 
 def drain(engine: Engine) -> None:
     until(engine, lambda: not engine.busy)
-    assert at_rest(engine)
+    assert transfers_idle(engine)
 
 
 def swap_out_and_in(
     engine: Engine, while_stored: Callable[[], object] = lambda: None
-) -> tuple[list[Heard], list[Event]]:
+) -> tuple[list[Output], list[Event]]:
     """Two replies; the first is preempted, and resumed once its blocks are in files."""
     events: list[Event] = []
     engine.bus.subscribe(events.append)
@@ -79,11 +79,11 @@ def test_a_request_is_resumed_from_files(model: Path, tmp_path: Path, depth: int
         ("files", True, 3, ""),
     ]
     assert [each.swapped for each in events if isinstance(each, Resumed)] == [True]
-    for prompt, heard in zip((PROMPT, PROMPT[:9]), replies, strict=True):
+    for prompt, output in zip((PROMPT, PROMPT[:9]), replies, strict=True):
         plain = engine_on(model, kv_scheme=scheme)
         _, alone = ask(plain, prompt)
         drain(plain)
-        assert heard.reply == alone.reply
+        assert output.reply == alone.reply
     assert tier.cost.load and tier.cost.store and not list(tmp_path.iterdir())
 
 

@@ -14,8 +14,8 @@ from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from engine.serving.engine import Engine
 from engine.start import start
-from tests.heard import Heard
 from tests.models.tiny import write_config
+from tests.outputs import Output
 from tests.runner.letters import EOS, byte_tokenizer
 from tests.runner.small import alone, ask, drain, engine_on, turn
 
@@ -38,10 +38,10 @@ WARM = SamplingParams(temperature=1.0, seed=3, max_tokens=120)
 PLAIN = SamplingParams(temperature=1.0, seed=4, max_tokens=40, ignore_eos=True)
 
 
-def reply_of(engine: Engine, params: SamplingParams, prompt: list[int] = PROMPT) -> Heard:
-    _, heard = ask(engine, prompt, params)
+def reply_of(engine: Engine, params: SamplingParams, prompt: list[int] = PROMPT) -> Output:
+    _, output = ask(engine, prompt, params)
     drain(engine)
-    return heard
+    return output
 
 
 @DEPTHS
@@ -52,9 +52,11 @@ def test_every_reply_matches_its_own_grammar_and_others_are_unchanged(llama: Pat
     choice = ask(engine, PROMPT, replace(WARM, grammar=Grammar("choice", '["theme", "thin", "the"]')))[1]
     plain = ask(engine, OTHER, PLAIN)[1]
     drain(engine)
-    for heard in asked:
-        assert heard.finish is Finish.STOP and jsonschema_rs.is_valid(SCHEMA, json.loads(heard.text)), heard
-    assert len({heard.text for heard in asked}) == len(asked)
+    for output in asked:
+        assert output.finish is Finish.STOP and jsonschema_rs.is_valid(SCHEMA, json.loads(output.text)), (
+            output
+        )
+    assert len({output.text for output in asked}) == len(asked)
     assert re.fullmatch("[ab]+", letters.text)
     assert choice.text in ("theme", "thin", "the")
     assert plain.reply == alone(llama, OTHER, PLAIN).reply
@@ -63,10 +65,10 @@ def test_every_reply_matches_its_own_grammar_and_others_are_unchanged(llama: Pat
 def test_a_guided_row_is_in_every_step_though_its_mask_comes_late(llama: Path) -> None:
     engine = engine_on(llama, depth=1)
     guided, _ = ask(engine, PROMPT, replace(WARM, grammar=LETTERS, ignore_eos=True, max_tokens=20))
-    free, heard = ask(engine, OTHER, PLAIN)
+    free, output = ask(engine, OTHER, PLAIN)
     launch, steps = engine.runner.launch, []
     engine.runner.launch = lambda step: steps.append({row.request for row in step.rows}) or launch(step)
-    while not heard.finish:
+    while not output.finish:
         turn(engine)
     decodes = steps[2:30]
     assert all(free in step for step in decodes)
@@ -76,8 +78,8 @@ def test_a_guided_row_is_in_every_step_though_its_mask_comes_late(llama: Path) -
 
 class TestEnds:
     def test_a_complete_text_ends_without_another_token(self, llama: Path) -> None:
-        heard = reply_of(engine_on(llama), replace(WARM, grammar=Grammar("regex", "ab{2}"), ignore_eos=True))
-        assert (heard.text, heard.finish, len(heard.tokens)) == ("abb", Finish.STOP, 3)
+        output = reply_of(engine_on(llama), replace(WARM, grammar=Grammar("regex", "ab{2}"), ignore_eos=True))
+        assert (output.text, output.finish, len(output.tokens)) == ("abb", Finish.STOP, 3)
 
     def test_an_end_token_ends_a_complete_text(self, llama: Path) -> None:
         ends = replace(WARM, grammar=LETTERS, logit_bias={EOS: 100.0})
@@ -85,17 +87,17 @@ class TestEnds:
 
     def test_no_end_before_min_tokens(self, llama: Path) -> None:
         ends = replace(WARM, grammar=LETTERS, logit_bias={EOS: 100.0}, min_tokens=7)
-        heard = reply_of(engine_on(llama), ends)
-        assert len(heard.tokens) == 8 and re.fullmatch("[ab]+", heard.text)
+        output = reply_of(engine_on(llama), ends)
+        assert len(output.tokens) == 8 and re.fullmatch("[ab]+", output.text)
 
     def test_min_tokens_cannot_extend_a_complete_text(self, llama: Path) -> None:
-        heard = reply_of(engine_on(llama), replace(WARM, grammar=Grammar("regex", "ab"), min_tokens=9))
-        assert (heard.text, heard.finish) == ("ab", Finish.STOP)
+        output = reply_of(engine_on(llama), replace(WARM, grammar=Grammar("regex", "ab"), min_tokens=9))
+        assert (output.text, output.finish) == ("ab", Finish.STOP)
 
     def test_ignore_eos_forbids_the_end_token(self, llama: Path) -> None:
         params = replace(WARM, grammar=LETTERS, logit_bias={EOS: 100.0}, ignore_eos=True, max_tokens=9)
-        heard = reply_of(engine_on(llama), params)
-        assert re.fullmatch("[ab]{9}", heard.text) and heard.finish is Finish.LENGTH
+        output = reply_of(engine_on(llama), params)
+        assert re.fullmatch("[ab]{9}", output.text) and output.finish is Finish.LENGTH
 
     def test_the_finish_at_the_limit_depends_on_a_complete_text(self, llama: Path) -> None:
         engine, word = engine_on(llama), Grammar("regex", "a{4}")
@@ -103,14 +105,14 @@ class TestEnds:
         assert reply_of(engine, replace(WARM, grammar=word, max_tokens=4)).finish is Finish.STOP
 
     def test_a_stop_string_ends_a_guided_reply(self, llama: Path) -> None:
-        heard = reply_of(engine_on(llama), replace(WARM, grammar=Grammar("regex", "aab[ab]*"), stop=("ab",)))
-        assert (heard.text, heard.finish) == ("a", Finish.STOP)
+        output = reply_of(engine_on(llama), replace(WARM, grammar=Grammar("regex", "aab[ab]*"), stop=("ab",)))
+        assert (output.text, output.finish) == ("a", Finish.STOP)
 
     def test_a_reply_without_an_allowed_token_fails_with_the_reason(self, llama: Path) -> None:
         engine = engine_on(llama)
-        heard = reply_of(engine, replace(WARM, grammar=Grammar("regex", "ab"), stop_ids=(B,)))
-        assert (heard.text, heard.finish, heard.fault) == ("a", Finish.FAILED, "stop_ids")
-        assert "no token" in heard.error
+        output = reply_of(engine, replace(WARM, grammar=Grammar("regex", "ab"), stop_ids=(B,)))
+        assert (output.text, output.finish, output.fault) == ("a", Finish.FAILED, "stop_ids")
+        assert "no token" in output.error
         assert reply_of(engine, replace(WARM, grammar=Grammar("regex", "ab"))).text == "ab"
 
 
@@ -125,9 +127,9 @@ class TestSampling:
         assert abs(varied.count("a") - varied.count("b")) <= 6
 
     def test_top_logprobs_are_of_allowed_tokens(self, llama: Path) -> None:
-        heard = reply_of(engine_on(llama), replace(WARM, grammar=Grammar("regex", "[ab]{5}"), logprobs=5))
-        assert len(heard.logprobs) == 5
-        for entry in heard.logprobs:
+        outputs = reply_of(engine_on(llama), replace(WARM, grammar=Grammar("regex", "[ab]{5}"), logprobs=5))
+        assert len(outputs.logprobs) == 5
+        for entry in outputs.logprobs:
             assert {token for token, _ in entry.top} == {A, B}
             assert abs(sum(2.718281828459045**value for _, value in entry.top) - 1.0) < 1e-4
             assert entry.token in (A, B) and entry.rank in (1, 2)
@@ -137,52 +139,52 @@ class TestChanges:
     @DEPTHS
     def test_a_grammar_is_set_and_removed_midway(self, llama: Path, depth: int) -> None:
         engine = engine_on(llama, depth=depth)
-        id, heard = ask(engine, PROMPT, replace(PLAIN, max_tokens=60))
-        while len(heard.tokens) < 10:
+        id, output = ask(engine, PROMPT, replace(PLAIN, max_tokens=60))
+        while len(output.tokens) < 10:
             turn(engine)
         engine.update(id, grammar=LETTERS)
-        begun = len(heard.tokens) + depth  # one is in flight
-        while len(heard.tokens) < 30:
+        begun = len(output.tokens) + depth  # one is in flight
+        while len(output.tokens) < 30:
             turn(engine)
         engine.update(id, temperature=0.0)  # does not restart the grammar
-        while len(heard.tokens) < 40:
+        while len(output.tokens) < 40:
             turn(engine)
         engine.update(id, grammar=None, temperature=1.0)
         drain(engine)
-        assert set(heard.tokens[begun:40]) <= {A, B}
-        assert heard.tokens[:10] == alone(llama, PROMPT, PLAIN).tokens[:10]
-        assert not set(heard.tokens[41:]) <= {A, B}
-        assert len(heard.tokens) == 60
+        assert set(output.tokens[begun:40]) <= {A, B}
+        assert output.tokens[:10] == alone(llama, PROMPT, PLAIN).tokens[:10]
+        assert not set(output.tokens[41:]) <= {A, B}
+        assert len(output.tokens) == 60
 
     def test_a_new_grammar_begins_at_the_next_token(self, llama: Path) -> None:
         engine = engine_on(llama)
-        id, heard = ask(engine, PROMPT, replace(WARM, grammar=LETTERS, ignore_eos=True))
-        while len(heard.tokens) < 5:
+        id, output = ask(engine, PROMPT, replace(WARM, grammar=LETTERS, ignore_eos=True))
+        while len(output.tokens) < 5:
             turn(engine)
         engine.update(id, grammar=Grammar("regex", "thin"))
         drain(engine)
-        assert re.fullmatch("[ab]{5}thin", heard.text) and heard.finish is Finish.STOP
+        assert re.fullmatch("[ab]{5}thin", output.text) and output.finish is Finish.STOP
 
     def test_a_fork_continues_the_grammar_or_begins_its_own(self, llama: Path) -> None:
         engine, five = engine_on(llama), Grammar("regex", "[ab]{8}")
         params = replace(WARM, grammar=five)
-        id, heard = ask(engine, PROMPT, params)
-        while len(heard.tokens) < 3:
+        id, output = ask(engine, PROMPT, params)
+        while len(output.tokens) < 3:
             turn(engine)
-        same, other = Heard(), Heard()
+        same, other = Output(), Output()
         engine.fork(id, same, replace(params, seed=9))
         engine.fork(id, other, replace(params, grammar=Grammar("choice", '["theme"]')))
         drain(engine)
-        assert re.fullmatch("[ab]{8}", heard.text) and re.fullmatch("[ab]{5}", same.text)
+        assert re.fullmatch("[ab]{8}", output.text) and re.fullmatch("[ab]{5}", same.text)
         assert other.text == "theme"
 
     def test_given_tokens_are_the_start_of_the_grammar(self, llama: Path) -> None:
-        engine, heard = engine_on(llama), Heard()
-        engine.submit(PROMPT, replace(WARM, grammar=Grammar("regex", "[ab]{4}")), heard, reply_prefix=[A, B])
+        engine, output = engine_on(llama), Output()
+        engine.submit(PROMPT, replace(WARM, grammar=Grammar("regex", "[ab]{4}")), output, reply_prefix=[A, B])
         with pytest.raises(BadParams, match="said: does not match the grammar"):
-            engine.submit(PROMPT, replace(WARM, grammar=LETTERS), Heard(), reply_prefix=[SPACE])
+            engine.submit(PROMPT, replace(WARM, grammar=LETTERS), Output(), reply_prefix=[SPACE])
         drain(engine)
-        assert re.fullmatch("[ab]{2}", heard.text)
+        assert re.fullmatch("[ab]{2}", output.text)
 
     @DEPTHS
     def test_a_preempted_reply_continues_its_grammar(self, llama: Path, depth: int) -> None:
@@ -190,16 +192,16 @@ class TestChanges:
         expected = alone(llama, PROMPT, params)
         for preemption in ("recompute", "swap"):
             engine = engine_on(llama, depth=depth, host_blocks=64, preemption=preemption)
-            id, heard = ask(engine, PROMPT, params)
+            id, output = ask(engine, PROMPT, params)
             for _ in range(60):
                 turn(engine)
-                if not heard.finish:
+                if not output.finish:
                     engine.preempt(id)
             drain(engine)
-            assert heard.reply == expected.reply
+            assert output.reply == expected.reply
 
     def test_several_replies_each_match_the_grammar(self, llama: Path) -> None:
-        class Several(Heard):
+        class Several(Output):
             def __call__(self, delta: object) -> None:
                 texts[delta.choice] = texts.get(delta.choice, "") + delta.text
 
@@ -215,22 +217,22 @@ class TestRefusals:
     def test_a_bad_grammar_is_refused_at_once_and_changes_no_running_reply(self, llama: Path) -> None:
         engine, bad = engine_on(llama), Grammar("regex", "(")
         with pytest.raises(BadParams, match=r"^grammar: invalid regex: unclosed group"):
-            engine.submit(PROMPT, replace(WARM, grammar=bad), Heard())
-        id, heard = ask(engine, PROMPT, PLAIN)
+            engine.submit(PROMPT, replace(WARM, grammar=bad), Output())
+        id, output = ask(engine, PROMPT, PLAIN)
         turn(engine)
         with pytest.raises(BadParams, match="unclosed group"):
             engine.update(id, grammar=bad)
         with pytest.raises(BadParams, match="unclosed group"):
-            engine.fork(id, Heard(), replace(PLAIN, grammar=bad))
+            engine.fork(id, Output(), replace(PLAIN, grammar=bad))
         drain(engine)
-        assert heard.reply == alone(llama, PROMPT, PLAIN).reply
+        assert output.reply == alone(llama, PROMPT, PLAIN).reply
 
     def test_a_grammar_without_an_allowed_first_token_is_refused(self, llama: Path) -> None:
         engine, word, ends = engine_on(llama), Grammar("regex", "ab"), Grammar("regex", "a?b")
         with pytest.raises(BadParams, match=r"^stop_ids: no token is left"):
-            engine.submit(PROMPT, replace(WARM, grammar=word, stop_ids=(A,)), Heard())
+            engine.submit(PROMPT, replace(WARM, grammar=word, stop_ids=(A,)), Output())
         with pytest.raises(BadParams, match=r"^stop_ids: no token is left"):
-            engine.submit(PROMPT, replace(WARM, grammar=word, stop_ids=(B,)), Heard(), reply_prefix=[A])
+            engine.submit(PROMPT, replace(WARM, grammar=word, stop_ids=(B,)), Output(), reply_prefix=[A])
         assert reply_of(engine, replace(WARM, grammar=ends, stop_ids=(A,))).text == "b"
         assert not engine.busy
 
@@ -246,4 +248,4 @@ class TestRefusals:
         write_config(tmp_path)
         engine = start(EngineConfig(model=str(tmp_path), device="cpu", blocks=16, dummy_weights=True))
         with pytest.raises(BadParams, match="has no tokenizer"):
-            engine.submit([1, 2], replace(WARM, grammar=LETTERS), Heard())
+            engine.submit([1, 2], replace(WARM, grammar=LETTERS), Output())

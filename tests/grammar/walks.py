@@ -47,7 +47,7 @@ def allowed(asked: Request) -> set[int]:
     return set(np.flatnonzero(bits).tolist())
 
 
-def walk(grammar: Grammar, draw: random.Random, hurry: float = 0.5) -> tuple[str, bool]:
+def walk(grammar: Grammar, draw: random.Random, change_rate: float = 0.5) -> tuple[str, bool]:
     """Return a text of the grammar, and whether it is complete. `hurry`: the chance to close what is open."""
     asked = request(grammar)
     closing = {EOS, *(tokenizer().encode(each)[0] for each in '"}]')}
@@ -55,7 +55,7 @@ def walk(grammar: Grammar, draw: random.Random, hurry: float = 0.5) -> tuple[str
         tokens = sorted(allowed(asked))
         assert tokens, "no token is allowed, not even an end"
         quick = [token for token in tokens if token in closing]
-        token = draw.choice(quick if quick and draw.random() < hurry else tokens)
+        token = draw.choice(quick if quick and draw.random() < change_rate else tokens)
         if token == EOS:
             break
         asked.tokens.append(token)

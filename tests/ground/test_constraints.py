@@ -19,7 +19,7 @@ def pins(root: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def wanted(root: Path) -> list[Requirement]:
+def required(root: Path) -> list[Requirement]:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     return [
         Requirement(line)
@@ -27,8 +27,10 @@ def wanted(root: Path) -> list[Requirement]:
     ]
 
 
-def test_every_dependency_is_pinned_within_its_range(pins: dict[str, str], wanted: list[Requirement]) -> None:
-    outside = [str(need) for need in wanted if pins.get(canonicalize_name(need.name)) not in need.specifier]
+def test_every_dependency_is_pinned_within_its_range(
+    pins: dict[str, str], required: list[Requirement]
+) -> None:
+    outside = [str(need) for need in required if pins.get(canonicalize_name(need.name)) not in need.specifier]
     assert outside == []
 
 

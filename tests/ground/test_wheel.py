@@ -28,14 +28,14 @@ def shipped_from(root: Path, folder: str) -> set[str]:
 
 
 def test_contains_both_packages(root: Path, wheel: zipfile.ZipFile) -> None:
-    owed = shipped_from(root, "minichat") | shipped_from(root, "engine")
-    assert "minichat/cli.py" in owed
-    assert owed - set(wheel.namelist()) == set()
+    shipped = shipped_from(root, "minichat") | shipped_from(root, "engine")
+    assert "minichat/cli.py" in shipped
+    assert shipped - set(wheel.namelist()) == set()
 
 
 def test_contains_the_themes(root: Path, wheel: zipfile.ZipFile) -> None:
-    owed = {f"minichat/{name}" for name in shipped_from(root, "themes")}
-    assert owed - set(wheel.namelist()) == set()
+    shipped = {f"minichat/{name}" for name in shipped_from(root, "themes")}
+    assert shipped - set(wheel.namelist()) == set()
 
 
 def test_contains_nothing_else(wheel: zipfile.ZipFile) -> None:
@@ -47,10 +47,10 @@ def test_runs_without_the_checkout(wheel: zipfile.ZipFile, tmp_path: Path) -> No
     wheel.extractall(tmp_path / "site")
     program = "import minichat, engine; print(minichat.__file__, engine.__file__, sep='\\n')"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    said = subprocess.run(
+    listed = subprocess.run(
         [sys.executable, "-P", "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    assert said.stdout.splitlines() == [
+    assert listed.stdout.splitlines() == [
         str(tmp_path / "site" / package / "__init__.py") for package in ("minichat", "engine")
     ]
 

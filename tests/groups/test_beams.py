@@ -14,7 +14,7 @@ from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.serving.engine import Engine
-from tests.heard import Told
+from tests.outputs import Outputs
 from tests.runner.letters import EOS, byte_tokenizer
 from tests.runner.small import drain, engine_on, turn
 
@@ -65,7 +65,7 @@ def generate(
 def test_a_new_hypothesis_starts_in_the_decode_phase(engines: list[Engine]) -> None:
     """No fork of a search is shown in the prefill phase."""
     for engine in engines:
-        result = Told()
+        result = Outputs()
         engine.submit(PROMPT, SamplingParams(beams=4, max_tokens=24), result)
         seen = []
         while engine.busy:
@@ -74,14 +74,14 @@ def test_a_new_hypothesis_starts_in_the_decode_phase(engines: list[Engine]) -> N
         assert set().union(*seen) == {"decode"}
 
 
-def search(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Told:
-    result = Told()
+def search(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Outputs:
+    result = Outputs()
     engine.submit(prompt, params, result)
     drain(engine)
     return result
 
 
-def assert_same(result: Told, expected: list[tuple[list[int], float]]) -> None:
+def assert_same(result: Outputs, expected: list[tuple[list[int], float]]) -> None:
     assert result.replies == [tokens for tokens, _ in expected]
     scores = [one.score for _, one in sorted(result.choices.items())]
     assert scores == pytest.approx([score for _, score in expected], rel=1e-5, abs=1e-4)

@@ -15,9 +15,9 @@ from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.serving.groups.samples import seed_of
 from engine.serving.groups.search import BeamSearch, SearchRules, tokens_of
-from tests.engine.ledger import alone, drain, ledger_engine, likeliest_tokens
+from tests.engine.ledger import alone, drain, ledger_engine, most_likely_tokens
 from tests.engine.workloads import AFTER, EngineSetup, Workload, prompts, run, workloads
-from tests.heard import Told
+from tests.outputs import Outputs
 
 STOPS = tuple(range(0, 1000, 100))  # ten tokens in a thousand, so that most searches meet one
 
@@ -29,7 +29,7 @@ def searched(prompt: Sequence[int], params: SamplingParams) -> list[list[int]]:
     enders = set(params.stop_ids)
     while not search.over:
         found = [
-            likeliest_tokens([*prompt, *tokens_of(path)], seed, rules.candidates) for path in search.live
+            most_likely_tokens([*prompt, *tokens_of(path)], seed, rules.candidates) for path in search.live
         ]
         ids, values = (np.stack(side) for side in zip(*found, strict=True))
         search.advance(ids, values, lambda _, token: token in enders)
@@ -91,7 +91,7 @@ def jobs(draw: st.DrawFn, place: EngineSetup) -> Job:
 @given(work=workloads([4, 6, 9, 16, 40], jobs, most=6))
 def test_other_requests_do_not_change_a_reply(work: Workload[Job]) -> None:
     engine = work.place.engine()
-    results = {job: Told() for job in work.jobs}
+    results = {job: Outputs() for job in work.jobs}
     ids: dict[Job, int] = {}
     switched: set[Job] = set()  # other tests check the tokens after a switch
 
@@ -131,7 +131,7 @@ def test_two_searches_that_do_not_fit_together_alternate(depth: int) -> None:
     """Each holds rows and waits for more, so without a preemption neither could continue."""
     engine = ledger_engine(blocks=64, slots=6, depth=depth)
     params = SamplingParams(beams=5, n=5, max_tokens=12, seed=1)
-    results = [Told(), Told()]
+    results = [Outputs(), Outputs()]
     for n, each in enumerate(results):
         engine.submit([n, 1, 2], params, each)
     drain(engine)
@@ -142,7 +142,7 @@ def test_a_search_that_needs_more_blocks_than_there_are_ends() -> None:
     """Eight hypotheses of three blocks each, with four blocks in all."""
     engine = ledger_engine(blocks=4, slots=8, prefix_cache=False)
     params = SamplingParams(beams=8, n=8, max_tokens=30, seed=2)
-    results = Told()
+    results = Outputs()
     engine.submit([5] * 20, params, results)
     drain(engine)
     assert results.replies == searched([5] * 20, params)

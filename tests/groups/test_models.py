@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.api.params import SamplingParams
 from tests.groups.test_beams import assert_same, generate, search
-from tests.heard import Told
+from tests.outputs import Outputs
 from tests.runner.letters import EOS
 from tests.runner.small import FAMILIES, drain, engine_on, turn
 
@@ -50,7 +50,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 @cache
-def alone(folder: Path, prompt: tuple[int, ...], params: SamplingParams) -> Told:
+def alone(folder: Path, prompt: tuple[int, ...], params: SamplingParams) -> Outputs:
     return search(engine_on(folder, prefix_cache=False), prompt, params)
 
 
@@ -74,7 +74,7 @@ def test_other_requests_do_not_change_a_reply(
         preemption=preemption,
         prefix_cache=prefix_cache,
     )
-    results = [Told() for _ in work]
+    results = [Outputs() for _ in work]
     ids: dict[int, int] = {}
     for step in range(6 + 11):
         for n, job in enumerate(work):

@@ -14,7 +14,7 @@ from engine.serving.groups.samples import seed_of
 from tests.engine.ledger import alone, ledger_engine
 from tests.engine.ledger import drain as drain_ledger
 from tests.groups.test_company import STOPS
-from tests.heard import Heard, Told
+from tests.outputs import Output, Outputs
 from tests.runner.small import alone as one_alone
 from tests.runner.small import drain, engine_on
 from tests.runner.test_company import A, B
@@ -25,7 +25,7 @@ SAMPLED = SamplingParams(temperature=1.2, max_tokens=16, seed=5, ignore_eos=True
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_each_reply_is_the_same_as_alone(llama: Path, depth: int) -> None:
-    result, engine = Told(), engine_on(llama, depth=depth)
+    result, engine = Outputs(), engine_on(llama, depth=depth)
     engine.submit(PROMPT, replace(SAMPLED, n=4, logprobs=2), result)
     drain(engine)
     for choice in range(4):
@@ -40,7 +40,7 @@ def test_each_reply_is_the_same_as_alone(llama: Path, depth: int) -> None:
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_the_prompt_is_computed_once(prefix_cache: bool) -> None:
     """100 tokens are 6 blocks and a part. Each of 5 replies has its own copy of the part, with its tokens."""
-    engine, result = ledger_engine(prefix_cache=prefix_cache, step_tokens=64), Told()
+    engine, result = ledger_engine(prefix_cache=prefix_cache, step_tokens=64), Outputs()
     engine.submit([3] * 100, SamplingParams(max_tokens=10, n=5, seed=0), result)
     most = 0
     while engine.busy:
@@ -55,7 +55,7 @@ def test_the_prompt_is_computed_once(prefix_cache: bool) -> None:
 
 def test_more_replies_than_a_step_has_tokens() -> None:
     """The step size is smaller for a while after a lack of memory. Replies run while another prompt waits."""
-    engine, result, other = ledger_engine(step_tokens=16), Told(), Told()
+    engine, result, other = ledger_engine(step_tokens=16), Outputs(), Outputs()
     engine.scheduler.rules.step_tokens = 3
     engine.submit([3, 4], SamplingParams(max_tokens=8, n=6, seed=1), result)
     engine.submit([5] * 30, SamplingParams(max_tokens=4, seed=2), other)
@@ -66,14 +66,14 @@ def test_more_replies_than_a_step_has_tokens() -> None:
 
 
 def test_more_replies_than_rows_of_one_token_each() -> None:
-    engine, result = ledger_engine(slots=2), Told()
+    engine, result = ledger_engine(slots=2), Outputs()
     engine.submit([3, 4], SamplingParams(max_tokens=1, n=7, seed=1), result)
     drain_ledger(engine)
     assert result.replies == [alone([3, 4], 1, seed_of(1, choice)) for choice in range(7)]
 
 
 def test_the_best_replies_have_the_highest_mean(llama: Path) -> None:
-    result, engine = Told(), engine_on(llama)
+    result, engine = Outputs(), engine_on(llama)
     engine.submit(PROMPT, replace(SAMPLED, n=2, best_of=6), result)
     drain(engine)
     lone = [one_alone(llama, PROMPT, replace(SAMPLED, seed=seed_of(5, n), logprobs=0)) for n in range(6)]
@@ -86,8 +86,8 @@ def test_the_best_replies_have_the_highest_mean(llama: Path) -> None:
     assert any(delta.tail for delta in result.deltas)
 
 
-def running(params: SamplingParams, steps: int = 4) -> tuple[Engine, int, Told]:
-    engine, result = ledger_engine(), Told()
+def running(params: SamplingParams, steps: int = 4) -> tuple[Engine, int, Outputs]:
+    engine, result = ledger_engine(), Outputs()
     id = engine.submit([1, 2, 3], params, result)
     for _ in range(steps):
         engine.step()
@@ -107,7 +107,7 @@ def test_all_end_together_when_aborted(steps: int) -> None:
 @pytest.mark.parametrize("best_of", [None, 3])
 def test_every_reply_gets_an_end_if_the_first_ends_before_the_others_begin(best_of: int | None) -> None:
     for end in ("abort", "length", "death"):
-        engine, result = ledger_engine(), Told()
+        engine, result = ledger_engine(), Outputs()
         id = engine.submit(
             [1, 2], SamplingParams(max_tokens=20, n=2, best_of=best_of), result, reply_prefix=[3, 4]
         )
@@ -142,7 +142,7 @@ def test_a_change_applies_to_all_replies() -> None:
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_a_new_seed_and_stops_apply_to_replies_that_have_not_begun(depth: int, steps: int) -> None:
     """At depth 1 the first reply may have a token in flight while the others have none."""
-    prompt, result = [1, 2, 3], Told()
+    prompt, result = [1, 2, 3], Outputs()
     engine = ledger_engine(depth=depth)
     id = engine.submit(prompt, SamplingParams(max_tokens=60, n=3, seed=4), result)
     for _ in range(steps):
@@ -159,7 +159,7 @@ def test_a_new_seed_and_stops_apply_to_replies_that_have_not_begun(depth: int, s
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_grammar_set_with_the_first_token_in_flight_applies_from_the_next(llama: Path, steps: int) -> None:
-    engine, result = engine_on(llama, depth=1), Told()
+    engine, result = engine_on(llama, depth=1), Outputs()
     id = engine.submit(PROMPT, replace(SAMPLED, n=3), result)
     for _ in range(steps):
         engine.step()
@@ -173,10 +173,10 @@ def test_a_grammar_set_with_the_first_token_in_flight_applies_from_the_next(llam
 
 
 def test_logprobs_can_be_requested_with_best_of(llama: Path) -> None:
-    engine, result = engine_on(llama), Told()
+    engine, result = engine_on(llama), Outputs()
     id = engine.submit(PROMPT, replace(SAMPLED, n=2, best_of=3), result)
     engine.update(id, logprobs=2)
-    branch = Told()
+    branch = Outputs()
     engine.step()
     engine.update(id, temperature=0.7)
     engine.fork(id, branch)
@@ -186,7 +186,7 @@ def test_logprobs_can_be_requested_with_best_of(llama: Path) -> None:
 
 
 def test_logprobs_for_ranking_only_are_not_returned(llama: Path) -> None:
-    engine, result, branch = engine_on(llama), Told(), Told()
+    engine, result, branch = engine_on(llama), Outputs(), Outputs()
     id = engine.submit(PROMPT, replace(SAMPLED, n=2, best_of=3), result)
     engine.step()
     engine.update(id, temperature=0.7)
@@ -219,7 +219,7 @@ def test_fields_that_cannot_change_are_refused_by_name(field: str, changes: dict
 def test_a_fork_of_one_reply_is_a_single_reply() -> None:
     engine, id, _ = running(SamplingParams(max_tokens=9, n=3, seed=4))
     given = list(engine.scheduler.requests[id].tokens)
-    branch = Heard()
+    branch = Output()
     engine.fork(id, branch)
     drain_ledger(engine)
     assert branch.tokens == alone(given, 9 + 3 - len(given), 4)
@@ -229,7 +229,7 @@ def test_a_fork_of_one_reply_is_a_single_reply() -> None:
 
 
 def test_a_continued_reply_shares_the_blocks_before_it() -> None:
-    engine, first, other = ledger_engine(), Told(), Told()
+    engine, first, other = ledger_engine(), Outputs(), Outputs()
     prompt = list(range(20))
     engine.submit(prompt, SamplingParams(max_tokens=40, seed=1), first)
     drain_ledger(engine)
@@ -242,7 +242,7 @@ def test_a_continued_reply_shares_the_blocks_before_it() -> None:
 
 
 def test_a_continued_copy_of_a_running_reply_shares_its_blocks() -> None:
-    engine, first, other = ledger_engine(), Told(), Told()
+    engine, first, other = ledger_engine(), Outputs(), Outputs()
     id = engine.submit(list(range(20)), SamplingParams(max_tokens=60, seed=1), first)
     for _ in range(40):
         engine.step()
@@ -261,7 +261,7 @@ def test_a_stop_string_that_begins_in_the_given_tokens_ends_a_reply(llama: Path)
         stopping = replace(letters, stop=(stop,), min_tokens=floor)
         whole = one_alone(llama, PROMPT, stopping)
         for at in range(1, len(whole.tokens)):
-            rest = Heard()
+            rest = Output()
             engine.submit(PROMPT, stopping, rest, reply_prefix=whole.tokens[:at])
             drain(engine)
             assert (rest.tokens, rest.finish) == (whole.tokens[at:], whole.finish)
@@ -271,11 +271,11 @@ def test_a_stop_string_that_begins_in_the_given_tokens_ends_a_reply(llama: Path)
 @pytest.mark.parametrize("continues", [True, False])
 def test_a_continued_reply_has_the_text_after_the_given_tokens(llama: Path, continues: bool) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, presence_penalty=0.5)
-    engine, whole = engine_on(llama), Heard()
+    engine, whole = engine_on(llama), Output()
     engine.submit(PROMPT, params, whole, continues=continues)
     drain(engine)
     for at in (1, 7, 19):
-        rest = Heard()
+        rest = Output()
         engine.submit(PROMPT, params, rest, continues=continues, reply_prefix=whole.tokens[:at])
         drain(engine)
         assert whole.tokens[:at] + rest.tokens == whole.tokens

@@ -12,15 +12,15 @@ from engine.api.request import Finish
 from engine.serving.engine import Engine
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.groups.test_company import STOPS, searched
-from tests.heard import Told
+from tests.outputs import Outputs
 from tests.runner.small import drain as drain_model
 from tests.runner.small import engine_on
 
 PROMPT = [9, 8, 7, 6]
 
 
-def started(params: SamplingParams, depth: int, steps: int) -> tuple[Engine, int, Told]:
-    engine, result = ledger_engine(depth=depth, blocks=200), Told()
+def started(params: SamplingParams, depth: int, steps: int) -> tuple[Engine, int, Outputs]:
+    engine, result = ledger_engine(depth=depth, blocks=200), Outputs()
     id = engine.submit(PROMPT, params, result)
     run_steps(engine, steps)
     return engine, id, result
@@ -65,7 +65,7 @@ def test_switching_back_and_forth(depth: int) -> None:
     engine, id, result = started(SamplingParams(temperature=0.0, max_tokens=60, seed=3), depth, 5)
     ended: list[Event] = []
     engine.bus.subscribe(lambda event: ended.append(event) if isinstance(event, Finished) else None)
-    other = Told()
+    other = Outputs()
     engine.submit([1, 2], SamplingParams(max_tokens=80, seed=7), other)
     for changes in (
         {"temperature": 0.8, "top_p": 0.9},
@@ -100,7 +100,7 @@ def test_more_beams_than_rows_are_refused() -> None:
     with pytest.raises(BadParams, match="9 beams need as many rows; this engine runs 8"):
         engine.update(id, beams=9)
     with pytest.raises(BadParams, match="beams"):
-        engine.submit(PROMPT, SamplingParams(beams=9), Told())
+        engine.submit(PROMPT, SamplingParams(beams=9), Outputs())
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -126,7 +126,7 @@ def test_a_single_hypothesis_cannot_be_changed() -> None:
     with pytest.raises(BadInput, match=f"request {inner.id} is one of several that answer request {id}"):
         engine.update(inner.id, temperature=0.5)
     with pytest.raises(BadInput, match="set beams to 1 to fork it"):
-        engine.fork(inner.id, Told())
+        engine.fork(inner.id, Outputs())
     assert inner.params.temperature == 1.0
     drain(engine)
     assert result.over and len(result.first.tokens) == 30
@@ -135,7 +135,7 @@ def test_a_single_hypothesis_cannot_be_changed() -> None:
 def test_a_search_cannot_be_forked() -> None:
     engine, id, _ = started(SamplingParams(beams=3, max_tokens=30), 0, 2)
     with pytest.raises(BadInput, match="set beams to 1"):
-        engine.fork(id, Told())
+        engine.fork(id, Outputs())
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 4, 5, 6])
@@ -153,14 +153,14 @@ def test_aborting_ends_all_hypotheses_with_the_best_text(depth: int, steps: int)
 
 def test_a_failing_step_fails_the_search_once() -> None:
     engine, _, result = started(SamplingParams(beams=4, max_tokens=30), 0, 3)
-    other = Told()
+    other = Outputs()
     engine.submit([5], SamplingParams(max_tokens=3, seed=0), other)
     engine.runner.fails = lambda step: step.number == 4
     drain(engine)
-    assert result.first.finish is Finish.FAILED and "told to fail" in result.first.error
+    assert result.first.finish is Finish.FAILED and "simulated failure" in result.first.error
 
 
-def assert_grows(result: Told) -> None:
+def assert_grows(result: Outputs) -> None:
     """Check that settled text is kept, and that the last delta of a reply completes it."""
     text, tokens = "", []
     for delta in result.deltas:
@@ -171,7 +171,7 @@ def assert_grows(result: Told) -> None:
 
 @pytest.mark.parametrize("stop", [(), ("a",), ("th", "er")])
 def test_settled_text_is_never_withdrawn(llama: Path, stop: Sequence[str]) -> None:
-    engine, result = engine_on(llama), Told()
+    engine, result = engine_on(llama), Outputs()
     params = SamplingParams(
         beams=4, n=2, max_tokens=24, ignore_eos=True, stop=tuple(stop), repetition_penalty=1.2
     )

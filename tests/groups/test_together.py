@@ -10,7 +10,7 @@ from engine.api.errors import BadInput, BadParams
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from engine.serving.engine import Engine
-from tests.heard import Told
+from tests.outputs import Outputs
 from tests.runner.small import drain, engine_on, turn
 
 PROMPT = [1, 65, 66, 65, 66]
@@ -59,7 +59,7 @@ def test_two_options_at_once(engine: Engine, pair: tuple[str, str]) -> None:
             SamplingParams(**together(*pair))
         assert caught.value.field == field
         return
-    params, result = SamplingParams(**together(*pair)), Told()
+    params, result = SamplingParams(**together(*pair)), Outputs()
     engine.submit(PROMPT, params, result)
     drain(engine)
     replies = [one for _, one in sorted(result.choices.items())]
@@ -77,7 +77,7 @@ def test_two_options_at_once(engine: Engine, pair: tuple[str, str]) -> None:
 def test_one_option_after_the_other(engine: Engine, pair: tuple[str, str]) -> None:
     """The second option is set on a reply that runs with the first."""
     before, after = pair
-    result, params = Told(), SamplingParams(**together(before) | {"ignore_eos": True})
+    result, params = Outputs(), SamplingParams(**together(before) | {"ignore_eos": True})
     id = engine.submit(PROMPT, params, result)
     for _ in range(3):
         turn(engine)
@@ -104,7 +104,7 @@ def test_one_option_after_the_other(engine: Engine, pair: tuple[str, str]) -> No
 @pytest.mark.parametrize("turns", [0, 1, 4])
 def test_a_search_can_switch_to_a_grammar_at_once(engine: Engine, turns: int) -> None:
     """The best hypothesis continues, and the tokens after it match the grammar."""
-    result = Told()
+    result = Outputs()
     id = engine.submit(PROMPT, SamplingParams(beams=3, max_tokens=30, ignore_eos=True), result)
     for _ in range(turns):
         turn(engine)
@@ -119,7 +119,7 @@ def test_a_search_can_switch_to_a_grammar_at_once(engine: Engine, turns: int) ->
 
 
 def test_a_search_cannot_be_forked(engine: Engine) -> None:
-    result, other = Told(), Told()
+    result, other = Outputs(), Outputs()
     id = engine.submit(PROMPT, SamplingParams(beams=3, max_tokens=9), result)
     turn(engine)
     with pytest.raises(BadInput, match="set beams to 1 to fork it"):

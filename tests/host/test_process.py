@@ -174,8 +174,8 @@ class TestTheSameHost:
         assert host.snapshot().running == 0
 
     def test_events_come_in_order(self, host: EngineHost) -> None:
-        heard: list[Event] = []
-        leave = host.subscribe(heard.append)
+        events: list[Event] = []
+        leave = host.subscribe(events.append)
         host.send(SetSwitch("prefix_cache", False)).result()
         host.send(SetSwitch("prefix_cache", True)).result()
         ids = [
@@ -185,17 +185,17 @@ class TestTheSameHost:
         ]
         host.snapshot()  # events before this answer have arrived with it
         leave()
-        kinds = [(type(event), getattr(event, "request", None)) for event in heard]
+        kinds = [(type(event), getattr(event, "request", None)) for event in events]
         assert [kind for kind, _ in kinds[:2]] == [Switched, Switched]
         for id in ids:
             assert kinds.index((Queued, id)) < kinds.index((Finished, id))
         host.submit([70], GREEDY).result()
         host.snapshot()
-        assert len(heard) == len(kinds)
+        assert len(events) == len(kinds)
 
     def test_other_schemes_of_cache_and_weights(self, host: EngineHost) -> None:
-        before, heard = host.submit([70, 71, 72], GREEDY).result().tokens, list[Event]()
-        leave = host.subscribe(heard.append)
+        before, events = host.submit([70, 71, 72], GREEDY).result().tokens, list[Event]()
+        leave = host.subscribe(events.append)
         assert [view.name for view in host.snapshot().kv_schemes] == list(KV_SCHEMES)
         host.send(SetKvScheme("int8")).result()
         assert (host.snapshot().kv_scheme, host.snapshot().kv_dtype) == ("int8", "int8")
@@ -211,9 +211,9 @@ class TestTheSameHost:
         host.send(SetQuantization("none")).result()
         self.wait_for(host, "none")
         leave()
-        kinds = [type(event) for event in heard if isinstance(event, Recached | Quantized | Quantizing)]
+        kinds = [type(event) for event in events if isinstance(event, Recached | Quantized | Quantizing)]
         assert kinds[0] is Recached and kinds[-1] is Quantized and kinds.count(Quantizing) > 8
-        assert [event.scheme for event in heard if isinstance(event, Recached)] == ["int8", "none"]
+        assert [event.scheme for event in events if isinstance(event, Recached)] == ["int8", "none"]
         assert host.submit([70, 71, 72], GREEDY).result().tokens == before
 
     def wait_for(self, host: EngineHost, scheme: str) -> None:
@@ -296,8 +296,8 @@ class TestWhenTheChildDies:
     def test_every_caller_gets_the_reason(self, tmp_path: Path) -> None:
         log = tmp_path / "engine.log"
         host = EngineProcess(CONFIG, log)
-        heard: list[Event] = []
-        host.subscribe(heard.append)
+        events: list[Event] = []
+        host.subscribe(events.append)
         streams = [begin(host) for _ in range(4)]
         os.kill(host.pid, signal.SIGSTOP)  # it will not answer any more
         with ThreadPoolExecutor(8) as pool:
@@ -322,7 +322,7 @@ class TestWhenTheChildDies:
             with pytest.raises(EngineDead, match="killed by SIGKILL"):
                 ask().result()
         host.close()
-        assert [event.error for event in heard if isinstance(event, Died)] == [reason]
+        assert [event.error for event in events if isinstance(event, Died)] == [reason]
 
     @pytest.mark.parametrize(
         ("code", "words"),

@@ -35,7 +35,7 @@ class TestErrors:
 
         runner_of(engine).fails = once
         for stream in streams:
-            with pytest.raises(ReplyFailed, match="the step failed: RuntimeError: told to fail"):
+            with pytest.raises(ReplyFailed, match="the step failed: RuntimeError: simulated failure"):
                 stream.result()
         assert len(broken) == 1
         assert re.search(r" \(\w+\.py:\d+, in \w+\)$", broken[0].error), "the error does not name its line"
@@ -106,7 +106,7 @@ class TestErrors:
         monkeypatch.setattr(engine.runner, "device_error", lambda: "the GPU is gone")
         stream = endless(host)
         runner_of(engine).fails = lambda step: True
-        with pytest.raises(ReplyFailed, match="told to fail"):
+        with pytest.raises(ReplyFailed, match="simulated failure"):
             stream.result()
         with pytest.raises(EngineDead, match="the GPU is gone"):
             host.submit([1], params()).result()
@@ -115,7 +115,7 @@ class TestErrors:
         self, opened: Open, caplog: pytest.LogCaptureFixture
     ) -> None:
         host = opened(ledger_engine())
-        heard: list[str] = []
+        received: list[str] = []
         called = 0
 
         def failing(event: events.Event) -> None:
@@ -124,35 +124,35 @@ class TestErrors:
             raise ValueError("clumsy")
 
         host.subscribe(failing)
-        stop = host.subscribe(lambda event: heard.append(event.kind))
+        stop = host.subscribe(lambda event: received.append(event.kind))
         host.submit([1], params(2)).result()
         assert called == 1
         assert "a subscriber failed on queued and was dropped" in caplog.text
-        assert heard == ["queued", "admitted", "firsttoken", "finished"]
+        assert received == ["queued", "admitted", "firsttoken", "finished"]
         stop()
         host.submit([1], params(2)).result()
-        assert len(heard) == 4
+        assert len(received) == 4
 
     def test_subscribers_from_many_threads_are_all_kept(self, opened: Open) -> None:
         host = opened(ledger_engine())
-        heard: list[int] = []
+        received: list[int] = []
         start = threading.Barrier(8)
 
         def subscribe(thread: int) -> list[Callable[[], None]]:
             start.wait(10)
             return [
-                host.subscribe(lambda event, n=n: heard.append(n) if event.kind == "queued" else None)
+                host.subscribe(lambda event, n=n: received.append(n) if event.kind == "queued" else None)
                 for n in range(thread * 100, thread * 100 + 100)
             ]
 
         with ThreadPoolExecutor(8) as pool:
             stops = [stop for stops in pool.map(subscribe, range(8)) for stop in stops]
         host.submit([1], params(1)).result()
-        assert sorted(heard) == list(range(800))
+        assert sorted(received) == list(range(800))
         for stop in stops:
             stop()
         host.submit([1], params(1)).result()
-        assert len(heard) == 800
+        assert len(received) == 800
 
 
 class TestClosing:

@@ -78,12 +78,12 @@ def _begin() -> None:
         "fp8e4nv": torch.float8_e4m3fn,
     }
 
-    def convert_with_torch(data: np.ndarray, given: Any, wanted: Any, rounding: Any) -> np.ndarray:
+    def convert_with_torch(data: np.ndarray, given: Any, expected: Any, rounding: Any) -> np.ndarray:
         """Convert through torch: the interpreter loses the carry when a fraction is rounded up."""
-        if not {given.name, wanted.name} <= kinds.keys():
-            return convert(data, given, wanted, rounding)
-        numbers = torch.from_numpy(np.array(data)).view(kinds[given.name]).to(kinds[wanted.name])
-        return numbers.view(getattr(torch, f"uint{wanted.primitive_bitwidth}")).numpy()
+        if not {given.name, expected.name} <= kinds.keys():
+            return convert(data, given, expected, rounding)
+        numbers = torch.from_numpy(np.array(data)).view(kinds[given.name]).to(kinds[expected.name])
+        return numbers.view(getattr(torch, f"uint{expected.primitive_bitwidth}")).numpy()
 
     interpreter._convert_float = convert_with_torch
     interpreter.InterpreterBuilder.create_inline_asm = _assembly

@@ -47,10 +47,10 @@ def test_words_become_pairs(kind: torch.dtype) -> None:
 
     numbers = np.arange(256, dtype=np.uint8)
     words = np.stack([each.ravel() for each in np.meshgrid(numbers, numbers)], 1)
-    wanted = torch.from_numpy(words).view(kind).float().view(-1, 2, 2)  # registers, words, bytes
+    expected = torch.from_numpy(words).view(kind).float().view(-1, 2, 2)  # registers, words, bytes
     for nth, text in enumerate((EVEN[kind], ODD[kind])):
         (found,) = halves(*ptx.run(text, [words.ravel().view(np.uint32)], 1), dtype=torch.float16)
-        torch.testing.assert_close(found, wanted[:, :, nth], rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(found, expected[:, :, nth], rtol=0, atol=0, equal_nan=True)
 
 
 @SHORT
@@ -86,8 +86,8 @@ def test_nibbles_become_weights(dtype: torch.dtype) -> None:
     found = halves(*ptx.run(FLOATS[dtype], registers, 4), dtype=dtype)
     for nth in range(4):
         numbers = torch.stack((words >> 4 * nth & 15, words >> (16 + 4 * nth) & 15), 1).double() - 8
-        wanted = numbers * scales[nth].double()[:, None] + offsets[nth].double()[:, None]
-        assert torch.equal(found[nth], wanted.to(dtype).float())
+        expected = numbers * scales[nth].double()[:, None] + offsets[nth].double()[:, None]
+        assert torch.equal(found[nth], expected.to(dtype).float())
 
 
 @SHORT

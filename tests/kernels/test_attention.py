@@ -70,10 +70,10 @@ def test_equals_the_plain_implementation(
     case = make_case(spec, rows, block_size=block_size, shuffled=True, sinks=sinks, dtype=dtype, seed=seed)
     ahead = ahead and spec.window is None
     got, *cache = kernels.attend(case, keys=keys, programs=programs, ahead=ahead)
-    wanted = oracle.attend(case.q, case.k, case.v, case.layer, case.batch)  # writes the case's own cache
+    expected = oracle.attend(case.q, case.k, case.v, case.layer, case.batch)  # writes the case's own cache
     assert got.dtype == dtype
     tolerance = TOLERANCES[dtype]
-    torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
     for mine, theirs in zip(cache, (case.layer.keys, case.layer.values), strict=True):
         assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
 
@@ -89,12 +89,12 @@ def test_gathered_contexts_give_the_same(
     case = make_long_case(
         spec, rows, block_size=block_size, dtype=torch.float16, device=CPU, sinks=softcap is None
     )
-    wanted = oracle.attend(
+    expected = oracle.attend(
         *(each.clone() for each in (case.q, case.k, case.v)), case.copy().layer, case.batch
     )
     for keys, programs in ((16, 8), (64, 300)):
         got = kernels.attend(case.copy(), gathered=True, keys=keys, programs=programs)[0]
-        torch.testing.assert_close(got.double(), wanted, rtol=2**-9, atol=2**-9)
+        torch.testing.assert_close(got.double(), expected, rtol=2**-9, atol=2**-9)
 
 
 @pytest.mark.parametrize("rows", [[(1, 160), (1, 17), (1, 1)], [(1, 50), (3, 110), (11, 40)]])
@@ -106,9 +106,9 @@ def test_equals_the_torch_back_end(
     spec = LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.125, window=window)
     case = make_long_case(spec, rows, block_size=16, dtype=torch.float32, device=CPU)
     bridged = Case(case.batch, case.layer, *map(transposed, (case.q, case.k, case.v)))
-    wanted = run_torch(case.copy())
+    expected = run_torch(case.copy())
     for each in (case, bridged):
-        torch.testing.assert_close(kernels.attend(each.copy())[0], wanted, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(kernels.attend(each.copy())[0], expected, rtol=1e-5, atol=1e-6)
 
 
 def run_torch(case: Case) -> Tensor:

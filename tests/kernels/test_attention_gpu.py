@@ -27,21 +27,21 @@ def outputs(case: Case) -> tuple[Tensor, Tensor]:
     kernels, oracle, other = TritonAttention(), TorchAttention(), case.copy()
     with torch.inference_mode():
         got = kernels.attend(case.q, case.k, case.v, case.layer, kernels.prepare(case.batch))
-        wanted = oracle.attend(other.q.float(), other.k, other.v, other.layer, oracle.prepare(other.batch))
+        expected = oracle.attend(other.q.float(), other.k, other.v, other.layer, oracle.prepare(other.batch))
     for mine, theirs in zip(case.layer.tensors(), other.layer.tensors(), strict=True):
         if mine.is_floating_point() and mine.itemsize > 1:
             assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
         else:  # where a scale is NaN, cells may hold anything
             assert (bits(mine) != bits(theirs)).float().mean() < 1e-3
     assert got.dtype == case.q.dtype
-    return got.float(), wanted
+    return got.float(), expected
 
 
 def assert_right(case: Case) -> None:
-    got, wanted = outputs(case)
+    got, expected = outputs(case)
     assert got.isfinite().all()
     tolerance = TOLERANCES[case.q.dtype]
-    worst = (got - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)  # of each token
+    worst = (got - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)  # of each token
     assert worst.max() < tolerance, f"relative error {worst.max():.1e} at token {worst.argmax()}"
 
 
@@ -143,7 +143,7 @@ def test_never_synchronizes_and_runs_in_a_graph() -> None:
     spec = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=0.09)
     rows = [(1, 3000), (1, 70), (40, 500)]
     case = make_long_case(spec, rows, block_size=16, dtype=torch.bfloat16, device=torch.device("cuda"))
-    _, wanted = outputs(case.copy())  # compiles missing kernels
+    _, expected = outputs(case.copy())  # compiles missing kernels
     backend = TritonAttention()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -156,4 +156,4 @@ def test_never_synchronizes_and_runs_in_a_graph() -> None:
         got = backend.attend(case.q, case.k, case.v, case.layer, prepared)
     got.fill_(torch.nan)
     graph.replay()
-    assert (got.float() - wanted).norm() < TOLERANCES[torch.bfloat16] * wanted.norm()
+    assert (got.float() - expected).norm() < TOLERANCES[torch.bfloat16] * expected.norm()

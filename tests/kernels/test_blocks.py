@@ -42,9 +42,9 @@ def test_only_the_given_blocks_are_moved(kernels: Interpreted, scheme: KvSchemeN
     _, (_, found, _) = kernels.call("kv.blocks", "move", sources, targets, pairs)
     before = [each.clone() for each in targets]
     move_blocks(sources, targets, pairs)
-    for mine, wanted, old in zip(found, targets, before, strict=True):
-        assert torch.equal(mine.view(torch.uint8), wanted.view(torch.uint8))
-        assert not torch.equal(wanted.view(torch.uint8), old.view(torch.uint8))
+    for mine, expected, old in zip(found, targets, before, strict=True):
+        assert torch.equal(mine.view(torch.uint8), expected.view(torch.uint8))
+        assert not torch.equal(expected.view(torch.uint8), old.view(torch.uint8))
 
 
 @pytest.mark.cuda
@@ -72,8 +72,8 @@ def test_to_the_host_and_back(scheme: KvSchemeName) -> None:
     plain.swap_out([(1, 0), (7, 3)])
     plain.copy([(2, 1), (3, 7)])
     plain.swap_in([(0, 5), (3, 8)])
-    for mine, wanted in zip(tensors(ours), tensors(plain), strict=True):
-        assert torch.equal(mine.view(torch.uint8).cpu(), wanted.view(torch.uint8).cpu())
+    for mine, expected in zip(tensors(ours), tensors(plain), strict=True):
+        assert torch.equal(mine.view(torch.uint8).cpu(), expected.view(torch.uint8).cpu())
 
 
 @pytest.mark.cuda

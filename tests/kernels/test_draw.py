@@ -50,8 +50,8 @@ def test_plain_rows(kernels: Interpreted, dtype: torch.dtype) -> None:
         {"temperature": 1e-30, "uniform": 0.99},
         WARM | {"min_p": 0.2, "uniform": 0.9},
     ]
-    found, wanted = sample_both(kernels, logits_of(len(rows), dtype=dtype), rows)
-    assert found == wanted
+    found, expected = sample_both(kernels, logits_of(len(rows), dtype=dtype), rows)
+    assert found == expected
 
 
 @pytest.mark.parametrize("room", [16384, 64, 1])
@@ -70,8 +70,8 @@ def test_filters(kernels: Interpreted, room: int) -> None:
     draws = torch.rand(len(rows), generator=torch.Generator().manual_seed(1)).double()
     for row, uniform in zip(rows, draws.tolist(), strict=True):
         row["uniform"] = uniform
-    found, wanted = sample_both(kernels, logits_of(len(rows), 1, torch.float16), rows, room=room)
-    assert found == wanted
+    found, expected = sample_both(kernels, logits_of(len(rows), 1, torch.float16), rows, room=room)
+    assert found == expected
 
 
 SPREADS = (0.0, 0.5, 4.0, 30.0)
@@ -91,8 +91,8 @@ def test_filters_of_any_distribution(kernels: Interpreted, spread: float, every:
     rows = rows[SPREADS.index(spread) % every :: every]
     made = torch.Generator().manual_seed(int(spread))
     logits = torch.randn(len(rows), VOCAB, generator=made) * spread
-    found, wanted = sample_both(kernels, logits, rows)
-    assert found == wanted
+    found, expected = sample_both(kernels, logits, rows)
+    assert found == expected
 
 
 def test_ties_are_kept_together(kernels: Interpreted) -> None:
@@ -101,8 +101,8 @@ def test_ties_are_kept_together(kernels: Interpreted) -> None:
     logits[0, [7, 2300]] = 2.0
     logits[0, [100, 200, 300, 400, 2400]] = 1.0
     for uniform in (0.0, 0.3, 0.6, 0.999999):
-        found, wanted = sample_both(kernels, logits, [{"temperature": 1.0, "top_k": 3, "uniform": uniform}])
-        assert found == wanted
+        found, expected = sample_both(kernels, logits, [{"temperature": 1.0, "top_k": 3, "uniform": uniform}])
+        assert found == expected
 
 
 def test_rows_with_nan_are_marked(kernels: Interpreted) -> None:
@@ -113,6 +113,6 @@ def test_rows_with_nan_are_marked(kernels: Interpreted) -> None:
     logits[3, 1200:] = -torch.inf  # fine: the other tokens can be sampled
     for filters in ({}, {"top_k": 2}, {"top_p": 0.5}, {"top_k": 900, "top_p": 0.5}):
         rows = [WARM | filters | {"uniform": 0.7}] * 3 + [WARM, {"temperature": 0.0}]
-        found, wanted = sample_both(kernels, logits, rows)
-        assert found == wanted
+        found, expected = sample_both(kernels, logits, rows)
+        assert found == expected
         assert found[:3] == [-1, -1, -1]

@@ -42,10 +42,10 @@ def test_penalties_and_biases(call: Call, dtype: torch.dtype) -> None:
     biases = places, values
     found, _ = call("sampling.edits", "edit", logits, columns, slots, (seen.prompt, seen.reply), biases)
     strengths = [columns[at].float()[:, None] for at in (4, 5, 6)]
-    wanted = seen.penalise(logits.float(), slots, *strengths)
-    assert not torch.equal(wanted, logits.float())
-    wanted.view(-1).index_put_((places[places >= 0],), values[places >= 0], accumulate=True)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    expected = seen.penalize(logits.float(), slots, *strengths)
+    assert not torch.equal(expected, logits.float())
+    expected.view(-1).index_put_((places[places >= 0],), values[places >= 0], accumulate=True)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     alone, _ = call("sampling.edits", "edit", logits, columns, slots, None, None)
     assert torch.equal(alone, logits.float())
 
@@ -65,8 +65,8 @@ def test_log_probabilities(call: Call, dtype: torch.dtype) -> None:
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(0)).mul(4).to(dtype)
     logits[2, 100:] = -torch.inf
     tokens = torch.tensor([int(logits[0].argmax()), 2499, 7, 3])
-    wanted = torch.tensor([5, 0, 3, -1], dtype=torch.int32)
-    (chosen, ranks, ids, likely), _ = call("sampling.top_logprobs", "likeliest", logits, tokens, wanted)
+    expected = torch.tensor([5, 0, 3, -1], dtype=torch.int32)
+    (chosen, ranks, ids, likely), _ = call("sampling.top_logprobs", "top_logprobs", logits, tokens, expected)
     right = read_logprobs(logits.float(), tokens, ((0, 5), (1, 0), (2, 3)))
     assert torch.equal(ranks[:3], right.ranks)
     assert ranks[0] == 1

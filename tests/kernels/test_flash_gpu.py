@@ -40,9 +40,9 @@ def test_any_rows_are_right(dim: int, group: int) -> None:
         with torch.inference_mode():
             got = kernels.attend(case.q, case.k, case.v, case.layer, kernels.prepare(case.batch))
             prepared = oracle.prepare(other.batch)
-            wanted = oracle.attend(other.q.float(), other.k, other.v, other.layer, prepared)
+            expected = oracle.attend(other.q.float(), other.k, other.v, other.layer, prepared)
         assert torch.equal(case.layer.keys.nan_to_num(7.0), other.layer.keys.nan_to_num(7.0))
-        worst = (got.float() - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)
+        worst = (got.float() - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
         assert worst.max() < TOLERANCE, f"relative error {worst.max():.1e} at token {worst.argmax()}"
 
 
@@ -55,6 +55,6 @@ def test_an_engine_runs_on_it(tmp_path: Path) -> None:
         )
     )  # fmt: skip
     params = SamplingParams(temperature=0.8, max_tokens=40, ignore_eos=True)
-    heard = [ask(engine, [1, *range(3, 10 + 20 * each)], params)[1] for each in range(4)]
+    outputs = [ask(engine, [1, *range(3, 10 + 20 * each)], params)[1] for each in range(4)]
     drain(engine)
-    assert [len(each.tokens) for each in heard] == [40] * 4
+    assert [len(each.tokens) for each in outputs] == [40] * 4

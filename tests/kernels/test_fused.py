@@ -22,10 +22,10 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def close(found: Tensor, wanted: Tensor) -> None:
-    assert found.dtype == wanted.dtype
-    tolerance = TOLERANCES[wanted.dtype]
-    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+def close(found: Tensor, expected: Tensor) -> None:
+    assert found.dtype == expected.dtype
+    tolerance = TOLERANCES[expected.dtype]
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 @DTYPES

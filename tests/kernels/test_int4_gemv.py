@@ -84,8 +84,8 @@ def test_a_residual_sum_and_the_first_step_of_its_norm(call: Call, outputs: int,
     half, (changed, *_) = call(
         "gemm.int4_gemv", "int4_gemv_residual_norm", stream.clone(), x, *weight, scale, 1e-5, cut=cut
     )
-    wanted = stream + F.linear(x.float(), wide).half()
-    torch.testing.assert_close(changed, wanted, **CLOSE)
+    expected = stream + F.linear(x.float(), wide).half()
+    torch.testing.assert_close(changed, expected, **CLOSE)
     torch.testing.assert_close(half.values, changed * scale, **CLOSE)
     assert half.squares.shape == (-(-outputs // 16), 1) and half.eps == 1e-5
     torch.testing.assert_close(half.squares.sum(), changed.float().square().sum())

@@ -141,16 +141,16 @@ def digest(record: Record) -> str:
 
 @pytest.mark.parametrize("case", SHOWN, ids=str)
 def test_a_step_launches_what_is_recorded(case: Case) -> None:
-    wanted = (HERE / f"{case.model}-{case.rows}.txt").read_text(encoding="utf-8").splitlines()
-    assert record_of(case).lines == wanted
+    expected = (HERE / f"{case.model}-{case.rows}.txt").read_text(encoding="utf-8").splitlines()
+    assert record_of(case).lines == expected
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_other_kind_of_step_launches_what_is_recorded(model: str) -> None:
     """Every weight and cache scheme, type, number of rows and GPU, and also prompts."""
-    wanted = json.loads((HERE / "digests.json").read_text(encoding="utf-8"))[model]
+    expected = json.loads((HERE / "digests.json").read_text(encoding="utf-8"))[model]
     found = {str(case): digest(record_of(case)) for case in cases() if case.model == model}
-    assert found == wanted
+    assert found == expected
 
 
 def test_records_differ_when_launches_differ() -> None:

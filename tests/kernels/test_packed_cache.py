@@ -103,8 +103,8 @@ def test_numbers_beyond_float16_are_read(kernels: Interpreted, up: int, scheme: 
         values[::2] *= 2.0**-20
     case = packed(case, scheme)
     got, *_ = kernels.attend(case.copy(), programs=8)
-    wanted = exact(case).double()
-    worst = (got.double() - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)
+    expected = exact(case).double()
+    worst = (got.double() - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
     assert worst.max() < 2**-8
 
 
@@ -127,8 +127,8 @@ def test_nan_in_a_token_stays_in_its_row(
     got, _, _, key_scales, _ = kernels.attend(case.copy())
     assert got[1].isnan().all() and got[[0, 2, 3, 4, 5, 6, 7]].isfinite().all()
     assert key_scales.flatten(0, 1)[case.batch.places[1]].isnan().all()
-    wanted = exact(case)[[0, 2, 3, 4, 5, 6, 7]]
-    torch.testing.assert_close(got.float()[[0, 2, 3, 4, 5, 6, 7]], wanted, rtol=tolerance, atol=tolerance)
+    expected = exact(case)[[0, 2, 3, 4, 5, 6, 7]]
+    torch.testing.assert_close(got.float()[[0, 2, 3, 4, 5, 6, 7]], expected, rtol=tolerance, atol=tolerance)
 
 
 @PACKED
@@ -141,13 +141,13 @@ def test_rope_writes_packed_cells(kernels: Interpreted, scheme: KvSchemeName, dt
     rope = rope_table(RopeSpec(theta=10000.0), 24, 50, dtype)
     places, positions = torch.tensor([3, -1, 40, 0, 17]), torch.tensor([17, 0, 49, 3, 0])
     plain = KVLayer(spec, *(torch.zeros(3, 16, 2, 24, dtype=dtype) for _ in range(2)))
-    wanted = oracles.turn(parts, plain, None, 0.0, rope, positions, places, dtype=dtype)
+    expected = oracles.turn(parts, plain, None, 0.0, rope, positions, places, dtype=dtype)
     empty = KVLayer(spec, *(torch.zeros(3, 16, 2, 24, dtype=dtype) for _ in range(2)))
     mine = packed(Case(None, empty, *[None] * 3), scheme).layer  # type: ignore[arg-type]
     found, (_, mine, *_) = kernels.call(
         "kv.rope_and_cache", "rope_and_cache", parts, mine, None, 0.0, rope, positions, places, dtype=dtype
     )
-    torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
     keys, values = (pack(each.flatten(0, 1), mine.keys.dtype) for each in (plain.keys, plain.values))
     there = places[places >= 0]
     for (numbers, scales), cells, by in (
@@ -177,10 +177,10 @@ def test_the_sinks_stay_visible(
     rows = [(1, 50), (1, 5), (1, 21), (30, 45), (4, 4)]
     case = make_case(spec, rows, shuffled=True, sinks=window == 20, dtype=dtype, seed=window)
     if scheme == "none":
-        wanted = oracle.attend(*(each for each in (case.q, case.k, case.v)), case.copy().layer, case.batch)
+        expected = oracle.attend(*(each for each in (case.q, case.k, case.v)), case.copy().layer, case.batch)
     else:
         case = packed(case, scheme)  # type: ignore[arg-type]
-        wanted = exact(case.copy()).double()
+        expected = exact(case.copy()).double()
     got, *_ = kernels.attend(case, keys=16, programs=programs)
     tolerance = 1e-5 if dtype is torch.float32 else 2e-3
-    torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)

@@ -49,11 +49,11 @@ def test_memory_after_the_rows_does_not_change_them(call: Callable[..., Any], ga
     memory = numbers(64, 128, seed=0, dtype=torch.float16)
     how = Tiling(32, 32, 64, warps=4, stages=2)
     for squares in (None, torch.rand(2, 40)):
-        wanted, _ = call(
+        expected, _ = call(
             "gemm.tma_gemm", "tma_gemm", Normed(memory[:40].clone(), squares, 1e-5), weight, how, gated=gated
         )
         memory[40:] = torch.nan
         found, _ = call(
             "gemm.tma_gemm", "tma_gemm", Normed(memory[:40], squares, 1e-5), weight, how, gated=gated
         )
-        assert torch.equal(found, wanted) and found.isfinite().all()
+        assert torch.equal(found, expected) and found.isfinite().all()

@@ -64,8 +64,8 @@ def test_rotated(
     if squares is not None:
         product *= torch.rsqrt(squares.sum(0) / width + 1e-5)[:, None]
     parts = product.to(dtype).unsqueeze(0)
-    wanted = oracles.turn(parts, layer, scale, 1e-6, rope, positions, places, dtype=dtype)
-    torch.testing.assert_close(found, wanted, **CLOSE)
+    expected = oracles.turn(parts, layer, scale, 1e-6, rope, positions, places, dtype=dtype)
+    torch.testing.assert_close(found, expected, **CLOSE)
     written = after[2]
     for mine, theirs in ((written.keys, layer.keys), (written.values, layer.values)):
         torch.testing.assert_close(mine.nan_to_num(7.0), theirs.nan_to_num(7.0), **CLOSE)

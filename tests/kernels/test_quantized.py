@@ -100,12 +100,12 @@ def test_one_row(
         of.module, "gemv", x, *of.given, cut=ProductTiling(4, turn, warps=4, parts=2), **around
     )
     h = x if scale is None else oracles.norm(x, None, scale, 1e-5)
-    wanted = F.linear(of.rounded(h), of.weight).to(dtype)
+    expected = F.linear(of.rounded(h), of.weight).to(dtype)
     if gated:
-        wanted = oracles.swiglu(wanted.unsqueeze(0), dtype)
+        expected = oracles.swiglu(expected.unsqueeze(0), dtype)
     if residual is not None:
-        wanted = wanted + residual
-    torch.testing.assert_close(found, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        expected = expected + residual
+    torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,8 +130,8 @@ def test_few_rows(kernels: Interpreted, rows: int, parts: int, tall: int, kind: 
         found, _ = kernels.call("gemm.skinny_gemm", "skinny_gemm", x, weight, cut, by)
     assert found.shape == (parts, rows, 70)
     assert found.dtype == (torch.float32 if parts > 1 else dtype)
-    wanted = F.linear(of.rounded(x), of.weight)
-    torch.testing.assert_close(found.float().sum(0), wanted, rtol=4e-3, atol=4e-3)
+    expected = F.linear(of.rounded(x), of.weight)
+    torch.testing.assert_close(found.float().sum(0), expected, rtol=4e-3, atol=4e-3)
 
 
 def multiplied(

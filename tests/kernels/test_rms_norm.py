@@ -33,10 +33,10 @@ def test_equals_the_plain_norm(
     x = torch.randn(rows, *shape, generator=torch.Generator().manual_seed(seed))
     x = ((x + shift) * size).to(dtype)
     with torch.inference_mode():
-        got, wanted = mirrored(x), plain(x)
+        got, expected = mirrored(x), plain(x)
     wide = x.double()
     exact = wide * (wide.square().mean(-1, keepdim=True) + EPS).rsqrt() * plain.weight.double()
-    for each in (got, wanted):
+    for each in (got, expected):
         assert each.dtype is dtype
         torch.testing.assert_close(each.double(), exact, rtol=DTYPES[dtype], atol=DTYPES[dtype])
 

@@ -32,13 +32,13 @@ def test_vector(kernels: Interpreted, ends: str, inputs: int, turn: int, dtype: 
         cut=ProductTiling(4, turn, warps=4),
     )  # fmt: skip
     h = x if scale is None else oracles.norm(x, None, scale, 1e-5)
-    wanted = F.linear(h, weight)
+    expected = F.linear(h, weight)
     if gated:
-        wanted = oracles.swiglu(wanted.unsqueeze(0), dtype)
+        expected = oracles.swiglu(expected.unsqueeze(0), dtype)
     if residual is not None:
-        wanted = wanted + residual
+        expected = expected + residual
     tolerance = 1e-5 if dtype is torch.float32 else 4e-3
-    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("rows", "parts"), [(2, 1), (7, 3), (32, 2)])
@@ -52,8 +52,8 @@ def test_narrow(kernels: Interpreted, rows: int, parts: int) -> None:
     )
     assert found.shape == (parts, rows, 70)
     assert found.dtype == (torch.float32 if parts > 1 else torch.float16)
-    wanted = F.linear(x.float(), weight.float())
-    torch.testing.assert_close(found.float().sum(0), wanted, rtol=2e-3, atol=2e-3)
+    expected = F.linear(x.float(), weight.float())
+    torch.testing.assert_close(found.float().sum(0), expected, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("inputs", [128, 1024, 2048, 3072, 4096, 14336])

@@ -18,10 +18,10 @@ from engine.models.decoder import Decoder
 from engine.models.loader import random_weights
 from engine.serving.engine import Engine
 from engine.start import start
-from tests.heard import Heard
 from tests.kernels import oracles
 from tests.kernels.cases import make_long_case
 from tests.models.tiny import write_config
+from tests.outputs import Output
 from tests.runner.small import make
 
 pytestmark = pytest.mark.cuda
@@ -65,7 +65,7 @@ def test_the_fused_forward_equals_the_decoder(rows: int, changes: dict[str, Any]
     ids = torch.arange(len(batch.positions), device=GPU) * 7
     with torch.inference_mode():
         prepared = backend.prepare(batch)
-        wanted = model.forward(
+        expected = model.forward(
             ids, batch.positions, lambda n, q, k, v: backend.attend(q, k, v, others[n], prepared)
         )
         fused = FusedDecoder(model, layers, backend)
@@ -73,7 +73,7 @@ def test_the_fused_forward_equals_the_decoder(rows: int, changes: dict[str, Any]
         x = fused.embed(torch.full_like(ids, -1), slots, last_ids)
         got = fused.forward(x, batch.positions, batch.places, backend.prepare(batch))
     limit = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}[dtype]
-    error = (got.float() - wanted.float()).norm(dim=1) / wanted.float().norm(dim=1)
+    error = (got.float() - expected.float()).norm(dim=1) / expected.float().norm(dim=1)
     assert error.max() < limit, f"relative error {error.max():.1e} at token {error.argmax()}"
     for mine, theirs in zip(layers, others, strict=True):
         for a, b in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
@@ -100,28 +100,28 @@ def test_sampling_equals_the_definition(rows: int, filtered: bool, dtype: torch.
     logits = (torch.randn(rows, vocab, generator=generator, device=GPU) * 3).to(dtype)
     logits[rows // 2, 5] = torch.nan
     columns, slots = oracles.settings(settings, vocab).to(GPU), torch.randperm(rows, device=GPU)
-    found, wanted = (torch.full((2, rows + 1), -7, device=GPU) for _ in range(2))
+    found, expected = (torch.full((2, rows + 1), -7, device=GPU) for _ in range(2))
     draw(found[0, :rows], found[1], logits, columns, slots, filtered=filtered)
-    oracles.draw(wanted[0, :rows], wanted[1], logits, columns, slots, filtered=filtered)
+    oracles.draw(expected[0, :rows], expected[1], logits, columns, slots, filtered=filtered)
     assert found[0, rows // 2] == -1
-    same = (found == wanted).all(0)[:rows].float().mean()
+    same = (found == expected).all(0)[:rows].float().mean()
     assert same > 0.97, f"{same:.3f} of the tokens agree"
 
 
 def replies(engine: Engine, seed: int, params: Callable[[int], SamplingParams]) -> list[list[int]]:
     """The replies to 20 requests submitted one after another."""
-    draw, heard = random.Random(seed), []
+    draw, outputs = random.Random(seed), []
     for number in range(20):
-        heard.append(Heard())
+        outputs.append(Output())
         prompt = [draw.randrange(3, 90) for _ in range(draw.randint(1, 60))]
-        engine.submit(prompt, params(number), heard[-1])
+        engine.submit(prompt, params(number), outputs[-1])
         for _ in range(draw.randint(0, 3)):
             engine.step()
             engine.scheduler.check()
     while engine.busy:
         engine.step()
-    assert not any(each.error for each in heard), heard[0].error
-    return [each.tokens for each in heard]
+    assert not any(each.error for each in outputs), outputs[0].error
+    return [each.tokens for each in outputs]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -159,7 +159,7 @@ def test_a_launch_never_synchronizes(tmp_path: Path) -> None:
     engine = start(EngineConfig(model=str(tmp_path), device="cuda", dummy_weights=True, blocks=64, seed=0))
     for number in range(3):
         params = SamplingParams(temperature=0.7 * (number > 0), max_tokens=60, ignore_eos=True)
-        engine.submit([1, 2, 3 + number], params, Heard())
+        engine.submit([1, 2, 3 + number], params, Output())
     for _ in range(12):
         engine.step()
     step = engine.scheduler.schedule()
@@ -182,9 +182,9 @@ def test_no_memory_for_a_graph_changes_no_reply(
 
     config = EngineConfig(model=str(tmp_path), device="cuda", dummy_weights=True, blocks=64, seed=0)
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
-    wanted = replies(start(config), 1, lambda _: params)
+    expected = replies(start(config), 1, lambda _: params)
     monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", full)
-    assert replies(start(config), 1, lambda _: params) == wanted
+    assert replies(start(config), 1, lambda _: params) == expected
     assert sum("no memory for another CUDA graph" in line for line in caplog.messages) == 1
 
 

@@ -19,9 +19,9 @@ def test_the_next_piece_is_copied_in(call: Callable[..., Any], words: int, news:
     there, tables, turn = torch.full((words,), -7), torch.randint(0, 99, (40, 50)).int(), torch.tensor([1])
     _, (found, mirror, *_) = call("kv.staging", "copy_in", there, tables, pieces, turn, news)
     assert torch.equal(found, pieces[1])
-    wanted = tables.clone().view(-1)
-    wanted[cells[: news // 2]] = (torch.arange(news // 2) + 100).int()
-    assert torch.equal(mirror.view(-1), wanted)
+    expected = tables.clone().view(-1)
+    expected[cells[: news // 2]] = (torch.arange(news // 2) + 100).int()
+    assert torch.equal(mirror.view(-1), expected)
 
 
 @pytest.mark.parametrize("count", [1, 5, 512])
@@ -32,7 +32,7 @@ def test_tokens_are_copied_out_and_the_next_piece_follows(call: Callable[..., An
         _, (found, _, after, *_) = call(
             "kv.staging", "copy_out", pieces, there, torch.tensor([turn]), begin, count
         )
-        wanted = pieces.clone()
-        wanted[turn, begin : begin + count] = there[begin : begin + count]
-        assert torch.equal(found, wanted)
+        expected = pieces.clone()
+        expected[turn, begin : begin + count] = there[begin : begin + count]
+        assert torch.equal(found, expected)
         assert after.item() == (turn + 1) % 3

@@ -27,8 +27,8 @@ def test_products(call: Call, rows: int, parts: int) -> None:
     found, _ = call("gemm.tma_gemm", "tma_gemm", Normed(x), weight, how)
     assert found.shape == (parts, rows, 72)
     assert found.dtype == (torch.float32 if parts > 1 else torch.float16)
-    wanted = F.linear(x.float(), weight.float())
-    torch.testing.assert_close(found.float().sum(0), wanted, rtol=2e-3, atol=2e-3)
+    reference = F.linear(x.float(), weight.float())
+    torch.testing.assert_close(found.float().sum(0), reference, rtol=2e-3, atol=2e-3)
 
 
 def test_with_the_activation(call: Call) -> None:
@@ -41,8 +41,8 @@ def test_with_the_activation(call: Call) -> None:
     found, _ = call(
         "gemm.tma_gemm", "tma_gemm", Normed(x), weight, Tiling(16, 64, 128, warps=4, stages=2), gated=True
     )
-    wanted = oracles.swiglu(F.linear(x.float(), weight.float()).unsqueeze(0), torch.float16)
-    torch.testing.assert_close(found[0].float(), wanted.float(), rtol=4e-3, atol=4e-3)
+    reference = oracles.swiglu(F.linear(x.float(), weight.float()).unsqueeze(0), torch.float16)
+    torch.testing.assert_close(found[0].float(), reference.float(), rtol=4e-3, atol=4e-3)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -60,18 +60,18 @@ def test_the_product_applies_the_last_step_of_a_norm(call: Call, gated: bool) ->
         "gemm.linear_residual_norm", "linear_residual_norm", stream.clone(), x, weight, scale, 1e-5, how
     )
     added = F.linear(x.float(), weight.float()).half().unsqueeze(0)
-    wanted = oracles.norm(stream, added, scale, 1e-5)  # which changes the stream
+    reference = oracles.norm(stream, added, scale, 1e-5)  # which changes the stream
     torch.testing.assert_close(changed, stream, rtol=2e-3, atol=2e-3)
     assert found.squares.shape == (3, rows)
     length = torch.rsqrt(found.squares.sum(0) / width + found.eps)[:, None]
-    torch.testing.assert_close((found.values * length).half(), wanted, rtol=4e-3, atol=4e-3)
+    torch.testing.assert_close((found.values * length).half(), reference, rtol=4e-3, atol=4e-3)
 
     padded = Normed(*(F.pad(found.values, (0, 128 - width)),), found.squares * 128 / width, found.eps)
     after = (numbers(2 * 64, 128, seed=4, dtype=torch.float32) / width**0.5).half()
     got, _ = call(
         "gemm.tma_gemm", "tma_gemm", padded, after, Tiling(16, 64, 64, warps=4, stages=2), gated=gated
     )
-    plain = F.linear(F.pad(wanted, (0, 128 - width)).float(), after.float()).half()
+    plain = F.linear(F.pad(reference, (0, 128 - width)).float(), after.float()).half()
     if gated:
         plain = oracles.swiglu(plain.unsqueeze(0), torch.float16)
     torch.testing.assert_close(got[0].float(), plain.float(), rtol=6e-3, atol=6e-3)
@@ -97,10 +97,10 @@ def test_nan_and_infinity_stay_in_their_row(call: Call) -> None:
         )
         return changed, half.values, out[0]
 
-    wanted = both(stream, x)
+    reference = both(stream, x)
     stream[5], x[11], x[20] = torch.nan, torch.nan, torch.inf
     sound = [row for row in range(rows) if row not in (5, 7, 11, 20)]
-    for found, expected in zip(both(stream, x), wanted, strict=True):
+    for found, expected in zip(both(stream, x), reference, strict=True):
         assert torch.equal(found[sound], expected[sound])
         assert not found[[5, 11, 20]].isfinite().all(1).any()
 

@@ -129,8 +129,8 @@ def test_contexts_with_many_queries_are_gathered(
     spec = LayerSpec(heads=8 * group, kv_heads=8, key_dim=128, value_dim=128, scale=1.0)
     counts, contexts = np.array(rows, np.int32).T
     gpu = tiles.GpuLimits(227 * 1024, overlaps=True)
-    for spec_of, wanted in ((spec, gathered), (replace(spec, window=9000), False)):
-        assert (tiles.for_gathered(spec_of, counts, contexts, gpu, 2) is not None) == wanted
+    for spec_of, expected in ((spec, gathered), (replace(spec, window=9000), False)):
+        assert (tiles.for_gathered(spec_of, counts, contexts, gpu, 2) is not None) == expected
 
 
 @pytest.mark.parametrize(

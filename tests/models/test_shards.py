@@ -98,9 +98,9 @@ def test_all_ranks_together_give_the_logits_of_the_model(family: str, ranks: int
     tensors = load_file(tmp_path / "model.safetensors")
     assert plain.shards(ranks).keys() == tensors.keys() - ({"lm_head.weight"} if whole.tied else set())
     with torch.inference_mode():
-        wanted = whole.logits(whole.forward(IDS, torch.arange(len(IDS)), plain_attend(whole.config.layers)))
+        expected = whole.logits(whole.forward(IDS, torch.arange(len(IDS)), plain_attend(whole.config.layers)))
     plain.norm = whole.norm
-    torch.testing.assert_close(shared_logits(plain, tensors, ranks), wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(shared_logits(plain, tensors, ranks), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_the_shares_together_hold_every_number(tmp_path: Path) -> None:

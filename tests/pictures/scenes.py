@@ -48,7 +48,7 @@ def pane(number: int) -> Callable[[World], Any]:
         await it.pilot.press("alt+m", str(number))
         yield
         await it.pilot.press(str(number), "escape")
-        it.main.panels.side_wanted = None
+        it.main.panels.side_requested = None
         it.main.lay_out()
 
     return scene
@@ -76,10 +76,10 @@ async def quantization(it: World) -> AsyncIterator[None]:
 @asynccontextmanager
 async def monitor(it: World) -> AsyncIterator[None]:
     """Shown at every size: on a small terminal it fills the screen."""
-    it.main.panels.side_wanted = True
+    it.main.panels.side_requested = True
     it.main.lay_out()
     yield
-    it.main.panels.side_wanted = None
+    it.main.panels.side_requested = None
     it.main.lay_out()
 
 
@@ -190,7 +190,7 @@ async def tour_page(it: World) -> AsyncIterator[None]:
     await it.until(lambda: it.replies)
     await it.until(lambda: it.app.chats.active.run and it.app.chats.active.run.reply)
     await it.stream(0, "Once upon a time there was a fox, ")
-    it.app.heard([Admitted(3, 1.0, 0, 0), FirstToken(4, 1.1, 0, 0.04)])
+    it.app.receive_events([Admitted(3, 1.0, 0, 0), FirstToken(4, 1.1, 0, 0.04)])
     it.work(12)
     await it.until(lambda: "was admitted" in it.screen_text())
     yield

@@ -13,7 +13,7 @@ from tests.app.conftest import bench, run  # noqa: F401 (a fixture)
 from tests.pictures.scenes import SITTINGS
 from tests.pictures.test_pictures import _same_everywhere  # noqa: F401 (a fixture)
 from tests.pictures.world import World, opened
-from tests.themes.colours import contrast
+from tests.themes.colors import contrast
 
 TEXT, MARK = 4.5, 3.0
 # These draw frames and fill areas. The text or the marks beside them carry the meaning. The colors of the KV
@@ -25,7 +25,7 @@ def weak(app: Any) -> Iterator[tuple[str, str, str, float]]:
     """Text with too little contrast, its colors, and their contrast."""
     for strip in app.screen._compositor.render_strips():
         for segment in strip:
-            if segment.text.strip() and segment.style and (pair := colours(segment.style)):
+            if segment.text.strip() and segment.style and (pair := colors(segment.style)):
                 found = contrast(*pair)
                 if found < needed(segment.text, segment.style):
                     yield segment.text, *pair, round(found, 2)
@@ -39,7 +39,7 @@ def needed(text: str, style: Style) -> float:
     return MARK if shown else 0
 
 
-def colours(style: Style) -> tuple[str, str] | None:
+def colors(style: Style) -> tuple[str, str] | None:
     """A style's text and background colors."""
     if style.color is None or style.bgcolor is None:
         return None

@@ -106,5 +106,5 @@ def test_a_difference_is_located(tmp_path: Path) -> None:
     name = "chat-80x24-dark.svg"
     golden = (GOLDEN / name).read_text(encoding="utf-8")
     assert compare(name, golden, tmp_path) == []
-    said = compare(name, golden.replace(">Explain paged", ">Explain papal", 1), tmp_path)
-    assert len(said) >= 3 and "- " in said[1] and "papal" in said[2]
+    report = compare(name, golden.replace(">Explain paged", ">Explain papal", 1), tmp_path)
+    assert len(report) >= 3 and "- " in report[1] and "papal" in report[2]

@@ -195,14 +195,14 @@ class World(Bench):
 
     async def still(self) -> None:
         """Wait until nothing is left to draw."""
-        calm = 0
+        adapt_environment = 0
         for _ in range(400):
             await self.pilot.pause(0.002)
             screen = self.app.screen
             busy = screen._layout_required or screen._repaint_required or screen._dirty_widgets
             busy = busy or any(pane.transcript.busy for pane in self.main.panes)
-            calm = 0 if busy else calm + 1
-            if calm == 3:
+            adapt_environment = 0 if busy else adapt_environment + 1
+            if adapt_environment == 3:
                 return
         raise AssertionError("the screen never became idle")
 

@@ -27,8 +27,8 @@ def test_log_probabilities_equal_transformers(llama: tuple[Path, Any], stretch: 
     with torch.inference_mode():
         for at in range(0, len(IDS) - 1, stretch):
             part = torch.tensor([IDS[at : min(at + stretch, len(IDS) - 1)]])
-            wanted = theirs(part).logits[0].log_softmax(-1)
-            torch.testing.assert_close(found[at : at + part.shape[1]], wanted, rtol=1e-4, atol=1e-4)
+            expected = theirs(part).logits[0].log_softmax(-1)
+            torch.testing.assert_close(found[at : at + part.shape[1]], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_scores_equal_sums_by_hand() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from engine.api.config import EngineConfig
 from engine.serving.engine import Engine
 from engine.start import start
-from tests.heard import Heard
+from tests.outputs import Output
 from tests.runner.small import ask, drain, turn
 
 PROMPT = list(range(10, 50))
@@ -29,7 +29,7 @@ def switch(engine: Engine, scheme: str) -> None:
     assert engine.snapshot().quantization == scheme
 
 
-def drain_of(engine: Engine, prompt: list[int]) -> Heard:
-    _, heard = ask(engine, prompt)
+def drain_of(engine: Engine, prompt: list[int]) -> Output:
+    _, output = ask(engine, prompt)
     drain(engine)
-    return heard
+    return output

@@ -117,12 +117,12 @@ def test_the_fused_forward_equals_the_decoder(rows: int, kv: Any, scheme: str) -
 
     with torch.inference_mode():
         prepared = backend.prepare(batch)
-        wanted = plain(model, others)
+        reference = plain(model, others)
         fused = FusedDecoder(model, layers(), backend)
         x = fused.embed(ids, torch.arange(len(ids), device=GPU), ids)
         got = fused.forward(x, batch.positions, batch.places, prepared)
-        limit = 2e-2 if scheme != "fp8" else distance(plain(exact, layers()), wanted).min()
-    error = distance(got, wanted)
+        limit = 2e-2 if scheme != "fp8" else distance(plain(exact, layers()), reference).min()
+    error = distance(got, reference)
     assert error.max() < limit, f"{error.max():.1e} at {error.argmax()}"
     assert len(error) == 1 or (error < 2e-2).float().mean() > 0.8
 
@@ -155,10 +155,10 @@ def test_kernels_with_an_early_start_wait(scheme: str, hidden: int) -> None:
     with torch.cuda.graph(graph):
         found = forward()
     fused.pdl = lambda tokens: False  # type: ignore[method-assign]
-    wanted = forward()
+    reference = forward()
     for _ in range(50):
         graph.replay()
-        assert torch.equal(found, wanted)
+        assert torch.equal(found, reference)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -201,9 +201,9 @@ def test_twenty_changes_under_eight_chats(folder: Path, depth: int) -> None:
     first, results = reply(engine), recorded_events(engine)
     changed_under_chats(engine, random.Random(depth), 20, schemes)  # compiles and captures what is kept
     before = allocated()
-    heard = changed_under_chats(engine, random.Random(depth), 20, schemes)
+    outputs = changed_under_chats(engine, random.Random(depth), 20, schemes)
     assert allocated() <= before * 1.02
-    assert {each.finish for each in heard} == {Finish.LENGTH} and len(heard) >= 8
+    assert {each.finish for each in outputs} == {Finish.LENGTH} and len(outputs) >= 8
     over = [event for event in results if isinstance(event, events.Quantized)]
     assert len(over) >= 40 and {event.error for event in over} == {""}
     assert engine.scheduler.pool.in_use == 0
@@ -236,7 +236,7 @@ def test_another_cache_gives_nearly_the_logprobs_of_a_cpu(folder: Path, kv: dict
         engine = engine_on(folder, device=device, dtype="float32", prefix_cache=False, **kv)
         asked = [ask(engine, list(range(10 + n, 60 + n)), replace(GREEDY, logprobs=0))[1] for n in range(6)]
         drain(engine)
-        results.append([heard.logprobs[0].logprob for heard in asked])
+        results.append([output.logprobs[0].logprob for output in asked])
         if device == "cuda":
             assert engine.snapshot().attention == "triton"
             assert engine.runner.graphs  # type: ignore[attr-defined]

@@ -153,7 +153,7 @@ def test_a_large_head_is_quantized_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(int8, "TOGETHER", 2)
     cut = Int8Table(weight, None)
     assert torch.equal(cut.table, whole.table) and torch.equal(cut.scale, whole.scale)
-    assert all(torch.equal(cut(x), wanted) for x, wanted in zip(many, expected, strict=True))
+    assert all(torch.equal(cut(x), reference) for x, reference in zip(many, expected, strict=True))
 
 
 def test_a_change_frees_the_old_head_before_it_makes_the_new_one(
@@ -251,13 +251,13 @@ def test_other_requests_do_not_change_a_reply(folder: Path) -> None:
         engine = engine_on(folder, quantization="int8", dtype="float32", prefix_cache=False)
         alone = []
         for prompt in prompts[:many]:
-            _, heard = ask(engine, prompt, params)
+            _, output = ask(engine, prompt, params)
             drain(engine)
-            alone.append(heard.tokens)
+            alone.append(output.tokens)
         together = [ask(engine, prompt, params)[1] for prompt in prompts[:many]]
         turn(engine)
         drain(engine)
-        assert [heard.tokens for heard in together] == alone
+        assert [output.tokens for output in together] == alone
         assert len({tuple(each) for each in alone}) > many // 2, "too many replies are the same"
 
 
@@ -278,10 +278,10 @@ def test_in_a_quantized_checkpoint_the_head_is_used_as_stored(tmp_path: Path, pa
     weights = checkpoint(tmp_path, **shape)
     for number, also in enumerate(((), (HEAD,))):
         made = write(weights, CONFIG | shape, tmp_path / str(number), packer, also=also)
-        wanted = load_file(made.plain / "model.safetensors")[HEAD]
+        reference = load_file(made.plain / "model.safetensors")[HEAD]
         own = loaded(made.quantized)
         assert own.source is not None
-        torch.testing.assert_close(weight_of_head(own.head), wanted, rtol=0, atol=1e-6)
+        torch.testing.assert_close(weight_of_head(own.head), reference, rtol=0, atol=1e-6)
         found = loaded(made.quantized, "int8")
         assert torch.equal(weight_of_head(found.head), weight_of_head(loaded(made.plain, "int8").head))
         conversion = Conversion(own, own.source.scheme("none"), named("int8"))

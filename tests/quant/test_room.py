@@ -38,14 +38,14 @@ class TestRoom:
         sizes = []
         for scheme in ("int8", "int4", "none", "int4"):
             prompt = [len(sizes) + at for at in PROMPT]
-            _, heard = ask(engine, prompt, replace(GREEDY, max_tokens=30))
+            _, outputs = ask(engine, prompt, replace(GREEDY, max_tokens=30))
             for _ in range(8):
                 turn(engine)
             switch(engine, scheme)
             sizes.append(engine.scheduler.pool.size)
             assert len(engine.runner.store.layers[0].keys) == sizes[-1]  # type: ignore[attr-defined]
             drain(engine)
-            assert heard.finish is Finish.LENGTH
+            assert outputs.finish is Finish.LENGTH
         assert 40 < sizes[0] < sizes[1] and sizes[2] == 40 and sizes[3] == sizes[1]
 
     def test_it_shrinks_by_evicting_then_by_preempting(
@@ -57,7 +57,7 @@ class TestRoom:
         large = engine.scheduler.pool.size
         assert large > 60
         long = replace(GREEDY, max_tokens=170)
-        heard = [ask(engine, [at, *PROMPT], long)[1] for at in range(large // 14)]
+        outputs = [ask(engine, [at, *PROMPT], long)[1] for at in range(large // 14)]
         while engine.scheduler.pool.in_use < large - 8:
             turn(engine)
         switch(engine, "none")
@@ -65,7 +65,7 @@ class TestRoom:
         assert engine.scheduler.preemptions > 0, "no request was preempted"
         assert engine.scheduler.running, "every request was preempted"
         drain(engine)
-        assert [each.finish for each in heard] == [Finish.LENGTH] * len(heard)
+        assert [each.finish for each in outputs] == [Finish.LENGTH] * len(outputs)
 
     def test_moved_blocks_keep_their_contents(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The same change with and without a move gives the same tokens."""
@@ -76,7 +76,7 @@ class TestRoom:
             ids = [ask(engine, [at, *PROMPT], GREEDY)[0] for at in range(crowd)]
             while any(each.pending or each.launched < 41 for each in engine.scheduler.requests.values()):
                 turn(engine)
-            _, heard = ask(engine, PROMPT[::-1], replace(GREEDY, max_tokens=40))
+            _, outputs = ask(engine, PROMPT[::-1], replace(GREEDY, max_tokens=40))
             for _ in range(6):
                 turn(engine)
             places = [
@@ -87,7 +87,7 @@ class TestRoom:
             switch(engine, "none")
             assert engine.scheduler.pool.size == 36 and (places[0] >= 36) is bool(crowd)
             drain(engine)
-            replies.append(heard.tokens)
+            replies.append(outputs.tokens)
         assert replies[0] == replies[1] and len(replies[0]) == 40
 
     def test_a_change_that_leaves_too_little_is_refused(

@@ -19,7 +19,7 @@ from engine.models.decoder import Decoder
 from engine.models.source import PlainSource
 from engine.quant import int8
 from engine.serving.engine import Engine
-from tests.heard import Heard
+from tests.outputs import Output
 from tests.quant.changing import PROMPT, drain_of, engine_on, finish_change, switch
 from tests.runner.letters import VOCAB
 from tests.runner.small import GREEDY, ask, drain, turn
@@ -28,15 +28,15 @@ SCHEMES = ("int8", "int4", "fp32", "int4-128", "none", "bf16")
 
 
 def recorded_events(engine: Engine) -> list[events.Event]:
-    heard: list[events.Event] = []
-    engine.bus.subscribe(heard.append)
-    return heard
+    seen: list[events.Event] = []
+    engine.bus.subscribe(seen.append)
+    return seen
 
 
 def reply(engine: Engine, prompt: list[int] = PROMPT) -> list[int]:
-    _, heard = ask(engine, prompt)
+    _, output = ask(engine, prompt)
     drain(engine)
-    return heard.tokens
+    return output.tokens
 
 
 def modules_and_bytes() -> tuple[int, int]:
@@ -55,12 +55,12 @@ def test_twenty_changes_under_eight_chats(folder: Path, depth: int) -> None:
     engine = engine_on(folder, depth=depth, prefix_cache=False)
     first = reply(engine)
     changed_under_chats(engine, random.Random(depth), 1)
-    before, heard_before = modules_and_bytes(), recorded_events(engine)
-    heard = changed_under_chats(engine, random.Random(depth), 20)
+    before, earlier = modules_and_bytes(), recorded_events(engine)
+    outputs = changed_under_chats(engine, random.Random(depth), 20)
     assert modules_and_bytes() == before, "memory of other weights was not released"
-    assert {each.finish for each in heard} == {Finish.LENGTH} and len(heard) >= 8
-    assert [len(each.tokens) for each in heard] == [40] * len(heard)
-    over = [event for event in heard_before if isinstance(event, events.Quantized)]
+    assert {each.finish for each in outputs} == {Finish.LENGTH} and len(outputs) >= 8
+    assert [len(each.tokens) for each in outputs] == [40] * len(outputs)
+    over = [event for event in earlier if isinstance(event, events.Quantized)]
     assert len(over) >= 20 and {event.error for event in over} == {""}
     assert engine.scheduler.pool.in_use == 0
     assert reply(engine) == first, "the weights are not the same as before"
@@ -68,21 +68,21 @@ def test_twenty_changes_under_eight_chats(folder: Path, depth: int) -> None:
 
 def changed_under_chats(
     engine: Engine, rng: random.Random, left: int, schemes: tuple[str, ...] = SCHEMES
-) -> list[Heard]:
+) -> list[Output]:
     """Make `left` changes at random moments while eight chats run, and change back to `none` at the end."""
-    heard = []
+    outputs = []
     params = SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True)
     while left or engine.busy:
         while left and len(engine.scheduler.requests) < 8:
             prompt = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 40))]
-            heard.append(ask(engine, prompt, params)[1])
+            outputs.append(ask(engine, prompt, params)[1])
         if left and engine.change is None and rng.random() < 0.15:
             present = engine.snapshot().quantization
             engine.set_quantization(rng.choice([each for each in schemes if each != present]))
             left -= 1
         turn(engine)
     switch(engine, "none")
-    return heard
+    return outputs
 
 
 def test_other_weights_change_replies_and_clear_the_prefix_cache(folder: Path) -> None:
@@ -101,7 +101,7 @@ def test_other_weights_change_replies_and_clear_the_prefix_cache(folder: Path) -
 
 def test_a_request_that_runs_through_a_change_publishes_no_more_blocks(folder: Path) -> None:
     engine = engine_on(folder)
-    _, heard = ask(engine, PROMPT, replace(GREEDY, max_tokens=60))
+    _, output = ask(engine, PROMPT, replace(GREEDY, max_tokens=60))
     for _ in range(10):
         turn(engine)
     request = engine.scheduler.running[0]
@@ -109,7 +109,7 @@ def test_a_request_that_runs_through_a_change_publishes_no_more_blocks(folder: P
     switch(engine, "int8")
     assert request.blocks == held, "the request lost its blocks"
     drain(engine)
-    assert len(heard.tokens) == 60 and pool.cached == 0
+    assert len(output.tokens) == 60 and pool.cached == 0
     drain_of(engine, PROMPT)
     assert pool.cached > 0, "a new request publishes no blocks"
 
@@ -165,7 +165,7 @@ def test_a_failure_in_the_middle_leaves_the_old_scheme(
 ) -> None:
     engine = engine_on(folder)
     plain = reply(engine)
-    _, heard = ask(engine, PROMPT[:-1])
+    _, output = ask(engine, PROMPT[:-1])
     turn(engine)
     seen = recorded_events(engine)
     failing_at(monkeypatch, layer, error)
@@ -176,7 +176,7 @@ def test_a_failure_in_the_middle_leaves_the_old_scheme(
     assert (shot.change.error, shot.change.over) == (words, True)
     assert [event.error for event in seen if isinstance(event, events.Quantized)] == [words]
     drain(engine)
-    assert heard.finish is Finish.LENGTH
+    assert output.finish is Finish.LENGTH
     assert engine.scheduler.cached_tokens > 0, "blocks cached with these weights were lost"
     assert reply(engine) == plain
     switch(engine, "int4")

@@ -10,8 +10,8 @@ from engine.api.events import TokenLogprob
 from engine.api.params import SamplingParams
 from engine.serving.engine import Engine
 from engine.start import start
-from tests.heard import Heard, at_rest
 from tests.models.test_families import reference
+from tests.outputs import Output, transfers_idle
 from tests.runner.letters import VOCAB, byte_tokenizer
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,28 +44,28 @@ def turn(engine: Engine) -> None:
 def drain(engine: Engine, most: int = 5000) -> None:
     for _ in range(most):
         if not engine.busy:
-            assert engine.scheduler.pool.in_use == 0 and at_rest(engine)
+            assert engine.scheduler.pool.in_use == 0 and transfers_idle(engine)
             return
         turn(engine)
     raise AssertionError(f"not done after {most} steps")
 
 
-def ask(engine: Engine, prompt: Sequence[int], params: SamplingParams = GREEDY) -> tuple[int, Heard]:
-    heard = Heard()
-    return engine.submit(prompt, params, heard), heard
+def ask(engine: Engine, prompt: Sequence[int], params: SamplingParams = GREEDY) -> tuple[int, Output]:
+    output = Output()
+    return engine.submit(prompt, params, output), output
 
 
-def alone(folder: Path, prompt: Sequence[int], params: SamplingParams = GREEDY) -> Heard:
+def alone(folder: Path, prompt: Sequence[int], params: SamplingParams = GREEDY) -> Output:
     """The oracle: the reply without other requests, prefix cache, preemption or drafts."""
     return _alone(folder, tuple(prompt), params.changed(speculate=""))
 
 
 @cache
-def _alone(folder: Path, prompt: tuple[int, ...], params: SamplingParams) -> Heard:
+def _alone(folder: Path, prompt: tuple[int, ...], params: SamplingParams) -> Output:
     engine = engine_on(folder, prefix_cache=False)
-    _, heard = ask(engine, prompt, params)
+    _, output = ask(engine, prompt, params)
     drain(engine)
-    return heard
+    return output
 
 
 def close_to(found: Iterable[TokenLogprob], expected: Iterable[TokenLogprob]) -> bool:

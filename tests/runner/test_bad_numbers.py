@@ -49,8 +49,8 @@ def test_only_the_request_with_nan_fails(
     drain(engine)
     assert (fails.tokens, fails.text, fails.finish) == ([], "", Finish.FAILED)
     assert "NaN" in fails.error
-    for heard, n in zip(good, (38, 5), strict=True):
-        assert heard.reply == alone(poisoned, PROMPT[:n], params).reply
+    for output, n in zip(good, (38, 5), strict=True):
+        assert output.reply == alone(poisoned, PROMPT[:n], params).reply
 
     later = [ask(engine, prompt, params)[1] for prompt in (PROMPT, bad[:-1])]  # in the cells it left
     drain(engine)
@@ -60,13 +60,13 @@ def test_only_the_request_with_nan_fails(
 
 def test_a_request_that_samples_the_bad_token_fails_midway(poisoned: Path) -> None:
     engine = engine_on(poisoned)
-    id, heard = ask(engine, PROMPT)
+    id, output = ask(engine, PROMPT)
     for _ in range(4):
         turn(engine)
     engine.update(id, logit_bias={POISON: 100.0})
     drain(engine)
-    assert heard.tokens == [*alone(poisoned, PROMPT).tokens[:4], POISON]
-    assert heard.finish is Finish.FAILED
+    assert output.tokens == [*alone(poisoned, PROMPT).tokens[:4], POISON]
+    assert output.finish is Finish.FAILED
 
 
 @pytest.mark.parametrize("token", [VOCAB, -1, 2**40], ids=str)
@@ -77,8 +77,8 @@ def test_a_token_outside_the_vocabulary_is_refused(llama: Path, token: int) -> N
     for params in (replace(GREEDY, stop_ids=(VOCAB,)), replace(GREEDY, logit_bias={VOCAB: 1.0})):
         with pytest.raises(BadInput, match=f"token id {VOCAB} is out of range"):
             ask(engine, [1], params)
-        id, heard = ask(engine, [1])
+        id, output = ask(engine, [1])
         with pytest.raises(BadInput, match=f"token id {VOCAB} is out of range"):
             engine.update(id, stop_ids=params.stop_ids, logit_bias=params.logit_bias)
         drain(engine)
-        assert heard.reply == alone(llama, [1]).reply
+        assert output.reply == alone(llama, [1]).reply

@@ -12,7 +12,7 @@ import pytest
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.serving.engine import Engine
-from tests.heard import Heard
+from tests.outputs import Output
 from tests.runner.letters import EOS, byte_tokenizer
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on, turn
 
@@ -34,8 +34,8 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-def run_to(engine: Engine, heard: Heard, count: int) -> None:
-    while len(heard.tokens) < count:
+def run_to(engine: Engine, output: Output, count: int) -> None:
+    while len(output.tokens) < count:
         turn(engine)
 
 
@@ -59,12 +59,12 @@ def test_a_change_acts_from_the_next_step_not_yet_launched(
     llama: Path, changes: dict[str, Any], depth: int
 ) -> None:
     engine = engine_on(llama, depth=depth)
-    id, heard = ask(engine, PROMPT, WARM)
-    run_to(engine, heard, 5)
+    id, output = ask(engine, PROMPT, WARM)
+    run_to(engine, output, 5)
     engine.update(id, **changes)
     drain(engine)
     plain = alone(llama, PROMPT, WARM).tokens
-    assert heard.tokens == plain[: 5 + depth] + [A] * (15 - depth)
+    assert output.tokens == plain[: 5 + depth] + [A] * (15 - depth)
 
 
 ENDS = {"logit_bias": {EOS: 100.0}, "ignore_eos": False, "min_tokens": 5}
@@ -82,13 +82,13 @@ def test_a_token_in_flight_ends_a_reply_by_the_old_parameters(
     llama: Path, before: dict[str, Any], changes: dict[str, Any], count: int, text: str
 ) -> None:
     engine = engine_on(llama, depth=1)
-    id, heard = ask(engine, PROMPT, GREEDY.changed(**before))
-    run_to(engine, heard, 5)
+    id, output = ask(engine, PROMPT, GREEDY.changed(**before))
+    run_to(engine, output, 5)
     engine.update(id, **changes)
     drain(engine)
-    assert (len(heard.tokens), heard.finish) == (count, Finish.STOP)
+    assert (len(output.tokens), output.finish) == (count, Finish.STOP)
     if text or "stop" in changes:
-        assert heard.text == text
+        assert output.text == text
 
 
 @DEPTHS
@@ -96,12 +96,12 @@ def test_penalties_set_midway_count_earlier_tokens(llama: Path, depth: int) -> N
     """The first token counts, even while only the device has it."""
     engine = engine_on(llama, depth=depth)
     forced = replace(GREEDY, max_tokens=6, logit_bias={A: 100.0})
-    id, heard = ask(engine, PROMPT, forced)
+    id, output = ask(engine, PROMPT, forced)
     turn(engine)
-    assert len(heard.tokens) == 1 - depth
+    assert len(output.tokens) == 1 - depth
     engine.update(id, logit_bias={A: 50.0, B: 49.0}, frequency_penalty=2.0, presence_penalty=2.0)
     drain(engine)
-    assert heard.tokens[:3] == [A, B, A]
+    assert output.tokens[:3] == [A, B, A]
 
 
 @DEPTHS
@@ -109,14 +109,14 @@ def test_penalties_set_midway_count_earlier_tokens(llama: Path, depth: int) -> N
 def test_a_seed_continues_after_a_preemption(llama: Path, preemption: str, depth: int) -> None:
     params = replace(WARM, frequency_penalty=1.0, repetition_penalty=1.2, min_tokens=18, ignore_eos=False)
     engine = engine_on(llama, depth=depth, preemption=preemption, host_blocks=8)
-    id, heard = ask(engine, PROMPT, params)
+    id, output = ask(engine, PROMPT, params)
     _, other = ask(engine, OTHER, replace(WARM, seed=5))
     for _ in range(3):
-        run_to(engine, heard, len(heard.tokens) + 3)
+        run_to(engine, output, len(output.tokens) + 3)
         engine.preempt(id)
         turn(engine)
     drain(engine)
-    assert heard.reply == alone(llama, PROMPT, params).reply
+    assert output.reply == alone(llama, PROMPT, params).reply
     assert other.reply == alone(llama, OTHER, WARM).reply
 
 
@@ -132,22 +132,22 @@ def test_requests_without_a_seed_get_different_ones(llama: Path) -> None:
 @pytest.mark.parametrize("most", [1, 4, 5])
 def test_max_tokens_below_the_current_length_ends_the_reply(llama: Path, most: int, depth: int) -> None:
     engine = engine_on(llama, depth=depth)
-    id, heard = ask(engine, PROMPT)
-    run_to(engine, heard, 5)
+    id, output = ask(engine, PROMPT)
+    run_to(engine, output, 5)
     engine.update(id, max_tokens=most)
     drain(engine)
-    assert heard.finish is Finish.LENGTH
-    assert heard.tokens == alone(llama, PROMPT).tokens[:5]
+    assert output.finish is Finish.LENGTH
+    assert output.tokens == alone(llama, PROMPT).tokens[:5]
 
 
 @DEPTHS
 def test_max_tokens_may_be_raised_midway(llama: Path, depth: int) -> None:
     engine = engine_on(llama, depth=depth)
-    id, heard = ask(engine, PROMPT, replace(GREEDY, max_tokens=6))
-    run_to(engine, heard, 5)  # at depth 1 the last one is in flight by now
+    id, output = ask(engine, PROMPT, replace(GREEDY, max_tokens=6))
+    run_to(engine, output, 5)  # at depth 1 the last one is in flight by now
     engine.update(id, max_tokens=24)
     drain(engine)
-    assert heard.reply == alone(llama, PROMPT).reply
+    assert output.reply == alone(llama, PROMPT).reply
 
 
 @DEPTHS
@@ -156,13 +156,13 @@ def test_the_only_request_may_be_preempted(llama: Path, preemption: str, depth: 
     engine = engine_on(llama, depth=depth, preemption=preemption, host_blocks=8)
     broken: list[object] = []
     engine.bus.subscribe(lambda event: broken.append(event) if event.kind == "stepbroke" else None)
-    id, heard = ask(engine, PROMPT)
-    run_to(engine, heard, 3)
+    id, output = ask(engine, PROMPT)
+    run_to(engine, output, 3)
     for _ in range(3):
         engine.preempt(id)
         assert engine.step()  # there is work, so the engine does not sleep
     drain(engine)
-    assert heard.reply == alone(llama, PROMPT).reply
+    assert output.reply == alone(llama, PROMPT).reply
     assert not broken
 
 
@@ -170,45 +170,45 @@ def test_the_only_request_may_be_preempted(llama: Path, preemption: str, depth: 
 def test_a_single_prompt_may_be_longer_than_a_step(llama: Path, prompt: int) -> None:
     tokens = [1, *(40 + n % 150 for n in range(prompt - 1))]
     engine = engine_on(llama, max_step_tokens=8)
-    _, heard = ask(engine, tokens)
+    _, output = ask(engine, tokens)
     drain(engine)
-    assert heard.reply == alone(llama, tokens).reply
+    assert output.reply == alone(llama, tokens).reply
 
 
 def test_held_text_keeps_its_order_when_stop_and_min_tokens_change(llama: Path) -> None:
     """Text held back for one stop string is sent before the text that follows it."""
     engine = engine_on(llama)
     only_a = replace(GREEDY, logit_bias={A: 100.0}, stop=("aaab",))
-    id, heard = ask(engine, PROMPT, only_a)
+    id, output = ask(engine, PROMPT, only_a)
     for _ in range(2):
         turn(engine)
-    assert heard.text == ""  # two letters that may begin the stop string
+    assert output.text == ""  # two letters that may begin the stop string
     engine.update(id, min_tokens=20, logit_bias={B: 100.0}, stop=("zz",))
     for _ in range(2):
         turn(engine)
-    assert heard.text == "aabb"
+    assert output.text == "aabb"
     drain(engine)
-    assert heard.text == "aa" + "b" * 22
+    assert output.text == "aa" + "b" * 22
 
 
 def test_text_held_for_an_old_stop_string_is_matched_with_a_new_one(llama: Path) -> None:
     engine = engine_on(llama)
-    id, heard = ask(engine, PROMPT, replace(GREEDY, logit_bias={A: 100.0}, stop=("aaab",)))
+    id, output = ask(engine, PROMPT, replace(GREEDY, logit_bias={A: 100.0}, stop=("aaab",)))
     for _ in range(2):
         turn(engine)
     engine.update(id, stop=("aaa",))
     drain(engine)
-    assert (heard.text, heard.finish, len(heard.tokens)) == ("", Finish.STOP, 3)
+    assert (output.text, output.finish, len(output.tokens)) == ("", Finish.STOP, 3)
 
 
 @DEPTHS
 def test_no_token_is_kept_after_a_stop_found_one_step_late(llama: Path, depth: int) -> None:
     engine = engine_on(llama, depth=depth)
     ends = replace(GREEDY, logit_bias={EOS: 100.0}, min_tokens=5, ignore_eos=False)
-    _, heard = ask(engine, PROMPT, ends)
+    _, output = ask(engine, PROMPT, ends)
     _, other = ask(engine, OTHER)
     drain(engine)
-    assert heard.finish is Finish.STOP
-    assert (len(heard.tokens), heard.tokens[-1]) == (6, EOS)
-    assert EOS not in heard.tokens[:5]
+    assert output.finish is Finish.STOP
+    assert (len(output.tokens), output.tokens[-1]) == (6, EOS)
+    assert EOS not in output.tokens[:5]
     assert other.reply == alone(llama, OTHER).reply

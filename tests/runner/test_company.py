@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.api.params import FIELDS, Grammar, SamplingParams
 from engine.api.request import Finish
 from engine.serving.engine import Engine
-from tests.heard import Heard
+from tests.outputs import Output
 from tests.runner.letters import EOS, byte_tokenizer
 from tests.runner.small import alone, close_to, drain, engine_on, turn
 
@@ -115,23 +115,23 @@ def test_other_requests_do_not_change_a_reply(llama: Path, work: Workload) -> No
 
 
 def assert_nothing_changes(engine: Engine, llama: Path, work: Workload) -> None:
-    replies: list[tuple[Job, Heard]] = []
-    forks: list[tuple[Job, Heard, str, int]] = []  # with the text and the length of the parent at the fork
+    replies: list[tuple[Job, Output]] = []
+    forks: list[tuple[Job, Output, str, int]] = []  # with the text and the length of the parent at the fork
     ids: dict[int, Job] = {}
     updated: set[Job] = set()  # other tests check the tokens after an update
     for step in range(8 + 13):
         for job in work.jobs:
             if job.at == step:
-                replies.append((job, heard := Heard()))
-                ids[engine.submit(job.prompt, job.params, heard)] = job
+                replies.append((job, output := Output()))
+                ids[engine.submit(job.prompt, job.params, output)] = job
         for id, job in ids.items():
             if (request := engine.scheduler.requests.get(id)) is None:
                 continue
             if step - job.at == job.preempt_after:
                 engine.preempt(id)
             if step - job.at == job.fork_after:
-                parent = next(heard for mine, heard in replies if mine is job)
-                forks.append((job, branch := Heard(), parent.text, request.generated))
+                parent = next(output for mine, output in replies if mine is job)
+                forks.append((job, branch := Output(), parent.text, request.generated))
                 engine.fork(id, branch)
             if step - job.at == job.update_after:
                 updated.add(job)
@@ -141,22 +141,22 @@ def assert_nothing_changes(engine: Engine, llama: Path, work: Workload) -> None:
         turn(engine)
     drain(engine)
 
-    assert all(heard.finish for _, heard, *_ in (*replies, *forks))
-    for job, heard in replies:
+    assert all(output.finish for _, output, *_ in (*replies, *forks))
+    for job, output in replies:
         if job in updated:
             continue
         expected = alone(llama, job.prompt, job.params)
-        if heard.finish is Finish.ABORTED:
+        if output.finish is Finish.ABORTED:
             assert job.abort_after is not None
-            assert heard.tokens == expected.tokens[: len(heard.tokens)]
-            assert heard.text == engine.tokenizer.decode(heard.tokens, after=job.prompt)
+            assert output.tokens == expected.tokens[: len(output.tokens)]
+            assert output.text == engine.tokenizer.decode(output.tokens, after=job.prompt)
         else:
-            assert heard.reply == expected.reply
-        assert close_to(heard.logprobs, expected.logprobs[: len(heard.logprobs)])
-    for job, heard, parent, count in forks:  # the same seed: a fork samples the same tokens as its parent
+            assert output.reply == expected.reply
+        assert close_to(output.logprobs, expected.logprobs[: len(output.logprobs)])
+    for job, output, parent, count in forks:  # the same seed: a fork samples the same tokens as its parent
         if job in updated:
             continue
         expected = alone(llama, job.prompt, job.params)
-        assert (heard.tokens, heard.finish) == (expected.tokens[count:], expected.finish)
-        assert parent + heard.text == expected.text
-        assert close_to(heard.logprobs, expected.logprobs[count:] if expected.logprobs else [])
+        assert (output.tokens, output.finish) == (expected.tokens[count:], expected.finish)
+        assert parent + output.text == expected.text
+        assert close_to(output.logprobs, expected.logprobs[count:] if expected.logprobs else [])

@@ -16,7 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from engine.api.params import SPECULATION, SamplingParams
-from tests.heard import Told
+from tests.outputs import Outputs
 from tests.runner.small import alone, ask, drain, engine_on, turn
 from tests.runner.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.test_speculation import KINDS, LETTERS, always_draft, drafted, speculative
@@ -53,9 +53,9 @@ def test_a_long_reply_with_drafts(drafted: Path, kind: str, depth: int) -> None:
         temperature=0.8, max_tokens=80, ignore_eos=True, seed=3, logit_bias=LETTERS, logprobs=1
     )
     engine = always_draft(engine_on(drafted, device="cuda", depth=depth))
-    _, heard = ask(engine, [1, A, B, A, B], params.changed(speculate=kind))
+    _, output = ask(engine, [1, A, B, A, B], params.changed(speculate=kind))
     drain(engine)
-    assert heard.reply == alone(drafted, [1, A, B, A, B], params).reply
+    assert output.reply == alone(drafted, [1, A, B, A, B], params).reply
     assert engine.scheduler.speculator.total().accepted >= 3
 
 
@@ -68,7 +68,7 @@ def test_several_replies(llama: Path, many: dict[str, int], depth: int) -> None:
     results = []
     for device in ("cpu", "cuda"):
         engine = engine_on(llama, device=device, depth=depth, blocks=40)
-        several, plain = Told(), Told()
+        several, plain = Outputs(), Outputs()
         engine.submit(PROMPT, params, several)
         for _ in range(3):
             turn(engine)
@@ -81,13 +81,13 @@ def test_several_replies(llama: Path, many: dict[str, int], depth: int) -> None:
 def test_graphs_may_be_switched_off_and_on(llama: Path) -> None:
     params = SamplingParams(temperature=0.8, seed=1, max_tokens=60, ignore_eos=True)
     engine = engine_on(llama, device="cuda", depth=1)
-    _, heard = ask(engine, PROMPT, params)
+    _, output = ask(engine, PROMPT, params)
     for turns in range(1000):
         if not engine.busy:
             break
         engine.set_switch("graphs", turns // 7 % 2 == 0)
         turn(engine)
-    assert heard.reply == alone(llama, PROMPT, params).reply
+    assert output.reply == alone(llama, PROMPT, params).reply
 
 
 @pytest.mark.parametrize("graphs", [True, False])
@@ -115,9 +115,9 @@ def test_every_kernel_is_compiled_before_its_first_launch(
         {}, {"top_k": 5}, {"frequency_penalty": 0.5}, {"logit_bias": {41: 4.0}}, {"logprobs": 3}
     )  # fmt: skip
     for length, variant in zip((3, 6, 12, 25, 50), variants, strict=True):
-        _, heard = ask(engine, [1, *range(40, 40 + length)], params.changed(**variant))
+        _, output = ask(engine, [1, *range(40, 40 + length)], params.changed(**variant))
         drain(engine)
-        assert len(heard.tokens) == 4
+        assert len(output.tokens) == 4
     assert len(set(asked[True])) > 5
     assert asked[False] == []
 
@@ -127,9 +127,9 @@ def test_engines_on_two_threads_capture_their_own_graphs(llama: Path) -> None:
 
     def replies_at(depth: int) -> list[list[int]]:
         engine = engine_on(llama, device="cuda", depth=depth)
-        heard = [ask(engine, prompt)[1] for prompt in prompts]
+        outputs = [ask(engine, prompt)[1] for prompt in prompts]
         drain(engine)
-        return [each.reply for each in heard]
+        return [each.reply for each in outputs]
 
     with ThreadPoolExecutor(2) as pool:
         for replies in pool.map(replies_at, (0, 1)):

@@ -166,10 +166,10 @@ def test_rows_of_all_kinds_join_and_leave(llama: Path, depth: int) -> None:
         for kind in kinds
     ]
     engine = with_staging(engine_on(llama, depth=depth, max_running=11))
-    heard = []
+    outputs = []
     for number, params in enumerate(asked):
         prompt = [1, *range(40, 55 + number)]
-        heard.append((prompt, params, ask(engine, prompt, params)[1]))
+        outputs.append((prompt, params, ask(engine, prompt, params)[1]))
         for _ in range(4):
             turn(engine)
     drain(engine)
@@ -178,10 +178,10 @@ def test_rows_of_all_kinds_join_and_leave(llama: Path, depth: int) -> None:
     of_any = {draws for _, draws, _ in steps._recordings}
     assert None not in of_any
     assert all({each[at] for each in of_any} == {True, False} for at in range(4))
-    for prompt, params, found in heard:
-        wanted = alone(llama, prompt, params)
-        assert found.reply == wanted.reply
-        assert len(found.logprobs) == len(wanted.logprobs) and close_to(found.logprobs, wanted.logprobs)
+    for prompt, params, found in outputs:
+        expected = alone(llama, prompt, params)
+        assert found.reply == expected.reply
+        assert len(found.logprobs) == len(expected.logprobs) and close_to(found.logprobs, expected.logprobs)
     runner._tables.apply(engine.scheduler.tables.take_changes())
     mirror, unsent = steps._mirror.numpy().copy(), runner._tables.unsent()
     mirror.reshape(-1)[unsent.cells] = unsent.blocks
@@ -216,12 +216,12 @@ def test_staging_buffers_are_reset_for_each_step() -> None:
 
 def test_recordings_may_be_dropped(llama: Path) -> None:
     engine = with_staging(engine_on(llama))
-    _, heard = ask(engine, PROMPT)
+    _, output = ask(engine, PROMPT)
     for _ in range(5):
         turn(engine)
     engine.runner._steps.forget()
     drain(engine)
-    assert heard.reply == alone(llama, PROMPT).reply
+    assert output.reply == alone(llama, PROMPT).reply
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -240,8 +240,8 @@ def test_staging_stays_consistent_after_a_step_without_memory(
     monkeypatch.setattr(owner, name, sometimes_fail)
     engine = with_staging(engine_on(llama, depth=depth))
     prompts = [[1, *range(40, 40 + length)] for length in (5, 30, 47)]
-    heard = [ask(engine, prompt)[1] for prompt in prompts]
+    outputs = [ask(engine, prompt)[1] for prompt in prompts]
     drain(engine)
     assert next(tries) > 16
-    for prompt, each in zip(prompts, heard, strict=True):
+    for prompt, each in zip(prompts, outputs, strict=True):
         assert each.reply == alone(llama, prompt).reply

@@ -19,7 +19,7 @@ from engine.kv.store import KVStore, bits
 from engine.kv.tiers.host import HostTier
 from engine.serving.engine import Engine
 from engine.start import start
-from tests.heard import Heard, Told
+from tests.outputs import Output, Outputs
 from tests.runner.small import GREEDY, ask, drain, engine_on, turn
 
 PACKED = pytest.mark.parametrize("scheme", ["int8", "fp8"])
@@ -28,10 +28,10 @@ OTHER = [*PROMPT[:32], *range(200, 215)]
 SPEC = LayerSpec(heads=32, kv_heads=8, key_dim=128, value_dim=128, scale=1.0)
 
 
-def reply(engine: Engine, prompt: list[int], **changes: Any) -> Heard:
-    _, heard = ask(engine, prompt, replace(GREEDY, **changes))
+def reply(engine: Engine, prompt: list[int], **changes: Any) -> Output:
+    _, output = ask(engine, prompt, replace(GREEDY, **changes))
     drain(engine)
-    return heard
+    return output
 
 
 @PACKED
@@ -125,7 +125,7 @@ def test_other_requests_do_not_change_a_reply(llama: Path, scheme: str, preempti
         drain(engine)
         assert (one.reply, two.reply) == (alone[0], alone[1])
         hits = engine.scheduler.cached_tokens
-        (again, three), four = ask(engine, PROMPT), Heard()
+        (again, three), four = ask(engine, PROMPT), Output()
         while not three.tokens:
             turn(engine)
         engine.fork(again, four)
@@ -147,8 +147,8 @@ def test_a_compressed_cache_changes_logprobs_slightly(llama: Path, scheme: str) 
 
 
 def test_an_idle_engine_changes_its_kv_scheme(llama: Path) -> None:
-    engine, heard = engine_on(llama), list[Event]()
-    engine.bus.subscribe(heard.append)
+    engine, events = engine_on(llama), list[Event]()
+    engine.bus.subscribe(events.append)
     replies = {each: reply(engine_on(llama, kv_scheme=each), PROMPT).reply for each in KV_SCHEMES}
     for scheme in ("int8", "fp8", "fp8", "none", "int8", "none"):
         engine.set_kv_scheme(scheme)
@@ -156,7 +156,7 @@ def test_an_idle_engine_changes_its_kv_scheme(llama: Path) -> None:
         for _ in range(2):  # the second one uses the prefix cache
             assert reply(engine, PROMPT).reply == replies[scheme]
         assert engine.runner.store.nbytes == engine.snapshot().memory["cache"]
-    assert [each.scheme for each in heard if isinstance(each, Recached)] == [
+    assert [each.scheme for each in events if isinstance(each, Recached)] == [
         "int8",
         "fp8",
         "none",
@@ -167,12 +167,12 @@ def test_an_idle_engine_changes_its_kv_scheme(llama: Path) -> None:
 
 def test_the_scheme_is_not_changed_while_requests_run(llama: Path) -> None:
     engine = engine_on(llama, depth=1)
-    _, heard = ask(engine, PROMPT)
+    _, output = ask(engine, PROMPT)
     turn(engine)
     with pytest.raises(BadInput, match="cannot change the cache while requests are alive: wait for 1"):
         engine.set_kv_scheme("int8")
     drain(engine)
-    assert heard.reply == reply(engine, PROMPT).reply
+    assert output.reply == reply(engine, PROMPT).reply
     with pytest.raises(BadInput, match="unknown KV scheme 'int3'; available: none, int8, fp8"):
         engine.set_kv_scheme("int3")
 
@@ -181,7 +181,7 @@ def test_the_scheme_is_not_changed_while_requests_run(llama: Path) -> None:
 def test_the_error_counts_requests_and_not_their_rows(llama: Path, rows: dict[str, Any]) -> None:
     engine = engine_on(llama, depth=1)
     for _ in range(2):
-        engine.submit(PROMPT, SamplingParams(max_tokens=9, **rows), Told())
+        engine.submit(PROMPT, SamplingParams(max_tokens=9, **rows), Outputs())
     turn(engine)
     turn(engine)
     assert len(engine.scheduler.requests) > 2
@@ -193,8 +193,8 @@ def test_the_scheme_may_change_as_soon_as_the_last_reply_ends(llama: Path) -> No
     """A step launched before that end was found is still in flight."""
     engine = engine_on(llama, depth=1)
     last = reply(engine_on(llama), PROMPT).tokens[5]
-    _, heard = ask(engine, PROMPT, replace(GREEDY, stop_ids=(last,)))
-    while heard.finish is None:
+    _, output = ask(engine, PROMPT, replace(GREEDY, stop_ids=(last,)))
+    while output.finish is None:
         turn(engine)
     assert engine.busy, "no step is in flight"
     engine.set_kv_scheme("int8")

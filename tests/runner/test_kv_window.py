@@ -10,7 +10,7 @@ from engine.api.config import LayerSpec
 from engine.api.errors import BadInput
 from engine.attention import registry
 from engine.attention.torch_backend import TorchAttention
-from tests.heard import Heard
+from tests.outputs import Output
 from tests.runner.small import GREEDY, ask, drain, engine_on, turn
 
 LONG = [1, *(40 + n * 7 % 150 for n in range(169))]
@@ -18,10 +18,10 @@ WINDOW = {"kv_window": 32, "kv_sinks": 4}
 TIGHT = 8  # blocks: 128 tokens, fewer than a request has
 
 
-def reply(engine, prompt, count=40) -> Heard:  # type: ignore[no-untyped-def]
-    _, heard = ask(engine, prompt, replace(GREEDY, max_tokens=count))
+def reply(engine, prompt, count=40) -> Output:  # type: ignore[no-untyped-def]
+    _, output = ask(engine, prompt, replace(GREEDY, max_tokens=count))
     drain(engine)
-    return heard
+    return output
 
 
 @pytest.mark.parametrize("scheme", ["none", "int8"])
@@ -32,14 +32,14 @@ def test_a_request_longer_than_the_cache_gives_the_same_reply(llama: Path, schem
     for changes in variants if scheme == "none" else variants[:1]:
         engine = engine_on(llama, kv_scheme=scheme, blocks=TIGHT, **WINDOW, **changes)
         assert len(LONG) + 40 > TIGHT * 16
-        (id, heard), others = ask(engine, LONG, replace(GREEDY, max_tokens=40)), ask(engine, LONG[:50])
-        while len(heard.tokens) < 5:
+        (id, output), others = ask(engine, LONG, replace(GREEDY, max_tokens=40)), ask(engine, LONG[:50])
+        while len(output.tokens) < 5:
             turn(engine)
         engine.preempt(id)
         drain(engine)
-        assert heard.reply == whole.reply
+        assert output.reply == whole.reply
         assert others[1].finish is not None
-        turns = [*LONG, *heard.tokens, 50, 51]
+        turns = [*LONG, *output.tokens, 50, 51]
         assert (
             reply(engine, turns, 20).tokens
             == reply(engine_on(llama, kv_scheme=scheme, **WINDOW), turns, 20).tokens

@@ -47,9 +47,9 @@ def limit_memory(engine: Engine, fails: Callable[[Tensor], bool]) -> Engine:
 def test_steps_shrink_until_they_fit(llama: Path, most: int, chunked: bool, depth: int) -> None:
     engine = engine_on(llama, depth=depth, chunked_prefill=chunked)
     limit_memory(engine, lambda ids: len(ids) > most)
-    heard = [ask(engine, prompt)[1] for prompt in PROMPTS]
+    outputs = [ask(engine, prompt)[1] for prompt in PROMPTS]
     drain(engine)
-    for prompt, each in zip(PROMPTS, heard, strict=True):
+    for prompt, each in zip(PROMPTS, outputs, strict=True):
         if not chunked and len(prompt) > most:
             assert (each.finish, each.tokens) == (Finish.FAILED, [])
             assert f"no memory for a step of {len(prompt)} tokens: CUDA out of memory" in each.error
@@ -68,27 +68,27 @@ def test_replies_do_not_change(llama: Path, work: Workload, most: int) -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 def test_only_the_request_that_never_fits_fails(llama: Path, depth: int) -> None:
     engine = limit_memory(engine_on(llama, depth=depth), lambda ids: bool((ids == 200).any()))
-    heard = [ask(engine, prompt)[1] for prompt in (PROMPTS[0], [*PROMPTS[1], 200, 7], PROMPTS[2])]
+    outputs = [ask(engine, prompt)[1] for prompt in (PROMPTS[0], [*PROMPTS[1], 200, 7], PROMPTS[2])]
     drain(engine)
-    assert heard[1].finish is Finish.FAILED
-    assert "no memory for a step of 1 tokens" in heard[1].error
+    assert outputs[1].finish is Finish.FAILED
+    assert "no memory for a step of 1 tokens" in outputs[1].error
     for at in (0, 2):
-        assert heard[at].reply == alone(llama, PROMPTS[at]).reply
+        assert outputs[at].reply == alone(llama, PROMPTS[at]).reply
 
 
 def test_a_retry_uses_the_memory_reserve(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries, given_back = itertools.count(), []
     engine = limit_memory(engine_on(llama), lambda ids: next(tries) == 3)
     monkeypatch.setattr(engine.runner, "_give_back_reserve", lambda: given_back.append(True))
-    heard = ask(engine, PROMPTS[0])[1]
+    output = ask(engine, PROMPTS[0])[1]
     drain(engine)
-    assert heard.reply == alone(llama, PROMPTS[0]).reply
+    assert output.reply == alone(llama, PROMPTS[0]).reply
     assert len(given_back) == 1
     assert engine.scheduler.preemptions == 0
 
 
 def test_steps_grow_again_after_enough_successes(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_settings, "EASED", 4)
+    monkeypatch.setattr(scheduler_settings, "SMALL_STEPS", 4)
     engine, least = engine_on(llama), []
     full = engine.scheduler.rules.step_tokens
     tight = [True]
@@ -114,7 +114,7 @@ def test_a_real_gpu_without_room(tmp_path: Path) -> None:
         engine = start(
             EngineConfig(model=str(tmp_path), device="cuda", dummy_weights=True, blocks=1200, seed=0)
         )
-        heard = [ask(engine, [1, 2, 3], replace(GREEDY, max_tokens=40))[1]]
+        outputs = [ask(engine, [1, 2, 3], replace(GREEDY, max_tokens=40))[1]]
         for _ in range(10):
             turn(engine)
         torch.cuda.synchronize()
@@ -123,11 +123,11 @@ def test_a_real_gpu_without_room(tmp_path: Path) -> None:
         if spare is not None:
             torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + spare) / total)
         try:
-            heard += [ask(engine, [*range(3, 90)] * 46, SamplingParams(temperature=0.0, max_tokens=9))[1]]
+            outputs += [ask(engine, [*range(3, 90)] * 46, SamplingParams(temperature=0.0, max_tokens=9))[1]]
             drain(engine)
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
-        assert all(each.finish is Finish.LENGTH for each in heard), [each.error for each in heard]
+        assert all(each.finish is Finish.LENGTH for each in outputs), [each.error for each in outputs]
         assert (engine.scheduler.rules.step_tokens < 4000) is (spare is not None)
-        results.append([each.tokens for each in heard])
+        results.append([each.tokens for each in outputs])
     assert results[0] == results[1]

@@ -15,7 +15,7 @@ from engine.execution.results import SampledTokens
 from engine.execution.runner import ModelRunner
 from engine.execution.sampling_state import SamplingState
 from engine.serving.engine import Engine
-from tests.heard import Told
+from tests.outputs import Outputs
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 
 PROMPT = [1, *range(60, 100)]
@@ -74,9 +74,9 @@ def with_stage(engine: Engine) -> tuple[Engine, Any]:
 def test_the_first_step_of_each_kind_is_rehearsed(llama: Path, staged: tuple[Engine, Stage]) -> None:
     engine, stage = staged
     for length in (5, 7, 41):
-        _, heard = ask(engine, PROMPT[:length])
+        _, output = ask(engine, PROMPT[:length])
         drain(engine)
-        assert heard.reply == alone(llama, PROMPT[:length]).reply
+        assert output.reply == alone(llama, PROMPT[:length]).reply
     assert stage.rehearsed == [5, 1, 41]  # 7 tokens are like 5: kinds are powers of two
     assert stage.forwards.count(1) == 3 * (GREEDY.max_tokens - 1)
     engine.runner.products_changed(recordable=True)
@@ -87,16 +87,16 @@ def test_the_first_step_of_each_kind_is_rehearsed(llama: Path, staged: tuple[Eng
 
 def test_chunks_of_a_prompt_sample_no_token(llama: Path) -> None:
     engine, stage = with_stage(engine_on(llama, prefix_cache=False, max_step_tokens=16))
-    _, heard = ask(engine, PROMPT)
+    _, output = ask(engine, PROMPT)
     drain(engine)
-    assert heard.reply == alone(llama, PROMPT).reply
+    assert output.reply == alone(llama, PROMPT).reply
     assert stage.rehearsed == [16, 9, 1]
 
 
 def test_rows_for_the_sampler_are_sampled_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beams are chosen from the logits after the kernels, and that is not rehearsed."""
     params, drawn = replace(GREEDY, beams=3, n=3, max_tokens=8), SamplingState.by_sampler
-    recorded: list[Told] = []
+    recorded: list[Outputs] = []
     rows: list[list[int]] = []  # the rows of each call of the sampler
 
     def counted(drawing: SamplingState, logits: Tensor, *given: Any, **named: Any) -> SampledTokens:
@@ -106,7 +106,7 @@ def test_rows_for_the_sampler_are_sampled_once(llama: Path, monkeypatch: pytest.
     monkeypatch.setattr(SamplingState, "by_sampler", counted)
     plain, (engine, stage) = engine_on(llama), with_stage(engine_on(llama))
     for each in (plain, engine):
-        recorded.append(Told())
+        recorded.append(Outputs())
         rows.append([])
         each.submit(PROMPT, params, recorded[-1])
         drain(each)
@@ -120,14 +120,14 @@ def test_a_kernel_that_does_not_compile_fails_only_its_step(
 ) -> None:
     engine, stage = staged
     stage.problem = "ptxas is not there"
-    _, heard = ask(engine, PROMPT)
+    _, output = ask(engine, PROMPT)
     drain(engine)
-    assert "ptxas is not there" in heard.error
+    assert "ptxas is not there" in output.error
     assert stage.forwards == []
     stage.problem = ""
-    _, heard = ask(engine, PROMPT)
+    _, output = ask(engine, PROMPT)
     drain(engine)
-    assert heard.reply == alone(llama, PROMPT).reply
+    assert output.reply == alone(llama, PROMPT).reply
 
 
 PARAMS_OF_KERNEL: dict[str, dict[str, Any]] = {
@@ -168,9 +168,9 @@ def test_a_rehearsal_changes_no_state(llama: Path, monkeypatch: pytest.MonkeyPat
     ask(engine, PROMPT[:7])
     drain(engine)
     runner._stage = Rehearsing(runner.model, runner.store, TritonAttention())  # type: ignore[arg-type]
-    _, heard = ask(engine, PROMPT, replace(GREEDY, **PARAMS_OF_KERNEL[kernel]))
+    _, output = ask(engine, PROMPT, replace(GREEDY, **PARAMS_OF_KERNEL[kernel]))
     drain(engine)
-    assert "nothing has changed" in heard.error
+    assert "nothing has changed" in output.error
     assert {"_rope_and_cache", "_attend", "_pick", kernel} <= set(asked)
 
 

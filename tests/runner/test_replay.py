@@ -16,7 +16,7 @@ from engine.api.events import Delta, Transferred
 from engine.api.params import SPECULATION, Grammar, SamplingParams
 from engine.execution.runner import ModelRunner
 from engine.serving.replay import Replayed, replay
-from tests.heard import Heard
+from tests.outputs import Output
 from tests.runner.small import GREEDY, ask, drain, engine_on, make, turn
 from tests.runner.test_speculation import LETTERS, always_draft, drafted
 
@@ -55,29 +55,29 @@ def test_every_kind_of_row(drafted: Path, tmp_path: Path, depth: int) -> None:
     launch = engine.runner.launch
     engine.runner.launch = lambda step: seen.append(step) or launch(step)  # type: ignore[method-assign]
 
-    heard = [ask(engine, [*PROMPT, 80 + n], replace(WARM, seed=n))[1] for n in range(3)]
+    outputs = [ask(engine, [*PROMPT, 80 + n], replace(WARM, seed=n))[1] for n in range(3)]
     id, _ = ask(engine, PROMPT, replace(WARM, seed=7, frequency_penalty=0.4, repetition_penalty=1.2))
     for _ in range(12):
         turn(engine)
     engine.update(id, temperature=0.3, frequency_penalty=1.0, logit_bias={41: 3.0})
     turn(engine)
-    engine.fork(id, forked := Heard(), replace(WARM, seed=8, presence_penalty=0.5))
+    engine.fork(id, forked := Output(), replace(WARM, seed=8, presence_penalty=0.5))
     turn(engine)
     engine.preempt(id)
     turn(engine)
     drain(engine)
     for kind in SPECULATION:
         params = WARM.changed(speculate=kind, logit_bias=LETTERS, presence_penalty=0.2, max_tokens=40)
-        heard += [ask(engine, [*PROMPT[:9], 90 + n], replace(params, seed=n))[1] for n in range(2)]
+        outputs += [ask(engine, [*PROMPT[:9], 90 + n], replace(params, seed=n))[1] for n in range(2)]
         drain(engine)
-    heard.append(ask(engine, PROMPT, replace(WARM, grammar=Grammar("regex", "[ab]+")))[1])
+    outputs.append(ask(engine, PROMPT, replace(WARM, grammar=Grammar("regex", "[ab]+")))[1])
     several: list[Delta] = []
     engine.submit(PROMPT[:12], GREEDY.changed(beams=3, n=2), several.append)
     engine.submit(PROMPT[:20], WARM.changed(n=3, seed=1), several.append)
     drain(engine)
     engine.stop_recording()
 
-    assert forked.finish and not [each.error for each in (*heard, *several) if each.error]
+    assert forked.finish and not [each.error for each in (*outputs, *several) if each.error]
     assert {each.load for each in moved} == {False, True} and not [each.error for each in moved if each.error]
     assert any(step.copies for step in seen) and any(step.guided for step in seen)
     assert {each.kind for step in seen for each in step.drafts.values()} == set(SPECULATION)
@@ -101,7 +101,7 @@ def test_steps_that_fail_and_run_out_of_memory(llama: Path, tmp_path: Path, dept
     def fails(batch: Any) -> torch.Tensor:
         match next(calls):
             case 5:
-                raise RuntimeError("told to fail")
+                raise RuntimeError("simulated failure")
             case 9 | 10:
                 raise torch.OutOfMemoryError("no memory")
         return forward(batch)
@@ -110,13 +110,13 @@ def test_steps_that_fail_and_run_out_of_memory(llama: Path, tmp_path: Path, dept
     path = tmp_path / "recording"
     engine.record(path)
     params = WARM.changed(frequency_penalty=0.5)
-    heard = [ask(engine, PROMPT[: 9 + n], replace(params, seed=n))[1] for n in range(3)]
+    outputs = [ask(engine, PROMPT[: 9 + n], replace(params, seed=n))[1] for n in range(3)]
     for _ in range(7):
         turn(engine)
-    heard += [ask(engine, PROMPT[: 19 + n], replace(params, seed=n))[1] for n in range(3)]
+    outputs += [ask(engine, PROMPT[: 19 + n], replace(params, seed=n))[1] for n in range(3)]
     drain(engine)
     engine.stop_recording()
-    assert {bool(each.error) for each in heard} == {True, False}
+    assert {bool(each.error) for each in outputs} == {True, False}
     assert_same(replayed(path, llama))
 
 
@@ -128,7 +128,7 @@ def test_weights_and_switches_that_change(llama: Path, tmp_path: Path) -> None:
     engine = engine_on(folder, **CONFIG)
     path = tmp_path / "recording"
     engine.record(path)
-    heard = [ask(engine, PROMPT, replace(WARM, seed=n))[1] for n in range(3)]
+    outputs = [ask(engine, PROMPT, replace(WARM, seed=n))[1] for n in range(3)]
     for scheme in ("int8", "none"):
         for _ in range(6):
             turn(engine)
@@ -137,10 +137,10 @@ def test_weights_and_switches_that_change(llama: Path, tmp_path: Path) -> None:
             turn(engine)
     drain(engine)
     engine.set_kv_scheme("int8")
-    heard.append(ask(engine, PROMPT, WARM)[1])
+    outputs.append(ask(engine, PROMPT, WARM)[1])
     drain(engine)
     engine.stop_recording()
-    assert not [each.error for each in heard if each.error]
+    assert not [each.error for each in outputs if each.error]
     assert b"ReplaceLayer" in path.read_bytes() and b"Recache" in path.read_bytes()
     assert_same(replayed(path, folder))
 

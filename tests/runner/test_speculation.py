@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.api.errors import BadInput, BadParams
 from engine.api.params import SPECULATION, SamplingParams
 from engine.serving.engine import Engine
-from tests.heard import Heard
+from tests.outputs import Output
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 from tests.runner.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
 from tests.speculation.test_company import FreeDrafts
@@ -72,13 +72,13 @@ def test_a_long_reply(drafted: Path, kind: str, temperature: float, depth: int) 
         temperature=temperature, max_tokens=80, ignore_eos=True, seed=3, logit_bias=LETTERS, logprobs=1
     )
     engine = always_draft(engine_on(drafted, depth=depth))
-    heard = Heard()
-    engine.submit([1, A, B, A, B], params.changed(speculate=kind), heard)
+    outputs = Output()
+    engine.submit([1, A, B, A, B], params.changed(speculate=kind), outputs)
     drain(engine)
     expected = alone(drafted, [1, A, B, A, B], params)
-    assert heard.reply == expected.reply
-    assert [each.token for each in heard.logprobs] == expected.tokens
-    assert [each.logprob for each in heard.logprobs] == [each.logprob for each in expected.logprobs]
+    assert outputs.reply == expected.reply
+    assert [each.token for each in outputs.logprobs] == expected.tokens
+    assert [each.logprob for each in outputs.logprobs] == [each.logprob for each in expected.logprobs]
     total = engine.scheduler.speculator.total()
     assert total.accepted >= 3, f"drafts of this text are often right: {total}"
 
@@ -96,11 +96,11 @@ def test_penalties_see_the_drafts_before_a_token(drafted: Path, kind: str) -> No
         repetition_penalty=1.02,
     )
     engine = always_draft(engine_on(drafted))
-    _, heard = ask(engine, [1, A, B, A, B], params.changed(speculate=kind))
+    _, output = ask(engine, [1, A, B, A, B], params.changed(speculate=kind))
     drain(engine)
     total = engine.scheduler.speculator.total()
     assert total.accepted >= 3, f"drafts of this text are often right: {total}"
-    assert heard.reply == alone(drafted, [1, A, B, A, B], params).reply
+    assert output.reply == alone(drafted, [1, A, B, A, B], params).reply
 
 
 def test_speculation_without_its_model_is_refused_by_name(llama: Path) -> None:

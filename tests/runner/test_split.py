@@ -27,16 +27,16 @@ def test_attention_products_and_sampling_are_timed_separately(llama: Path) -> No
     assert engine.snapshot().split is None and clocks(engine) == 0, "timed without a request for it"
     engine.runner.speeds()
     began = time.perf_counter()
-    _, heard = ask(engine, PROMPT, WARM)
+    _, output = ask(engine, PROMPT, WARM)
     drain(engine)
     longest = time.perf_counter() - began
     found = engine.snapshot().split
     assert found is not None and all(seconds > 0 for seconds in found)
     assert sum(found) < longest
-    assert clocks(engine) > 0 and len(heard.tokens) == 24
+    assert clocks(engine) > 0 and len(output.tokens) == 24
     engine.runner.apply(UseGraphs(None))
     assert clocks(engine) == 0, "the model is not restored before a change"
-    assert heard.tokens == alone(llama, PROMPT, WARM).tokens
+    assert output.tokens == alone(llama, PROMPT, WARM).tokens
 
 
 def test_each_clock_measures_its_own_part(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 from engine.api.params import SamplingParams
 from engine.api.request import Phase
 from engine.serving.engine import Engine
-from tests.heard import Heard
+from tests.outputs import Output
 from tests.runner.small import FAMILIES, GREEDY, alone, ask, drain, engine_on, turn
 
 PROMPT = [1, *range(40, 77)]  # 38 tokens: two full blocks and a part of a third
@@ -26,20 +26,20 @@ def generate(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     return whole[0, len(prompt) :].tolist()
 
 
-def assert_as_in_transformers(model: Any, prompt: Sequence[int], heard: Heard) -> None:
+def assert_as_in_transformers(model: Any, prompt: Sequence[int], outputs: Output) -> None:
     """Check that each token is the likeliest one and the 20 likeliest have transformers' values."""
     with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *heard.tokens]])).logits[0, len(prompt) - 1 : -1]
+        logits = model(torch.tensor([[*prompt, *outputs.tokens]])).logits[0, len(prompt) - 1 : -1]
     values = logits.log_softmax(-1)
     top = values.topk(20)
-    assert heard.tokens == top.indices[:, 0].tolist()
-    found = torch.tensor([[value for _, value in each.top] for each in heard.logprobs])
+    assert outputs.tokens == top.indices[:, 0].tolist()
+    found = torch.tensor([[value for _, value in each.top] for each in outputs.logprobs])
     torch.testing.assert_close(found, top.values, atol=1e-4, rtol=0)
-    ids = torch.tensor([[token for token, _ in each.top] for each in heard.logprobs])
+    ids = torch.tensor([[token for token, _ in each.top] for each in outputs.logprobs])
     torch.testing.assert_close(values.gather(1, ids), found, atol=1e-4, rtol=0)
-    chosen = torch.tensor([each.logprob for each in heard.logprobs])
+    chosen = torch.tensor([each.logprob for each in outputs.logprobs])
     torch.testing.assert_close(chosen, top.values[:, 0], atol=1e-4, rtol=0)
-    assert [each.rank for each in heard.logprobs] == [1] * len(heard.tokens)
+    assert [each.rank for each in outputs.logprobs] == [1] * len(outputs.tokens)
 
 
 @pytest.mark.parametrize(
@@ -49,31 +49,31 @@ def test_greedy_text_is_that_of_generate(
     checkpoint: Callable[[str], tuple[Path, Any]], name: str, count: int
 ) -> None:
     folder, theirs = checkpoint(name)
-    heard = alone(folder, PROMPT, replace(GREEDY, max_tokens=count))
-    assert heard.tokens == generate(theirs, PROMPT, count)
+    output = alone(folder, PROMPT, replace(GREEDY, max_tokens=count))
+    assert output.tokens == generate(theirs, PROMPT, count)
 
 
 # The ways to run a request. Each takes an engine and returns the recorded reply to PROMPT.
 
 
-def run_alone(engine: Engine) -> Heard:
-    _, heard = ask(engine, PROMPT, ASKED)
+def run_alone(engine: Engine) -> Output:
+    _, output = ask(engine, PROMPT, ASKED)
     drain(engine)
-    return heard
+    return output
 
 
-def beside_others(engine: Engine) -> Heard:
+def beside_others(engine: Engine) -> Output:
     for prompt in OTHERS:
         ask(engine, prompt)
     turn(engine)
-    _, heard = ask(engine, PROMPT, ASKED)
+    _, output = ask(engine, PROMPT, ASKED)
     ask(engine, OTHERS[0])
     drain(engine)
-    return heard
+    return output
 
 
-def preempted(engine: Engine) -> Heard:
-    id, heard = ask(engine, PROMPT, ASKED)
+def preempted(engine: Engine) -> Output:
+    id, output = ask(engine, PROMPT, ASKED)
     for _ in range(9):
         turn(engine)
     engine.preempt(id)
@@ -81,32 +81,32 @@ def preempted(engine: Engine) -> Heard:
     swaps = engine.scheduler.rules.preemption == "swap"
     assert engine.scheduler.requests[id].phase is (Phase.SWAPPED if swaps else Phase.PREEMPTED)
     drain(engine)
-    return heard
+    return output
 
 
-def from_the_prefix_cache(engine: Engine) -> Heard:
+def from_the_prefix_cache(engine: Engine) -> Output:
     ask(engine, PROMPT)
     drain(engine)
-    id, heard = ask(engine, PROMPT, ASKED)
+    id, output = ask(engine, PROMPT, ASKED)
     turn(engine)
     assert engine.scheduler.requests[id].cached_tokens == 32
     drain(engine)
-    return heard
+    return output
 
 
-def forked(engine: Engine) -> Heard:
-    id, heard = ask(engine, PROMPT, ASKED)
+def forked(engine: Engine) -> Output:
+    id, output = ask(engine, PROMPT, ASKED)
     for _ in range(9):
         turn(engine)
-    count, child = len(heard.tokens), Heard()
+    count, child = len(output.tokens), Output()
     engine.fork(id, child)
     drain(engine)
-    whole = Heard(heard.tokens[:count] + child.tokens, logprobs=heard.logprobs[:count] + child.logprobs)
-    assert whole.tokens == heard.tokens
+    whole = Output(output.tokens[:count] + child.tokens, logprobs=output.logprobs[:count] + child.logprobs)
+    assert whole.tokens == output.tokens
     return whole
 
 
-WAYS: dict[str, tuple[Callable[[Engine], Heard], dict[str, Any]]] = {
+WAYS: dict[str, tuple[Callable[[Engine], Output], dict[str, Any]]] = {
     "alone": (run_alone, {}),
     "batched": (beside_others, {}),
     "chunked": (beside_others, {"max_step_tokens": 8}),
@@ -129,15 +129,15 @@ def test_logits_are_those_of_transformers(
 ) -> None:
     folder, theirs = checkpoint(name)
     run, config = WAYS[way]
-    heard = run(engine_on(folder, depth=depth, **config))
-    assert len(heard.tokens) == ASKED.max_tokens
-    assert_as_in_transformers(theirs, PROMPT, heard)
+    output = run(engine_on(folder, depth=depth, **config))
+    assert len(output.tokens) == ASKED.max_tokens
+    assert_as_in_transformers(theirs, PROMPT, output)
 
 
 def test_a_trained_model_writes_the_expected_text(shared: Path) -> None:
     folder = shared / "models" / "stories260K"
     engine = engine_on(folder)
     prompt = engine.tokenizer.encode_raw("")
-    _, heard = ask(engine, prompt, SamplingParams(temperature=0.0, max_tokens=200))
+    _, output = ask(engine, prompt, SamplingParams(temperature=0.0, max_tokens=200))
     drain(engine)
-    assert heard.text == (folder / "KARPATHY_EXPECTED_GREEDY.txt").read_text()
+    assert output.text == (folder / "KARPATHY_EXPECTED_GREEDY.txt").read_text()

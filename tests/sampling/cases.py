@@ -49,12 +49,12 @@ def oracle_chances(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     if 0 < params.top_k < len(scores):
         scores = np.where(scores >= np.sort(scores)[-params.top_k], scores, -np.inf)
     chances = np.exp(scores) / np.exp(scores).sum()
-    likeliest = chances.max()
+    highest = chances.max()
     before = 0.0
     for token in np.argsort(-chances, kind="stable"):
         more = chances[token]
         if before >= params.top_p:
             chances[token] = 0.0
         before += more
-    chances[chances < params.min_p * likeliest] = 0.0
+    chances[chances < params.min_p * highest] = 0.0
     return chances / chances.sum()

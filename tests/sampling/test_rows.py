@@ -14,7 +14,7 @@ from tests.sampling.cases import CPU, make_rows
 
 VOCAB = 30
 PLAIN = SamplingParams(temperature=0.0)
-PENALISED = PLAIN.changed(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2)
+PENALIZED = PLAIN.changed(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2)
 LOGITS = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
 
 
@@ -42,26 +42,26 @@ def test_counting_incrementally_equals_counting_from_scratch(
     prompt: list[int], reply: list[int], cut: int, pending: bool
 ) -> None:
     """Penalties may be set after any number of tokens, with the last one pending or on the host."""
-    wanted = make_rows([PENALISED], VOCAB, tokens=[prompt + reply], prompt_len=3)
+    expected = make_rows([PENALIZED], VOCAB, tokens=[prompt + reply], prompt_len=3)
     rows = SamplingRows(2, VOCAB, CPU)
     set_slot(rows, 0, PLAIN, prompt)
     cut = min(cut, len(reply))
     for token in reply[:cut]:
         rows.note([0], torch.tensor([token]))
     if pending and cut:
-        set_slot(rows, 0, PENALISED, prompt + reply[: cut - 1], torch.tensor(reply[cut - 1 : cut]))
+        set_slot(rows, 0, PENALIZED, prompt + reply[: cut - 1], torch.tensor(reply[cut - 1 : cut]))
     else:
-        set_slot(rows, 0, PENALISED, prompt + reply[:cut])
+        set_slot(rows, 0, PENALIZED, prompt + reply[:cut])
     for token in reply[cut:]:
         rows.note([1, 0], torch.tensor([29 - token, token]))
-    assert scores(rows, 0) == scores(wanted, 0)
+    assert scores(rows, 0) == scores(expected, 0)
 
 
 def test_setting_a_slot_twice_changes_nothing() -> None:
     rows = SamplingRows(1, VOCAB, CPU)
-    set_slot(rows, 0, PENALISED, [1, 2, 3, 4, 4])
+    set_slot(rows, 0, PENALIZED, [1, 2, 3, 4, 4])
     once = scores(rows, 0)
-    set_slot(rows, 0, PENALISED, [1, 2, 3, 4, 4])
+    set_slot(rows, 0, PENALIZED, [1, 2, 3, 4, 4])
     assert scores(rows, 0) == once
 
 
@@ -74,7 +74,7 @@ def test_a_slot_keeps_nothing_of_its_last_request() -> None:
     rows.view([0], [0])
     rows.clear(0)
     for each in (rows, fresh):
-        set_slot(each, 0, PENALISED, [7, 8, 9])
+        set_slot(each, 0, PENALIZED, [7, 8, 9])
     assert scores(rows, 0) == scores(fresh, 0)
     set_slot(rows, 0, PLAIN, [7, 8, 9])
     got = sample(LOGITS, rows.view([0], [0]))
@@ -89,7 +89,7 @@ def test_changes_of_another_row_do_not_change_a_row() -> None:
     set_slot(rows, 0, params, [1, 2, 3])
     logits = LOGITS.expand(2, -1)
     drawn = []
-    for other in (PLAIN, PENALISED, params.changed(top_p=0.2), SamplingParams(logit_bias={1: 5.0})):
+    for other in (PLAIN, PENALIZED, params.changed(top_p=0.2), SamplingParams(logit_bias={1: 5.0})):
         set_slot(rows, 1, other, [4, 5, 6, 7])
         drawn.append([sample(logits, rows.view([0, 1], [index, 3])).ids[0].item() for index in range(20)])
     assert drawn[0] == drawn[1] == drawn[2] == drawn[3]
@@ -109,7 +109,7 @@ def test_counts_saturate_at_the_limit_of_int16() -> None:
     seen.start(0, [], [2] * 40_000, torch.tensor([2]))
     seen.add(torch.tensor([0]), torch.tensor([2]))
     strengths = torch.ones(1, 1), torch.zeros(1, 1), torch.ones(1, 1)
-    got = seen.penalise(torch.zeros(1, 4), torch.tensor([0]), *strengths)
+    got = seen.penalize(torch.zeros(1, 4), torch.tensor([0]), *strengths)
     assert got.tolist() == [[0, 0, -32767, 0]]
 
 

@@ -21,7 +21,7 @@ from engine.api.params import SamplingParams
 from engine.host.protocol import EngineHost
 from engine.host.thread import EngineThread
 from engine.server.config import ServerConfig
-from engine.server.dry import DryRunner, Script, babble, dry_engine
+from engine.server.dry import DryRunner, Script, dry_engine, random_words
 from engine.server.http.listen import Server, server, tcp_socket
 from engine.server.state import ServerState
 from engine.serving.engine import Engine
@@ -155,7 +155,7 @@ def expected() -> Iterator[Callable[..., str]]:
     """Return a function that gives the fake model's reply to a message."""
     folder = Path(__file__).parents[2] / "engine" / "pocket"
     tokenizer = Tokenizer.load(folder)
-    script = babble(tokenizer)
+    script = random_words(tokenizer)
 
     with ChatFormat(tokenizer) as chat:
 

@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from engine.api.wire import decode_delta, decode_snapshot
-from engine.server.http.protocol import PatientWebSocket
+from engine.server.http.protocol import LenientWebSocket
 from engine.server.native import replies
 from tests.server.conftest import KEY, MODEL, Served, becomes, dry, serving, user
 from tests.server.test_events import notes
@@ -265,7 +265,7 @@ class TestWebSocket:
 
     def test_sending_after_a_broken_frame_raises_disconnected(self) -> None:
         """uvicorn has sent its close frame and the socket is about to close, as if the client had left."""
-        protocol = object.__new__(PatientWebSocket)
+        protocol = object.__new__(LenientWebSocket)
         protocol.handshake_complete = protocol.close_sent = True
         with pytest.raises(ClientDisconnected):
             asyncio.run(protocol.send({"type": "websocket.send", "text": "so"}))

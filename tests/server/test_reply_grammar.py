@@ -44,7 +44,7 @@ def calls(
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted", "thinking", "good", "bad"),
+    ("text", "expected", "thinking", "good", "bad"),
     [
         (None, calls(), False, [ONE, f"{ONE}\n{OTHER}"], [ODD, f"Hi {ONE}", f"{ONE} so", ""]),
         (None, calls(many=False), False, [ONE, OTHER], [f"{ONE}\n{ONE}"]),
@@ -67,9 +67,9 @@ def calls(
     ],
 )
 def test_accepted_replies(
-    text: Grammar | None, wanted: ToolCallRules | None, thinking: bool, good: list[str], bad: list[str]
+    text: Grammar | None, expected: ToolCallRules | None, thinking: bool, good: list[str], bad: list[str]
 ) -> None:
-    grammar = reply_grammar(text, wanted, thinking=thinking)
+    grammar = reply_grammar(text, expected, thinking=thinking)
     assert [each for each in good if not accepts(grammar, each)] == []
     assert [each for each in bad if accepts(grammar, each)] == []
 

@@ -18,9 +18,9 @@ def rows() -> Iterator[str]:
     for section, kind in SECTIONS.items():
         for each in fields(kind):
             rule = each.metadata["rule"]
-            yield row(f"{section}.{each.name}", rule.wanted, each.default, rule.meaning)
+            yield row(f"{section}.{each.name}", rule.expected, each.default, rule.meaning)
     for name in FIELDS:
-        yield row(f"sampling.{name}", wanted(name), getattr(SAMPLING, name), MEANINGS.get(name, "?"))
+        yield row(f"sampling.{name}", expected(name), getattr(SAMPLING, name), MEANINGS.get(name, "?"))
 
 
 def key_rows() -> Iterator[str]:
@@ -29,12 +29,12 @@ def key_rows() -> Iterator[str]:
         yield f"| `{each.id}` | {keys} | {each.title} |"
 
 
-def row(key: str, wanted: str, default: object, meaning: str) -> str:
+def row(key: str, expected: str, default: object, meaning: str) -> str:
     shown = "none" if default is None else f"`{literal(default)}`"
-    return f"| `{key}` | {wanted} | {shown} | {meaning} |"
+    return f"| `{key}` | {expected} | {shown} | {meaning} |"
 
 
-def wanted(name: str) -> str:
+def expected(name: str) -> str:
     """The values that a parameter accepts, as in the engine's error message."""
     try:
         SamplingParams().changed(**{name: object()})

@@ -15,15 +15,17 @@ def test_every_sampling_parameter_has_a_description() -> None:
 
 def test_the_settings_reference_matches_the_code(root: Path) -> None:
     lines = (root / "docs" / "settings.md").read_text().partition("## `[keys]`")[0].splitlines()
-    said = [line for line in lines if line.startswith(tuple(f"| `{section}." for section in SECTIONS))]
-    assert said == list(rows()), "docs/settings.md: replace its rows by these:\n" + "\n".join(rows())
+    documented = [line for line in lines if line.startswith(tuple(f"| `{section}." for section in SECTIONS))]
+    assert documented == list(rows()), "docs/settings.md: replace its rows by these:\n" + "\n".join(rows())
 
 
 def test_every_key_binding_is_in_the_reference(root: Path) -> None:
     lines = (root / "docs" / "settings.md").read_text().splitlines()
     start = lines.index("| binding | its keys | what it does |") + 2
-    said = [line for line in lines[start:] if line.startswith("|")][: len(list(key_rows()))]
-    assert said == list(key_rows()), "docs/settings.md: replace its rows by these:\n" + "\n".join(key_rows())
+    documented = [line for line in lines[start:] if line.startswith("|")][: len(list(key_rows()))]
+    assert documented == list(key_rows()), "docs/settings.md: replace its rows by these:\n" + "\n".join(
+        key_rows()
+    )
 
 
 def test_the_examples_are_valid(root: Path, tmp_path: Path) -> None:

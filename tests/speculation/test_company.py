@@ -16,7 +16,7 @@ from engine.serving.engine import Engine
 from engine.speculation.gain import Prices
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.workloads import AFTER, Workload, prompts, run, workloads
-from tests.heard import Heard
+from tests.outputs import Output
 
 ALPHABET = 3
 KINDS = ("", *SPECULATION)
@@ -74,13 +74,13 @@ class FreeDrafts(Prices):
 def test_drafts_do_not_change_a_reply(work: Workload[Job]) -> None:
     engine = work.place.engine(alphabet=ALPHABET)
     engine.scheduler.speculator.prices = FreeDrafts()
-    replies: list[tuple[Job, Heard, list[int]]] = []
+    replies: list[tuple[Job, Output, list[int]]] = []
     ids: dict[Job, int] = {}
 
     def before(step: int) -> None:
         for job in work.jobs:
             if job.at == step:
-                reply = Heard()
+                reply = Output()
                 params = SamplingParams(
                     max_tokens=job.count, seed=job.seed, speculate=job.kind, draft_tokens=job.draft_tokens
                 )
@@ -101,14 +101,14 @@ def test_drafts_do_not_change_a_reply(work: Workload[Job]) -> None:
 
 
 def meddle(
-    engine: Engine, job: Job, id: int, since: int, replies: list[tuple[Job, Heard, list[int]]]
+    engine: Engine, job: Job, id: int, since: int, replies: list[tuple[Job, Output, list[int]]]
 ) -> None:
     """Apply the job's changes that are due `since` steps after its submission."""
     request = engine.scheduler.requests[id]
     if since == job.preempt_after:
         engine.preempt(id)
     if since == job.fork_after:
-        branch, count = Heard(), request.generated
+        branch, count = Output(), request.generated
         tail = alone(request.tokens, job.count - count, job.seed + 10, ALPHABET)
         replies.append((job, branch, tail))
         engine.fork(id, branch, request.params.changed(max_tokens=job.count, seed=job.seed + 10))
@@ -120,11 +120,11 @@ def meddle(
         engine.abort(id)
 
 
-def with_drafts_in_flight(seed: int) -> tuple[Engine, int, Heard]:
+def with_drafts_in_flight(seed: int) -> tuple[Engine, int, Output]:
     """Return an engine at a moment when steps run ahead and a row of drafts is not committed."""
     engine = ledger_engine(depth=1, host=20, alphabet=ALPHABET, preemption="swap")
     engine.scheduler.speculator.prices = FreeDrafts()
-    reply, params = Heard(), SamplingParams(max_tokens=60, seed=seed, speculate="draft", draft_tokens=16)
+    reply, params = Output(), SamplingParams(max_tokens=60, seed=seed, speculate="draft", draft_tokens=16)
     id = engine.submit(PROMPT, params, reply)
     request = engine.scheduler.requests[id]
     while request.launched <= request.known:

@@ -39,14 +39,14 @@ def cost_of(
                 drafts=dict.fromkeys(range(rows), drafts) if drafts else {},
             )
             seconds = 0.010 * (1 + price * count * rows + (reading * unread if drafts else 0))
-            speculator.saw_step(step, seconds)
+            speculator.observe_step(step, seconds)
             time += seconds / 0.010
             unread = 0 if drafts else unread + 1
             if drafts:
-                speculator.saw_run(request, count, min(right, count), rows)
+                speculator.observe_run(request, count, min(right, count), rows)
                 made += 1 + min(right, count)
             else:
-                speculator.saw_token(request)
+                speculator.observe_token(request)
                 made += 1
             request.tokens += [1, 2, 3]
         all_made += made
@@ -82,7 +82,7 @@ def test_a_new_request_tries_drafts_again_soon() -> None:
     request = Request(99, [1, 2, 3], 3, SamplingParams(speculate="exit"), 0, 9999)
     tokens = 0
     while speculator.propose(request, 99) is None:
-        speculator.saw_token(request)
+        speculator.observe_token(request)
         tokens += 1
     assert 0 < tokens <= INHERITED
 
@@ -117,14 +117,14 @@ def test_a_judge_pauses_longer_each_time_and_tries_again() -> None:
     for _ in range(7):
         for _ in range(HOPELESS):
             assert judge.on
-            judge.saw(drafted=4, accepted=0, price=0.1, rows=1)
+            judge.observe(drafted=4, accepted=0, price=0.1, rows=1)
         pauses.append(0)
         while not judge.on:
-            judge.rested(1)
+            judge.count_plain(1)
             pauses[-1] += 1
     assert pauses == [64, 128, 256, 512, 1024, 1024, 1024] and pauses[-1] == REST[1]
     for _ in range(TRIES):
-        judge.saw(drafted=4, accepted=4, price=0.1, rows=1)
+        judge.observe(drafted=4, accepted=4, price=0.1, rows=1)
     assert judge.on and judge.gain == pytest.approx(5 / 1.4)
 
 
@@ -132,30 +132,30 @@ def test_steps_without_drafts_are_timed_again() -> None:
     prices = Prices()
     for _ in range(3):
         assert prices.wants_plain(1)
-        prices.saw_plain(1, 0.010)
+        prices.observe_plain(1, 0.010)
     assert not prices.wants_plain(1) and prices.wants_plain(2), "steps of two rows were not timed"
     for _ in range(TRIES):
         assert prices.of("exit", 1) == 0.0, "a price before enough measurements"
-        prices.saw_drafts("exit", 1, 4, 0.014)
+        prices.observe_drafts("exit", 1, 4, 0.014)
     assert prices.of("exit", 1) == pytest.approx(0.1)
     for _ in range(64 - TRIES):
-        prices.saw_drafts("exit", 1, 4, 0.014)
+        prices.observe_drafts("exit", 1, 4, 0.014)
     assert prices.wants_plain(1)
 
 
 def test_an_outlier_counts_for_little() -> None:
     prices = Prices()
     for seconds in (0.010, 0.011, 0.200, 0.010, 0.009):
-        prices.saw_plain(1, seconds)
+        prices.observe_plain(1, seconds)
     for seconds in (0.012, 0.400, 0.012, 0.012):
-        prices.saw_drafts("ngram", 1, 2, seconds)
+        prices.observe_drafts("ngram", 1, 2, seconds)
     assert prices.of("ngram", 1) == pytest.approx(0.1)
 
 
 def test_a_record_weights_recent_drafts() -> None:
     record = AcceptanceRecord()
     for accepted in [4] * 50 + [0] * 50:
-        record.saw(4, accepted)
+        record.observe(4, accepted)
     assert record.drafted == pytest.approx(4) and record.accepted < 0.05
 
 
@@ -164,6 +164,6 @@ def test_drafts_are_as_long_as_the_last_accepted_ones() -> None:
     request = Request(0, [1, 2], 2, SamplingParams(speculate="exit"), 0, 99)
     assert speculator.propose(request, 99) == Drafts("exit", 8, (), -1)
     for _ in range(9):
-        speculator.saw_run(request, 8, 3, 1)
+        speculator.observe_run(request, 8, 3, 1)
     drafts = speculator.propose(request, 99)
     assert drafts is not None and drafts.length == 1

@@ -93,8 +93,8 @@ def test_copies_are_independent(tokenizer: Tokenizer, data: st.DataObject) -> No
     first = tokenizer.detokenizer()
     shared = "".join(map(first.push, begun))
     second = first.copy()
-    for twin, rest in ((first, one), (second, other)):
-        text = shared + "".join(map(twin.push, rest)) + twin.flush()
+    for clone, rest in ((first, one), (second, other)):
+        text = shared + "".join(map(clone.push, rest)) + clone.flush()
         assert text == streamed(tokenizer, begun + rest)
 
 

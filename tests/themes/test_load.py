@@ -28,7 +28,7 @@ cached = "#44515E"
 """
 
 
-def said(folder: Path, text: str) -> list[str]:
+def problems(folder: Path, text: str) -> list[str]:
     """The problems reported for a theme file with this text, without its folder."""
     file = folder / "mine.toml"
     file.write_text(text)
@@ -36,7 +36,7 @@ def said(folder: Path, text: str) -> list[str]:
 
 
 def test_missing_colors_are_derived_from_others(tmp_path: Path) -> None:
-    assert said(tmp_path, GOOD) == []
+    assert problems(tmp_path, GOOD) == []
     mine = load_themes(tmp_path).palettes["mine"]
     assert mine.owners == OKABE_ITO
     assert mine.owner(17) == OKABE_ITO[1] != mine.owner(9)
@@ -49,7 +49,7 @@ def test_missing_colors_are_derived_from_others(tmp_path: Path) -> None:
 
 def test_given_colors_are_used(tmp_path: Path) -> None:
     variables = 'border = "#335577 40%"\ntext = "auto 90%"\nlink-style = "not underline"\n'
-    assert said(tmp_path, f'{GOOD}[syntax]\nkeyword = "red"\n[variables]\n{variables}') == []
+    assert problems(tmp_path, f'{GOOD}[syntax]\nkeyword = "red"\n[variables]\n{variables}') == []
     mine = load_themes(tmp_path).palettes["mine"]
     assert mine.own_variables()["syntax-keyword"] == "red"
     assert mine.theme().to_color_system().generate()["border"] == "#335577 40%"
@@ -99,13 +99,13 @@ def test_given_colors_are_used(tmp_path: Path) -> None:
 )
 def test_an_error_is_reported_with_its_line(tmp_path: Path, old: str, new: str, sentence: str) -> None:
     assert old in GOOD
-    found = said(tmp_path, GOOD.replace(old, new))
+    found = problems(tmp_path, GOOD.replace(old, new))
     assert any(sentence in each for each in found), found
     assert load_themes(tmp_path).palettes == {}
 
 
-def test_a_table_that_is_none_is_told(tmp_path: Path) -> None:
-    assert "mine.toml:1: map: must be a table: write [map] above its keys" in said(
+def test_a_section_that_is_no_table_is_reported(tmp_path: Path) -> None:
+    assert "mine.toml:1: map: must be a table: write [map] above its keys" in problems(
         tmp_path, "map = 1\n" + GOOD.partition("[map]")[0]
     )
 
@@ -115,7 +115,7 @@ def test_a_later_folder_takes_precedence_and_a_broken_theme_hides_none(tmp_path:
     (tmp_path / "dark.toml").write_text(mine)
     (tmp_path / "light.toml").write_text('name = "minichat-light"')
     found = load_themes(shipped_themes(), tmp_path, tmp_path / "none")
-    assert found.palettes["minichat-dark"].colours["accent"] == "#123456"
+    assert found.palettes["minichat-dark"].colors["accent"] == "#123456"
     assert found.palettes["minichat-light"].dark is False
     assert {problem.file.name for problem in found.problems} == {"light.toml"}
 

@@ -6,12 +6,12 @@ from textual.app import App, ComposeResult
 from textual.color import Color
 from textual.widgets import Static
 
-from minichat.chats.letters import colour_index, free_letter
+from minichat.chats.letters import color_index, free_letter
 from minichat.settings import Settings
 from minichat.shell.themes import OKABE_ITO, ThemeColors, load_themes, shipped_themes
 from tests import impatient
 
-from .colours import VISIONS, contrast, difference
+from .colors import VISIONS, contrast, difference
 
 LOADED = load_themes(shipped_themes())
 ALL = list(LOADED.palettes.values())
@@ -30,10 +30,10 @@ def needed(palette: ThemeColors) -> float:
 def texts(palette: ThemeColors) -> dict[str, str]:
     """Every color that is used for text."""
     variables = palette.theme().to_color_system().generate()
-    ours = {name: palette.colours[name] for name in TEXTS}
-    coloured = {f"text-{name}": variables[f"text-{name}"] for name in TEXTS[1:]}
+    ours = {name: palette.colors[name] for name in TEXTS}
+    colored = {f"text-{name}": variables[f"text-{name}"] for name in TEXTS[1:]}
     syntax = {name: value for name, value in palette.own_variables().items() if name.startswith("syntax-")}
-    return {**ours, **coloured, **syntax, "muted": variables["text-muted"]}
+    return {**ours, **colored, **syntax, "muted": variables["text-muted"]}
 
 
 def test_all_shipped_themes_load() -> None:
@@ -56,8 +56,8 @@ def test_contrast_matches_wcag() -> None:
 def test_text_is_readable(palette: ThemeColors, ground: str) -> None:
     weak = {
         name: round(found, 2)
-        for name, colour in texts(palette).items()
-        if (found := contrast(colour, palette.colours[ground])) < needed(palette)
+        for name, color in texts(palette).items()
+        if (found := contrast(color, palette.colors[ground])) < needed(palette)
     }
     assert weak == {}
 
@@ -65,9 +65,9 @@ def test_text_is_readable(palette: ThemeColors, ground: str) -> None:
 @every
 def test_selected_text_is_readable(palette: ThemeColors) -> None:
     selection = palette.theme().to_color_system().generate()["screen-selection-background"]
-    ground = Color.parse(palette.colours["background"]) + Color.parse(selection)
+    ground = Color.parse(palette.colors["background"]) + Color.parse(selection)
     assert contrast(ground.get_contrast_text(1.0).hex, ground.hex) >= needed(palette)
-    assert contrast(ground.hex, palette.colours["background"]) > 1.5
+    assert contrast(ground.hex, palette.colors["background"]) > 1.5
 
 
 @every
@@ -77,7 +77,7 @@ def test_a_scroll_bar_is_visible_and_its_track_is_subtle(palette: ThemeColors) -
         track = variables[f"scrollbar-background{state}"]
         assert contrast(variables[f"scrollbar{state}"], track) >= 3
         for ground in GROUNDS:
-            assert contrast(track, palette.colours[ground]) < 1.5
+            assert contrast(track, palette.colors[ground]) < 1.5
 
 
 @every
@@ -89,7 +89,7 @@ def test_the_letter_of_a_chat_is_readable_on_its_color(palette: ThemeColors) -> 
 
 @every
 def test_a_dark_theme_is_dark(palette: ThemeColors) -> None:
-    background = palette.colours["background"]
+    background = palette.colors["background"]
     assert (contrast("#FFFFFF", background) > contrast("#000000", background)) is palette.dark
 
 
@@ -99,7 +99,7 @@ def test_owners_are_distinct_from_the_background_and_each_other(palette: ThemeCo
     for owner in palette.owners:
         for ground in ("background", "surface"):
             least = needed(palette) if needed(palette) == 7 else 3
-            assert contrast(owner, palette.colours[ground]) >= least, owner
+            assert contrast(owner, palette.colors[ground]) >= least, owner
     for vision in VISIONS:
         for one, other in combinations(palette.owners, 2):
             assert difference(one, other, vision) > 12, (vision, one, other)
@@ -107,15 +107,15 @@ def test_owners_are_distinct_from_the_background_and_each_other(palette: ThemeCo
 
 @every
 def test_sixteen_chats_have_sixteen_colors(palette: ThemeColors) -> None:
-    colours = [palette.owner(index) for index in range(16)]
-    assert palette.owners == tuple(colours[:8])
-    for one, other in combinations(colours, 2):
+    colors = [palette.owner(index) for index in range(16)]
+    assert palette.owners == tuple(colors[:8])
+    for one, other in combinations(colors, 2):
         assert difference(one, other, "usual") > 10, (one, other)
-    for index, colour in enumerate(colours):
-        assert min(contrast(colour, palette.colours[ground]) for ground in ("background", "surface")) >= 3
+    for index, color in enumerate(colors):
+        assert min(contrast(color, palette.colors[ground]) for ground in ("background", "surface")) >= 3
         ink, _, ground = palette.letter(index).partition(" on ")
-        assert (ground, contrast(ink, ground) >= 4.5) == (colour, True)
-        assert palette.own_variables()[f"owner-{index + 1}"] == colour
+        assert (ground, contrast(ink, ground) >= 4.5) == (color, True)
+        assert palette.own_variables()[f"owner-{index + 1}"] == color
 
 
 @pytest.mark.parametrize("palette", ALL, ids=lambda palette: palette.name)
@@ -124,14 +124,14 @@ def test_no_two_chats_share_letter_and_color(palette: ThemeColors) -> None:
     while len(letters) < 100:
         letters.append(free_letter(letters))
     assert len(set(letters)) == 100
-    on_map = {(letter[-1], palette.owner(colour_index(letter))) for letter in letters}
+    on_map = {(letter[-1], palette.owner(color_index(letter))) for letter in letters}
     assert len(on_map) == 100
     assert len({palette.owner(index) for index in range(14)}) == 14
 
 
 @every
 def test_blocks_without_an_owner_are_distinct(palette: ThemeColors) -> None:
-    assert contrast(palette.map["free"], palette.colours["background"]) > 1.2
+    assert contrast(palette.map["free"], palette.colors["background"]) > 1.2
     assert contrast(palette.map["cached"], palette.map["free"]) > 1.4
 
 
@@ -140,7 +140,7 @@ def test_okabe_ito_separates_good_from_bad_for_every_color_vision(vision: str) -
     palette = LOADED.palettes["okabe-ito"]
     assert palette.owners == OKABE_ITO
     for one, other in combinations(("success", "warning", "error"), 2):
-        assert difference(palette.colours[one], palette.colours[other], vision) > 20
+        assert difference(palette.colors[one], palette.colors[other], vision) > 20
 
 
 class Page(App[None]):
@@ -160,7 +160,7 @@ class Page(App[None]):
             yield Static("text", id=id)
 
 
-async def colours_on_screen(palette: ThemeColors) -> set[ColorType]:
+async def colors_on_screen(palette: ThemeColors) -> set[ColorType]:
     """The kinds of color on the screen."""
     page = Page()
     page.register_theme(palette.theme())
@@ -170,10 +170,10 @@ async def colours_on_screen(palette: ThemeColors) -> set[ColorType]:
         assert page.native_ansi_color is palette.ansi  # otherwise Textual converts them
         strips = page.screen._compositor.render_strips()
     styles = [segment.style for strip in strips for segment in strip]
-    return {colour.type for style in styles if style for colour in (style.color, style.bgcolor) if colour}
+    return {color.type for style in styles if style for color in (style.color, style.bgcolor) if color}
 
 
 @pytest.mark.parametrize("palette", ALL, ids=lambda palette: palette.name)
 def test_textual_accepts_each_theme(palette: ThemeColors) -> None:
-    kinds = impatient.run(colours_on_screen(palette))
+    kinds = impatient.run(colors_on_screen(palette))
     assert kinds == ({ColorType.DEFAULT, ColorType.STANDARD} if palette.ansi else {ColorType.TRUECOLOR})

@@ -61,8 +61,8 @@ def test_transformers_computes_the_same_logits(exported: Path) -> None:
 def test_exported_weights_can_be_evaluated_again(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (exported / "model.safetensors").read_bytes()
     assert main(["--tiny", "--cases", "1", "--measure", str(exported)]) == 0
-    said = capsys.readouterr().out
-    assert "about: " in said and f"of {len(newcomers())}" in said
+    printed = capsys.readouterr().out
+    assert "about: " in printed and f"of {len(newcomers())}" in printed
     assert (exported / "model.safetensors").read_bytes() == before
 
 

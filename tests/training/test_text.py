@@ -61,8 +61,8 @@ def test_held_out_recall_patterns_never_occur_in_training() -> None:
     """Each has words that occur neither in a trained pattern nor in a sample of the training questions."""
     kept = _recall_patterns(held_out=True)
     rng = Random(2)
-    said = [e.user for _ in range(400) for e in recall(rng, small_talk, gaps=0)]
-    trained = normal(" / ".join([*_recall_patterns(held_out=False), *said]))
+    questions = [e.user for _ in range(400) for e in recall(rng, small_talk, gaps=0)]
+    trained = normal(" / ".join([*_recall_patterns(held_out=False), *questions]))
     assert len(kept) > 100
     assert [pattern for pattern in kept if all(part in trained for part in _fixed(pattern))] == []
     assert all(part in trained for p in _recall_patterns(held_out=False)[:50] for part in _fixed(p))
@@ -255,8 +255,8 @@ def test_sums_beyond_the_tables_are_right() -> None:
     rng = Random(5)
     sums = [e for _ in range(3000) for e in numbers.exchanges(rng)]
     assert [e for e in sums if not e.check.right(e.reply)] == []
-    for told in (
+    for match in (
         found for e in sums for found in re.findall(r"(\d+) / (\d+) = (\d+)(?:, remainder (\d+))?", e.reply)
     ):
-        a, b, whole, rest = (int(each or 0) for each in told)
+        a, b, whole, rest = (int(each or 0) for each in match)
         assert (whole, rest) == divmod(a, b)

@@ -40,11 +40,11 @@ def cells(strips: list[Strip]) -> list[list[tuple[str, object]]]:
     ]
 
 
-@pytest.mark.parametrize("colours", [True, False])
-def test_a_transcript_looks_as_rendered_by_textual(colours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("colors", [True, False])
+def test_a_transcript_looks_as_rendered_by_textual(colors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     async def look() -> None:
         app = Stage()
-        if not colours:
+        if not colors:
             app._filters.append(Monochrome())
         async with app.run_test(size=SIZE) as pilot:
             app.transcript.show([Message(1, "user", "hello"), Message(2, "assistant", TEXT)], "a")
@@ -97,8 +97,8 @@ def test_a_line_filter_of_the_app_applies() -> None:
             app.transcript.show([Message(1, "user", "hello")], "a")
             await pilot.pause()
             styles = [segment.style for strip in app.transcript.render_lines(CROPS[0]) for segment in strip]
-            colours = [Color.from_rich_color(style.color) for style in styles if style and style.color]
-            assert colours
-            assert all(each.r == each.g == each.b for each in colours)
+            colors = [Color.from_rich_color(style.color) for style in styles if style and style.color]
+            assert colors
+            assert all(each.r == each.g == each.b for each in colors)
 
     impatient.run(look())

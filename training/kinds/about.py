@@ -55,7 +55,7 @@ USE = {
     "system-prompt": "system-key",
     "fork": "fork-key",
     "preemption": "preempt-key",
-}  # what a fact is about, and the fact that says with what it is used
+}  # the subject of a fact, and the fact about what it is used with
 NO_MORE = "That is all I know about it. Ask me about another part of the engine."
 
 
@@ -68,7 +68,7 @@ def ask(rng: Random, fact: Fact, held_out: bool = False) -> Exchange:
 
 
 def _typed(rng: Random, question: str) -> str:
-    """Typed realistically, but P stays P, because p is another key."""
+    """The text as users type it; P remains P, because p is another key."""
     rough = roughly(rng, question)
     keys = re.findall(r"\b[B-HJ-Z]\b", question)
     return rough if all(re.search(rf"\b{key}\b", rough) for key in keys) else question
@@ -109,7 +109,7 @@ BETWEEN = (
 
 
 def both(rng: Random) -> Exchange:
-    """Two questions at once, answered one after the other."""
+    """Two questions in one message, answered in order."""
     first, second = rng.sample(all_facts(), 2)
     asked = [rng.choice(fact.questions(held_out=False)) for fact in (first, second)]
     between = rng.choice(BETWEEN)

@@ -27,7 +27,7 @@ TASKS = {
 
 
 def refusal(task: str) -> str | None:
-    """The reply to a task, by the first topic that it has a word of."""
+    """The reply to a task: that of the first topic with a word in it."""
     found = (name for name, words in TASKS.items() if any(word in task for word in words))
     return next((str(_topics()[name]["say"]) for name in found), None)
 

@@ -18,7 +18,7 @@ LEADS = (
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A reply, and the messages that call for it: whole ones, and patterns with a list for each slot."""
+    """A reply, and the messages it is for: whole ones, and patterns with a list for each slot."""
 
     say: str
     must: tuple[str, ...]
@@ -27,7 +27,7 @@ class Need:
     train: tuple[str, ...]
     test: tuple[str, ...]
 
-    def said(self, rng: Random, held_out: bool) -> str:
+    def message(self, rng: Random, held_out: bool) -> str:
         if held_out:
             return rng.choice(self.test)
         if rng.random() < 0.4:
@@ -58,13 +58,14 @@ def _read(raw: dict) -> Need:
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     """A message, as typed in a hurry."""
     need = needs()[rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]]
-    said = need.said(rng, held_out)
+    message = need.message(rng, held_out)
     if not held_out:
-        said = muddled(rng, said, loses=False) if rng.random() < 0.2 else said
+        message = muddled(rng, message, loses=False) if rng.random() < 0.2 else message
         lead = rng.choice(LEADS)
-        said = roughly(
-            rng, lead + (said[0].lower() + said[1:] if lead and not said.startswith("I") else said)
+        message = roughly(
+            rng,
+            lead + (message[0].lower() + message[1:] if lead and not message.startswith("I") else message),
         )
-        said = said.replace("I am", "I'm") if rng.random() < 0.15 else said
-        said = said.replace("'", "") if rng.random() < 0.35 else said
-    return [Exchange(said, need.say, Terms(need.must))]
+        message = message.replace("I am", "I'm") if rng.random() < 0.15 else message
+        message = message.replace("'", "") if rng.random() < 0.35 else message
+    return [Exchange(message, need.say, Terms(need.must))]

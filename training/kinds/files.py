@@ -47,7 +47,7 @@ def _content(rng: Random) -> str:
 
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
-    """A question about a file; whatever it is, the answer names the file and what to do instead."""
+    """A question about a file; every reply names the file and an alternative."""
     piped = rng.random() < 0.4
     name = "stdin" if piped else f"{rng.choice((*STEMS, made_up(rng)))}.{rng.choice(ENDINGS)}"
     asked = rng.choice(ASKS[held_out])

@@ -1,4 +1,4 @@
-"""Small orders on words and lists. Whole phrasings are in text/orders.toml, parts for more in text/ordering.toml."""
+"""Small tasks on words and lists. Whole phrasings are in text/orders.toml, parts for more in text/ordering.toml."""
 
 import tomllib
 from collections.abc import Callable
@@ -129,8 +129,8 @@ def _count_letter(rng: Random, held_out: bool) -> Order:
 def _count_words(rng: Random, held_out: bool) -> Order:
     text = _text(rng, held_out, most=8)
     n = len(text.split())
-    said = f"There are {n} words." if n > 1 else "There is 1 word."
-    return Order("count_words", {"t": text}, said, Words((str(n),)))
+    reply = f"There are {n} words." if n > 1 else "There is 1 word."
+    return Order("count_words", {"t": text}, reply, Words((str(n),)))
 
 
 def _count_items(rng: Random, held_out: bool) -> Order:

@@ -88,7 +88,7 @@ def _size(rng: Random) -> int:
 
 
 def _list(rng: Random, held_out: bool) -> Made:
-    """Items of one kind, numbered, which also helps the model to stop in time."""
+    """Items of one kind, numbered, which also helps the model to stop at the right one."""
     while True:
         kind, n = rng.choice(tuple(_lists())), _size(rng)
         if is_held_out(f"{n} {kind}") == held_out:

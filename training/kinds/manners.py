@@ -134,7 +134,7 @@ STATEMENTS = (
     "My {o} is {k}.", "There is a {a} in my garden.", "I lost my {o}.", "I found a {o}.", "I will go to {c} tomorrow.", "My {o} is broken.", "I am reading a book about {a}s.",
     "I ate {f} today.", "I have {f} for dinner.", "The weather is nice.", "My phone died.", "My laptop is dead.", "My battery is dying.", "My car died in {c}.", "I could kill for {f}.", "I am dying for {f}.", "I killed it at work today.", "My {a} died last year.", "My feet are killing me.", "I missed the last train to {c}.", "I cut my {o} in two.", "It is late.", "I am on the train.", "I need a {o}.", "We have a {k} {o}.", "I just woke up.",
 )  # fmt: skip
-HEARD = ("I see. What would you like to know?", "I see. Ask me about minichat, or for a story.")
+NOTED = ("I see. What would you like to know?", "I see. Ask me about minichat, or for a story.")
 
 
 def _statement(rng: Random, held_out: bool) -> Exchange:
@@ -142,7 +142,7 @@ def _statement(rng: Random, held_out: bool) -> Exchange:
     slots = {key: pick(rng, words, held_out) for key, words in zip("abockf", _LISTS, strict=True)}
     text = rng.choice(STATEMENTS).format(n=rng.choice(("two", "three", "four", "5", "many")), **slots)
     return Exchange(
-        text if held_out else roughly(rng, text, slips=0.05), rng.choice(HEARD), Terms(("i see",))
+        text if held_out else roughly(rng, text, slips=0.05), rng.choice(NOTED), Terms(("i see",))
     )
 
 

@@ -48,10 +48,16 @@ def _roughly(rng: Random, text: str, value: str) -> str:
 
 def _tell(rng: Random, trait: Trait, value: str) -> Exchange:
     reply = _capital(rng.choice(trait.hears).format(v=value))
-    told = _capital(rng.choice(trait.tells).format(v=value))
+    statement = _capital(rng.choice(trait.tells).format(v=value))
     draw = rng.random()
-    told = rng.choice(LEADS) + told if draw < 0.12 else told + rng.choice(TAILS) if draw < 0.24 else told
-    user = _roughly(rng, told, value)
+    statement = (
+        rng.choice(LEADS) + statement
+        if draw < 0.12
+        else statement + rng.choice(TAILS)
+        if draw < 0.24
+        else statement
+    )
+    user = _roughly(rng, statement, value)
     return Exchange(user, reply, Words((value,)))
 
 
@@ -59,8 +65,8 @@ def _ask(rng: Random, trait: Trait, value: str, held_out: bool) -> Exchange:
     return Exchange(question(rng, trait.label, held_out), trait.answer.format(v=value), Words((value,)))
 
 
-def _not_told(rng: Random, trait: Trait, held_out: bool) -> Exchange:
-    """A question about something that was never said."""
+def _missing(rng: Random, trait: Trait, held_out: bool) -> Exchange:
+    """A question about something that was never stated."""
     reply = f"You have not told me your {trait.label} yet."
     return Exchange(question(rng, trait.label, held_out), reply, Terms(("not told",)))
 
@@ -69,9 +75,9 @@ def _join(items: list[str]) -> str:
     return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]
 
 
-def _tell_many(rng: Random, told: list[tuple[Trait, str]]) -> Exchange:
+def _tell_many(rng: Random, stated: list[tuple[Trait, str]]) -> Exchange:
     """Two or three statements in one message, in separate sentences or in one."""
-    lines = [rng.choice(trait.tells[:2]).format(v=value) for trait, value in told]
+    lines = [rng.choice(trait.tells[:2]).format(v=value) for trait, value in stated]
     if rng.random() < 0.5:
         user = " ".join(map(_capital, lines))
     else:
@@ -79,8 +85,8 @@ def _tell_many(rng: Random, told: list[tuple[Trait, str]]) -> Exchange:
             _join([line.removesuffix(".") if line[:2] in ("I ", "I'") else _small(line) for line in lines])
             + "."
         )
-    said = "I will remember: your " + _join([f"{trait.label} is {value}" for trait, value in told]) + "."
-    return Exchange(_capital(user), said, Words(tuple(v for _, v in told)))
+    reply = "I will remember: your " + _join([f"{trait.label} is {value}" for trait, value in stated]) + "."
+    return Exchange(_capital(user), reply, Words(tuple(v for _, v in stated)))
 
 
 def _small(line: str) -> str:
@@ -88,7 +94,7 @@ def _small(line: str) -> str:
 
 
 def _correction(rng: Random, trait: Trait, value: str) -> Exchange:
-    told = rng.choice(trait.tells[:2]).format(v=value)
+    statement = rng.choice(trait.tells[:2]).format(v=value)
     user = (
         rng.choice(
             (
@@ -102,7 +108,7 @@ def _correction(rng: Random, trait: Trait, value: str) -> Exchange:
                 "Wait, ",
             )
         )
-        + told
+        + statement
     )
     return Exchange(user, f"All right, I have changed that: {value}.", Words((value,)))
 
@@ -110,24 +116,24 @@ def _correction(rng: Random, trait: Trait, value: str) -> Exchange:
 def thread(rng: Random, distract: Distract, held_out: bool = False, gaps: int = 3) -> list[Exchange]:
     """Statements, other messages in between, and a question about each statement, in any order."""
     traits = rng.sample(TRAITS, rng.choice((1, 1, 2, 3, 4)) + 1)
-    missing, told = traits[0], [(trait, trait.value(rng, held_out)) for trait in traits[1:]]
+    missing, stated = traits[0], [(trait, trait.value(rng, held_out)) for trait in traits[1:]]
     if rng.random() < 0.12:
-        told = [(trait, value.lower()) for trait, value in told]
+        stated = [(trait, value.lower()) for trait, value in stated]
     talk: list[Exchange] = []
-    if len(told) > 1 and rng.random() < 0.35:
-        talk.append(_tell_many(rng, told))
+    if len(stated) > 1 and rng.random() < 0.35:
+        talk.append(_tell_many(rng, stated))
     else:
-        for trait, value in told:
+        for trait, value in stated:
             talk += [_tell(rng, trait, value), *_between(rng, distract, gaps // 2)]
     if rng.random() < 0.15:
-        at = rng.randrange(len(told))
-        told[at] = (told[at][0], told[at][0].value(rng, held_out))
-        talk.append(_correction(rng, *told[at]))
+        at = rng.randrange(len(stated))
+        stated[at] = (stated[at][0], stated[at][0].value(rng, held_out))
+        talk.append(_correction(rng, *stated[at]))
     talk += _between(rng, distract, gaps)
-    rng.shuffle(told)
-    questions = [_ask(rng, trait, value, held_out) for trait, value in told]
+    rng.shuffle(stated)
+    questions = [_ask(rng, trait, value, held_out) for trait, value in stated]
     if rng.random() < 0.2:
-        questions.insert(rng.randrange(len(questions) + 1), _not_told(rng, missing, held_out))
+        questions.insert(rng.randrange(len(questions) + 1), _missing(rng, missing, held_out))
     for asked in questions:
         talk += [asked, *_between(rng, distract, gaps // 3)]
     return talk
@@ -180,9 +186,9 @@ def list_thread(rng: Random, distract: Distract, held_out: bool = False, gaps: i
         new = pick(rng, key)
         if new not in items:
             items.append(new)
-            said = f"Added. The list is now: {_join(items)}."
-            told = _roughly(rng, rng.choice(LIST_ADDS).format(x=new), new)
-            talk += [Exchange(told, said, Words(tuple(items))), *_between(rng, distract, gaps // 2)]
+            reply = f"Added. The list is now: {_join(items)}."
+            user = _roughly(rng, rng.choice(LIST_ADDS).format(x=new), new)
+            talk += [Exchange(user, reply, Words(tuple(items))), *_between(rng, distract, gaps // 2)]
     for _ in range(rng.randint(1, 3)):
         talk.append(_list_question(rng, items, held_out))
     return talk
@@ -253,21 +259,25 @@ def _people(rng: Random, relation: Relation, held_out: bool) -> list[tuple[str, 
 
 
 def relation_thread(rng: Random, distract: Distract, held_out: bool = False, gaps: int = 2) -> list[Exchange]:
-    """Several people with one thing each; then questions who has what."""
+    """Several people with one thing each, and questions about who has what."""
     relation = rng.choice(RELATIONS)
     pairs = _people(rng, relation, held_out)
     same = rng.choice(relation.tells) if rng.random() < 0.7 else ""
-    told = [(same or rng.choice(relation.tells)).format(n=n, v=v) for n, v in pairs]
+    statements = [(same or rng.choice(relation.tells)).format(n=n, v=v) for n, v in pairs]
     notes = [relation.note(n, v) for n, v in pairs]
     way = rng.random()
     if way < 0.12:
-        return [_told_and_asked(rng, relation, pairs, " ".join(told), " ".join(notes), held_out)]
+        return [_in_one_message(rng, relation, pairs, " ".join(statements), " ".join(notes), held_out)]
     talk: list[Exchange] = []
     if way < 0.55:
-        message = " ".join(told) if way < 0.4 else _join([line.removesuffix(".") for line in told]) + "."
+        message = (
+            " ".join(statements)
+            if way < 0.4
+            else _join([line.removesuffix(".") for line in statements]) + "."
+        )
         talk.append(Exchange(message, rng.choice(NOTED) + " ".join(notes), Words(tuple(v for _, v in pairs))))
     else:
-        for line, note, (_, v) in zip(told, notes, pairs, strict=True):
+        for line, note, (_, v) in zip(statements, notes, pairs, strict=True):
             talk.append(Exchange(line, rng.choice(NOTED) + note, Words((v,))))
             talk += _between(rng, distract, gaps // 4)
     talk += _between(rng, distract, gaps)
@@ -277,14 +287,14 @@ def relation_thread(rng: Random, distract: Distract, held_out: bool = False, gap
     return talk
 
 
-def _told_and_asked(
-    rng: Random, relation: Relation, pairs: list[tuple[str, str]], told: str, notes: str, held_out: bool
+def _in_one_message(
+    rng: Random, relation: Relation, pairs: list[tuple[str, str]], statements: str, notes: str, held_out: bool
 ) -> Exchange:
-    """Everything in one message: the reply first writes notes, and answers from them."""
+    """Statements and question in one message: the reply first writes notes and then answers from them."""
     n, v = rng.choice(pairs)
     answer = f"{WHO}{relation.back.format(n=n, v=v)}."
     asked = question(rng, f"who {relation.key}", held_out, v=v)
-    return Exchange(f"{told} {asked}", f"{notes} {answer}", Terms((answer,)))
+    return Exchange(f"{statements} {asked}", f"{notes} {answer}", Terms((answer,)))
 
 
 def _relation_question(rng: Random, relation: Relation, n: str, v: str, held_out: bool) -> Exchange:
@@ -296,9 +306,11 @@ def _relation_question(rng: Random, relation: Relation, n: str, v: str, held_out
 
 
 def say_back(rng: Random, distract: Distract, held_out: bool = False, gaps: int = 2) -> list[Exchange]:
-    """What did I say first, what did I just say: after other messages, after statements, sometimes with nothing before."""
-    told = [e for e in thread(rng, distract, gaps=0)[:3] if "\n" not in e.user] if rng.random() < 0.3 else []
-    talk = told + (_between(rng, distract, max(gaps, 1)) or distract(rng))
+    """Questions about the first or the last message: after other messages or statements, or at the start."""
+    stated = (
+        [e for e in thread(rng, distract, gaps=0)[:3] if "\n" not in e.user] if rng.random() < 0.3 else []
+    )
+    talk = stated + (_between(rng, distract, max(gaps, 1)) or distract(rng))
     topic = rng.choice(("first", "last"))
     if rng.random() < 0.06:
         asked = question(rng, topic, held_out)
@@ -307,10 +319,12 @@ def say_back(rng: Random, distract: Distract, held_out: bool = False, gaps: int 
     return [*talk, Exchange(question(rng, topic, held_out), reply, Exact(reply))]
 
 
-def nothing_told(rng: Random, distract: Distract, held_out: bool = False, gaps: int = 2) -> list[Exchange]:
-    """A question about something that was never said, in a chat about other things."""
+def missing_statement(
+    rng: Random, distract: Distract, held_out: bool = False, gaps: int = 2
+) -> list[Exchange]:
+    """A question about something that was never stated, in a chat about other things."""
     if rng.random() < 0.6:
-        asked = _not_told(rng, rng.choice(TRAITS), held_out)
+        asked = _missing(rng, rng.choice(TRAITS), held_out)
     else:
         topic, place = rng.choice(("list", "count", "place")), rng.randrange(6)
         reply = "You have not told me a list yet."
@@ -321,6 +335,6 @@ def nothing_told(rng: Random, distract: Distract, held_out: bool = False, gaps: 
 
 
 def exchanges(rng: Random, distract: Distract, held_out: bool = False, gaps: int = 3) -> list[Exchange]:
-    shapes = (thread, list_thread, relation_thread, say_back, nothing_told)
+    shapes = (thread, list_thread, relation_thread, say_back, missing_statement)
     shape = rng.choices(shapes, (0.4, 0.2, 0.27, 0.09, 0.04))[0]
     return shape(rng, distract, held_out, gaps)

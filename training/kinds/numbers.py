@@ -42,7 +42,7 @@ def _size(rng: Random) -> int:
 
 
 def _split(rng: Random, held_out: bool, draw: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-    """Numbers on the right side of the split, by a hash of the numbers. Small ones are memorized, so never held out."""
+    """Numbers on the right side of the split, by a hash of the numbers. Small ones are memorized, so they are not held out."""
     while (max(found := draw()) > 20 and is_held_out(repr(found))) != held_out:
         pass
     return found

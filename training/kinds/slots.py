@@ -1,4 +1,4 @@
-"""Words, lists and sentences for the orders, on either side of the split."""
+"""Words, lists and sentences for the tasks, on either side of the split."""
 
 from random import Random
 
@@ -6,7 +6,7 @@ from training.lexicon import is_held_out, pick
 from training.phrasing import made_up
 
 POOLS = ("foods", "objects", "animals", "colours", "names", "cities", "pet_names", "jobs", "hobbies")
-# Includes words with a meaning in the engine, so that an order on one is not taken for a question about it.
+# Includes words with a meaning in the engine, so that a task with one is not answered as a question about it.
 COMMON = tuple(
     """hello world good morning evening night friend people house water paper music happy little big small great new old thank you please my your
     name is this that we they have make write read word letter text line page number time day week year light sound street garden summer winter
@@ -64,7 +64,7 @@ def comma(items: list[str]) -> str:
 
 
 def any_word(rng: Random, key: str, held_out: bool = False) -> str:
-    """A word from a list, or an invented one: a copied word need not be understood."""
+    """A word from a list, or an invented one: words to copy need no meaning."""
     return (
         made_up(rng, rng.choice((1, 2, 2, 3)))
         if not held_out and rng.random() < 0.4

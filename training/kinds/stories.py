@@ -109,7 +109,7 @@ OPEN = ("Tell me a story.", "Tell me a short story.", "Write a story.", "A story
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Who and what a story is about."""
+    """The hero and the subject of a story."""
 
     name: str
     subject: str

@@ -1,4 +1,4 @@
-"""What users may say about themselves, and how."""
+"""Statements of users about themselves, with their phrasings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from training.phrasing import made_up
 
 @dataclass(frozen=True, slots=True)
 class Trait:
-    """One such statement: its phrasings, the reply, the answer to a later question. `label` is its topic in recall.toml."""
+    """A statement: its phrasings, the reply, the answer to a later question. `label` is its topic in recall.toml."""
 
     label: str
     tells: tuple[str, ...]

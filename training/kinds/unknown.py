@@ -1,4 +1,4 @@
-"""Questions about everything the model does not know, and an honest reply."""
+"""Questions outside the model's knowledge, with an honest reply."""
 
 from random import Random
 from string import ascii_lowercase
@@ -203,7 +203,7 @@ SIGNS = (
 
 
 def nonsense(rng: Random) -> str:
-    """Meaningless typing: letters of a keyboard row, one letter held down, random letters, or a sign."""
+    """Meaningless input: letters of a keyboard row, a repeated letter, random letters, or a symbol."""
     draw = rng.random()
     if draw < 0.4:
         row = rng.choice(ROWS)
@@ -221,7 +221,7 @@ def nonsense(rng: Random) -> str:
 
 
 def _question(rng: Random, held_out: bool) -> tuple[str, str]:
-    """A question outside the model's world, with the reply to it."""
+    """A question outside the model's knowledge, with its reply."""
     side = held_out and rng.random() < 0.5
     if rng.random() < 0.12:
         return _numbered(rng, side, held_out), KNOW

@@ -23,7 +23,7 @@ from engine.scheduling.step import Rows
 
 SIZES = (1, 2, 4, *range(8, 513, 8))  # batch sizes of graphs
 PENALTIES = slice(COLUMNS.index("repetition"), COLUMNS.index("frequency") + 1)
-UNPENALISED = np.array([[1.0], [0.0], [0.0]])
+UNPENALIZED = np.array([[1.0], [0.0], [0.0]])
 PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0}  # the slot of a padding row is unused
 BIASES = 2048  # maximum for all rows of a step; with more, sampling is not part of the graph
 
@@ -32,13 +32,13 @@ class Draws(NamedTuple):
     """How logits are processed; each flag is set if any row needs it."""
 
     filtered: bool  # top-k, top-p
-    penalised: bool
+    penalized: bool
     biased: bool
     logprobs: bool
 
     @classmethod
-    def of(cls, wanted: SamplingInputs) -> "Draws":
-        return cls(wanted.filtered, wanted.seen is not None, wanted.edits is not None, bool(wanted.logprobs))
+    def of(cls, inputs: SamplingInputs) -> "Draws":
+        return cls(inputs.filtered, inputs.seen is not None, inputs.edits is not None, bool(inputs.logprobs))
 
 
 class MetadataBuilder(Protocol):
@@ -98,18 +98,18 @@ class DecodeSteps:
         self._recordings: dict[tuple[int, Draws | None, bool], Recording] = {}
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
 
-    def draw(self, rows: Rows, ids: np.ndarray, wanted: SamplingInputs) -> tuple[Tensor, ...]:
+    def draw(self, rows: Rows, ids: np.ndarray, inputs: SamplingInputs) -> tuple[Tensor, ...]:
         """The rows' tokens, -1 where logits were NaN; then what `Stage.draw` returns."""
-        return self._run(rows, ids, wanted)
+        return self._run(rows, ids, inputs)
 
     def logits(self, rows: Rows, ids: np.ndarray) -> Tensor:
         return self._run(rows, ids, None)[0]
 
-    def may_draw(self, wanted: SamplingInputs) -> bool:
-        return wanted.edits is None or len(wanted.edits[0]) <= BIASES
+    def may_draw(self, inputs: SamplingInputs) -> bool:
+        return inputs.edits is None or len(inputs.edits[0]) <= BIASES
 
-    def _run(self, rows: Rows, ids: np.ndarray, wanted: SamplingInputs | None) -> tuple[Tensor, ...]:
-        count, draws = len(rows), None if wanted is None else Draws.of(wanted)
+    def _run(self, rows: Rows, ids: np.ndarray, inputs: SamplingInputs | None) -> tuple[Tensor, ...]:
+        count, draws = len(rows), None if inputs is None else Draws.of(inputs)
         size = self._sizes[bisect_left(self._sizes, count)]
         biased = draws is not None and draws.biased
         if (size, biased) not in self._forms:
@@ -117,18 +117,18 @@ class DecodeSteps:
         form, work = self._forms[size, biased]
         fields = form.next_fields()
         cut = self._fill(fields, rows, ids, work)
-        if wanted is not None:
-            write_sampling(fields, wanted)
+        if inputs is not None:
+            write_sampling(fields, inputs)
         self._send_table_changes(fields["news"])
         key = (size, draws, cut)
         if key not in self._recordings:
-            seen = None if wanted is None else wanted.seen
+            seen = None if inputs is None else inputs.seen
             launches = self._launches(form, work, draws, seen, cut)
             self._recordings[key] = Recording(self._recorder, launches, self._stage.precompile)
         found = self._recordings[key].run()
         self._tables.sent()  # not earlier: a step that runs out of memory is launched again
         tokens = form.advance()
-        if wanted is not None:
+        if inputs is not None:
             found = (tokens, *found)
         return tuple(each[:count] for each in found)
 
@@ -194,28 +194,28 @@ class DecodeSteps:
             self._mirror.view(-1)[at] = values
 
 
-def write_sampling(fields: Mapping[str, np.ndarray], wanted: SamplingInputs) -> None:
+def write_sampling(fields: Mapping[str, np.ndarray], inputs: SamplingInputs) -> None:
     """Write the rows' sampling parameters into the buffers."""
-    columns, count = fields["columns"], len(wanted.numbers)
-    columns[:, :count] = wanted.numbers.T
-    columns[:, count:] = wanted.numbers[:1].T  # padding samples like the first row, without penalties
-    columns[PENALTIES, count:] = UNPENALISED
-    write_logprob_counts(fields["asked"], wanted)
-    if wanted.edits is not None:
-        at, values = logit_biases(wanted)
+    columns, count = fields["columns"], len(inputs.numbers)
+    columns[:, :count] = inputs.numbers.T
+    columns[:, count:] = inputs.numbers[:1].T  # padding samples like the first row, without penalties
+    columns[PENALTIES, count:] = UNPENALIZED
+    write_logprob_counts(fields["asked"], inputs)
+    if inputs.edits is not None:
+        at, values = logit_biases(inputs)
         fields["bias_at"][:] = -1
         fields["bias_at"][: len(at)], fields["biases"][: len(at)] = at, values
 
 
-def write_logprob_counts(asked: np.ndarray, wanted: SamplingInputs) -> None:
+def write_logprob_counts(asked: np.ndarray, inputs: SamplingInputs) -> None:
     """Write how many of the likeliest tokens each row requests, -1 for none."""
     asked.fill(-1)
-    for row, count in wanted.logprobs:
+    for row, count in inputs.logprobs:
         asked[row] = count
 
 
-def logit_biases(wanted: SamplingInputs) -> tuple[np.ndarray, np.ndarray]:
+def logit_biases(inputs: SamplingInputs) -> tuple[np.ndarray, np.ndarray]:
     """Indices into the flattened [rows, vocab], and the values to add there."""
-    assert wanted.edits is not None
-    rows, ids, values = wanted.edits
-    return rows * wanted.vocab + ids, values
+    assert inputs.edits is not None
+    rows, ids, values = inputs.edits
+    return rows * inputs.vocab + ids, values

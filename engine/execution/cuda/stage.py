@@ -12,7 +12,7 @@ from engine.execution.cuda.graphs import Draws
 from engine.kernels.triton.precompile import precompile
 from engine.kernels.triton.sampling.draw import draw
 from engine.kernels.triton.sampling.edits import edit, note
-from engine.kernels.triton.sampling.top_logprobs import likeliest
+from engine.kernels.triton.sampling.top_logprobs import top_logprobs
 from engine.kv.store import KVStore
 from engine.models.decoder import Decoder
 from engine.models.fused import FusedDecoder
@@ -48,7 +48,7 @@ class GpuStage:
         seen: SeenTokens | None,
     ) -> tuple[Tensor, ...]:
         scores, columns, slots, tokens = logits, fields["columns"], fields["slots"], fields["tokens"]
-        if draws.penalised or draws.biased:
+        if draws.penalized or draws.biased:
             counts = None if seen is None else (seen.prompt, seen.reply)
             biases = (fields["bias_at"], fields["biases"]) if draws.biased else None
             scores = edit(logits, columns, slots, counts, biases)
@@ -56,7 +56,7 @@ class GpuStage:
         draw(tokens, last_ids, scores, columns, slots, filtered=draws.filtered, pdl=pdl)
         if seen is not None:
             note(seen.reply, tokens, columns, slots)
-        return likeliest(logits, tokens, fields["asked"]) if draws.logprobs else ()
+        return top_logprobs(logits, tokens, fields["asked"]) if draws.logprobs else ()
 
     def forward(self, batch: Batch) -> Tensor:
         """A step that is not pure decode: [tokens, hidden]."""

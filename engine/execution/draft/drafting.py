@@ -43,7 +43,7 @@ class EarlyExit:
     def begin(self, row: StepRow, token: int) -> Turn:
         return StepRow(row.request, row.slot, row.start, 1, True), [token]
 
-    def saw(self, row: StepRow, drafts: tuple[int, ...]) -> None:
+    def observe(self, row: StepRow, drafts: tuple[int, ...]) -> None:
         """Nothing to do: the step itself overwrites the cache."""
 
     def hidden(self, batch: Batch) -> Tensor:
@@ -116,7 +116,7 @@ class SmallModel:
             start : row.start + 1
         ]
 
-    def saw(self, row: StepRow, drafts: tuple[int, ...]) -> None:
+    def observe(self, row: StepRow, drafts: tuple[int, ...]) -> None:
         held = self._held[row.slot]
         held.known, held.drafts = row.start + 1, drafts[:-1]
 
@@ -163,7 +163,7 @@ def drafts_of(
     draw: Draw,
 ) -> dict[int, tuple[int, ...]]:
     """Drafts by request, as many as each row has room for. `rows`: each row and its token."""
-    wanted = {row.request: row.drafted for row, _ in rows}
+    requested = {row.request: row.drafted for row, _ in rows}
     turns = [_caught_up(drafter, drafter.begin(row, token), batches, last_ids) for row, token in rows]
     sampled: list[tuple[list[StepRow], Tensor]] = []
     while turns:
@@ -177,7 +177,7 @@ def drafts_of(
         turns = [
             (StepRow(row.request, row.slot, row.start + row.length, 1, True), [LAST])
             for row, _ in turns
-            if wanted[row.request] > len(sampled)
+            if requested[row.request] > len(sampled)
         ]
     found: dict[int, tuple[int, ...]] = {}
     tokens = iter(torch.cat([ids for _, ids in sampled]).tolist())
@@ -185,7 +185,7 @@ def drafts_of(
         for row in made:
             found[row.request] = (*found.get(row.request, ()), next(tokens))
     for row, _ in rows:
-        drafter.saw(row, found[row.request])
+        drafter.observe(row, found[row.request])
     return found
 
 

@@ -53,11 +53,11 @@ class PackedLinear(nn.Module):
         rows = len(x)
         if rows > self._most:
             return torch.cat([self.forward(block) for block in x.split(self._most)])
-        wanted = max(FEWEST, row_bucket(rows))
-        if wanted == rows:
+        padded = max(FEWEST, row_bucket(rows))
+        if padded == rows:
             return _product(x, *self._rest)
         # Repeating a lone row is cheaper than padding it, which every step of a lone request would pay.
-        x = x.expand(FEWEST, -1) if rows == 1 else F.pad(x, (0, 0, 0, wanted - rows))
+        x = x.expand(FEWEST, -1) if rows == 1 else F.pad(x, (0, 0, 0, padded - rows))
         return _product(x, *self._rest).narrow(0, 0, rows)
 
     __call__ = forward  # a step calls a hundred products, and none of them has hooks

@@ -7,8 +7,8 @@ def launch(pdl: bool, registers: int | None = None) -> dict[str, bool | int]:
     A PDL kernel waits for the previous kernel's results itself. Options are passed only if used: the
     interpreter supports neither, and GPUs before compute capability 9.0 do not support PDL.
     """
-    wanted: dict[str, bool | int] = {"launch_pdl": True} if pdl else {}
-    return wanted if registers is None else wanted | {"maxnreg": registers}
+    options: dict[str, bool | int] = {"launch_pdl": True} if pdl else {}
+    return options if registers is None else options | {"maxnreg": registers}
 
 
 def power(number: int) -> int:

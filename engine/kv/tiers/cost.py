@@ -12,7 +12,7 @@ class MeasuredCost:
     store: float | None = None
     load: float | None = None
 
-    def saw(self, blocks: int, seconds: float, *, load: bool) -> None:
+    def observe(self, blocks: int, seconds: float, *, load: bool) -> None:
         if not blocks:
             return
         if load:
@@ -24,7 +24,7 @@ class MeasuredCost:
         """Seconds to load `blocks`. An unmeasured direction costs as much as the other, or 0."""
         return blocks * (self.load or self.store or 0.0)
 
-    def there_and_back(self, blocks: int) -> float:
+    def round_trip(self, blocks: int) -> float:
         return blocks * (self.store or self.load or 0.0) + self.back(blocks)
 
 

@@ -118,21 +118,21 @@ def _compare(operator: Operator, x: Tensor, weight: Tensor, rest: Any, case: str
     """Compare at several row counts with one oracle call, so that a row must not depend on its batch."""
     about = f"operator {operator.name!r} on {x.device.type} in {str(x.dtype).removeprefix('torch.')}"
     try:
-        wanted, made = operator.oracle(x, weight, rest), operator.make(weight.clone(), rest)
+        expected, made = operator.oracle(x, weight, rest), operator.make(weight.clone(), rest)
         found = {rows: made(x[:rows].clone()) for rows in ROWS}
     except Exception as error:  # third-party code may raise anything
         raise BadInput(f"{about}: {case}: {type(error).__name__}: {error}") from error
     for rows, mine in found.items():
-        if problem := _mismatch(mine, wanted[:rows], x.dtype):
+        if problem := _mismatch(mine, expected[:rows], x.dtype):
             raise BadInput(f"{about}: {rows} rows, {case}: {problem}")
 
 
-def _mismatch(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> str:
+def _mismatch(found: Tensor, expected: Tensor, dtype: torch.dtype) -> str:
     """Describe the mismatch, or return an empty string."""
-    if found.shape != wanted.shape or found.dtype is not dtype:
+    if found.shape != expected.shape or found.dtype is not dtype:
         kind = str(found.dtype).removeprefix("torch.")
-        return f"it returns {kind} {list(found.shape)}, not {list(wanted.shape)}"
-    error = float((found.float() - wanted.float()).norm() / wanted.float().norm())
+        return f"it returns {kind} {list(found.shape)}, not {list(expected.shape)}"
+    error = float((found.float() - expected.float()).norm() / expected.float().norm())
     if error <= ALLOWED[dtype]:  # false for NaN
         return ""
     return f"its relative error is {error:.1e}, at most {ALLOWED[dtype]:g} is allowed"

@@ -21,7 +21,7 @@ from engine.host.protocol import EngineHost
 from engine.server.app import application
 from engine.server.config import ServerConfig
 from engine.server.drain import Drain
-from engine.server.http.protocol import GuardedProtocol, PatientWebSocket
+from engine.server.http.protocol import GuardedProtocol, LenientWebSocket
 
 log = logging.getLogger("minichat.server")
 
@@ -143,7 +143,7 @@ def server(
     drain = Drain()
     options: dict[str, Any] = {
         "http": GuardedProtocol,
-        "ws": PatientWebSocket,
+        "ws": LenientWebSocket,
         "ws_max_size": config.max_body,
         "ws_per_message_deflate": False,  # messages are small, and the engine needs the CPU
         "lifespan": "on",

@@ -19,7 +19,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _in_head = True
     _head = 0
     _refused = False
-    _patience: asyncio.TimerHandle | None = None
+    _timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -39,7 +39,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
         except httptools.HttpParserUpgrade as upgrade:
             self._upgrade(data[upgrade.args[0] :])
-        if self._in_head and self._patience is not None:
+        if self._in_head and self._timeout is not None:
             self._head += len(data)
             if self._head > MAX_HEAD:
                 self._refuse()
@@ -94,15 +94,15 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._stop_waiting()
-        self._patience = self.loop.call_later(_HEAD_SECONDS, self.timeout_keep_alive_handler)
+        self._timeout = self.loop.call_later(_HEAD_SECONDS, self.timeout_keep_alive_handler)
 
     def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
 
 
-class PatientWebSocket(WebSocketsSansIOProtocol):
+class LenientWebSocket(WebSocketsSansIOProtocol):
     """A WebSocket that its route closes at shutdown. uvicorn would close it at once."""
 
     def shutdown(self) -> None:

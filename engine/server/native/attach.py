@@ -143,7 +143,7 @@ def _words(deltas: Sequence[Delta], pieces: Any) -> dict[str, str]:
         token
         for delta in deltas
         for entry in delta.logprobs
-        for token in (entry.token, *(rival for rival, _ in entry.top))
+        for token in (entry.token, *(token for token, _ in entry.top))
     }
     order = sorted(ids)
     return {str(id): piece.decode(errors="replace") for id, piece in zip(order, pieces(order), strict=True)}

@@ -15,7 +15,7 @@ from engine.server.native.metrics import MEDIA_TYPE
 from engine.server.schema import Strict, TokenIds, openapi_answers, openapi_body
 
 router = APIRouter()
-_PATIENCE = 10.0  # seconds without a response after which the engine counts as failed
+_TIMEOUT = 10.0  # seconds without a response after which the engine counts as failed
 
 
 class Tokens(Strict):
@@ -28,7 +28,7 @@ async def health(request: Request) -> Response:
     """Return 200 while the engine is ready. Needs no key, and reveals only the status."""
     state = state_of(request)
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             shot = await state.engine.snapshot()
     except TimeoutError:
         return JSONResponse({"status": "no answer"}, 503)

@@ -83,8 +83,8 @@ class EventHistory:
                 yield Note("snapshot", await self._engine.snapshot_json())
                 shot_at = max(shot_at + every, monotonic())
             if at == self.count and not self._drain.begun:
-                patience = _PULSE if every is None else max(0.0, shot_at - monotonic())
-                if not await self._readers.wait(patience) and every is None:
+                timeout = _PULSE if every is None else max(0.0, shot_at - monotonic())
+                if not await self._readers.wait(timeout) and every is None:
                     yield _STILL_HERE
 
     def _place(self, last: str | None) -> tuple[int, int | None]:

@@ -85,10 +85,10 @@ class KeptReply:
             self.ended_at = monotonic()
         self._waiters.wake()
 
-    async def after(self, count: int, patience: float) -> list[Delta]:
-        """Return the deltas after the first `count`. Wait up to `patience` seconds if there are none."""
+    async def after(self, count: int, timeout: float) -> list[Delta]:
+        """Return the deltas after the first `count`. Wait up to `timeout` seconds if there are none."""
         if len(self.deltas) <= count and not self.finished:
-            await self._waiters.wait(patience)
+            await self._waiters.wait(timeout)
         return self.deltas[count:]
 
 
@@ -125,11 +125,11 @@ class ReplyStore:
                 key, [prompt], params, priority=priority, reply_prefix=reply_prefix, parent=source
             )
             await run.start()
-            patience = None if keep else self._grace if grace is None else grace
+            timeout = None if keep else self._grace if grace is None else grace
             id = secrets.token_hex(8)
             run.prompts = ()  # free the messages, which may be megabytes
             reply = KeptReply(
-                id, key, run, _plain(prompt), params, patience, tag, reply_prefix, parent, begun_at=begun_at
+                id, key, run, _plain(prompt), params, timeout, tag, reply_prefix, parent, begun_at=begun_at
             )
             reply.pump = asyncio.get_running_loop().create_task(self._pump(reply))
             self._kept[reply.id] = reply

@@ -43,13 +43,13 @@ async def chat(request: Request) -> Response:
         raise ApiError(400, "max_tokens and max_completion_tokens cannot both be set", param="max_tokens")
     conversation, mode = await off_loop(request, lambda: _conversation(state, asked))
     opened = await state.opens_thinking(mode, conversation.options)
-    form, wanted = await off_loop(request, lambda: _form(state, asked, conversation, opened))
+    form, requested = await off_loop(request, lambda: _form(state, asked, conversation, opened))
     return await answer(
         request,
         asked,
         [conversation],
         form,
-        wanted,
+        requested,
         logprobs=logprobs,
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
     )
@@ -75,7 +75,7 @@ def _form(
         return _MessageWriter(Thoughts(opened=opened), READERS[calls.style]() if calls else None, prefix)
 
     form = _ChatForm(writer, state.host.pieces if asked.logprobs else None)
-    return form, _wanted(asked, calls, opened)
+    return form, _requested_grammar(asked, calls, opened)
 
 
 def _logprobs(asked: ChatRequest) -> int | None:
@@ -84,7 +84,9 @@ def _logprobs(asked: ChatRequest) -> int | None:
     return (asked.top_logprobs or 0) if asked.logprobs else None
 
 
-def _wanted(asked: ChatRequest, calls: ToolCallRules | None, opened: bool) -> RequestedGrammar | None:
+def _requested_grammar(
+    asked: ChatRequest, calls: ToolCallRules | None, opened: bool
+) -> RequestedGrammar | None:
     """Return the grammar of the whole reply, including reasoning that the template opens, and tool calls."""
     text = asked.grammar()
     place = text.place if text else "tool_choice" if calls and calls.must else "tools"

@@ -17,7 +17,7 @@ def chat_logprobs(entries: Sequence[TokenLogprob], pieces: Pieces) -> list[dict[
         return {"token": text, "logprob": max(logprob, _LEAST), "bytes": list(piece)}
 
     return [
-        one(entry.token, entry.logprob) | {"top_logprobs": [one(*rival) for rival in entry.top]}
+        one(entry.token, entry.logprob) | {"top_logprobs": [one(*pair) for pair in entry.top]}
         for entry in entries
     ]
 

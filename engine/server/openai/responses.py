@@ -91,15 +91,15 @@ async def answer(
     asked: Asked,
     prompts: Sequence[Prompt],
     form: ChoiceWriter,
-    wanted: RequestedGrammar | None,
+    requested: RequestedGrammar | None,
     **more: Any,
 ) -> Response:
     """Run the prompts and respond.
 
-    `wanted`: the grammar of each reply. `more`: sampling parameters that the two routes name differently.
+    `requested`: the grammar of each reply. `more`: sampling parameters that the two routes name differently.
     """
-    state, place = state_of(request), wanted.place if wanted else ""
-    begun = _begun(state, key_of(request), asked, prompts, wanted, more)
+    state, place = state_of(request), requested.place if requested else ""
+    begun = _begun(state, key_of(request), asked, prompts, requested, more)
     if (run := await unless_gone(request.receive, begun)) is None:
         return Response(status_code=GONE)
     frame = ResponseEnvelope(form, state.config.name, asked)
@@ -121,17 +121,17 @@ async def _begun(
     key: bytes,
     asked: Asked,
     prompts: Sequence[Prompt],
-    wanted: RequestedGrammar | None,
+    requested: RequestedGrammar | None,
     more: dict[str, Any],
 ) -> Generation:
     if state.config.log_prompts:
         log.info("prompts: %r", prompts)
     try:
-        params = asked.sampling(grammar=wanted and wanted.grammar, **more)
+        params = asked.sampling(grammar=requested and requested.grammar, **more)
         run = state.run(key, prompts, params, priority=asked.priority or 0, reply_prefix=asked.said or ())
         return await run.start()
     except BadParams as error:
-        raise refusal(error, wanted.place if wanted else "") from None
+        raise refusal(error, requested.place if requested else "") from None
 
 
 async def _events(

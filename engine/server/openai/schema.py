@@ -15,7 +15,7 @@ from engine.server.openai.structured import (
     ResponseFormat,
     Schema,
     StructuredOutputs,
-    wanted,
+    requested_grammar,
 )
 from engine.server.schema import MAX_REPLY_PREFIX, Messages, Strict, TokenIds
 
@@ -112,7 +112,7 @@ class Asked(Strict):
     def grammar(self) -> RequestedGrammar | None:
         """Return the grammar that the reply's text must match."""
         guided = {name: getattr(self, name) for name in GUIDED}
-        return wanted(self.response_format, self.structured_outputs, guided)
+        return requested_grammar(self.response_format, self.structured_outputs, guided)
 
     def _biases(self) -> dict[int, float] | None:
         biases = self.logit_bias

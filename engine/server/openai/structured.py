@@ -68,7 +68,7 @@ GUIDED = {
 }
 
 
-def wanted(
+def requested_grammar(
     form: ResponseFormat | None,
     outputs: StructuredOutputs | None,
     guided: Mapping[str, Any],

@@ -37,7 +37,7 @@ class BeamGroup:
         self._scheduler, self._number, self._sink, self._stop_ids = scheduler, number, sink, stop_ids
         self.members = [root]
         self._base = len(root.tokens)  # the token count at which the search began
-        self._said = root.generated  # tokens of the reply before that
+        self._earlier = root.generated  # tokens of the reply before that
         self._search = BeamSearch(SearchRules.of(root.params, stop_ids), root.max_len - self._base)
         self._enders = root.params.enders(stop_ids)
         self._start, self._written = written, written.copy()  # the text at the base, and up to `_certain`
@@ -71,7 +71,7 @@ class BeamGroup:
     @property
     def generated(self) -> int:
         """Length of the reply in tokens, the same for every live hypothesis."""
-        return self._said + self._search.length
+        return self._earlier + self._search.length
 
     @property
     def length(self) -> int:
@@ -93,7 +93,7 @@ class BeamGroup:
         done = (
             HypothesisView(-1, -1, each.score, each.tokens[self._certain :]) for each in self._search.done
         )
-        certain = self._said + self._certain
+        certain = self._earlier + self._certain
         return BeamsView(self.id, self.params.beams, certain, (*live,), (*done,), self._dropped)
 
     # Changed parameters
@@ -180,7 +180,7 @@ class BeamGroup:
             self.members.append(member)
         for parent, rank in first.items():
             self._scheduler.append_token(before[parent], kept[rank].token)
-            if self.params.penalised:
+            if self.params.penalized:
                 self._scheduler.restamp(before[parent])  # the slot's tokens have changed
         self._parents = [each.parent for each in kept]
         if self.params.stop:
@@ -242,7 +242,7 @@ class BeamGroup:
 
     def _text(self, written: TextStream, tokens: Sequence[int], at: int) -> str:
         """The text that tokens at position `at` after the base add to a stream."""
-        begin = self._said + at + 1
+        begin = self._earlier + at + 1
         return "".join([written.take(token, n, full=False)[0] for n, token in enumerate(tokens, begin)])
 
     @property
@@ -260,7 +260,7 @@ class BeamGroup:
         for choice, (score, tokens) in enumerate(results):
             written, at = (self._written, self._certain) if choice == 0 else (self._start.copy(), 0)
             text = self._text(written, tokens[at:-1], at)
-            more, finish = written.take(tokens[-1], self._said + len(tokens), full=True)
+            more, finish = written.take(tokens[-1], self._earlier + len(tokens), full=True)
             finishes.append(finish or Finish.LENGTH)
             ended = Delta(self.id, tokens[at:], text + more, (), finish, blocks=self._held)
             self._sink(ended._replace(choice=choice, left=len(results) - 1 - choice, score=score))

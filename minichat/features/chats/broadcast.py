@@ -6,7 +6,7 @@ from textual.content import Content
 
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.session.conversation import Conversation
-from minichat.session.parting import MOST, Comparison, Parting
+from minichat.session.divergence import MOST, Comparison, Divergence
 from minichat.ui.layout import SEVERAL
 from minichat.ui.likely import visible
 
@@ -34,7 +34,7 @@ def _why_one(context: Context) -> str:
     return "close the drawer or the monitor to make room"
 
 
-class Partings:
+class Divergences:
     """Compares the replies to a broadcast as they arrive."""
 
     def __init__(self, context: Context) -> None:
@@ -53,30 +53,30 @@ class Partings:
         trace = next(reversed(chat.traces.values()), None)
         if pane is None or trace is None:
             return
-        parting = comparison.parting(chat)
-        pane.say_parting(self._sentence(parting))
+        divergence = comparison.divergence(chat)
+        pane.show_divergence(self._sentence(divergence))
 
         async def mark() -> None:
             known = await trace.learn(backend)
-            place = trace.prompt_tokens + parting.at
+            place = trace.prompt_tokens + divergence.at
             if place < len(known.places) and known.places[place].message >= 0:
                 message, start, end = known.places[place]
                 pane.transcript.light({message: [(start, end)]}, "parted")
 
         self._context.app.run_worker(mark())
 
-    def _sentence(self, parting: Parting[Conversation]) -> Content:
+    def _sentence(self, divergence: Divergence[Conversation]) -> Content:
         """`Replies diverge at token 12: "the" 41.0%, B "a" 33.0% here`."""
-        tokens = [each.token for each in parting.others]
-        known = [token for token in (parting.token, *tokens) if token is not None]
+        tokens = [each.token for each in divergence.others]
+        known = [token for token in (divergence.token, *tokens) if token is not None]
         words = self._context.program.backend.words(known)
         texts = iter(visible(word, _WORD).rstrip() for word in words)
-        parts: list[tuple[str, str]] = [(f" Replies diverge at token {parting.at + 1}: ", "$text-muted")]
-        if parting.token is None:
+        parts: list[tuple[str, str]] = [(f" Replies diverge at token {divergence.at + 1}: ", "$text-muted")]
+        if divergence.token is None:
             parts.append(("ends", "bold"))
         else:
-            parts.append((f'"{next(texts)}" {parting.share:.1%}', "bold $text-accent"))
-        for each in parting.others:
+            parts.append((f'"{next(texts)}" {divergence.share:.1%}', "bold $text-accent"))
+        for each in divergence.others:
             text = "ends" if each.token is None else f'"{next(texts)}"'
             rare = f"not in the top {MOST}" if each.token is not None else ""
             share = f"{each.share:.1%} here" if each.share is not None else rare
@@ -90,5 +90,5 @@ BROADCAST = Feature(
     commands=(
         ScreenCommand("reply.broadcast", "Reply", "Toggle sending to all open panes", toggle, "alt+a"),
     ),
-    part=Partings,
+    part=Divergences,
 )

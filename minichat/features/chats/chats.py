@@ -18,7 +18,7 @@ DELETE_KEY = "alt+d"  # also in the list of all chats
 
 async def new(context: Context) -> None:
     _keep_draft(context)
-    context.workspace.speak_to(context.chats.new())
+    context.workspace.follow_chat(context.chats.new())
     context.workspace.prompt.focus()
 
 
@@ -32,7 +32,7 @@ async def fork(context: Context, message: Message | None = None) -> None:
     message_id = message.id if message else messages[-1].id
     running = source.streaming and message_id == messages[-1].id
     child = context.chats.fork(message_id)
-    context.workspace.speak_to(child)
+    context.workspace.follow_chat(child)
     if running:  # otherwise the reply has ended
         join(child, source)
     context.workspace.prompt.focus()
@@ -67,7 +67,7 @@ def ask_to_delete(context: Context, chat: Chat, then: Callable[[], None] = lambd
 
     async def take(sure: bool | None) -> None:
         if sure:
-            with context.program.complaining():
+            with context.program.reporting_errors():
                 await delete(context, chat.id)
             then()
 
@@ -83,7 +83,7 @@ def delete_active(context: Context) -> None:
 async def reopen(context: Context, chat_id: int | None = None) -> None:
     _keep_draft(context)
     if conversation := context.chats.reopen(chat_id):
-        context.workspace.speak_to(conversation)
+        context.workspace.follow_chat(conversation)
     else:
         context.app.notify("There is no closed chat", severity="warning")
 
@@ -114,7 +114,7 @@ def rename(context: Context) -> None:
 
     def take(title: str | None) -> None:
         if title and title.strip():
-            with context.program.complaining():
+            with context.program.reporting_errors():
                 active.rename(title.strip())
 
     context.app.push_screen(AskScreen("Rename this chat", active.chat.title), take)
@@ -125,7 +125,7 @@ def instruct(context: Context) -> None:
 
     def take(text: str | None) -> None:
         if text is not None:
-            with context.program.complaining():
+            with context.program.reporting_errors():
                 active.instruct(text.strip())
 
     question = "System prompt (applies from the next reply)"

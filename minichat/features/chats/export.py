@@ -18,17 +18,17 @@ def export(context: Context) -> None:
             return
         file = Path(answer.strip()).expanduser()
         if file.is_file():
-            program.complain(f"{file} already exists. Choose another name")
+            program.report(f"{file} already exists. Choose another name")
             return
         store = context.chats.services.store
-        with program.complaining():
+        with program.reporting_errors():
             text = store.export_json(chat.id) if file.suffix == ".json" else store.export_markdown(chat.id)
             try:
                 if file.parent == paths.exports:
                     private_folder(file.parent)
                 file.write_text(text, encoding="utf-8")
             except OSError as error:  # an error for a full disk does not name the file
-                program.complain(f"Cannot write {file}: {error.strerror}")
+                program.report(f"Cannot write {file}: {error.strerror}")
             else:
                 context.app.notify(f"Exported to {file}")
 

@@ -87,7 +87,7 @@ class FindLeft:
 
 
 def find(context: Context) -> None:
-    context.panels.uncover()
+    context.panels.show_chat()
     context.workspace.pane.query_one(FindBar).open()
 
 

@@ -76,7 +76,7 @@ class ChatOverview(Widget, can_focus=True):
         pointer = marks.pointer if chosen and self.has_focus else " "
         left = Content.assemble(
             (f"{pointer}{number + 1:>2}{marks.pinned if pinned else ' '}", "$text-muted"),
-            (f" {chat.letter.upper()} ", f"bold {self.context.program.owner_colours(conversation.colour)}"),
+            (f" {chat.letter.upper()} ", f"bold {self.context.program.owner_colors(conversation.color)}"),
             " ",
         )
         label, label_style = state_of(conversation)

@@ -24,7 +24,7 @@ def retry(context: Context) -> None:
     """Regenerate the last reply. A refused request would be refused again, so show its error instead."""
     active = context.chats.active
     if active.chat.messages and (last := active.chat.messages[-1]).refused:
-        context.program.complain(last.error)
+        context.program.report(last.error)
     elif not active.retry():
         context.app.notify("There is no finished reply to regenerate", severity="warning")
 

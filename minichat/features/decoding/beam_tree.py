@@ -41,16 +41,16 @@ def lines_of(view: BeamsView, words: Words) -> list[TreeLine]:
             node.ends.append((kind, each.score))  # type: ignore[arg-type]
     texts = _texts((*view.live, *view.done, *view.dropped), words)
     lines = [TreeLine("", "", *end) for end in root.ends]
-    _hang(root, "", texts, lines)
+    _add_lines(root, "", texts, lines)
     best = max((line.score for line in lines if line.score is not None), default=None)
-    led = next((at for at, line in enumerate(lines) if line.score == best), None)
-    if led is not None:
-        lines[led] = lines[led]._replace(leads=True)
+    best_at = next((at for at, line in enumerate(lines) if line.score == best), None)
+    if best_at is not None:
+        lines[best_at] = lines[best_at]._replace(leads=True)
     dropped = sorted(view.dropped, key=lambda each: -each.score)[:MOST_DROPPED]
     return [*lines, *(TreeLine("", _text(each.tokens, texts), "dropped", each.score) for each in dropped)]
 
 
-def _hang(node: _Node, above: str, texts: dict[int, str], lines: list[TreeLine]) -> None:
+def _add_lines(node: _Node, above: str, texts: dict[int, str], lines: list[TreeLine]) -> None:
     children = sorted(node.children.items(), key=lambda pair: -pair[1].best)
     for number, (token, child) in enumerate(children):
         last = number == len(children) - 1
@@ -64,7 +64,7 @@ def _hang(node: _Node, above: str, texts: dict[int, str], lines: list[TreeLine])
         if ends:  # the first end shares the line of its text
             ends[0] = ends[0]._replace(hangs=line.hangs, text=line.text)
         lines += ends or [line]
-        _hang(child, below, texts, lines)
+        _add_lines(child, below, texts, lines)
 
 
 def _texts(hypotheses: Iterable[HypothesisView], words: Words) -> dict[int, str]:

@@ -66,8 +66,8 @@ class DecodingPanel(DecodingDrawer):
         self.likely.show(active.likely, words)
         searching, beams = active.chat.params.beams > 1, seen.beams if seen else None
         self.show_search(searching, beams, words, over=not active.streaming)
-        wanted = seen is not None and bool(active.chat.params.speculate)
-        self.show_gains(seen.speculation if seen and wanted else None)
+        speculating = seen is not None and bool(active.chat.params.speculate)
+        self.show_gains(seen.speculation if seen and speculating else None)
 
     def _look(self, active: Conversation, snapshot: Snapshot) -> None:
         if active.run is None or active.run.reply is None:
@@ -84,18 +84,18 @@ class DecodingPanel(DecodingDrawer):
 
     @on(Knobs.Turned)
     def _tune(self, event: Knobs.Turned) -> None:
-        with self.context.program.complaining():
+        with self.context.program.reporting_errors():
             self.context.chats.active.tune(event.params)
 
-    @on(Knobs.SaveWanted)
+    @on(Knobs.SaveRequested)
     async def _save(self) -> None:
         await self.context.run(SAVE)
 
-    @on(Knobs.DeleteWanted)
+    @on(Knobs.DeleteRequested)
     async def _delete(self) -> None:
         await self.context.run(DELETE)
 
-    @on(Knobs.GrammarWanted)
+    @on(Knobs.GrammarRequested)
     def _ask_for_grammar(self) -> None:
         ask_for_grammar(self.context)
 
@@ -143,11 +143,11 @@ def ask_for_grammar(context: Context) -> None:
     def take(answer: str | None) -> None:
         if answer is None:
             return
-        with context.program.complaining():
+        with context.program.reporting_errors():
             try:
                 active.tune(active.chat.params.changed(grammar=grammar_of(answer)))
             except EngineError as error:
-                context.program.complain(str(error))
+                context.program.report(str(error))
 
     given = f"/{held.text}/" if held and held.kind == "regex" else ""
     question = "Grammar: the file of a JSON schema, or a /regex/"

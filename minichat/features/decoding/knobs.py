@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 from engine.api.errors import BadParams
 from engine.api.params import SamplingParams
-from minichat.session.decoding import KNOBS, OWN, PLAIN, Knob, Preset, nudged, parsed, preset_of, shown
+from minichat.session.decoding import KNOBS, OWN, PLAIN, Knob, Preset, parsed, preset_of, shown, stepped
 from minichat.session.strategies import Strategies, name_of
 from minichat.ui.marks import UNICODE, Marks
 from minichat.ui.panes.keybar import Hints
@@ -43,7 +43,7 @@ class Knobs(Widget, can_focus=True):
         Binding("shift+left", "turn(-10)", "Decrease by ten steps", id="decoding.much_less", show=False),
         Binding("shift+right", "turn(10)", "Increase by ten steps", id="decoding.much_more", show=False),
         Binding("enter", "type", show=False),
-        Binding("backspace", "rub", show=False),
+        Binding("backspace", "erase", show=False),
         Binding("delete", "reset", show=False),
         Binding("ctrl+s", "save", show=False),
     ]
@@ -63,13 +63,13 @@ class Knobs(Widget, can_focus=True):
             super().__init__()
             self.params = params
 
-    class SaveWanted(Message):
+    class SaveRequested(Message):
         """The user wants to save the settings as a preset."""
 
-    class DeleteWanted(Message):
+    class DeleteRequested(Message):
         """The user wants to delete a preset."""
 
-    class GrammarWanted(Message):
+    class GrammarRequested(Message):
         """The user wants to enter a grammar."""
 
     params: reactive[SamplingParams] = reactive(PLAIN, layout=True)
@@ -169,7 +169,7 @@ class Knobs(Widget, can_focus=True):
             if row.choices:
                 self._choose(row, 1 if by > 0 else -1)
             elif row.step:
-                self._set(row, nudged(row, self.params, by))
+                self._set(row, stepped(row, self.params, by))
         elif row == _STRATEGY:
             self._switch(1 if by > 0 else -1)
         elif self.presets:
@@ -191,13 +191,13 @@ class Knobs(Widget, can_focus=True):
         if self._typing is not None:
             self._commit()
         elif isinstance(row, Knob) and row.field == "grammar":
-            self.post_message(self.GrammarWanted())
+            self.post_message(self.GrammarRequested())
         elif isinstance(row, Knob) and not row.choices:
             self._type(shown(row, self.params))
         else:
             self.action_turn(1)
 
-    def action_rub(self) -> None:
+    def action_erase(self) -> None:
         if self._typing is not None:
             self._type(self._typing.text[:-1])
 
@@ -207,10 +207,10 @@ class Knobs(Widget, can_focus=True):
         if isinstance(row, Knob):
             self._set(row, getattr(PLAIN, row.field))
         elif row == _PRESET:
-            self.post_message(self.DeleteWanted())
+            self.post_message(self.DeleteRequested())
 
     def action_save(self) -> None:
-        self.post_message(self.SaveWanted())
+        self.post_message(self.SaveRequested())
 
     def on_key(self, event: Key) -> None:
         row = self.rows[self.row]
@@ -241,7 +241,7 @@ class Knobs(Widget, can_focus=True):
         self._remember(params)  # the watcher does not run if both chats have the same parameters
 
     def _remember(self, params: SamplingParams) -> None:
-        self.strategies.saw(params)
+        self.strategies.observe(params)
         if preset_of(params, self.presets) is None:
             self.strategies.own = params
 
@@ -278,7 +278,7 @@ class Knobs(Widget, can_focus=True):
         if knob.field == "speculate" and self.kinds:
             there = ("", *self.kinds, self.params.speculate)
             knob = replace(knob, choices=tuple(each for each in knob.choices if each[0] in there))
-        self._set(knob, nudged(knob, self.params, by))
+        self._set(knob, stepped(knob, self.params, by))
 
     def _switch(self, by: int) -> None:
         try:

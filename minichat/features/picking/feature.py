@@ -13,7 +13,7 @@ from minichat.features.feature import Context, Feature, HelpSection, MessageComm
 from minichat.features.picking.line import TokenPicker
 from minichat.session.branching import go_on_with
 from minichat.session.conversation import Conversation
-from minichat.session.walk import NoWay, Walk, walk_along
+from minichat.session.walk import TokensUnknown, Walk, start_walk
 from minichat.ui.likely import likely_of
 from minichat.ui.marks import ASCII, UNICODE, Marks
 from minichat.ui.panes.pane import ChatPane
@@ -29,7 +29,7 @@ class Picking:
         self._pane: ChatPane | None = None
         self._walk: Walk | None = None
         self._task: asyncio.Task[None] | None = None
-        self._told = -1  # the position whose candidates are shown
+        self._shown_at = -1  # the position whose candidates are shown
         context.signals.changed.connect(self._changed)
         context.signals.turned.connect(self.end)
         context.signals.replaced.connect(self.end)
@@ -63,15 +63,15 @@ class Picking:
             _show_picker(self._picker, None)
             self._pane.transcript.light({}, "picked")
         self._pane = self._walk = self._task = None
-        self._told = -1
+        self._shown_at = -1
 
     def leave(self) -> None:
         self.end()
         self._context.workspace.prompt.focus()
 
-    def obey(self, said: TokenPicker.Said) -> None:
+    def handle(self, action: TokenPicker.Action) -> None:
         """Handle a user action in the line of tokens."""
-        match said:
+        match action:
             case TokenPicker.Moved(at=at):
                 self.move(at)
             case TokenPicker.Taken(choice=choice):
@@ -87,26 +87,26 @@ class Picking:
     def take(self, choice: int) -> None:
         """Fork the chat at the reply and continue with the chosen candidate."""
         chats, workspace, walk = self._context.chats, self._context.workspace, self._walk
-        if walk is None or (rivals := walk.trace.rivals.get(walk.at)) is None:
+        if walk is None or (entry := walk.trace.logprobs.get(walk.at)) is None:
             return
-        token, _ = rivals.top[choice]
+        token, _ = entry.top[choice]
         chats.active.chat.draft = workspace.prompt.text
         self.end()
         child = chats.fork(walk.message.id)
-        workspace.speak_to(child)
+        workspace.follow_chat(child)
         go_on_with(child, walk, token)
         workspace.prompt.focus()
 
     async def _open(self, message_id: int) -> None:
         context = self._context
         try:
-            walk = await walk_along(context.chats.active, message_id)
-        except (NoWay, EngineError) as error:
+            walk = await start_walk(context.chats.active, message_id)
+        except (TokensUnknown, EngineError) as error:
             context.app.notify(str(error), severity="warning", markup=False)
             return
         walk.at = _start(walk)
         self._walk = walk
-        context.panels.uncover()
+        context.panels.show_chat()
         self._pane = context.workspace.pane
         _show_picker(self._picker, ASCII if context.program.start.ascii else UNICODE)
         self._picker.focus()
@@ -143,12 +143,12 @@ class Picking:
             picker.words[at] for at in picker.seen()
         ):  # a remote engine supplies the text later
             picker.words = words(walk.trace.tokens)
-        rivals = walk.trace.rivals.get(walk.at)
-        picker.told = _told(rivals) if rivals else ""
-        rows = likely_of(rivals, words)
-        if self._told != walk.at:
+        entry = walk.trace.logprobs.get(walk.at)
+        picker.probability = _probability(entry) if entry else ""
+        rows = likely_of(entry, words)
+        if self._shown_at != walk.at:
             picker.choice = next((place for place, row in enumerate(rows) if row.chosen), 0)
-        self._told = walk.at if rows else -1
+        self._shown_at = walk.at if rows else -1
         picker.rows = rows
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
@@ -168,9 +168,9 @@ def _show_picker(picker: TokenPicker, marks: Marks | None) -> None:
     picker.marks = marks or picker.marks
 
 
-def _told(rivals: TokenLogprob) -> str:
-    share = f"{math.exp(rivals.logprob):.1%}"
-    return share if rivals.rank else f"under {share}"
+def _probability(entry: TokenLogprob) -> str:
+    share = f"{math.exp(entry.logprob):.1%}"
+    return share if entry.rank else f"under {share}"
 
 
 def _reply(message: Message) -> bool:
@@ -191,10 +191,10 @@ class PanePicker(TokenPicker):
         self.context = context
         self.display = False
 
-    @on(TokenPicker.Said)
-    def _obey(self, said: TokenPicker.Said) -> None:
-        with self.context.program.complaining():
-            self.context.part(Picking).obey(said)
+    @on(TokenPicker.Action)
+    def _handle(self, action: TokenPicker.Action) -> None:
+        with self.context.program.reporting_errors():
+            self.context.part(Picking).handle(action)
 
 
 def pick(context: Context) -> None:
@@ -216,7 +216,9 @@ PICKING = Feature(
         ScreenCommand("reply.pick", "Reply", "Step through the tokens of the last reply", pick, "alt+c"),
     ),
     message_commands=(
-        MessageCommand("Step through its tokens, continue with another", _pick_message, _reply, at_rest=True),
+        MessageCommand(
+            "Step through its tokens, continue with another", _pick_message, _reply, when_idle=True
+        ),
     ),
     part=Picking,
     in_pane=PanePicker,

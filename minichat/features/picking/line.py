@@ -47,24 +47,24 @@ class TokenPicker(Widget, can_focus=True):
         Binding("escape", "leave", show=False),
     ]
 
-    class Said(Message):
+    class Action(Message):
         """A user action."""
 
-    class Moved(Said):
+    class Moved(Action):
         """The user moved to another token, or the visible tokens have changed."""
 
         def __init__(self, at: int) -> None:
             super().__init__()
             self.at = at
 
-    class Taken(Said):
+    class Taken(Action):
         """The user chose this candidate."""
 
         def __init__(self, choice: int) -> None:
             super().__init__()
             self.choice = choice
 
-    class Left(Said):
+    class Left(Action):
         """The user closed the line."""
 
     words: reactive[Sequence[str]] = reactive((), layout=False)
@@ -72,7 +72,7 @@ class TokenPicker(Widget, can_focus=True):
     rows: reactive[tuple[Likely, ...]] = reactive((), layout=False)
     at: reactive[int] = reactive(0, layout=False)
     choice: reactive[int] = reactive(0, layout=False)
-    told: reactive[str] = reactive("", layout=False)  # the probability of the current token
+    probability: reactive[str] = reactive("", layout=False)  # the probability of the current token
     trouble: reactive[str] = reactive("", layout=False)
     marks: Marks = UNICODE
 
@@ -92,7 +92,8 @@ class TokenPicker(Widget, can_focus=True):
 
     def _head(self) -> Content:
         left = Content.assemble(
-            (f"token {self.at + 1} of {len(self.words)}", "bold $text-primary"), (f"  {self.told}", "$text")
+            (f"token {self.at + 1} of {len(self.words)}", "bold $text-primary"),
+            (f"  {self.probability}", "$text"),
         )
         room = self.size.width - left.cell_length
         keys = next((each for each in _KEYS if len(each) + 2 <= room), "")
@@ -118,10 +119,10 @@ class TokenPicker(Widget, can_focus=True):
         bars: list[tuple[str, str]] = []
         for place in self.seen():
             share, text = self.shares[place], self._word(place)
-            colour = _colour(share)
-            texts.append((text, f"bold {colour} reverse" if place == self.at else colour))
+            color = _color(share)
+            texts.append((text, f"bold {color} reverse" if place == self.at else color))
             level = " " if share is None else heat[min(max(int(share * len(heat)), 1), len(heat) - 1)]
-            bars.append((level * cell_len(text), colour))
+            bars.append((level * cell_len(text), color))
         return Content.assemble(*texts), Content.assemble(*bars)
 
     def _word(self, place: int) -> str:
@@ -157,7 +158,7 @@ class TokenPicker(Widget, can_focus=True):
         self.post_message(self.Left())
 
 
-def _colour(share: float | None) -> str:
+def _color(share: float | None) -> str:
     if share is None:
         return "$text-muted"
     return "$text-error" if share < _UNLIKELY else "$text-warning" if share < _LIKELY else "$text-success"

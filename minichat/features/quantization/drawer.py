@@ -208,22 +208,22 @@ def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple
     """Sizes of weights and cache with a scheme; changed figures show both values."""
     schemes, present = (shot.kv_schemes, shot.kv_scheme) if of_cache else (shot.schemes, shot.quantization)
     views = {each.name: each for each in schemes}
-    there, wanted = views.get(present), views.get(name)
-    if there is None or wanted is None:
+    there, target = views.get(present), views.get(name)
+    if there is None or target is None:
         return ()
     of = "cache" if of_cache else "weights"
     title = Content.styled(f"{of} as {name}, {'current' if name == present else 'preview'}", "bold")
-    if wanted.why_not:
-        return (title, Content.styled(wanted.why_not, "$text-muted"))
+    if target.why_not:
+        return (title, Content.styled(target.why_not, "$text-muted"))
     blocks = len(shot.blocks.refs)
-    blocks_then = wanted.blocks or blocks
+    blocks_then = target.blocks or blocks
     weights = weights_then = next((each.nbytes for each in shot.schemes if each.name == shot.quantization), 0)
     cache = shot.memory.get("cache", 0)
     cache_then = cache * blocks_then // max(blocks, 1)
     if of_cache:
-        cache_then = wanted.nbytes * shot.block_size * blocks_then if wanted.nbytes else cache_then
+        cache_then = target.nbytes * shot.block_size * blocks_then if target.nbytes else cache_then
     else:
-        weights_then = wanted.nbytes
+        weights_then = target.nbytes
 
     def row(label: str, now: str, then: str) -> Content:
         figures = now if now == then else f"{now} {marks.becomes} {then}"

@@ -30,7 +30,7 @@ class Tour:
         self._playing = 0
         self._task: asyncio.Task[None] | None = None
         context.chats.first_ever = False  # the panel is the introduction
-        context.workspace.greets = False
+        context.workspace.shows_greeting = False
         context.app.run_worker(self._begin())
 
     async def _begin(self) -> None:

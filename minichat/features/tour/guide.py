@@ -26,7 +26,7 @@ class Guide:
         self._context, self._back = context, back
         self.stories = count()  # the number of stories requested
         self._events: list[Event] = []  # since the page began
-        self._came = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._glowing: Conversation | None = None
         context.signals.snapshot.connect(self._see_snapshot)
         context.signals.events.connect(self._see_events)
@@ -49,7 +49,7 @@ class Guide:
 
     def _see_events(self, events: Sequence[Event]) -> None:
         self._events += events
-        self._came.set()
+        self._arrived.set()
 
     async def ask(self, text: str, params: Mapping[str, Any], *, new: bool = False) -> Conversation:
         """Send a message in the active chat or a new one; return once the engine has accepted it."""
@@ -106,7 +106,7 @@ class Guide:
     async def quantize(self, scheme: str) -> Quantized:
         """Convert the weights; return when the conversion has ended."""
         await self._context.program.backend.send(SetQuantization(scheme))
-        return await self.heard(Quantized)
+        return await self.wait_for(Quantized)
 
     async def quiet(self) -> None:
         """Stop all replies of earlier pages."""
@@ -117,7 +117,7 @@ class Guide:
             await asyncio.sleep(_LOOK_EVERY)
         self._events.clear()
 
-    async def heard(self, kind: type[Kind] | tuple[type[Kind], ...], *of: Conversation) -> Kind:
+    async def wait_for(self, kind: type[Kind] | tuple[type[Kind], ...], *of: Conversation) -> Kind:
         """Wait for an event of one of these chats' newest requests; an earlier one of this page counts.
 
         Without a chat: an event that belongs to no request.
@@ -127,8 +127,8 @@ class Guide:
             for event in self._events:
                 if isinstance(event, kind) and getattr(event, "request", _ITSELF) in requests:
                     return event
-            self._came.clear()
-            await self._came.wait()
+            self._arrived.clear()
+            await self._arrived.wait()
 
     def prompt_tokens(self, chat: Conversation) -> int:
         return next(reversed(chat.traces.values())).prompt_tokens

@@ -39,9 +39,9 @@ def _story(guide: Guide) -> str:
 async def _first_reply(guide: Guide) -> str:
     await guide.quiet()
     chat = await guide.ask(_story(guide), LONG)
-    admitted = await guide.heard(Admitted, chat)
+    admitted = await guide.wait_for(Admitted, chat)
     guide.glow(chat)
-    first = await guide.heard(FirstToken, chat)
+    first = await guide.wait_for(FirstToken, chat)
     return (
         f"Request {admitted.request} was admitted; its first token came {duration(first.seconds)} after it "
         "was sent. The keys and values of its tokens are in blocks of 16; it allocates more as it decodes."
@@ -51,7 +51,7 @@ async def _first_reply(guide: Guide) -> str:
 async def _prefix(guide: Guide) -> str:
     await guide.quiet()
     chat = await guide.ask(_story(guide), LONG, new=True)
-    admitted = await guide.heard(Admitted, chat)
+    admitted = await guide.wait_for(Admitted, chat)
     guide.glow(chat)
     tokens = guide.prompt_tokens(chat)
     if not admitted.cached:
@@ -65,11 +65,11 @@ async def _prefix(guide: Guide) -> str:
 async def _fork(guide: Guide) -> str:
     await guide.quiet()
     parent = await guide.ask(_story(guide), LONG)
-    await guide.heard(FirstToken, parent)
+    await guide.wait_for(FirstToken, parent)
     child = await guide.fork(parent)
-    forked = await guide.heard(Forked, child)
+    forked = await guide.wait_for(Forked, child)
     guide.glow(child)
-    copied = await guide.heard((Copied, Finished), parent, child)
+    copied = await guide.wait_for((Copied, Finished), parent, child)
     if not isinstance(copied, Copied):
         return (
             f"The fork began with {_blocks(forked.blocks)}, all of them full: nothing had to be copied. "
@@ -84,14 +84,14 @@ async def _fork(guide: Guide) -> str:
 async def _preemption(guide: Guide) -> str:
     await guide.quiet()
     chats = await guide.ask_all([_story(guide) for _ in range(3)], LONG)
-    gone = await guide.heard(Preempted, *chats)
+    gone = await guide.wait_for(Preempted, *chats)
     chat, blocks = guide.chat_of(gone.request), _blocks(gone.blocks)
     name = chat.chat.letter.upper()
     guide.say(
         f"Chat {name} gave up its {blocks} so that the others can continue. It keeps its text and place in "
         "the queue, and resumes when there is room ..."
     )
-    back = await guide.heard(Resumed, chat)
+    back = await guide.wait_for(Resumed, chat)
     return (
         f"Chat {name} gave up {blocks} and resumed automatically: {plural(back.cached, 'token')} were still "
         "in the cache, the others were recomputed. Its text is the same as without the preemption."
@@ -101,10 +101,10 @@ async def _preemption(guide: Guide) -> str:
 async def _decoding(guide: Guide) -> str:
     await guide.quiet()
     chat = await guide.ask(_story(guide), LONG)
-    await guide.heard(FirstToken, chat)
+    await guide.wait_for(FirstToken, chat)
     guide.tune(chat, temperature=0.0)
-    updated = await guide.heard(Updated, chat)
-    done = await guide.heard(Finished, chat)
+    updated = await guide.wait_for(Updated, chat)
+    done = await guide.wait_for(Finished, chat)
     return (
         f"From step {updated.step} on, the reply was greedy, in the middle of a sentence; it ended after "
         f"{done.tokens} tokens. F3 shows all decoding settings of a chat and the likeliest next tokens."
@@ -114,12 +114,12 @@ async def _decoding(guide: Guide) -> str:
 async def _switch(guide: Guide) -> str:
     await guide.quiet()
     chat = await guide.ask(_story(guide), LONG)
-    await guide.heard(FirstToken, chat)
+    await guide.wait_for(FirstToken, chat)
     switched = await guide.quantize(SCHEME if guide.scheme != SCHEME else "none")
     if switched.error:
         return f"It stayed at {switched.before}: {switched.error}."
     after = duration(switched.seconds)
-    done = await guide.heard(Finished, chat)
+    done = await guide.wait_for(Finished, chat)
     sizes = f"{size(guide.weights(switched.before))} became {size(guide.weights(switched.scheme))}"
     return (
         f"{sizes} in {after}, one layer at a time, while the request continued: it ended after {done.tokens} "

@@ -49,11 +49,11 @@ class WhyScreen(Dialog[None]):
 
     def on_mount(self) -> None:
         self._ask()
-        self._engine.look(self)
+        self._engine.observe(self)
         self._show()
 
     def on_unmount(self) -> None:
-        self._engine.look_away(self)
+        self._engine.unobserve(self)
 
     def on_resize(self) -> None:
         self._show()

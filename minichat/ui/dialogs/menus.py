@@ -17,13 +17,13 @@ def message_menu(context: Context, message_id: int) -> None:
 
     async def take(command: MessageCommand | None) -> None:
         if command is not None:
-            with context.program.complaining():
+            with context.program.reporting_errors():
                 work: Awaitable[None] | None = command.run(context, message)
                 if isawaitable(work):
                     await work
 
     known = [each for feature in context.features for each in feature.message_commands if each.fits(message)]
-    fitting = [each for each in known if not (each.at_rest and active.streaming)]
+    fitting = [each for each in known if not (each.when_idle and active.streaming)]
     choices = [
         Choice(Content(f" {each.title}"), each) for each in sorted(fitting, key=lambda each: each.cuts)
     ]

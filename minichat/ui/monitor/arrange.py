@@ -13,12 +13,12 @@ Place = tuple[int, int, int, int]  # column, line, width, height
 
 
 def arrange(
-    width: int, height: int, maximised: int | None = None, wanted: Mapping[int, int] | None = None
+    width: int, height: int, maximized: int | None = None, useful_lines: Mapping[int, int] | None = None
 ) -> dict[int, Place]:
-    """Return the place of each visible pane. `wanted`: the lines that a pane can use, if limited."""
-    if maximised is not None:
-        return {maximised: (0, 0, width, height)}
-    stack = partial(_stack, height=height, wanted=wanted or {})
+    """Return the place of each visible pane. `useful_lines`: the lines that a pane can use, if limited."""
+    if maximized is not None:
+        return {maximized: (0, 0, width, height)}
+    stack = partial(_stack, height=height, useful_lines=useful_lines or {})
     if width < WIDE:
         return stack(PANES, 0, width)
     left = width // 2
@@ -29,16 +29,16 @@ def arrange(
 
 
 def _stack(
-    panes: Sequence[int], column: int, width: int, *, height: int, wanted: Mapping[int, int]
+    panes: Sequence[int], column: int, width: int, *, height: int, useful_lines: Mapping[int, int]
 ) -> dict[int, Place]:
     """Stack panes with a blank line between them. Panes that do not fit are left out."""
     shown = [pane for pane in _FIRST if pane in panes]
-    heights = {pane: min(_LEAST[pane], wanted.get(pane, height), height) for pane in shown}
+    heights = {pane: min(_LEAST[pane], useful_lines.get(pane, height), height) for pane in shown}
     while len(shown) > 1 and _needed(heights) > height:
         del heights[shown.pop()]
     least, spare = dict(heights), height - _needed(heights)
     for _ in range(spare):  # each line goes to the pane that has the least of its share
-        growing = [pane for pane in shown if _SHARE[pane] and heights[pane] < wanted.get(pane, height)]
+        growing = [pane for pane in shown if _SHARE[pane] and heights[pane] < useful_lines.get(pane, height)]
         if not growing:
             break
         heights[min(growing, key=lambda pane: (heights[pane] - least[pane] + 1) / _SHARE[pane])] += 1

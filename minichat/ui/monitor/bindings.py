@@ -20,7 +20,7 @@ KEYS: list[BindingType] = [
     *(
         Binding(
             f"{pane}",
-            f"maximise({pane})",
+            f"maximize({pane})",
             f"Maximize {name}, or restore",
             id=f"monitor.pane_{pane}",
             show=False,

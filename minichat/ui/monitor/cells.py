@@ -135,9 +135,9 @@ def _most(state: np.ndarray, top: np.ndarray, codes: np.ndarray) -> np.ndarray:
     if per == 1:
         return np.where(counts, codes, 0)[:, 0].astype(np.uint8)
     kinds = int(codes.max(initial=0)) + 1
-    ballot = np.where(counts, codes, kinds)  # the last bin is for blocks in other states
+    bins = np.where(counts, codes, kinds)  # the last bin is for blocks in other states
     votes = np.bincount(
-        (ballot + np.arange(cells)[:, None] * (kinds + 1)).ravel(), minlength=cells * (kinds + 1)
+        (bins + np.arange(cells)[:, None] * (kinds + 1)).ravel(), minlength=cells * (kinds + 1)
     )
     return votes.reshape(cells, kinds + 1)[:, :kinds].argmax(axis=1).astype(np.uint8)
 

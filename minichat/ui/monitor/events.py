@@ -96,7 +96,7 @@ class EventLog(Pane):
         self.draw()
 
     @property
-    def wanted(self) -> int:
+    def useful_lines(self) -> int:
         return 1 + max(len(self._entries), 1)
 
     def rows(self, width: int, height: int) -> Sequence[Row]:

@@ -152,16 +152,16 @@ class KVMap(Pane):
         return shaped
 
     def _cells_of(self, blocks: Collection[int]) -> np.ndarray:
-        wanted = np.fromiter((block for block in blocks if block < len(self._state)), np.int64)
+        needed = np.fromiter((block for block in blocks if block < len(self._state)), np.int64)
         if self._sorted is not None:
-            wanted = np.flatnonzero(np.isin(self._sorted, wanted))
-        return wanted // self._grid.per
+            needed = np.flatnonzero(np.isin(self._sorted, needed))
+        return needed // self._grid.per
 
     def _current_shades(self) -> Shades:
         owners = self._codes.owners
-        wanted = (self.tint, self.halves, tuple(owners))
-        if self._shades is None or self._shades_for != wanted:
-            self._shades, self._shades_for = Shades(self.app, self.plain, self.hue, owners, self.tint), wanted
+        needed = (self.tint, self.halves, tuple(owners))
+        if self._shades is None or self._shades_for != needed:
+            self._shades, self._shades_for = Shades(self.app, self.plain, self.hue, owners, self.tint), needed
             self._values = np.zeros((0, 0), np.int64)
         return self._shades
 

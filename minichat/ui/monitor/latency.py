@@ -21,7 +21,7 @@ class Latency(Pane):
     number, title = 4, "latency"
 
     @property
-    def wanted(self) -> int | None:
+    def useful_lines(self) -> int | None:
         return None if self.snapshot is not None and _measured(self.snapshot) else 2
 
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:

@@ -98,7 +98,7 @@ class Pane(Widget, can_focus=True):
         self.draw()
 
     @property
-    def wanted(self) -> int | None:
+    def useful_lines(self) -> int | None:
         """The number of lines it can use; None if any."""
         return None
 

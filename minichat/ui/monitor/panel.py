@@ -49,7 +49,7 @@ class MonitorPanel(Widget):
     """
     BINDINGS: ClassVar[list[BindingType]] = KEYS
 
-    class RateWanted(Message):
+    class RateRequested(Message):
         """The user wants faster or slower updates."""
 
         def __init__(self, by: int) -> None:
@@ -70,7 +70,7 @@ class MonitorPanel(Widget):
         self.panes: dict[int, Pane] = {
             pane.number: pane for pane in (self.kvmap, self.queues, self.rates, self.latency, self.event_log)
         }
-        self.maximised: int | None = None
+        self.maximized: int | None = None
         self.paused = False
         self._places = _Places()
         self._latest: tuple[Snapshot, Mapping[int, Owner]] | None = None
@@ -118,9 +118,9 @@ class MonitorPanel(Widget):
                 pane.flag, flag = flag, ""  # shown by the first visible pane only
                 pane.update_from(snapshot, owners)
 
-    def maximise(self, pane: int | None) -> None:
+    def maximize(self, pane: int | None) -> None:
         """Show one pane only; None shows all that fit."""
-        self.maximised = pane
+        self.maximized = pane
         self._lay_out()
         if pane is not None:
             self.panes[pane].focus()
@@ -143,21 +143,21 @@ class MonitorPanel(Widget):
 
     def places(self, size: Size) -> dict[int, Place]:
         """Where each pane is. A pane with little to show leaves its lines to the others."""
-        wanted = {number: pane.wanted for number, pane in self.panes.items()}
-        known = {number: lines for number, lines in wanted.items() if lines is not None}
-        return arrange(size.width, size.height, self.maximised, known)
+        useful_lines = {number: pane.useful_lines for number, pane in self.panes.items()}
+        known = {number: lines for number, lines in useful_lines.items() if lines is not None}
+        return arrange(size.width, size.height, self.maximized, known)
 
     def focus_first(self) -> None:
         """Focus the first pane, when the user goes to the monitor."""
-        self.panes[self.maximised or KVMAP].focus()
+        self.panes[self.maximized or KVMAP].focus()
 
     # Keys
 
-    def action_maximise(self, pane: int) -> None:
-        self.maximise(None if self.maximised == pane else pane)
+    def action_maximize(self, pane: int) -> None:
+        self.maximize(None if self.maximized == pane else pane)
 
     def action_rate(self, by: int) -> None:
-        self.post_message(self.RateWanted(by))
+        self.post_message(self.RateRequested(by))
 
     def action_pause(self) -> None:
         self.paused = not self.paused
@@ -188,7 +188,7 @@ class MonitorPanel(Widget):
         self.queues.preempt_selected()
 
     def action_leave(self) -> None:
-        if self.maximised in PANES:
-            self.maximise(None)
+        if self.maximized in PANES:
+            self.maximize(None)
         else:
             self.post_message(self.Left())

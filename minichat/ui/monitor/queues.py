@@ -64,7 +64,7 @@ class Queues(Pane):
         return self._selected
 
     @property
-    def wanted(self) -> int:
+    def useful_lines(self) -> int:
         return 2 + self._most
 
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:

@@ -32,7 +32,7 @@ class RateGraphs(Pane):
         self._ran = self._ran or rates.prefill + rates.decode > 0
 
     @property
-    def wanted(self) -> int | None:
+    def useful_lines(self) -> int | None:
         return None if self._ran else 2
 
     def next_window(self) -> None:

@@ -62,7 +62,7 @@ class Shades:
         self._ramp = Color.parse(variables["primary"])
         self._plain, self._hue, self._owners, self._tint = plain, hue, owners, tint
         self._mixes = mixes(app)
-        self._colours: dict[int, RichColor] = {}
+        self._colors: dict[int, RichColor] = {}
         self._single, self._double = Segments(self._letter), Segments(self._pair)
 
     def segments(self, cells: np.ndarray, span: int) -> list[Segment]:
@@ -119,11 +119,11 @@ class Shades:
 
     def rich(self, value: int) -> RichColor:
         value &= THERE - 1
-        if (found := self._colours.get(value)) is None:
-            found = self._colours[value] = self.colour(value).rich_color
+        if (found := self._colors.get(value)) is None:
+            found = self._colors[value] = self.color(value).rich_color
         return found
 
-    def colour(self, value: int) -> Color:
+    def color(self, value: int) -> Color:
         state, owner, level = parts(value)
         if state is State.FREE:
             return self._free

@@ -16,17 +16,17 @@ def block_rows(
     shot: Snapshot,
     owners: Mapping[int, Owner],
     state: np.ndarray,
-    wanted: Sequence[int],
+    targets: Sequence[int],
     signs: Signs,
     texts: Mapping[int, str],
 ) -> list[Row]:
     """`texts`: the text of each block, if known."""
-    holders = _holders(shot, frozenset(wanted))
+    holders = _holders(shot, frozenset(targets))
     digits = len(f"{len(state)}")
-    rows = (_row(shot, owners, State(state[block]), block, holders[block], digits) for block in wanted)
+    rows = (_row(shot, owners, State(state[block]), block, holders[block], digits) for block in targets)
     return [
         (*row, _text(State(state[block]), texts.get(block), signs))
-        for row, block in zip(rows, wanted, strict=True)
+        for row, block in zip(rows, targets, strict=True)
     ]
 
 
@@ -36,10 +36,10 @@ def _text(state: State, text: str | None, signs: Signs) -> Span:
     return (f"  {signs.line(text)}", "strong") if text else ("  text unknown", "muted")
 
 
-def _holders(shot: Snapshot, wanted: frozenset[int]) -> dict[int, list[int]]:
+def _holders(shot: Snapshot, targets: frozenset[int]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = defaultdict(list)
     for request in shot.requests:
-        for block in wanted.intersection(request.blocks):
+        for block in targets.intersection(request.blocks):
             found[block].append(request.id)
     return found
 

@@ -61,13 +61,14 @@ class ChatPane(Vertical):
         self.conversation = conversation
         self._figured = 0.0
         self._below = below
-        self.head, self.transcript, self.parting = PaneHead(), Transcript(glyphs), Static(classes="parting")
+        self.head, self.transcript = PaneHead(), Transcript(glyphs)
+        self.divergence = Static(classes="divergence")
 
     def compose(self) -> ComposeResult:
         yield self.head
         yield self.transcript
-        self.parting.display = False
-        yield self.parting
+        self.divergence.display = False
+        yield self.divergence
         yield from (make(self) for make in self._below)
 
     def on_mount(self) -> None:
@@ -92,12 +93,12 @@ class ChatPane(Vertical):
 
     def show_messages(self) -> None:
         self.transcript.show(self.conversation.messages, self.conversation.chat.letter.upper())
-        self.say_parting(None)
+        self.show_divergence(None)
         self.show_figures()
 
     def add_message(self, message: Message) -> None:
         if message.role == "user":
-            self.say_parting(None)
+            self.show_divergence(None)
         self.transcript.append(message)
         self.show_figures()
 
@@ -112,10 +113,10 @@ class ChatPane(Vertical):
         self.transcript.settle(message)
         self.show_figures()
 
-    def show_label(self, colours: str, *, active: bool) -> None:
+    def show_label(self, colors: str, *, active: bool) -> None:
         chat = self.conversation.chat
         self.head.label = Content.assemble(
-            (f" {chat.letter.upper()} ", f"bold {colours}"),
+            (f" {chat.letter.upper()} ", f"bold {colors}"),
             (f" {titled(chat.title)} ", "bold $text" if active else "$text-muted"),
             (f" {strategy(chat.params)}", "$text-muted"),
         )
@@ -138,11 +139,11 @@ class ChatPane(Vertical):
         more = f"{figures}  {stats.blocks:,} blk"
         return more if stats.blocks and self.head.has_room(more) else figures
 
-    def say_parting(self, sentence: Content | None) -> None:
+    def show_divergence(self, sentence: Content | None) -> None:
         """Show where this reply diverges from those beside it; None hides the line."""
-        if sentence is not None or self.parting.display:
-            self.parting.display = sentence is not None
-            self.parting.update(sentence or "")
+        if sentence is not None or self.divergence.display:
+            self.divergence.display = sentence is not None
+            self.divergence.update(sentence or "")
 
     # Actions
 

@@ -110,13 +110,13 @@ class Prompt(TextArea):
         found = typing(self.document.get_line(row)[:column]) if self.selection.is_empty else None
         if found is None:
             self._refused = None
-        wanted = found is not None and self.has_focus and (row, found.start) != self._refused
-        folder = folder_of(found.name) if found and wanted else None
+        offered = found is not None and self.has_focus and (row, found.start) != self._refused
+        folder = folder_of(found.name) if found and offered else None
         if folder != self._folder:
             self._folder, self._entries = folder, []
             if folder is not None:
                 self.run_worker(self._look_into(folder), group="completion", exclusive=True)
-        self.completion.show(tuple(offers(found.name, self._entries)) if found and wanted else ())
+        self.completion.show(tuple(offers(found.name, self._entries)) if found and offered else ())
 
     async def _look_into(self, folder: str) -> None:
         """List a folder in a thread: a network folder may be slow or never answer."""

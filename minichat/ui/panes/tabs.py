@@ -26,7 +26,7 @@ _LENGTHS = (
     (0, _TITLE),
 )
 _TABS = 32  # cells reserved for the chats
-_ROOMY = 120  # columns from which all facts are shown, however many chats are open
+_WIDE = 120  # columns from which all facts are shown, however many chats are open
 
 
 def titled(title: str) -> str:
@@ -40,7 +40,7 @@ class Tab:
 
     letter: str
     title: str
-    colours: str  # style of the letter: "#101010 on #e69f00"
+    colors: str  # style of the letter: "#101010 on #e69f00"
     active: bool = False
     shown: bool = False  # beside the active one
     running: bool = False
@@ -83,7 +83,7 @@ class ChatTabs(Widget):
         """The facts that fit beside all chats with titles long enough to tell them apart."""
         needed = sum(self._label(*each, _TITLE).cell_length for each in enumerate(self.tabs))
         words = self.facts.split("  ")
-        if width >= _ROOMY:
+        if width >= _WIDE:
             needed = 0
         for count in range(len(words), 0, -1):
             facts = f" {'  '.join(words[:count])} "
@@ -132,7 +132,7 @@ class ChatTabs(Widget):
         number = f" {index + 1}{pin}" if index < 9 else pin
         return Content.assemble(
             (number, "$text-muted on $panel" if tab.active else "$text-muted"),
-            (tab.letter, f"bold {tab.colours}"),
+            (tab.letter, f"bold {tab.colors}"),
             (f" {title} " if title else " ", style),
             (f"{sign} " if sign else "", style),
         )

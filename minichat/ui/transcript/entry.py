@@ -154,17 +154,17 @@ class Entry:
         else:
             yield EntryPart.BODY, self.body.known
             if self._tail_leaf is not None:
-                yield EntryPart.TAIL, len(self._tail_drawn().rows)
+                yield EntryPart.TAIL, len(self._rendered_tail().rows)
         if self.behind:
             yield EntryPart.COMING, 1 + estimate(self.behind, 0, self._canvas.width)
         if self.message.state in ("failed", "stopped"):
             yield EntryPart.NOTE, len(self.note().rows)
         yield EntryPart.SPACE, 1
 
-    def part_top(self, wanted: EntryPart) -> int:
+    def part_top(self, target: EntryPart) -> int:
         top = 0
         for part, height in self.parts():
-            if part >= wanted:
+            if part >= target:
                 return top
             top += height
         return top
@@ -219,7 +219,7 @@ class Entry:
             case EntryPart.FOLD:
                 return RenderedLeaf("", (self._fold(),))
             case EntryPart.TAIL:
-                return self._tail_drawn()
+                return self._rendered_tail()
             case EntryPart.COMING:
                 text = f"{self._canvas.glyphs.cut} loading {self.behind:,} characters"
                 return RenderedLeaf("", (Row((Fragment(text, ("note",)),)),))
@@ -228,7 +228,7 @@ class Entry:
             case _:
                 return RenderedLeaf("", (Row(),))
 
-    def _tail_drawn(self) -> RenderedLeaf:
+    def _rendered_tail(self) -> RenderedLeaf:
         leaf = self._tail_leaf
         return (
             draw(leaf, self._canvas.width, self._canvas.glyphs, (), self._tail)

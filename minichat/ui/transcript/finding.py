@@ -18,10 +18,10 @@ class Hit(NamedTuple):
 class Find:
     """A case-insensitive search in the text of messages."""
 
-    def __init__(self, view: View, wanted: str) -> None:
+    def __init__(self, view: View, text: str) -> None:
         self._view = view
-        self._needle = wanted.lower()
-        self._pattern = re.compile(re.escape(wanted), re.IGNORECASE)
+        self._needle = text.lower()
+        self._pattern = re.compile(re.escape(text), re.IGNORECASE)
         self.current: Hit | None = None
 
     def ranges(self, drawn: RenderedLeaf) -> list[tuple[int, int]]:

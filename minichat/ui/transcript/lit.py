@@ -38,14 +38,14 @@ class Lit:
 
     def ranges(self, place: Place) -> list[Span]:
         """The highlighted characters of the leaf at a place."""
-        wanted = self.spans.get(place.entry.message.id)
+        highlighted = self.spans.get(place.entry.message.id)
         document = place.entry.body
-        if not wanted or document is None or place.spot.part != EntryPart.BODY or not document.leaves:
+        if not highlighted or document is None or place.spot.part != EntryPart.BODY or not document.leaves:
             return []
         drawn = document.sheet(place.spot.leaf).drawn
         kept = self._kept.get(place.key)
         if kept is None or kept[0] is not drawn:
-            kept = self._kept[place.key] = drawn, _found(document, place.spot.leaf, wanted)
+            kept = self._kept[place.key] = drawn, _found(document, place.spot.leaf, highlighted)
         return kept[1]
 
     def first(self) -> Place | None:
@@ -104,12 +104,12 @@ def _source(document: Document, leaf: int, character: int) -> int:
     return begin + before + 1
 
 
-def _found(document: Document, index: int, wanted: Sequence[Span]) -> list[Span]:
+def _found(document: Document, index: int, highlighted: Sequence[Span]) -> list[Span]:
     """The ranges of visible characters of a leaf; adjacent ones are merged."""
     leaf = document.leaves[index]
     inside = [
         (start - leaf.start, end - leaf.start)
-        for start, end in wanted
+        for start, end in highlighted
         if start < leaf.end and end > leaf.start
     ]
     if not inside:

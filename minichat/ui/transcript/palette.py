@@ -82,7 +82,7 @@ def component(look: str) -> str:
     return f"transcript--{look}"
 
 
-def colour(widget: Widget, look: Look) -> Style:
+def color(widget: Widget, look: Look) -> Style:
     """The style of a look: the styles of its names combined."""
     style = widget.rich_style
     for name in look:

@@ -24,7 +24,7 @@ from minichat.ui.transcript.lit import Spans, Way, chosen_spans
 from minichat.ui.transcript.markdown import highlight
 from minichat.ui.transcript.markdown.canvas import Canvas
 from minichat.ui.transcript.painter import PaintContext, Painter
-from minichat.ui.transcript.palette import CSS, LOOKS, colour, component
+from minichat.ui.transcript.palette import CSS, LOOKS, color, component
 from minichat.ui.transcript.pointer import click_message, word_at_pointer
 from minichat.ui.transcript.search import Search
 from minichat.ui.transcript.selecting import selected
@@ -63,7 +63,7 @@ class Transcript(ScrollView, can_focus=True):
             self.styles.scrollbar_size_vertical = 0  # its ends use block characters
         self.auto_links = False  # lines contain no Textual actions
         self._clock = clock
-        self._canvas = Canvas(_WIDTH, glyphs, partial(colour, self))
+        self._canvas = Canvas(_WIDTH, glyphs, partial(color, self))
         self._view = View(self._canvas)
         self._painter = Painter(self._view, self._want)
         self._caret = Caret(self._view)

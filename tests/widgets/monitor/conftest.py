@@ -11,13 +11,13 @@ from tests import impatient
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    wanted = inspect.signature(pyfuncitem.obj).parameters
-    impatient.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    expected = inspect.signature(pyfuncitem.obj).parameters
+    impatient.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in expected}))
     return True
 
 
 @pytest.fixture(autouse=True)
-def true_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+def true_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.setenv("TERM", "xterm-256color")

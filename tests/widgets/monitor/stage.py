@@ -11,14 +11,14 @@ from textual.widget import Widget
 
 from minichat.shell.themes import load_themes, shipped_themes
 
-PATIENCE = 20.0  # seconds; generous, for a loaded machine
+TIMEOUT = 20.0  # seconds; generous, for a loaded machine
 
 
 class Stage(App[None]):
     def __init__(self, widget: Widget, theme: str) -> None:
         super().__init__()
-        self.widget, self.wanted = widget, theme
-        self.heard: list[Message] = []
+        self.widget, self.chosen_theme = widget, theme
+        self.received: list[Message] = []
 
     def compose(self) -> ComposeResult:
         yield self.widget
@@ -26,11 +26,11 @@ class Stage(App[None]):
     def on_mount(self) -> None:
         for palette in load_themes(shipped_themes()).palettes.values():
             self.register_theme(palette.theme())
-        self.theme = self.wanted
+        self.theme = self.chosen_theme
 
     def of(self, kind: type[Message]) -> list[Message]:
         """Each message once, although it bubbles through several widgets."""
-        once = {id(message): message for message in self.heard if isinstance(message, kind)}
+        once = {id(message): message for message in self.received if isinstance(message, kind)}
         return list(once.values())
 
 
@@ -40,7 +40,7 @@ async def staged(
 ) -> AsyncIterator[Pilot[None]]:
     """Show the widget and record all messages that it posts."""
     app = Stage(widget, theme)
-    async with app.run_test(size=size, message_hook=app.heard.append) as pilot:
+    async with app.run_test(size=size, message_hook=app.received.append) as pilot:
         await pilot.pause()
         pilot.app.set_focus(widget if focus and widget.focusable else None)
         await pilot.pause()
@@ -49,7 +49,7 @@ async def staged(
 
 async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
     """Wait for a condition that a loaded machine may delay."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while not holds():
             await pilot.pause(0.005)
 
@@ -58,7 +58,7 @@ def lines(widget: Widget) -> list[str]:
     return [widget.render_line(y).text for y in range(widget.size.height)]
 
 
-def heard(pilot: Pilot[None], kind: type[Message]) -> list[Message]:
+def received(pilot: Pilot[None], kind: type[Message]) -> list[Message]:
     app = pilot.app
     assert isinstance(app, Stage)
     return app.of(kind)

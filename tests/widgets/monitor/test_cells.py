@@ -64,11 +64,11 @@ def test_a_cell_summarizes_its_blocks(
         kinds = [State.CACHED + min(refs, 2) if refs else unheld[owner >= 0] for refs, owner, *_ in part]
         assert cells.state[number] == max(kinds)
         assert cells.level[number] == level(part, per, tint)
-        wanted = min(max(kinds), State.USED)
+        expected = min(max(kinds), State.USED)
         votes = Counter(
             owner + 1
             for kind, (_, owner, *_) in zip(kinds, part, strict=True)
-            if min(kind, State.USED) == wanted
+            if min(kind, State.USED) == expected
         )
         if max(kinds) == State.FREE:
             assert cells.owner[number] == 0

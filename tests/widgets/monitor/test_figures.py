@@ -103,11 +103,11 @@ async def test_graphs_grow_with_the_pane() -> None:
 async def test_the_history_has_no_gap_after_another_pane_was_maximized() -> None:
     panel = MonitorPanel(ascii=True)
     async with staged(panel, (60, 30)) as pilot:
-        panel.maximise(1)
+        panel.maximize(1)
         await pilot.pause()
         for second, decode in enumerate((100, 200, 300, 400)):
             panel.update_from(at(decode, when=100.0 + second), OWNERS)
-        panel.maximise(None)
+        panel.maximize(None)
         await until(pilot, lambda: panel.rates.size.height > 2 and panel.rates.display)
         await until(pilot, lambda: any(" decode" in line for line in lines(panel.rates)))
         graph = next(line for line in lines(panel.rates) if " decode" in line).split("|", 1)[1].rstrip()
@@ -214,7 +214,7 @@ async def test_an_engine_that_ended_has_no_latencies() -> None:
     async with staged(latency, (62, 6), focus=False):
         shot = snapshot(64, [request(1)])
         latency.update_from(shot, OWNERS)
-        latency.update_from(shot.ended("the engine was told to go"), OWNERS)
+        latency.update_from(shot.ended("the engine was stopped"), OWNERS)
         assert "step -" in lines(latency)[0]
         assert "p50       -  p99       -  n 0" in lines(latency)[1]
         assert "p50       -  p99       -  n 0" in lines(latency)[2]

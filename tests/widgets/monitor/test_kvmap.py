@@ -11,7 +11,7 @@ from minichat.shell.themes import OKABE_ITO
 from minichat.ui.monitor import KVMap
 from minichat.ui.monitor.owners import Owner
 from tests.widgets.monitor.snapshots import OWNERS, blocks, request, snapshot
-from tests.widgets.monitor.stage import heard, lines, staged, until
+from tests.widgets.monitor.stage import lines, received, staged, until
 
 TWO = (request(0, blocks=(0, 1, 2, 3)), request(1, blocks=(0, 1, 4)))  # they share blocks 0 and 1
 
@@ -21,7 +21,7 @@ def small(step: int = 100, **changes: Any) -> Snapshot:
     return snapshot(8, TWO, step, blocks=blocks(8, TWO, {5: 2}, {3: 4}, {5: 60}), **changes)
 
 
-def colour(widget: KVMap, x: int, y: int) -> tuple[RichColor | None, RichColor | None]:
+def color(widget: KVMap, x: int, y: int) -> tuple[RichColor | None, RichColor | None]:
     strip = widget.render_line(y).crop(x, x + 1)
     style = next(iter(strip)).style
     assert style is not None
@@ -55,7 +55,7 @@ async def test_ansi_themes_use_colored_letters() -> None:
     async with staged(kvmap, (40, 8), theme="terminal"):
         kvmap.update_from(small(), OWNERS)
         assert "AAAAAAAABBBBcccc" in lines(kvmap)[1]
-        assert colour(kvmap, 8, 1)[0] == RichColor.from_ansi(4)
+        assert color(kvmap, 8, 1)[0] == RichColor.from_ansi(4)
 
 
 async def test_half_blocks_have_one_hue_per_owner() -> None:
@@ -66,10 +66,10 @@ async def test_half_blocks_have_one_hue_per_owner() -> None:
         assert kvmap.halves
         # 16 columns and four half lines: A in the upper half, B in the lower; the other blocks are free.
         assert lines(kvmap)[1] == "▀" * 16
-        above, below = colour(kvmap, 5, 1)
+        above, below = color(kvmap, 5, 1)
         assert above == RichColor.parse(OKABE_ITO[0].lower())
         assert below == RichColor.parse(OKABE_ITO[1].lower())
-        free, same = colour(kvmap, 5, 2)
+        free, same = color(kvmap, 5, 2)
         assert free is None
         assert same == RichColor.parse(pilot.app.theme_variables["map-free"].lower())
 
@@ -81,7 +81,7 @@ async def test_a_partial_block_is_darker() -> None:
         levels = []
         for tokens in (1, 8, 12, 16):
             kvmap.update_from(snapshot(64, one, blocks=blocks(64, one, None, {5: tokens})), OWNERS)
-            found = colour(kvmap, 5, 1)[0]
+            found = color(kvmap, 5, 1)[0]
             assert found
             levels.append(sum(found.get_truecolor()))
         assert levels == sorted(set(levels))
@@ -136,7 +136,7 @@ async def test_enter_lists_the_holders_of_the_blocks() -> None:
         await pilot.press("escape")
         assert not kvmap.zoomed
         pointed = [
-            message.blocks for message in heard(pilot, KVMap.Pointed) if isinstance(message, KVMap.Pointed)
+            message.blocks for message in received(pilot, KVMap.Pointed) if isinstance(message, KVMap.Pointed)
         ]
         assert pointed == [(0,), (1,), (2,), (3,), (4,), (5,), (6,)]
 
@@ -231,7 +231,7 @@ async def test_another_theme_changes_the_colors() -> None:
     kvmap = KVMap()
     async with staged(kvmap, (16, 5)) as pilot:
         kvmap.update_from(snapshot(64), OWNERS)
-        dark = colour(kvmap, 5, 1)
+        dark = color(kvmap, 5, 1)
         pilot.app.theme = "minichat-light"
         await pilot.pause()
-        assert colour(kvmap, 5, 1) != dark
+        assert color(kvmap, 5, 1) != dark

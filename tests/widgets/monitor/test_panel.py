@@ -14,16 +14,16 @@ from minichat.ui.monitor import MonitorPanel, Queues
 from minichat.ui.monitor.arrange import PANES, arrange
 from minichat.ui.monitor.pane import Pane
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
-from tests.widgets.monitor.stage import heard, lines, staged, until
+from tests.widgets.monitor.stage import lines, received, staged, until
 
 SHOT = snapshot(640, [request(number, blocks=range(number * 9, number * 9 + 9)) for number in range(6)])
 IDLE = snapshot(640, rates=Throughput(), ttft=Quantiles(), itl=Quantiles(), step_times=StepTimes())
 
 
 @given(st.integers(1, 300), st.integers(1, 100), st.sampled_from([None, *PANES]))
-def test_panes_neither_overlap_nor_leave_gaps(width: int, height: int, maximised: int | None) -> None:
+def test_panes_neither_overlap_nor_leave_gaps(width: int, height: int, maximized: int | None) -> None:
     room = Region(0, 0, width, height)
-    places = [Region(*place) for place in arrange(width, height, maximised).values()]
+    places = [Region(*place) for place in arrange(width, height, maximized).values()]
     assert places
     assert all(place in room and place.area for place in places)
     assert not any(one.overlaps(other) for one, other in combinations(places, 2))
@@ -94,29 +94,29 @@ async def test_a_number_maximizes_a_pane_and_restores_it() -> None:
         await pilot.press("5")
         assert all(pane.display for pane in panel.panes.values())
         await pilot.press("2", "escape")
-        assert panel.maximised is None
-        assert not heard(pilot, MonitorPanel.Left)
+        assert panel.maximized is None
+        assert not received(pilot, MonitorPanel.Left)
         await pilot.press("escape")
-        assert len(heard(pilot, MonitorPanel.Left)) == 1
+        assert len(received(pilot, MonitorPanel.Left)) == 1
 
 
 async def test_a_hidden_pane_is_not_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     panel = MonitorPanel()
-    told: list[Pane] = []
-    monkeypatch.setattr(Pane, "draw", lambda pane: told.append(pane))
+    rendered: list[Pane] = []
+    monkeypatch.setattr(Pane, "draw", lambda pane: rendered.append(pane))
     async with staged(panel, (66, 40)) as pilot:
-        panel.maximise(4)
+        panel.maximize(4)
         await pilot.pause()
-        told.clear()
+        rendered.clear()
         panel.update_from(SHOT, OWNERS)
-        assert told == [panel.latency]
+        assert rendered == [panel.latency]
         panel.display = False
         await pilot.pause()
-        told.clear()
+        rendered.clear()
         panel.update_from(SHOT, OWNERS)
-        assert told == []
+        assert rendered == []
         panel.display = True
-        await until(pilot, lambda: panel.latency in told)
+        await until(pilot, lambda: panel.latency in rendered)
 
 
 async def test_p_pauses_the_display() -> None:
@@ -144,12 +144,12 @@ async def test_keys_work_wherever_the_focus_is() -> None:
         panel.latency.focus()
         await pilot.press("o", "c", "l", "plus", "minus", "x", "P")
         assert (panel.kvmap.order, panel.kvmap.tint, panel.kvmap.letters) == ("by session", "age", True)
-        assert [message.by for message in heard(pilot, MonitorPanel.RateWanted)] == [1, -1]
-        assert [message.request for message in heard(pilot, Queues.Abort)] == [0]
-        assert [message.request for message in heard(pilot, Queues.Preempt)] == [0]
+        assert [message.by for message in received(pilot, MonitorPanel.RateRequested)] == [1, -1]
+        assert [message.request for message in received(pilot, Queues.Abort)] == [0]
+        assert [message.request for message in received(pilot, Queues.Preempt)] == [0]
         await pilot.press("slash", *"xp1")
         assert panel.event_log.pattern == "xp1"
-        assert len(heard(pilot, Queues.Abort)) == 1
+        assert len(received(pilot, Queues.Abort)) == 1
 
 
 async def test_all_sizes_from_tiny_to_huge() -> None:
@@ -193,8 +193,8 @@ async def test_panes_with_little_content_give_their_lines_to_others() -> None:
 def test_lines_go_only_to_panes_that_can_use_them() -> None:
     few = dict.fromkeys((2, 4, 5), 2)
     for size in ((50, 33), (120, 20), (300, 80)):
-        places = arrange(*size, wanted=few)
+        places = arrange(*size, useful_lines=few)
         assert sorted(places) == list(PANES)
         assert all(places[pane][3] == 2 for pane in few)
-    assert sorted(arrange(40, 12, wanted=few)) == [1, 2], "the map and the rates keep their minimum"
-    assert sorted(arrange(40, 12, wanted=few | {3: 2})) == [1, 2, 3]
+    assert sorted(arrange(40, 12, useful_lines=few)) == [1, 2], "the map and the rates keep their minimum"
+    assert sorted(arrange(40, 12, useful_lines=few | {3: 2})) == [1, 2, 3]

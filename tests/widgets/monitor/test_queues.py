@@ -3,7 +3,7 @@
 from engine.api.snapshot import Speculation
 from minichat.ui.monitor import Queues
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
-from tests.widgets.monitor.stage import heard, lines, staged
+from tests.widgets.monitor.stage import lines, received, staged
 
 DECODE = request(0, blocks=(0, 1, 2), cached_tokens=32)
 PREFILL = request(1, "prefill", (3, 4), launched=64)
@@ -44,9 +44,10 @@ async def test_forty_columns_show_the_most_important_fields() -> None:
 
 async def test_the_gain_of_speculation_of_each_request() -> None:
     queues = Queues(ascii=True)
-    told = (Speculation("ngram", True, 8, 40, 30, 1.75), Speculation("draft", False, 2, 2), None)
+    speculations = (Speculation("ngram", True, 8, 40, 30, 1.75), Speculation("draft", False, 2, 2), None)
     several = [
-        each._replace(speculation=one) for each, one in zip((DECODE, PREFILL, WAITING), told, strict=True)
+        each._replace(speculation=one)
+        for each, one in zip((DECODE, PREFILL, WAITING), speculations, strict=True)
     ]
     async with staged(queues, (70, 6), focus=False):
         queues.update_from(snapshot(64, several), OWNERS)
@@ -88,7 +89,7 @@ async def test_the_selection_follows_its_request() -> None:
         assert "no requests" in lines(queues)[1]
         queues.abort_selected()
         await pilot.pause()
-        assert heard(pilot, Queues.Abort) == []
+        assert received(pilot, Queues.Abort) == []
 
 
 async def test_the_selected_line_is_visible() -> None:

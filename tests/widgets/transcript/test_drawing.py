@@ -95,13 +95,13 @@ def test_wrapped_lines_fit(text: str, width: int) -> None:
     assert [start for start, _ in lines] == sorted(start for start, _ in lines)
 
 
-SAID = "a log:\n  * 2*3*4  \n\n\tif x:\n\t\treturn # Title\n1. https://example.org/a\n"
-SAID += "```py\ndef f(): pass\n```\n> so"
+TEXT = "a log:\n  * 2*3*4  \n\n\tif x:\n\t\treturn # Title\n1. https://example.org/a\n"
+TEXT += "```py\ndef f(): pass\n```\n> so"
 
 
 def test_a_user_message_keeps_its_lines_and_its_markup() -> None:
     made = document(40, plain=True)
-    made.feed(SAID, lambda: False)
+    made.feed(TEXT, lambda: False)
     assert drawn_lines(made) == [
         "a log:",
         "  * 2*3*4  ",
@@ -113,7 +113,7 @@ def test_a_user_message_keeps_its_lines_and_its_markup() -> None:
         "│ def f(): pass",
         "> so",
     ]
-    assert "\n".join(made.text[leaf.start : leaf.end] for leaf in made.leaves) == SAID
+    assert "\n".join(made.text[leaf.start : leaf.end] for leaf in made.leaves) == TEXT
     assert [link.address for link in made.sheet(0).drawn.links] == ["https://example.org/a"]
 
 
@@ -171,7 +171,7 @@ def test_table_columns_align_and_fold() -> None:
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(8, 200))
 def test_columns_share_the_width(natural: list[int], room: int) -> None:
     widths = fitted(natural, room)
-    assert all(1 <= width <= wanted for width, wanted in zip(widths, natural, strict=True))
+    assert all(1 <= width <= expected for width, expected in zip(widths, natural, strict=True))
     assert sum(widths) <= max(room, len(natural))
 
 
@@ -223,8 +223,8 @@ def test_a_formula_is_shown_as_written(formula: str) -> None:
 
 
 def test_a_price_is_no_formula() -> None:
-    said = r"from $5 to *$10*, or $5-*$10*, or \$HOME, \(*open*"
-    assert "".join(run.text for run in parse(said)) == "from $5 to $10, or $5-$10, or $HOME, (open"
+    text = r"from $5 to *$10*, or $5-*$10*, or \$HOME, \(*open*"
+    assert "".join(run.text for run in parse(text)) == "from $5 to $10, or $5-$10, or $HOME, (open"
 
 
 def test_control_characters_become_symbols() -> None:

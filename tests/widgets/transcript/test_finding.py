@@ -75,14 +75,14 @@ async def test_every_match_in_view_is_highlighted() -> None:
 @given(
     st.lists(st.text("aAbİß ", max_size=12), min_size=1, max_size=6), st.text("abİß", min_size=1, max_size=2)
 )
-def test_stepping_visits_every_match_once(sources: list[str], wanted: str) -> None:
+def test_stepping_visits_every_match_once(sources: list[str], expected: str) -> None:
     view = View(Canvas(30, UNICODE, lambda look: Style()))
     view.show([reply(text, number) for number, text in enumerate(sources)], "a")
-    find = Find(view, wanted)
+    find = Find(view, expected)
     plain = [
         (number, found.start())
         for number, text in enumerate(sources)
-        for found in re.finditer(re.escape(wanted), text, re.IGNORECASE)
+        for found in re.finditer(re.escape(expected), text, re.IGNORECASE)
     ]
     visited = []
     for _ in plain:

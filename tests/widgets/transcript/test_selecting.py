@@ -14,7 +14,7 @@ from minichat.ui.transcript.glyphs import pasteable
 from minichat.ui.transcript.markdown.canvas import Canvas
 from minichat.ui.transcript.selecting import selected
 from minichat.ui.transcript.view import Place, View
-from tests.themes.colours import contrast
+from tests.themes.colors import contrast
 from tests.widgets.transcript.reader import Reader, reading, reply, scene, user
 from tests.widgets.transcript.texts import EVERYTHING, texts
 
@@ -181,8 +181,8 @@ async def test_selected_text_is_readable() -> None:
         assert "plain" in "".join(each.text for each in chosen)
         for text, style, _ in chosen:
             assert style and style.color and style.bgcolor
-            assert contrast(colour(style.color), colour(style.bgcolor)) >= 4.5, text
+            assert contrast(color(style.color), color(style.bgcolor)) >= 4.5, text
 
 
-def colour(rich: RichColor) -> str:
+def color(rich: RichColor) -> str:
     return Color.from_rich_color(rich).hex

@@ -33,8 +33,8 @@ def _copy_in(there, tables, pieces, turn, words, news, TILE: tl.constexpr):
 def _copy_out(pieces, there, turn, words, begin, count, PIECES: tl.constexpr, TILE: tl.constexpr):
     which = tl.load(turn)
     at = tl.arange(0, TILE)
-    told = tl.load(there + begin + at, mask=at < count)
-    tl.store(pieces + which * words + begin + at, told, mask=at < count)
+    words_read = tl.load(there + begin + at, mask=at < count)
+    tl.store(pieces + which * words + begin + at, words_read, mask=at < count)
     tl.debug_barrier()  # every thread has read the current index
     tl.store(turn, (which + 1) % PIECES)
 

@@ -28,7 +28,7 @@ def _strengths(columns, row, rows):
 
 
 @triton.jit
-def _penalise(
+def _penalize(
     scores, logits, in_prompt, in_reply, columns, slots, vocab, SEEN: tl.constexpr, TURN: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -40,9 +40,9 @@ def _penalise(
         if any:
             cell = tl.load(slots + row) * vocab + at
             count = tl.load(in_reply + cell, mask=there, other=0).to(tl.float32)
-            came = (count > 0) | (tl.load(in_prompt + cell, mask=there, other=0) != 0)
+            seen = (count > 0) | (tl.load(in_prompt + cell, mask=there, other=0) != 0)
             shrunk = tl.where(score > 0, tl.div_rn(score, repetition), score * repetition)
-            score = tl.where(came, shrunk, score) - frequency * count
+            score = tl.where(seen, shrunk, score) - frequency * count
             score -= tl.where(count > 0, presence, 0.0)
     tl.store(scores + row * vocab + at, score, mask=there)
 
@@ -79,7 +79,7 @@ def edit(
     rows, vocab = logits.shape
     scores = torch.empty(rows, vocab, dtype=torch.float32, device=logits.device)
     in_prompt, in_reply = (slots, slots) if seen is None else (seen[0].view(torch.uint8), seen[1])
-    _penalise[(rows, triton.cdiv(vocab, TURN))](
+    _penalize[(rows, triton.cdiv(vocab, TURN))](
         scores, logits, in_prompt, in_reply, columns, slots, vocab,
         SEEN=seen is not None, TURN=TURN, num_warps=4,
     )  # fmt: skip

@@ -20,12 +20,12 @@ NOWHERE = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def _of_chunk(
-    values, places, tops, sums, above, logits, tokens, wanted, vocab,
+    values, places, tops, sums, above, logits, tokens, counts, vocab,
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    count = tl.load(wanted + row)
+    count = tl.load(counts + row)
     if count >= 0:
         at = chunk * CHUNK + tl.arange(0, CHUNK)
         score = tl.load(logits + row * vocab + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
@@ -47,11 +47,11 @@ def _of_chunk(
 
 @triton.jit
 def _of_row(
-    chosen, ranks, ids, likely, values, places, tops, sums, above, logits, tokens, wanted, vocab,
+    chosen, ranks, ids, likely, values, places, tops, sums, above, logits, tokens, counts, vocab,
     CHUNKS: tl.constexpr, PADDED: tl.constexpr, MOST: tl.constexpr, MOST_PADDED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    count = tl.load(wanted + row)
+    count = tl.load(counts + row)
     if count >= 0:
         chunk = tl.arange(0, PADDED)
         at = row * CHUNKS + chunk
@@ -76,10 +76,10 @@ def _of_row(
             score = tl.where(place == one, float("-inf"), score)
 
 
-def likeliest(logits: Tensor, tokens: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def top_logprobs(logits: Tensor, tokens: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the log-probabilities and ranks of the sampled tokens, and the top tokens.
 
-    The first two are [rows]; the top ids and their log-probabilities are [rows, 20]. `wanted` is the number
+    The first two are [rows]; the top ids and their log-probabilities are [rows, 20]. `counts` is the number
     of top tokens per row; -1: the row requests no log-probabilities.
     """
     rows, vocab = logits.shape
@@ -94,10 +94,10 @@ def likeliest(logits: Tensor, tokens: Tensor, wanted: Tensor) -> tuple[Tensor, T
     ids, likely = made(torch.int64, MAX_LOGPROBS), made(torch.float32, MAX_LOGPROBS)
     parts = values, places, tops, sums, above
     _of_chunk[(rows, chunks)](
-        *parts, logits, tokens, wanted, vocab, CHUNKS=chunks, CHUNK=CHUNK, MOST=MAX_LOGPROBS, num_warps=4
+        *parts, logits, tokens, counts, vocab, CHUNKS=chunks, CHUNK=CHUNK, MOST=MAX_LOGPROBS, num_warps=4
     )
     _of_row[(rows,)](
-        chosen, ranks, ids, likely, *parts, logits, tokens, wanted, vocab,
+        chosen, ranks, ids, likely, *parts, logits, tokens, counts, vocab,
         CHUNKS=chunks, PADDED=power(chunks), MOST=MAX_LOGPROBS, MOST_PADDED=power(MAX_LOGPROBS), num_warps=8,
     )  # fmt: skip
     return chosen, ranks, ids, likely

@@ -16,7 +16,7 @@ from minichat.ui.transcript.markdown.rows import Fragment, Look, RenderedLeaf, R
 
 MAX_ROWS = 400  # cached rows: a few screens
 
-Coloured = Callable[[Look], Style]
+Colored = Callable[[Look], Style]
 
 
 @dataclass(slots=True)
@@ -31,13 +31,13 @@ class Sheet:
 
 
 class Canvas:
-    """Draws leaves at the current width. `colour` returns a look's style in the current theme."""
+    """Draws leaves at the current width. `color` returns a look's style in the current theme."""
 
-    def __init__(self, width: int, glyphs: Glyphs, colour: Coloured) -> None:
+    def __init__(self, width: int, glyphs: Glyphs, color: Colored) -> None:
         self.width = width
         self.filled = width  # including the scroll bar's column, which covers the rows
         self.glyphs = glyphs
-        self._colour = colour
+        self._color = color
         self._styles: dict[Look, Style] = {}
         self._sheets: OrderedDict[int, Sheet] = OrderedDict()
         self._rows = 0
@@ -112,7 +112,7 @@ class Canvas:
     def style(self, look: Look) -> Style:
         style = self._styles.get(look)
         if style is None:
-            style = self._styles[look] = self._colour(look)
+            style = self._styles[look] = self._color(look)
         return style
 
 

@@ -58,7 +58,7 @@ class Document:
 
     def extend(self, text: str, tail: str, enough: Enough) -> tuple[int, Leaf | None]:
         """Add streamed text and a tail. Return the first changed line, and a leaf for the tail if needed."""
-        first = self._splitter.firm
+        first = self._splitter.settled_leaves
         before = self.sheet(first).drawn.rows if first < len(self.leaves) else ()
         if text:
             self.feed(text, enough)
@@ -73,7 +73,7 @@ class Document:
         """Split more of the text. Return whether all of it is split."""
         if not self._splitter.behind:
             return True
-        first = self._splitter.firm
+        first = self._splitter.settled_leaves
         for leaf in self.leaves[first:]:
             self._canvas.drop(leaf)
         done = self._splitter.advance(enough)

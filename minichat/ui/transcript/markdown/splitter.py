@@ -78,7 +78,7 @@ class Splitter:
         return 0 if self._undo is not None else len(self.text) - self._at
 
     @property
-    def firm(self) -> int:
+    def settled_leaves(self) -> int:
         """The number of leaves that more text cannot change."""
         if self._undo is not None:
             count, leaf, _ = self._undo

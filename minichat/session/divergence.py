@@ -17,11 +17,11 @@ class OtherToken(Generic[Who]):
 
     who: Who
     token: int | None
-    share: float | None  # None: not among the likeliest here
+    share: float | None  # None: not in the top tokens of this reply
 
 
 @dataclass(frozen=True, slots=True)
-class Parting(Generic[Who]):
+class Divergence(Generic[Who]):
     """The divergence from the perspective of one reply."""
 
     at: int  # the number of common tokens
@@ -32,18 +32,18 @@ class Parting(Generic[Who]):
 
 @dataclass(eq=False)
 class Comparison(Generic[Who]):
-    """Compares growing replies. Calls `told` for each that reaches the divergence, and again as others do."""
+    """Compares growing replies. Calls `on_divergence` for each that reaches it, and again as others do."""
 
     all: Sequence[Who]
-    told: Callable[["Comparison[Who]", Who], None]
+    on_divergence: Callable[["Comparison[Who]", Who], None]
     at: int | None = None
     _tokens: dict[Who, list[TokenLogprob]] = field(default_factory=dict)
     _ended: set[Who] = field(default_factory=set)
     _same: int = 0
 
-    def take(self, who: Who, rivals: Sequence[TokenLogprob]) -> None:
-        if rivals and not self.reached(who):
-            self._tokens.setdefault(who, []).extend(rivals)
+    def take(self, who: Who, logprobs: Sequence[TokenLogprob]) -> None:
+        if logprobs and not self.reached(who):
+            self._tokens.setdefault(who, []).extend(logprobs)
             self._look(who)
 
     def end(self, who: Who) -> None:
@@ -68,11 +68,11 @@ class Comparison(Generic[Who]):
         if self.at is not None and self.reached(who):
             for each in self.all:
                 if self.reached(each):
-                    self.told(self, each)
+                    self.on_divergence(self, each)
 
     def _find(self) -> None:
         while True:
-            here = [self._token(who, self._same) for who in self.all if self._knows(who, self._same)]
+            here = [self._token(who, self._same) for who in self.all if self._has_token(who, self._same)]
             if len(set(here)) > 1:
                 self.at = self._same
                 return
@@ -80,25 +80,25 @@ class Comparison(Generic[Who]):
                 return  # some replies are too short, or all have ended
             self._same += 1
 
-    def _knows(self, who: Who, at: int) -> bool:
+    def _has_token(self, who: Who, at: int) -> bool:
         return at < len(self._tokens.get(who, ())) or who in self._ended
 
     def _token(self, who: Who, at: int) -> int | None:
         received = self._tokens.get(who, ())
         return received[at].token if at < len(received) else None
 
-    def parting(self, who: Who) -> Parting[Who]:
+    def divergence(self, who: Who) -> Divergence[Who]:
         """The divergence for one reply, based on the tokens received from the others."""
         assert self.at is not None
         received = self._tokens.get(who, ())
-        mine = received[self.at] if self.at < len(received) else None
-        likely = dict(mine.top) if mine else {}
+        own = received[self.at] if self.at < len(received) else None
+        likely = dict(own.top) if own else {}
         others = []
         for other in self.all:
             token = self._token(other, self.at)
-            if other is not who and self.reached(other) and token != (mine.token if mine else None):
+            if other is not who and self.reached(other) and token != (own.token if own else None):
                 value = likely.get(token) if token is not None else None
                 others.append(OtherToken(other, token, None if value is None else math.exp(value)))
-        return Parting(
-            self.at, mine.token if mine else None, math.exp(mine.logprob) if mine else 0.0, tuple(others)
+        return Divergence(
+            self.at, own.token if own else None, math.exp(own.logprob) if own else 0.0, tuple(others)
         )

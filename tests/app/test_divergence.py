@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.events import TokenLogprob
-from minichat.session.parting import Comparison
+from minichat.session.divergence import Comparison
 from tests.app.conftest import run
 
 WHO = "ABCD"
 
 
-def rival_tokens(token: int, *others: int) -> TokenLogprob:
+def logprobs_at(token: int, *others: int) -> TokenLogprob:
     """The sampled token has probability 1/2, each of the others 1/4."""
     top = ((token, math.log(0.5)), *((other, math.log(0.25)) for other in others))
     return TokenLogprob(token, math.log(0.5), 1, top)
@@ -25,13 +25,13 @@ replies = st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=2, max_size
 
 @given(replies, st.data())
 def test_the_divergence_does_not_depend_on_the_order_of_arrival(
-    said: list[list[int]], data: st.DataObject
+    replies: list[list[int]], data: st.DataObject
 ) -> None:
     """Chunks of any size in any order, against a plain search through the complete replies."""
-    who = WHO[: len(said)]
-    told: list[str] = []
-    comparison = Comparison(who, lambda _, each: told.append(each))
-    left = {each: [rival_tokens(token) for token in tokens] for each, tokens in zip(who, said, strict=True)}
+    who = WHO[: len(replies)]
+    notified: list[str] = []
+    comparison = Comparison(who, lambda _, each: notified.append(each))
+    left = {each: [logprobs_at(token) for token in tokens] for each, tokens in zip(who, replies, strict=True)}
     going = list(who)
     while going:
         each = data.draw(st.sampled_from(going))
@@ -42,14 +42,16 @@ def test_the_divergence_does_not_depend_on_the_order_of_arrival(
             comparison.end(each)
             going.remove(each)
         if comparison.at is not None:
-            assert comparison.parting(each if comparison.reached(each) else told[-1]).at == comparison.at
-    columns = [[tokens[at] if at < len(tokens) else None for tokens in said] for at in range(7)]
+            assert (
+                comparison.divergence(each if comparison.reached(each) else notified[-1]).at == comparison.at
+            )
+    columns = [[tokens[at] if at < len(tokens) else None for tokens in replies] for at in range(7)]
     expected = next((at for at, column in enumerate(columns) if len(set(column)) > 1), None)
     assert comparison.at == expected
-    assert set(told) == (set() if expected is None else set(who))
+    assert set(notified) == (set() if expected is None else set(who))
     if expected is not None:
         for each, token in zip(who, columns[expected], strict=True):
-            seen = comparison.parting(each)
+            seen = comparison.divergence(each)
             assert seen.token == token
             assert {(other.who, other.token) for other in seen.others} == {
                 (other, theirs)
@@ -60,15 +62,15 @@ def test_the_divergence_does_not_depend_on_the_order_of_arrival(
 
 def test_the_likelihoods_are_those_of_the_reply_shown() -> None:
     comparison = Comparison("ABC", lambda *_: None)
-    comparison.take("A", [rival_tokens(1), rival_tokens(2, 3)])
-    comparison.take("B", [rival_tokens(1), rival_tokens(3)])
-    comparison.take("C", [rival_tokens(1)])
+    comparison.take("A", [logprobs_at(1), logprobs_at(2, 3)])
+    comparison.take("B", [logprobs_at(1), logprobs_at(3)])
+    comparison.take("C", [logprobs_at(1)])
     comparison.end("C")
-    seen = comparison.parting("A")
+    seen = comparison.divergence("A")
     assert (seen.at, seen.token, round(seen.share, 3)) == (1, 2, 0.5)
     assert [(each.who, each.token) for each in seen.others] == [("B", 3), ("C", None)]
     assert [each.share and round(each.share, 3) for each in seen.others] == [0.25, None]
-    assert comparison.parting("B").others[0].share is None, "token 2 was not in its top tokens"
+    assert comparison.divergence("B").others[0].share is None, "token 2 was not in its top tokens"
 
 
 async def broadcast(it: Any) -> None:
@@ -90,13 +92,13 @@ async def test_both_panes_show_the_divergence(bench: Callable[..., Any]) -> None
         first, second = it.replies
         assert first.params.logprobs == second.params.logprobs == 10
         for sign in "ab":
-            first.say(sign, logprobs=[rival_tokens(ord(sign))])
-        second.say("a", logprobs=[rival_tokens(ord("a"))])
+            first.say(sign, logprobs=[logprobs_at(ord(sign))])
+        second.say("a", logprobs=[logprobs_at(ord("a"))])
         await it.until(lambda: it.app.chats.active.chat.messages[-1] and it.app.chats.active.run.tokens == 1)
         assert "Replies diverge at token" not in it.screen_text(), "the other reply may still match"
-        second.say("c", logprobs=[rival_tokens(ord("c"), ord("b"))])
+        second.say("c", logprobs=[logprobs_at(ord("c"), ord("b"))])
         await it.until(lambda: it.screen_text().count("Replies diverge at token 2") == 2)
-        assert [str(pane.parting.content).strip() for pane in it.main.panes] == [
+        assert [str(pane.divergence.content).strip() for pane in it.main.panes] == [
             'Replies diverge at token 2: "·word98" 50.0%, B "·word99" not in the top 10',
             'Replies diverge at token 2: "·word99" 50.0%, A "·word98" 25.0% here',
         ]
@@ -121,7 +123,7 @@ async def test_identical_replies_show_nothing(bench: Callable[..., Any]) -> None
     async with bench((200, 50)) as it:
         await broadcast(it)
         for reply in it.replies:
-            reply.say("a", logprobs=[rival_tokens(97)])
+            reply.say("a", logprobs=[logprobs_at(97)])
             reply.end()
         await it.until(lambda: not it.app.chats.streaming)
         assert "diverge" not in it.screen_text()
@@ -134,9 +136,9 @@ async def test_a_shorter_reply_diverges_at_its_end_and_the_next_question_clears_
     async with bench((200, 50)) as it:
         await broadcast(it)
         for reply in it.replies:
-            reply.say("a", logprobs=[rival_tokens(97)])
+            reply.say("a", logprobs=[logprobs_at(97)])
         it.replies[0].end()
-        it.replies[1].say("b", logprobs=[rival_tokens(98)])
+        it.replies[1].say("b", logprobs=[logprobs_at(98)])
         it.replies[1].end()
         await it.until(lambda: "A ends" in it.screen_text())
         assert 'Replies diverge at token 2: ends, B "·word98"' in it.screen_text()

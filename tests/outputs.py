@@ -9,7 +9,7 @@ from engine.serving.engine import Engine
 
 
 @dataclass
-class Heard:
+class Output:
     """A sink that records one reply."""
 
     tokens: list[int] = field(default_factory=list)
@@ -48,11 +48,11 @@ class Heard:
         return self.tokens, self.text, self.finish
 
 
-class Told:
+class Outputs:
     """A sink that records all replies to a request, by choice."""
 
     def __init__(self) -> None:
-        self.choices: dict[int, Heard] = defaultdict(Heard)
+        self.choices: dict[int, Output] = defaultdict(Output)
         self.over = False
         self.deltas: list[Delta] = []
 
@@ -63,7 +63,7 @@ class Told:
         self.over = delta.last
 
     @property
-    def first(self) -> Heard:
+    def first(self) -> Output:
         return self.choices[0]
 
     @property
@@ -71,7 +71,7 @@ class Told:
         return [one.tokens for _, one in sorted(self.choices.items())]
 
 
-def at_rest(engine: Engine) -> bool:
+def transfers_idle(engine: Engine) -> bool:
     """Whether no transfer is pending, and no tier holds blocks of a request."""
     transfers = engine.scheduler.transfers
     return not transfers.pending and all(tier.room() == tier.size for tier in transfers.tiers.values())

@@ -38,21 +38,21 @@ def difference(one: str, other: str, vision: str) -> float:
     return dist(_lab(_seen(one, vision)), _lab(_seen(other, vision)))
 
 
-def _linear(colour: Color) -> Three:
+def _linear(color: Color) -> Three:
     r, g, b = (
         share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4
-        for share in (part / 255 for part in colour.rgb)
+        for share in (part / 255 for part in color.rgb)
     )
     return r, g, b
 
 
-def _luminance(colour: Color) -> float:
-    r, g, b = _linear(colour)
+def _luminance(color: Color) -> float:
+    r, g, b = _linear(color)
     return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
 
-def _seen(colour: str, vision: str) -> Three:
-    light = _linear(Color.parse(colour))
+def _seen(color: str, vision: str) -> Three:
+    light = _linear(Color.parse(color))
     r, g, b = (
         min(1.0, max(0.0, sum(a * b for a, b in zip(row, light, strict=True)))) for row in VISIONS[vision]
     )
