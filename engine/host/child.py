@@ -89,7 +89,7 @@ def _begin(asked: dict[str, Any], outbox: Outbox) -> CommandServer:
 def _engine(config: EngineConfig, dry_rate: float | None, outbox: Outbox) -> "Engine":
     """Imports torch; the listener is running and sees if the parent ends."""
     if dry_rate is not None:
-        from engine.server.dry import dry_engine
+        from engine.dry import dry_engine
 
         return dry_engine(config, rate=dry_rate)
     from engine.start import start

@@ -241,7 +241,7 @@ class Scheduler:
 
     def _make_room(self, builder: StepBuilder) -> None:
         """If nothing can run, preempt an idle request: one that holds blocks and waits for its group."""
-        if not len(self.waiting) or self.held_until is not None:
+        if not (len(self.waiting) or self.transfers.loaded) or self.held_until is not None:
             return
         if any(each.pending for each in self.running):
             return

@@ -147,3 +147,15 @@ def test_a_search_that_needs_more_blocks_than_there_are_ends() -> None:
     drain(engine)
     assert results.replies == searched([5] * 20, params)
     assert engine.scheduler.preemptions > 8
+
+
+def test_a_hypothesis_whose_blocks_are_loaded_gets_a_slot_from_an_idle_one() -> None:
+    """All rows wait for their groups, and the only one that can go on has its blocks but no slot."""
+    engine = EngineSetup(6, 4, 3, 8, 0, "fcfs", "swap", chunked=False, prefix_cache=False).engine()
+    searches = [SamplingParams(max_tokens=count, seed=seed, beams=3) for count, seed in ((7, 3), (3, 1))]
+    results = [Outputs() for _ in searches]
+    for params, result in zip(searches, results, strict=True):
+        engine.submit((0,), params, result)
+    run(engine, 11, lambda _: None)
+    for params, result in zip(searches, results, strict=True):
+        assert result.replies[0] == searched((0,), params)[0]

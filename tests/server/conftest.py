@@ -21,7 +21,7 @@ from engine.api.params import SamplingParams
 from engine.host.protocol import EngineHost
 from engine.host.thread import EngineThread
 from engine.server.config import ServerConfig
-from engine.server.dry import DryRunner, Script, dry_engine, random_words
+from engine.dry import DryRunner, Script, dry_engine, random_words
 from engine.server.http.listen import Server, server, tcp_socket
 from engine.server.state import ServerState
 from engine.serving.engine import Engine
