@@ -18,10 +18,10 @@ from openai import OpenAI
 
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
+from engine.dry import DryRunner, Script, dry_engine, random_words
 from engine.host.protocol import EngineHost
 from engine.host.thread import EngineThread
 from engine.server.config import ServerConfig
-from engine.dry import DryRunner, Script, dry_engine, random_words
 from engine.server.http.listen import Server, server, tcp_socket
 from engine.server.state import ServerState
 from engine.serving.engine import Engine
