@@ -19,12 +19,13 @@ from engine.server.http.auth import AuthMiddleware, refuse
 from engine.server.http.errors import ApiError, from_engine
 from engine.server.http.sse import SEND
 from engine.server.native import attach, commands, control, events, layout, ws
-from engine.server.openai import chat, completions, models
+from engine.server.openai import chat, completions, models, tokens
 from engine.server.openai.schema import ChatRequest, CompletionRequest
 from engine.server.state import ServerState
 
 _BODIES = (
     *(ChatRequest, CompletionRequest, attach.ReplyRequest, attach.ForkRequest),
+    *(tokens.TokenizeRequest, tokens.DetokenizeRequest),
     *(control.Tokens, layout.LayoutRequest, layout.TextsRequest),
 )
 _ABORTED_WITHIN = 3.0  # seconds
@@ -57,7 +58,7 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
         redoc_url=None,
         redirect_slashes=False,
     )
-    for part in (models, chat, completions, control, commands, attach, layout, events, ws):
+    for part in (models, chat, completions, tokens, control, commands, attach, layout, events, ws):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(EngineError, _engine_error)

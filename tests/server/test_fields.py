@@ -72,7 +72,6 @@ def refused(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "function", "content": ""}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages[0].weight"),
         ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages[0].name"),
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": [1]}]}, "messages[0].tool_call_id"),
         (
@@ -144,6 +143,7 @@ def test_null_is_the_default_of_every_field_openai_has(client: httpx.Client) -> 
         "model n seed stop tools tool_choice response_format logprobs top_logprobs max_tokens stream store"
     )
     names += " audio function_call functions prediction reasoning_effort verbosity web_search_options"
+    names += " another_clients_own_field"
     fields = {**dict.fromkeys(names.split()), "messages": user("hi"), "max_completion_tokens": 1}
     assert client.post(CHAT, json=fields).is_success
     options = {"include_usage": None, "include_obfuscation": None}
@@ -271,3 +271,48 @@ def test_many_errors_in_a_body_give_one_short_message(body: dict[str, Any]) -> N
         tracemalloc.stop()
     assert most < 8 * len(text) + 2**20
     assert len(str(caught.value)) < 500
+
+
+def test_other_members_of_messages_are_ignored(client: httpx.Client) -> None:
+    """Clients send replies back with members of their own."""
+    plain = [*user("hi"), {"role": "assistant", "content": "hello"}, *user("go on")]
+    more = {"provider_specific_fields": {"a": None}, "reasoning": "hm", "refusal": None, "id": "m1"}
+    part = {"type": "text", "text": "go on", "cache_control": {"type": "ephemeral"}}
+    extended = [plain[0] | {"id": 7}, plain[1] | more | {"thinking_blocks": []}]
+    extended.append({"role": "user", "content": [part]})
+    texts = [
+        client.post(CHAT, json={"messages": messages}).json()["choices"][0]["message"]["content"]
+        for messages in (plain, extended)
+    ]
+    assert texts[0] == texts[1] != ""
+
+
+def test_usage_in_each_chunk_if_asked(client: httpx.Client) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"messages": user("hi"), "stream": True, "stream_options": options}
+    with client.stream("POST", CHAT, json=asked) as reply:
+        chunks = [json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {")]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[0] >= 1
+    assert len({chunk["usage"]["prompt_tokens"] for chunk in chunks}) == 1
+
+
+def test_tokens_of_a_prompt_and_back(client: httpx.Client) -> None:
+    found = client.post("/tokenize", json={"prompt": "the sea is old"}).json()
+    assert found["count"] == len(found["tokens"]) > 2
+    assert found["max_model_len"] > 100
+    assert client.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": "the sea is old"}
+
+
+def test_tokens_of_messages_are_those_of_the_prompt(client: httpx.Client) -> None:
+    found = client.post("/tokenize", json={"messages": user("hi")}).json()
+    reply = client.post(CHAT, json={"messages": user("hi"), "max_tokens": 1}).json()
+    assert found["count"] == reply["usage"]["prompt_tokens"]
+    for asked in ({}, {"prompt": "a", "messages": user("b")}):
+        assert refused(client.post("/tokenize", json=asked))["param"] == "prompt"
+    assert client.post("/tokenize", json={"prompt": "a", "model": "other"}).status_code == 404
+
+
+def test_the_version(client: httpx.Client) -> None:
+    assert client.get("/version").json()["version"]

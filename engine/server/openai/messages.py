@@ -9,7 +9,6 @@ from engine.text.chat import RESERVED
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
 _TEXTS = ("name", "tool_call_id", "reasoning_content")
-_EMPTY = {"refusal", "audio", "function_call", "annotations"}  # empty in replies that clients send back
 
 
 def template_messages(
@@ -25,11 +24,7 @@ def _message(message: dict[str, Any], place: str, has_developer: bool) -> dict[s
         raise ApiError(
             400, f"{place}.role must be one of {', '.join(_ROLES)}, got {role!r:.80}", param=f"{place}.role"
         )
-    for name, value in message.items():
-        if name not in _FIELDS and not (name in _EMPTY and not value):
-            raise ApiError(
-                400, f"{place}.{name[:80]} is not a known or supported field", param=f"{place}.{name[:80]}"
-            )
+    # Replies that clients send back have other members, such as `refusal` or `provider_specific_fields`.
     kept = {name: value for name, value in message.items() if name in _FIELDS and value is not None}
     for name in _TEXTS:
         if not isinstance(kept.get(name, ""), str):

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from engine.server.http.connection import state_of
-from engine.server.http.errors import ApiError
+from engine.server.openai.responses import check_model
 from engine.server.state import ServerState
 
 router = APIRouter()
@@ -21,9 +21,7 @@ async def models(request: Request) -> dict[str, Any]:
 async def model(request: Request, name: str) -> dict[str, Any]:
     """Describe the model of that name."""
     state = state_of(request)
-    if name != state.config.name:
-        problem = f"model {name[:80]!r} does not exist; this server serves {state.config.name!r}"
-        raise ApiError(404, problem, param="model", code="model_not_found")
+    check_model(state, name)
     return await _model(state)
 
 

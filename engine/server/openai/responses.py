@@ -52,15 +52,20 @@ class ResponseEnvelope:
     def __init__(self, form: ChoiceWriter, model: str, asked: Asked) -> None:
         self._form, self._model = form, model
         self._id, self._created = f"{form.prefix}-{secrets.token_hex(12)}", int(time.time())
-        self.with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        options = asked.stream_options
+        self.with_usage = bool(options and options.include_usage)
+        self._continuous = self.with_usage and bool(options and options.continuous_usage_stats)
         self._start = b"data: " + encoded(self._head(form.part))[:-1] + b',"choices":['
         self._end = b'],"usage":null}\n\n' if self.with_usage else b"]}\n\n"
 
-    def chunk(self, entry: bytes) -> bytes:
-        return self._start + entry + self._end
+    def chunk(self, entry: bytes, usage: Usage) -> bytes:
+        return self._start + entry + (self._usage(usage) if self._continuous else self._end)
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        return self._start + b'],"usage":' + encoded(usage.record()) + b"}\n\n"
+        return self._start + self._usage(usage)
+
+    def _usage(self, usage: Usage) -> bytes:
+        return b'],"usage":' + encoded(usage.record()) + b"}\n\n"
 
     def record(self, usage: Usage) -> dict[str, Any]:
         """Return the whole response."""
@@ -71,16 +76,21 @@ class ResponseEnvelope:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
 
-async def read_request(request: Request, kind: type[A]) -> tuple[ServerState, A]:
-    """Read the request, and check that it is for the served model."""
-    state, asked = state_of(request), await read_as(request, kind)
-    if asked.model is not None and asked.model != state.config.name:
+def check_model(state: ServerState, name: str | None) -> None:
+    """Raise an error if a request names another model than the one that is served."""
+    if name is not None and name != state.config.name:
         raise ApiError(
             404,
-            f"model {asked.model[:80]!r} does not exist; this server serves {state.config.name!r}",
+            f"model {name[:80]!r} does not exist; this server serves {state.config.name!r}",
             param="model",
             code="model_not_found",
         )
+
+
+async def read_request(request: Request, kind: type[A]) -> tuple[ServerState, A]:
+    """Read the request, and check that it is for the served model."""
+    state, asked = state_of(request), await read_as(request, kind)
+    check_model(state, asked.model)
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(400, "stream_options requires stream to be true", param="stream_options")
     return state, asked
@@ -140,7 +150,7 @@ async def _events(
     try:
         async for batch in run:
             entries = [form.chunk(choice, deltas) for choice, deltas in _by_choice(run, batch)]
-            if chunk := b"".join([frame.chunk(entry) for entry in entries if entry]):
+            if chunk := b"".join([frame.chunk(entry, run.usage) for entry in entries if entry]):
                 yield chunk
             _raise_failed(batch)
         if frame.with_usage:

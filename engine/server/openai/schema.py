@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from engine.api.errors import BadParams
 from engine.api.params import MAX_BEAMS, MAX_BIASED, MAX_DRAFT, MAX_LOGPROBS, MAX_STOPS, SamplingParams
@@ -25,6 +25,7 @@ Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, also in each chunk
     include_obfuscation: bool | None = None  # harmless: there is no padding
 
 
@@ -38,7 +39,7 @@ class NamedTool(Strict):
 
 
 class Asked(Strict):
-    """The fields of both routes. `null` means the default everywhere."""
+    """The fields of both routes. `null` means the default everywhere, also of fields that are not listed."""
 
     model: str | None = None
     stream: bool | None = None
@@ -88,6 +89,14 @@ class Asked(Strict):
 
     # Accepted and ignored
     user: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unset(cls, body: Any) -> Any:
+        """Drop null fields, because some clients send every field of their own schema."""
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None}
 
     def sampling(self, **more: Any) -> SamplingParams:
         """Return the engine's sampling parameters."""
@@ -147,15 +156,6 @@ class ChatRequest(Asked):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
-    # Not supported; some clients send every field of OpenAI's API as null
-    audio: None = None
-    function_call: None = None
-    functions: None = None
-    prediction: None = None
-    reasoning_effort: None = None
-    verbosity: None = None
-    web_search_options: None = None
-
 
 class CompletionRequest(Asked):
     prompt: (
@@ -168,4 +168,3 @@ class CompletionRequest(Asked):
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: Literal[False] | None = None
-    suffix: None = None

@@ -1,0 +1,60 @@
+"""vLLM's routes for tools that need a prompt's tokens: /tokenize, /detokenize and /version."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from engine.server.http.bodies import read_as
+from engine.server.http.connection import state_of
+from engine.server.http.errors import ApiError
+from engine.server.openai.errors import OpenAIRoute
+from engine.server.openai.messages import template_messages
+from engine.server.openai.responses import check_model
+from engine.server.schema import Messages, Strict, TokenIds, openapi_body
+
+router = APIRouter(route_class=OpenAIRoute)
+_LONGEST = 1_000_000  # tokens
+
+
+class TokenizeRequest(Strict):
+    """A text, or messages for the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = Field(None, min_length=1)
+
+
+class DetokenizeRequest(Strict):
+    model: str | None = None
+    tokens: TokenIds = Field(max_length=_LONGEST)
+
+
+@router.post("/tokenize", openapi_extra=openapi_body(TokenizeRequest))
+async def tokenize(request: Request) -> dict[str, Any]:
+    """Return the tokens of a prompt as the engine reads it."""
+    state, asked = state_of(request), await read_as(request, TokenizeRequest)
+    check_model(state, asked.model)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise ApiError(400, "give either prompt or messages", param="prompt")
+    prompt: str | list[dict[str, Any]] = asked.prompt or ""
+    if asked.messages is not None:
+        prompt = template_messages(asked.messages, state.host.templates)
+    found = await state.engine.work(lambda: state.host.layout(prompt))
+    longest = (await state.engine.snapshot()).max_context
+    return {"tokens": found.ids, "count": len(found.ids), "max_model_len": longest}
+
+
+@router.post("/detokenize", openapi_extra=openapi_body(DetokenizeRequest))
+async def detokenize(request: Request) -> dict[str, Any]:
+    """Return the text of tokens. Control tokens have none."""
+    state, asked = state_of(request), await read_as(request, DetokenizeRequest)
+    check_model(state, asked.model)
+    texts = await state.engine.work(lambda: state.host.texts(asked.tokens))
+    return {"prompt": "".join(texts)}
+
+
+@router.get("/version")
+async def version(request: Request) -> dict[str, str]:
+    """Return the version of this program."""
+    return {"version": state_of(request).config.version or "0"}
