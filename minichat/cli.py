@@ -199,12 +199,17 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     group.add_argument("--tls-key", type=given, metavar="FILE", help="the certificate's key")
     group = command.add_argument_group("access and limits")
     group.add_argument(
-        "--api-key-file",
-        type=given,
-        metavar="FILE",
-        help="one key per line (default: a new key)",
+        "--api-key-file", type=given, metavar="FILE", help="one key per line (default: a new key)"
     )
     group.add_argument("--no-key", action="store_true", help="require no key")
+    group.add_argument(
+        "--cors",
+        type=str.lower,
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="allow this site's pages to call the server, such as http://localhost:3000; repeatable",
+    )
     group.add_argument("--insecure", action="store_true", help="allow --no-key beyond this machine")
     group.add_argument(
         "--max-in-flight",
@@ -224,11 +229,7 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
         "--served-name", type=given, metavar="NAME", help="the model's name for clients (default: --model)"
     )
     group.add_argument(
-        "--drain",
-        type=number,
-        default=30.0,
-        metavar="S",
-        help="seconds for replies at the end",
+        "--drain", type=number, default=30.0, metavar="S", help="seconds for replies at the end"
     )
     group.add_argument("--access-log", action="store_true", help="log a line per request, without its text")
     group.add_argument("--log-prompts", action="store_true", help="also log prompts")

@@ -19,8 +19,8 @@ def call_on(loop: asyncio.AbstractEventLoop, work: Callable[..., object], *args:
 class Handover(Generic[T]):
     """Calls `deliver` on the loop with gathered items, at once after a pause.
 
-    Under load deliveries are at least `tick` seconds apart, and far enough that they and the tasks they wake
-    take at most two thirds of the loop's time: batches grow, and the loop stays responsive.
+    With a `tick`, deliveries are at least as many seconds apart, and far enough that they and the tasks they
+    wake take at most two thirds of the loop's time: batches grow, and the loop stays responsive.
     """
 
     def __init__(self, deliver: Callable[[list[T]], None], tick: float = 0.0) -> None:
@@ -52,7 +52,8 @@ class Handover(Generic[T]):
             items.append(self._gathered.popleft())
         if items:
             self._deliver(items)
-            self._loop.call_soon(self._settle)  # after the tasks that the delivery woke
+            if self._tick:
+                self._loop.call_soon(self._settle)  # after the tasks that the delivery woke
 
     def _settle(self) -> None:
         busy = perf_counter() - self._delivered

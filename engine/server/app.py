@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError, ValidationException, WebS
 from fastapi.responses import Response
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from engine.api.errors import EngineError
 from engine.host.protocol import EngineHost
@@ -68,6 +69,14 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
     app.add_exception_handler(Exception, _unexpected_error)
     app.router.default = _no_route
     app.add_middleware(AuthMiddleware, config=config, closing=lambda: ending.begun)
+    if config.origins:  # outside the authentication, because browsers ask beforehand without the key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.origins,
+            allow_methods=["GET", "HEAD", "POST"],
+            allow_headers=["*"],
+            expose_headers=["retry-after"],
+        )
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

@@ -16,6 +16,7 @@ class ServerConfig:
     name: str  # the model's name in the API
     version: str = ""  # the program's version
     keys: tuple[str, ...] = ()  # API keys; each grants full access, and with none no key is required
+    origins: tuple[str, ...] = ()  # sites whose pages may call the server from a browser; "*": any
     any_host: bool = False  # without keys: accept any Host header, not only localhost
     in_flight: int = 1024  # choices that may run or wait at once, over all clients
     per_key: int = 512  # the same for one key

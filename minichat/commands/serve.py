@@ -3,9 +3,11 @@
 import argparse
 import logging
 import os
+import re
 import resource
 import secrets
 import socket
+import stat
 import sys
 import threading
 from collections.abc import Callable
@@ -30,6 +32,7 @@ _SHORTEST_KEY = 16
 _FILES = 16_384  # limit of open files, including sockets
 _LONGEST_DRAIN = 3600.0  # seconds
 _LARGEST_BODY = 1024  # MiB
+_ORIGIN = re.compile(r"https?://[a-z0-9.\[\]:-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,11 @@ def check(options: argparse.Namespace) -> None:
             f"--no-key on {options.host} lets anyone who can reach this machine use the engine; "
             "remove it, or add --insecure to allow this"
         )
+    for origin in options.cors:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise BadInput(f"--cors: {origin!r} is not an origin such as http://localhost:3000")
+    if "*" in options.cors and options.no_key:
+        raise BadInput("--cors '*' and --no-key would let any web page use the engine; name the origins")
     if not 0 <= options.port <= 65535:
         raise BadInput(f"--port must be from 0 to 65535, got {options.port}")
     for name in ("max_in_flight", "max_per_key"):
@@ -85,7 +93,10 @@ def find_keys(file: str | None) -> tuple[str, ...]:
     if file is None:
         return (own_key(locate().server_key),)
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        with open(file, encoding="utf-8") as opened:
+            if (mode := os.fstat(opened.fileno()).st_mode) & 0o077 and stat.S_ISREG(mode):
+                raise BadInput(f"--api-key-file {file} is readable by others; run chmod 600 on it")
+            lines = opened.read().splitlines()
     except OSError as error:
         raise BadInput(f"cannot read --api-key-file {file}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -160,6 +171,7 @@ def listen(
         name=served_name(options),
         version=__version__,
         keys=keys,
+        origins=tuple(options.cors),
         any_host=options.insecure or uds is not None,
         in_flight=options.max_in_flight,
         per_key=min(options.max_per_key, options.max_in_flight),

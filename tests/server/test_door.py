@@ -139,10 +139,40 @@ class TestWithoutAKey:
         headers = {"Host": host} | ({"Origin": origin} if origin else {})
         assert httpx.get(f"{open_door.url}/v1/models", headers=headers, verify=PLAIN).status_code == status
 
+    def test_a_request_that_another_sites_page_starts_is_refused(self, open_door: Served) -> None:
+        """Such as an image: browsers send no Origin with it."""
+        for site, status in ("cross-site", 403), ("same-origin", 200), ("none", 200):
+            headers = {"Sec-Fetch-Site": site}
+            assert httpx.get(f"{open_door.url}/v1/models", headers=headers).status_code == status
+
     @pytest.fixture(scope="class")
     def open_door(self):  # type: ignore[no-untyped-def]
         with serving(dry(), keys=()) as served:
             yield served
+
+
+SITE, OTHER_SITE = "http://localhost:3000", "https://evil.example"
+ASKING = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,x-more"}
+
+
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+def test_pages_of_an_allowed_site_may_call(keys: tuple[str, ...]) -> None:
+    """A browser asks first, without the key."""
+    with serving(dry(), keys=keys, origins=(SITE,)) as served:
+        url = f"{served.url}/v1/completions"
+        for origin, allowed in (SITE, True), (OTHER_SITE, False):
+            asked = httpx.options(url, headers={"Origin": origin, **ASKING})
+            assert (asked.headers.get("access-control-allow-origin") == origin) == allowed
+            assert asked.is_success == allowed
+        headers = {"Authorization": f"Bearer {KEY}"} if keys else {}
+        body = {"prompt": "hi", "max_tokens": 3, "stream": True}
+        answer = httpx.post(url, json=body, headers={"Origin": SITE, **headers})
+        assert answer.is_success
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert answer.headers["access-control-allow-origin"] == SITE
+        refused = httpx.post(url, json=body, headers={"Origin": OTHER_SITE, **headers})
+        assert "access-control-allow-origin" not in refused.headers
+        assert refused.is_success == bool(keys), "without a key, the origin decides"
 
 
 def test_two_keys_share_no_cached_prefix(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ class AuthMiddleware:
     def __init__(self, app: App, config: ServerConfig, closing: Callable[[], bool]) -> None:
         self._app, self._closing = app, closing
         self._digests = [sha256(key.encode()).digest() for key in config.keys]
-        self._any_host = config.any_host
+        self._any_host, self._origins = config.any_host, config.origins
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -69,13 +69,15 @@ class AuthMiddleware:
                 403, f"a server without an API key accepts only requests to localhost, got Host {host[:80]!r}"
             )
         origin = headers.get(b"origin", b"").decode("latin-1").lower()
-        if origin and origin.partition("://")[2] != host:
+        if origin and origin.partition("://")[2] != host and origin not in self._origins:
             raise ApiError(
                 403, f"a server without an API key refuses cross-site requests, got Origin {origin[:80]!r}"
             )
+        if not origin and headers.get(b"sec-fetch-site") == b"cross-site":  # such as an image of a page
+            raise ApiError(403, "a server without an API key refuses requests from another site's page")
 
 
-_READ = (b"authorization", b"host", b"origin")
+_READ = (b"authorization", b"host", b"origin", b"sec-fetch-site")
 
 
 def prefix_salt(key: bytes) -> bytes:
