@@ -11,6 +11,9 @@ INSTALL = command -v "$(PYTHON)" >/dev/null || { \
 	exit 2; }; "$(PYTHON)" install.py --venv "$(VENV)"
 RECIPE_OF_ENVIRONMENT = pyproject.toml constraints.txt install.py
 
+# Each test process and each program that a test starts would compile every file again without bytecode.
+PYTEST = PYTHONDONTWRITEBYTECODE= "$(BIN)/python" -m pytest
+
 .PHONY: help chat test soak cuda lint format bench shots pictures clean
 
 help:  ## list these targets
@@ -20,10 +23,10 @@ chat: $(VENV)/.for-chat  ## install what is missing and start a chat; ARGS="--mo
 	@"$(BIN)/python" -m minichat $(ARGS)
 
 test: lint  ## install what is missing, then run lint, types and tests; ARGS is passed to pytest
-	@"$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	@$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 soak: $(VENV)/.for-test  ## run only the long tests that `make test` skips
-	@"$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal -m soak --timeout 600 $(ARGS)
+	@$(PYTEST) -n $(WORKERS) --dist worksteal -m soak --timeout 600 $(ARGS)
 
 cuda: $(VENV)/.for-test  ## run only the tests that need an NVIDIA GPU
 	@"$(BIN)/python" -m pytest -n 12 -m cuda --timeout 280 $(ARGS)

@@ -1,6 +1,6 @@
 """Pictures of every screen in three sizes, dark, light and without color, compared line by line.
 
-The light ones differ from the dark ones in colors alone, so they are compared only by `make soak`.
+The others differ from the dark ones in colors alone, so they are compared only by `make soak`.
 `make pictures` (UPDATE_PICTURES=1) regenerates them; review the changes in the diff.
 """
 
@@ -40,7 +40,9 @@ def _same_everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @run
-@pytest.mark.parametrize("look", ["dark", pytest.param("light", marks=SOAK), "no-color"])
+@pytest.mark.parametrize(
+    "look", ["dark", *(pytest.param(each, marks=SOAK) for each in ("light", "no-color"))]
+)
 @pytest.mark.parametrize("name", SITTINGS)
 async def test_the_screen_looks_unchanged(
     bench: Callable[..., Any],  # noqa: F811

@@ -194,9 +194,10 @@ class TestSignals:
 
 class TestCommand:
     def test_unsafe_or_contradictory_options_are_refused(self, tmp_path: Path, run: Run) -> None:
-        empty, short = tmp_path / "empty", tmp_path / "short"
-        empty.write_text("# no key\n")
-        short.write_text("abc\n")
+        empty, short, shared = tmp_path / "empty", tmp_path / "short", tmp_path / "shared"
+        for file, text in (empty, "# no key\n"), (short, "abc\n"), (shared, f"{KEY}\n"):
+            file.write_text(text)
+            file.chmod(0o644 if file is shared else 0o600)
         for words, sentence in (
             (["--no-key", "--host", "0.0.0.0"], "--insecure"),
             (["--no-key", "--host", "example.org"], "--insecure"),
@@ -206,6 +207,9 @@ class TestCommand:
             (["--api-key-file", str(empty)], "contains no key"),
             (["--api-key-file", str(short)], "use 16 or more"),
             (["--api-key-file", str(tmp_path)], "cannot read"),
+            (["--api-key-file", str(shared)], "readable by others"),
+            (["--cors", "localhost"], "not an origin"),
+            (["--cors", "*", "--no-key"], "any web page"),
             (["--rate", "5"], "--dry-run"),
             (["--max-in-flight", "0"], "at least 1"),
             (["--port", "70000"], "--port must be from 0 to 65535, got 70000"),
