@@ -30,11 +30,13 @@ class StepRow(NamedTuple):
 class Rows(Sequence[StepRow]):
     """The rows of a step as columns of numbers. Indexing gives a `StepRow`."""
 
-    __slots__ = ("_sampling", "numbers")
+    __slots__ = ("_ends", "_listed", "_sampling", "numbers")
 
     def __init__(self, numbers: np.ndarray) -> None:
         self.numbers = numbers  # [rows, fields of StepRow] int64
-        self._sampling: Rows | None = None
+        self._sampling: Rows | None = None  # these three are computed once
+        self._ends: np.ndarray | None = None
+        self._listed: list[StepRow] | None = None
 
     @classmethod
     def of(cls, rows: Sequence[StepRow]) -> "Rows":
@@ -55,7 +57,9 @@ class Rows(Sequence[StepRow]):
 
     @property
     def ends(self) -> np.ndarray:
-        return self.numbers[:, 2] + self.numbers[:, 3]
+        if self._ends is None:
+            self._ends = self.numbers[:, 2] + self.numbers[:, 3]
+        return self._ends
 
     @property
     def samples(self) -> np.ndarray:
@@ -77,7 +81,9 @@ class Rows(Sequence[StepRow]):
         return len(self.numbers)
 
     def __iter__(self) -> Iterator[StepRow]:
-        return map(StepRow._make, self.numbers.tolist())  # `samples` is 0 or 1 here
+        if self._listed is None:
+            self._listed = [*map(StepRow._make, self.numbers.tolist())]  # `samples` is 0 or 1 here
+        return iter(self._listed)
 
     @overload
     def __getitem__(self, at: int) -> StepRow: ...
