@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+_LONGEST = 0.1  # seconds between deliveries: a process that did not get the processor was not busy
 
 
 def call_on(loop: asyncio.AbstractEventLoop, work: Callable[..., object], *args: Any) -> None:
@@ -57,4 +58,4 @@ class Handover(Generic[T]):
 
     def _settle(self) -> None:
         busy = perf_counter() - self._delivered
-        self._next = max(self._next, self._delivered + 1.5 * busy)
+        self._next = max(self._next, self._delivered + min(1.5 * busy, _LONGEST))
