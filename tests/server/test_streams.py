@@ -201,6 +201,7 @@ def test_more_choices_than_a_key_may_have_are_refused() -> None:
 
 
 def test_a_disconnect_within_a_body_is_not_logged(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    others = {*served.server.server_state.tasks}  # of replies that other tests left running
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", served.port)) as connection:
             head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
@@ -208,5 +209,5 @@ def test_a_disconnect_within_a_body_is_not_logged(served: Served, caplog: pytest
             connection.sendall(head.encode())
     with served.client() as client:
         assert client.get("/v1/models").status_code == 200
-    assert becomes(lambda: not served.server.server_state.tasks)
+    assert becomes(lambda: served.server.server_state.tasks <= others)
     assert caplog.messages == []
