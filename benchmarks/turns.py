@@ -18,7 +18,8 @@ HERE = Path(__file__).resolve().parents[1]
 class Tree:
     """A process that runs `program` in a tree: it answers each line of JSON with a line of JSON.
 
-    The program reads `sys.stdin` and calls `emit(value)`; what it prints goes to the standard error.
+    The program calls `emit(value)` once when it is ready, which is `started`, and then for each line of
+    `sys.stdin`; what it prints goes to the standard error.
     """
 
     def __init__(self, root: Path, program: str) -> None:
@@ -31,14 +32,15 @@ class Tree:
             [sys.executable, "-c", preamble + program],
             cwd=root, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
+        self.started = self._read()
 
     def ask(self, question: Any) -> Any:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
-        return self.read()
+        return self._read()
 
-    def read(self) -> Any:
+    def _read(self) -> Any:
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
             raise SystemExit(f"the process of a tree ended with exit code {self._process.wait()}")

@@ -1,6 +1,6 @@
 """`engine_step` of two trees in turns, a process for each tree: 60 tokens of every row at a time.
 
-`--other` is the root of the other tree; an older one needs the `engine_step` of this one's time or later.
+`--other` is the root of the other tree; an older tree needs an `engine_step` with the graph path.
 """
 
 from benchmarks.harness import Bench
@@ -57,5 +57,4 @@ def run(bench: Bench, *, other: str = "", rows: tuple[int, ...] = (8, 256)) -> N
     questions = {f"{kind}, {count} rows": ((kind, count), "µs") for count in rows for kind in kinds}
     program = f"TOKENS = {TOKENS}\n{WORKER}"
     with Tree(root_of(other), program) as old, Tree(HERE, program) as new:
-        old.read(), new.read()
         in_turns(bench, {"other": old, "this": new}, questions)

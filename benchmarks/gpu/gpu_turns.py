@@ -66,5 +66,5 @@ def run(
         program = f"BLOCKS, STEPS, SHAPE = {BLOCKS}, {STEPS}, {name!r}\n{WORKER}"
         with Tree(root, program) as old, Tree(HERE, program) as new:
             for which, tree in {"other": old, "this": new}.items():
-                bench.note(f"{name}, start to first reply, {which}", tree.read(), "s")
+                bench.note(f"{name}, start to first reply, {which}", tree.started, "s")
             in_turns(bench, {"other": old, "this": new}, questions, f"{name}, ")

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
+_STATUS = slice(9, 12)  # of the first line
 _DATA = b"data: "
+_END = b"\n\n"  # of an event
+_LONGEST = 1000  # bytes kept of an event that has not ended
 _DONE = b"data: [DONE]"
-_TAIL = len(_DONE) - 1
 _USAGE = b'"usage":{'
 
 
@@ -60,11 +62,14 @@ class _Exchange:
             return self._fail("the server closed the connection")
         text = self.tail + data
         if not self.status:
-            self.status = text[9:12]
+            if len(text) < _STATUS.stop:
+                self.tail = text
+                return True
+            self.status = text[_STATUS]
         if self.status != b"200":
             return self._fail(text[-300:].decode(errors="replace"))
         one = self.outcome
-        if _DATA in data or _DATA in text:
+        if _END in self.tail[-1:] + data and _DATA in text:
             if one.first is None:
                 one.first = now - self.due
             else:
@@ -75,8 +80,7 @@ class _Exchange:
         if _DONE in text:
             one.ended = now - self.due
             return False
-        keep = text.rfind(b"\n\n")  # usage is read from whole events
-        self.tail = text[max(keep, len(text) - 1000) if keep >= 0 else -1000 :][-1000:]
+        self.tail = text[max(0, text.rfind(_END)) :][-_LONGEST:]
         return True
 
     def _count(self, text: bytes) -> None:

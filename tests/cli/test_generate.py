@@ -256,7 +256,9 @@ class TestBadInput:
         assert "300 tokens; " in error and " takes 127. Shorten the prompt or choose a larger" in error
 
     def test_an_unknown_model(self, run: Run) -> None:
-        assert "nobody/nothing is not on this machine" in self.error(run, "nobody/nothing")
+        assert "no-such-owner/no-such-model is not on this machine" in self.error(
+            run, "no-such-owner/no-such-model"
+        )
         assert "there is no folder './nothing'" in self.error(run, "./nothing")
 
     def test_a_folder_that_is_no_model(self, run: Run, tmp_path: Path) -> None:

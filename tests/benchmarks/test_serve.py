@@ -1,0 +1,77 @@
+"""The load benchmark's own parts: its client's reading of a stream, and the traces."""
+
+import json
+import lzma
+import socket
+from pathlib import Path
+
+import pytest
+
+from benchmarks.server.load_client import Outcome, _Exchange
+from benchmarks.server.serve import lengths, traced
+
+USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENTS = [
+    b'data: {"choices":[{"text":"a"}],"usage":null}\n\n',
+    b'data: {"choices":[{"text":"b"}],"usage":null}\n\n',
+    b'data: {"choices":[],"usage":' + json.dumps(USAGE).encode() + b"}\n\n",
+    b"data: [DONE]\n\n",
+]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_a_stream_is_read_however_it_is_split(size: int) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        exchange = _Exchange(ours, Outcome(0.0), memoryview(b""), due=1.0)
+        assert exchange.receive(0.0), "nothing has arrived yet"
+        sent, now, running = HEAD + b"".join(EVENTS), 1.0, True
+        for start in range(0, len(sent), size):
+            if not running:
+                assert start >= len(sent) - 2, "it ended too early"
+                break
+            theirs.sendall(sent[start : start + size])
+            now += 1.0
+            running = exchange.receive(now)
+        assert not running
+    one = exchange.outcome
+    assert (one.prompt, one.completion, one.error) == (7, 5, "")
+    assert one.first is not None and one.ended is not None
+    assert one.first + sum(one.gaps) <= one.ended
+    if size == 1:  # an arrival for each event; the last one is noticed before its blank line
+        assert len(one.gaps) == len(EVENTS) - 2
+
+
+def test_a_refusal_is_reported() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 429 Too Many Requests\r\n\r\nretry later")
+        exchange = _Exchange(ours, Outcome(0.0), memoryview(b""), due=0.0)
+        assert not exchange.receive(1.0)
+    assert exchange.outcome.error.endswith("retry later")
+    assert exchange.outcome.first is None
+
+
+def test_requests_of_both_forms_of_traces(tmp_path: Path) -> None:
+    azure, mooncake = tmp_path / "azure.csv.xz", tmp_path / "mooncake.jsonl"
+    azure.write_bytes(
+        lzma.compress(
+            b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
+            b"2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47.1805900,396,109\n"
+        )
+    )
+    records = [(3000, 10, 2), (3500, 11, 3)]
+    names = ("timestamp", "input_length", "output_length")
+    mooncake.write_text("".join(json.dumps(dict(zip(names, each, strict=True))) + "\n" for each in records))
+    assert traced(azure) == [(0.0, 374, 44), (pytest.approx(0.5), 396, 109)]
+    assert traced(mooncake) == [(0.0, 10, 2), (pytest.approx(0.5), 11, 3)]
+    assert lengths(str(mooncake), 1, 0.0, 0) == [(0.0, 10, 2)]
+
+
+def test_poisson_arrivals_come_at_the_given_rate() -> None:
+    arrivals = [at for at, _, _ in lengths("poisson", 2000, 20.0, 500)]
+    assert arrivals == sorted(arrivals)
+    assert 1999 / arrivals[-1] == pytest.approx(20.0, rel=0.1)
+    assert {at for at, _, _ in lengths("closed", 5, 20.0, 500)} == {0.0}
