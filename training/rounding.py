@@ -1,12 +1,17 @@
 """Training steps with weights rounded to four bits, so that the shipped model loses little when it is quantized."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 
-GROUPS = (64, 128)  # inputs that share a scale, alternating
+Rounding = Callable[[Tensor], Tensor]
+
+# The nonnegative numbers of bitsandbytes' four-bit floats, relative to the largest of a group.
+_FP4 = (0.0, 1 / 192, 1 / 6, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 1.0)
+_FP4_GROUP = 64
 
 
 def in_four_bits(weight: Tensor, group: int) -> Tensor:
@@ -18,13 +23,29 @@ def in_four_bits(weight: Tensor, group: int) -> Tensor:
     return ((floats / step + zero).round().clamp(0, 15).sub(zero) * step).flatten(1).to(weight.dtype)
 
 
+def in_fp4(weight: Tensor) -> Tensor:
+    """Round to the nearest four-bit float of each group, like the scheme `bnb-fp4`."""
+    floats = weight.float().reshape(-1, _FP4_GROUP)
+    scale = floats.abs().amax(1, keepdim=True).clamp(min=1e-20)
+    numbers = torch.tensor(_FP4, device=weight.device)
+    nearest = numbers[torch.bucketize((floats / scale).abs(), (numbers[1:] + numbers[:-1]) / 2)]
+    return (nearest.copysign(floats) * scale).view_as(weight).to(weight.dtype)
+
+
+ROUNDINGS: tuple[Rounding, ...] = (
+    partial(in_four_bits, group=64),
+    in_fp4,
+    partial(in_four_bits, group=128),
+)  # alternating
+
+
 @contextmanager
-def rounded(matrices: Sequence[Tensor], group: int) -> Iterator[None]:
+def rounded(matrices: Sequence[Tensor], rounding: Rounding) -> Iterator[None]:
     """Round the weights for one pass and its gradient. The optimizer then updates the unrounded weights."""
     with torch.no_grad():
         whole = [matrix.clone() for matrix in matrices]
         for matrix in matrices:
-            matrix.copy_(in_four_bits(matrix, group))
+            matrix.copy_(rounding(matrix))
     try:
         yield
     finally:

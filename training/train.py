@@ -17,7 +17,7 @@ from training.chat import LEARN
 from training.model import Attend, Decoder, dense_attend, documents, flex_attend
 from training.muon import Muon
 from training.recipe import Schedule
-from training.rounding import GROUPS, rounded
+from training.rounding import ROUNDINGS, rounded
 
 IGNORE = -100
 SAVE_EVERY = 600
@@ -133,10 +133,11 @@ def _keep(model: Decoder, schedule: Schedule, rows: int, step: int, device: torc
 
 
 def _weights_of(step: int, matrices: list[nn.Parameter], schedule: Schedule) -> AbstractContextManager[None]:
-    """The weights of a step: unrounded, or every n-th step in four bits."""
-    if not schedule.rounded_every or step % schedule.rounded_every:
+    """The weights of a step: unrounded, or every n-th step and all of the last in four bits."""
+    if not schedule.rounded_every:
         return nullcontext()
-    return rounded(matrices, GROUPS[step // schedule.rounded_every % len(GROUPS)])
+    every = 1 if step >= schedule.steps * schedule.rounded_from else schedule.rounded_every
+    return nullcontext() if step % every else rounded(matrices, ROUNDINGS[step // every % len(ROUNDINGS)])
 
 
 def _picked(step: int, count: int, rows: int, seed: int) -> Tensor:

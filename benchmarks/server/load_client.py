@@ -50,6 +50,13 @@ class _Exchange:
     tail: bytes = b""
     status: bytes = b""
 
+    def send(self) -> None:
+        """Send what fits. If the server has closed its side, `receive` says why."""
+        try:
+            self.unsent = self.unsent[self.connection.send(self.unsent) :]
+        except OSError:
+            self.unsent = self.unsent[:0]
+
     def receive(self, now: float) -> bool:
         """Read what has arrived. False once the request has ended."""
         try:
@@ -116,10 +123,11 @@ class _Clients:
 
     def run(self) -> list[Outcome]:
         self._began = time.perf_counter()
+        self._send_due()
         while self._waiting or self._running:
-            self._send_due()
             for key, events in self._selector.select(self._until_next()):
                 self._progress(key.data, events)
+            self._send_due()
         return self._outcomes
 
     def _until_next(self) -> float | None:
@@ -132,18 +140,22 @@ class _Clients:
         now = time.perf_counter()
         while self._waiting and self._running < self._most and self._began + self._waiting[0].at <= now:
             order = self._waiting.popleft()
-            connection = socket.create_connection(self._address)
+            outcome = Outcome(now - self._began)
+            try:
+                connection = socket.create_connection(self._address)
+            except OSError as error:
+                outcome.error = str(error)
+                self._outcomes.append(outcome)
+                continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setblocking(False)
-            outcome = Outcome(now - self._began)
             exchange = _Exchange(connection, outcome, memoryview(order.message), time.perf_counter())
             self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, exchange)
             self._running += 1
 
     def _progress(self, exchange: _Exchange, events: int) -> None:
         if events & selectors.EVENT_WRITE:
-            sent = exchange.connection.send(exchange.unsent)
-            exchange.unsent = exchange.unsent[sent:]
+            exchange.send()
             if not exchange.unsent:
                 self._selector.modify(exchange.connection, selectors.EVENT_READ, exchange)
         if events & selectors.EVENT_READ and not exchange.receive(time.perf_counter()):

@@ -63,6 +63,7 @@ def run(
         pipe, there = multiprocessing.Pipe()
         client = multiprocessing.get_context("spawn").Process(target=work, args=(there, address), daemon=True)
         client.start()
+        there.close()
         rounds = []
         for turn in range(bench.warmup + bench.repeats):
             orders = [

@@ -142,7 +142,9 @@ class GraphWork:
             merges = numbers[at + most * ITEM : at + most * (ITEM + MERGE)].view(-1, MERGE)
             at += most * (ITEM + MERGE)
             if cut:
-                merged = min(self._rows, most // 2)  # one merge per row, of at least two pieces each
+                # One merge per row, of at least two pieces each. A single row is faster with idle programs:
+                # they delay the next kernel, which would fetch its weights while attention reads the cache.
+                merged = most // 2 if self._rows == 1 else min(self._rows, most // 2)
                 work[spec] = AttentionWork(tile, items, merges[:merged], most, most=min(most, 64))
             else:
                 work[spec] = AttentionWork(tile, items[: self._rows], merges[:0], 0, most=0)

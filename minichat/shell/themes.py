@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from itertools import combinations, product, starmap
 from math import dist
 from pathlib import Path
@@ -206,11 +207,12 @@ def _palette(document: TomlDocument) -> ThemeColors | None:
     owners, variables = _owners(document), _variables(document)
     if document.problems:
         return None
-    shades = _shades_of(owners, [colors["background"], colors["surface"]])
+    shades = _shades_of(owners, (colors["background"], colors["surface"]))
     return ThemeColors(called, about, dark, colors, owners, shades, on_map, syntax, variables)
 
 
-def _shades_of(owners: Sequence[str], grounds: Iterable[str]) -> tuple[str, ...]:
+@lru_cache(maxsize=64)  # themes are read again whenever one is edited
+def _shades_of(owners: tuple[str, ...], grounds: tuple[str, ...]) -> tuple[str, ...]:
     """Lighter or darker variants, whichever are easier to distinguish; none for terminal colors."""
     known = [Color.parse(owner) for owner in owners]
     behind = [Color.parse(ground) for ground in grounds]
@@ -263,12 +265,17 @@ def _owners(document: TomlDocument) -> tuple[str, ...]:
 
 def _variables(document: TomlDocument) -> dict[str, str]:
     table = _table(document, "variables")
-    known = Theme("any", "#000000").to_color_system().generate()
     for name, value in table.items():
+        known = _known_variables()
         fault = _variable_fault(name, value) if name in known else unknown(name, known)
         if fault:
             document.report(f"variables.{name}", fault)
     return table
+
+
+@cache
+def _known_variables() -> Mapping[str, str]:
+    return Theme("any", "#000000").to_color_system().generate()
 
 
 def _variable_fault(name: str, value: Any) -> str:

@@ -12,7 +12,7 @@ async def test_the_prompt_takes_several_lines_and_grows(bench: Callable[..., Any
         before = it.main.prompt.size.height
         await it.pilot.press(*"a", "ctrl+j", *"b", "alt+enter", *"c")
         assert it.main.prompt.text == "a\nb\nc"
-        assert it.main.prompt.size.height == before + 2
+        await it.until(lambda: it.main.prompt.size.height == before + 2)
         await it.pilot.press("enter")
         await it.until(lambda: it.replies)
         assert it.replies[0].prompt[-1]["content"] == "a\nb\nc"

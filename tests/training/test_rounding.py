@@ -1,11 +1,13 @@
-"""Weights rounded to four bits for one pass, as by the engine's int4 scheme."""
+"""Weights rounded to four bits for one pass, as by the engine's schemes."""
+
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from engine.quant.int4 import grouped
-from training.rounding import in_four_bits, rounded
+from training.rounding import in_four_bits, in_fp4, rounded
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
@@ -14,10 +16,17 @@ def test_rounding_matches_the_int4_scheme(group: int) -> None:
     assert torch.allclose(in_four_bits(weight, group), grouped(weight, group).dequantized(), atol=1e-5)
 
 
+def test_rounding_matches_the_bnb_fp4_scheme() -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    weight = torch.randn(8, 256, generator=torch.Generator().manual_seed(4))
+    there_and_back = functional.dequantize_4bit(*functional.quantize_4bit(weight, quant_type="fp4"))
+    assert torch.allclose(in_fp4(weight), there_and_back, atol=1e-3)
+
+
 def test_the_gradient_is_taken_at_the_rounded_weights_and_the_weights_are_restored() -> None:
     matrix = nn.Parameter(torch.randn(4, 128, generator=torch.Generator().manual_seed(2)))
     before = matrix.detach().clone()
-    with rounded([matrix], 64):
+    with rounded([matrix], partial(in_four_bits, group=64)):
         assert torch.equal(matrix, in_four_bits(before, 64))
         matrix.square().sum().backward()
     assert torch.equal(matrix, before)
@@ -28,6 +37,6 @@ def test_the_gradient_is_taken_at_the_rounded_weights_and_the_weights_are_restor
 def test_the_weights_are_restored_after_an_error() -> None:
     matrix = nn.Parameter(torch.randn(4, 128, generator=torch.Generator().manual_seed(3)))
     before = matrix.detach().clone()
-    with pytest.raises(RuntimeError), rounded([matrix], 64):
+    with pytest.raises(RuntimeError), rounded([matrix], partial(in_four_bits, group=64)):
         raise RuntimeError
     assert torch.equal(matrix, before)

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from minichat.ui.transcript.markdown.cells import clip
 from minichat.ui.transcript.markdown.rows import Fragment, Look, Row
@@ -21,22 +22,24 @@ class Greeting:
 
     def row(self, y: int, width: int, cut: str) -> Row:
         """Line y of the greeting; paragraphs are separated by blank lines."""
-        lines = list(self._lines(width, cut))
+        lines = _lines(self, width, cut)
         text, look, _ = lines[y] if y < len(lines) else ("", (), "")
         return Row((Fragment(text, look),)) if text else Row()
 
     def tried(self, y: int, width: int, cut: str) -> str:
         """The sample message on line y; empty on other lines."""
-        lines = list(self._lines(width, cut))
+        lines = _lines(self, width, cut)
         return lines[y][2] if 0 <= y < len(lines) else ""
 
-    def _lines(self, width: int, cut: str) -> Iterator[tuple[str, Look, str]]:
-        for each in self.above:
-            yield from _paragraph(each, width)
-        for each in self.tries:
-            yield clip(f"{_INDENT}{each}", width - 1, cut), ("link",), each
-        for each in self.below:
-            yield from _paragraph(each, width)
+
+@lru_cache(maxsize=16)  # each row of a frame asks for them
+def _lines(greeting: Greeting, width: int, cut: str) -> tuple[tuple[str, Look, str], ...]:
+    """Text, look and sample message of each line."""
+    return (
+        *(line for each in greeting.above for line in _paragraph(each, width)),
+        *((clip(f"{_INDENT}{each}", width - 1, cut), ("link",), each) for each in greeting.tries),
+        *(line for each in greeting.below for line in _paragraph(each, width)),
+    )
 
 
 def _paragraph(text: str, width: int) -> Iterator[tuple[str, Look, str]]:
