@@ -32,9 +32,10 @@ def prompt_ids(prompt: Prompt, chat: ChatFormat) -> tuple[list[int], bool]:
         raise BadInput(f"a prompt must be text, messages or token ids, got {type(prompt).__name__}")
     if prompt and isinstance(prompt[0], Mapping):
         return chat.prompt(prompt), False
-    for token in prompt:
-        if not isinstance(token, int) or isinstance(token, bool):
-            raise BadInput(f"a prompt of token ids must hold only integers, got {token!r}")
+    for kind in set(map(type, prompt)):
+        if not issubclass(kind, int) or kind is bool:
+            wrong = next(each for each in prompt if type(each) is kind)
+            raise BadInput(f"a prompt of token ids must hold only integers, got {wrong!r}")
     return list(prompt), True  # type: ignore[arg-type]
 
 

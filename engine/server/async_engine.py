@@ -5,6 +5,8 @@ import gc
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from threading import Barrier
 from typing import TypeVar
 
 from engine.api.commands import Abort, Begun, Command
@@ -24,6 +26,7 @@ log = logging.getLogger("minichat.server")
 
 T = TypeVar("T")
 _WORKERS = 32  # threads for templates and tokenization; none of them waits for a step
+_SHORT = 4096  # token ids that are checked and sent on the loop: a thread would take longer
 _CACHED = 8192  # requests whose cached token count has not been read yet
 
 
@@ -33,7 +36,7 @@ class AsyncEngine:
     def __init__(self, host: EngineHost) -> None:
         self.host, self.notifier = host, Notifier()
         self._loop = asyncio.get_running_loop()
-        self._workers = ThreadPoolExecutor(_WORKERS, "minichat-submit")
+        self._workers = _started_pool(_WORKERS, "minichat-submit")
         self._callers = ThreadPoolExecutor(4, "minichat-call")  # snapshots do not queue behind long prompts
         self._reader = ThreadPoolExecutor(1, "minichat-read")  # a second would only contend for the GIL
         self._to_abort: list[int] = []
@@ -56,10 +59,12 @@ class AsyncEngine:
         reply_prefix: Sequence[int],
     ) -> Stream:
         """Start a request. If the caller is cancelled, the request is aborted as soon as it has started."""
-        work = self._loop.run_in_executor(
-            self._workers,
-            lambda: self.host.submit(prompt, params, priority=priority, salt=salt, reply_prefix=reply_prefix),
+        submit = partial(
+            self.host.submit, prompt, params, priority=priority, salt=salt, reply_prefix=reply_prefix
         )
+        if isinstance(prompt, list) and len(prompt) <= _SHORT and type(prompt[0]) is int:
+            return await self._begun(submit())
+        work = self._loop.run_in_executor(self._workers, submit)
         try:
             stream = await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -149,6 +154,14 @@ class AsyncEngine:
         self.host.send(Abort(tuple(ids))).add_done_callback(_log_failure)
         for id in ids:
             self._cached.pop(id, None)
+
+
+def _started_pool(count: int, name: str) -> ThreadPoolExecutor:
+    """A pool whose threads run. Each start waits for the GIL, which takes 5 ms on a busy loop."""
+    pool, together = ThreadPoolExecutor(count, name), Barrier(count)
+    for _ in range(count):
+        pool.submit(together.wait)
+    return pool
 
 
 def _log_failure(done: Future[None]) -> None:

@@ -16,6 +16,7 @@ from engine.server.schema import Strict, parsed
 M = TypeVar("M", bound=Strict)
 T = TypeVar("T")
 GONE = 499  # the status of a response whose client has disconnected
+_CONTAINERS = frozenset((dict, list))
 _LONG = 2**16  # bytes; shorter bodies are parsed in a few milliseconds
 _BODY_SECONDS = 60.0
 
@@ -89,20 +90,22 @@ def _text(body: bytes) -> str:
 
 def _check_form(value: Any) -> None:
     """Refuse a value that is nested too deep or has too many members, to bound the work of validation."""
-    level = [value] if isinstance(value, dict | list) else []
+    level = [value] if type(value) in _CONTAINERS else []
     parts = 0
     for _ in range(MAX_DEPTH):
         if not level:
             return
-        if any(isinstance(each, dict) and len(each) > MAX_MEMBERS for each in level):
+        if any(type(each) is dict and len(each) > MAX_MEMBERS for each in level):
             raise ApiError(400, f"an object in the JSON body must have at most {MAX_MEMBERS} members")
         if (parts := parts + len(level)) > MAX_PARTS:
             raise ApiError(400, f"the JSON body must have at most {MAX_PARTS} lists and objects")
+        inside = [outer.values() if type(outer) is dict else outer for outer in level]
         level = [
             inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
+            for values in inside
+            if not _CONTAINERS.isdisjoint(map(type, values))  # token ids have none
+            for inner in values
+            if type(inner) in _CONTAINERS
         ]
     if level:
         raise _too_deep()
