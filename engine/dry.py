@@ -55,6 +55,7 @@ class DryRunner:
     """A runner that executes a step by sleeping for the time the step should take."""
 
     graphs: bool | None = None
+    graph_sizes: Sequence[int] = ()
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from minichat import __version__
+from minichat.commands.arguments import add_dry, add_looks, add_model, add_name, add_sampling
 from minichat.shell.streams import settle
 from minichat.shell.usage import Parser, given, near_to, number, whole
 
@@ -43,95 +44,12 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _add_model(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("model and engine")
-    group.add_argument(
-        "--model",
-        type=given,
-        default="pocket",
-        metavar="M",
-        help="a folder, a hub name, or pocket, the built-in model (default)",
-    )
-    group.add_argument("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1 ... (default: best)")
-    group.add_argument(
-        "--dtype",
-        default="auto",
-        choices=["auto", "float32", "bfloat16", "float16"],
-        help="dtype of the weights (default: the checkpoint's)",
-    )
-    group.add_argument("--attention", default="auto", metavar="NAME", help="attention back end (see doctor)")
-    group.add_argument(
-        "--policy",
-        default="fcfs",
-        metavar="NAME",
-        help="scheduling policy: fcfs, priority, latency, or a plugin's (see doctor; default: fcfs)",
-    )
-    group.add_argument(
-        "--blocks", type=whole, metavar="N", help="KV cache blocks (default: from free memory)"
-    )
-    group.add_argument("--max-context", type=whole, metavar="N", help="maximum tokens in a request")
-    group.add_argument(
-        "--draft",
-        type=given,
-        metavar="M",
-        help="a small model with the same tokenizer, for --speculate draft (default: the folder draft in the "
-        "model's folder)",
-    )
-    group.add_argument(
-        "--quantization",
-        default="none",
-        metavar="SCHEME",
-        help="weight scheme: int8, int4, fp8, bnb-nf4 ... (default: none)",
-    )
-    group.add_argument(
-        "--kv",
-        default="none",
-        choices=["none", "int8", "fp8"],
-        help="quantize the KV cache to one byte per value: nearly twice the capacity (default: none)",
-    )
-    group.add_argument(
-        "--kv-window",
-        type=whole,
-        metavar="N",
-        help="attend only to the last N tokens and the first few, so that a chat may outgrow the cache",
-    )
-    group.add_argument(
-        "--kv-sinks",
-        type=whole,
-        metavar="N",
-        help="first tokens that --kv-window keeps (default: 4)",
-    )
-    group.add_argument("--dummy-weights", action="store_true", help="random weights; only needs config.json")
-
-
-def _add_sampling(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("decoding")
-    group.add_argument("--temperature", type=number, metavar="T", help="0 is greedy (default: 0.7)")
-    group.add_argument("--top-p", type=number, metavar="P", help="sample from the top tokens that sum to P")
-    group.add_argument("--top-k", type=whole, metavar="K", help="sample from the K most likely tokens")
-    group.add_argument(
-        "--min-p", type=number, metavar="P", help="drop tokens below P times the top probability"
-    )
-    group.add_argument("--repetition-penalty", type=number, metavar="R", help="above 1 reduces repetition")
-    group.add_argument("--seed", type=whole, metavar="N", help="same seed, same reply")
-    group.add_argument(
-        "--max-tokens", type=whole, metavar="N", help="most tokens in a reply (default: what fits)"
-    )
-    group.add_argument("--stop", action="append", metavar="TEXT", help="end at this text; may be repeated")
-    group.add_argument(
-        "--speculate",
-        metavar="KIND",
-        help="draft tokens from the text so far (ngram), earlier replies too (suffix), a small model (draft) "
-        "or the first layers (exit); the reply is the same, often faster",
-    )
-
-
 def _add_chat(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "text", nargs="*", metavar="TEXT", help="the first message; piped input is attached to it"
     )
-    _add_model(command)
-    _add_sampling(command)
+    add_model(command)
+    add_sampling(command)
     command.add_argument("--system", metavar="TEXT", help="the system prompt")
     group = command.add_argument_group("screen")
     group.add_argument(
@@ -179,12 +97,12 @@ def _add_generate(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--early-stopping", action="store_true", default=None, help="for beams: stop once W have finished"
     )
-    _add_model(command)
-    _add_sampling(command)
+    add_model(command)
+    add_sampling(command)
 
 
 def _add_serve(command: argparse.ArgumentParser) -> None:
-    _add_model(command)
+    add_model(command)
     group = command.add_argument_group("listening")
     group.add_argument(
         "--host", type=given, default="127.0.0.1", metavar="H", help="an address (default: this machine only)"
@@ -226,6 +144,11 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     )
     group = command.add_argument_group("serving")
     group.add_argument(
+        "--no-warm",
+        action="store_true",
+        help="on a GPU, do not compile kernels before the first request; /health says how far that is",
+    )
+    group.add_argument(
         "--served-name", type=given, metavar="NAME", help="the model's name for clients (default: --model)"
     )
     group.add_argument(
@@ -233,7 +156,7 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--access-log", action="store_true", help="log a line per request, without its text")
     group.add_argument("--log-prompts", action="store_true", help="also log prompts")
-    _add_dry(group)
+    add_dry(group)
 
 
 def _add_attach(command: argparse.ArgumentParser) -> None:
@@ -247,25 +170,25 @@ def _add_attach(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the server's key (default: MINICHAT_API_KEY, or the key of your server on this machine)",
     )
-    _add_name(command)
-    _add_sampling(command)
-    _add_looks(command)
+    add_name(command)
+    add_sampling(command)
+    add_looks(command)
 
 
 def _add_up(command: argparse.ArgumentParser) -> None:
-    _add_name(command)
+    add_name(command)
     command.add_argument(
         "--no-screen", action="store_true", help="start the engine, wait until it is ready, open no screen"
     )
-    _add_model(command)
-    _add_dry(command)
-    _add_sampling(command)
-    _add_looks(command)
+    add_model(command)
+    add_dry(command)
+    add_sampling(command)
+    add_looks(command)
     command.set_defaults(**dict.fromkeys(_IN_SETTINGS))
 
 
 def _add_down(command: argparse.ArgumentParser) -> None:
-    _add_name(command)
+    add_name(command)
     command.add_argument("--now", action="store_true", help="do not wait for running replies")
 
 
@@ -273,28 +196,8 @@ def _add_ps(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _add_name(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--name", default="main", metavar="NAME", help="which engine, if you run several (default: main)"
-    )
-
-
-def _add_looks(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--system", metavar="TEXT", help="the system prompt of a new chat")
-    command.add_argument("--ascii", action="store_true", help="use ASCII characters only")
-
-
-def _add_dry(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--dry-run", action="store_true", help="no weights: synthetic replies, for testing clients"
-    )
-    group.add_argument(
-        "--rate", type=number, metavar="N", help="tokens per second of each synthetic reply (default: 30)"
-    )
-
-
 def _add_quality(command: argparse.ArgumentParser) -> None:
-    _add_model(command)
+    add_model(command)
     group = command.add_argument_group("comparison")
     group.add_argument(
         "--text", metavar="FILE", help="the text to read (default: one that ships with minichat)"

@@ -51,13 +51,14 @@ class EngineConfig:
     seed: int | None = None  # generates the seeds of requests without one
     draft: str | None = None  # a small draft model; None: the model's folder `draft`, if it exists
     exit_layer: int | None = None  # the layer after which early exits draft; None: the first trained one
+    warm: bool = False  # on a GPU, run steps of every kind before the first request
 
     def __post_init__(self) -> None:
         """Check values and their types, because they come from files, flags and other processes."""
         for name in ("model", "quantization", "device", "attention", "policy"):
             self._need(name, "a name", isinstance(getattr(self, name), str))
         self._need("draft", "a name", self.draft is None or isinstance(self.draft, str))
-        for name in ("dummy_weights", "prefix_cache", "chunked_prefill"):
+        for name in ("dummy_weights", "prefix_cache", "chunked_prefill", "warm"):
             self._need(name, "True or False", isinstance(getattr(self, name), bool))
         for name, choices in _CHOICES.items():
             *most, last = map(str, choices)

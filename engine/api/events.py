@@ -195,6 +195,7 @@ class Bus:
     """Handlers subscribe from any thread and run on the engine's. One that raises is logged and dropped."""
 
     def __init__(self) -> None:
+        self.muted = False  # whether events are dropped
         self._handlers: tuple[Handler, ...] = ()
         self._changing = threading.Lock()
 
@@ -204,7 +205,7 @@ class Bus:
         return lambda: self._drop(handler)
 
     def emit(self, event: Event) -> None:
-        for handler in self._handlers:
+        for handler in () if self.muted else self._handlers:
             try:
                 handler(event)
             except Exception:

@@ -237,6 +237,7 @@ class Snapshot:
     kv_schemes: tuple[SchemeView, ...] = ()
     load: Load | None = None  # of a GPU; None: not measured
     split: StepSplit | None = None  # of a CPU, for a while after `MeasureSpeeds`
+    warmed: float = 1.0  # share of the warm-up that is done
 
     def ended(self, why: str) -> Self:
         """A copy without requests or blocks: the last known state of an engine that no longer responds."""

@@ -51,6 +51,10 @@ class StepResult:
 class Runner(Protocol):
     graphs: bool | None  # whether steps are replayed from captured graphs; None: not supported
 
+    @property
+    def graph_sizes(self) -> Sequence[int]:
+        """The batch sizes of captured graphs, in increasing order; none without graphs."""
+
     def launch(self, step: Step) -> Any:
         """Launch a step. Returns at once if the device runs asynchronously.
 

@@ -106,6 +106,10 @@ class ModelRunner:
         for each in (self.store, *self._draft_stores()):
             each.mover = mover_on(self.device)
 
+    @property
+    def graph_sizes(self) -> Sequence[int]:
+        return () if self._steps is None else self._steps.sizes
+
     def products_changed(self, *, recordable: bool) -> None:
         """The model's linear layers have been replaced. `recordable`: whether a graph can hold them."""
         self._recordable = recordable

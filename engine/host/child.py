@@ -78,12 +78,13 @@ def _of_engine(error: BaseException) -> EngineError:
 
 def _begin(asked: dict[str, Any], outbox: Outbox) -> CommandServer:
     gc.disable()  # startup objects are permanent, and each collection would traverse all of them
-    engine = _engine(wire.config_from_json(asked["config"]), asked["dry_rate"], outbox)
+    config = wire.config_from_json(asked["config"])
+    engine = _engine(config, asked["dry_rate"], outbox)
     engine.bus.subscribe(outbox.event)
     gc.collect()
     gc.freeze()  # otherwise each collection traverses all of torch and delays a step
     gc.enable()
-    return CommandServer(EngineThread(engine), engine.tokenizer, outbox)
+    return CommandServer(EngineThread(engine, warm=config.warm), engine.tokenizer, outbox)
 
 
 def _engine(config: EngineConfig, dry_rate: float | None, outbox: Outbox) -> "Engine":

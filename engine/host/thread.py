@@ -11,6 +11,7 @@ from engine.api.snapshot import Snapshot
 from engine.host.base import Host, Sink
 from engine.serving.engine import Engine
 from engine.serving.mailbox import Mailbox
+from engine.serving.warm_up import WarmUp
 from engine.text.chat import ChatFormat
 
 T = TypeVar("T")
@@ -19,8 +20,11 @@ T = TypeVar("T")
 class EngineThread(Host):
     """Owns an engine and steps it. Commands take effect between two steps."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, warm: bool = False) -> None:
+        """`warm`: run steps of every kind before the first request."""
         self._engine = engine
+        self._warm_up = WarmUp(engine, engine.runner.graph_sizes if warm else ())
+        engine.warmed = self._warm_up.share
         self._chat = ChatFormat(engine.tokenizer)
         self._mailbox = Mailbox(engine)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -51,8 +55,8 @@ class EngineThread(Host):
         engine, mailbox = self._engine, self._mailbox
         while not mailbox.closed:
             try:
-                mailbox.drain(wait=not engine.busy)
-                if not engine.error and not engine.step() and engine.busy:
+                mailbox.drain(wait=not engine.busy and (engine.warmed == 1 or bool(engine.error)))
+                if not engine.error and not self._step() and engine.busy:
                     mailbox.drain(wait=True, timeout=engine.pause())
             except Exception as error:
                 log.exception("the engine has stopped")
@@ -61,3 +65,11 @@ class EngineThread(Host):
             engine.die("the engine was closed")
         mailbox.drain()
         self._chat.close()
+
+    def _step(self) -> bool:
+        engine = self._engine
+        if engine.warmed == 1:
+            return engine.step()
+        progressed = self._warm_up.step()
+        engine.warmed = self._warm_up.share
+        return progressed

@@ -62,7 +62,7 @@ class AsyncEngine:
         submit = partial(
             self.host.submit, prompt, params, priority=priority, salt=salt, reply_prefix=reply_prefix
         )
-        if isinstance(prompt, list) and len(prompt) <= _SHORT and type(prompt[0]) is int:
+        if isinstance(prompt, list) and 0 < len(prompt) <= _SHORT and type(prompt[0]) is int:
             return await self._begun(submit())
         work = self._loop.run_in_executor(self._workers, submit)
         try:

@@ -58,7 +58,7 @@ class Engine:
         self.limits, self.info, self.bus = limits, info, bus
         self.depth, self.clock, self.grammars, self.weights = depth, clock, grammars, weights
         self.meters = Meters()
-        self.error = ""  # why the engine is dead, or ""
+        self.error, self.warmed = "", 1.0  # why the engine is dead, or ""; the finished share of a warm-up
         self._number = itertools.count().__next__
         self.outputs = OutputProcessor(scheduler, self.meters, bus, clock, self._number, limits.stop_ids)
         self._seeds = random.Random(seed)

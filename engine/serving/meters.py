@@ -27,6 +27,12 @@ class Meters:
         self.first_token = self._ttft.append
         self.next_token = self._itl.append
 
+    def reset(self) -> None:
+        """Forget everything measured so far."""
+        self.finished, self._means = 0, [0.0, 0.0, 0.0, 0.0]
+        for samples in (self._ttft, self._itl, self._steps):
+            samples.clear()
+
     def step(self, at: float, step: Step, prefill: int, spent: tuple[float, float, float, float]) -> None:
         """Record a committed step; `spent` is its seconds of schedule, launch, wait and commit."""
         began = at - sum(spent[:3])  # commit time counts toward the next step

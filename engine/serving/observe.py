@@ -25,6 +25,7 @@ class Observed(Machine, Protocol):
 
     meters: Meters
     error: str
+    warmed: float
     weights: Weights | None
 
     @property
@@ -46,6 +47,7 @@ def snapshot(engine: Observed) -> Snapshot:
     return Snapshot(
         at=now,
         step=scheduler.step,
+        warmed=engine.warmed,
         state="dead" if engine.error else "ready",
         error=engine.error,
         model=info.model,

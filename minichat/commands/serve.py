@@ -217,7 +217,7 @@ def engine(options: argparse.Namespace, callbacks: ServerCallbacks) -> "EngineHo
 
     private_folder(callbacks.log.parent)
     return EngineProcess(
-        engine_config(options),
+        engine_config(options, warm=not options.no_warm),
         callbacks.log,
         progress=callbacks.progress,
         dry_rate=(options.rate or 30.0) if options.dry_run else None,

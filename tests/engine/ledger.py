@@ -122,6 +122,7 @@ class LedgerRunner:
     """
 
     graphs: bool | None = None
+    graph_sizes: Sequence[int] = ()
 
     def __init__(
         self,

@@ -87,9 +87,9 @@ def becomes(true: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 @contextmanager
-def serving(engine: Engine, *, buffer: int = 0, **config: Any) -> Iterator[Served]:
+def serving(engine: Engine, *, buffer: int = 0, warm: bool = False, **config: Any) -> Iterator[Served]:
     """`buffer`: size of the socket's send buffer in bytes; 0: the system's default."""
-    host = EngineThread(engine)
+    host = EngineThread(engine, warm=warm)
     with listening(host, buffer, **config) as (port, built):
         yield Served(port, engine, host, built)
 

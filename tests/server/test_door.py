@@ -60,6 +60,21 @@ def test_health_needs_no_key_and_reports_only_the_state(served: Served) -> None:
     assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
 
 
+def test_health_reports_the_warm_up_and_requests_do_not_wait_for_it() -> None:
+    engine = dry(rate=100)
+    engine.runner.graph_sizes = (1, 2, 4, 8)
+    with serving(engine, warm=True) as one, one.client() as client:
+        answer = client.get("/health")
+        assert answer.status_code == 503
+        assert answer.json()["status"] == "warming"
+        assert 0 <= answer.json()["share"] < 1
+        before = engine.warmed
+        reply = client.post("/v1/completions", json={"prompt": [5, 6], "max_tokens": 4})
+        assert reply.json()["usage"]["completion_tokens"] == 4
+        assert engine.warmed <= before + 0.1, "the warm-up went on while a request was there"
+        assert becomes(lambda: client.get("/health").json() == {"status": "ready"})
+
+
 @pytest.mark.parametrize(
     "path",
     [

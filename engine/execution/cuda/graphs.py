@@ -91,7 +91,7 @@ class DecodeSteps:
         self._stage, self._tables = stage, tables
         self._block_size, self._last_ids, self._device = block_size, last_ids, last_ids.device
         rows, width = tables.grid.shape
-        self._sizes = [*(size for size in SIZES if size < rows), rows]
+        self.sizes = [*(size for size in SIZES if size < rows), rows]
         self._mirror = torch.zeros(rows, width, dtype=torch.int32, device=self._device)
         self._padding = np.array(list((PADDING | {"slots": rows}).values()))[:, None]
         self._forms: dict[tuple[int, bool], tuple[StagingBuffers, MetadataBuilder]] = {}
@@ -110,7 +110,7 @@ class DecodeSteps:
 
     def _run(self, rows: Rows, ids: np.ndarray, inputs: SamplingInputs | None) -> tuple[Tensor, ...]:
         count, draws = len(rows), None if inputs is None else Draws.of(inputs)
-        size = self._sizes[bisect_left(self._sizes, count)]
+        size = self.sizes[bisect_left(self.sizes, count)]
         biased = draws is not None and draws.biased
         if (size, biased) not in self._forms:
             self._forms[size, biased] = self._form(size, biased)

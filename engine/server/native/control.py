@@ -32,6 +32,8 @@ async def health(request: Request) -> Response:
             shot = await state.engine.snapshot()
     except TimeoutError:
         return JSONResponse({"status": "no answer"}, 503)
+    if shot.state == "ready" and shot.warmed < 1 and not state.drain.begun:
+        return JSONResponse({"status": "warming", "share": round(shot.warmed, 2)}, 503)
     status = "draining" if state.drain.begun else shot.state
     return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 

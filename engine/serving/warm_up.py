@@ -1,0 +1,140 @@
+"""Runs steps of every kind before the first request, so that no request waits for a compiler.
+
+On a GPU the first step of a kind compiles its kernels, and the first two of a batch size are slower than the
+rest, which replay a captured graph. The warm-up consists of requests of its own. Others come first: when one
+arrives, ours end, and the part they belong to runs again once the engine is idle.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import takewhile
+from typing import Any
+
+from engine.api.errors import EngineError
+from engine.api.events import Delta, log
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
+from engine.serving.engine import Engine
+
+_STEPS = 3  # of a batch size: compile, capture, replay
+_LONG = 2048  # tokens of the context that attention splits among programs
+_PLAIN: dict[str, Any] = {"temperature": 1.0}
+_FILTERED = _PLAIN | {"top_p": 0.9}
+_RARE = ({"frequency_penalty": 0.1}, {"logprobs": 5}, {"logit_bias": {0: 1.0}})  # compiled at one size
+
+Part = Callable[[], Iterator[None]]
+
+
+class WarmUp:
+    """Call `step` on the engine's thread in place of the engine's, until `share` is 1."""
+
+    def __init__(self, engine: Engine, sizes: Sequence[int]) -> None:
+        """`sizes`: batch sizes of the runner's graphs; without any, there is nothing to do."""
+        self._engine, self._sizes = engine, sizes
+        self._own: set[int] = set()
+        self._salts = 0
+        self._undisturbed = True
+        self._parts = deque(self._all_parts() if sizes else ())
+        self._total = len(self._parts)
+        self._running: Iterator[None] | None = None
+
+    @property
+    def share(self) -> float:
+        return 1 - len(self._parts) / self._total if self._parts else 1.0
+
+    def step(self) -> bool:
+        """Submit the next requests, or end ours if there are others; then run a step."""
+        bus = self._engine.bus
+        bus.muted = True
+        try:
+            if self._engine.outputs.alive > len(self._own):
+                self._yield_to_others()
+                bus.muted = False
+            elif self._parts:
+                self._advance()
+            return self._engine.step()
+        finally:
+            bus.muted = False
+
+    def _yield_to_others(self) -> None:
+        self._undisturbed, self._running = False, None
+        for id in tuple(self._own):
+            self._engine.abort(id)
+
+    def _advance(self) -> None:
+        try:
+            self._running = self._running or self._parts[0]()
+            next(self._running)
+        except StopIteration:
+            self._running = None
+            self._parts.popleft()
+            if not self._parts and self._undisturbed:
+                self._leave_no_trace()
+        except EngineError as error:
+            log.warning("the warm-up ended early; first steps of a kind will be slow: %s", error)
+            self._parts.clear()
+
+    def _leave_no_trace(self) -> None:
+        engine, scheduler = self._engine, self._engine.scheduler
+        engine.meters.reset()
+        scheduler.pool.forget_all()
+        scheduler.prompt_tokens = scheduler.cached_tokens = 0
+        scheduler.costs.step = scheduler.costs.prefill_token = None
+
+    def _all_parts(self) -> Iterator[Part]:
+        longest = min(self._engine.limits.context - 1, self._engine.scheduler.rules.step_tokens)
+        lengths = [*takewhile(lambda length: length < longest, (2**bits for bits in range(32))), longest]
+        for length in lengths:
+            yield partial(self._prompt, length)
+        for length in lengths:
+            yield partial(self._prompt_beside_a_row, length)
+        for params in (_PLAIN, _FILTERED):
+            for context in (1, min(_LONG, longest // 2)):
+                yield partial(self._batch, params, context, self._fitting(context))
+        for params in _RARE:
+            yield partial(self._batch, params, 1, self._sizes[:1])
+
+    def _fitting(self, context: int) -> Sequence[int]:
+        """The batch sizes whose rows fit in the cache, beside one long context."""
+        pool, slots = self._engine.scheduler.pool, len(self._engine.scheduler.tables.grid)
+        tokens = 1 + _STEPS * (len(self._sizes) + 1)
+        free = pool.size - (context + tokens) // pool.block_size - 2
+        rows = min(slots, 1 + free // (tokens // pool.block_size + 2))
+        return [size for size in self._sizes if size <= rows]
+
+    def _prompt(self, length: int) -> Iterator[None]:
+        self._submit(length, 1, _PLAIN)
+        yield from self._until_done()
+
+    def _prompt_beside_a_row(self, length: int) -> Iterator[None]:
+        self._submit(1, 4, _PLAIN)
+        yield
+        self._submit(length, 1, _PLAIN)
+        yield from self._until_done()
+
+    def _batch(self, params: dict[str, Any], context: int, sizes: Sequence[int]) -> Iterator[None]:
+        """Decode in batches of all sizes, from the largest: requests end as their sizes have run."""
+        before = 0
+        for number, size in enumerate(sizes):
+            tokens = 1 + _STEPS * (len(sizes) - number)
+            for row in range(before, size):
+                self._submit(1 if row else context, tokens, params)
+            before = size
+        yield from self._until_done()
+
+    def _until_done(self) -> Iterator[None]:
+        while self._own:
+            yield
+
+    def _submit(self, length: int, tokens: int, params: dict[str, Any]) -> None:
+        self._salts += 1  # so that no prompt is found in the cache
+        asked = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0, **params)
+        salt = b"warm-up %d" % self._salts
+        self._own.add(self._engine.submit([0] * length, asked, self._take, salt=salt))
+
+    def _take(self, delta: Delta) -> None:
+        if delta.finish is Finish.FAILED:
+            log.warning("a step of the warm-up failed: %s", delta.error)
+        if delta.last:
+            self._own.discard(delta.request)

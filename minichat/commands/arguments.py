@@ -1,0 +1,108 @@
+"""Groups of options that several commands share."""
+
+import argparse
+
+from minichat.shell.usage import given, number, whole
+
+
+def add_model(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("model and engine")
+    group.add_argument(
+        "--model",
+        type=given,
+        default="pocket",
+        metavar="M",
+        help="a folder, a hub name, or pocket, the built-in model (default)",
+    )
+    group.add_argument("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1 ... (default: best)")
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        help="dtype of the weights (default: the checkpoint's)",
+    )
+    group.add_argument("--attention", default="auto", metavar="NAME", help="attention back end (see doctor)")
+    group.add_argument(
+        "--policy",
+        default="fcfs",
+        metavar="NAME",
+        help="scheduling policy: fcfs, priority, latency, or a plugin's (see doctor; default: fcfs)",
+    )
+    group.add_argument(
+        "--blocks", type=whole, metavar="N", help="KV cache blocks (default: from free memory)"
+    )
+    group.add_argument("--max-context", type=whole, metavar="N", help="maximum tokens in a request")
+    group.add_argument(
+        "--draft",
+        type=given,
+        metavar="M",
+        help="a small model with the same tokenizer, for --speculate draft (default: the folder draft in the "
+        "model's folder)",
+    )
+    group.add_argument(
+        "--quantization",
+        default="none",
+        metavar="SCHEME",
+        help="weight scheme: int8, int4, fp8, bnb-nf4 ... (default: none)",
+    )
+    group.add_argument(
+        "--kv",
+        default="none",
+        choices=["none", "int8", "fp8"],
+        help="quantize the KV cache to one byte per value: nearly twice the capacity (default: none)",
+    )
+    group.add_argument(
+        "--kv-window",
+        type=whole,
+        metavar="N",
+        help="attend only to the last N tokens and the first few, so that a chat may outgrow the cache",
+    )
+    group.add_argument(
+        "--kv-sinks",
+        type=whole,
+        metavar="N",
+        help="first tokens that --kv-window keeps (default: 4)",
+    )
+    group.add_argument("--dummy-weights", action="store_true", help="random weights; only needs config.json")
+
+
+def add_sampling(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("decoding")
+    group.add_argument("--temperature", type=number, metavar="T", help="0 is greedy (default: 0.7)")
+    group.add_argument("--top-p", type=number, metavar="P", help="sample from the top tokens that sum to P")
+    group.add_argument("--top-k", type=whole, metavar="K", help="sample from the K most likely tokens")
+    group.add_argument(
+        "--min-p", type=number, metavar="P", help="drop tokens below P times the top probability"
+    )
+    group.add_argument("--repetition-penalty", type=number, metavar="R", help="above 1 reduces repetition")
+    group.add_argument("--seed", type=whole, metavar="N", help="same seed, same reply")
+    group.add_argument(
+        "--max-tokens", type=whole, metavar="N", help="most tokens in a reply (default: what fits)"
+    )
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end at this text; may be repeated")
+    group.add_argument(
+        "--speculate",
+        metavar="KIND",
+        help="draft tokens from the text so far (ngram), earlier replies too (suffix), a small model (draft) "
+        "or the first layers (exit); the reply is the same, often faster",
+    )
+
+
+def add_name(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--name", default="main", metavar="NAME", help="which engine, if you run several (default: main)"
+    )
+
+
+def add_looks(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--system", metavar="TEXT", help="the system prompt of a new chat")
+    command.add_argument("--ascii", action="store_true", help="use ASCII characters only")
+
+
+def add_dry(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--dry-run", action="store_true", help="no weights: synthetic replies, for testing clients"
+    )
+    group.add_argument(
+        "--rate", type=number, metavar="N", help="tokens per second of each synthetic reply (default: 30)"
+    )

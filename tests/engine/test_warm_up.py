@@ -1,0 +1,108 @@
+"""The warm-up runs steps of every kind, gives way to requests, and leaves nothing behind."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.api.events import Event, Finished
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
+from engine.api.wire import encode_snapshot
+from engine.serving.engine import Engine
+from engine.serving.warm_up import WarmUp
+from tests.engine.ledger import alone, ledger_engine
+from tests.outputs import Output
+
+SIZES = (1, 2, 4, 8)
+
+
+def run(engine: Engine, warm_up: WarmUp, most: int = 2000) -> None:
+    for _ in range(most):
+        warm_up.step()
+        engine.scheduler.check()
+        if warm_up.share == 1 and not engine.busy:
+            return
+    raise AssertionError(f"not done after {most} steps")
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_every_prompt_length_and_every_batch_size_runs(depth: int) -> None:
+    engine = ledger_engine(depth=depth, slots=8, step_tokens=64)
+    run(engine, WarmUp(engine, SIZES))
+    steps = engine.runner.steps
+    prompts = {step.tokens for step in steps if len(step.rows) == 1 and step.single == 0}
+    assert prompts >= {2, 4, 8, 16, 32, 64}
+    beside = {step.tokens - 1 for step in steps if len(step.rows) == 2 and step.single == 1}
+    assert beside >= {2, 4, 8, 16, 32}
+    batches = Counter(len(step.rows) for step in steps if step.single == len(step.rows) == step.tokens)
+    assert all(batches[size] >= 2 * 2 * 3 for size in SIZES), "plain and filtered, short and long, 3 steps"
+    longest = {max(row.start for row in step.rows) for step in steps if step.single == len(step.rows) == 8}
+    assert min(longest) < 16 and max(longest) > 30, "batches with and without a long context"
+
+
+def test_a_small_cache_runs_the_sizes_that_fit() -> None:
+    engine = ledger_engine(blocks=8, slots=8, step_tokens=64)
+    run(engine, WarmUp(engine, SIZES))
+    assert engine.scheduler.preemptions == 0
+
+
+def test_nothing_is_left_behind() -> None:
+    engine, events = ledger_engine(depth=1), list[Event]()
+    engine.bus.subscribe(events.append)
+    run(engine, WarmUp(engine, SIZES))
+    shot, fresh = engine.snapshot(), ledger_engine(depth=1).snapshot()
+    assert (shot.blocks.in_use, shot.blocks.cached) == (0, 0)
+    same = replace(shot, at=fresh.at, step=fresh.step, blocks=fresh.blocks)
+    assert encode_snapshot(same) == encode_snapshot(fresh)
+    assert not events
+
+
+def test_without_graphs_there_is_nothing_to_do() -> None:
+    engine = ledger_engine()
+    warm_up = WarmUp(engine, ())
+    assert warm_up.share == 1
+    assert not warm_up.step()
+
+
+@settings(max_examples=60)
+@given(
+    st.dictionaries(st.integers(0, 150), st.tuples(st.integers(1, 60), st.integers(1, 12)), max_size=8),
+    st.sampled_from([0, 1]),
+)
+def test_requests_come_first_and_get_the_same_replies(
+    arrivals: dict[int, tuple[int, int]], depth: int
+) -> None:
+    engine = ledger_engine(depth=depth, blocks=24, step_tokens=32)
+    warm_up, asked, ids, finished = WarmUp(engine, SIZES), [], set[int](), list[int]()
+    engine.bus.subscribe(lambda event: finished.append(event.request) if type(event) is Finished else None)
+    for number in range(4000):
+        if number in arrivals:
+            length, count = arrivals[number]
+            reply, prompt = Output(), [number % 7] * length
+            ids.add(engine.submit(prompt, SamplingParams(max_tokens=count, ignore_eos=True, seed=0), reply))
+            asked.append((prompt, count, reply))
+        busy = any(reply.finish is None for _, _, reply in asked)
+        warm_up.step()
+        assert not busy or {each.id for each in engine.scheduler.requests.values()} <= ids
+        engine.scheduler.check()
+        if warm_up.share == 1 and not engine.busy and number > 150:
+            break
+    assert warm_up.share == 1
+    assert sorted(finished) == sorted(ids), "only the events of requests are seen"
+    for prompt, count, reply in asked:
+        assert (reply.tokens, reply.finish) == (alone(prompt, count), Finish.LENGTH)
+
+
+def test_a_step_that_fails_does_not_stop_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    engine = ledger_engine()
+    engine.runner.fails = lambda step: step.tokens == 8
+    run(engine, WarmUp(engine, SIZES))
+    assert "a step of the warm-up failed" in caplog.text
+    reply = Output()
+    engine.submit([1, 2], SamplingParams(max_tokens=3, seed=0), reply)
+    while engine.busy:
+        engine.step()
+    assert reply.tokens == alone([1, 2], 3)
