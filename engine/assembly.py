@@ -116,6 +116,7 @@ def assemble(
         bus=bus,
         depth=config.depth if config.depth is not None else int(device.type == "cuda"),
         seed=config.seed if config.seed is not None else secrets.randbits(64),
+        first_request=config.first_request,
         grammars=grammars,
         weights=weights,
     )

@@ -227,6 +227,7 @@ def dry_engine(
         info=EngineInfo(f"{place.name} (dry)", "none", "none", "none", policy.name),
         bus=bus,
         seed=config.seed or 0,
+        first_request=config.first_request,
     )
 
 

@@ -26,7 +26,7 @@ from textual.theme import Theme
 from textual.widget import Widget
 
 from engine.api.errors import EngineError
-from engine.api.events import Died, Event
+from engine.api.events import Died, Event, Restarted, Restarting
 from engine.api.snapshot import Snapshot
 from minichat.chats.errors import StoreError
 from minichat.chats.model import Message
@@ -187,6 +187,12 @@ class MinichatApp(App[object], inherit_bindings=False):
         for event in events:
             if isinstance(event, Died):
                 self.lifecycle.report_loss(f"the engine has stopped: {event.error}")
+                self.ask(self._look())
+            elif isinstance(event, Restarting):
+                self.lifecycle.restarting(event.error)
+                self.ask(self._look())
+            elif isinstance(event, Restarted):
+                self.lifecycle.restarted()
                 self.ask(self._look())
             elif isinstance(event, LinkLost) and self.is_running:
                 self.lifecycle.cut(event)

@@ -152,6 +152,13 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
         "--served-name", type=given, metavar="NAME", help="the model's name for clients (default: --model)"
     )
     group.add_argument(
+        "--restart",
+        type=whole,
+        default=5,
+        metavar="N",
+        help="start a dead engine again, at most N times in a row (default: 5)",
+    )
+    group.add_argument(
         "--drain", type=number, default=30.0, metavar="S", help="seconds for replies at the end"
     )
     group.add_argument("--access-log", action="store_true", help="log a line per request, without its text")

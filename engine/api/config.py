@@ -51,6 +51,7 @@ class EngineConfig:
     seed: int | None = None  # generates the seeds of requests without one
     draft: str | None = None  # a small draft model; None: the model's folder `draft`, if it exists
     exit_layer: int | None = None  # the layer after which early exits draft; None: the first trained one
+    first_request: int = 0  # the number of the first request
     warm: bool = False  # on a GPU, run steps of every kind before the first request
 
     def __post_init__(self) -> None:
@@ -69,6 +70,7 @@ class EngineConfig:
         for name in ("threads", "max_step_tokens", "blocks", "max_context", "exit_layer"):
             self._need_whole(name, 1, optional=True)
         self._need_whole("host_blocks", 0, optional=True)
+        self._need_whole("first_request", 0)
         self._need_whole("kv_window", self.block_size, optional=True)
         self._need("seed", "a whole number", self.seed is None or _is_whole(self.seed))
 

@@ -188,6 +188,21 @@ class Died(Event):
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class Restarting(Event):
+    """The engine's process has ended, and is started again after a pause of so many seconds."""
+
+    error: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted(Event):
+    """The engine is ready again, so many seconds after it ended. Its steps count from 0."""
+
+    seconds: float
+
+
 Handler = Callable[[Event], None]
 
 

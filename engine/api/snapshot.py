@@ -200,7 +200,7 @@ class Snapshot:
 
     at: float
     step: int
-    state: str  # "ready" or "dead"
+    state: str  # "ready", "dead" or "restarting"
     error: str
     model: str
     dtype: str

@@ -51,6 +51,7 @@ class _Question:
 class _Request:
     """A request whose deltas are arriving."""
 
+    command: Command[Any]
     sink: Sink
     id: int | None = None  # set once the engine has accepted it
 
@@ -77,6 +78,7 @@ class EngineProcess(Host):
         self._error = ""  # why the process has ended
         self._last: Snapshot | None = None  # set by the end of __init__
         self._closing = False
+        self._lost: list[Command[Any]] = []  # ran when the process ended
         self._asked: dict[int, _Question] = {}
         self._requests: dict[int, _Request] = {}  # by the number of the command that started them
         self._process, self._frames = _spawn(log_file)
@@ -93,10 +95,25 @@ class EngineProcess(Host):
             placeholder = cast(Tokenizer, BareTokenizer(vocab))
             self._chat = ChatFormat(Tokenizer.load(Path(folder)) if folder else placeholder)
         except BaseException:
-            self._leave()
+            self.stop()
             raise
 
     # From any thread
+
+    @property
+    def chat(self) -> ChatFormat:
+        return self._chat
+
+    @property
+    def last(self) -> Snapshot:
+        """The last snapshot taken."""
+        assert self._last is not None
+        return self._last
+
+    @property
+    def error(self) -> str:
+        """Why the process has ended; empty while it runs."""
+        return self._error
 
     @property
     def pid(self) -> int:
@@ -104,7 +121,13 @@ class EngineProcess(Host):
 
     def send(self, command: Command[T], sink: Sink | None = None) -> Future[T]:
         read = partial(decode_result, type(command))
-        return self._ask("command", partial(encode_command, command), read, sink)
+        request = None if sink is None else _Request(command, sink)
+        return self._ask("command", partial(encode_command, command), read, request)
+
+    def unfinished(self) -> list[Command[Any]]:
+        """Return the commands of requests that run, or ran when the process ended."""
+        with self._gate:
+            return self._lost or [each.command for each in self._requests.values()]
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot. If the process has ended: the last one, with nothing running and the error."""
@@ -117,8 +140,7 @@ class EngineProcess(Host):
         except EngineDead:
             if self._closing:
                 raise
-        assert self._last is not None
-        return self._last.ended(self._error) if self._error else self._last
+        return self.last.ended(self._error) if self._error else self.last
 
     def subscribe(self, handler: Handler) -> Callable[[], None]:
         """Call `handler` with every event, on the reading thread. It must not block."""
@@ -126,10 +148,11 @@ class EngineProcess(Host):
 
     def close(self) -> None:
         """End all requests and the process."""
-        self._leave()
+        self.stop()
         self._chat.close()
 
-    def _leave(self) -> None:
+    def stop(self) -> None:
+        """End the process. The text functions still work."""
         self._closing = True
         self._frames.end()
         self._outgoing.put(None)
@@ -137,7 +160,7 @@ class EngineProcess(Host):
         self._reader.join()
 
     def _ask(
-        self, what: str, write: Callable[[], Any], read: Callable[[Any], T], sink: Sink | None = None
+        self, what: str, write: Callable[[], Any], read: Callable[[Any], T], request: "_Request | None" = None
     ) -> Future[T]:
         """Send a question. The answer arrives after at most one step, or when the process ends."""
         question = _Question(Future(), read)
@@ -146,8 +169,8 @@ class EngineProcess(Host):
             error, number = self._error, next(self._numbers)
             if not error:
                 self._asked[number] = question
-                if sink is not None:
-                    self._requests[number] = _Request(sink)
+                if request is not None:
+                    self._requests[number] = request
         if error:
             question.answer.set_exception(EngineDead(error))
         else:
@@ -229,6 +252,7 @@ class EngineProcess(Host):
             self._error = reason
             asked, self._asked = self._asked, {}
             requests, self._requests = self._requests, {}
+            self._lost = [each.command for each in requests.values()]
         for request in requests.values():
             if request.id is not None:
                 request.sink(Delta(request.id, finish=Finish.FAILED, error=reason))

@@ -50,6 +50,7 @@ class Engine:
         bus: Bus,
         depth: int = 0,
         seed: int | None = None,
+        first_request: int = 0,
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
         weights: "Weights | None" = None,
@@ -59,13 +60,12 @@ class Engine:
         self.depth, self.clock, self.grammars, self.weights = depth, clock, grammars, weights
         self.meters = Meters()
         self.error, self.warmed = "", 1.0  # why the engine is dead, or ""; the finished share of a warm-up
-        self._number = itertools.count().__next__
+        self._number = itertools.count(first_request).__next__
         self.outputs = OutputProcessor(scheduler, self.meters, bus, clock, self._number, limits.stop_ids)
         self._seeds = random.Random(seed)
         self._ahead: Flight | None = None
         self._logged: LoggedRunner | None = None
-        self._committed_at = 0.0
-        self._switches, self._lifecycle = Switches(self), Lifecycle(self, weights)
+        self._switches, self._lifecycle, self._committed_at = Switches(self), Lifecycle(self, weights), 0.0
 
     # Requests and settings
 

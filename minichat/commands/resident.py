@@ -46,7 +46,7 @@ class RecordWriter:
 
 def run(folder: Path, name: str, words: list[str]) -> int:
     resident = Resident(folder, name)
-    options = parser().parse_args(["serve", "--no-key", f"--uds={resident.socket}", *words])
+    options = parser().parse_args(["serve", "--no-key", "--restart=0", f"--uds={resident.socket}", *words])
     writer = RecordWriter(resident, options.model)
     try:
         check(options)

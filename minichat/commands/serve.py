@@ -75,6 +75,8 @@ def check(options: argparse.Namespace) -> None:
         raise BadInput("--cors '*' and --no-key would let any web page use the engine; name the origins")
     if not 0 <= options.port <= 65535:
         raise BadInput(f"--port must be from 0 to 65535, got {options.port}")
+    if options.restart < 0:
+        raise BadInput(f"--restart must be at least 0, got {options.restart}")
     for name in ("max_in_flight", "max_per_key"):
         if (count := getattr(options, name)) < 1:
             raise BadInput(f"--{name.replace('_', '-')} must be at least 1, got {count}")
@@ -214,14 +216,19 @@ def served_name(options: argparse.Namespace) -> str:
 def engine(options: argparse.Namespace, callbacks: ServerCallbacks) -> "EngineHost":
     """The engine in its own process, so that serving clients does not slow steps."""
     from engine.host.process import EngineProcess
+    from engine.host.restarting import RestartingEngine
 
     private_folder(callbacks.log.parent)
-    return EngineProcess(
-        engine_config(options, warm=not options.no_warm),
-        callbacks.log,
-        progress=callbacks.progress,
-        dry_rate=(options.rate or 30.0) if options.dry_run else None,
-    )
+
+    def start(first: int) -> EngineProcess:
+        return EngineProcess(
+            engine_config(options, warm=not options.no_warm, first_request=first),
+            callbacks.log,
+            progress=callbacks.progress,
+            dry_rate=(options.rate or 30.0) if options.dry_run else None,
+        )
+
+    return RestartingEngine(start, options.restart)
 
 
 def announce(

@@ -161,6 +161,15 @@ class EngineLifecycle:
         self.program.main.banner.say(f"{ways}  |  {reason}", fault=True)
         self.program.main.keybar.trouble, self.program.main.keybar.fault = "no engine", True
 
+    def restarting(self, reason: str) -> None:
+        """A remote engine has ended, and its server starts it again."""
+        self.program.main.banner.say(f"the engine is being restarted  |  {reason}", fault=True)
+        self.program.main.keybar.trouble, self.program.main.keybar.fault = "restarting", True
+
+    def restarted(self) -> None:
+        self.program.main.banner.say("")
+        self.program.main.keybar.trouble, self.program.main.keybar.fault = "", False
+
     # The link to a remote engine
 
     def cut(self, event: LinkLost) -> None:

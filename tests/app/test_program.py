@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.api.errors import ModelNotFound
-from engine.api.events import Died
+from engine.api.events import Died, Restarted, Restarting
 from minichat.app import RESTART
 from minichat.clients.fake import FakeBackend
 from minichat.models.welcome import found_here
@@ -88,6 +88,17 @@ async def test_a_dead_engine_shows_a_banner_and_f5_restarts_it(bench: Callable[.
         await it.until(lambda: "the engine has stopped: a CUDA error" in it.screen_text())
         await it.pilot.press("f5")
         await it.until(lambda: it.app.lifecycle.alive)
+        await it.answered(await it.say("hello"))
+
+
+@run
+async def test_a_banner_while_a_server_restarts_its_engine(bench: Callable[..., Any]) -> None:
+    async with bench((100, 24)) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        it.backend.emit(Restarting(3, 1.0, "a CUDA error", 2.0))
+        await it.until(lambda: "the engine is being restarted  |  a CUDA error" in it.screen_text())
+        it.backend.emit(Restarted(0, 2.0, 4.0))
+        await it.until(lambda: "is being restarted" not in it.screen_text())
         await it.answered(await it.say("hello"))
 
 

@@ -34,6 +34,8 @@ BAD = {
     "seed": ["x", 1.5, True, math.nan],
     "draft": [5, True],
     "exit_layer": [0, -1, 1.5, "2", True],
+    "first_request": [-1, 1.5, "3", None, True],
+    "warm": ["yes", 1, None],
 }
 CASES = [(field, value) for field, values in BAD.items() for value in values]
 

@@ -19,10 +19,13 @@ import httpx
 import openai
 import pytest
 
+from engine.api.config import EngineConfig
+from engine.host.process import EngineProcess
+from engine.host.restarting import RestartingEngine
 from engine.scheduling.step import Step
 from minichat.commands.serve import own_key, served_name
 from tests.cli.conftest import Run
-from tests.server.conftest import KEY, MODEL, Served, becomes, dry, serving, user
+from tests.server.conftest import KEY, MODEL, Served, becomes, dry, listening, serving, user
 from tests.server.test_streams import half_read
 
 
@@ -249,3 +252,28 @@ class TestCommand:
         ended = run("serve", "--dry-run")
         assert (ended.code, "chmod 600" in ended.err) == (2, True)
         assert KEY not in ended.err
+
+
+def test_health_while_a_killed_engine_is_restarted(tmp_path: Path) -> None:
+    def start(first: int) -> EngineProcess:
+        config = EngineConfig(model="pocket", blocks=64, first_request=first)
+        return EngineProcess(config, tmp_path / "engine.log", dry_rate=20.0)
+
+    engine = RestartingEngine(start, restarts=1, pauses=(0.5,))
+    with listening(engine, keys=()) as (port, _):
+        url = f"http://127.0.0.1:{port}"
+        body = {"prompt": [7, 8], "max_tokens": 900, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=20) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(engine.pid, signal.SIGKILL)
+            assert any("killed by SIGKILL" in line for line in lines)
+        assert becomes(lambda: httpx.get(f"{url}/health").json() == {"status": "restarting"})
+        assert httpx.get(f"{url}/health").status_code == 503
+        refused = httpx.post(f"{url}/v1/completions", json={"prompt": [7], "max_tokens": 1})
+        assert refused.status_code == 503
+        assert "it is being restarted" in refused.json()["error"]["message"]
+        assert becomes(lambda: httpx.get(f"{url}/health").status_code == 200)
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": [7], "max_tokens": 1}).status_code == 200
+        text = httpx.get(f"{url}/metrics").text
+        assert re.search(r'request_success_total\{[^}]*finished_reason="[a-z]+"\} 1', text)

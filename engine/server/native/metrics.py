@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from engine.api.events import Admitted, Died, Event, Finished, FirstToken, Preempted, Queued
+from engine.api.events import Admitted, Died, Event, Finished, FirstToken, Preempted, Queued, Restarting
 from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
 from engine.host.protocol import EngineHost
@@ -90,7 +90,7 @@ class Metrics:
                 self._counts["num_preemptions_total"] += 1
             case Finished():
                 self._end(event)
-            case Died():  # a lost process has not reported these ends
+            case Died() | Restarting():  # a lost process has not reported these ends
                 self._finished[Finish.FAILED.value] += len(self._arrivals)
                 for pending in (self._arrivals, self._admitted, self._first):
                     pending.clear()

@@ -13,6 +13,8 @@ from engine.api.events import (
     Quantized,
     Queued,
     Recached,
+    Restarted,
+    Restarting,
     Resumed,
     StepBroke,
     Switched,
@@ -87,6 +89,10 @@ def described(event: Event) -> tuple[str, str]:
             return "failed", f"a step with {plural(len(requests), 'request')}: {error}"
         case Died(error=error):
             return "died", error
+        case Restarting(error=error, seconds=seconds):
+            return "restarting", f"in {duration(seconds)}: {error}"
+        case Restarted(seconds=seconds):
+            return "restarted", f"after {duration(seconds)}"
         case LinkLost(why=why):
             return "cut", f"connection lost: {why}"
         case LinkBack(anew=anew, seconds=seconds):

@@ -1,0 +1,158 @@
+"""An engine process that is started again when it dies."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TypeVar
+
+from engine.api.commands import Command, Submit
+from engine.api.errors import BadInput, EngineDead, EngineError
+from engine.api.events import Bus, Died, Event, Handler, Restarted, Restarting, log
+from engine.api.params import SamplingParams
+from engine.api.snapshot import Snapshot
+from engine.host.base import Host, Sink
+from engine.host.process import EngineProcess
+
+T = TypeVar("T")
+Start = Callable[[int], EngineProcess]  # with the number of the first request
+
+_PAUSES = (1.0, 2.0, 5.0, 15.0, 60.0)  # seconds before each start in a row
+_LONG_ENOUGH = 600.0  # seconds without a death after which starts are counted anew
+_NUMBERS = 2**32  # of requests in one process, so that no number comes twice
+_SUSPECTS = 1000  # requests remembered that ran when a process died
+_DEATHS = 2  # a request that was there at so many is refused
+
+_Suspect = tuple[tuple[int, ...], SamplingParams]
+
+
+class RestartingEngine(Host):
+    """A host whose process is replaced when it dies. Requests in it fail with the reason.
+
+    Prompts, settings and numbers stay valid; changes at run time, such as another quantization scheme, are
+    lost. A request that was running at two deaths is refused, as it may be what kills the engine.
+    """
+
+    def __init__(self, start: Start, restarts: int, pauses: tuple[float, ...] = _PAUSES) -> None:
+        self._start, self._restarts, self._pauses = start, restarts, pauses
+        self._gate = threading.Lock()  # guards the fields below
+        self._deaths = 0  # in a row
+        self._starts = 0
+        self._why = ""  # why there is no process; empty while there is one
+        self._suspects: OrderedDict[_Suspect, int] = OrderedDict()
+        self._closed = threading.Event()
+        self._bus = Bus()
+        self._process = start(0)
+        self._adopt(self._process)
+
+    def _adopt(self, process: EngineProcess) -> None:
+        self._chat, self._born, self._last = process.chat, time.monotonic(), process.last
+        process.subscribe(self._on_event)
+        if process.error:  # it ended before it had a subscriber
+            self._on_event(Died(0, time.monotonic(), process.error))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, command: Command[T], sink: Sink | None = None) -> Future[T]:
+        with self._gate:
+            process, error = self._process, self._problem(command)
+        if error is None:
+            return process.send(command, sink)
+        answer: Future[T] = Future()
+        answer.set_exception(error)
+        return answer
+
+    def _problem(self, command: Command[T]) -> EngineError | None:
+        if self._why:
+            return EngineDead(self._why)
+        if isinstance(command, Submit) and self._suspects.get(_suspect(command), 0) >= _DEATHS:
+            return BadInput(f"this request was running at {_DEATHS} deaths of the engine, so it is refused")
+        return None
+
+    def snapshot(self) -> Snapshot:
+        with self._gate:
+            process, why = self._process, self._why
+        if not why:
+            self._last = process.snapshot()
+            return self._last
+        ended = self._last.ended(why)
+        return replace(ended, state="restarting") if self._reviving else ended
+
+    @property
+    def _reviving(self) -> bool:
+        return self._deaths <= self._restarts and not self._closed.is_set()
+
+    def subscribe(self, handler: Handler) -> Callable[[], None]:
+        """Call `handler` with every event, on the process's reading thread. It must not block."""
+        return self._bus.subscribe(handler)
+
+    def close(self) -> None:
+        self._closed.set()
+        with self._gate:
+            process = self._process
+        process.close()
+
+    # On the reading thread of the process
+
+    def _on_event(self, event: Event) -> None:
+        if not isinstance(event, Died) or self._closed.is_set():
+            self._bus.emit(event)
+            return
+        with self._gate:
+            if self._why:  # an engine that reported its end, and whose process then ended
+                return
+            if time.monotonic() - self._born > _LONG_ENOUGH:
+                self._deaths = 0
+            self._deaths += 1
+            self._why = f"{event.error}; it is being restarted" if self._reviving else event.error
+            for command in self._process.unfinished():
+                if isinstance(command, Submit):
+                    self._note_death_of(command)
+        if not self._reviving:
+            self._bus.emit(event)
+            return
+        pause = self._pauses[min(self._deaths, len(self._pauses)) - 1]
+        log.error("%s; it is started again in %g s", event.error, pause)
+        self._bus.emit(Restarting(event.step, event.at, event.error, pause))
+        threading.Thread(target=self._revive, args=(event, pause), name="engine-restart", daemon=True).start()
+
+    def _note_death_of(self, command: Submit) -> None:
+        key = _suspect(command)
+        self._suspects[key] = self._suspects.pop(key, 0) + 1
+        if len(self._suspects) > _SUSPECTS:
+            self._suspects.popitem(last=False)
+
+    # On a thread of its own
+
+    def _revive(self, event: Died, pause: float) -> None:
+        dead = self._process
+        if self._closed.wait(pause):
+            return
+        dead.stop()  # one that lost its device still runs, and holds memory
+        self._starts += 1
+        try:
+            process = self._start(self._starts * _NUMBERS)
+        except EngineError as error:
+            log.error("the engine could not be restarted: %s", error)
+            with self._gate:
+                self._deaths = self._restarts + 1
+                self._why = f"{event.error}; it could not be restarted: {error}"
+            self._bus.emit(replace(event, error=self._why))
+            return
+        with self._gate:
+            self._process, self._why, self._chat = process, "", process.chat
+            closed = self._closed.is_set()
+        dead.close()
+        if closed:
+            process.close()
+            return
+        self._bus.emit(Restarted(0, time.monotonic(), time.monotonic() - event.at))
+        self._adopt(process)
+
+
+def _suspect(command: Submit) -> _Suspect:
+    return command.prompt, command.params

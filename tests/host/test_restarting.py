@@ -1,0 +1,118 @@
+"""An engine whose process dies is started again, and what was running when it died."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput, EngineDead, ModelNotFound
+from engine.api.events import Died, Event, Restarted, Restarting
+from engine.api.params import SamplingParams
+from engine.host.process import EngineProcess
+from engine.host.restarting import RestartingEngine
+from engine.host.stream import ReplyFailed
+from tests.server.conftest import becomes
+
+ENDLESS = SamplingParams(max_tokens=1000, ignore_eos=True, seed=1)
+SHORT = SamplingParams(max_tokens=2, seed=1)
+Start = Callable[[int], EngineProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    def started(first: int) -> EngineProcess:
+        config = EngineConfig(model="pocket", blocks=64, first_request=first)
+        return EngineProcess(config, tmp_path / "engine.log", dry_rate=20.0)
+
+    return started
+
+
+def kill(host: RestartingEngine) -> None:
+    os.kill(host.pid, signal.SIGKILL)
+
+
+def test_a_killed_process_is_replaced(start: Start) -> None:
+    host, events = RestartingEngine(start, restarts=1, pauses=(0.5,)), list[Event]()
+    host.subscribe(events.append)
+    lost = host.submit([7, 8, 9], ENDLESS)
+    assert lost.begun.result(10).id == 0
+    kill(host)
+    with pytest.raises(ReplyFailed, match="killed by SIGKILL"):
+        lost.result()
+    assert becomes(lambda: host.snapshot().state == "restarting")
+    assert "killed by SIGKILL" in host.snapshot().error
+    with pytest.raises(EngineDead, match="it is being restarted"):
+        host.submit([7], SHORT).result()
+    assert host.count("hello") > 0, "text functions need no engine"
+    assert becomes(lambda: host.snapshot().state == "ready")
+    assert host.count("hello") > 0
+
+    again = host.submit([7, 8, 9], ENDLESS)
+    assert again.begun.result(10).id == 2**32, "no request number comes twice"
+    assert len(host.submit([7], SHORT).result().tokens) == 2
+    kill(host)  # once more than restarts allow
+    with pytest.raises(ReplyFailed):
+        again.result()
+    assert becomes(lambda: host.snapshot().state == "dead")
+    with pytest.raises(EngineDead, match=r"killed by SIGKILL \(possibly out of memory\); its log is"):
+        host.submit([7], SHORT).result()
+    host.close()
+    kinds = [type(event) for event in events if isinstance(event, Died | Restarting | Restarted)]
+    assert kinds == [Restarting, Restarted, Died]
+
+
+def test_a_request_that_was_there_at_two_deaths_is_refused(start: Start) -> None:
+    host = RestartingEngine(start, restarts=9, pauses=(0.0,))
+    for _ in range(2):
+        assert becomes(lambda: host.snapshot().state == "ready")
+        suspect = host.submit([7, 8, 9], ENDLESS)
+        suspect.begun.result(10)
+        kill(host)
+        with pytest.raises(ReplyFailed):
+            suspect.result()
+    assert becomes(lambda: host.snapshot().state == "ready")
+    with pytest.raises(BadInput, match="running at 2 deaths of the engine"):
+        host.submit([7, 8, 9], ENDLESS).result()
+    assert len(host.submit([7, 8, 9], SHORT).result().tokens) == 2, "another request"
+    host.close()
+
+
+def test_an_engine_that_cannot_be_started_again_is_dead(start: Start) -> None:
+    def once(first: int) -> EngineProcess:
+        if first:
+            raise ModelNotFound("the disk is gone")
+        return start(first)
+
+    host, events = RestartingEngine(once, restarts=3, pauses=(0.0,)), list[Event]()
+    host.subscribe(events.append)
+    kill(host)
+    assert becomes(lambda: any(isinstance(event, Died) for event in events))
+    with pytest.raises(EngineDead, match="could not be restarted: the disk is gone"):
+        host.submit([7], SHORT).result()
+    assert host.snapshot().state == "dead"
+    host.close()
+
+
+def test_it_can_be_closed_while_it_waits(start: Start) -> None:
+    host = RestartingEngine(start, restarts=1, pauses=(60.0,))
+    kill(host)
+    assert becomes(lambda: host.snapshot().state == "restarting")
+    host.close()
+
+
+def test_a_process_whose_engine_has_died_is_replaced_too(start: Start) -> None:
+    processes = list[EngineProcess]()
+
+    def kept(first: int) -> EngineProcess:
+        processes.append(start(first))
+        return processes[-1]
+
+    host = RestartingEngine(kept, restarts=1, pauses=(0.0,))
+    processes[0]._bus.emit(Died(3, 1.0, "this process has lost the GPU"))
+    assert becomes(lambda: host.snapshot().state == "ready" and len(processes) == 2)
+    assert processes[0].error == "the engine was closed"
+    assert len(host.submit([7], SHORT).result().tokens) == 2
+    host.close()
