@@ -20,6 +20,7 @@ from minichat.plural import plural
 from minichat.session.attachments import MOST, PIPED
 
 _RANDOM_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
+_FILTERS = ("top_p", "top_k", "min_p")
 _BEAM_FIELDS = ("length_penalty", "early_stopping")
 _STDIN = "-"  # as an argument: append standard input
 
@@ -52,8 +53,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_idle(options: argparse.Namespace) -> None:
-    """Refuse options that have no effect with or without --beams."""
+    """Refuse options that have no effect with or without --beams, or with a temperature of 0."""
     searches = (options.beams or 1) > 1
+    greedy = [name for name in _FILTERS if options.temperature == 0 and getattr(options, name) is not None]
+    if greedy and not searches:
+        raise BadInput(f"--{greedy[0].replace('_', '-')} has no effect with --temperature 0")
     for name in _RANDOM_FIELDS if searches else _BEAM_FIELDS:
         value = getattr(options, name)
         if value is None or (name == "temperature" and value == 0):

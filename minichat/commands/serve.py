@@ -32,6 +32,17 @@ _SHORTEST_KEY = 16
 _FILES = 16_384  # limit of open files, including sockets
 _LONGEST_DRAIN = 3600.0  # seconds
 _LARGEST_BODY = 1024  # MiB
+_OF_WEIGHTS = {  # options of the weights and their cache, with their defaults
+    "device": "auto",
+    "dtype": "auto",
+    "attention": "auto",
+    "quantization": "none",
+    "kv": "none",
+    "kv_window": None,
+    "draft": None,
+    "dummy_weights": False,
+    "no_warm": False,
+}
 _ORIGIN = re.compile(r"https?://[a-z0-9.\[\]:-]+")
 
 
@@ -48,6 +59,8 @@ class ServerCallbacks:
 def run(options: argparse.Namespace) -> int:
     try:
         check(options)
+        if options.dry_run:
+            _refuse_of_weights(options)
         keys = () if options.no_key else find_keys(options.api_key_file)
         return serve(options, keys)
     except EngineError as error:
@@ -88,6 +101,14 @@ def check(options: argparse.Namespace) -> None:
         raise BadInput("--rate requires --dry-run")
     if options.rate is not None and not 0 < options.rate <= 1e6:
         raise BadInput(f"--rate must be above 0 and at most 1e6 tokens/s, got {options.rate:g}")
+
+
+def _refuse_of_weights(options: argparse.Namespace) -> None:
+    """Refuse options that have no effect with --dry-run."""
+    for name, usual in _OF_WEIGHTS.items():
+        if getattr(options, name) != usual:
+            option = f"--{name.replace('_', '-')}"
+            raise BadInput(f"{option} has no effect with --dry-run, which loads no weights")
 
 
 def find_keys(file: str | None) -> tuple[str, ...]:

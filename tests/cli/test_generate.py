@@ -207,6 +207,10 @@ USAGE = {
     ),
     "beams-and-top-k": (["--beams", "3", "--top-k", "5"], "--top-k has no effect with --beams"),
     "beams-and-seed": (["--beams", "3", "--seed", "5"], "--seed has no effect with --beams"),
+    "greedy-and-top-p": (
+        ["--temperature", "0", "--top-p", "0.5"],
+        "--top-p has no effect with --temperature 0",
+    ),
     "length-penalty-alone": (["--length-penalty", "2"], "--length-penalty requires --beams"),
     "early-stopping-alone": (["--early-stopping"], "--early-stopping requires --beams"),
     "no-draft-in-a-window": (
