@@ -69,7 +69,7 @@ def assemble(
     specs, scheme = _windowed(model.config.layers, config), config.kv_scheme
     attention = choose_attention(config.attention, device, specs, dtype, scheme, config.block_size)
     found = find_drafters(place, model, device, config)
-    room = _room(config, model, specs, dtype, device, found)
+    room = _cache_budget(config, model, specs, dtype, device, found)
 
     bus = Bus()
     step_tokens = config.max_step_tokens or _STEP_TOKENS[device.type]
@@ -185,7 +185,7 @@ def _stored_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in shards(folder))
 
 
-def _room(
+def _cache_budget(
     config: EngineConfig,
     model: LanguageModel,
     specs: tuple[LayerSpec, ...],

@@ -19,6 +19,7 @@ from textual.css.errors import StylesheetError
 from textual.css.stylesheet import StylesheetParseError
 from textual.css.tokenizer import TokenError
 from textual.dom import DOMNode
+from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Event as TextualEvent
 from textual.events import Key, Paste
 from textual.scrollbar import ScrollBar, ScrollBarRender
@@ -339,9 +340,8 @@ class MinichatApp(App[object], inherit_bindings=False):
     def toggle_mouse(self) -> bool:
         taken = not self._mouse_captured
         self._mouse_captured = taken
-        switch = getattr(self._driver, "_enable_mouse_support" if taken else "_disable_mouse_support", None)
-        if switch is not None:  # a driver without a terminal has no mouse support
-            switch()
+        if isinstance(self._driver, LinuxDriver):  # others have no terminal
+            (self._driver._enable_mouse_support if taken else self._driver._disable_mouse_support)()
         return taken
 
     def redraw(self) -> None:

@@ -62,7 +62,7 @@ def _add_chat(command: argparse.ArgumentParser) -> None:
         "--engine",
         dest="runs_in",
         choices=["thread", "process"],
-        help="run the engine in a thread (default) or in a separate process, which may crash alone",
+        help="run the engine in a thread (default) or in a process, whose crash does not end the screen",
     )
     command.set_defaults(**dict.fromkeys(_IN_SETTINGS))
 
@@ -134,19 +134,23 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
         type=whole,
         default=1024,
         metavar="N",
-        help="most replies in flight (default: 1024)",
+        help="maximum concurrent replies (default: 1024)",
     )
     group.add_argument(
-        "--max-per-key", type=whole, default=512, metavar="N", help="most for each key (default: 512)"
+        "--max-per-key",
+        type=whole,
+        default=512,
+        metavar="N",
+        help="maximum concurrent replies per key (default: 512)",
     )
     group.add_argument(
-        "--max-body", type=whole, default=8, metavar="MIB", help="largest request (default: 8 MiB)"
+        "--max-body", type=whole, default=8, metavar="MIB", help="maximum request body (default: 8 MiB)"
     )
     group = command.add_argument_group("serving")
     group.add_argument(
         "--no-warm",
         action="store_true",
-        help="on a GPU, do not compile kernels before the first request; /health says how far that is",
+        help="skip the warm-up that compiles GPU kernels before the first request",
     )
     group.add_argument(
         "--served-name", type=given, metavar="NAME", help="the model's name for clients (default: --model)"
@@ -159,7 +163,7 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
         help="start a dead engine again, at most N times in a row (default: 5)",
     )
     group.add_argument(
-        "--drain", type=number, default=30.0, metavar="S", help="seconds for replies at the end"
+        "--drain", type=number, default=30.0, metavar="S", help="seconds that running replies get at shutdown"
     )
     group.add_argument("--access-log", action="store_true", help="log a line per request, without its text")
     group.add_argument("--log-prompts", action="store_true", help="also log prompts")

@@ -90,7 +90,7 @@ class Program(Protocol):
 class Workspace(Protocol):
     """The visible chats, the prompt below them, and the bars around them."""
 
-    broadcast: bool  # whether a message goes to all visible chats
+    sends_to_all: bool  # the prompt sends to all panes
     found: str  # what the first start found on this machine
     shows_greeting: bool  # whether an empty chat shows the greeting
     side_by_side: bool
@@ -140,6 +140,11 @@ class Workspace(Protocol):
 
     def label(self) -> None:
         """Update the tabs, the pane headers, the prompt's border and the key bar."""
+
+    def new_chat(self) -> None: ...
+
+    def keep_draft(self) -> None:
+        """Store the unsent text with its chat, so that it is restored when the user returns."""
 
     def go_to(self, conversation: Conversation) -> None:
         """Switch to another open chat."""

@@ -26,7 +26,7 @@ from engine.api.events import Bus
 from engine.api.params import Grammar, SamplingParams
 from engine.attention.base import Attend
 from engine.attention.torch_backend import TorchAttention
-from engine.execution.cuda.graphs import DecodeSteps, Draws
+from engine.execution.cuda.graphs import DecodeSteps, SamplingFlags
 from engine.execution.in_flight import InFlightStep
 from engine.execution.results import SampledTokens
 from engine.execution.runner import ModelRunner
@@ -94,7 +94,7 @@ class HollowStage:
         logits: Tensor,
         fields: Mapping[str, Tensor],
         last_ids: Tensor,
-        draws: Draws,
+        draws: SamplingFlags,
         seen: SeenTokens | None,
     ) -> tuple[Tensor, ...]:
         fields["tokens"].fill_(1)

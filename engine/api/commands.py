@@ -192,7 +192,7 @@ class SetKvScheme(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class Warm(Command[None]):
-    """Do now, concurrently with the steps, what the first request to need it would wait for."""
+    """Load lazily initialized parts now, concurrently with the steps."""
 
     sender = Sender.SCREEN
 

@@ -63,36 +63,38 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Queued(Event):
+class RequestEvent(Event):
+    """The base class of events that concern one request."""
+
     request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Queued(RequestEvent):
     prompt: int
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted(Event):
-    request: int
+class Admitted(RequestEvent):
     cached: int  # tokens found in the prefix cache
 
 
 @dataclass(frozen=True, slots=True)
-class Preempted(Event):
-    request: int
+class Preempted(RequestEvent):
     swapped: bool
     blocks: int
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed(Event):
-    request: int
+class Resumed(RequestEvent):
     swapped: bool
     cached: int
 
 
 @dataclass(frozen=True, slots=True)
-class Transferred(Event):
+class Transferred(RequestEvent):
     """A store to a lower tier or a load from it has ended. `error`: why it failed."""
 
-    request: int
     tier: str
     load: bool
     blocks: int
@@ -101,28 +103,24 @@ class Transferred(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Copied(Event):
-    request: int
+class Copied(RequestEvent):
     block: int
     to: int
 
 
 @dataclass(frozen=True, slots=True)
-class Forked(Event):
-    request: int
+class Forked(RequestEvent):
     parent: int
     blocks: int
 
 
 @dataclass(frozen=True, slots=True)
-class FirstToken(Event):
-    request: int
+class FirstToken(RequestEvent):
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Updated(Event):
-    request: int
+class Updated(RequestEvent):
     changes: tuple[str, ...]
 
 
@@ -170,8 +168,7 @@ class Recached(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished(Event):
-    request: int
+class Finished(RequestEvent):
     finish: str
     tokens: int
     error: str

@@ -175,6 +175,14 @@ class StepTimes:
         return self.plan + self.launch + self.wait + self.commit
 
 
+class TierView(NamedTuple):
+    """A cache tier, such as a disk, in blocks."""
+
+    name: str
+    in_use: int
+    size: int
+
+
 class StepSplit(NamedTuple):
     """Seconds per step of CPU work by part, as running means. Remaining work is minor."""
 
@@ -212,7 +220,7 @@ class Snapshot:
     block_size: int
     max_context: int
     blocks: BlockView
-    host_in_use: int
+    host_in_use: int  # blocks
     host_size: int
     requests: tuple[RequestView, ...]  # running ones first, then the front of the queue
     waiting: int
@@ -237,6 +245,7 @@ class Snapshot:
     kv_schemes: tuple[SchemeView, ...] = ()
     load: Load | None = None  # of a GPU; None: not measured
     split: StepSplit | None = None  # of a CPU, for a while after `MeasureSpeeds`
+    tiers: tuple[TierView, ...] = ()  # below host memory
     warmed: float = 1.0  # share of the warm-up that is done
 
     def ended(self, why: str) -> Self:
@@ -247,6 +256,7 @@ class Snapshot:
             error=why,
             blocks=self.blocks.emptied(),
             host_in_use=0,
+            tiers=(),
             requests=(),
             waiting=0,
             running=0,

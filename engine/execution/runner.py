@@ -18,7 +18,7 @@ from engine.execution.batch import BatchBuilder
 from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of
 from engine.execution.changes import Change, Recache, ReplaceLayer, Resize, UseGraphs, UseScheme
-from engine.execution.cuda.graphs import DecodeSteps, Draws
+from engine.execution.cuda.graphs import DecodeSteps, SamplingFlags
 from engine.execution.cuda.staging import upload
 from engine.execution.draft.drafting import Drafter, SmallModel, with_drafts
 from engine.execution.draft.verification import group_runs, tokens_ahead, unroll_drafts
@@ -69,7 +69,7 @@ class ModelRunner:
     ) -> None:
         """`slots` rows of at most `width` blocks each."""
         self._drafters = drafters
-        self.model, self.attention, self.device, self._room = model, attention, device, room
+        self.model, self.attention, self.device, self._budget = model, attention, device, room
         self._tables, self._block_size = TableMirror(slots, width), block_size
         self._batches = BatchBuilder(self._tables, block_size, device)
         self._sampling_state = SamplingState(
@@ -119,12 +119,12 @@ class ModelRunner:
 
     def blocks_with(self, more: int) -> int | None:
         """How many blocks fit if the cache gets `more` bytes; None if the number is fixed."""
-        if self._room is None or any(isinstance(each, SmallModel) for each in self._drafters.values()):
+        if self._budget is None or any(isinstance(each, SmallModel) for each in self._drafters.values()):
             return None
-        if self._room.blocks is not None:
+        if self._budget.blocks is not None:
             return None
         try:
-            return replace(self._room, nbytes=self._room.nbytes + more).fit(self.store.scheme).blocks
+            return replace(self._budget, nbytes=self._budget.nbytes + more).fit(self.store.scheme).blocks
         except BadInput:  # not even one block fits
             return 0
 
@@ -136,8 +136,8 @@ class ModelRunner:
     def _use_scheme(self, weights: Weights, scheme: str) -> None:
         """Finish a change of scheme. The cache gets the memory the weights freed, or gives up some."""
         freed_bytes = weights.settle(scheme)
-        if self._room is not None:
-            self._room = replace(self._room, nbytes=self._room.nbytes + freed_bytes)
+        if self._budget is not None:
+            self._budget = replace(self._budget, nbytes=self._budget.nbytes + freed_bytes)
         self.products_changed(recordable=weights.scheme.graphs)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # torch's cached memory goes to the KV cache, and to other processes
@@ -147,31 +147,31 @@ class ModelRunner:
         return () if self.weights is None else self.weights.schemes(self.store.scheme, self.blocks_with)
 
     def fit(self) -> Fit:
-        if self._room is None:
+        if self._budget is None:
             raise BadInput("the cache of this engine cannot be changed")
-        return self._room.fit(self.store.scheme)
+        return self._budget.fit(self.store.scheme)
 
     def _recache(self, scheme: KvSchemeName) -> None:
         """Rebuild the cache in another scheme. On failure, rebuild it in the old one."""
-        if self._room is None:
+        if self._budget is None:
             raise BadInput("the cache of this engine cannot be changed")
         if problem := self._kv_problem(scheme):
             raise BadInput(problem)
-        self._room.fit(scheme)  # raises if not even one block fits
+        self._budget.fit(scheme)  # raises if not even one block fits
         before = self.store.scheme
         self.store.clear()  # freed first, because there is rarely memory for both
         self._stage = self._steps = None
         try:
-            self.store.become(self._room.store(scheme))
+            self.store.become(self._budget.store(scheme))
         except (RuntimeError, MemoryError) as error:
-            self.store.become(self._room.store(before))
+            self.store.become(self._budget.store(before))
             raise BadInput(f"no room for a cache of {scheme}: {error}; it stays {before}") from None
         finally:
             self._transfers.reset()
             self._on_store()
 
     def kv_schemes(self) -> tuple[SchemeView, ...]:
-        return () if self._room is None else self._room.views(self._kv_problem)
+        return () if self._budget is None else self._budget.views(self._kv_problem)
 
     def _kv_problem(self, scheme: KvSchemeName) -> str | None:
         able = getattr(self.attention, "kv_schemes", ("none",))  # external backends may predate the attribute
@@ -376,7 +376,7 @@ class ModelRunner:
     ) -> None:
         """Compile the kernels of a new kind of step. They depend on its size, roughly by powers of two."""
         size = min((len(piece.ids) - 1).bit_length(), LARGE)
-        kind = (size, piece.single > 0, inputs and Draws.of(inputs))
+        kind = (size, piece.single > 0, inputs and SamplingFlags.of(inputs))
         if kind not in self._precompiled:
             stage.precompile(launches)
             self._precompiled.add(kind)

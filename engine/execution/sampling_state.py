@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.cuda.graphs import Draws, Stage, logit_biases, write_logprob_counts
+from engine.execution.cuda.graphs import SamplingFlags, Stage, logit_biases, write_logprob_counts
 from engine.execution.cuda.staging import upload
 from engine.execution.protocol import BAD
 from engine.execution.results import SampledTokens
@@ -43,7 +43,7 @@ class SamplingState:
 
     def by_stage(self, stage: Stage, logits: Tensor, slots: Tensor, inputs: SamplingInputs) -> SampledTokens:
         """Sample as the graphs do."""
-        fields, draws = {"tokens": torch.empty_like(slots), "slots": slots}, Draws.of(inputs)
+        fields, draws = {"tokens": torch.empty_like(slots), "slots": slots}, SamplingFlags.of(inputs)
         arrays = {"columns": np.ascontiguousarray(inputs.numbers.T)}
         if draws.logprobs:
             arrays["asked"] = np.empty(len(slots), np.int32)

@@ -25,7 +25,9 @@ from engine.quant.linear import Launcher
 from engine.quant.product import ModuleProduct, Product, Rotation
 from engine.quant.shapes import rounded_up, side_by_side
 
-SPREAD = 2**27  # numbers of a weight dequantized at a time: more than a layer's weight, less than a head's
+DEQUANTIZE_ELEMENTS = (
+    2**27
+)  # numbers of a weight dequantized at a time: more than a layer's weight, less than a head's
 
 
 class GpuProduct(nn.Module, Product):
@@ -73,7 +75,7 @@ class Int8Product(GemvProduct):
         super().__init__()
         self.register_buffer("numbers", numbers.view(torch.uint8) ^ 128, persistent=False)  # offset by 128
         self.register_buffer("scale", scale, persistent=False)
-        self.rows = max(1, SPREAD // numbers.shape[1])
+        self.rows = max(1, DEQUANTIZE_ELEMENTS // numbers.shape[1])
         self.bias = bias
 
     def gemv(self, x: Tensor, **around: Any) -> Tensor:

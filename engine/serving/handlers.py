@@ -18,7 +18,7 @@ class Handler:
     """`run` takes the engine, the command, and the sink if the command starts a request."""
 
     run: Callable[..., Any]
-    beside: bool = False  # run on a helper thread, concurrently with the steps
+    concurrent: bool = False  # run on a helper thread, concurrently with the steps
     first: Callable[[Engine, Any], Callable[[], object] | None] | None = None  # run first, on a helper thread
 
 
@@ -78,7 +78,7 @@ HANDLERS: dict[type[Command[Any]], Handler] = {
     commands.SetQuantization: Handler(lambda engine, c: engine.set_quantization(c.scheme)),
     commands.CancelQuantization: Handler(lambda engine, c: engine.cancel_quantization()),
     commands.SetKvScheme: Handler(lambda engine, c: engine.set_kv_scheme(c.scheme)),
-    commands.Warm: Handler(_warm, beside=True),
+    commands.Warm: Handler(_warm, concurrent=True),
     commands.GetSnapshot: Handler(lambda engine, c: engine.snapshot()),
-    commands.MeasureSpeeds: Handler(_speeds, beside=True),
+    commands.MeasureSpeeds: Handler(_speeds, concurrent=True),
 }

@@ -24,7 +24,7 @@ class Mailbox:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._helpers = ThreadPoolExecutor(_HELPERS, "engine-beside")
+        self._helpers = ThreadPoolExecutor(_HELPERS, "engine-helper")
         self._gate = threading.Lock()  # no command may be queued after the mailbox is closed
         self.closed = False
 
@@ -37,7 +37,7 @@ class Mailbox:
             answer.set_exception(UnknownCommand(f"this engine has no handler for {command.verb}"))
             return answer
         work = self._work(handler, command, sink)
-        if handler.beside:
+        if handler.concurrent:
             taken = self._take(self._helpers.submit, partial(_settle, answer, work))
         elif before := handler.first and handler.first(self._engine, command):
             taken = self._take(self._helpers.submit, partial(self._put_after, before, answer, work))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from engine.api.request import Request
-from engine.api.snapshot import BeamsView, BlockView, Change, RequestView, Snapshot, Switch
+from engine.api.snapshot import BeamsView, BlockView, Change, RequestView, Snapshot, Switch, TierView
 from engine.kv.window import held
 from engine.scheduling.scheduler import Scheduler
 from engine.serving.machine import Machine
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from engine.execution.weights import Weights
 
 _SHOWN_WAITING = 64  # waiting requests shown; the others are only counted
+
+_HOST = "host"  # the tier of swapped blocks, which the wire format has fields of its own for
 
 
 class Observed(Machine, Protocol):
@@ -39,7 +41,9 @@ class Observed(Machine, Protocol):
 
 def snapshot(engine: Observed) -> Snapshot:
     scheduler, info, meters = engine.scheduler, engine.info, engine.meters
-    tiers = scheduler.transfers.tiers.values()
+    tiers = [
+        TierView(each.name, each.size - each.room(), each.size) for each in scheduler.transfers.tiers.values()
+    ]
     now = engine.clock()
     line = itertools.islice(scheduler.waiting, _SHOWN_WAITING)
     parked = scheduler.waiting.parked.values()
@@ -60,8 +64,9 @@ def snapshot(engine: Observed) -> Snapshot:
         block_size=scheduler.pool.block_size,
         max_context=engine.limits.context,
         blocks=_blocks(scheduler),
-        host_in_use=sum(tier.size - tier.room() for tier in tiers),
-        host_size=sum(tier.size for tier in tiers),
+        host_in_use=sum(tier.in_use for tier in tiers if tier.name == _HOST),
+        host_size=sum(tier.size for tier in tiers if tier.name == _HOST),
+        tiers=tuple(tier for tier in tiers if tier.name != _HOST),
         requests=tuple(_request(each, scheduler) for each in shown),
         waiting=len(scheduler.waiting),
         running=len(scheduler.running),

@@ -12,12 +12,15 @@ from engine.api.commands import (
     Command,
     MeasureSpeeds,
     Preempt,
+    Sender,
     SetKvScheme,
     SetQuantization,
     SetSwitch,
     Update,
+    decode_command,
+    encode_command,
 )
-from engine.api.errors import EngineError
+from engine.api.errors import EngineError, UnknownCommand
 from engine.api.events import Delta, Event, Switched, TokenLogprob
 from engine.api.layout import PromptLayout, TokenSpan
 from engine.api.params import SamplingParams
@@ -145,7 +148,10 @@ class FakeBackend:
         return self.past.get(tag)
 
     async def send(self, command: Command[T]) -> T:
-        result: T = self.handlers[type(command)](command)
+        received = decode_command(encode_command(command), Sender.SCREEN)
+        if (handler := self.handlers.get(type(received))) is None:
+            raise UnknownCommand(f"this engine has no handler for {received.verb}")
+        result: T = handler(received)
         return result
 
     def _update(self, asked: Update) -> None:

@@ -69,7 +69,7 @@ class Link:
         self._watcher, self._gone = watcher or NoWatcher(), gone  # gone: why the server has ended for certain
         self._client: httpx.AsyncClient | None = None
         self._up = asyncio.Event()
-        self._over = "there is no connection yet"
+        self._over = "not connected yet"
         self._returning: asyncio.Task[None] | None = None
 
     async def open(self) -> Hello:

@@ -77,7 +77,7 @@ def add_sampling(command: argparse.ArgumentParser) -> None:
     group.add_argument("--repetition-penalty", type=number, metavar="R", help="above 1 reduces repetition")
     group.add_argument("--seed", type=whole, metavar="N", help="same seed, same reply")
     group.add_argument(
-        "--max-tokens", type=whole, metavar="N", help="most tokens in a reply (default: what fits)"
+        "--max-tokens", type=whole, metavar="N", help="maximum tokens in a reply (default: what fits)"
     )
     group.add_argument("--stop", action="append", metavar="TEXT", help="end at this text; may be repeated")
     group.add_argument(
@@ -89,9 +89,7 @@ def add_sampling(command: argparse.ArgumentParser) -> None:
 
 
 def add_name(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--name", default="main", metavar="NAME", help="which engine, if you run several (default: main)"
-    )
+    command.add_argument("--name", default="main", metavar="NAME", help="the engine's name (default: main)")
 
 
 def add_looks(command: argparse.ArgumentParser) -> None:

@@ -67,14 +67,14 @@ def installed() -> tuple[tuple[Feature, ...], tuple[str, ...]]:
         except Exception as error:  # a broken third-party package must not keep the screen from opening
             problems.append(f"cannot load the feature {entry.name} ({entry.value}): {error}")
             continue
-        if problem := misfit(feature, found):
+        if problem := conflict(feature, found):
             problems.append(f"the feature {entry.name} ({entry.value}) was skipped: {problem}")
         else:
             found.append(feature)
     return tuple(found), tuple(problems)
 
 
-def misfit(feature: object, others: list[Feature]) -> str:
+def conflict(feature: object, others: list[Feature]) -> str:
     """Why the feature conflicts with the others; empty if it does not."""
     if not isinstance(feature, Feature):
         return f"it is {type(feature).__name__!r}, not a Feature"

@@ -42,7 +42,7 @@ class EngineLifecycle:
         if place := self.program.backend.elsewhere:
             return f"the engine at {place} keeps its model; change the model where the engine was started"
         if not self.ready.is_set():
-            return f"{short(self.model)} is loading; choose another model after that"
+            return f"{short(self.model)} is loading; wait until it is ready"
         return f"{short(self.fetching)} is downloading; only one download at a time" if self.fetching else ""
 
     # Loading
@@ -183,7 +183,7 @@ class EngineLifecycle:
         self.ready.clear()
         self.program.pulse.rest()
         place, main = self.program.backend.elsewhere, self.program.main
-        why = f"no link to {place} ({event.why}); reconnecting, messages will be sent then"
+        why = f"no link to {place} ({event.why}); reconnecting. Messages are queued"
         main.banner.say(why, fault=True)
         main.keybar.trouble, main.keybar.fault = "no link", True
 

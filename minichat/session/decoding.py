@@ -59,7 +59,7 @@ class Knob:
 
 
 KNOBS = (
-    Knob("beams", "width", "hypotheses kept at once", 1, whole=True, low=2, high=64, used=_searches),
+    Knob("beams", "width", "hypotheses kept", 1, whole=True, low=2, high=64, used=_searches),
     Knob("length_penalty", "len penalty", "above 0 favors long replies", 0.1, low=-2, high=4, used=_searches),
     Knob(
         "early_stopping",
@@ -89,7 +89,7 @@ KNOBS = (
     Knob("seed", "seed", "same seed, same reply", 1, whole=True, high=2**31, start=0, used=_draws),
     Knob("max_tokens", "max tokens", "none: as many as fit", 64, whole=True, low=1, high=10**6, start=512),
     Knob("stop", "stop at", "texts, separated by |"),
-    Knob("n", "replies", "others become forks beside it", 1, whole=True, low=1, high=8, used=_several),
+    Knob("n", "replies", "the others become forks", 1, whole=True, low=1, high=8, used=_several),
     Knob("grammar", "grammar", "Enter: a JSON schema or a /regex/", used=_follows),
     Knob(
         "speculate",
@@ -100,7 +100,7 @@ KNOBS = (
     ),
     Knob(
         "draft_tokens",
-        "guesses",
+        "drafts",
         "per step; none: adaptive",
         1,
         whole=True,

@@ -41,7 +41,7 @@ class Strategies:
         if params.beams == 1:
             self._followed = params
 
-    def turned(self, params: SamplingParams, by: int) -> SamplingParams:
+    def with_strategy(self, params: SamplingParams, by: int) -> SamplingParams:
         """Move by some strategies and keep all other parameters. Raises BadParams."""
         name = NAMES[(NAMES.index(name_of(params)) + by) % len(NAMES)]
         source = self._last[name]

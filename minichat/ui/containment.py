@@ -125,7 +125,8 @@ class Containment:
 
 def _of_a_generator(context: dict[str, Any]) -> bool:
     """Whether asyncio failed to close a generator, directly or in a task."""
-    coroutine = getattr(context.get("future"), "get_coro", lambda: None)()
+    future = context.get("future")
+    coroutine = future.get_coro() if isinstance(future, asyncio.Task) else None
     return "asyncgen" in context or isinstance(coroutine, _CLOSING)
 
 

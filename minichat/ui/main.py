@@ -12,7 +12,6 @@ from textual.events import DescendantBlur, DescendantFocus, Resize
 
 from engine.api.events import Event
 from engine.api.snapshot import Snapshot
-from minichat.features.chats.chats import go
 from minichat.features.feature import Context
 from minichat.models.welcome import things_to_try
 from minichat.session.conversation import Conversation
@@ -54,7 +53,7 @@ class MainScreen(FrameScreen[None]):
         self.engine = EngineWatch(self.signals)
         self.panels = Panels(self.engine)
         self.side_by_side = self.shows_greeting = True
-        self.broadcast = False
+        self.sends_to_all = False  # the prompt sends to all panes
         self.found = ""  # what the first start found on this machine
         self.shown: list[Conversation] = []
         self._glyphs, self._owner_colors = glyphs, owner_colors
@@ -90,7 +89,7 @@ class MainScreen(FrameScreen[None]):
                 if feature.part is not None and (part := feature.part(context)) is not None:
                     context.add(part)
         self.prompt.put(self.chats.active.chat.draft)
-        self.signals.turned()
+        self.signals.chat_changed()
         self.lay_out()
         self.app.app_resume_signal.subscribe(self, lambda _: program.redraw())
         await sending.begin(context, self.composing)
@@ -209,6 +208,15 @@ class MainScreen(FrameScreen[None]):
         self._panes.drop(conversation)
         self.follow_chat(self.chats.active)
 
+    def new_chat(self) -> None:
+        self.keep_draft()
+        self.follow_chat(self.chats.new())
+        self.prompt.focus()
+
+    def keep_draft(self) -> None:
+        """Store the unsent text with its chat, so that it is restored when the user returns."""
+        self.chats.active.chat.draft = self.prompt.text
+
     def go_to(self, conversation: Conversation) -> None:
         """Switch to another open chat."""
         if conversation is not self.chats.active:
@@ -221,14 +229,14 @@ class MainScreen(FrameScreen[None]):
     def follow_chat(self, conversation: Conversation) -> None:
         """Make the prompt and the panels follow this chat, and remember it for the next start."""
         self.prompt.put(conversation.chat.draft)
-        self.signals.turned()
+        self.signals.chat_changed()
         self.lay_out()
         self.chats.remember(self.context.program.paths.remembered)
 
     @property
     def recipients(self) -> list[Conversation]:
         active = self.chats.active
-        return self.shown if self.broadcast and active.editing is None else [active]
+        return self.shown if self.sends_to_all and active.editing is None else [active]
 
     @property
     def tries(self) -> tuple[str, ...]:
@@ -276,7 +284,8 @@ class MainScreen(FrameScreen[None]):
 
     @on(ChatTabs.Chosen)
     def _tab_chosen(self, event: ChatTabs.Chosen) -> None:
-        go(self.context, event.index)
+        self.go_to(list(self.chats)[event.index])
+        self.prompt.focus()
 
     @on(KeyBar.Pressed)
     async def _key_pressed(self, event: KeyBar.Pressed) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from minichat.chats.errors import StoreError
-from minichat.features.chats import chats
 from minichat.features.feature import Context
 from minichat.models.progress import size
 from minichat.session.attachments import CannotAttach, attach
@@ -52,7 +51,7 @@ async def begin(context: Context, composing: Composing) -> None:
     first, matches = start.first, (active.chat.params, active.chat.system) == (start.params, start.system)
     if active.chat.messages or context.workspace.prompt.text:
         if first.text or (start.named and not matches):
-            await chats.new(context)
+            context.workspace.new_chat()
     elif start.named and not matches:
         active.tune(start.params)
         active.instruct(start.system)

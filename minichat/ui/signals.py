@@ -36,7 +36,7 @@ class Signals:
         self.snapshot = Signal[Snapshot](contain)  # each one, also while no panel shows it
         self.events = Signal[Sequence[Event]](contain)
         self.replaced = Signal[[]](contain)  # a new engine counts requests from the start
-        self.turned = Signal[[]](contain)  # the active chat changed
+        self.chat_changed = Signal[[]](contain)  # the active chat changed
         self.arranged = Signal[[]](contain)  # a panel was opened or closed
         self.presets = Signal[[]](contain)  # a preset was saved or deleted
         self.changed = Signal[Conversation](contain)  # a reply started or finished

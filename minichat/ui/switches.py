@@ -22,6 +22,6 @@ def named(name: str, on: bool) -> str:
     return f"{NAMES.get(name, name)} {'on' if on else 'off'}"
 
 
-def turned(switches: Sequence[Switch]) -> tuple[str, ...]:
+def changed_switches(switches: Sequence[Switch]) -> tuple[str, ...]:
     """The switches that differ from how the engine was started."""
     return tuple(named(each.name, each.on) for each in switches if each.on is not each.usual)

@@ -100,7 +100,7 @@ async def test_a_broadcast_is_measured_for_each_chat(bench: Callable[..., Any]) 
         await it.pilot.press("ctrl+n")
         it.app.chats.active.instruct("y" * 40)
         await it.pilot.press("alt+1")
-        it.main.broadcast = True
+        it.main.sends_to_all = True
         it.main.prompt.put("x" * 30)
         await it.until(lambda: below(it) == "72 tokens; tiny takes 63")
         await it.pilot.press("enter")

@@ -92,8 +92,8 @@ async def test_other_parts_show_a_snapshot_that_one_part_cannot(
 async def test_a_failing_part_does_not_keep_a_signal_from_the_others(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         signals, received = it.main.signals, []
-        signals.turned.connect(fails)
-        signals.turned.connect(lambda: received.append("turned"))
+        signals.chat_changed.connect(fails)
+        signals.chat_changed.connect(lambda: received.append("turned"))
         with expected_error(it):
             await it.pilot.press("ctrl+n")
             await it.until(lambda: received)

@@ -29,8 +29,8 @@ def test_a_strategy_that_cannot_follow_a_grammar_is_refused() -> None:
     strategies, held = Strategies(), SamplingParams(temperature=0.0, grammar=Grammar("regex", "a"))
     strategies.observe(held)
     with pytest.raises(BadParams, match="remove the grammar first"):
-        strategies.turned(held, -1)
-    assert strategies.turned(held, 1).grammar == held.grammar
+        strategies.with_strategy(held, -1)
+    assert strategies.with_strategy(held, 1).grammar == held.grammar
 
 
 @run

@@ -33,7 +33,7 @@ class Letters(FakeBackend):
             raise EngineError("the engine is full")
         reply = await super().submit(prompt, params, tag=tag, reply_prefix=reply_prefix)
         reply.prompt_tokens = len((await self.layout(prompt)).ids)
-        if params.max_tokens == len(reply_prefix) + 1:  # somebody looks at a place
+        if params.max_tokens == len(reply_prefix) + 1:  # a position is viewed
             drawn = TokenLogprob(97, TOP[0][1], 1, TOP)
             reply._deltas.put_nowait(Delta(reply.id, (97,), "a", (drawn,), Finish.LENGTH))
         return reply

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.api.errors import BadInput
-from engine.api.snapshot import Change, SchemeView
+from engine.api.snapshot import Change, SchemeView, TierView
 from minichat.clients.fake import FakeBackend
 from minichat.features.quantization.drawer import memory, room, scheme
 from tests.app.conftest import run, snapshot
@@ -191,6 +191,8 @@ def test_unknown_values_are_not_shown() -> None:
     quantized = replace(shot, quantization="int4, groups of 64")
     assert scheme(quantized)[1][1] == "int4, groups of 64, computed in float32"
     assert [row[0] for row in room(replace(shot, host_size=8, host_in_use=2))][-1] == "swapped"
+    disk = replace(shot, tiers=(TierView("disk", 3, 9000),))
+    assert room(disk)[-1] == ("disk", "3 of 9,000 blocks", None)
     assert memory(MEMORY | {"host_cache": 5})[2] == ("host cache", "5 B", None)
 
 

@@ -51,12 +51,12 @@ def test_strategies_cycle_in_both_directions(start: SamplingParams, steps: list[
     strategies, now = Strategies(), start
     strategies.observe(start)
     for by in steps:
-        before, now = now, strategies.turned(now, by)
+        before, now = now, strategies.with_strategy(now, by)
         assert name_of(now) == NAMES[(NAMES.index(name_of(before)) + by) % len(NAMES)]
         assert now.seed == start.seed, "the seed is not part of a strategy"
         strategies.observe(now)
     while name_of(now) != name_of(start):
-        now = strategies.turned(now, 1)
+        now = strategies.with_strategy(now, 1)
         strategies.observe(now)
     assert now == start, "a full cycle restores the parameters"
 
@@ -65,10 +65,10 @@ def test_values_that_a_search_excludes_are_restored_after_it() -> None:
     strategies = Strategies()
     before = SamplingParams(temperature=0.0, speculate="suffix", logprobs=3)
     strategies.observe(before)
-    beams = strategies.turned(before, -1)
+    beams = strategies.with_strategy(before, -1)
     assert (beams.beams, beams.speculate, beams.logprobs) == (4, "", None)
     strategies.observe(beams)
-    assert strategies.turned(beams, 1) == before
+    assert strategies.with_strategy(beams, 1) == before
 
 
 @run

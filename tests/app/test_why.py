@@ -33,7 +33,7 @@ def test_one_row_is_bound_by_reading_weights() -> None:
     assert speed.memory.share == pytest.approx((100_000_000 + 1007 * 1000) / 0.0125 / 10e9)
     assert speed.arithmetic.amount == 2 * 25_000_000
     assert speed.sentence == (
-        "Limited by reading weights: 1 row uses 81% of the memory bandwidth; "
+        "Memory-bound (weights): 1 row uses 81% of the memory bandwidth; "
         "up to about 20 concurrent chats cost almost nothing."
     )
 
@@ -41,11 +41,11 @@ def test_one_row_is_bound_by_reading_weights() -> None:
 def test_many_rows_share_the_reading_until_compute_dominates() -> None:
     speed = explain(shot(StepTimes(launch=0.0125), rows=15.0), SPEEDS)
     assert speed.sentence.endswith(
-        "15 rows use 92% of the memory bandwidth; more concurrent chats begin to cost."
+        "15 rows use 92% of the memory bandwidth; more concurrent chats slow each other down."
     )
     speed = explain(shot(StepTimes(launch=0.035), rows=30.0, tokens=60), SPEEDS)
     assert speed.sentence == (
-        "Limited by arithmetic: 86% of the device's peak; 30 rows share it, and more would slow each other."
+        "Compute-bound: 86% of the device's peak; 30 rows share it, and more would slow each other."
     )
 
 
@@ -54,8 +54,7 @@ def test_long_contexts_add_reading_of_the_cache() -> None:
     speed = explain(long, SPEEDS)
     assert (speed.weights, speed.cache) == (100_000_000, 1007 * 500_000)
     assert speed.sentence == (
-        "Limited by reading the KV cache: 1 row uses 75% of the memory bandwidth; "
-        "fewer or shorter chats are faster."
+        "Memory-bound (KV cache): 1 row uses 75% of the memory bandwidth; fewer or shorter chats are faster."
     )
     near = explain(replace(long, reads=Reads(100_000_000, ((16, 500_000),))), SPEEDS)
     assert near.cache == 16 * 500_000, "only the window is read"
@@ -63,7 +62,7 @@ def test_long_contexts_add_reading_of_the_cache() -> None:
 
 def test_prompts_are_bound_by_compute() -> None:
     speed = explain(shot(StepTimes(launch=0.5), tokens=512.0, prefill=20_000.0), SPEEDS)
-    assert speed.sentence == "Limited by arithmetic: 51% of the device's peak; prompts are being prefilled."
+    assert speed.sentence == "Compute-bound: 51% of the device's peak; prompts are being prefilled."
 
 
 def test_bound_by_the_host() -> None:
@@ -107,7 +106,7 @@ async def test_the_panel_shows_figures_and_an_explanation(
     async with bench(size, backend=backend) as it:
         await it.until(lambda: it.main.engine.latest)
         await it.pilot.press("f8")
-        await it.until(lambda: "Limited by reading weights" in it.screen_text())
+        await it.until(lambda: "Memory-bound (weights)" in it.screen_text())
         if size[0] >= 80:
             for words in (
                 "81%",
@@ -130,7 +129,7 @@ async def test_it_waits_for_an_engine(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "engine is not loaded" in it.screen_text())
         assert "Why this speed" in it.screen_text()
         backend.loaded.set()
-        await it.until(lambda: "Limited by reading weights" in it.screen_text())
+        await it.until(lambda: "Memory-bound (weights)" in it.screen_text())
 
 
 def test_shares_of_unknown_figures_are_not_shown() -> None:
@@ -148,7 +147,7 @@ async def test_when_idle_the_last_steps_are_explained(bench: Callable[..., Any])
         it.main.show_snapshot(snapshot(2000))
         await it.pilot.press("f8")
         await it.until(lambda: "(last run)" in it.screen_text())
-        assert "Limited by reading weights" in it.screen_text()
+        assert "Memory-bound (weights)" in it.screen_text()
 
 
 def test_on_a_cpu_the_launch_is_broken_down() -> None:
@@ -204,4 +203,4 @@ async def test_an_error_disappears_once_the_measurement_succeeds(bench: Callable
         await it.pilot.press("f8")
         await it.until(lambda: "Cannot measure the device: not now" in it.screen_text())
         it.app.screen._ask()
-        await it.until(lambda: "Limited by reading weights" in it.screen_text())
+        await it.until(lambda: "Memory-bound (weights)" in it.screen_text())

@@ -1,4 +1,4 @@
-"""Blocks move to tiers below the device and back beside the steps, and no token changes."""
+"""Blocks move to tiers below the device and back concurrently with the steps, and no token changes."""
 
 from collections.abc import Iterator
 from itertools import cycle

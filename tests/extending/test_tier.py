@@ -10,6 +10,7 @@ import pytest
 from engine.api.config import KV_SCHEMES, EngineConfig
 from engine.api.errors import BadWire
 from engine.api.events import Event, Resumed, Transferred
+from engine.api.snapshot import TierView
 from engine.serving.engine import Engine
 from engine.serving.replay import replay
 from engine.start import start
@@ -62,6 +63,9 @@ def swap_out_and_in(
         until(engine, lambda: any(isinstance(each, Transferred) for each in events))
     request = engine.scheduler.requests[id]
     assert request.stored is not None and request.stored.tier == "files" and not request.blocks
+    shot = engine.snapshot()
+    assert shot.tiers == (TierView("files", 3, 8),)
+    assert shot.host_in_use == 0, "files are not host memory"
     while_stored()
     drain(engine)
     return [one, other], events

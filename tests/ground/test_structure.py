@@ -19,6 +19,15 @@ def test_no_import_cycles(package: str) -> None:
     assert circles(ROOT / package) == set()
 
 
+def test_the_screen_names_no_feature() -> None:
+    named = {
+        str(file.relative_to(ROOT)): found
+        for file in (ROOT / "minichat" / "ui").rglob("*.py")
+        if (found := set(re.findall(r"minichat\.features[\w.]*", file.read_text(encoding="utf-8"))))
+    }
+    assert set().union(*named.values()) <= {"minichat.features.feature"}, named
+
+
 def test_no_file_is_long() -> None:
     files = {
         str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines())

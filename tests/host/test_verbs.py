@@ -91,7 +91,7 @@ def test_beside_the_steps(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None
         raise BadInput("not now")
 
     host = opened(roomy_engine())
-    monkeypatch.setitem(HANDLERS, CountHeld, Handler(slow, beside=True))
+    monkeypatch.setitem(HANDLERS, CountHeld, Handler(slow, concurrent=True))
     monkeypatch.setitem(HANDLERS, Dump, Handler(lambda engine, asked: None, first=lambda e, c: refuse))
     answers = [host.send(CountHeld()) for _ in range(20)]  # more than there are threads for them
     assert len(host.submit([1], params(50)).result().tokens) == 50

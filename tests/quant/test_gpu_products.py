@@ -170,7 +170,7 @@ def test_an_int8_head_equals_the_product_with_its_dequantized_weight(
     from engine.attention.triton_backend import TritonAttention
     from engine.models.fused import FusedDecoder
 
-    monkeypatch.setattr(gpu_products, "SPREAD", 1024 * 1900)
+    monkeypatch.setattr(gpu_products, "DEQUANTIZE_ELEMENTS", 1024 * 1900)
     model = decoder(torch.bfloat16, tied=False)
     head = named("int8").make(model.head.weight, None)  # type: ignore[arg-type]
     model.head, x = head, rows_of(rows, 1024, torch.bfloat16).to(GPU)

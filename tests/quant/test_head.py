@@ -333,7 +333,7 @@ def test_on_a_gpu_the_head_is_dequantized_in_pieces_for_many_rows(monkeypatch: p
         return ((numbers.float() - 128) * scale[:, None]).to(dtype)
 
     monkeypatch.setattr(gpu_products, "dequantize_int8", spread)
-    monkeypatch.setattr(gpu_products, "SPREAD", 100 * 128 + 5)
+    monkeypatch.setattr(gpu_products, "DEQUANTIZE_ELEMENTS", 100 * 128 + 5)
     made = gpu_products.Int8Product(*int8.quantized(weight_of((250, 128), torch.float32)), None)
     x = rows_of(200, 128, torch.float32)
     assert relative_error(made(x), x.double() @ made.dequantized().double().T) < CLOSE[torch.float32]

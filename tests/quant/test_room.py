@@ -25,7 +25,7 @@ class TestRoom:
         engine = engine_on(folder, blocks=None, **config)
         runner = engine.runner
         each = runner.store.nbytes // engine.scheduler.pool.size  # type: ignore[attr-defined]
-        runner._room = replace(runner._room, nbytes=blocks * each, most=None)  # type: ignore[attr-defined]
+        runner._budget = replace(runner._budget, nbytes=blocks * each, most=None)  # type: ignore[attr-defined]
         engine.weights._share = 1.0  # type: ignore[union-attr]
         shrink(engine.scheduler, blocks)
         runner.apply(Resize(blocks, ()))
@@ -33,7 +33,7 @@ class TestRoom:
 
     def test_it_grows_at_once_and_shrinks_back(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = self.engine(folder, monkeypatch, blocks=40)
-        room = engine.runner._room  # type: ignore[attr-defined]
+        room = engine.runner._budget  # type: ignore[attr-defined]
         assert room.fit("none").blocks == 40
         sizes = []
         for scheme in ("int8", "int4", "none", "int4"):

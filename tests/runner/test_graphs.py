@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.api.params import SamplingParams
 from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
-from engine.execution.cuda.graphs import BIASES, DecodeSteps, Draws, write_sampling
+from engine.execution.cuda.graphs import BIASES, DecodeSteps, SamplingFlags, write_sampling
 from engine.execution.cuda.recording import Recording
 from engine.execution.runner import ModelRunner
 from engine.sampling.logprobs import read_logprobs
@@ -91,7 +91,7 @@ class PlainStage:
         logits: Tensor,
         fields: Mapping[str, Tensor],
         last_ids: Tensor,
-        draws: Draws,
+        draws: SamplingFlags,
         seen: SeenTokens | None,
     ) -> tuple[Tensor, ...]:
         slots, rows = fields["slots"], int((fields["places"] >= 0).sum())  # padding has no slot

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 
 import pytest
 import torch
@@ -51,13 +51,29 @@ def current_stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream]:
     recording_stream.cache_clear()
 
 
+class NotingLock:
+    """A lock that notes when a thread has to wait for it."""
+
+    def __init__(self) -> None:
+        self._lock, self.waited = Lock(), Event()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.waited.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 def test_a_launch_is_not_captured_into_the_graph_of_another_engine(current_stream: Stream) -> None:
-    inside, launched = Event(), Event()
+    inside, launched, lock = Event(), Event(), NotingLock()
 
     def recorded() -> tuple[()]:
         if Graph.open:
             inside.set()
-            assert not launched.wait(0.2)
+            assert lock.waited.wait(20), "the other engine did not try to launch"
+            assert not launched.is_set()
         return ()
 
     def beside() -> tuple[()]:
@@ -67,7 +83,11 @@ def test_a_launch_is_not_captured_into_the_graph_of_another_engine(current_strea
     def at_once(launches: Callable[[], object]) -> None:
         launches()
 
-    one, other = (Recording(Recorder(DEVICE), launches, at_once) for launches in (recorded, beside))
+    recorders = Recorder(DEVICE), Recorder(DEVICE)
+    assert recorders[0].alone is recorders[1].alone
+    for each in recorders:
+        each.alone = lock  # type: ignore[assignment]
+    one, other = Recording(recorders[0], recorded, at_once), Recording(recorders[1], beside, at_once)
     one.run()  # the first run is not captured
 
     def run_other() -> None:

@@ -28,7 +28,7 @@ PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0}  # the slot of a 
 BIASES = 2048  # maximum for all rows of a step; with more, sampling is not part of the graph
 
 
-class Draws(NamedTuple):
+class SamplingFlags(NamedTuple):
     """How logits are processed; each flag is set if any row needs it."""
 
     filtered: bool  # top-k, top-p
@@ -37,7 +37,7 @@ class Draws(NamedTuple):
     logprobs: bool
 
     @classmethod
-    def of(cls, inputs: SamplingInputs) -> "Draws":
+    def of(cls, inputs: SamplingInputs) -> "SamplingFlags":
         return cls(inputs.filtered, inputs.seen is not None, inputs.edits is not None, bool(inputs.logprobs))
 
 
@@ -67,7 +67,7 @@ class Stage(Protocol):
         logits: Tensor,
         fields: Mapping[str, Tensor],
         last_ids: Tensor,
-        draws: Draws,
+        draws: SamplingFlags,
         seen: SeenTokens | None,
     ) -> tuple[Tensor, ...]:
         """Sample into the field `tokens` and into `last_ids`. Returns the data for Logprobs, if requested.
@@ -95,7 +95,7 @@ class DecodeSteps:
         self._mirror = torch.zeros(rows, width, dtype=torch.int32, device=self._device)
         self._padding = np.array(list((PADDING | {"slots": rows}).values()))[:, None]
         self._forms: dict[tuple[int, bool], tuple[StagingBuffers, MetadataBuilder]] = {}
-        self._recordings: dict[tuple[int, Draws | None, bool], Recording] = {}
+        self._recordings: dict[tuple[int, SamplingFlags | None, bool], Recording] = {}
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
 
     def draw(self, rows: Rows, ids: np.ndarray, inputs: SamplingInputs) -> tuple[Tensor, ...]:
@@ -109,7 +109,7 @@ class DecodeSteps:
         return inputs.edits is None or len(inputs.edits[0]) <= BIASES
 
     def _run(self, rows: Rows, ids: np.ndarray, inputs: SamplingInputs | None) -> tuple[Tensor, ...]:
-        count, draws = len(rows), None if inputs is None else Draws.of(inputs)
+        count, draws = len(rows), None if inputs is None else SamplingFlags.of(inputs)
         size = self.sizes[bisect_left(self.sizes, count)]
         biased = draws is not None and draws.biased
         if (size, biased) not in self._forms:
@@ -167,7 +167,7 @@ class DecodeSteps:
         self,
         form: StagingBuffers,
         work: MetadataBuilder,
-        draws: Draws | None,
+        draws: SamplingFlags | None,
         seen: SeenTokens | None,
         cut: bool,
     ) -> Callable[[], tuple[Tensor, ...]]:

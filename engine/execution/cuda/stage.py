@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.attention.base import AttentionBackend, Batch
 from engine.attention.triton_backend import GraphWork, TritonAttention
-from engine.execution.cuda.graphs import Draws
+from engine.execution.cuda.graphs import SamplingFlags
 from engine.kernels.triton.precompile import precompile
 from engine.kernels.triton.sampling.draw import draw
 from engine.kernels.triton.sampling.edits import edit, note
@@ -44,7 +44,7 @@ class GpuStage:
         logits: Tensor,
         fields: Mapping[str, Tensor],
         last_ids: Tensor,
-        draws: Draws,
+        draws: SamplingFlags,
         seen: SeenTokens | None,
     ) -> tuple[Tensor, ...]:
         scores, columns, slots, tokens = logits, fields["columns"], fields["slots"], fields["tokens"]

@@ -17,9 +17,7 @@ DELETE_KEY = "alt+d"  # also in the list of all chats
 
 
 async def new(context: Context) -> None:
-    _keep_draft(context)
-    context.workspace.follow_chat(context.chats.new())
-    context.workspace.prompt.focus()
+    context.workspace.new_chat()
 
 
 async def fork(context: Context, message: Message | None = None) -> None:
@@ -28,7 +26,7 @@ async def fork(context: Context, message: Message | None = None) -> None:
     if not messages:
         context.app.notify("There is no message to fork from yet", severity="warning")
         return
-    _keep_draft(context)
+    context.workspace.keep_draft()
     message_id = message.id if message else messages[-1].id
     running = source.streaming and message_id == messages[-1].id
     child = context.chats.fork(message_id)
@@ -40,7 +38,7 @@ async def fork(context: Context, message: Message | None = None) -> None:
 
 async def close(context: Context) -> None:
     conversation = context.chats.active
-    _keep_draft(context)
+    context.workspace.keep_draft()
     kept = await context.chats.close(conversation)
     context.workspace.take_away(conversation)
     context.workspace.prompt.focus()
@@ -52,7 +50,7 @@ async def close(context: Context) -> None:
 
 async def delete(context: Context, chat_id: int) -> None:
     """Delete a chat permanently, whether it is open or closed."""
-    _keep_draft(context)
+    context.workspace.keep_draft()
     if (conversation := context.chats.of(chat_id)) is None:
         context.chats.services.store.delete_chat(chat_id)
     else:
@@ -81,7 +79,7 @@ def delete_active(context: Context) -> None:
 
 
 async def reopen(context: Context, chat_id: int | None = None) -> None:
-    _keep_draft(context)
+    context.workspace.keep_draft()
     if conversation := context.chats.reopen(chat_id):
         context.workspace.follow_chat(conversation)
     else:
@@ -130,11 +128,6 @@ def instruct(context: Context) -> None:
 
     question = "System prompt (applies from the next reply)"
     context.app.push_screen(AskScreen(question, active.chat.system, lines=True), take)
-
-
-def _keep_draft(context: Context) -> None:
-    """Store the unsent text with its chat, so that it is restored when the user returns."""
-    context.chats.active.chat.draft = context.workspace.prompt.text
 
 
 def _offers(context: Context) -> Iterator[Offer]:

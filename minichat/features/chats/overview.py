@@ -43,7 +43,7 @@ class ChatOverview(Widget, can_focus=True):
         self._first = 0  # the first visible chat
         self._marks = ASCII if context.program.start.ascii else UNICODE
         context.signals.changed.connect(self._changed)
-        context.signals.turned.connect(self._turned)
+        context.signals.chat_changed.connect(self._turned)
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
         if self.context.chats.streaming:

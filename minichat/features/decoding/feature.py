@@ -37,7 +37,7 @@ class DecodingPanel(DecodingDrawer):
         if context.program.start.ascii:
             self.obey(ASCII)
         signals = context.signals
-        for signal in (signals.turned, signals.arranged, signals.presets):
+        for signal in (signals.chat_changed, signals.arranged, signals.presets):
             signal.connect(self._turn)
         signals.changed.connect(self._changed)
         signals.replaced.connect(self._seen.clear)
@@ -82,8 +82,8 @@ class DecodingPanel(DecodingDrawer):
 
     # User actions
 
-    @on(Knobs.Turned)
-    def _tune(self, event: Knobs.Turned) -> None:
+    @on(Knobs.Changed)
+    def _tune(self, event: Knobs.Changed) -> None:
         with self.context.program.reporting_errors():
             self.context.chats.active.tune(event.params)
 

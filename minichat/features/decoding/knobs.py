@@ -56,7 +56,7 @@ class Knobs(Widget, can_focus=True):
         ("Esc", "close"),
     )
 
-    class Turned(Message):
+    class Changed(Message):
         """The user changed the parameters."""
 
         def __init__(self, params: SamplingParams) -> None:
@@ -282,13 +282,13 @@ class Knobs(Widget, can_focus=True):
 
     def _switch(self, by: int) -> None:
         try:
-            self._send(self.strategies.turned(self.params, by))
+            self._send(self.strategies.with_strategy(self.params, by))
         except BadParams as error:
             self.trouble = str(error)
 
     def _send(self, params: SamplingParams) -> None:
         self.params = params
-        self.post_message(self.Turned(params))
+        self.post_message(self.Changed(params))
 
 
 def _typed(knob: Knob) -> bool:

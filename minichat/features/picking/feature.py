@@ -31,7 +31,7 @@ class Picking:
         self._task: asyncio.Task[None] | None = None
         self._shown_at = -1  # the position whose candidates are shown
         context.signals.changed.connect(self._changed)
-        context.signals.turned.connect(self.end)
+        context.signals.chat_changed.connect(self.end)
         context.signals.replaced.connect(self.end)
         context.leaving.append(self._left)
 

@@ -260,8 +260,9 @@ def room(shot: Snapshot) -> tuple[Row, ...]:
         ("free", f"{free:,}", free / count),
         ("tokens", f"{count * shot.block_size:,} total", None),
         ("left", f"{(count - blocks.in_use) * shot.block_size:,} available", None),
-        ("context", f"{shot.max_context:,} tokens at most", None),
+        ("context", f"at most {shot.max_context:,} tokens", None),
     ]
     if shot.host_size:
         rows.append(("swapped", f"{shot.host_in_use:,} of {shot.host_size:,} blocks", None))
+    rows += [(tier.name, f"{tier.in_use:,} of {tier.size:,} blocks", None) for tier in shot.tiers]
     return tuple(rows)

@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from engine.api.commands import SetQuantization
-from engine.api.events import Event, Quantized
+from engine.api.events import Event, Quantized, RequestEvent
 from engine.api.snapshot import Snapshot
 from minichat.features.chats import chats, replies
 from minichat.features.feature import Context
@@ -125,7 +125,8 @@ class Guide:
         while True:
             requests = {next(reversed(chat.traces), -1) for chat in of} or {_ITSELF}
             for event in self._events:
-                if isinstance(event, kind) and getattr(event, "request", _ITSELF) in requests:
+                request = event.request if isinstance(event, RequestEvent) else _ITSELF
+                if isinstance(event, kind) and request in requests:
                     return event
             self._arrived.clear()
             await self._arrived.wait()

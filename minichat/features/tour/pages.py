@@ -135,8 +135,8 @@ PAGES = (
     Page(
         "A tour of the engine",
         "A real engine runs here, with a tiny model and a cache of only 24 blocks, so that you can see it "
-        "work. Each page says what to look at and waits for you; then the engine runs, and the page reports "
-        "what happened. Nothing is recorded: playing a page again runs the engine again.",
+        "work. Each page tells you what to look at and waits for you; then the engine runs, and the page "
+        "reports what happened. Nothing is recorded: playing a page again runs the engine again.",
     ),
     Page(
         "A reply",
@@ -147,7 +147,7 @@ PAGES = (
     Page(
         "A cached prefix",
         "A new chat begins with the same system prompt.",
-        "Look at {where}: P is over at once, and blocks of chat A are used again.",
+        "Look at {where}: P ends immediately, and chat A's blocks are reused.",
         _prefix,
     ),
     Page(

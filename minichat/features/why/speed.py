@@ -92,14 +92,14 @@ def _sentence(
     if memory.share >= max(_HELD, arithmetic.share):
         use = f"{_uses(chats, rows)} {memory.share:.0%} of the memory bandwidth"
         if not weights_first:
-            return f"Limited by reading the KV cache: {use}; fewer or shorter chats are faster."
-        return f"Limited by reading weights: {use}; {_room(rows, memory, arithmetic)}."
+            return f"Memory-bound (KV cache): {use}; fewer or shorter chats are faster."
+        return f"Memory-bound (weights): {use}; {_room(rows, memory, arithmetic)}."
     if arithmetic.share >= _HELD:
         reading = shot.rates.prefill > shot.rates.decode
         why = (
             "prompts are being prefilled" if reading else f"{chats} share it, and more would slow each other"
         )
-        return f"Limited by arithmetic: {arithmetic.share:.0%} of the device's peak; {why}."
+        return f"Compute-bound: {arithmetic.share:.0%} of the device's peak; {why}."
     return (
         f"Limited by small operations: neither memory ({memory.share:.0%}) nor arithmetic "
         f"({arithmetic.share:.0%}) is near its limit; a batch of {chats} does not fill the device."
@@ -116,5 +116,5 @@ def _room(rows: int, memory: Use, arithmetic: Use) -> str:
         return "more concurrent chats cost almost nothing"
     most = int(rows * memory.share / arithmetic.share)
     if most <= 2 * rows:
-        return "more concurrent chats begin to cost"
+        return "more concurrent chats slow each other down"
     return f"up to about {most:,} concurrent chats cost almost nothing"

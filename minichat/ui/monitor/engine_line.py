@@ -13,7 +13,7 @@ from minichat.ui.monitor.figures import duration
 from minichat.ui.monitor.graphs import bar, graph
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import ASCII, UNICODE
-from minichat.ui.switches import turned
+from minichat.ui.switches import changed_switches
 
 _BAR, _GRAPH = 11, 8
 _WIDE, _AIRY = 76, 46  # columns from which all parts fit, and from which counts are spaced
@@ -33,7 +33,7 @@ class EngineSummary:
     history: tuple[float, ...]
     step: float
     error: str
-    turned: tuple[str, ...] = ()  # switches that differ from the engine's start
+    changed: tuple[str, ...] = ()  # switches that differ from the engine's start
 
 
 class EngineLine(Widget):
@@ -66,7 +66,7 @@ class EngineLine(Widget):
             history=tuple(self._history),
             step=round(snapshot.step_times.total, 4),
             error=snapshot.error,
-            turned=turned(snapshot.switches),
+            changed=changed_switches(snapshot.switches),
         )
 
     def render(self) -> Content:
@@ -88,8 +88,8 @@ class EngineLine(Widget):
             f"{facts.rate:.0f} tok/s {spark}",
             duration(facts.step),
         ]
-        if facts.turned:
-            parts.insert(1, ", ".join(facts.turned))
+        if facts.changed:
+            parts.insert(1, ", ".join(facts.changed))
         between = " | "
         while len(parts) > 1 and len(between.join(parts)) > width:
             parts.pop()

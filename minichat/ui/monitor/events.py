@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.events import MouseScrollDown, MouseScrollUp
 from textual.widgets import Input
 
-from engine.api.events import Event, Quantizing
+from engine.api.events import Event, Quantizing, RequestEvent
 from minichat.ui.monitor.bindings import down, up
 from minichat.ui.monitor.pane import Pane, Row, Span, clip
 from minichat.ui.monitor.words import described, look
@@ -84,7 +84,8 @@ class EventLog(Pane):
             self._ahead = self._clock() - event.at
         at = time.strftime("%H:%M:%S", time.localtime(event.at + self._ahead))
         kind, words = described(event)
-        entry = EventLine(at, getattr(event, "request", -1), kind, self.signs.line(words))
+        request = event.request if isinstance(event, RequestEvent) else -1
+        entry = EventLine(at, request, kind, self.signs.line(words))
         self._entries.append(entry)
         self._fresh.append(entry)
         if self.is_attached and not self._woken and not self.note:

@@ -58,6 +58,9 @@ def totals(
         parts.insert(2, ((sign, shades.swatch(State.LEFT)[1]), (words, "value")))
     if shot.host_size:
         parts.insert(2, (("swapped ", "muted"), (f"{shot.host_in_use:,}/{shot.host_size:,}  ", "value")))
+    parts += [
+        ((f"{tier.name} ", "muted"), (f"{tier.in_use:,}/{tier.size:,}  ", "value")) for tier in shot.tiers
+    ]
     return _fitting(parts, width)
 
 

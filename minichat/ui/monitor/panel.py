@@ -21,7 +21,7 @@ from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Pane
 from minichat.ui.monitor.queues import Queues
 from minichat.ui.monitor.rates import RateGraphs
-from minichat.ui.switches import named, turned
+from minichat.ui.switches import changed_switches, named
 
 
 class _Places(Layout):
@@ -111,7 +111,7 @@ class MonitorPanel(Widget):
             self._update_panes(*self._latest)
 
     def _update_panes(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
-        flag = ", ".join(turned(snapshot.switches))
+        flag = ", ".join(changed_switches(snapshot.switches))
         for pane in self.panes.values():
             pane.flag = ""
             if pane.display:
