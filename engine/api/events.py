@@ -118,6 +118,7 @@ class Forked(Event):
 class FirstToken(Event):
     request: int
     seconds: float
+    generated: int = 1  # tokens of the reply so far; more if it continues another
 
 
 @dataclass(frozen=True, slots=True)

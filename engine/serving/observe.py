@@ -64,6 +64,8 @@ def snapshot(engine: Observed) -> Snapshot:
         host_size=sum(tier.size for tier in tiers),
         requests=tuple(_request(each, scheduler) for each in shown),
         waiting=len(scheduler.waiting),
+        held=scheduler.held_until is not None,
+        loading=len(scheduler.transfers.incoming),
         running=len(scheduler.running),
         preemptions=scheduler.preemptions,
         prefix_hit_rate=scheduler.cached_tokens / max(1, scheduler.prompt_tokens),
@@ -71,6 +73,7 @@ def snapshot(engine: Observed) -> Snapshot:
         step_times=meters.times(),
         ttft=meters.ttft(),
         itl=meters.itl(),
+        iteration_tokens=meters.iteration_tokens.view(),
         finished=meters.finished,
         memory={} if engine.error else engine.runner.memory(),  # a lost GPU does not respond
         switches=engine.switches,
