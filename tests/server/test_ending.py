@@ -216,6 +216,7 @@ class TestCommand:
             (["--port", "-1"], "--port must be from 0 to 65535"),
             (["--max-per-key", "-3"], "at least 1"),
             (["--max-body", "0"], "from 1 to 1024 MiB"),
+            (["--metrics-prefix", "9x"], "letters, digits"),
             (["--drain", "nan"], "from 0 to 3600"),
             (["--drain", "-1"], "from 0 to 3600"),
             (["--dry-run", "--rate", "-5"], "above 0"),
