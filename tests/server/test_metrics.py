@@ -36,9 +36,27 @@ BOARDS = {
         *("request_prompt_tokens", "request_generation_tokens", "iteration_tokens_total"),
     },
 }
-# The bounds that vllm_overview.json asks for by name.
-FIRST_BOUNDS = ("0.1", "0.25", "0.5", "0.75", "1.0", "2.5", "5.0", "10.0")
-TOKEN_BOUNDS = ("0.025", "0.05", "0.075", "0.1", "0.15", "0.2", "0.3", "0.5")
+# vLLM's bounds (vllm/v1/metrics/buckets.py), as its server writes them. vllm_overview.json asks for some.
+BOUNDS = {
+    "time_to_first_token_seconds": "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 "
+    "10.0 20.0 40.0 80.0 160.0 640.0 2560.0",
+    **dict.fromkeys(
+        ("inter_token_latency_seconds", "request_time_per_output_token_seconds"),
+        "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0",
+    ),
+    **dict.fromkeys(
+        (
+            "e2e_request_latency_seconds",
+            *(f"request_{phase}_time_seconds" for phase in ("queue", "inference", "prefill", "decode")),
+        ),
+        "0.3 0.5 0.8 1.0 1.5 2.0 2.5 5.0 10.0 15.0 20.0 30.0 40.0 50.0 60.0 120.0 240.0 480.0 960.0 "
+        "1920.0 7680.0",
+    ),
+    "iteration_tokens_total": "1.0 8.0 16.0 32.0 64.0 128.0 256.0 512.0 1024.0 2048.0 4096.0 8192.0 16384.0",
+    "request_params_n": "1.0 2.0 5.0 10.0 20.0",
+    "request_num_preemptions": "1.0 2.0 3.0 4.0 5.0 10.0 20.0",
+    "request_prompt_tokens": "1.0 2.0 5.0 10.0 20.0 50.0 100.0 200.0 500.0 1000.0 2000.0 5000.0 100000.0",
+}
 
 
 def complete(client: httpx.Client, prompt: str = "hi", **more: Any) -> None:
@@ -253,11 +271,8 @@ def test_vllms_boards_find_their_metrics() -> None:
     for kind, names in BOARDS.items():
         assert {found[f"vllm:{name}"].kind for name in names} == {kind}
     assert all(("engine", "0") in labels for family in found.values() for _, labels in family.samples)
-    for name, bounds in (
-        ("time_to_first_token_seconds", FIRST_BOUNDS),
-        ("request_time_per_output_token_seconds", TOKEN_BOUNDS),
-    ):
-        for bound in bounds:
+    for name, bounds in BOUNDS.items():
+        for bound in bounds.split():
             found[f"vllm:{name}"].value("_bucket", le=bound)
     assert found["vllm:engine_sleep_state"].value(sleep_state="awake") == 1
     assert found["vllm:request_success_total"].value(finished_reason="error") == 0

@@ -15,35 +15,12 @@ from engine.server.http.errors import ApiError
 from engine.server.native.prometheus import MetricsPage
 
 # Each list has all bounds of vLLM's, because boards may ask for one of them.
-_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_LONG_FIRST = (*_FIRST, 160, 640, 2560)
-_SHORT_BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75)
-_BETWEEN = (*_SHORT_BETWEEN, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_PHASE = (
-    0.05,
-    0.1,
-    0.3,
-    0.5,
-    0.8,
-    1,
-    1.5,
-    2,
-    2.5,
-    5,
-    10,
-    15,
-    20,
-    30,
-    40,
-    50,
-    60,
-    120,
-    240,
-    480,
-    960,
-    1920,
-    7680,
-)
+_INSTANT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
+_FIRST = (*_INSTANT, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+_FRACTIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75)
+_BETWEEN = (*_FRACTIONS, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_MINUTE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60)
+_PHASE = (*_MINUTE, 120, 240, 480, 960, 1920, 7680)
 _TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 _REPLIES = (1, 2, 5, 10, 20)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
@@ -79,7 +56,7 @@ class Metrics:
         self.generated = 0  # tokens handed to clients; counted on the loop
         self._histograms: list[tuple[str, str, Histogram]] = []
         made = self._histogram
-        self._ttft = made("time_to_first_token_seconds", "From arrival to the first token.", _LONG_FIRST)
+        self._ttft = made("time_to_first_token_seconds", "From arrival to the first token.", _FIRST)
         self.itl = made("inter_token_latency_seconds", "Between two tokens of a reply.", _BETWEEN)
         self._tpot = made("request_time_per_output_token_seconds", "Mean time of a reply's token.", _BETWEEN)
         self._e2e = made("e2e_request_latency_seconds", "From arrival to the end.", _PHASE)
