@@ -165,6 +165,13 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--drain", type=number, default=30.0, metavar="S", help="seconds that running replies get at shutdown"
     )
+    group.add_argument(
+        "--metrics-prefix",
+        type=given,
+        default="minichat",
+        metavar="NAME",
+        help="prefix of names in /metrics; with vllm its dashboards work (default: minichat)",
+    )
     group.add_argument("--access-log", action="store_true", help="log a line per request, without its text")
     group.add_argument("--log-prompts", action="store_true", help="also log prompts")
     add_dry(group)

@@ -27,6 +27,10 @@ class EngineError(Exception):
     def from_wire(cls, value: Any) -> Self:
         """Rebuild an error of its class. Unknown classes become a plain EngineError."""
         match value:
+            case {"error": str(kind), "message": str(text)}:  # the first edition's form
+                about = value.get("about")
+                field = about.get("field", "") if isinstance(about, dict) else ""
+                return cls.from_wire({"kind": kind, "text": text, "field": str(field), "value": None})
             case {"kind": str(kind), "text": str(text), "field": str(field), "value": held}:
                 known = next((each for each in _below(cls) if each.__name__ == kind), cls)
                 error = known.__new__(known, text)  # __init__ would compose the text again

@@ -117,6 +117,7 @@ class Forked(RequestEvent):
 @dataclass(frozen=True, slots=True)
 class FirstToken(RequestEvent):
     seconds: float
+    generated: int = 1  # tokens of the reply so far; more if it continues another
 
 
 @dataclass(frozen=True, slots=True)

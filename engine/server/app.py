@@ -95,12 +95,17 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return _refusal(request, error)
 
 
 async def _engine_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, EngineError)
-    return from_engine(error).response()
+    return _refusal(request, from_engine(error))
+
+
+def _refusal(request: Request, error: ApiError) -> Response:
+    request.app.state.server.metrics.rejected(error)
+    return error.response()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -123,7 +128,7 @@ async def _no_route(scope: Any, receive: Any, send: Any) -> None:
 
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _first_problem(error).response()
+    return _refusal(request, _first_problem(error))
 
 
 async def _socket_validation_error(socket: WebSocket, error: Exception) -> None:

@@ -24,3 +24,4 @@ class ServerConfig:
     grace: float = 60.0  # seconds a reply of /engine/replies keeps running without a reader
     drain: float = 30.0  # seconds replies have to finish when the server shuts down
     log_prompts: bool = False
+    metrics_prefix: str = "minichat"  # of the names in /metrics

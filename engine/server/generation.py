@@ -27,6 +27,7 @@ class _Place:
     started: bool = False
     done: bool = False
     last_at: dict[int, float] = field(default_factory=dict)  # time of the latest tokens, by choice
+    lengths: dict[int, int] = field(default_factory=dict)  # tokens received, by choice
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class Generation:
         except BaseException:
             self.close()
             raise
+        self.metrics.submitted(self.params, len(self.prompts))
         return self
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
@@ -155,8 +157,14 @@ class Generation:
         if not place.started:
             place.started = True
             self.usage.cached += self.engine.cached_tokens(place.stream.id)
-        tokens = sum(len(delta.tokens) for delta in deltas)
+        tokens, lengths = 0, place.lengths
+        for delta in deltas:
+            count = len(delta.tokens)
+            tokens += count
+            lengths[delta.choice] = lengths.get(delta.choice, 0) + count
         self.usage.completion += tokens
         self.metrics.generated += tokens
         place.done = deltas[-1].last
+        if place.done:
+            self.metrics.longest.observe(max(lengths.values()))
         return deltas

@@ -48,7 +48,7 @@ class ServerState:
     def __post_init__(self) -> None:
         self.engine = AsyncEngine(self.host)
         self.gate = ConcurrencyLimiter(self.config.in_flight, self.config.per_key)
-        self.metrics = Metrics(self.host, self.config.name)
+        self.metrics = Metrics(self.host, self.config.name, self.config.metrics_prefix)
         self.events = EventHistory(self.host, self.engine, self.drain, self.boot)
         self.replies = ReplyStore(self.run, self.config.grace)
         self.tool_style = tools.style(self.host.templates)

@@ -4,6 +4,7 @@ from collections import deque
 
 import numpy as np
 
+from engine.api.histogram import Histogram
 from engine.api.snapshot import Quantiles, StepTimes, Throughput
 from engine.scheduling.step import Step
 
@@ -11,6 +12,7 @@ _WINDOW = 1.0  # seconds that a rate covers
 _LEAST = 0.05  # minimum seconds; a single short step would give too high a rate
 _SAMPLES = 2048
 _NEWEST = 0.1  # the weight of the newest step in a running mean
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Meters:
@@ -18,6 +20,7 @@ class Meters:
 
     def __init__(self) -> None:
         self.finished = 0
+        self.iteration_tokens = Histogram(_STEP_TOKENS)
         self._ttft: deque[float] = deque(maxlen=_SAMPLES)
         self._itl: deque[float] = deque(maxlen=_SAMPLES)
         # start, end, rows, prefill tokens, decode tokens
@@ -30,6 +33,7 @@ class Meters:
     def reset(self) -> None:
         """Forget everything measured so far."""
         self.finished, self._means = 0, [0.0, 0.0, 0.0, 0.0]
+        self.iteration_tokens = Histogram(_STEP_TOKENS)
         for samples in (self._ttft, self._itl, self._steps):
             samples.clear()
 
@@ -37,6 +41,7 @@ class Meters:
         """Record a committed step; `spent` is its seconds of schedule, launch, wait and commit."""
         began = at - sum(spent[:3])  # commit time counts toward the next step
         self._steps.append((began, at, len(step.rows), prefill, step.tokens - prefill))
+        self.iteration_tokens.observe(step.tokens)
         for i, seconds in enumerate(spent):
             old = self._means[i]
             self._means[i] = old + _NEWEST * (seconds - old) if old else seconds

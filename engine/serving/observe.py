@@ -69,6 +69,8 @@ def snapshot(engine: Observed) -> Snapshot:
         tiers=tuple(tier for tier in tiers if tier.name != _HOST),
         requests=tuple(_request(each, scheduler) for each in shown),
         waiting=len(scheduler.waiting),
+        held=scheduler.held_until is not None,
+        loading=len(scheduler.transfers.incoming),
         running=len(scheduler.running),
         preemptions=scheduler.preemptions,
         prefix_hit_rate=scheduler.cached_tokens / max(1, scheduler.prompt_tokens),
@@ -76,6 +78,7 @@ def snapshot(engine: Observed) -> Snapshot:
         step_times=meters.times(),
         ttft=meters.ttft(),
         itl=meters.itl(),
+        iteration_tokens=meters.iteration_tokens.view(),
         finished=meters.finished,
         memory={} if engine.error else engine.runner.memory(),  # a lost GPU does not respond
         switches=engine.switches,

@@ -164,7 +164,7 @@ class OutputProcessor:
         if target.first_token_at is None:
             target.first_token_at = now
             self._meters.first_token(now - target.arrived)
-            self._bus.emit(events.FirstToken(step, now, target.id, now - target.arrived))
+            self._bus.emit(events.FirstToken(step, now, target.id, now - target.arrived, target.generated))
         else:
             self._meters.next_token(now - target.last_token_at)
         target.last_token_at = now

@@ -43,6 +43,7 @@ _OF_WEIGHTS = {  # options of the weights and their cache, with their defaults
     "dummy_weights": False,
     "no_warm": False,
 }
+_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _ORIGIN = re.compile(r"https?://[a-z0-9.\[\]:-]+")
 
 
@@ -97,6 +98,10 @@ def check(options: argparse.Namespace) -> None:
         raise BadInput(f"--max-body must be from 1 to {_LARGEST_BODY} MiB, got {options.max_body}")
     if not 0 <= options.drain <= _LONGEST_DRAIN:
         raise BadInput(f"--drain must be from 0 to {_LONGEST_DRAIN:g} seconds, got {options.drain:g}")
+    if not _PREFIX.fullmatch(options.metrics_prefix):
+        raise BadInput(
+            f"--metrics-prefix takes letters, digits and _, digits not first; got {options.metrics_prefix!r}"
+        )
     if options.rate is not None and not options.dry_run:
         raise BadInput("--rate requires --dry-run")
     if options.rate is not None and not 0 < options.rate <= 1e6:
@@ -201,6 +206,7 @@ def listen(
         log_prompts=options.log_prompts,
         max_body=options.max_body * 2**20,
         drain=options.drain,
+        metrics_prefix=options.metrics_prefix,
     )
     _log(options)
     host = engine(options, callbacks)

@@ -40,3 +40,12 @@ def test_rates_fall_to_zero_when_the_steps_end() -> None:
     meters = meters_after(10.1, 10.2, takes=0.1)
     assert meters.rates(10.4).steps == pytest.approx(5)
     assert meters.rates(11.3) == Throughput()
+
+
+def test_steps_are_counted_by_their_tokens_until_a_reset() -> None:
+    meters = meters_after(10.1, 10.2, takes=0.1, rows=3)
+    counted = meters.iteration_tokens.view()
+    assert dict(zip(counted.bounds, counted.counts, strict=False))[8] == 2
+    assert (sum(counted.counts), counted.total) == (2, 6)
+    meters.reset()
+    assert meters.iteration_tokens.view().total == sum(meters.iteration_tokens.view().counts) == 0

@@ -80,6 +80,7 @@ def test_other_requests_continue_during_a_transfer(depth: int) -> None:
     before = len(other.tokens)
     turn(engine)
     assert id in engine.scheduler.transfers.loading and request.blocks
+    assert (engine.snapshot().loading, engine.snapshot().waiting) == (1, 0)
     _, new = ask(engine, 2, count=2)  # admitted while the other request waits for its blocks
     turn(engine, 5)
     assert id in engine.scheduler.transfers.loading

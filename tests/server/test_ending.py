@@ -223,6 +223,7 @@ class TestCommand:
             (["--dry-run", "--draft", "pocket"], "--draft has no effect with --dry-run"),
             (["--dry-run", "--kv", "int8"], "--kv has no effect with --dry-run"),
             (["--dry-run", "--no-warm"], "--no-warm has no effect with --dry-run"),
+            (["--metrics-prefix", "9x"], "letters, digits"),
             (["--drain", "nan"], "from 0 to 3600"),
             (["--drain", "-1"], "from 0 to 3600"),
             (["--dry-run", "--rate", "-5"], "above 0"),

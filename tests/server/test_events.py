@@ -1,16 +1,13 @@
-"""The engine's events and snapshots over SSE and a WebSocket, and the metrics made from them."""
+"""The engine's events and snapshots over SSE and a WebSocket."""
 
 import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from websockets.sync.client import connect
 
-from engine.api.events import Died, Finished, FirstToken, Queued
 from engine.api.wire import decode_event, decode_snapshot
 from engine.server.native import event_history
 from tests.server.conftest import KEY, Served, becomes, dry, serving
@@ -131,61 +128,3 @@ def test_the_same_over_a_websocket(served: Served, client: httpx.Client) -> None
         again = [json.loads(socket.recv(10)) for _ in range(4)]
     assert [note["type"] for note in again] == ["event", "event", "event", "snapshot"]
     assert again[0] == events[1]
-
-
-def test_metrics_in_prometheus_form(client: httpx.Client) -> None:
-    complete(client, "something to count " * 30)
-    complete(client, "something to count " * 30)
-    answer = client.get("/metrics")
-    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    lines = answer.text.splitlines()
-    form = re.compile(
-        r'minichat:[a-z0-9_]+\{model_name="test-model"(,(le|finished_reason)="[^"]+")?\} [0-9.e+-]+'
-    )
-    assert [line for line in lines if not line.startswith("#") and not form.fullmatch(line)] == []
-    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    label = '{model_name="test-model"}'
-    assert float(values[f"minichat:num_requests_running{label}"]) == 0
-    assert float(values[f"minichat:prefix_cache_hits_total{label}"]) >= 64
-    assert float(values[f"minichat:generation_tokens_total{label}"]) >= 4
-    assert (
-        float(values['minichat:request_success_total{model_name="test-model",finished_reason="length"}']) >= 2
-    )
-    histograms = [line.split()[2] for line in lines if line.endswith(" histogram")]
-    assert {"minichat:time_to_first_token_seconds", "minichat:inter_token_latency_seconds"} <= set(histograms)
-    for name in histograms:
-        assert sum(line.startswith(f"# TYPE {name} ") for line in lines) == 1
-        buckets = [int(value) for key, value in values.items() if key.startswith(f"{name}_bucket")]
-        assert buckets == sorted(buckets)
-        assert buckets[-1] == int(values[f"{name}_count{label}"])
-        assert float(values[f"{name}_sum{label}"]) >= 0
-    assert int(values[f"minichat:e2e_request_latency_seconds_count{label}"]) >= 2
-
-
-def test_unfinished_requests_of_a_dead_engine_count_as_errors() -> None:
-    """A killed process cannot report how its requests ended."""
-    with serving(dry()) as served, served.client() as client:
-        emit = served.engine.bus.emit
-        for request in (1, 2, 3):
-            emit(Queued(0, 0.0, request, 5))
-        emit(FirstToken(1, 0.1, 1, 0.1))
-        emit(Finished(2, 0.2, 3, "stop", 4, ""))
-        for _ in range(2):
-            emit(Died(3, 0.3, "the engine's process was killed by SIGKILL"))
-        lines = client.get("/metrics").text.splitlines()
-    ended = dict(re.findall(r'request_success_total{.*finished_reason="(\w+)"} (\d+)', "\n".join(lines)))
-    assert ended == {"stop": "1", "length": "0", "abort": "0", "error": "2"}
-
-
-def test_the_dashboard_uses_existing_metrics(root: Path, client: httpx.Client) -> None:
-    complete(client)
-    board = json.loads((root / "docs" / "grafana.json").read_text())
-    used = {
-        name
-        for panel in board["panels"]
-        for target in panel["targets"]
-        for name in re.findall(r"minichat:\w+", target["expr"])
-    }
-    events = {line.split("{")[0] for line in client.get("/metrics").text.splitlines()}
-    assert len(used) > 10
-    assert used - events == set()

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import re
 import socket
+from pathlib import Path
 
 import httpx
 import pytest
@@ -109,3 +111,14 @@ def test_a_port_is_taken_before_the_model_loads() -> None:
     """Otherwise the second of two servers would report that it serves while its port is taken."""
     with tcp_socket("127.0.0.1", 0) as first, pytest.raises(BadInput, match="in use"):
         tcp_socket("127.0.0.1", first.getsockname()[1])
+
+
+def test_the_routes_of_the_first_edition_exist(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    routes = {
+        re.sub(r"{\w+}", "{}", f"{method.upper()} {path}")
+        for path, each in document["paths"].items()
+        for method in each
+    }
+    first = Path(__file__).with_name("first_edition_routes.txt").read_text(encoding="utf-8").split("\n")
+    assert {re.sub(r"{\w+}", "{}", route) for route in first if route} <= routes

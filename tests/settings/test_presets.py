@@ -86,3 +86,12 @@ def test_a_read_only_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PresetError, match="cannot "):
         save_preset(tmp_path / "file" / "presets.toml", "mine", SamplingParams())
+
+
+def test_presets_of_the_first_edition_are_read() -> None:
+    presets = load_presets(Path(__file__).with_name("first_edition_presets.toml"))
+    assert presets.problems == []
+    assert presets.own == {
+        "story": SamplingParams(temperature=1.1, top_p=0.95, repetition_penalty=1.1),
+        "beams": SamplingParams(temperature=0.0, beams=4, length_penalty=1.2),
+    }

@@ -1,4 +1,5 @@
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,10 @@ def test_the_shipped_themes_are_found_in_a_checkout_and_when_installed(
     (package / "themes").mkdir(parents=True)
     monkeypatch.setattr(themes, "__file__", str(package / "shell" / "themes.py"))
     assert shipped_themes() == package / "themes"
+
+
+def test_a_theme_of_the_first_edition_is_read(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).with_name("first_edition.toml"), tmp_path)
+    found = load_themes(tmp_path)
+    assert found.problems == []
+    assert (found.palettes["mine"].dark, found.palettes["mine"].colors["background"]) == (True, "#140D00")

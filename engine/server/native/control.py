@@ -11,7 +11,7 @@ from pydantic import Field
 from engine.api.wire import VERSION
 from engine.server.http.bodies import read_as
 from engine.server.http.connection import state_of
-from engine.server.native.metrics import MEDIA_TYPE
+from engine.server.native.prometheus import MEDIA_TYPE
 from engine.server.schema import Strict, TokenIds, openapi_answers, openapi_body
 
 router = APIRouter()

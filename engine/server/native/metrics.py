@@ -1,154 +1,200 @@
-"""Metrics in Prometheus' text format. Names are vLLM's with the prefix `minichat:`."""
+"""The server's metrics. Names, labels and meanings are vLLM's (docs/server.md)."""
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from engine.api.errors import QueueFull
 from engine.api.events import Admitted, Died, Event, Finished, FirstToken, Preempted, Queued, Restarting
+from engine.api.histogram import Histogram
+from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
 from engine.host.protocol import EngineHost
+from engine.server.http.errors import ApiError
+from engine.server.native.prometheus import MetricsPage
 
-MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Each list has all bounds of vLLM's, because boards may ask for one of them.
+_INSTANT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
+_FIRST = (*_INSTANT, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+_FRACTIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75)
+_BETWEEN = (*_FRACTIONS, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_MINUTE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60)
+_PHASE = (*_MINUTE, 120, 240, 480, 960, 1920, 7680)
+_TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+_REPLIES = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
-_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
-_WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
-_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+_REASONS = {"stop": "stop", "length": "length", "aborted": "abort", "failed": "error"}
+_REJECTIONS = ("full", "per_key", "invalid")
+_INVALID = (400, 413, 415, 422)  # statuses
 
 
-class Histogram:
-    """Written by one thread and read by another. A read may miss the newest sample, never an older one."""
+@dataclass(slots=True)
+class _Life:
+    """What is known of a request that has not ended. Times are on the engine's clock."""
 
-    def __init__(self, name: str, about: str, bounds: Sequence[float]) -> None:
-        self.name, self.about, self.bounds = name, about, bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self._counts[bisect_left(self.bounds, value)] += times
-        self._sum += value * times
-
-    def lines(self, labels: str) -> Iterable[str]:
-        *below, total = accumulate(self._counts)
-        for bound, count in zip(self.bounds, below, strict=True):
-            yield f'{self.name}_bucket{{{labels},le="{bound:g}"}} {count}'
-        yield f'{self.name}_bucket{{{labels},le="+Inf"}} {total}'
-        yield f"{self.name}_sum{{{labels}}} {self._sum!r}"
-        yield f"{self.name}_count{{{labels}}} {total}"
+    arrived: float
+    prompt: int = 0
+    admitted: float | None = None
+    first: float | None = None  # when its first token came
+    had: int = 1  # tokens of the reply at that time
+    preemptions: int = 0
 
 
 class Metrics:
     """Counts the engine's events on its thread. Gauges come from the snapshot of each scrape."""
 
-    def __init__(self, host: EngineHost, model: str) -> None:
-        self._labels = f'model_name="{_quoted(model)}"'
-        self._arrivals: dict[int, tuple[float, int]] = {}  # arrival time and prompt tokens
-        self._admitted: dict[int, float] = {}
-        self._first: dict[int, float] = {}
-        self._counts: Counter[str] = Counter()
+    def __init__(self, host: EngineHost, model: str, prefix: str = "minichat") -> None:
+        self._prefix, self._labels = prefix, {"model_name": model}
+        if prefix == "vllm":
+            self._labels["engine"] = "0"  # its boards filter by it
+        self._lives: dict[int, _Life] = {}
         self._finished: Counter[str] = Counter()
-        made: list[Histogram] = []
-
-        def histogram(name: str, about: str, bounds: Sequence[float]) -> Histogram:
-            made.append(Histogram(f"minichat:{name}", about, bounds))
-            return made[-1]
-
-        self.ttft = histogram("time_to_first_token_seconds", "From arrival to the first token.", _FIRST)
-        self.itl = histogram("inter_token_latency_seconds", "Between two tokens of a reply.", _BETWEEN)
-        self._e2e = histogram("e2e_request_latency_seconds", "From arrival to the end.", _WHOLE)
-        self._queue = histogram("request_queue_time_seconds", "From arrival to admission.", _WHOLE)
-        self._prefill = histogram("request_prefill_time_seconds", "From admission to first token.", _WHOLE)
-        self._decode = histogram("request_decode_time_seconds", "From the first token to the end.", _WHOLE)
-        self._prompt = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self._generated = histogram("request_generation_tokens", "Tokens of a reply.", _TOKENS)
-        self._histograms = made
+        self._rejected: Counter[str] = Counter()
+        self._admitted_tokens = self._cached_tokens = self._preemptions = 0
         self.generated = 0  # tokens handed to clients; counted on the loop
+        self._histograms: list[tuple[str, str, Histogram]] = []
+        made = self._histogram
+        self._ttft = made("time_to_first_token_seconds", "From arrival to the first token.", _FIRST)
+        self.itl = made("inter_token_latency_seconds", "Between two tokens of a reply.", _BETWEEN)
+        self._tpot = made("request_time_per_output_token_seconds", "Mean time of a reply's token.", _BETWEEN)
+        self._e2e = made("e2e_request_latency_seconds", "From arrival to the end.", _PHASE)
+        self._queue = made("request_queue_time_seconds", "From arrival to admission.", _PHASE)
+        self._inference = made("request_inference_time_seconds", "From admission to the end.", _PHASE)
+        self._prefill = made("request_prefill_time_seconds", "From admission to first token.", _PHASE)
+        self._decode = made("request_decode_time_seconds", "From the first token to the end.", _PHASE)
+        self._prompt = made("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self._computed = made("request_prefill_kv_computed_tokens", "Uncached tokens of a prompt.", _TOKENS)
+        self._generated = made("request_generation_tokens", "Tokens of a reply.", _TOKENS)
+        self.longest = made("request_max_num_generation_tokens", "Tokens of the longest reply.", _TOKENS)
+        self._n = made("request_params_n", "Replies that a request asked for.", _REPLIES)
+        self._max_tokens = made("request_params_max_tokens", "max_tokens, where it was given.", _TOKENS)
+        self._preempted = made("request_num_preemptions", "Preemptions of a request.", _PREEMPTIONS)
         self.close = host.subscribe(self._on_event)
 
+    def _histogram(self, name: str, about: str, bounds: Sequence[float]) -> Histogram:
+        self._histograms.append((name, about, made := Histogram(bounds)))
+        return made
+
+    # On the event loop
+
+    def submitted(self, params: SamplingParams, requests: int) -> None:
+        """Count requests with these parameters that the engine has accepted."""
+        self._n.observe(params.n, requests)
+        if params.max_tokens is not None:
+            self._max_tokens.observe(params.max_tokens, requests)
+
+    def rejected(self, error: ApiError) -> None:
+        """Count a request that was refused, if the client or the load is the reason."""
+        if error.status == 429:
+            self._rejected["per_key"] += 1
+        elif isinstance(error.cause, QueueFull):
+            self._rejected["full"] += 1
+        elif error.status in _INVALID:
+            self._rejected["invalid"] += 1
+
+    # On the engine's thread
+
     def _on_event(self, event: Event) -> None:
-        """Runs on the engine's thread, so it only counts."""
         match event:
             case Queued():
-                self._arrivals[event.request] = event.at, event.prompt
+                self._lives[event.request] = _Life(event.at, event.prompt)
                 self._prompt.observe(event.prompt)
-            case Admitted() if event.request in self._arrivals:  # else it is a sample of another request
-                arrived, prompt = self._arrivals[event.request]
-                self._admitted[event.request] = event.at
-                self._queue.observe(event.at - arrived)
-                self._counts["prompt_tokens_total"] += prompt
-                self._counts["prefix_cache_queries_total"] += prompt
-                self._counts["prefix_cache_hits_total"] += event.cached
+            case Admitted():
+                self._admit(event)
             case FirstToken():
-                self._first[event.request] = event.at
-                self._arrivals.setdefault(event.request, (event.at - event.seconds, 0))
-                self.ttft.observe(event.seconds)
-                if (admitted := self._admitted.pop(event.request, None)) is not None:
-                    self._prefill.observe(event.at - admitted)
+                self._start(event)
             case Preempted():
-                self._counts["num_preemptions_total"] += 1
+                self._preemptions += 1
+                if (life := self._lives.get(event.request)) is not None:
+                    life.preemptions += 1
             case Finished():
                 self._end(event)
             case Died() | Restarting():  # a lost process has not reported these ends
-                self._finished[Finish.FAILED.value] += len(self._arrivals)
-                for pending in (self._arrivals, self._admitted, self._first):
-                    pending.clear()
+                self._finished[Finish.FAILED.value] += len(self._lives)
+                self._lives.clear()
+
+    def _admit(self, event: Admitted) -> None:
+        if (life := self._lives.get(event.request)) is None:
+            return  # a sample of another request
+        life.admitted = event.at
+        self._queue.observe(event.at - life.arrived)
+        self._computed.observe(life.prompt - event.cached)
+        self._admitted_tokens += life.prompt
+        self._cached_tokens += event.cached
+
+    def _start(self, event: FirstToken) -> None:
+        life = self._lives.setdefault(event.request, _Life(event.at - event.seconds))
+        life.first, life.had = event.at, event.generated
+        self._ttft.observe(event.seconds)
+        if life.admitted is not None:
+            self._prefill.observe(event.at - life.admitted)
 
     def _end(self, event: Finished) -> None:
-        self._admitted.pop(event.request, None)
-        if (first := self._first.pop(event.request, None)) is not None:
-            self._decode.observe(event.at - first)
-        if (arrival := self._arrivals.pop(event.request, None)) is not None:
-            self._e2e.observe(event.at - arrival[0])
         self._generated.observe(event.tokens)
         self._finished[event.finish] += 1
+        if (life := self._lives.pop(event.request, None)) is None:
+            return
+        self._e2e.observe(event.at - life.arrived)
+        self._preempted.observe(life.preemptions)
+        if life.admitted is not None:
+            self._inference.observe(event.at - life.admitted)
+        if life.first is not None:
+            self._decode.observe(event.at - life.first)
+            if event.tokens > life.had:
+                self._tpot.observe((event.at - life.first) / (event.tokens - life.had))
+
+    # A scrape
 
     def text(self, shot: Snapshot) -> str:
         """Return all metrics as text."""
-        lines: list[str] = []
-        labels = self._labels
-
-        def head(name: str, kind: str, about: str) -> None:
-            lines.extend((f"# HELP {name} {about}", f"# TYPE {name} {kind}"))
-
-        for name, value, about in _gauges(shot):
-            head(f"minichat:{name}", "gauge", about)
-            lines.append(f"minichat:{name}{{{labels}}} {value:g}")
-        counts = {**self._counts, "generation_tokens_total": self.generated}
-        for name, about in _COUNTERS.items():
-            head(f"minichat:{name}", "counter", about)
-            lines.append(f"minichat:{name}{{{labels}}} {counts.get(name, 0)}")
-        head("minichat:request_success_total", "counter", "Finished requests, by reason.")
-        for finish, reason in _REASONS.items():
-            ended = f'minichat:request_success_total{{{labels},finished_reason="{reason}"}}'
-            lines.append(f"{ended} {self._finished[finish]}")
-        for histogram in self._histograms:
-            head(histogram.name, "histogram", histogram.about)
-            lines.extend(histogram.lines(labels))
-        return "\n".join(lines) + "\n"
-
-
-_REASONS = {"stop": "stop", "length": "length", "aborted": "abort", "failed": "error"}
-_COUNTERS = {
-    "prompt_tokens_total": "Prompt tokens of admitted requests.",
-    "generation_tokens_total": "Generated tokens.",
-    "prefix_cache_queries_total": "Prompt tokens looked up in the prefix cache.",
-    "prefix_cache_hits_total": "Prompt tokens found in the prefix cache.",
-    "num_preemptions_total": "Preemptions.",
-}
+        page = MetricsPage(self._prefix, **self._labels)
+        _add_state(page, shot)
+        hits, prompts = self._cached_tokens, self._admitted_tokens
+        by_source = {"local_compute": prompts - hits, "local_cache_hit": hits}
+        ends = {reason: self._finished[finish] for finish, reason in _REASONS.items()}
+        rejections = {reason: self._rejected[reason] for reason in _REJECTIONS}
+        page.counter("prompt_tokens_total", "Prompt tokens of admitted requests.", prompts)
+        page.counter("prompt_tokens_cached_total", "Those of them that were cached.", hits)
+        page.split("counter", "prompt_tokens_by_source_total", "The same, by source.", "source", by_source)
+        page.counter("generation_tokens_total", "Generated tokens.", self.generated)
+        page.counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", prompts)
+        page.counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", hits)
+        page.counter("num_preemptions_total", "Preemptions.", self._preemptions)
+        page.split("counter", "request_success_total", "Finished requests.", "finished_reason", ends)
+        page.split("counter", "admission_rejections_total", "Refused requests.", "reason", rejections)
+        if shot.iteration_tokens.counts:
+            page.histogram("iteration_tokens_total", "Tokens of a step.", shot.iteration_tokens)
+        for name, about, histogram in self._histograms:
+            page.histogram(name, about, histogram.view())
+        return page.text()
 
 
-def _gauges(shot: Snapshot) -> Iterable[tuple[str, float, str]]:
-    yield "num_requests_running", shot.running, "Requests in the running batch."
-    yield "num_requests_waiting", shot.waiting, "Requests in the queue."
-    yield (
-        "kv_cache_usage_perc",
-        shot.blocks.in_use / max(1, shot.blocks.size),
-        "Share of KV blocks in use; 1 is all.",
+def _add_state(page: MetricsPage, shot: Snapshot) -> None:
+    """Add the gauges, which a snapshot has."""
+    held = shot.held or (shot.change is not None and not shot.change.over)
+    deferred = shot.loading + (shot.waiting if held else 0)
+    waiting = shot.waiting + shot.loading
+    reasons = {"capacity": waiting - deferred, "deferred": deferred}
+    page.gauge("num_requests_running", "Requests in the running batch.", shot.running)
+    page.gauge("num_requests_waiting", "Requests in the queue.", waiting)
+    page.split("gauge", "num_requests_waiting_by_reason", "Requests in the queue.", "reason", reasons)
+    usage = shot.blocks.in_use / max(1, shot.blocks.size)
+    page.gauge("kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", usage)
+    page.gauge(
+        "cache_config_info",
+        "The KV cache, in labels.",
+        1,
+        block_size=str(shot.block_size),
+        num_gpu_blocks=str(shot.blocks.size),
+        num_cpu_blocks=str(shot.host_size),
+        cache_dtype=shot.kv_dtype,
+        kv_scheme=shot.kv_scheme,
+        enable_prefix_caching=str(any(each.name == "prefix_cache" and each.on for each in shot.switches)),
     )
-    yield "engine_up", float(shot.state != "dead"), "1 while the engine is alive, else 0."
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    page.gauge("engine_up", "1 while the engine is alive, else 0.", int(shot.state != "dead"))
+    if shot.state != "dead":
+        states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+        about = "Always awake; absent while the engine is dead."
+        page.split("gauge", "engine_sleep_state", about, "sleep_state", states)

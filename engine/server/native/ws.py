@@ -152,5 +152,6 @@ class GenerationSocket:
         await self._socket.send_text(encoded({"v": VERSION, "type": kind, "id": name, **more}).decode())
 
     async def _send_error(self, name: str | None, error: ApiError) -> None:
+        self._state.metrics.rejected(error)
         message = {"v": VERSION, "type": "error", "id": name, **error.record()}
         await self._socket.send_text(encoded(message).decode())
