@@ -149,7 +149,11 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
         help="on a GPU, do not compile kernels before the first request; /health says how far that is",
     )
     group.add_argument(
-        "--served-name", type=given, metavar="NAME", help="the model's name for clients (default: --model)"
+        "--served-name",
+        type=given,
+        action="append",
+        metavar="NAME",
+        help="the model's name for clients (default: --model); repeatable: clients may use any of them",
     )
     group.add_argument(
         "--drain", type=number, default=30.0, metavar="S", help="seconds for replies at the end"

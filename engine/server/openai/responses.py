@@ -76,21 +76,10 @@ class ResponseEnvelope:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
 
-def check_model(state: ServerState, name: str | None) -> None:
-    """Raise an error if a request names another model than the one that is served."""
-    if name is not None and name != state.config.name:
-        raise ApiError(
-            404,
-            f"model {name[:80]!r} does not exist; this server serves {state.config.name!r}",
-            param="model",
-            code="model_not_found",
-        )
-
-
 async def read_request(request: Request, kind: type[A]) -> tuple[ServerState, A]:
     """Read the request, and check that it is for the served model."""
     state, asked = state_of(request), await read_as(request, kind)
-    check_model(state, asked.model)
+    state.served_name(asked.model)
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(400, "stream_options requires stream to be true", param="stream_options")
     return state, asked
@@ -112,7 +101,7 @@ async def answer(
     begun = _begun(state, key_of(request), asked, prompts, requested, more)
     if (run := await unless_gone(request.receive, begun)) is None:
         return Response(status_code=GONE)
-    frame = ResponseEnvelope(form, state.config.name, asked)
+    frame = ResponseEnvelope(form, state.served_name(asked.model), asked)
     if asked.stream:
         return EventStream(_events(run, form, frame, place), run.close)
     try:
