@@ -8,8 +8,8 @@ from pydantic import Field
 from engine.server.http.bodies import read_as
 from engine.server.http.connection import state_of
 from engine.server.http.errors import ApiError
+from engine.server.messages import template_messages
 from engine.server.openai.errors import OpenAIRoute
-from engine.server.openai.messages import template_messages
 from engine.server.schema import Messages, Strict, TokenIds, openapi_body
 
 router = APIRouter(route_class=OpenAIRoute)
