@@ -81,6 +81,8 @@ class ServerState:
         """Reserve places in the concurrency limit and return a generation, not yet started."""
         if self.drain.begun:
             raise Ending("the server is shutting down")
+        if self.config.log_prompts:
+            log.info("prompts: %r", prompts)
         if len(prompts) * params.samples > MAX_CHOICES:
             name = "n" if params.best_of is None else "best_of"
             asked = f"{len(prompts)} prompts with {name}={params.samples}"

@@ -20,7 +20,7 @@ from engine.server.http.errors import ApiError
 from engine.server.http.sse import DONE, encoded, event
 from engine.server.openai.schema import Asked
 from engine.server.openai.structured import RequestedGrammar, refusal
-from engine.server.state import ServerState, log
+from engine.server.state import ServerState
 
 A = TypeVar("A", bound=Asked)
 
@@ -114,8 +114,6 @@ async def _begun(
     requested: RequestedGrammar | None,
     more: dict[str, Any],
 ) -> Generation:
-    if state.config.log_prompts:
-        log.info("prompts: %r", prompts)
     try:
         params = asked.sampling(grammar=requested and requested.grammar, **more)
         run = state.run(key, prompts, params, priority=asked.priority or 0, reply_prefix=asked.said or ())
