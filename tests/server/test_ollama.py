@@ -70,8 +70,8 @@ class TestChat:
             options = {"num_predict": 11}  # 50 tokens a second: ten intervals of 20 ms
             *_, last = lines(client, "/api/chat", messages=user("hello"), options=options)
         assert last["eval_count"] == 11
-        assert last["eval_duration"] > 0.1e9
-        assert last["total_duration"] >= last["eval_duration"] + last["prompt_eval_duration"]
+        assert last["eval_duration"] > 0.15e9
+        assert abs(last["total_duration"] - last["eval_duration"] - last["prompt_eval_duration"]) < 9
         assert last["prompt_eval_duration"] > 0
         assert all(type(last[name]) is int for name in DURATIONS)
 

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from time import perf_counter_ns
 from typing import Any
 
 from engine.api.errors import BadInput
@@ -53,14 +52,13 @@ class OllamaReply:
 
     def __init__(self, name: str, form: Form, writer: MessageWriter) -> None:
         self._name, self._form, self._writer = name, form, writer
-        self._arrived = perf_counter_ns()
-        self._first = 0  # when the first token came
+        self._arrived = time.monotonic()
 
     async def lines(self, run: Generation) -> AsyncIterator[bytes]:
         part = MessagePart()
         try:
             async for batch in run:
-                part = self._writer.push(self._deltas(batch))
+                part = self._writer.push(_deltas(batch))
                 if part.content or part.reasoning or part.calls:
                     yield _line(_head(self._name) | self._form(part) | {"done": False})
                 raise_failed(batch)
@@ -72,30 +70,35 @@ class OllamaReply:
 
     async def whole(self, run: Generation) -> dict[str, Any]:
         async for batch in run:
-            self._writer.take(self._deltas(batch))
+            self._writer.take(_deltas(batch))
             raise_failed(batch)
         return self._end(run, self._writer.whole)
 
-    def _deltas(self, batch: Batch) -> list[Delta]:
-        self._first = self._first or perf_counter_ns()
-        [(_, deltas)] = batch  # there is one prompt
-        return deltas
-
     def _end(self, run: Generation, part: MessagePart) -> dict[str, Any]:
-        """Return the final object. Durations are in nanoseconds, as clients divide by them, at least one."""
-        now = perf_counter_ns()
+        """Return the final object. Clients divide by durations, so they are above 0."""
+        now = time.monotonic()
+        first = run.engine.first_token_at(run.requests[0]) or now  # a piece may hold many tokens
         return {
             **_head(self._name),
             **self._form(part),
             "done": True,
             "done_reason": part.finish and part.finish.value,
-            "total_duration": now - self._arrived,
+            "total_duration": _nanoseconds(now - self._arrived),
             "load_duration": 0,  # the model was loaded before
             "prompt_eval_count": run.usage.prompt,
-            "prompt_eval_duration": max(self._first - self._arrived, 1),
+            "prompt_eval_duration": _nanoseconds(first - self._arrived),
             "eval_count": run.usage.completion,
-            "eval_duration": max(now - self._first, 1),
+            "eval_duration": _nanoseconds(now - first),
         }
+
+
+def _deltas(batch: Batch) -> list[Delta]:
+    [(_, deltas)] = batch  # there is one prompt
+    return deltas
+
+
+def _nanoseconds(seconds: float) -> int:
+    return max(int(seconds * 1e9), 1)
 
 
 def _head(name: str) -> dict[str, Any]:
