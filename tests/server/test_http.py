@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 
 from engine.api.errors import BadInput
 from engine.server.http.listen import tcp_socket
-from tests.server.conftest import KEY, Served, raw, user
+from tests.server.conftest import KEY, MODEL, Served, dry, raw, serving, user
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"messages": user("hi"), "max_tokens": 3}).encode()
@@ -109,3 +109,16 @@ def test_a_port_is_taken_before_the_model_loads() -> None:
     """Otherwise the second of two servers would report that it serves while its port is taken."""
     with tcp_socket("127.0.0.1", 0) as first, pytest.raises(BadInput, match="in use"):
         tcp_socket("127.0.0.1", first.getsockname()[1])
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_prompts_of_every_route_are_logged_only_if_asked(log: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(dry(), log_prompts=log) as served, served.client() as client:
+        with caplog.at_level("INFO", "minichat.server"):
+            for path, body in (
+                ("/v1/completions", {"prompt": "a riddle"}),
+                ("/api/generate", {"model": MODEL, "prompt": "a riddle", "stream": False}),
+                ("/engine/replies", {"prompt": "a riddle"}),
+            ):
+                assert client.post(path, json=body).is_success
+        assert ["a riddle" in message for message in caplog.messages] == [True] * (3 if log else 0)
