@@ -153,7 +153,11 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
         help="skip the warm-up that compiles GPU kernels before the first request",
     )
     group.add_argument(
-        "--served-name", type=given, metavar="NAME", help="the model's name for clients (default: --model)"
+        "--served-name",
+        type=given,
+        action="append",
+        metavar="NAME",
+        help="the model's name for clients (default: --model); repeatable: clients may use any of them",
     )
     group.add_argument(
         "--restart",

@@ -20,6 +20,9 @@ from engine.server.http.auth import AuthMiddleware, refuse
 from engine.server.http.errors import ApiError, from_engine
 from engine.server.http.sse import SEND
 from engine.server.native import attach, commands, control, events, layout, ws
+from engine.server.ollama import chat as ollama_chat
+from engine.server.ollama import models as ollama_models
+from engine.server.ollama.schema import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from engine.server.openai import chat, completions, models, tokens
 from engine.server.openai.schema import ChatRequest, CompletionRequest
 from engine.server.state import ServerState
@@ -27,6 +30,7 @@ from engine.server.state import ServerState
 _BODIES = (
     *(ChatRequest, CompletionRequest, attach.ReplyRequest, attach.ForkRequest),
     *(tokens.TokenizeRequest, tokens.DetokenizeRequest),
+    *(OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest),
     *(control.Tokens, layout.LayoutRequest, layout.TextsRequest),
 )
 _ABORTED_WITHIN = 3.0  # seconds
@@ -59,7 +63,8 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
         redoc_url=None,
         redirect_slashes=False,
     )
-    for part in (models, chat, completions, tokens, control, commands, attach, layout, events, ws):
+    openai, ollama = (models, chat, completions, tokens), (ollama_chat, ollama_models)
+    for part in (*openai, *ollama, control, commands, attach, layout, events, ws):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(EngineError, _engine_error)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from engine.api.commands import Abort, Begun, Command
 from engine.api.errors import EngineError
-from engine.api.events import Admitted, Event
+from engine.api.events import Admitted, Event, FirstToken
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot
 from engine.api.wire import encode_snapshot
@@ -27,7 +27,7 @@ log = logging.getLogger("minichat.server")
 T = TypeVar("T")
 _WORKERS = 32  # threads for templates and tokenization; none of them waits for a step
 _SHORT = 4096  # token ids that are checked and sent on the loop: a thread would take longer
-_CACHED = 8192  # requests whose cached token count has not been read yet
+_NOTED = 8192  # requests whose cached token count or first token has not been read yet
 
 
 class AsyncEngine:
@@ -43,6 +43,7 @@ class AsyncEngine:
         self._snapshot: asyncio.Future[Snapshot] | None = None
         self._snapshot_json: asyncio.Future[bytes] | None = None
         self._cached: dict[int, int] = {}
+        self._first_at: dict[int, float] = {}
         self._unsubscribe = host.subscribe(self._on_event)
 
     async def send(self, command: Command[T]) -> T:
@@ -101,6 +102,15 @@ class AsyncEngine:
         """Return how many prompt tokens came from the prefix cache. Call it once, after the first delta."""
         return self._cached.pop(request, 0)
 
+    def first_token_at(self, request: int) -> float | None:
+        """Return when the engine had the first token, on the monotonic clock; None if that is not known."""
+        return self._first_at.get(request)
+
+    def forget(self, request: int) -> None:
+        """Drop what was noted of a request that has ended."""
+        self._cached.pop(request, None)
+        self._first_at.pop(request, None)
+
     def abort(self, requests: Iterable[int]) -> None:
         """Abort requests before the next step. Calls in one iteration of the loop are sent as one command."""
         if not self._to_abort:
@@ -145,15 +155,21 @@ class AsyncEngine:
     def _on_event(self, event: Event) -> None:
         """Runs on the engine's thread."""
         if type(event) is Admitted:
-            self._cached[event.request] = event.cached
-            if len(self._cached) > _CACHED:  # forks and extra samples are never read
-                self._cached.pop(next(iter(self._cached)), None)
+            _note(self._cached, event.request, event.cached)
+        elif type(event) is FirstToken:
+            _note(self._first_at, event.request, event.at)
 
     def _abort_all(self) -> None:
         ids, self._to_abort = self._to_abort, []
         self.host.send(Abort(tuple(ids))).add_done_callback(_log_failure)
         for id in ids:
-            self._cached.pop(id, None)
+            self.forget(id)
+
+
+def _note(notes: dict[int, T], request: int, value: T) -> None:
+    notes[request] = value
+    if len(notes) > _NOTED:  # forks and extra samples are never read
+        notes.pop(next(iter(notes)), None)
 
 
 def _started_pool(count: int, name: str) -> ThreadPoolExecutor:

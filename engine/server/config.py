@@ -14,6 +14,7 @@ class ServerConfig:
     """The options of a server, fixed at startup."""
 
     name: str  # the model's name in the API
+    aliases: tuple[str, ...] = ()  # other names that requests may use
     version: str = ""  # the program's version
     keys: tuple[str, ...] = ()  # API keys; each grants full access, and with none no key is required
     origins: tuple[str, ...] = ()  # sites whose pages may call the server from a browser; "*": any
@@ -25,3 +26,7 @@ class ServerConfig:
     drain: float = 30.0  # seconds replies have to finish when the server shuts down
     log_prompts: bool = False
     metrics_prefix: str = "minichat"  # of the names in /metrics
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.name, *self.aliases

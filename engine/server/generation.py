@@ -111,7 +111,7 @@ class Generation:
         if running := [place.stream.id for place in self._places if place.stream and not place.done]:
             self.engine.abort(running)
         for request in self.requests:
-            self.engine.cached_tokens(request)
+            self.engine.forget(request)
 
     async def _submit(self, number: int) -> None:
         if self.parent is None:

@@ -54,6 +54,20 @@ class ServerState:
         self.tool_style = tools.style(self.host.templates)
         self._opens: dict[bytes, bool] = {}
 
+    def served_name(self, asked: str | None) -> str:
+        """Return the model's name for a response: the requested one, or the first of this server's."""
+        if asked is None:
+            return self.config.name
+        if asked not in self.config.names:
+            names = ", ".join(map(repr, self.config.names))
+            raise ApiError(
+                404,
+                f"model {asked[:80]!r} does not exist; this server serves {names}",
+                param="model",
+                code="model_not_found",
+            )
+        return asked
+
     def run(
         self,
         key: bytes,
@@ -67,6 +81,8 @@ class ServerState:
         """Reserve places in the concurrency limit and return a generation, not yet started."""
         if self.drain.begun:
             raise Ending("the server is shutting down")
+        if self.config.log_prompts:
+            log.info("prompts: %r", prompts)
         if len(prompts) * params.samples > MAX_CHOICES:
             name = "n" if params.best_of is None else "best_of"
             asked = f"{len(prompts)} prompts with {name}={params.samples}"

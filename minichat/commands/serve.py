@@ -195,8 +195,10 @@ def listen(
     from engine.server.http.listen import server
 
     _room_for_sockets()
+    name, *aliases = served_names(options)
     config = ServerConfig(
-        name=served_name(options),
+        name=name,
+        aliases=tuple(aliases),
         version=__version__,
         keys=keys,
         origins=tuple(options.cors),
@@ -234,10 +236,11 @@ def listen(
     return 0
 
 
-def served_name(options: argparse.Namespace) -> str:
-    """The name that clients see: for a folder, its last component."""
+def served_names(options: argparse.Namespace) -> list[str]:
+    """The model's names for clients. The default for a folder is its last component."""
     folder = Path(options.model).expanduser()
-    return str(options.served_name or (folder.resolve().name if folder.is_dir() else options.model))
+    usual = folder.resolve().name if folder.is_dir() else options.model
+    return list(dict.fromkeys(options.served_name or [usual]))
 
 
 def engine(options: argparse.Namespace, callbacks: ServerCallbacks) -> "EngineHost":
@@ -268,7 +271,7 @@ def announce(
     else:
         host, port = bound.getsockname()[:2]
         place = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
-    say(f"serving {served_name(options)} at {place}; press Ctrl+C to stop")
+    say(f"serving {', '.join(served_names(options))} at {place}; press Ctrl+C to stop")
     if not keys:
         say("no key is required: anyone who can reach it can use it")
     elif options.api_key_file:

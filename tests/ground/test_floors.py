@@ -76,15 +76,17 @@ def test_imports_go_down(file: Path) -> None:
     assert complaints(module_name(file), file.read_text(), file.name == "__init__.py") == []
 
 
-def test_shared_server_code_imports_no_openai_code() -> None:
-    """Only the application imports the OpenAI routes, to add them to the others."""
+@pytest.mark.parametrize("api", ["openai", "ollama"])
+def test_only_the_application_imports_the_routes_of_an_api(api: str) -> None:
+    """It adds them to the others. What two APIs share is no part of either."""
+    own = f"engine.server.{api}"
     found = {
         module_name(file)
-        for file in (ROOT / "engine" / "server").glob("*.py")
+        for file in (ROOT / "engine" / "server").rglob("*.py")
         for imported in imports(file.read_text(), module_name(file))
-        if imported.startswith("engine.server.openai")
+        if imported.startswith(own)
     }
-    assert found == {"engine.server.app"}
+    assert {module for module in found if not module.startswith(own)} == {"engine.server.app"}
 
 
 def test_low_floors_and_the_engine_itself_do_not_import_torch() -> None:

@@ -117,7 +117,7 @@ def dry(script: Script | None = None, rate: float | None = None, **config: Any) 
     return dry_engine(EngineConfig(**{"model": "pocket", "blocks": 4096} | config), rate=rate, script=script)
 
 
-def saying(folder: Path, text: str, template: str = TEMPLATE, **config: Any) -> Engine:
+def saying(folder: Path, text: str, template: str | None = TEMPLATE, **config: Any) -> Engine:
     """An engine whose every reply is this text, with a byte or two a token."""
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {"chat_template": template, "eos_token": "</s>", "bos_token": "<s>"}

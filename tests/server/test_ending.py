@@ -23,7 +23,7 @@ from engine.api.config import EngineConfig
 from engine.host.process import EngineProcess
 from engine.host.restarting import RestartingEngine
 from engine.scheduling.step import Step
-from minichat.commands.serve import own_key, served_name
+from minichat.commands.serve import own_key, served_names
 from tests.cli.conftest import Run
 from tests.server.conftest import KEY, MODEL, Served, becomes, dry, listening, serving, user
 from tests.server.test_streams import half_read
@@ -235,13 +235,14 @@ class TestCommand:
 
     def test_a_model_is_served_by_the_last_part_of_its_path(self, tmp_path: Path) -> None:
         (tmp_path / "Qwen3-0.6B").mkdir()
-        for model, given, name in (
-            ("Qwen/Qwen3-0.6B", None, "Qwen/Qwen3-0.6B"),
-            (str(tmp_path / "Qwen3-0.6B"), None, "Qwen3-0.6B"),
-            (f"{tmp_path}/Qwen3-0.6B/", None, "Qwen3-0.6B"),
-            ("pocket", "gpt-4", "gpt-4"),
+        for model, given, names in (
+            ("Qwen/Qwen3-0.6B", None, ["Qwen/Qwen3-0.6B"]),
+            (str(tmp_path / "Qwen3-0.6B"), None, ["Qwen3-0.6B"]),
+            (f"{tmp_path}/Qwen3-0.6B/", None, ["Qwen3-0.6B"]),
+            ("pocket", ["gpt-4"], ["gpt-4"]),
+            ("pocket", ["gpt-4", "small", "gpt-4"], ["gpt-4", "small"]),
         ):
-            assert served_name(Namespace(model=model, served_name=given)) == name
+            assert served_names(Namespace(model=model, served_name=given)) == names
 
     def test_a_key_file_that_others_can_read_is_refused(
         self, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch

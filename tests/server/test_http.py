@@ -13,7 +13,7 @@ from websockets.sync.client import connect
 
 from engine.api.errors import BadInput
 from engine.server.http.listen import tcp_socket
-from tests.server.conftest import KEY, Served, raw, user
+from tests.server.conftest import KEY, MODEL, Served, dry, raw, serving, user
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"messages": user("hi"), "max_tokens": 3}).encode()
@@ -122,3 +122,16 @@ def test_the_routes_of_the_first_edition_exist(client: httpx.Client) -> None:
     }
     first = Path(__file__).with_name("first_edition_routes.txt").read_text(encoding="utf-8").split("\n")
     assert {re.sub(r"{\w+}", "{}", route) for route in first if route} <= routes
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_prompts_of_every_route_are_logged_only_if_asked(log: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(dry(), log_prompts=log) as served, served.client() as client:
+        with caplog.at_level("INFO", "minichat.server"):
+            for path, body in (
+                ("/v1/completions", {"prompt": "a riddle"}),
+                ("/api/generate", {"model": MODEL, "prompt": "a riddle", "stream": False}),
+                ("/engine/replies", {"prompt": "a riddle"}),
+            ):
+                assert client.post(path, json=body).is_success
+        assert ["a riddle" in message for message in caplog.messages] == [True] * (3 if log else 0)

@@ -21,9 +21,12 @@ _LONG = 2**16  # bytes; shorter bodies are parsed in a few milliseconds
 _BODY_SECONDS = 60.0
 
 
-async def read_as(request: Request, kind: type[M]) -> M:
-    """Return the body as a `kind`, after checking its size and depth."""
-    body = await _read(request)
+async def read_as(request: Request, kind: type[M], *, any_type: bool = False) -> M:
+    """Return the body as a `kind`, after checking its size and depth.
+
+    `any_type`: if a key is required, accept JSON of any content type. A page of another site has no key.
+    """
+    body = await _read(request, any_type=any_type)
     return await off_loop(request, lambda: parsed(kind, parse_json(_text(body))), len(body))
 
 
@@ -33,15 +36,16 @@ async def read_json(request: Request) -> Any:
     return await off_loop(request, lambda: parse_json(_text(body)), len(body))
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request, *, any_type: bool = False) -> bytes:
+    config = state_of(request).config
     content = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content != "application/json":
+    if content != "application/json" and not (any_type and config.keys):
         # This also blocks web pages of other sites: browsers send a preflight request for this type.
         raise ApiError(415, f"content-type must be application/json, got {content[:80] or 'none'}")
     coding = request.headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
         raise ApiError(415, f"content-encoding {coding[:80]} is not supported; send the body uncompressed")
-    return await _body(request, state_of(request).config.max_body)
+    return await _body(request, config.max_body)
 
 
 async def off_loop(client: HTTPConnection, work: Callable[[], T], size: int | None = None) -> T:

@@ -1,6 +1,7 @@
 """Errors as HTTP responses, in OpenAI's form and with the engine's own error next to it."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi.responses import Response
@@ -79,3 +80,14 @@ def from_engine(error: EngineError) -> ApiError:
         case EngineDead():
             return ApiError(503, text, code="engine_dead", cause=error)
     return ApiError(500, text, cause=error)
+
+
+def renamed(error: BadInput, names: Mapping[str, str]) -> ApiError:
+    """Return the response for a refused parameter, under the name that the client knows it by."""
+    refusal = from_engine(error)
+    ours = next((each for each in names if error.field == each or error.field.startswith(f"{each}.")), None)
+    if ours is None:
+        return refusal
+    param = names[ours] + error.field.removeprefix(ours)
+    text = param + str(error).removeprefix(error.field)
+    return ApiError(refusal.status, text, param=param, code=refusal.code, cause=error)

@@ -2,28 +2,30 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from engine.api.events import Delta, TokenLogprob
+from engine.api.events import Delta
+from engine.api.request import Finish
 from engine.host.prompts import ChatPrompt
 from engine.server.http.bodies import off_loop
 from engine.server.http.errors import ApiError
 from engine.server.http.sse import encoded, quoted
+from engine.server.message_writer import MessagePart, MessageWriter
+from engine.server.messages import template_messages
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import Pieces, chat_logprobs
-from engine.server.openai.messages import template_messages, template_options
-from engine.server.openai.responses import answer, finish_of, read_request
+from engine.server.openai.messages import template_options
+from engine.server.openai.responses import FINISH, answer, read_request
 from engine.server.openai.schema import ChatRequest
 from engine.server.openai.structured import RequestedGrammar
 from engine.server.openai.tooling import calls_of, definitions
 from engine.server.reply_grammar import ToolCallRules, reply_grammar
 from engine.server.schema import STREAM, openapi_answers, openapi_body
 from engine.server.state import ServerState, mode_of
-from engine.server.tools import READERS, Call, CallReader
+from engine.server.tools import READERS
 from engine.text.reasoning import Thoughts
 
 router = APIRouter(route_class=OpenAIRoute)
@@ -71,8 +73,8 @@ def _form(
     calls = calls_of(asked, conversation.tools, state.tool_style)
     prefix = b"".join(state.host.pieces(asked.said or ())).decode(errors="replace")
 
-    def writer() -> _MessageWriter:
-        return _MessageWriter(Thoughts(opened=opened), READERS[calls.style]() if calls else None, prefix)
+    def writer() -> MessageWriter:
+        return MessageWriter(Thoughts(opened=opened), READERS[calls.style]() if calls else None, prefix)
 
     form = _ChatForm(writer, state.host.pieces if asked.logprobs else None)
     return form, _requested_grammar(asked, calls, opened)
@@ -93,52 +95,6 @@ def _requested_grammar(
     return RequestedGrammar.of(place, lambda: reply_grammar(text and text.grammar, calls, thinking=opened))
 
 
-@dataclass(slots=True)
-class _Part:
-    """What some deltas add to a message."""
-
-    reasoning: str = ""
-    content: str = ""
-    calls: list[Call] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish: str | None = None
-    score: float | None = None
-
-
-class _MessageWriter:
-    """One choice's message as it grows. `prefix`: text it starts with, which is not sent."""
-
-    def __init__(self, thoughts: Thoughts, reader: CallReader | None, prefix: str) -> None:
-        self._thoughts, self._reader = thoughts, reader
-        self.begun = False
-        self.calls = 0
-        self.whole = _Part()
-        _, content = thoughts.push(prefix)
-        if reader:
-            reader.push(content)
-
-    def push(self, deltas: Sequence[Delta]) -> _Part:
-        part = _Part()
-        last = deltas[-1]
-        text = last.text if len(deltas) == 1 else "".join([delta.text for delta in deltas])
-        reasoning, content = self._thoughts.push(text)
-        finish = finish_of(last)
-        if finish:
-            more = self._thoughts.flush()
-            reasoning, content = reasoning + more[0], content + more[1]
-        if self._reader:
-            content, part.calls = self._reader.push(content)
-            if finish:
-                rest, calls = self._reader.flush()
-                content, part.calls = content + rest, part.calls + calls
-        self.calls += len(part.calls)
-        part.reasoning, part.content, part.score = reasoning, content, last.score
-        part.finish = "tool_calls" if finish == "stop" and self.calls else finish
-        for delta in deltas:
-            part.logprobs += delta.logprobs
-        return part
-
-
 class _ChatForm:
     """Writes this route's chunks and whole responses."""
 
@@ -146,8 +102,8 @@ class _ChatForm:
     whole: ClassVar[str] = "chat.completion"
     part: ClassVar[str] = "chat.completion.chunk"
 
-    def __init__(self, writer: Callable[[], _MessageWriter], pieces: Pieces | None) -> None:
-        self._writers, self._pieces = defaultdict[int, _MessageWriter](writer), pieces
+    def __init__(self, writer: Callable[[], MessageWriter], pieces: Pieces | None) -> None:
+        self._writers, self._pieces = defaultdict[int, MessageWriter](writer), pieces
 
     def chunk(self, choice: int, deltas: Sequence[Delta]) -> bytes:
         writer = self._writers[choice]
@@ -175,24 +131,18 @@ class _ChatForm:
                 b'},"logprobs":',
                 encoded(self._logprobs(part)),
                 b',"finish_reason":',
-                quoted(part.finish) if part.finish else b"null",
+                quoted(_finish(part.finish, writer.calls)) if part.finish else b"null",
                 b"}" if part.score is None else b',"score":%r}' % part.score,
             ]
         )
 
     def take(self, choice: int, deltas: Sequence[Delta]) -> None:
-        writer = self._writers[choice]
-        part, whole = writer.push(deltas), writer.whole
-        whole.reasoning += part.reasoning
-        whole.content += part.content
-        whole.calls += part.calls
-        whole.logprobs += part.logprobs
-        whole.finish, whole.score = part.finish, part.score
+        self._writers[choice].take(deltas)
 
     def choices(self) -> list[dict[str, Any]]:
         return [self._choice(n, writer.whole) for n, writer in sorted(self._writers.items())]
 
-    def _choice(self, index: int, part: _Part) -> dict[str, Any]:
+    def _choice(self, index: int, part: MessagePart) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
         if part.reasoning:
             message["reasoning_content"] = part.reasoning
@@ -200,10 +150,14 @@ class _ChatForm:
             message["content"] = part.content or None
             message["tool_calls"] = [call.record() for call in part.calls]
         whole = {"index": index, "message": message, "logprobs": self._logprobs(part)}
-        whole["finish_reason"] = part.finish
+        whole["finish_reason"] = part.finish and _finish(part.finish, len(part.calls))
         return whole if part.score is None else whole | {"score": part.score}
 
-    def _logprobs(self, part: _Part) -> dict[str, Any] | None:
+    def _logprobs(self, part: MessagePart) -> dict[str, Any] | None:
         if not self._pieces:
             return None
         return {"content": chat_logprobs(part.logprobs, self._pieces), "refusal": None}
+
+
+def _finish(finish: Finish, calls: int) -> str:
+    return "tool_calls" if finish is Finish.STOP and calls else FINISH[finish]

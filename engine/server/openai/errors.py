@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from engine.api.errors import BadInput
-from engine.server.http.errors import ApiError, from_engine
+from engine.server.http.errors import ApiError, renamed
 
 _NAMES = {  # the engine's name: OpenAI's or vLLM's name
     "stop_ids": "stop_token_ids",
@@ -19,13 +19,7 @@ _NAMES = {  # the engine's name: OpenAI's or vLLM's name
 
 def in_openai_words(error: BadInput) -> ApiError:
     """Return the response, with the field under the name that the client used."""
-    refusal = from_engine(error)
-    ours = next((each for each in _NAMES if error.field == each or error.field.startswith(f"{each}.")), None)
-    if ours is None:
-        return refusal
-    param = _NAMES[ours] + error.field.removeprefix(ours)
-    text = param + str(error).removeprefix(error.field)
-    return ApiError(refusal.status, text, param=param, code=refusal.code, cause=error)
+    return renamed(error, _NAMES)
 
 
 class OpenAIRoute(APIRoute):

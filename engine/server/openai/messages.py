@@ -1,41 +1,10 @@
-"""Chat messages from clients, validated and converted for chat templates."""
+"""Options for chat templates from clients, validated."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from engine.server.http.errors import ApiError
 from engine.text.chat import RESERVED
-
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
-_TEXTS = ("name", "tool_call_id", "reasoning_content")
-
-
-def template_messages(
-    messages: Sequence[dict[str, Any]], templates: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    has_developer = any("developer" in source for source in templates.values())
-    return [_message(message, f"messages[{n}]", has_developer) for n, message in enumerate(messages)]
-
-
-def _message(message: dict[str, Any], place: str, has_developer: bool) -> dict[str, Any]:
-    role = message.get("role")
-    if role not in _ROLES:
-        raise ApiError(
-            400, f"{place}.role must be one of {', '.join(_ROLES)}, got {role!r:.80}", param=f"{place}.role"
-        )
-    # Replies that clients send back have other members, such as `refusal` or `provider_specific_fields`.
-    kept = {name: value for name, value in message.items() if name in _FIELDS and value is not None}
-    for name in _TEXTS:
-        if not isinstance(kept.get(name, ""), str):
-            raise ApiError(400, f"{place}.{name} must be a string", param=f"{place}.{name}")
-    if role == "developer" and not has_developer:
-        kept["role"] = "system"  # its older name, which every template supports
-    if "content" not in kept:
-        if role != "assistant" or not kept.get("tool_calls"):
-            raise ApiError(400, f"{place}.content is missing", param=f"{place}.content")
-        kept["content"] = ""
-    return kept
 
 
 def template_options(options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """GET /v1/models."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 
 from engine.server.http.connection import state_of
-from engine.server.openai.responses import check_model
 from engine.server.state import ServerState
 
 router = APIRouter()
@@ -13,23 +13,23 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """List the one model that is served."""
-    return {"object": "list", "data": [await _model(state_of(request))]}
+    """List the model that is served, once for each of its names."""
+    state = state_of(request)
+    return {"object": "list", "data": await _models(state, state.config.names)}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
     """Describe the model of that name."""
     state = state_of(request)
-    check_model(state, name)
-    return await _model(state)
+    [found] = await _models(state, [state.served_name(name)])
+    return found
 
 
-async def _model(state: ServerState) -> dict[str, Any]:
-    return {
-        "id": state.config.name,
-        "object": "model",
-        "created": int(state.started),
-        "owned_by": "minichat",
-        "max_model_len": (await state.engine.snapshot()).max_context,
-    }
+async def _models(state: ServerState, names: Sequence[str]) -> list[dict[str, Any]]:
+    longest = (await state.engine.snapshot()).max_context
+    created = int(state.started)
+    return [
+        {"id": name, "object": "model", "created": created, "owned_by": "minichat", "max_model_len": longest}
+        for name in names
+    ]

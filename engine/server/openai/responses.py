@@ -12,14 +12,15 @@ from engine.api.errors import BadParams
 from engine.api.events import Delta
 from engine.api.request import Finish
 from engine.host.prompts import Prompt
+from engine.server.answer import gathered, raise_failed, streamed
 from engine.server.generation import Batch, Generation, Usage
-from engine.server.http.bodies import GONE, read_as
+from engine.server.http.bodies import read_as
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError
-from engine.server.http.sse import DONE, EventStream, encoded, event, unless_gone
+from engine.server.http.sse import DONE, encoded, event
 from engine.server.openai.schema import Asked
 from engine.server.openai.structured import RequestedGrammar, refusal
-from engine.server.state import ServerState, log
+from engine.server.state import ServerState
 
 A = TypeVar("A", bound=Asked)
 
@@ -76,21 +77,10 @@ class ResponseEnvelope:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
 
-def check_model(state: ServerState, name: str | None) -> None:
-    """Raise an error if a request names another model than the one that is served."""
-    if name is not None and name != state.config.name:
-        raise ApiError(
-            404,
-            f"model {name[:80]!r} does not exist; this server serves {state.config.name!r}",
-            param="model",
-            code="model_not_found",
-        )
-
-
 async def read_request(request: Request, kind: type[A]) -> tuple[ServerState, A]:
     """Read the request, and check that it is for the served model."""
     state, asked = state_of(request), await read_as(request, kind)
-    check_model(state, asked.model)
+    state.served_name(asked.model)
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(400, "stream_options requires stream to be true", param="stream_options")
     return state, asked
@@ -110,20 +100,10 @@ async def answer(
     """
     state, place = state_of(request), requested.place if requested else ""
     begun = _begun(state, key_of(request), asked, prompts, requested, more)
-    if (run := await unless_gone(request.receive, begun)) is None:
-        return Response(status_code=GONE)
-    frame = ResponseEnvelope(form, state.config.name, asked)
+    frame = ResponseEnvelope(form, state.served_name(asked.model), asked)
     if asked.stream:
-        return EventStream(_events(run, form, frame, place), run.close)
-    try:
-        whole = await unless_gone(request.receive, _gathered(run, form, frame))
-    except BadParams as error:
-        raise refusal(error, place) from None
-    finally:
-        run.close()
-    if whole is None:
-        return Response(status_code=GONE)
-    return Response(encoded(whole), media_type="application/json")
+        return await streamed(request, begun, lambda run: _events(run, form, frame, place))
+    return await gathered(request, begun, lambda run: _gathered(run, form, frame, place))
 
 
 async def _begun(
@@ -134,8 +114,6 @@ async def _begun(
     requested: RequestedGrammar | None,
     more: dict[str, Any],
 ) -> Generation:
-    if state.config.log_prompts:
-        log.info("prompts: %r", prompts)
     try:
         params = asked.sampling(grammar=requested and requested.grammar, **more)
         run = state.run(key, prompts, params, priority=asked.priority or 0, reply_prefix=asked.said or ())
@@ -152,7 +130,7 @@ async def _events(
             entries = [form.chunk(choice, deltas) for choice, deltas in _by_choice(run, batch)]
             if chunk := b"".join([frame.chunk(entry, run.usage) for entry in entries if entry]):
                 yield chunk
-            _raise_failed(batch)
+            raise_failed(batch)
         if frame.with_usage:
             yield frame.usage_chunk(run.usage)
     except BadParams as error:
@@ -162,11 +140,16 @@ async def _events(
     yield DONE
 
 
-async def _gathered(run: Generation, form: ChoiceWriter, frame: ResponseEnvelope) -> dict[str, Any]:
-    async for batch in run:
-        for choice, deltas in _by_choice(run, batch):
-            form.take(choice, deltas)
-        _raise_failed(batch)
+async def _gathered(
+    run: Generation, form: ChoiceWriter, frame: ResponseEnvelope, place: str
+) -> dict[str, Any]:
+    try:
+        async for batch in run:
+            for choice, deltas in _by_choice(run, batch):
+                form.take(choice, deltas)
+            raise_failed(batch)
+    except BadParams as error:
+        raise refusal(error, place) from None
     return frame.record(run.usage)
 
 
@@ -184,11 +167,3 @@ def _by_choice(run: Generation, batch: Batch) -> Iterator[tuple[int, list[Delta]
 def finish_of(delta: Delta) -> str | None:
     """Return OpenAI's finish reason, or None if the reply failed, which is reported as an error."""
     return FINISH.get(delta.finish) if delta.finish else None
-
-
-def _raise_failed(batch: Batch) -> None:
-    """Raise an error if a reply failed. A `fault` names the request field that caused it."""
-    for delta in (delta for _, deltas in batch for delta in deltas if delta.finish is Finish.FAILED):
-        if delta.fault:
-            raise BadParams(delta.fault, delta.error)
-        raise ApiError(500, delta.error or "the reply failed", code="reply_failed")

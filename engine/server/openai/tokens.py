@@ -8,9 +8,8 @@ from pydantic import Field
 from engine.server.http.bodies import read_as
 from engine.server.http.connection import state_of
 from engine.server.http.errors import ApiError
+from engine.server.messages import template_messages
 from engine.server.openai.errors import OpenAIRoute
-from engine.server.openai.messages import template_messages
-from engine.server.openai.responses import check_model
 from engine.server.schema import Messages, Strict, TokenIds, openapi_body
 
 router = APIRouter(route_class=OpenAIRoute)
@@ -34,7 +33,7 @@ class DetokenizeRequest(Strict):
 async def tokenize(request: Request) -> dict[str, Any]:
     """Return the tokens of a prompt as the engine reads it."""
     state, asked = state_of(request), await read_as(request, TokenizeRequest)
-    check_model(state, asked.model)
+    state.served_name(asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
     prompt: str | list[dict[str, Any]] = asked.prompt or ""
@@ -49,7 +48,7 @@ async def tokenize(request: Request) -> dict[str, Any]:
 async def detokenize(request: Request) -> dict[str, Any]:
     """Return the text of tokens. Control tokens have none."""
     state, asked = state_of(request), await read_as(request, DetokenizeRequest)
-    check_model(state, asked.model)
+    state.served_name(asked.model)
     texts = await state.engine.work(lambda: state.host.texts(asked.tokens))
     return {"prompt": "".join(texts)}
 

@@ -1,25 +1,18 @@
-"""Tool definitions from a client, validated, and the rules for the calls in a reply."""
+"""The tools for the template, and the rules for the calls in a reply, by `tools` and `tool_choice`."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.server.http.errors import ApiError
 from engine.server.openai.schema import ChatRequest, NamedTool
-from engine.server.reply_grammar import Function, ToolCallRules
+from engine.server.reply_grammar import ToolCallRules
+from engine.server.tool_definitions import check_tools, functions_of
 from engine.server.tools import Style
-
-_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-_KNOWN = {"name", "description", "parameters", "strict"}
 
 
 def definitions(asked: ChatRequest, style: Style | None) -> Sequence[dict[str, Any]]:
     """Return the tools for the template."""
-    if asked.tools and style is None:
-        problem = "this model's chat template takes no tools, or its call format is not supported"
-        raise ApiError(400, f"tools: {problem}", param="tools")
-    for n, tool in enumerate(asked.tools or ()):
-        _check(tool, f"tools[{n}]")
+    check_tools(asked.tools or (), style)
     return () if asked.tool_choice == "none" else asked.tools or ()
 
 
@@ -33,40 +26,10 @@ def calls_of(
         if must:
             raise ApiError(400, "tool_choice: the request has no tools", param="tool_choice")
         return None
-    functions = [_function(tool["function"]) for tool in tools]
+    functions = functions_of(tools)
     if isinstance(choice, NamedTool):
         functions = [each for each in functions if each.name == choice.function.name]
         if not functions:
             name = choice.function.name
             raise ApiError(400, f"tool_choice: there is no tool named {name[:80]!r}", param="tool_choice")
     return ToolCallRules(style, functions, must=must, many=asked.parallel_tool_calls is not False)
-
-
-def _function(given: dict[str, Any]) -> Function:
-    return Function(given["name"], given.get("parameters") or {}, bool(given.get("strict")))
-
-
-def _check(tool: dict[str, Any], place: str) -> None:
-    match tool:
-        case {"type": "function", "function": {"name": str(name)} as function} if _NAME.fullmatch(name):
-            if tool.keys() - {"type", "function"}:
-                raise _bad(f"{place}.{min(tool.keys() - {'type', 'function'})[:80]}", "is not a known field")
-            if unknown := sorted(function.keys() - _KNOWN):
-                raise _bad(f"{place}.function.{unknown[0][:80]}", "is not a known field")
-            parameters = function.get("parameters")
-            if (
-                not isinstance(parameters, dict | None)
-                or (parameters or {}).get("type", "object") != "object"
-            ):
-                raise _bad(f"{place}.function.parameters", "must be a JSON schema of type object")
-            if not isinstance(function.get("strict"), bool | None):
-                raise _bad(f"{place}.function.strict", "must be true or false")
-            if not isinstance(function.get("description"), str | None):
-                raise _bad(f"{place}.function.description", "must be a string")
-        case _:
-            form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
-            raise _bad(place, f"must have the form {form}")
-
-
-def _bad(place: str, problem: str) -> ApiError:
-    return ApiError(400, f"{place} {problem}", param=place)

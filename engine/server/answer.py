@@ -1,0 +1,51 @@
+"""One response to one generation: whole or as a stream, until the client disconnects."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from engine.api.errors import BadParams
+from engine.api.request import Finish
+from engine.server.generation import Batch, Generation
+from engine.server.http.bodies import GONE
+from engine.server.http.errors import ApiError
+from engine.server.http.sse import EventStream, encoded, unless_gone
+
+
+async def streamed(
+    request: Request,
+    started: Coroutine[Any, Any, Generation],
+    chunks: Callable[[Generation], AsyncIterator[bytes]],
+    stream: type[EventStream] = EventStream,
+) -> Response:
+    """Start the generation and stream its chunks."""
+    if (run := await unless_gone(request.receive, started)) is None:
+        return Response(status_code=GONE)
+    return stream(chunks(run), run.close)
+
+
+async def gathered(
+    request: Request,
+    started: Coroutine[Any, Any, Generation],
+    whole: Callable[[Generation], Coroutine[Any, Any, dict[str, Any]]],
+) -> Response:
+    """Start the generation and send what `whole` makes of it, as JSON."""
+    if (run := await unless_gone(request.receive, started)) is None:
+        return Response(status_code=GONE)
+    try:
+        record = await unless_gone(request.receive, whole(run))
+    finally:
+        run.close()
+    if record is None:
+        return Response(status_code=GONE)
+    return Response(encoded(record), media_type="application/json")
+
+
+def raise_failed(batch: Batch) -> None:
+    """Raise an error if a reply failed. A `fault` names the request field that caused it."""
+    for delta in (delta for _, deltas in batch for delta in deltas if delta.finish is Finish.FAILED):
+        if delta.fault:
+            raise BadParams(delta.fault, delta.error)
+        raise ApiError(500, delta.error or "the reply failed", code="reply_failed")

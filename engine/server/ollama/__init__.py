@@ -1,0 +1,1 @@
+"""The routes of Ollama's API."""

@@ -1,0 +1,129 @@
+"""POST /api/chat and /api/generate."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from engine.api.params import SamplingParams
+from engine.host.prompts import ChatPrompt, Prompt
+from engine.server.answer import gathered, streamed
+from engine.server.generation import Generation
+from engine.server.http.bodies import off_loop, read_as
+from engine.server.http.connection import key_of, state_of
+from engine.server.http.errors import ApiError
+from engine.server.http.sse import encoded
+from engine.server.message_writer import MessageWriter
+from engine.server.messages import template_messages
+from engine.server.ollama.errors import OllamaRoute
+from engine.server.ollama.models import model_name
+from engine.server.ollama.replies import (
+    LINES,
+    Form,
+    LineStream,
+    OllamaReply,
+    chat_form,
+    generate_form,
+    loaded,
+)
+from engine.server.ollama.schema import OllamaChatRequest, OllamaGenerateRequest, OllamaRequest
+from engine.server.reply_grammar import ToolCallRules, reply_grammar
+from engine.server.schema import openapi_answers, openapi_body
+from engine.server.state import ServerState, mode_of
+from engine.server.tool_definitions import check_tools, functions_of
+from engine.server.tools import READERS
+from engine.text.reasoning import Thoughts
+
+router = APIRouter(route_class=OllamaRoute)
+R = TypeVar("R", bound=OllamaRequest)
+
+
+@router.post(
+    "/api/chat",
+    openapi_extra=openapi_body(OllamaChatRequest),
+    response_class=Response,
+    responses=openapi_answers("application/json", LINES),
+)
+async def chat(request: Request) -> Response:
+    """Create a reply to a conversation."""
+    state, asked = await _read(request, OllamaChatRequest)
+    if not asked.messages:
+        return _loaded(asked, chat_form)
+    prompt = await off_loop(request, lambda: _conversation(state, asked))
+    return await _answer(request, asked, prompt, chat_form)
+
+
+@router.post(
+    "/api/generate",
+    openapi_extra=openapi_body(OllamaGenerateRequest),
+    response_class=Response,
+    responses=openapi_answers("application/json", LINES),
+)
+async def generate(request: Request) -> Response:
+    """Create a reply to one message, or with `raw` continue a text."""
+    state, asked = await _read(request, OllamaGenerateRequest)
+    if not asked.prompt:
+        return _loaded(asked, generate_form)
+    return await _answer(request, asked, _prompt(state, asked, asked.prompt), generate_form)
+
+
+async def _read(request: Request, kind: type[R]) -> tuple[ServerState, R]:
+    state, asked = state_of(request), await read_as(request, kind, any_type=True)
+    model_name(state, asked.model)
+    asked.check()
+    return state, asked
+
+
+def _loaded(asked: OllamaRequest, form: Form) -> Response:
+    return Response(encoded(loaded(asked.model, form)), media_type="application/json")
+
+
+def _conversation(state: ServerState, asked: OllamaChatRequest) -> ChatPrompt:
+    if not state.host.has_template:
+        raise ApiError(400, "this model has no chat template; use /api/generate", param="messages")
+    tools = asked.tools or []
+    check_tools(tools, state.tool_style)
+    given = [_message(message, f"messages[{n}]") for n, message in enumerate(asked.messages or ())]
+    return ChatPrompt(template_messages(given, state.host.templates), tools, asked.template_options())
+
+
+def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return a message with OpenAI's names, which templates expect."""
+    if message.get("images"):
+        raise ApiError(400, f"{place}.images is not supported: this engine reads only text", param=place)
+    ours = {"content": "", "reasoning_content": message.get("thinking"), "name": message.get("tool_name")}
+    return ours | {name: value for name, value in message.items() if value is not None}
+
+
+def _prompt(state: ServerState, asked: OllamaGenerateRequest, text: str) -> Prompt:
+    if asked.raw:
+        return text
+    if not state.host.has_template:
+        if asked.system:
+            raise ApiError(400, "system: this model has no chat template", param="system")
+        return text
+    messages = [{"role": "system", "content": asked.system}] if asked.system else []
+    return ChatPrompt([*messages, {"role": "user", "content": text}], (), asked.template_options())
+
+
+async def _answer(request: Request, asked: OllamaRequest, prompt: Prompt, form: Form) -> Response:
+    state = state_of(request)
+    calls, opened = None, False
+    if isinstance(prompt, ChatPrompt):
+        opened = await state.opens_thinking(mode_of(prompt.options), prompt.options)
+        if prompt.tools and state.tool_style:
+            calls = ToolCallRules(state.tool_style, functions_of(prompt.tools), must=False, many=True)
+    writer = MessageWriter(Thoughts(opened=opened), READERS[calls.style]() if calls else None)
+    reply = OllamaReply(asked.model, form, writer)
+    params = await off_loop(
+        request, lambda: asked.sampling(reply_grammar(asked.grammar(), calls, thinking=opened))
+    )
+    started = _started(state, key_of(request), prompt, params)
+    if asked.stream is False:
+        return await gathered(request, started, reply.whole)
+    return await streamed(request, started, reply.lines, LineStream)
+
+
+async def _started(state: ServerState, key: bytes, prompt: Prompt, params: SamplingParams) -> Generation:
+    return await state.run(key, [prompt], params).start()

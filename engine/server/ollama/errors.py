@@ -1,0 +1,53 @@
+"""Errors in Ollama's form, with the names of its fields."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+
+from engine.api.errors import BadInput, EngineError, RequestTooLong
+from engine.server.http.errors import ApiError, from_engine, renamed
+from engine.server.http.sse import encoded
+
+_NAMES = {  # the engine's name: Ollama's
+    "grammar": "format",
+    "max_tokens": "num_predict",
+    "repetition_penalty": "repeat_penalty",
+    "template options": "think",
+}
+
+
+def in_ollama_words(error: BadInput) -> ApiError:
+    """Return the response, with the field under the name that the client used."""
+    refusal = renamed(error, _NAMES)
+    if isinstance(error, RequestTooLong):  # its text names the limit
+        text = str(refusal).replace("max_tokens", "num_predict")
+        return ApiError(refusal.status, text, code=refusal.code, cause=error)
+    return refusal
+
+
+def error_record(error: ApiError) -> dict[str, Any]:
+    return {"error": str(error)}
+
+
+class OllamaRoute(APIRoute):
+    """A route whose errors have Ollama's form."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_in_ollama_words(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except ApiError as error:
+                refusal = error
+            except BadInput as error:
+                refusal = in_ollama_words(error)
+            except EngineError as error:
+                refusal = from_engine(error)
+            body = encoded(error_record(refusal))
+            return Response(body, refusal.status, refusal.headers, media_type="application/json")
+
+        return handle_in_ollama_words

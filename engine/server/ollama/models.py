@@ -1,0 +1,103 @@
+"""GET /api/tags, /api/ps and /api/version, POST /api/show: the model, as Ollama describes one."""
+
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from engine.api.snapshot import Snapshot
+from engine.server.http.bodies import read_as
+from engine.server.http.connection import state_of
+from engine.server.http.errors import ApiError
+from engine.server.ollama.errors import OllamaRoute
+from engine.server.ollama.schema import OllamaShowRequest
+from engine.server.schema import openapi_body
+from engine.server.state import ServerState
+from engine.text.reasoning import OPEN
+
+router = APIRouter(route_class=OllamaRoute)
+
+_VERSION = "0.9.0"  # of Ollama's API as it is served here; clients check it for tools and thinking
+_NEVER = "9999-12-31T23:59:59Z"
+
+
+@router.get("/api/version")
+async def version() -> dict[str, str]:
+    """Return the version of Ollama whose API this is. /version has the program's."""
+    return {"version": _VERSION}
+
+
+@router.get("/api/tags")
+async def tags(request: Request) -> dict[str, Any]:
+    """List the model that is served, once for each of its names."""
+    state = state_of(request)
+    record = _record(state, await state.engine.snapshot())
+    return {"models": [_named(name) | record for name in state.config.names]}
+
+
+@router.get("/api/ps")
+async def running(request: Request) -> dict[str, Any]:
+    """List the same as loaded: a model stays in memory as long as its server runs."""
+    state = state_of(request)
+    shot = await state.engine.snapshot()
+    record = _record(state, shot)
+    in_vram = 0 if shot.device == "cpu" else record["size"]
+    record |= {"expires_at": _NEVER, "size_vram": in_vram, "context_length": shot.max_context}
+    return {"models": [_named(name) | record for name in state.config.names]}
+
+
+@router.post("/api/show", openapi_extra=openapi_body(OllamaShowRequest))
+async def show(request: Request) -> dict[str, Any]:
+    """Describe the model: its template, what it can do, and how long its context is."""
+    state, asked = state_of(request), await read_as(request, OllamaShowRequest, any_type=True)
+    if (name := asked.model or asked.name) is None:
+        raise ApiError(400, "model is missing", param="model")
+    model_name(state, name)
+    shot = await state.engine.snapshot()
+    template = state.host.templates.get("default", "")
+    able = {"completion": True, "tools": state.tool_style, "thinking": OPEN in template}
+    return {
+        "template": template,
+        "details": _details(shot),
+        "model_info": {
+            "general.architecture": "minichat",
+            "general.basename": state.config.name,
+            "minichat.context_length": shot.max_context,
+        },
+        "capabilities": [name for name, has in able.items() if has],
+        "modified_at": utc(state.started),
+    }
+
+
+def model_name(state: ServerState, asked: str) -> str:
+    """Return the name for the response. As in Ollama, a name without a tag means the tag `latest`."""
+    if _tagged(asked) not in map(_tagged, state.config.names):
+        state.served_name(asked)  # raises
+    return asked
+
+
+def utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _tagged(name: str) -> str:
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"name": name, "model": name}
+
+
+def _record(state: ServerState, shot: Snapshot) -> dict[str, Any]:
+    return {
+        "modified_at": utc(state.started),
+        "size": shot.memory.get("weights", 0),
+        "digest": sha256(shot.model.encode()).hexdigest(),  # the same for all names of a model
+        "details": _details(shot),
+    }
+
+
+def _details(shot: Snapshot) -> dict[str, Any]:
+    quantized = shot.dtype if shot.quantization == "none" else shot.quantization
+    return {"format": "safetensors", "family": "", "families": [], "quantization_level": quantized}

@@ -1,0 +1,56 @@
+"""Tool definitions from a client, validated."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.server.http.errors import ApiError
+from engine.server.reply_grammar import Function
+from engine.server.tools import Style
+
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_KNOWN = {"name", "description", "parameters", "strict"}
+
+
+def check_tools(tools: Sequence[dict[str, Any]], style: Style | None) -> None:
+    """Refuse invalid definitions, and any if the model's template takes no tools."""
+    if tools and style is None:
+        problem = "this model's chat template takes no tools, or its call format is not supported"
+        raise ApiError(400, f"tools: {problem}", param="tools")
+    for n, tool in enumerate(tools):
+        _check(tool, f"tools[{n}]")
+
+
+def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[Function]:
+    """Return the functions that checked tools define."""
+    return [_function(tool["function"]) for tool in tools]
+
+
+def _function(given: dict[str, Any]) -> Function:
+    return Function(given["name"], given.get("parameters") or {}, bool(given.get("strict")))
+
+
+def _check(tool: dict[str, Any], place: str) -> None:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)} as function} if _NAME.fullmatch(name):
+            if tool.keys() - {"type", "function"}:
+                raise _bad(f"{place}.{min(tool.keys() - {'type', 'function'})[:80]}", "is not a known field")
+            if unknown := sorted(function.keys() - _KNOWN):
+                raise _bad(f"{place}.function.{unknown[0][:80]}", "is not a known field")
+            parameters = function.get("parameters")
+            if (
+                not isinstance(parameters, dict | None)
+                or (parameters or {}).get("type", "object") != "object"
+            ):
+                raise _bad(f"{place}.function.parameters", "must be a JSON schema of type object")
+            if not isinstance(function.get("strict"), bool | None):
+                raise _bad(f"{place}.function.strict", "must be true or false")
+            if not isinstance(function.get("description"), str | None):
+                raise _bad(f"{place}.function.description", "must be a string")
+        case _:
+            form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+            raise _bad(place, f"must have the form {form}")
+
+
+def _bad(place: str, problem: str) -> ApiError:
+    return ApiError(400, f"{place} {problem}", param=place)
