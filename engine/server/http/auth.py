@@ -92,7 +92,7 @@ async def refuse(error: ApiError, scope: Any, send: Any) -> None:
     if kind != "http" and "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:100]})
         return
-    body = error.body()
+    body = error.body(scope)
     headers = {**error.headers, "content-type": "application/json", "content-length": str(len(body))}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
