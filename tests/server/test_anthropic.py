@@ -12,6 +12,9 @@ import httpx
 import pytest
 
 from engine.server import anthropic as room
+from engine.server.anthropic.content import whole_content
+from engine.server.message_writer import MessagePart
+from engine.server.tools import Call
 from tests.server.conftest import MODEL, Served, becomes, dry, saying, serving, user
 from tests.server.test_tools import BARE, CALL, LLAMA, QWEN, THINKING
 
@@ -313,6 +316,10 @@ class TestTools:
         with client_of(tmp_path, f"Ah.\n<tool_call>\n{CALL}\n</tool_call>") as client:
             calls = [each for each in ask(client, False, tools=[strict])["content"] if "input" in each]
         assert calls and all(call["input"].get("hour", 10) in (10, 11) for call in calls)
+
+    def test_the_input_of_a_call_that_was_cut_is_empty(self) -> None:
+        part = MessagePart(calls=[Call("weather", '{"town": "K'), Call("weather", '{"town": "K"}')])
+        assert [call["input"] for call in whole_content(part)] == [{}, {"town": "K"}]
 
     def test_without_tools_a_call_is_text(self, tmp_path: Path) -> None:
         text = f"<tool_call>\n{CALL}\n</tool_call>"

@@ -23,7 +23,7 @@ def message_head(model: str) -> dict[str, Any]:
 def whole_content(part: MessagePart) -> list[dict[str, Any]]:
     """Return the blocks of a whole reply."""
     blocks = [_block(kind, text) for kind, text in _texts(part) if text]
-    return blocks + [_tool_use(call, json.loads(call.arguments)) for call in part.calls]
+    return blocks + [_tool_use(call, _input(call)) for call in part.calls]
 
 
 def ending(finish: Finish | None, stop: str, called: bool) -> dict[str, Any]:
@@ -112,6 +112,14 @@ def _texts(part: MessagePart) -> tuple[tuple[str, str], tuple[str, str]]:
 
 def _block(kind: str, text: str) -> dict[str, Any]:
     return {"type": kind, kind: text} | ({"signature": ""} if kind == "thinking" else {})
+
+
+def _input(call: Call) -> Any:
+    """Return the arguments as an object, which is empty if a limit cut them: a stream sends what there is."""
+    try:
+        return json.loads(call.arguments)
+    except ValueError:
+        return {}
 
 
 def _tool_use(call: Call, given: Any) -> dict[str, Any]:
