@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.api.layout import PromptLayout
-from engine.host.prompts import ChatPrompt, prompt_ids, prompt_layout, texts
+from engine.host.prompts import ChatPrompt, Prompt, prompt_ids, prompt_layout, texts
 from engine.text.chat import ChatFormat
 
 
@@ -32,7 +32,7 @@ class ChatText:
         """Return the bytes of each token inside a text."""
         return [self._chat.tokenizer.piece(token) for token in tokens]
 
-    def count(self, prompt: str | Sequence[Mapping[str, Any]]) -> int:
+    def count(self, prompt: Prompt) -> int:
         """Return the number of tokens in a prompt."""
         return len(prompt_ids(prompt, self._chat)[0])
 

@@ -67,7 +67,7 @@ class EngineHost(EngineClient, Protocol):
         """Return the bytes of each token inside a text."""
         ...
 
-    def count(self, prompt: str | Sequence[Mapping[str, Any]]) -> int:
+    def count(self, prompt: Prompt) -> int:
         """Return the number of tokens in a prompt."""
         ...
 

@@ -14,10 +14,13 @@ from starlette.middleware.cors import CORSMiddleware
 
 from engine.api.errors import EngineError
 from engine.host.protocol import EngineHost
+from engine.server.anthropic import messages
+from engine.server.anthropic.errors import error_form
+from engine.server.anthropic.schema import CountRequest, MessagesRequest
 from engine.server.config import ServerConfig
 from engine.server.drain import Drain
 from engine.server.http.auth import AuthMiddleware, refuse
-from engine.server.http.errors import ApiError, from_engine
+from engine.server.http.errors import FORM, ApiError, from_engine
 from engine.server.http.sse import SEND
 from engine.server.native import attach, commands, control, events, layout, ws
 from engine.server.ollama import chat as ollama_chat
@@ -29,6 +32,7 @@ from engine.server.state import ServerState
 
 _BODIES = (
     *(ChatRequest, CompletionRequest, attach.ReplyRequest, attach.ForkRequest),
+    *(MessagesRequest, CountRequest),
     *(tokens.TokenizeRequest, tokens.DetokenizeRequest),
     *(OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest),
     *(control.Tokens, layout.LayoutRequest, layout.TextsRequest),
@@ -37,10 +41,13 @@ _ABORTED_WITHIN = 3.0  # seconds
 
 
 class _Application(FastAPI):
-    """Keeps the server's own `send` in the scope, because each layer of middleware wraps it again."""
+    """Adds to the scope: the server's own `send`, which each layer of middleware wraps again, and the form of
+    errors.
+    """
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         scope[SEND] = send
+        scope[FORM] = error_form(scope.get("path", ""))
         await super().__call__(scope, receive, send)
 
 
@@ -64,7 +71,7 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
         redirect_slashes=False,
     )
     openai, ollama = (models, chat, completions, tokens), (ollama_chat, ollama_models)
-    for part in (*openai, *ollama, control, commands, attach, layout, events, ws):
+    for part in (*openai, *ollama, messages, control, commands, attach, layout, events, ws):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(EngineError, _engine_error)
@@ -110,7 +117,7 @@ async def _engine_error(request: Request, error: Exception) -> Response:
 
 def _refusal(request: Request, error: ApiError) -> Response:
     request.app.state.server.metrics.rejected(error)
-    return error.response()
+    return error.response(request.scope)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -121,7 +128,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     )
     refusal = ApiError(error.status_code, problem)
     refusal.headers |= dict(error.headers or {})
-    return refusal.response()
+    return refusal.response(request.scope)
 
 
 async def _no_route(scope: Any, receive: Any, send: Any) -> None:
@@ -138,7 +145,7 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 
 async def _socket_validation_error(socket: WebSocket, error: Exception) -> None:
     assert isinstance(error, WebSocketRequestValidationError)
-    await socket.send_denial_response(_first_problem(error).response())
+    await socket.send_denial_response(_first_problem(error).response(socket.scope))
 
 
 def _first_problem(error: ValidationException) -> ApiError:
@@ -149,4 +156,4 @@ def _first_problem(error: ValidationException) -> ApiError:
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:
     """Answer an unexpected exception, which is a bug. Starlette logs it; the client sees no internals."""
-    return ApiError(500, "internal server error; see the server's log").response()
+    return ApiError(500, "internal server error; see the server's log").response(request.scope)

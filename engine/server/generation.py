@@ -89,11 +89,16 @@ class Generation:
         self.metrics.submitted(self.params, len(self.prompts))
         return self
 
-    async def __aiter__(self) -> AsyncIterator[Batch]:
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        return self.batches()
+
+    async def batches(self, pulse: float | None = None) -> AsyncIterator[Batch]:
+        """Yield batches as they arrive, and an empty one after `pulse` seconds without any."""
         left = len(self._places)
         while left:
-            if not self._news:
-                await self._reader.wait()
+            if not self._news and not await self._reader.wait(pulse):
+                yield []
+                continue
             batch: Batch = []
             for place in self._take_news():
                 if deltas := self._take(place):

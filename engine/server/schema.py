@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from engine.server.http.errors import ApiError
 
@@ -28,6 +28,17 @@ class Strict(BaseModel):
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         Strict.kinds.add(cls.__name__)
+
+
+class Sparse(Strict):
+    """A body in which null counts as absent, also for unknown fields: clients may send all they know."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unset(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None}
 
 
 def parsed(kind: type[M], value: Any) -> M:

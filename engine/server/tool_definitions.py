@@ -1,11 +1,11 @@
-"""Tool definitions from a client, validated."""
+"""Tool definitions from a client, validated, and the rules for the calls in a reply."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.server.http.errors import ApiError
-from engine.server.reply_grammar import Function
+from engine.server.reply_grammar import Function, ToolCallRules
 from engine.server.tools import Style
 
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -19,6 +19,22 @@ def check_tools(tools: Sequence[dict[str, Any]], style: Style | None) -> None:
         raise ApiError(400, f"tools: {problem}", param="tools")
     for n, tool in enumerate(tools):
         _check(tool, f"tools[{n}]")
+
+
+def call_rules(
+    tools: Sequence[Mapping[str, Any]], style: Style | None, *, must: bool, name: str | None, many: bool
+) -> ToolCallRules | None:
+    """Return the rules for calls of checked tools, or None if there are none. `name`: the one to call."""
+    if style is None or not tools:
+        if must:
+            raise ApiError(400, "tool_choice: the request has no tools", param="tool_choice")
+        return None
+    functions = functions_of(tools)
+    if name is not None:
+        functions = [each for each in functions if each.name == name]
+        if not functions:
+            raise ApiError(400, f"tool_choice: there is no tool named {name[:80]!r}", param="tool_choice")
+    return ToolCallRules(style, functions, must=must, many=many)
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[Function]:

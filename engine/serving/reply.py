@@ -66,6 +66,11 @@ class TextStream:
             finish, text = Finish.STOP if over else Finish.LENGTH, text + self.flush()
         return text, finish
 
+    @property
+    def stop(self) -> str:
+        """The stop string that ended the text, if one did."""
+        return self._stops.hit or ""
+
     def flush(self) -> str:
         """The remaining text: what was held back may not be part of a stop string."""
         text, hit = self._push(self._text.flush())
@@ -104,10 +109,10 @@ class ReplyOutput:
         """Pass on a token. Returns why the reply ends with it, if it does."""
         over = request.guide is not None and request.guide.over
         text, finish = self.written.take(token, request.generated, full=full, over=over)
+        blocks, stop = (len(held(request.blocks)), self.written.stop) if finish else (0, "")
         if self._later:
             self.retune(self._later)
-        blocks = len(held(request.blocks)) if finish else 0
-        self.sink(Delta(request.id, (token,), text, logprobs, finish, blocks=blocks))
+        self.sink(Delta(request.id, (token,), text, logprobs, finish, blocks=blocks, stop=stop))
         return finish
 
     def end(self, request: Request, finish: Finish, error: str = "", fault: str = "") -> None:

@@ -76,7 +76,7 @@ def test_imports_go_down(file: Path) -> None:
     assert complaints(module_name(file), file.read_text(), file.name == "__init__.py") == []
 
 
-@pytest.mark.parametrize("api", ["openai", "ollama"])
+@pytest.mark.parametrize("api", ["openai", "anthropic", "ollama"])
 def test_only_the_application_imports_the_routes_of_an_api(api: str) -> None:
     """It adds them to the others. What two APIs share is no part of either."""
     own = f"engine.server.{api}"

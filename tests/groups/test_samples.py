@@ -268,6 +268,18 @@ def test_a_stop_string_that_begins_in_the_given_tokens_ends_a_reply(llama: Path)
             assert whole.text.endswith(rest.text)
 
 
+@pytest.mark.parametrize("kind", [{}, {"n": 4}, {"n": 2, "best_of": 4}, {"n": 2, "beams": 4}], ids=str)
+def test_the_last_delta_names_the_stop_string(llama: Path, kind: dict[str, int]) -> None:
+    stops, result, engine = ("abb", "ba"), Outputs(), engine_on(llama)
+    params = replace(SAMPLED, logit_bias={A: 22.0, B: 22.0}, stop=stops, **kind)
+    engine.submit(PROMPT, params, result)
+    drain(engine)
+    ends = [delta for delta in result.deltas if delta.finish]
+    assert any(delta.stop for delta in ends)
+    assert all((delta.stop in stops) == (delta.finish is Finish.STOP) for delta in ends)
+    assert not any(delta.stop for delta in result.deltas if not delta.finish)
+
+
 @pytest.mark.parametrize("continues", [True, False])
 def test_a_continued_reply_has_the_text_after_the_given_tokens(llama: Path, continues: bool) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, presence_penalty=0.5)

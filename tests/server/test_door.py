@@ -55,6 +55,13 @@ def test_only_health_is_answered_without_the_key(served: Served, path: str, give
     assert KEY not in answer.text
 
 
+@pytest.mark.parametrize("other", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic eA=="}])
+def test_the_key_may_be_in_x_api_key(served: Served, other: dict[str, str]) -> None:
+    for key, status in ((KEY, 200), (KEY[:-1], 401), (f"Bearer {KEY}", 401), ("", 401)):
+        with served.client(headers={"x-api-key": key} | other) as client:
+            assert client.get("/v1/models").status_code == status
+
+
 def test_health_needs_no_key_and_reports_only_the_state(served: Served) -> None:
     answer = httpx.get(f"{served.url}/health")
     assert (answer.status_code, answer.json()) == (200, {"status": "ready"})

@@ -41,24 +41,24 @@ class AuthMiddleware:
         if scope["type"] == "http" and scope["path"] == OPEN:
             return
         if self._digests:
-            scope[KEY] = self._key(headers.get(b"authorization", b""))
+            scope[KEY] = self._key(headers)
         else:
             self._check_origin(headers)
         if self._closing():
             raise from_engine(Ending("the server is shutting down"))
 
-    def _key(self, given: bytes) -> bytes:
+    def _key(self, headers: Mapping[bytes, bytes]) -> bytes:
         """Return the digest of a valid key. All keys are compared, each in constant time."""
-        kind, _, key = given.partition(b" ")
-        digest = sha256(key.strip()).digest()
-        found = [each for each in self._digests if hmac.compare_digest(each, digest)]
-        if kind.lower() == b"bearer" and found:
+        kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+        given = [key] if kind.lower() == b"bearer" else []
+        given += [headers[_API_KEY]] if _API_KEY in headers else []
+        digests = [sha256(key.strip()).digest() for key in given]
+        if found := [own for own in self._digests for each in digests if hmac.compare_digest(own, each)]:
             return found[0]
-        problem = "invalid API key" if given else "missing API key"
+        problem = "invalid API key" if kind or given else "missing API key"
+        forms = "'Authorization: Bearer KEY' or 'x-api-key: KEY'"
         where = "the server prints at startup where the key is stored"
-        raise ApiError(
-            401, f"{problem}; send it as 'Authorization: Bearer KEY' ({where})", code="invalid_api_key"
-        )
+        raise ApiError(401, f"{problem}; send it as {forms} ({where})", code="invalid_api_key")
 
     def _check_origin(self, headers: Mapping[bytes, bytes]) -> None:
         """Without keys, refuse web pages open in a browser on this machine, DNS rebinding included."""
@@ -77,7 +77,8 @@ class AuthMiddleware:
             raise ApiError(403, "a server without an API key refuses requests from another site's page")
 
 
-_READ = (b"authorization", b"host", b"origin", b"sec-fetch-site")
+_API_KEY = b"x-api-key"  # what clients of Anthropic's API send
+_READ = (b"authorization", _API_KEY, b"host", b"origin", b"sec-fetch-site")
 
 
 def prefix_salt(key: bytes) -> bytes:
@@ -91,7 +92,7 @@ async def refuse(error: ApiError, scope: Any, send: Any) -> None:
     if kind != "http" and "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:100]})
         return
-    body = error.body()
+    body = error.body(scope)
     headers = {**error.headers, "content-type": "application/json", "content-length": str(len(body))}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"

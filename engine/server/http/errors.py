@@ -1,7 +1,7 @@
-"""Errors as HTTP responses, in OpenAI's form and with the engine's own error next to it."""
+"""Errors as HTTP responses: in OpenAI's form with the engine's own error next to it, or in another API's."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi.responses import Response
@@ -55,12 +55,18 @@ class ApiError(Exception):
         kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
-    def body(self) -> bytes:
-        record = self.record() | {"engine": encode_error(self.cause)}
+    def body(self, scope: Mapping[str, Any]) -> bytes:
+        """Return the body of the response, in the form that the scope of the request names."""
+        form: ErrorForm | None = scope.get(FORM)
+        record = form(self) if form else self.record() | {"engine": encode_error(self.cause)}
         return json.dumps(record).encode()  # ASCII: text from the client may hold a lone surrogate
 
-    def response(self) -> Response:
-        return Response(self.body(), self.status, self.headers, media_type="application/json")
+    def response(self, scope: Mapping[str, Any]) -> Response:
+        return Response(self.body(scope), self.status, self.headers, media_type="application/json")
+
+
+ErrorForm = Callable[[ApiError], dict[str, Any]]
+FORM = "minichat.error_form"  # the entry of an ASGI scope that holds the form, for paths of other APIs
 
 
 def from_engine(error: EngineError) -> ApiError:

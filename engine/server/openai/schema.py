@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from engine.api.errors import BadParams
 from engine.api.params import MAX_BEAMS, MAX_BIASED, MAX_DRAFT, MAX_LOGPROBS, MAX_STOPS, SamplingParams
@@ -17,7 +17,7 @@ from engine.server.openai.structured import (
     StructuredOutputs,
     requested_grammar,
 )
-from engine.server.schema import MAX_REPLY_PREFIX, Messages, Strict, TokenIds
+from engine.server.schema import MAX_REPLY_PREFIX, Messages, Sparse, Strict, TokenIds
 
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
@@ -38,8 +38,8 @@ class NamedTool(Strict):
     function: FunctionName
 
 
-class Asked(Strict):
-    """The fields of both routes. `null` means the default everywhere, also of fields that are not listed."""
+class Asked(Sparse):
+    """The fields of both routes."""
 
     model: str | None = None
     stream: bool | None = None
@@ -89,14 +89,6 @@ class Asked(Strict):
 
     # Accepted and ignored
     user: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_unset(cls, body: Any) -> Any:
-        """Drop null fields, because some clients send every field of their own schema."""
-        if not isinstance(body, dict):
-            return body
-        return {name: value for name, value in body.items() if value is not None}
 
     def sampling(self, **more: Any) -> SamplingParams:
         """Return the engine's sampling parameters."""

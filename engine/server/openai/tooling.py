@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.server.http.errors import ApiError
 from engine.server.openai.schema import ChatRequest, NamedTool
 from engine.server.reply_grammar import ToolCallRules
-from engine.server.tool_definitions import check_tools, functions_of
+from engine.server.tool_definitions import call_rules, check_tools
 from engine.server.tools import Style
 
 
@@ -21,15 +20,6 @@ def calls_of(
 ) -> ToolCallRules | None:
     """Return the rules for tool calls in the reply, or None if there are no tools."""
     choice = asked.tool_choice
-    must = choice == "required" or isinstance(choice, NamedTool)
-    if style is None or not tools:
-        if must:
-            raise ApiError(400, "tool_choice: the request has no tools", param="tool_choice")
-        return None
-    functions = functions_of(tools)
-    if isinstance(choice, NamedTool):
-        functions = [each for each in functions if each.name == choice.function.name]
-        if not functions:
-            name = choice.function.name
-            raise ApiError(400, f"tool_choice: there is no tool named {name[:80]!r}", param="tool_choice")
-    return ToolCallRules(style, functions, must=must, many=asked.parallel_tool_calls is not False)
+    name = choice.function.name if isinstance(choice, NamedTool) else None
+    must, many = choice == "required" or name is not None, asked.parallel_tool_calls is not False
+    return call_rules(tools, style, must=must, name=name, many=many)

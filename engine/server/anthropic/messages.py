@@ -1,0 +1,116 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from engine.api.errors import BadInput
+from engine.api.params import Grammar
+from engine.host.prompts import ChatPrompt
+from engine.server.answer import gathered, raise_failed, streamed
+from engine.server.anthropic.content import (
+    PING,
+    EventWriter,
+    ending,
+    message_head,
+    usage_record,
+    whole_content,
+)
+from engine.server.anthropic.conversation import conversation, rules_of
+from engine.server.anthropic.errors import NAMES, PATH, AnthropicRoute, error_record
+from engine.server.anthropic.schema import CountRequest, MessagesRequest
+from engine.server.generation import Generation
+from engine.server.http.bodies import off_loop, read_as
+from engine.server.http.connection import key_of, state_of
+from engine.server.http.errors import ApiError, renamed
+from engine.server.http.sse import event
+from engine.server.message_writer import MessageWriter
+from engine.server.reply_grammar import reply_grammar
+from engine.server.schema import STREAM, openapi_answers, openapi_body
+from engine.server.state import ServerState, mode_of
+from engine.server.tools import READERS
+from engine.text.reasoning import Thoughts
+
+router = APIRouter(route_class=AnthropicRoute)
+
+_PULSE = 15.0  # seconds without news after which a stream sends a ping
+
+
+@router.post(
+    PATH,
+    openapi_extra=openapi_body(MessagesRequest),
+    response_class=Response,
+    responses=openapi_answers("application/json", STREAM),
+)
+async def create(request: Request) -> Response:
+    """Create a reply to a conversation, in the form of Anthropic's API."""
+    state, asked = state_of(request), await read_as(request, MessagesRequest)
+    model = state.served_name(asked.model)
+    prompt = await off_loop(request, lambda: conversation(asked, state))
+    opened = await state.opens_thinking(mode_of(prompt.options), prompt.options)
+    message, grammar = await off_loop(request, lambda: _reply(asked, prompt, state, opened))
+    started = _started(state, key_of(request), asked, prompt, grammar)
+    if asked.stream:
+        return await streamed(request, started, lambda run: _events(run, message, EventWriter(model)))
+    return await gathered(request, started, lambda run: _whole(run, message, model))
+
+
+@router.post(f"{PATH}/count_tokens", openapi_extra=openapi_body(CountRequest))
+async def count_tokens(request: Request) -> dict[str, Any]:
+    """Return the number of tokens in the prompt of such a request."""
+    state, asked = state_of(request), await read_as(request, CountRequest)
+    state.served_name(asked.model)
+    prompt = await off_loop(request, lambda: conversation(asked, state))
+    return {"input_tokens": await state.engine.work(lambda: state.host.count(prompt))}
+
+
+def _reply(
+    asked: MessagesRequest, prompt: ChatPrompt, state: ServerState, opened: bool
+) -> tuple[MessageWriter, Grammar | None]:
+    """Return the writer of the reply's message, and the grammar that the reply must match."""
+    calls = rules_of(asked, prompt, state)
+    message = MessageWriter(Thoughts(opened=opened), READERS[calls.style]() if calls else None)
+    return message, reply_grammar(None, calls, thinking=opened)
+
+
+async def _started(
+    state: ServerState, key: bytes, asked: MessagesRequest, prompt: ChatPrompt, grammar: Grammar | None
+) -> Generation:
+    params = asked.sampling(grammar=grammar)
+    return await state.run(key, [prompt], params, priority=asked.priority or 0).start()
+
+
+async def _events(run: Generation, message: MessageWriter, writer: EventWriter) -> AsyncIterator[bytes]:
+    """Yield the events. The first waits for the first tokens, whose usage it has, or for the first ping."""
+    try:
+        async for batch in run.batches(_PULSE):
+            chunk = b"" if writer.begun else writer.start(run.usage)
+            if not batch:
+                yield chunk + PING
+                continue
+            for _, deltas in batch:
+                part = message.push(deltas)
+                chunk += writer.push(part)
+                if part.finish:
+                    chunk += writer.end(part.finish, deltas[-1].stop, run.usage)
+            if chunk:
+                yield chunk
+            raise_failed(batch)
+    except BadInput as error:
+        yield event(error_record(renamed(error, NAMES)), "error")
+    except ApiError as error:
+        yield event(error_record(error), "error")
+
+
+async def _whole(run: Generation, message: MessageWriter, model: str) -> dict[str, Any]:
+    stop = ""
+    async for batch in run:
+        for _, deltas in batch:
+            message.take(deltas)
+            stop = deltas[-1].stop
+        raise_failed(batch)
+    whole = message.whole
+    end = ending(whole.finish, stop, bool(whole.calls))
+    return {**message_head(model), "content": whole_content(whole), **end, "usage": usage_record(run.usage)}
