@@ -2,28 +2,29 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from engine.api.events import Delta, TokenLogprob
+from engine.api.events import Delta
 from engine.host.prompts import ChatPrompt
 from engine.server.http.bodies import off_loop
 from engine.server.http.errors import ApiError
 from engine.server.http.sse import encoded, quoted
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import Pieces, chat_logprobs
+from engine.server.openai.message_writer import MessagePart, MessageWriter
 from engine.server.openai.messages import template_messages, template_options
-from engine.server.openai.responses import answer, finish_of, read_request
+from engine.server.openai.responses import answer, read_request
 from engine.server.openai.schema import ChatRequest
 from engine.server.openai.structured import RequestedGrammar
 from engine.server.openai.tooling import calls_of, definitions
 from engine.server.reply_grammar import ToolCallRules, reply_grammar
 from engine.server.schema import STREAM, openapi_answers, openapi_body
 from engine.server.state import ServerState, mode_of
-from engine.server.tools import READERS, Call, CallReader
+from engine.server.tools import READERS
 from engine.text.reasoning import Thoughts
 
 router = APIRouter(route_class=OpenAIRoute)
@@ -41,18 +42,32 @@ async def chat(request: Request) -> Response:
     logprobs = _logprobs(asked)
     if asked.max_tokens is not None and asked.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens and max_completion_tokens cannot both be set", param="max_tokens")
-    conversation, mode = await off_loop(request, lambda: _conversation(state, asked))
-    opened = await state.opens_thinking(mode, conversation.options)
-    form, requested = await off_loop(request, lambda: _form(state, asked, conversation, opened))
+    ready = await prepared(request, state, asked)
     return await answer(
         request,
         asked,
-        [conversation],
-        form,
-        requested,
+        [ready.conversation],
+        _ChatForm(ready.writer, state.host.pieces if asked.logprobs else None),
+        ready.requested,
         logprobs=logprobs,
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A conversation, the grammar that the reply must match, and what splits each reply into its parts."""
+
+    conversation: ChatPrompt
+    requested: RequestedGrammar | None
+    writer: Callable[[], MessageWriter]
+
+
+async def prepared(request: Request, state: ServerState, asked: ChatRequest) -> PreparedChat:
+    """Check a chat, and return what is needed to run it."""
+    conversation, mode = await off_loop(request, lambda: _conversation(state, asked))
+    opened = await state.opens_thinking(mode, conversation.options)
+    return await off_loop(request, lambda: _prepared(state, asked, conversation, opened))
 
 
 def _conversation(state: ServerState, asked: ChatRequest) -> tuple[ChatPrompt, bytes]:
@@ -64,18 +79,14 @@ def _conversation(state: ServerState, asked: ChatRequest) -> tuple[ChatPrompt, b
     return conversation, mode_of(options)
 
 
-def _form(
-    state: ServerState, asked: ChatRequest, conversation: ChatPrompt, opened: bool
-) -> tuple["_ChatForm", RequestedGrammar | None]:
-    """Return the writer of the response, and the grammar that the reply must match."""
+def _prepared(state: ServerState, asked: ChatRequest, conversation: ChatPrompt, opened: bool) -> PreparedChat:
     calls = calls_of(asked, conversation.tools, state.tool_style)
     prefix = b"".join(state.host.pieces(asked.said or ())).decode(errors="replace")
 
-    def writer() -> _MessageWriter:
-        return _MessageWriter(Thoughts(opened=opened), READERS[calls.style]() if calls else None, prefix)
+    def writer() -> MessageWriter:
+        return MessageWriter(Thoughts(opened=opened), READERS[calls.style]() if calls else None, prefix)
 
-    form = _ChatForm(writer, state.host.pieces if asked.logprobs else None)
-    return form, _requested_grammar(asked, calls, opened)
+    return PreparedChat(conversation, _requested_grammar(asked, calls, opened), writer)
 
 
 def _logprobs(asked: ChatRequest) -> int | None:
@@ -93,52 +104,6 @@ def _requested_grammar(
     return RequestedGrammar.of(place, lambda: reply_grammar(text and text.grammar, calls, thinking=opened))
 
 
-@dataclass(slots=True)
-class _Part:
-    """What some deltas add to a message."""
-
-    reasoning: str = ""
-    content: str = ""
-    calls: list[Call] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish: str | None = None
-    score: float | None = None
-
-
-class _MessageWriter:
-    """One choice's message as it grows. `prefix`: text it starts with, which is not sent."""
-
-    def __init__(self, thoughts: Thoughts, reader: CallReader | None, prefix: str) -> None:
-        self._thoughts, self._reader = thoughts, reader
-        self.begun = False
-        self.calls = 0
-        self.whole = _Part()
-        _, content = thoughts.push(prefix)
-        if reader:
-            reader.push(content)
-
-    def push(self, deltas: Sequence[Delta]) -> _Part:
-        part = _Part()
-        last = deltas[-1]
-        text = last.text if len(deltas) == 1 else "".join([delta.text for delta in deltas])
-        reasoning, content = self._thoughts.push(text)
-        finish = finish_of(last)
-        if finish:
-            more = self._thoughts.flush()
-            reasoning, content = reasoning + more[0], content + more[1]
-        if self._reader:
-            content, part.calls = self._reader.push(content)
-            if finish:
-                rest, calls = self._reader.flush()
-                content, part.calls = content + rest, part.calls + calls
-        self.calls += len(part.calls)
-        part.reasoning, part.content, part.score = reasoning, content, last.score
-        part.finish = "tool_calls" if finish == "stop" and self.calls else finish
-        for delta in deltas:
-            part.logprobs += delta.logprobs
-        return part
-
-
 class _ChatForm:
     """Writes this route's chunks and whole responses."""
 
@@ -146,8 +111,8 @@ class _ChatForm:
     whole: ClassVar[str] = "chat.completion"
     part: ClassVar[str] = "chat.completion.chunk"
 
-    def __init__(self, writer: Callable[[], _MessageWriter], pieces: Pieces | None) -> None:
-        self._writers, self._pieces = defaultdict[int, _MessageWriter](writer), pieces
+    def __init__(self, writer: Callable[[], MessageWriter], pieces: Pieces | None) -> None:
+        self._writers, self._pieces = defaultdict[int, MessageWriter](writer), pieces
 
     def chunk(self, choice: int, deltas: Sequence[Delta]) -> bytes:
         writer = self._writers[choice]
@@ -192,7 +157,7 @@ class _ChatForm:
     def choices(self) -> list[dict[str, Any]]:
         return [self._choice(n, writer.whole) for n, writer in sorted(self._writers.items())]
 
-    def _choice(self, index: int, part: _Part) -> dict[str, Any]:
+    def _choice(self, index: int, part: MessagePart) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
         if part.reasoning:
             message["reasoning_content"] = part.reasoning
@@ -203,7 +168,7 @@ class _ChatForm:
         whole["finish_reason"] = part.finish
         return whole if part.score is None else whole | {"score": part.score}
 
-    def _logprobs(self, part: _Part) -> dict[str, Any] | None:
+    def _logprobs(self, part: MessagePart) -> dict[str, Any] | None:
         if not self._pieces:
             return None
         return {"content": chat_logprobs(part.logprobs, self._pieces), "refusal": None}

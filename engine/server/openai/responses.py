@@ -1,8 +1,8 @@
-"""The common part of both routes: read the request, submit it, and respond whole or as a stream."""
+"""The common part of the routes: read the request, submit it, and respond whole or as a stream."""
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from fastapi import Request
@@ -109,14 +109,32 @@ async def answer(
     `requested`: the grammar of each reply. `more`: sampling parameters that the two routes name differently.
     """
     state, place = state_of(request), requested.place if requested else ""
-    begun = _begun(state, key_of(request), asked, prompts, requested, more)
-    if (run := await unless_gone(request.receive, begun)) is None:
+    if (run := await started(request, asked, prompts, requested, **more)) is None:
         return Response(status_code=GONE)
     frame = ResponseEnvelope(form, state.config.name, asked)
     if asked.stream:
         return EventStream(_events(run, form, frame, place), run.close)
+    return await whole_response(request, run, _gathered(run, form, frame), place)
+
+
+async def started(
+    request: Request,
+    asked: Asked,
+    prompts: Sequence[Prompt],
+    requested: RequestedGrammar | None,
+    **more: Any,
+) -> Generation | None:
+    """Submit the prompts. Return None if the client disconnects first."""
+    begun = _begun(state_of(request), key_of(request), asked, prompts, requested, more)
+    return await unless_gone(request.receive, begun)
+
+
+async def whole_response(
+    request: Request, run: Generation, gathered: Coroutine[Any, Any, dict[str, Any]], place: str
+) -> Response:
+    """Return what `gathered` collects from the run. `place`: the field that requested a grammar."""
     try:
-        whole = await unless_gone(request.receive, _gathered(run, form, frame))
+        whole = await unless_gone(request.receive, gathered)
     except BadParams as error:
         raise refusal(error, place) from None
     finally:
@@ -152,7 +170,7 @@ async def _events(
             entries = [form.chunk(choice, deltas) for choice, deltas in _by_choice(run, batch)]
             if chunk := b"".join([frame.chunk(entry, run.usage) for entry in entries if entry]):
                 yield chunk
-            _raise_failed(batch)
+            raise_failed(batch)
         if frame.with_usage:
             yield frame.usage_chunk(run.usage)
     except BadParams as error:
@@ -166,7 +184,7 @@ async def _gathered(run: Generation, form: ChoiceWriter, frame: ResponseEnvelope
     async for batch in run:
         for choice, deltas in _by_choice(run, batch):
             form.take(choice, deltas)
-        _raise_failed(batch)
+        raise_failed(batch)
     return frame.record(run.usage)
 
 
@@ -186,7 +204,7 @@ def finish_of(delta: Delta) -> str | None:
     return FINISH.get(delta.finish) if delta.finish else None
 
 
-def _raise_failed(batch: Batch) -> None:
+def raise_failed(batch: Batch) -> None:
     """Raise an error if a reply failed. A `fault` names the request field that caused it."""
     for delta in (delta for _, deltas in batch for delta in deltas if delta.finish is Finish.FAILED):
         if delta.fault:
