@@ -21,11 +21,14 @@ from engine.server.http.errors import ApiError, from_engine
 from engine.server.http.sse import SEND
 from engine.server.native import attach, commands, control, events, layout, ws
 from engine.server.openai import chat, completions, models, tokens
+from engine.server.openai.responses_api import route as responses_api
+from engine.server.openai.responses_api.schema import ResponsesRequest
 from engine.server.openai.schema import ChatRequest, CompletionRequest
 from engine.server.state import ServerState
 
 _BODIES = (
-    *(ChatRequest, CompletionRequest, attach.ReplyRequest, attach.ForkRequest),
+    *(ChatRequest, CompletionRequest, ResponsesRequest),
+    *(attach.ReplyRequest, attach.ForkRequest),
     *(tokens.TokenizeRequest, tokens.DetokenizeRequest),
     *(control.Tokens, layout.LayoutRequest, layout.TextsRequest),
 )
@@ -59,7 +62,8 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
         redoc_url=None,
         redirect_slashes=False,
     )
-    for part in (models, chat, completions, tokens, control, commands, attach, layout, events, ws):
+    openai = (models, chat, completions, responses_api, tokens)
+    for part in (*openai, control, commands, attach, layout, events, ws):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(EngineError, _engine_error)
