@@ -66,7 +66,7 @@ class ResponsesRequest(Asked):
             raise ApiError(400, f"background: {problem}", param="background")
         for name in ("previous_response_id", "conversation", "prompt"):
             if getattr(self, name) is not None:
-                problem = "this server stores no responses; send the whole conversation in input"
+                problem = "this server stores nothing; send the whole conversation in input"
                 raise ApiError(400, f"{name}: {problem}", param=name)
         if self.max_tokens is not None:
             raise ApiError(400, "max_tokens is max_output_tokens in this API", param="max_tokens")
