@@ -44,12 +44,12 @@ class TestInput:
             {"role": "assistant", "content": "", "tool_calls": [call("3", "f")]},
         ]
 
-    def test_instructions_go_before_a_first_system_message(self) -> None:
-        items = [{"role": "developer", "content": "in French"}, {"role": "user", "content": "hi"}]
-        assert chat_messages(items, "be brief") == [
-            {"role": "developer", "content": "be brief\n\nin French"},
-            {"role": "user", "content": "hi"},
-        ]
+    @pytest.mark.parametrize("instructions", [None, "be brief"])
+    def test_instructions_and_the_first_system_messages_are_one(self, instructions: str | None) -> None:
+        first = [{"role": "developer", "content": "in French"}, {"role": "system", "content": "politely"}]
+        rest = [{"role": "user", "content": "hi"}, {"role": "developer", "content": "now in German"}]
+        text = "in French\n\npolitely" if instructions is None else "be brief\n\nin French\n\npolitely"
+        assert chat_messages([*first, *rest], instructions) == [{"role": "developer", "content": text}, *rest]
 
     def test_instructions_reach_the_template(self, client: httpx.Client) -> None:
         messages = [{"role": "system", "content": "be brief"}, *user("hi")]

@@ -1,6 +1,7 @@
 """The input of a response as chat messages, and its tools as those of a chat."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from engine.server.http.errors import ApiError
@@ -15,7 +16,7 @@ Message = dict[str, Any]
 
 
 def chat_messages(given: str | Sequence[dict[str, Any]], instructions: str | None) -> list[Message]:
-    """Return the conversation. Instructions go before the text of a first system or developer message."""
+    """Return the conversation. Many templates take one system message, so what comes first is joined."""
     if isinstance(given, str):
         messages = [{"role": "user", "content": checked_text(given, "input", field="input")}]
     else:
@@ -24,14 +25,14 @@ def chat_messages(given: str | Sequence[dict[str, Any]], instructions: str | Non
             _add(messages, item, f"input[{n}]")
     if not messages:
         raise ApiError(400, "input has no message", param="input")
-    if instructions is None:
+    first = [*takewhile(lambda message: message["role"] in ("system", "developer"), messages)]
+    texts = [message["content"] for message in first]
+    if instructions is not None:
+        texts.insert(0, checked_text(instructions, "instructions", field="instructions"))
+    if not texts:
         return messages
-    instructions = checked_text(instructions, "instructions", field="instructions")
-    first = messages[0]
-    if first["role"] not in ("system", "developer"):
-        return [{"role": "system", "content": instructions}, *messages]
-    # Many templates accept only one message of this kind.
-    return [{**first, "content": f"{instructions}\n\n{first['content']}"}, *messages[1:]]
+    role = first[0]["role"] if first else "system"
+    return [{"role": role, "content": "\n\n".join(texts)}, *messages[len(first) :]]
 
 
 def chat_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
