@@ -117,7 +117,6 @@ class _Reply:
 
 def _echo(asked: ResponsesRequest, run: Generation) -> dict[str, Any]:
     """Return the request's parameters, with defaults for those that were left out."""
-    given = asked.model_dump(by_alias=True, exclude_none=True)
     usual: dict[str, Any] = {
         "instructions": None,
         "max_output_tokens": None,
@@ -133,6 +132,7 @@ def _echo(asked: ResponsesRequest, run: Generation) -> dict[str, Any]:
         "truncation": "disabled",
         "user": None,
     }
+    given = asked.model_dump(by_alias=True, exclude_none=True, include={*usual})
     echo = {name: given.get(name, value) for name, value in usual.items()}
     echo["text"] = {"format": {"type": "text"}, **echo["text"]}
     echo["tools"] = [{"parameters": None, "strict": False, **tool} for tool in asked.tools or ()]
