@@ -17,7 +17,7 @@ from engine.scheduling.step import Step
 from tests.server.conftest import MODEL, Served, dry, saying, serving, user
 from tests.server.test_fields import refused
 from tests.server.test_openai_client import Expected
-from tests.server.test_structured import SCHEMA, matches
+from tests.server.test_structured import SCHEMA, ids_of, matches
 from tests.server.test_tools import BARE, CALL, LLAMA, QWEN, THINKING
 
 ROUTE = "/v1/responses"
@@ -198,6 +198,15 @@ class TestEnds:
             assert last["response"]["error"]["code"] == "server_error"
             assert "the device coughed" in last["response"]["error"]["message"]
             assert served.becomes_idle()
+
+    def test_a_bad_parameter_found_while_it_runs_is_named(self, served: Served, client: httpx.Client) -> None:
+        body = {"input": "hi", "guided_regex": "x~~y", "stop_token_ids": ids_of(served, "~~y")}
+        assert refused(client.post(ROUTE, json=body))["param"] == "stop_token_ids"
+        *_, last = events_of(client.post(ROUTE, json={**body, "stream": True}))
+        error, [message] = last["response"]["error"], last["response"]["output"]
+        assert (last["type"], error["code"]) == ("response.failed", "invalid_prompt")
+        assert error["param"] == "stop_token_ids" and "no token is left" in error["message"]
+        assert (message["status"], message["content"][0]["text"]) == ("incomplete", "x")
 
 
 class TestTools:
