@@ -27,11 +27,14 @@ from engine.server.ollama import chat as ollama_chat
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama.schema import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from engine.server.openai import chat, completions, models, tokens
+from engine.server.openai.responses_api import route as responses_api
+from engine.server.openai.responses_api.schema import ResponsesRequest
 from engine.server.openai.schema import ChatRequest, CompletionRequest
 from engine.server.state import ServerState
 
 _BODIES = (
-    *(ChatRequest, CompletionRequest, attach.ReplyRequest, attach.ForkRequest),
+    *(ChatRequest, CompletionRequest, ResponsesRequest),
+    *(attach.ReplyRequest, attach.ForkRequest),
     *(MessagesRequest, CountRequest),
     *(tokens.TokenizeRequest, tokens.DetokenizeRequest),
     *(OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest),
@@ -70,7 +73,8 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
         redoc_url=None,
         redirect_slashes=False,
     )
-    openai, ollama = (models, chat, completions, tokens), (ollama_chat, ollama_models)
+    openai = (models, chat, completions, responses_api, tokens)
+    ollama = (ollama_chat, ollama_models)
     for part in (*openai, *ollama, messages, control, commands, attach, layout, events, ws):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)

@@ -33,6 +33,11 @@ class MessageWriter:
         if reader:
             reader.push(content)
 
+    @property
+    def thinking(self) -> bool:
+        """Whether the current text is reasoning."""
+        return self._thoughts.thinking
+
     def push(self, deltas: Sequence[Delta]) -> MessagePart:
         part = MessagePart()
         last = deltas[-1]

@@ -8,7 +8,7 @@ from engine.server.http.errors import ApiError
 from engine.server.reply_grammar import Function, ToolCallRules
 from engine.server.tools import Style
 
-_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _KNOWN = {"name", "description", "parameters", "strict"}
 
 
@@ -48,25 +48,27 @@ def _function(given: dict[str, Any]) -> Function:
 
 def _check(tool: dict[str, Any], place: str) -> None:
     match tool:
-        case {"type": "function", "function": {"name": str(name)} as function} if _NAME.fullmatch(name):
-            if tool.keys() - {"type", "function"}:
-                raise _bad(f"{place}.{min(tool.keys() - {'type', 'function'})[:80]}", "is not a known field")
-            if unknown := sorted(function.keys() - _KNOWN):
-                raise _bad(f"{place}.function.{unknown[0][:80]}", "is not a known field")
-            parameters = function.get("parameters")
-            if (
-                not isinstance(parameters, dict | None)
-                or (parameters or {}).get("type", "object") != "object"
-            ):
-                raise _bad(f"{place}.function.parameters", "must be a JSON schema of type object")
-            if not isinstance(function.get("strict"), bool | None):
-                raise _bad(f"{place}.function.strict", "must be true or false")
-            if not isinstance(function.get("description"), str | None):
-                raise _bad(f"{place}.function.description", "must be a string")
+        case {"type": "function", "function": {"name": str(name)} as function} if NAME.fullmatch(name):
+            if unknown := tool.keys() - {"type", "function"}:
+                raise bad_tool(f"{place}.{min(unknown)[:80]}", "is not a known field")
+            check_function(function, f"{place}.function")
         case _:
             form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
-            raise _bad(place, f"must have the form {form}")
+            raise bad_tool(place, f"must have the form {form}")
 
 
-def _bad(place: str, problem: str) -> ApiError:
+def check_function(function: Mapping[str, Any], place: str) -> None:
+    """Check the members of a function other than its name. An error names the one in `place`."""
+    if unknown := sorted(function.keys() - _KNOWN):
+        raise bad_tool(f"{place}.{unknown[0][:80]}", "is not a known field")
+    parameters = function.get("parameters")
+    if not isinstance(parameters, dict | None) or (parameters or {}).get("type", "object") != "object":
+        raise bad_tool(f"{place}.parameters", "must be a JSON schema of type object")
+    if not isinstance(function.get("strict"), bool | None):
+        raise bad_tool(f"{place}.strict", "must be true or false")
+    if not isinstance(function.get("description"), str | None):
+        raise bad_tool(f"{place}.description", "must be a string")
+
+
+def bad_tool(place: str, problem: str) -> ApiError:
     return ApiError(400, f"{place} {problem}", param=place)

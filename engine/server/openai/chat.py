@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request
@@ -43,18 +44,32 @@ async def chat(request: Request) -> Response:
     logprobs = _logprobs(asked)
     if asked.max_tokens is not None and asked.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens and max_completion_tokens cannot both be set", param="max_tokens")
-    conversation, mode = await off_loop(request, lambda: _conversation(state, asked))
-    opened = await state.opens_thinking(mode, conversation.options)
-    form, requested = await off_loop(request, lambda: _form(state, asked, conversation, opened))
+    ready = await prepared(request, state, asked)
     return await answer(
         request,
         asked,
-        [conversation],
-        form,
-        requested,
+        [ready.conversation],
+        _ChatForm(ready.writer, state.host.pieces if asked.logprobs else None),
+        ready.requested,
         logprobs=logprobs,
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A conversation, the grammar that the reply must match, and what splits each reply into its parts."""
+
+    conversation: ChatPrompt
+    requested: RequestedGrammar | None
+    writer: Callable[[], MessageWriter]
+
+
+async def prepared(request: Request, state: ServerState, asked: ChatRequest) -> PreparedChat:
+    """Check a chat, and return what is needed to run it."""
+    conversation, mode = await off_loop(request, lambda: _conversation(state, asked))
+    opened = await state.opens_thinking(mode, conversation.options)
+    return await off_loop(request, lambda: _prepared(state, asked, conversation, opened))
 
 
 def _conversation(state: ServerState, asked: ChatRequest) -> tuple[ChatPrompt, bytes]:
@@ -66,18 +81,14 @@ def _conversation(state: ServerState, asked: ChatRequest) -> tuple[ChatPrompt, b
     return conversation, mode_of(options)
 
 
-def _form(
-    state: ServerState, asked: ChatRequest, conversation: ChatPrompt, opened: bool
-) -> tuple["_ChatForm", RequestedGrammar | None]:
-    """Return the writer of the response, and the grammar that the reply must match."""
+def _prepared(state: ServerState, asked: ChatRequest, conversation: ChatPrompt, opened: bool) -> PreparedChat:
     calls = calls_of(asked, conversation.tools, state.tool_style)
     prefix = b"".join(state.host.pieces(asked.said or ())).decode(errors="replace")
 
     def writer() -> MessageWriter:
         return MessageWriter(Thoughts(opened=opened), READERS[calls.style]() if calls else None, prefix)
 
-    form = _ChatForm(writer, state.host.pieces if asked.logprobs else None)
-    return form, _requested_grammar(asked, calls, opened)
+    return PreparedChat(conversation, _requested_grammar(asked, calls, opened), writer)
 
 
 def _logprobs(asked: ChatRequest) -> int | None:

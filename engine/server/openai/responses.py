@@ -1,4 +1,4 @@
-"""The common part of both routes: read the request, submit it, and respond whole or as a stream."""
+"""The common part of the routes: read the request, submit it, and respond whole or as a stream."""
 
 import secrets
 import time
@@ -99,14 +99,14 @@ async def answer(
     `requested`: the grammar of each reply. `more`: sampling parameters that the two routes name differently.
     """
     state, place = state_of(request), requested.place if requested else ""
-    begun = _begun(state, key_of(request), asked, prompts, requested, more)
+    started = begun(state, key_of(request), asked, prompts, requested, more)
     frame = ResponseEnvelope(form, state.served_name(asked.model), asked)
     if asked.stream:
-        return await streamed(request, begun, lambda run: _events(run, form, frame, place))
-    return await gathered(request, begun, lambda run: _gathered(run, form, frame, place))
+        return await streamed(request, started, lambda run: _events(run, form, frame, place))
+    return await gathered(request, started, lambda run: _gathered(run, form, frame, place))
 
 
-async def _begun(
+async def begun(
     state: ServerState,
     key: bytes,
     asked: Asked,

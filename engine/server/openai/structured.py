@@ -15,6 +15,8 @@ from engine.server.openai.errors import in_openai_words
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
 Expression = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]
 Schema = dict[str, Any] | bool
+Requested = list[tuple[str, str, Any]]  # the fields that request a grammar, its kind and its source
+_OBJECT: Schema = {"type": "object"}
 
 
 class _Strict(BaseModel):
@@ -31,6 +33,37 @@ class NamedSchema(_Strict):
 class ResponseFormat(_Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
+
+    def requested(self) -> Requested:
+        if self.type == "text":
+            if self.json_schema:
+                problem = "response_format.json_schema requires type json_schema"
+                raise ApiError(400, problem, param="response_format.type")
+            return []
+        if self.type == "json_object":
+            return [("response_format", "json", _OBJECT)]
+        if self.json_schema is None:
+            place = "response_format.json_schema"
+            raise ApiError(400, f"{place} is missing", param=place)
+        schema = self.json_schema.json_schema
+        return [("response_format.json_schema.schema", "json", _OBJECT if schema is None else schema)]
+
+
+class TextFormat(ResponseFormat):
+    """The same in the Responses API, which does not nest the members of the schema."""
+
+    json_schema: None = None
+    name: str | None = Field(None, pattern="^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    schema_: Schema | None = Field(None, alias="schema")
+    strict: bool | None = None  # the schema is enforced either way
+
+    def requested(self) -> Requested:
+        if self.type == "text":
+            return []
+        if self.type == "json_object":
+            return [("text.format", "json", _OBJECT)]
+        return [("text.format.schema", "json", _OBJECT if self.schema_ is None else self.schema_)]
 
 
 class StructuredOutputs(_Strict):
@@ -59,7 +92,6 @@ class RequestedGrammar(NamedTuple):
         return None if grammar is None else cls(place, grammar)
 
 
-_OBJECT: Schema = {"type": "object"}
 GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -74,7 +106,7 @@ def requested_grammar(
     guided: Mapping[str, Any],
 ) -> RequestedGrammar | None:
     """Return the one grammar that these fields request. `guided`: vLLM's older fields, by name."""
-    found = [*_of_format(form), *_of_outputs(outputs)]
+    found = [*(form.requested() if form else []), *_of_outputs(outputs)]
     found += [(name, GUIDED[name], value) for name, value in guided.items() if value is not None]
     if not found:
         return None
@@ -93,24 +125,7 @@ def refusal(error: BadParams, place: str) -> ApiError:
     return ApiError(400, f"{place}: {message}", param=place, code="invalid_grammar")
 
 
-def _of_format(form: ResponseFormat | None) -> list[tuple[str, str, Any]]:
-    if form is None or form.type == "text":
-        if form and form.json_schema:
-            raise ApiError(
-                400,
-                "response_format.json_schema requires type json_schema",
-                param="response_format.type",
-            )
-        return []
-    if form.type == "json_object":
-        return [("response_format", "json", _OBJECT)]
-    if form.json_schema is None:
-        raise ApiError(400, "response_format.json_schema is missing", param="response_format.json_schema")
-    schema = form.json_schema.json_schema
-    return [("response_format.json_schema.schema", "json", _OBJECT if schema is None else schema)]
-
-
-def _of_outputs(outputs: StructuredOutputs | None) -> list[tuple[str, str, Any]]:
+def _of_outputs(outputs: StructuredOutputs | None) -> Requested:
     if outputs is None:
         return []
     given = [

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API, which the Agents SDK and Codex use by default."""
