@@ -15,7 +15,7 @@ from engine.server.http.errors import ApiError
 from engine.server.http.sse import encoded, quoted
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import Pieces, chat_logprobs
-from engine.server.openai.messages import template_messages, template_options
+from engine.server.openai.messages import continued_text, template_messages, template_options
 from engine.server.openai.responses import answer, finish_of, read_request
 from engine.server.openai.schema import ChatRequest
 from engine.server.openai.structured import RequestedGrammar
@@ -42,8 +42,10 @@ async def chat(request: Request) -> Response:
     if asked.max_tokens is not None and asked.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens and max_completion_tokens cannot both be set", param="max_tokens")
     conversation, mode = await off_loop(request, lambda: _conversation(state, asked))
-    opened = await state.opens_thinking(mode, conversation.options)
-    form, requested = await off_loop(request, lambda: _form(state, asked, conversation, opened))
+    continued = continued_text(asked)
+    opened = continued is None and await state.opens_thinking(mode, conversation.options)
+    start = _Start(opened, continued or "")
+    form, requested = await off_loop(request, lambda: _form(state, asked, conversation, start))
     return await answer(
         request,
         asked,
@@ -55,9 +57,23 @@ async def chat(request: Request) -> Response:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where a reply begins: inside the reasoning that the template opens, or after a message's text."""
+
+    opened: bool
+    continued: str
+
+    def thinks(self) -> bool:
+        """Whether the reply's first token is reasoning."""
+        thoughts = Thoughts(opened=self.opened)
+        thoughts.push(self.continued)
+        return thoughts.thinking
+
+
 def _conversation(state: ServerState, asked: ChatRequest) -> tuple[ChatPrompt, bytes]:
     """Return the template's input, and the cache key of its options."""
-    tools, options = definitions(asked, state.tool_style), template_options(asked.chat_template_kwargs)
+    tools, options = definitions(asked, state.tool_style), template_options(asked)
     conversation = ChatPrompt(template_messages(asked.messages, state.host.templates), tools, options)
     if not state.host.has_template:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
@@ -65,17 +81,19 @@ def _conversation(state: ServerState, asked: ChatRequest) -> tuple[ChatPrompt, b
 
 
 def _form(
-    state: ServerState, asked: ChatRequest, conversation: ChatPrompt, opened: bool
+    state: ServerState, asked: ChatRequest, conversation: ChatPrompt, start: _Start
 ) -> tuple["_ChatForm", RequestedGrammar | None]:
     """Return the writer of the response, and the grammar that the reply must match."""
     calls = calls_of(asked, conversation.tools, state.tool_style)
-    prefix = b"".join(state.host.pieces(asked.said or ())).decode(errors="replace")
+    prefix = start.continued + b"".join(state.host.pieces(asked.said or ())).decode(errors="replace")
 
     def writer() -> _MessageWriter:
-        return _MessageWriter(Thoughts(opened=opened), READERS[calls.style]() if calls else None, prefix)
+        return _MessageWriter(
+            Thoughts(opened=start.opened), READERS[calls.style]() if calls else None, prefix
+        )
 
     form = _ChatForm(writer, state.host.pieces if asked.logprobs else None)
-    return form, _requested_grammar(asked, calls, opened)
+    return form, _requested_grammar(asked, calls, start.thinks())
 
 
 def _logprobs(asked: ChatRequest) -> int | None:
@@ -85,12 +103,12 @@ def _logprobs(asked: ChatRequest) -> int | None:
 
 
 def _requested_grammar(
-    asked: ChatRequest, calls: ToolCallRules | None, opened: bool
+    asked: ChatRequest, calls: ToolCallRules | None, thinking: bool
 ) -> RequestedGrammar | None:
-    """Return the grammar of the whole reply, including reasoning that the template opens, and tool calls."""
+    """Return the grammar of the whole reply, including open reasoning, and tool calls."""
     text = asked.grammar()
     place = text.place if text else "tool_choice" if calls and calls.must else "tools"
-    return RequestedGrammar.of(place, lambda: reply_grammar(text and text.grammar, calls, thinking=opened))
+    return RequestedGrammar.of(place, lambda: reply_grammar(text and text.grammar, calls, thinking=thinking))
 
 
 @dataclass(slots=True)

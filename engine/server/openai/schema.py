@@ -147,6 +147,9 @@ class ChatRequest(Asked):
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = Field(None, max_length=8)
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
 
     # Accepted and ignored
     metadata: dict[str, str] | None = None
