@@ -40,6 +40,7 @@ class Delta(NamedTuple):
     score: float | None = None  # with a finish, of beam search and best_of: the ranking score
     fault: str = ""  # with an error: the sampling parameter that caused it, if one did
     blocks: int = 0  # with a finish: cache blocks it held; of a search, all hypotheses'
+    stop: str = ""  # with a finish: the stop string that ended it, if one did
 
     @property
     def last(self) -> bool:

@@ -67,6 +67,7 @@ class SamplingParams:
     n: int = 1  # replies to one prompt
     best_of: int | None = None  # samples this many replies and returns the n likeliest
     grammar: Grammar | None = None  # None: unconstrained
+    include_stop_str_in_output: bool = False  # the stop string, or the text of the token that ends the reply
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, 100.0)
@@ -87,8 +88,8 @@ class SamplingParams:
                 )
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if not isinstance(self.ignore_eos, bool):
-            raise BadParams("ignore_eos", f"must be true or false, not {self.ignore_eos!r}")
+        _flag("ignore_eos", self.ignore_eos)
+        _flag("include_stop_str_in_output", self.include_stop_str_in_output)
         self._check_speculation()
         self._check_many()
         self._check_grammar()
@@ -184,6 +185,11 @@ def _number(name: str, value: Any, low: float, high: float, *, above: bool = Fal
 def _whole(name: str, value: Any, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise BadParams(name, f"must be a whole number from {low} to {high}, not {value!r}")
+
+
+def _flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise BadParams(name, f"must be true or false, not {value!r}")
 
 
 def _stops(value: Any) -> tuple[str, ...]:

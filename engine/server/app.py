@@ -18,6 +18,7 @@ from engine.server.config import ServerConfig
 from engine.server.drain import Drain
 from engine.server.http.auth import AuthMiddleware, refuse
 from engine.server.http.errors import ApiError, from_engine
+from engine.server.http.request_ids import identified
 from engine.server.http.sse import SEND
 from engine.server.native import attach, commands, control, events, layout, ws
 from engine.server.openai import chat, completions, models, tokens
@@ -33,11 +34,14 @@ _ABORTED_WITHIN = 3.0  # seconds
 
 
 class _Application(FastAPI):
-    """Keeps the server's own `send` in the scope, because each layer of middleware wraps it again."""
+    """Keeps the server's own `send` in the scope, because each layer of middleware wraps it again.
+
+    It also gives each request an id.
+    """
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         scope[SEND] = send
-        await super().__call__(scope, receive, send)
+        await super().__call__(scope, receive, identified(scope, send))
 
 
 def application(host: EngineHost, config: ServerConfig, drain: Drain | None = None) -> FastAPI:
@@ -75,7 +79,7 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
             allow_origins=config.origins,
             allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],
-            expose_headers=["retry-after"],
+            expose_headers=["retry-after", "x-request-id"],
         )
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app

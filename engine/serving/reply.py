@@ -54,7 +54,8 @@ class TextStream:
         `full`: the reply has reached its limit. `over`: the grammar allows no further token.
         """
         if token in self._enders and generated > self._floor:
-            return self.flush(), Finish.STOP
+            shown = self._push(self._text.push(token))[0] if self._include else ""
+            return shown + self.flush(), Finish.STOP
         finish = None
         text = self._text.push(token)
         if self._watches and generated >= self._floor:
@@ -65,6 +66,11 @@ class TextStream:
         if (full or over) and not finish:
             finish, text = Finish.STOP if over else Finish.LENGTH, text + self.flush()
         return text, finish
+
+    @property
+    def stop(self) -> str:
+        """The stop string that ended the reply, if one did."""
+        return self._stops.hit or ""
 
     def flush(self) -> str:
         """The remaining text: what was held back may not be part of a stop string."""
@@ -79,7 +85,8 @@ class TextStream:
         return safe, hit is not None
 
     def _tune(self, params: SamplingParams) -> None:
-        self._stops = StopFinder(params.stop)
+        self._include = params.include_stop_str_in_output
+        self._stops = StopFinder(params.stop, include=self._include)
         self._watches = bool(params.stop or self._held)
         self._enders = params.enders(self._stop_ids)
         self._floor = params.min_tokens
@@ -107,7 +114,8 @@ class ReplyOutput:
         if self._later:
             self.retune(self._later)
         blocks = len(held(request.blocks)) if finish else 0
-        self.sink(Delta(request.id, (token,), text, logprobs, finish, blocks=blocks))
+        stop = self.written.stop if finish is Finish.STOP else ""
+        self.sink(Delta(request.id, (token,), text, logprobs, finish, blocks=blocks, stop=stop))
         return finish
 
     def end(self, request: Request, finish: Finish, error: str = "", fault: str = "") -> None:

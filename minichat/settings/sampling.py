@@ -31,6 +31,7 @@ MEANINGS = {
     "n": "Number of replies to one prompt.",
     "best_of": "Sample this many replies and return the n likeliest.",
     "grammar": 'Form of the reply: `{kind = "regex", text = "..."}`; or kind json or choice.',
+    "include_stop_str_in_output": "Whether a reply's text ends with the stop that ended it.",
 }
 
 

@@ -22,6 +22,7 @@ BAD = {
     "max_tokens": [0, -1, 2.0],
     "logprobs": [-1, 21, True],
     "ignore_eos": [1, "yes"],
+    "include_stop_str_in_output": [1, "yes", None],
     "beams": [0, -1, 513, 2.0, True],
     "length_penalty": [11.0, -11.0, math.nan, "long", True],
     "early_stopping": ["always", 1, 0, None],

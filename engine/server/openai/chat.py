@@ -16,7 +16,7 @@ from engine.server.http.sse import encoded, quoted
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import Pieces, chat_logprobs
 from engine.server.openai.messages import continued_text, template_messages, template_options
-from engine.server.openai.responses import answer, finish_of, read_request
+from engine.server.openai.responses import answer, ended, finish_of, read_request, stop_reason
 from engine.server.openai.schema import ChatRequest
 from engine.server.openai.structured import RequestedGrammar
 from engine.server.openai.tooling import calls_of, definitions
@@ -92,7 +92,8 @@ def _form(
             Thoughts(opened=start.opened), READERS[calls.style]() if calls else None, prefix
         )
 
-    form = _ChatForm(writer, state.host.pieces if asked.logprobs else None)
+    pieces = state.host.pieces if asked.logprobs else None
+    form = _ChatForm(writer, pieces, frozenset(asked.stop_token_ids or ()))
     return form, _requested_grammar(asked, calls, start.thinks())
 
 
@@ -120,7 +121,9 @@ class _Part:
     calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str | None = None
+    stop: str | int | None = None  # what ended the reply
     score: float | None = None
+    tokens: list[int] = field(default_factory=list)
 
 
 class _MessageWriter:
@@ -154,6 +157,7 @@ class _MessageWriter:
         part.finish = "tool_calls" if finish == "stop" and self.calls else finish
         for delta in deltas:
             part.logprobs += delta.logprobs
+            part.tokens += delta.tokens
         return part
 
 
@@ -164,8 +168,15 @@ class _ChatForm:
     whole: ClassVar[str] = "chat.completion"
     part: ClassVar[str] = "chat.completion.chunk"
 
-    def __init__(self, writer: Callable[[], _MessageWriter], pieces: Pieces | None) -> None:
+    def __init__(
+        self, writer: Callable[[], _MessageWriter], pieces: Pieces | None, stop_ids: frozenset[int]
+    ) -> None:
         self._writers, self._pieces = defaultdict[int, _MessageWriter](writer), pieces
+        self._stop_ids, self._with_ids = stop_ids, False
+
+    def with_ids(self, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+        self._with_ids = True
+        return {"prompt_token_ids": prompts[0]}
 
     def chunk(self, choice: int, deltas: Sequence[Delta]) -> bytes:
         writer = self._writers[choice]
@@ -184,7 +195,8 @@ class _ChatForm:
             first = writer.calls - len(part.calls)
             calls = [{"index": n, **call.record()} for n, call in enumerate(part.calls, first)]
             parts.append(b'"tool_calls":' + encoded(calls))
-        if not parts and not part.finish and not (part.logprobs and self._pieces):
+        told = (part.logprobs and self._pieces) or (part.tokens and self._with_ids)
+        if not parts and not part.finish and not told:
             return b""
         return b"".join(
             [
@@ -193,8 +205,8 @@ class _ChatForm:
                 b'},"logprobs":',
                 encoded(self._logprobs(part)),
                 b',"finish_reason":',
-                quoted(part.finish) if part.finish else b"null",
-                b"}" if part.score is None else b',"score":%r}' % part.score,
+                ended(part.finish, stop_reason(deltas[-1], self._stop_ids), part.score),
+                b',"token_ids":%b}' % encoded(part.tokens) if self._with_ids else b"}",
             ]
         )
 
@@ -205,7 +217,9 @@ class _ChatForm:
         whole.content += part.content
         whole.calls += part.calls
         whole.logprobs += part.logprobs
+        whole.tokens += part.tokens
         whole.finish, whole.score = part.finish, part.score
+        whole.stop = stop_reason(deltas[-1], self._stop_ids)
 
     def choices(self) -> list[dict[str, Any]]:
         return [self._choice(n, writer.whole) for n, writer in sorted(self._writers.items())]
@@ -218,7 +232,9 @@ class _ChatForm:
             message["content"] = part.content or None
             message["tool_calls"] = [call.record() for call in part.calls]
         whole = {"index": index, "message": message, "logprobs": self._logprobs(part)}
-        whole["finish_reason"] = part.finish
+        whole |= {"finish_reason": part.finish, "stop_reason": part.stop}
+        if self._with_ids:
+            whole["token_ids"] = part.tokens
         return whole if part.score is None else whole | {"score": part.score}
 
     def _logprobs(self, part: _Part) -> dict[str, Any] | None:

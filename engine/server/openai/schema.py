@@ -69,7 +69,8 @@ class Asked(Strict):
     use_beam_search: bool | None = None
     length_penalty: float | None = Field(None, ge=-10, le=10)
     skip_special_tokens: Literal[True] | None = None
-    include_stop_str_in_output: Literal[False] | None = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | str | None = None
     guided_regex: Expression | None = None
@@ -133,7 +134,8 @@ class Asked(Strict):
 
 _SAME = (
     "temperature top_p presence_penalty frequency_penalty seed stop min_p repetition_penalty "
-    "ignore_eos min_tokens n best_of length_penalty early_stopping speculate draft_tokens"
+    "ignore_eos min_tokens n best_of length_penalty early_stopping speculate draft_tokens "
+    "include_stop_str_in_output"
 ).split()
 
 

@@ -29,13 +29,14 @@ class FinishedSample:
     error: str = ""
     fault: str = ""
     blocks: int = 0
+    stop: str = ""
 
     def add(self, delta: Delta) -> None:
         self.tokens += delta.tokens
         self.text += delta.text
         self.logprobs += delta.logprobs
         self.finish, self.error, self.fault = delta.finish, delta.error, delta.fault
-        self.blocks = delta.blocks
+        self.blocks, self.stop = delta.blocks, delta.stop
 
     @property
     def mean(self) -> float:
@@ -127,4 +128,4 @@ class SampleGroup:
             whole = Delta(self.id, tuple(each.tokens), each.text, logprobs, each.finish, each.error)
             left = len(given) - 1 - at
             whole = whole._replace(choice=at, left=left, score=each.mean)
-            self._sink(whole._replace(fault=each.fault, blocks=each.blocks))
+            self._sink(whole._replace(fault=each.fault, blocks=each.blocks, stop=each.stop))
