@@ -9,6 +9,9 @@ from engine.api.errors import BadParams
 MAX_STOPS = 16
 MAX_BIASED = 1024
 MAX_LOGPROBS = 20
+MAX_ALLOWED = 2**16  # ids of allowed_token_ids
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD = 256  # characters
 MAX_DRAFT = 16
 SPECULATION = ("ngram", "suffix", "draft", "exit")
 MAX_BEAMS = 512
@@ -67,6 +70,8 @@ class SamplingParams:
     n: int = 1  # replies to one prompt
     best_of: int | None = None  # samples this many replies and returns the n likeliest
     grammar: Grammar | None = None  # None: unconstrained
+    allowed_token_ids: tuple[int, ...] | None = None  # None: all
+    bad_words: tuple[str, ...] = ()  # texts whose tokens must not follow each other in the reply
     include_stop_str_in_output: bool = False  # the stop string, or the text of the token that ends the reply
 
     def __post_init__(self) -> None:
@@ -93,6 +98,7 @@ class SamplingParams:
         self._check_speculation()
         self._check_many()
         self._check_grammar()
+        self._check_token_rules()
         object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "stop_ids", _ids("stop_ids", self.stop_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
@@ -141,6 +147,30 @@ class SamplingParams:
             raise BadParams("grammar", f"cannot be combined with beams ({self.beams})")
         if self.speculate:
             raise BadParams("grammar", f"cannot be combined with speculate ({self.speculate})")
+
+    def _check_token_rules(self) -> None:
+        if self.allowed_token_ids is not None:
+            ids = _ids("allowed_token_ids", self.allowed_token_ids)
+            if not 1 <= len(ids) <= MAX_ALLOWED:
+                raise BadParams("allowed_token_ids", f"must hold 1 to {MAX_ALLOWED} tokens, not {len(ids)}")
+            object.__setattr__(self, "allowed_token_ids", ids)
+        object.__setattr__(self, "bad_words", _words(self.bad_words))
+        for name in ("allowed_token_ids", "bad_words"):
+            if getattr(self, name) and self.beams > 1:
+                raise BadParams(name, f"cannot be combined with beams ({self.beams})")
+            if getattr(self, name) and self.speculate:
+                raise BadParams(name, f"cannot be combined with speculate ({self.speculate})")
+
+    @property
+    def ruled(self) -> bool:
+        """Whether tokens are allowed or banned beside a grammar."""
+        return self.allowed_token_ids is not None or bool(self.bad_words)
+
+    @property
+    def guided(self) -> str:
+        """The first parameter that needs a mask of allowed tokens at each step, or ""."""
+        names = ("grammar", "allowed_token_ids", "bad_words")
+        return next((name for name in names if getattr(self, name)), "")
 
     def candidates(self, enders: int) -> int:
         """How many of each row's likeliest tokens a beam search considers, enough if many of them end it."""
@@ -200,6 +230,16 @@ def _stops(value: Any) -> tuple[str, ...]:
         if not isinstance(stop, str) or not stop:
             raise BadParams("stop", f"must be non-empty strings, not {stop!r}")
     return stops
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    words = _listed("bad_words", value)
+    if len(words) > MAX_BAD_WORDS:
+        raise BadParams("bad_words", f"at most {MAX_BAD_WORDS} texts, not {len(words)}")
+    for word in words:
+        if not isinstance(word, str) or not word.strip() or len(word) > MAX_BAD_WORD:
+            raise BadParams("bad_words", f"must be texts of 1 to {MAX_BAD_WORD} characters, not {word!r:.60}")
+    return words
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:

@@ -151,3 +151,19 @@ def test_a_sane_request_id_comes_back(served: Served) -> None:
         assert client.get("/health").headers["x-request-id"]
     refused = httpx.get(f"{served.url}/v1/models", headers={"authorization": f"Bearer {KEY}x"})
     assert refused.status_code == 401 and refused.headers["x-request-id"]
+
+
+def test_tokens_that_a_reply_may_have(words: httpx.Client, tokenizer: Tokenizer) -> None:
+    letters = tokenizer.encode("one")
+    _, choice = whole(words, TEXT, {"prompt": "hi", "max_tokens": 9, "allowed_token_ids": letters})
+    assert choice["text"] and set(choice["text"]) <= set("one")
+    _, choice = whole(words, CHAT, {"messages": user("hi"), "max_tokens": 30, "bad_words": ["two"]})
+    assert choice["text"].startswith("one tw") and "two" not in choice["text"]
+    for fields, param in (
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
+        ({"bad_words": [" "]}, "bad_words"),
+        ({"bad_words": ["x"], "num_beams": 2}, "bad_words"),
+    ):
+        response = words.post(TEXT, json={"prompt": "hi", **fields})
+        assert response.status_code == 400 and response.json()["error"]["param"] == param

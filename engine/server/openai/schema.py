@@ -5,7 +5,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from engine.api.errors import BadParams
-from engine.api.params import MAX_BEAMS, MAX_BIASED, MAX_DRAFT, MAX_LOGPROBS, MAX_STOPS, SamplingParams
+from engine.api.params import (
+    MAX_ALLOWED,
+    MAX_BAD_WORD,
+    MAX_BAD_WORDS,
+    MAX_BEAMS,
+    MAX_BIASED,
+    MAX_DRAFT,
+    MAX_LOGPROBS,
+    MAX_STOPS,
+    SamplingParams,
+)
 from engine.server.config import MAX_CHOICES
 from engine.server.openai.structured import (
     GUIDED,
@@ -20,6 +30,9 @@ from engine.server.openai.structured import (
 from engine.server.schema import MAX_REPLY_PREFIX, Messages, Strict, TokenIds
 
 Text = Annotated[str, Field(min_length=1)]
+BadWords = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD)]], Field(max_length=MAX_BAD_WORDS)
+]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
@@ -71,6 +84,8 @@ class Asked(Strict):
     skip_special_tokens: Literal[True] | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
+    allowed_token_ids: TokenIds | None = Field(None, min_length=1, max_length=MAX_ALLOWED)
+    bad_words: BadWords | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | str | None = None
     guided_regex: Expression | None = None
@@ -135,7 +150,7 @@ class Asked(Strict):
 _SAME = (
     "temperature top_p presence_penalty frequency_penalty seed stop min_p repetition_penalty "
     "ignore_eos min_tokens n best_of length_penalty early_stopping speculate draft_tokens "
-    "include_stop_str_in_output"
+    "include_stop_str_in_output allowed_token_ids bad_words"
 ).split()
 
 
