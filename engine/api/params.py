@@ -19,6 +19,7 @@ MAX_SAMPLES = 128
 
 MAX_GRAMMAR = 2**17  # characters
 
+_GRAMMAR_KEYS = {"kind", "text", "any_whitespace"}
 EarlyStopping = Literal[False, True, "never"]
 GrammarKind = Literal["json", "regex", "choice", "lark"]
 
@@ -31,6 +32,7 @@ class Grammar:
 
     kind: GrammarKind
     text: str
+    any_whitespace: bool = False  # of JSON; else a single blank at most, after a comma or a colon
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(GrammarKind):
@@ -41,6 +43,10 @@ class Grammar:
             raise BadParams("grammar", f"has {len(self.text)} characters; at most {MAX_GRAMMAR} are allowed")
         if not self.text.isascii() and any("\ud800" <= each <= "\udfff" for each in self.text):
             raise BadParams("grammar", "contains a lone surrogate, which is not valid text")
+        if not isinstance(self.any_whitespace, bool):
+            raise BadParams(
+                "grammar", f"any_whitespace must be true or false, not {self.any_whitespace!r:.60}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +145,7 @@ class SamplingParams:
     def _check_grammar(self) -> None:
         if self.grammar is None:
             return
-        if isinstance(self.grammar, Mapping) and self.grammar.keys() == {"kind", "text"}:
+        if isinstance(self.grammar, Mapping) and {"kind", "text"} <= self.grammar.keys() <= _GRAMMAR_KEYS:
             object.__setattr__(self, "grammar", Grammar(**self.grammar))
         if not isinstance(self.grammar, Grammar):
             raise BadParams("grammar", f"must be a kind and a text, not {self.grammar!r:.60}")

@@ -31,7 +31,7 @@ BAD = {
     "n": [0, 129, 1.5, True],
     "best_of": [0, 129, "all"],
     "speculate": ["magic", 1, None, True, ["ngram"]],
-    "grammar": [{"type": "object"}, "json", 1, True],
+    "grammar": [{"kind": "json", "text": "{}", "any_whitespace": 1}, {"type": "object"}, "json", 1, True],
     "draft_tokens": [-1, 17, 1.5, None, True],
 }
 

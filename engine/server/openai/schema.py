@@ -87,6 +87,7 @@ class Asked(Strict):
     allowed_token_ids: TokenIds | None = Field(None, min_length=1, max_length=MAX_ALLOWED)
     bad_words: BadWords | None = None
     structured_outputs: StructuredOutputs | None = None
+    disable_any_whitespace: bool | None = None  # false: JSON may have any white space
     guided_json: Schema | str | None = None
     guided_regex: Expression | None = None
     guided_choice: Choices | None = None
@@ -137,7 +138,9 @@ class Asked(Strict):
     def grammar(self) -> RequestedGrammar | None:
         """Return the grammar that the reply's text must match."""
         guided = {name: getattr(self, name) for name in GUIDED}
-        return requested_grammar(self.response_format, self.structured_outputs, guided)
+        return requested_grammar(
+            self.response_format, self.structured_outputs, guided, self.disable_any_whitespace
+        )
 
     def _biases(self) -> dict[int, float] | None:
         biases = self.logit_bias
