@@ -27,7 +27,7 @@ GrammarKind = Literal["json", "regex", "choice", "lark"]
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A constraint on a reply's text: a JSON schema, a regular expression, a JSON list of choices, or a
-    Lark grammar as llguidance reads it.
+    Lark grammar as llguidance reads it, or llama.cpp's GBNF in its place.
     """
 
     kind: GrammarKind

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from engine.api.errors import BadParams
 from engine.api.params import Grammar
@@ -16,6 +17,7 @@ _UNUSABLE = {
     "choice": "invalid choices",
     "lark": "invalid Lark grammar",
 }
+_GBNF = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)  # a rule of llama.cpp's form
 MAX_NESTING = 64
 MAX_CHOICES = 4096
 MOST = 2**63 - 1  # llguidance's largest integer; it parses all numbers as floats
@@ -41,14 +43,15 @@ def source(grammar: Grammar) -> str:
 def _source(grammar: Grammar) -> str:
     match grammar.kind:
         case "json":
-            options = _options(any_whitespace=grammar.any_whitespace)
+            options: Any = _options(any_whitespace=grammar.any_whitespace)
             return LLMatcher.grammar_from_json_schema(_schema(grammar.text), overrides=options)
         case "regex":
             return LLMatcher.grammar_from_regex(_regex(grammar.text))
         case "choice":
             return LLMatcher.grammar_from_regex(_any_of(grammar.text))
         case "lark":
-            return LLMatcher.grammar_from_lark(grammar.text)
+            text = _lark_of_gbnf(grammar.text) if _GBNF.search(grammar.text) else grammar.text
+            return LLMatcher.grammar_from_lark(text)
 
 
 def lark_of(grammar: Grammar) -> str:
@@ -77,6 +80,13 @@ def _lark_regex(expression: str) -> str:
     """Return the regex between slashes, with slashes and newlines escaped."""
     bare = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", expression, flags=re.DOTALL)
     return f"/{bare.replace(chr(10), chr(92) + 'n')}/"
+
+
+def _lark_of_gbnf(text: str) -> str:
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:  # the translator has no class of its own for some of its errors
+        raise BadParams("grammar", f"invalid GBNF grammar: {error}") from None
 
 
 def _any_of(text: str) -> str:

@@ -191,6 +191,35 @@ def test_json_is_compact_unless_any_white_space_is_allowed(text: str, compact: b
         assert (EOS in allowed(asked)) == (compact or loose), grammar
 
 
+GBNF = r"""# a sum, as llama.cpp writes it
+root ::= term ("+" term)* end?
+term ::= [1-9] [0-9]{0,2} | "(" root ")"
+end  ::= "\n" | [^a-z0-9+()"\\]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        ("1", True),
+        ("12+(3+400)", True),
+        ("7\n", True),
+        ("7!", True),
+        ("01", False),
+        ("1+", False),
+        ("1000", False),
+    ],
+)
+def test_a_grammar_may_be_gbnf(text: str, good: bool) -> None:
+    asked = request(Grammar("lark", GBNF))
+    for token in tokenizer().encode(text):
+        if token not in allowed(asked):
+            assert not good
+            return
+        asked.tokens.append(token)
+    assert (EOS in allowed(asked)) == good
+
+
 def test_end_tokens_are_allowed_after_a_complete_and_long_enough_text() -> None:
     [a, b] = tokenizer().encode("ab")
     grammar = Grammar("regex", "a{1,9}b?")

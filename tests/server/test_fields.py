@@ -199,6 +199,16 @@ def test_a_malformed_body_is_refused(client: httpx.Client, body: bytes) -> None:
     refused(response)
 
 
+def test_the_reason_for_a_number_that_is_none(client: httpx.Client) -> None:
+    for number, reason in (
+        (b"9" * 5000, "a number in the JSON body must have at most 4300 digits"),
+        (b"-Infinity", "invalid JSON: -Infinity is not a JSON number"),
+    ):
+        body = b'{"prompt": "hi", "seed": ' + number + b"}"
+        error = refused(client.post(TEXT, content=body, headers={"content-type": "application/json"}))
+        assert error["message"] == reason
+
+
 def test_json_is_accepted_up_to_the_depth_limit(client: httpx.Client) -> None:
     def nested(depth: int) -> dict[str, Any]:
         value: Any = 1
