@@ -150,7 +150,7 @@ class _MessageWriter:
         if self._reader:
             content, part.calls = self._reader.push(content)
             if finish:
-                rest, calls = self._reader.flush()
+                rest, calls = self._reader.flush(cut=finish != "stop")
                 content, part.calls = content + rest, part.calls + calls
         self.calls += len(part.calls)
         part.reasoning, part.content, part.score = reasoning, content, last.score
