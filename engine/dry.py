@@ -133,7 +133,7 @@ class DryRunner:
             seed = None if request.params.seed is None else request.seed  # each sample has its own
             self._replies[request.id] = self._script(prompt, replace(request.params, seed=seed)) or [0]
         reply, at, params = self._replies[request.id], request.generated + ahead, request.params
-        if params.grammar:
+        if params.guided:
             return self._kept(request, reply[at : at + 1])
         ends = self._end is not None and not params.ignore_eos and at >= params.min_tokens
         if at >= len(reply) and ends:

@@ -9,6 +9,9 @@ from engine.api.errors import BadParams
 MAX_STOPS = 16
 MAX_BIASED = 1024
 MAX_LOGPROBS = 20
+MAX_ALLOWED = 2**16  # ids of allowed_token_ids
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD = 256  # characters
 MAX_DRAFT = 16
 SPECULATION = ("ngram", "suffix", "draft", "exit")
 MAX_BEAMS = 512
@@ -16,6 +19,7 @@ MAX_SAMPLES = 128
 
 MAX_GRAMMAR = 2**17  # characters
 
+_GRAMMAR_KEYS = {"kind", "text", "any_whitespace"}
 EarlyStopping = Literal[False, True, "never"]
 GrammarKind = Literal["json", "regex", "choice", "lark"]
 
@@ -23,11 +27,12 @@ GrammarKind = Literal["json", "regex", "choice", "lark"]
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A constraint on a reply's text: a JSON schema, a regular expression, a JSON list of choices, or a
-    Lark grammar as llguidance reads it.
+    Lark grammar as llguidance reads it, or llama.cpp's GBNF in its place.
     """
 
     kind: GrammarKind
     text: str
+    any_whitespace: bool = False  # of JSON; else a single blank at most, after a comma or a colon
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(GrammarKind):
@@ -38,6 +43,10 @@ class Grammar:
             raise BadParams("grammar", f"has {len(self.text)} characters; at most {MAX_GRAMMAR} are allowed")
         if not self.text.isascii() and any("\ud800" <= each <= "\udfff" for each in self.text):
             raise BadParams("grammar", "contains a lone surrogate, which is not valid text")
+        if not isinstance(self.any_whitespace, bool):
+            raise BadParams(
+                "grammar", f"any_whitespace must be true or false, not {self.any_whitespace!r:.60}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +76,9 @@ class SamplingParams:
     n: int = 1  # replies to one prompt
     best_of: int | None = None  # samples this many replies and returns the n likeliest
     grammar: Grammar | None = None  # None: unconstrained
+    allowed_token_ids: tuple[int, ...] | None = None  # None: all
+    bad_words: tuple[str, ...] = ()  # texts whose tokens must not follow each other in the reply
+    include_stop_str_in_output: bool = False  # the stop string, or the text of the token that ends the reply
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, 100.0)
@@ -87,11 +99,12 @@ class SamplingParams:
                 )
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if not isinstance(self.ignore_eos, bool):
-            raise BadParams("ignore_eos", f"must be true or false, not {self.ignore_eos!r}")
+        _flag("ignore_eos", self.ignore_eos)
+        _flag("include_stop_str_in_output", self.include_stop_str_in_output)
         self._check_speculation()
         self._check_many()
         self._check_grammar()
+        self._check_token_rules()
         object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "stop_ids", _ids("stop_ids", self.stop_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
@@ -132,7 +145,7 @@ class SamplingParams:
     def _check_grammar(self) -> None:
         if self.grammar is None:
             return
-        if isinstance(self.grammar, Mapping) and self.grammar.keys() == {"kind", "text"}:
+        if isinstance(self.grammar, Mapping) and {"kind", "text"} <= self.grammar.keys() <= _GRAMMAR_KEYS:
             object.__setattr__(self, "grammar", Grammar(**self.grammar))
         if not isinstance(self.grammar, Grammar):
             raise BadParams("grammar", f"must be a kind and a text, not {self.grammar!r:.60}")
@@ -140,6 +153,30 @@ class SamplingParams:
             raise BadParams("grammar", f"cannot be combined with beams ({self.beams})")
         if self.speculate:
             raise BadParams("grammar", f"cannot be combined with speculate ({self.speculate})")
+
+    def _check_token_rules(self) -> None:
+        if self.allowed_token_ids is not None:
+            ids = _ids("allowed_token_ids", self.allowed_token_ids)
+            if not 1 <= len(ids) <= MAX_ALLOWED:
+                raise BadParams("allowed_token_ids", f"must hold 1 to {MAX_ALLOWED} tokens, not {len(ids)}")
+            object.__setattr__(self, "allowed_token_ids", ids)
+        object.__setattr__(self, "bad_words", _words(self.bad_words))
+        for name in ("allowed_token_ids", "bad_words"):
+            if getattr(self, name) and self.beams > 1:
+                raise BadParams(name, f"cannot be combined with beams ({self.beams})")
+            if getattr(self, name) and self.speculate:
+                raise BadParams(name, f"cannot be combined with speculate ({self.speculate})")
+
+    @property
+    def ruled(self) -> bool:
+        """Whether tokens are allowed or banned beside a grammar."""
+        return self.allowed_token_ids is not None or bool(self.bad_words)
+
+    @property
+    def guided(self) -> str:
+        """The first parameter that needs a mask of allowed tokens at each step, or ""."""
+        names = ("grammar", "allowed_token_ids", "bad_words")
+        return next((name for name in names if getattr(self, name)), "")
 
     def candidates(self, enders: int) -> int:
         """How many of each row's likeliest tokens a beam search considers, enough if many of them end it."""
@@ -186,6 +223,11 @@ def _whole(name: str, value: Any, low: int, high: int) -> None:
         raise BadParams(name, f"must be a whole number from {low} to {high}, not {value!r}")
 
 
+def _flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise BadParams(name, f"must be true or false, not {value!r}")
+
+
 def _stops(value: Any) -> tuple[str, ...]:
     stops = (value,) if isinstance(value, str) else _listed("stop", value)
     if len(stops) > MAX_STOPS:
@@ -194,6 +236,16 @@ def _stops(value: Any) -> tuple[str, ...]:
         if not isinstance(stop, str) or not stop:
             raise BadParams("stop", f"must be non-empty strings, not {stop!r}")
     return stops
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    words = _listed("bad_words", value)
+    if len(words) > MAX_BAD_WORDS:
+        raise BadParams("bad_words", f"at most {MAX_BAD_WORDS} texts, not {len(words)}")
+    for word in words:
+        if not isinstance(word, str) or not word.strip() or len(word) > MAX_BAD_WORD:
+            raise BadParams("bad_words", f"must be texts of 1 to {MAX_BAD_WORD} characters, not {word!r:.60}")
+    return words
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:

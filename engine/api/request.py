@@ -29,8 +29,13 @@ class Finish(Enum):
 class GrammarState(Protocol):
     """The position of a reply in its grammar."""
 
-    error: str  # why no token can follow, or ""
-    fault: str  # the parameter that caused it
+    @property
+    def error(self) -> str:
+        """Why no token can follow, or ""."""
+
+    @property
+    def fault(self) -> str:
+        """The parameter that caused the error."""
 
     @property
     def over(self) -> bool:
@@ -67,6 +72,7 @@ class Request:
     salt: bytes = b""  # separates prefix caches of different owners
     group: int = -1  # the caller's request, if this is one of several rows that answer it
     guided_from: int = 0  # index of the first token a grammar applies to, if after the prompt
+    guided: bool = field(init=False)  # whether its parameters constrain its next token
     guide: GrammarState | None = None  # created on first use, and again from the tokens if lost
     awaits: bool = False  # its next token depends on a decision on the host
 
@@ -91,6 +97,9 @@ class Request:
     preemptions: int = 0
     first_token_at: float | None = None
     last_token_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.guided = bool(self.params.guided)
 
     @property
     def known(self) -> int:

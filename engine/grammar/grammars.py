@@ -10,9 +10,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.api.errors import BadParams
 from engine.api.params import Grammar, SamplingParams
-from engine.api.request import Request
+from engine.api.request import GrammarState, Request
 from engine.grammar.matcher import GrammarMatcher, reason
 from engine.grammar.source import source, unusable
+from engine.grammar.token_rules import RuledState, TokenRules
 from engine.grammar.vocabulary import readable
 from engine.scheduling.step import Masks, Step
 from engine.text.tokenizer import Tokenizer
@@ -32,15 +33,22 @@ class Grammars:
         self._reading = threading.Lock()
         self._read: LLTokenizer | None = None
         self._found: OrderedDict[Grammar, Future[GrammarMatcher]] = OrderedDict()
+        self._rules: OrderedDict[tuple[tuple[int, ...] | None, tuple[str, ...]], TokenRules] = OrderedDict()
 
     def check(self, grammar: Grammar, seconds: float = SECONDS) -> None:
         """Compile a grammar unless it is cached. Raises BadParams if it is invalid or takes too long."""
         self._compiled(grammar, seconds)
 
+    def prepare(self, params: SamplingParams) -> None:
+        """Compile the grammar and tokenize the words of a request, unless they are cached."""
+        if params.grammar:
+            self.check(params.grammar)
+        if params.ruled:
+            self._rules_of(params)
+
     def check_start(self, params: SamplingParams, reply_prefix: Sequence[int]) -> None:
         """Raise BadParams if the grammar rejects `reply_prefix` or allows no token after it."""
-        assert params.grammar is not None
-        guide = self._compiled(params.grammar, SECONDS).starting(0)
+        guide = self._starting(params, 0, 0)
         guide.read(reply_prefix)
         if guide.error:
             raise BadParams("said", "does not match the grammar")
@@ -55,10 +63,9 @@ class Grammars:
     def allowed(self, request: Request) -> np.ndarray:
         """Return the bit mask of the tokens that a request may sample next."""
         params = request.params
-        assert params.grammar is not None
         if request.guide is None:
-            start = max(request.prompt_len, request.guided_from)
-            request.guide = self._compiled(params.grammar, SECONDS).starting(start)
+            start = request.prompt_len
+            request.guide = self._starting(params, start, max(start, request.guided_from))
         request.guide.read(request.tokens)
         early = request.generated < params.min_tokens
         return request.guide.allowed(params.enders(self._stop_ids), early=early)
@@ -72,6 +79,29 @@ class Grammars:
         alive = [(slot, each) for id, slot, *_ in rows if (each := requests.get(id))]
         bits = [self.allowed(each) for _, each in alive]
         return Masks(tuple(slot for slot, _ in alive), np.stack(bits) if bits else np.zeros((0, 0), np.uint8))
+
+    def _rules_of(self, params: SamplingParams) -> TokenRules:
+        """Return the rules of a request's own tokens and words."""
+        key = params.allowed_token_ids, params.bad_words
+        with self._lock:
+            found = self._rules.get(key)
+        if found is None:
+            found = TokenRules.of(params, self._tokenizer, self._vocab)
+        with self._lock:
+            self._rules[key] = found
+            self._rules.move_to_end(key)
+            if len(self._rules) > KEPT:
+                self._rules.popitem(last=False)
+        return found
+
+    def _starting(self, params: SamplingParams, start: int, guided_from: int) -> GrammarState:
+        """Return the state of a reply that begins at `start`, and its grammar at `guided_from`."""
+        grammar = params.grammar
+        guide = self._compiled(grammar, SECONDS).starting(guided_from) if grammar else None
+        if params.ruled:
+            return RuledState(self._rules_of(params), guide, start)
+        assert guide is not None
+        return guide
 
     def _compiled(self, grammar: Grammar, seconds: float) -> GrammarMatcher:
         vocabulary = self._vocabulary()

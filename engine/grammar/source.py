@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from engine.api.errors import BadParams
 from engine.api.params import Grammar
@@ -16,12 +17,16 @@ _UNUSABLE = {
     "choice": "invalid choices",
     "lark": "invalid Lark grammar",
 }
+_GBNF = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)  # a rule of llama.cpp's form
 MAX_NESTING = 64
 MAX_CHOICES = 4096
 MOST = 2**63 - 1  # llguidance's largest integer; it parses all numbers as floats
 
-# No keyword of a schema is ignored, and whitespace is limited, so that a model cannot emit it forever.
-_JSON: Any = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}"}
+# No keyword of a schema is ignored. A weak model would spend its reply on white space, so there is none but a
+# blank after a comma or a colon, as most models write JSON; any other is limited.
+_JSON: Any = {"lenient": False, "coerce_one_of": False}
+_COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_LOOSE: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}"}
 
 
 def unusable(grammar: Grammar, why: str) -> BadParams:
@@ -38,20 +43,22 @@ def source(grammar: Grammar) -> str:
 def _source(grammar: Grammar) -> str:
     match grammar.kind:
         case "json":
-            return LLMatcher.grammar_from_json_schema(_schema(grammar.text), overrides=_JSON)
+            options: Any = _options(any_whitespace=grammar.any_whitespace)
+            return LLMatcher.grammar_from_json_schema(_schema(grammar.text), overrides=options)
         case "regex":
             return LLMatcher.grammar_from_regex(_regex(grammar.text))
         case "choice":
             return LLMatcher.grammar_from_regex(_any_of(grammar.text))
         case "lark":
-            return LLMatcher.grammar_from_lark(grammar.text)
+            text = _lark_of_gbnf(grammar.text) if _GBNF.search(grammar.text) else grammar.text
+            return LLMatcher.grammar_from_lark(text)
 
 
 def lark_of(grammar: Grammar) -> str:
     """Return the grammar as part of a Lark rule."""
     match grammar.kind:
         case "json":
-            return lark_of_schema(json.loads(_schema(grammar.text)))
+            return lark_of_schema(json.loads(_schema(grammar.text)), any_whitespace=grammar.any_whitespace)
         case "regex":
             return _lark_regex(_regex(grammar.text))
         case "choice":
@@ -59,15 +66,27 @@ def lark_of(grammar: Grammar) -> str:
     raise BadParams("grammar", "a Lark grammar cannot be part of another grammar")
 
 
-def lark_of_schema(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
+def lark_of_schema(schema: Mapping[str, Any], *, lenient: bool = False, any_whitespace: bool = False) -> str:
     """Return the schema as part of a Lark rule. `lenient`: ignore unsupported keywords."""
-    return "%json " + json.dumps({**schema, "x-guidance": {**_JSON, "lenient": lenient}})
+    options = _options(any_whitespace=any_whitespace) | {"lenient": lenient}
+    return "%json " + json.dumps({**schema, "x-guidance": options})
+
+
+def _options(*, any_whitespace: bool) -> dict[str, Any]:
+    return _JSON | (_LOOSE if any_whitespace else _COMPACT)
 
 
 def _lark_regex(expression: str) -> str:
     """Return the regex between slashes, with slashes and newlines escaped."""
     bare = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", expression, flags=re.DOTALL)
     return f"/{bare.replace(chr(10), chr(92) + 'n')}/"
+
+
+def _lark_of_gbnf(text: str) -> str:
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:  # the translator has no class of its own for some of its errors
+        raise BadParams("grammar", f"invalid GBNF grammar: {error}") from None
 
 
 def _any_of(text: str) -> str:

@@ -40,9 +40,10 @@ class Host(ChatText, ABC):
             ids, continues = prompt_ids(prompt, self._chat)
         except EngineError as error:
             return refused(error)
-        return self.begin(
-            Submit(tuple(ids), params, priority, deadline, salt, tuple(reply_prefix), continues=continues)
-        )
+        tokens, prefix = tuple(ids), tuple(reply_prefix)
+        stream = self.begin(Submit(tokens, params, priority, deadline, salt, prefix, continues=continues))
+        stream.prompt = tokens
+        return stream
 
     def fork(self, id: int, params: SamplingParams | None = None) -> Stream:
         return self.begin(Fork(id, params))

@@ -27,7 +27,8 @@ def prompt_ids(prompt: Prompt, chat: ChatFormat) -> tuple[list[int], bool]:
     if isinstance(prompt, str):
         return chat.tokenizer.encode_raw(prompt), True
     if isinstance(prompt, ChatPrompt):
-        return chat.prompt(prompt.messages, prompt.tools or None, **prompt.options), False
+        continues = bool(prompt.options.get("continue_final_message"))
+        return chat.prompt(prompt.messages, prompt.tools or None, **prompt.options), continues
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
         raise BadInput(f"a prompt must be text, messages or token ids, got {type(prompt).__name__}")
     if prompt and isinstance(prompt[0], Mapping):

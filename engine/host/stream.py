@@ -1,7 +1,7 @@
 """The deltas of one request on their way to its reader."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -35,6 +35,7 @@ class Stream:
     """
 
     begun: Future[Begun]
+    prompt: Sequence[int] = ()  # the prompt's tokens, unless it is a fork
 
     def __init__(self) -> None:
         self._deltas: SimpleQueue[Delta] = SimpleQueue()

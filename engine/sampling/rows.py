@@ -172,7 +172,7 @@ class SamplingRows:
             self._logprobs[slot] = params.logprobs
         if params.beams > 1:
             self._candidates[slot] = params.candidates(len(end_ids))
-        if params.grammar:
+        if params.guided:
             self._guided.add(slot)
         if params.penalized:
             self._penalized.add(slot)

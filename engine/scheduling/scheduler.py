@@ -109,7 +109,7 @@ class Scheduler:
             elif start < len(request.blocks) * size and not request.shares_tail:
                 # The common case.
                 builder.decode(request.id, request.slot, start, LAST if request.pending else tokens[start])
-                if request.params.grammar:
+                if request.guided:
                     builder.guide(request.id)
             else:
                 self._schedule_row(builder, request, 1)
@@ -170,7 +170,7 @@ class Scheduler:
             tokens += drafts.tokens or [0] * drafted
             self.changes.drafts(request, on_device=not drafts.tokens)
         builder.add(StepRow(request.id, request.slot, start, count, samples, drafted), tokens)
-        if samples and request.params.grammar:
+        if samples and request.guided:
             builder.guide(request.id)
         return True
 
@@ -362,7 +362,7 @@ class Scheduler:
 
     def restamp(self, request: Request) -> None:
         """Note that the request's parameters, or its slot, have changed."""
-        request.stamp = next(self._stamps)
+        request.stamp, request.guided = next(self._stamps), bool(request.params.guided)
         self.changes.resample(request)
 
     def start_over(self, request: Request, why: str) -> None:

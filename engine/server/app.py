@@ -21,6 +21,7 @@ from engine.server.config import ServerConfig
 from engine.server.drain import Drain
 from engine.server.http.auth import AuthMiddleware, refuse
 from engine.server.http.errors import FORM, ApiError, from_engine
+from engine.server.http.request_ids import identified
 from engine.server.http.sse import SEND
 from engine.server.native import attach, commands, control, events, layout, ws
 from engine.server.ollama import chat as ollama_chat
@@ -44,14 +45,14 @@ _ABORTED_WITHIN = 3.0  # seconds
 
 
 class _Application(FastAPI):
-    """Adds to the scope: the server's own `send`, which each layer of middleware wraps again, and the form of
-    errors.
+    """Adds to the scope: the server's own `send`, which each layer of middleware wraps again, the form of
+    errors, and the request's id.
     """
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         scope[SEND] = send
         scope[FORM] = error_form(scope.get("path", ""))
-        await super().__call__(scope, receive, send)
+        await super().__call__(scope, receive, identified(scope, send))
 
 
 def application(host: EngineHost, config: ServerConfig, drain: Drain | None = None) -> FastAPI:
@@ -91,7 +92,7 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
             allow_origins=config.origins,
             allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],
-            expose_headers=["retry-after"],
+            expose_headers=["retry-after", "x-request-id"],
         )
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app

@@ -74,6 +74,11 @@ class Generation:
         """The engine's ids of the submitted requests."""
         return [place.stream.id for place in self._places if place.stream]
 
+    @property
+    def prompt_ids(self) -> list[Sequence[int]]:
+        """The tokens of each submitted prompt."""
+        return [place.stream.prompt for place in self._places if place.stream]
+
     async def start(self) -> Self:
         """Submit all prompts. If one fails, close the others and raise its error."""
         try:

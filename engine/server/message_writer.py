@@ -17,6 +17,7 @@ class MessagePart:
     content: str = ""
     calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     finish: Finish | None = None  # None also if the reply failed, which is reported as an error
     score: float | None = None
 
@@ -50,12 +51,13 @@ class MessageWriter:
         if self._reader:
             content, part.calls = self._reader.push(content)
             if part.finish:
-                rest, calls = self._reader.flush()
+                rest, calls = self._reader.flush(cut=part.finish is not Finish.STOP)
                 content, part.calls = content + rest, part.calls + calls
         self.calls += len(part.calls)
         part.reasoning, part.content, part.score = reasoning, content, last.score
         for delta in deltas:
             part.logprobs += delta.logprobs
+            part.tokens += delta.tokens
         return part
 
     def take(self, deltas: Sequence[Delta]) -> None:
@@ -65,4 +67,5 @@ class MessageWriter:
         whole.content += part.content
         whole.calls += part.calls
         whole.logprobs += part.logprobs
+        whole.tokens += part.tokens
         whole.finish, whole.score = part.finish, part.score

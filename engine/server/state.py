@@ -16,6 +16,7 @@ from engine.server import tools
 from engine.server.async_engine import AsyncEngine
 from engine.server.config import MAX_CHOICES, ServerConfig
 from engine.server.drain import Drain
+from engine.server.fingerprint import Fingerprint
 from engine.server.generation import Generation
 from engine.server.http.auth import prefix_salt
 from engine.server.http.errors import ApiError
@@ -48,6 +49,7 @@ class ServerState:
     def __post_init__(self) -> None:
         self.engine = AsyncEngine(self.host)
         self.gate = ConcurrencyLimiter(self.config.in_flight, self.config.per_key)
+        self.fingerprint = Fingerprint(self.engine, self.config.name, self.config.version)
         self.metrics = Metrics(self.host, self.config.name, self.config.metrics_prefix)
         self.events = EventHistory(self.host, self.engine, self.drain, self.boot)
         self.replies = ReplyStore(self.run, self.config.grace)
@@ -118,5 +120,6 @@ class ServerState:
     def close(self) -> None:
         self.replies.close()
         self.events.close()
+        self.fingerprint.close()
         self.metrics.close()
         self.engine.close()

@@ -5,6 +5,7 @@ text; Llama 3.1 and later write only the JSON.
 """
 
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,10 @@ class Call:
         return {"id": self.id, "type": "function", "function": function}
 
 
+_NAMED = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
+_KEY = re.compile(r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_BARE = re.compile(_NAMED.pattern + _KEY.pattern, re.DOTALL)  # without tags, other JSON may have a name
+
 ParsedText = tuple[str, list[Call]]  # text of the reply, and its calls
 
 
@@ -34,7 +39,9 @@ class CallReader(Protocol):
 
     def push(self, text: str) -> ParsedText: ...
 
-    def flush(self) -> ParsedText: ...
+    def flush(self, *, cut: bool = False) -> ParsedText:
+        """End the reply. `cut`: by a limit, so that a call may be incomplete."""
+        ...
 
 
 class TaggedCalls:
@@ -69,10 +76,11 @@ class TaggedCalls:
         self._called |= bool(calls)
         return prose, calls
 
-    def flush(self) -> ParsedText:
+    def flush(self, *, cut: bool = False) -> ParsedText:
         held, self._held = self._held, ""
         before, opened, inside = held.partition(OPEN)
-        if opened and (call := read_call(inside)):  # the reply ended before the closing tag
+        call = read_call(inside) if opened else None  # the reply ended before the closing tag
+        if call or (opened and cut and (call := cut_call(inside))):
             return before.rstrip(), [call]
         return ("" if self._called and held.isspace() else held), []
 
@@ -93,14 +101,15 @@ class BareCalls:
         text, self._held = self._held, ""
         return text, []
 
-    def flush(self) -> ParsedText:
+    def flush(self, *, cut: bool = False) -> ParsedText:
         held, self._held = self._held, ""
         calls, rest = list[Call](), held.strip()
         while rest:
             try:
                 value, end = json.JSONDecoder().raw_decode(rest)
             except (ValueError, RecursionError):
-                return held, []
+                last = cut_call(rest) if cut and _BARE.match(rest) else None
+                return ("", [*calls, last]) if last else (held, [])
             if not (call := as_call(value)):
                 return held, []
             calls.append(call)
@@ -127,6 +136,23 @@ def read_call(text: str) -> Call | None:
         return as_call(json.loads(text))
     except (ValueError, RecursionError):
         return None
+
+
+def cut_call(text: str) -> Call | None:
+    """Return a call that a limit cut after its name, with the arguments as far as they were written."""
+    if not (found := _NAMED.match(text)):
+        return None
+    begun = _KEY.match(text, found.end())
+    arguments = text[begun.end() :] if begun else ""
+    try:
+        name = json.loads(found[1])
+    except ValueError:
+        return None
+    try:
+        given, _ = json.JSONDecoder().raw_decode(arguments)  # only what follows them may be missing
+    except (ValueError, RecursionError):
+        return Call(name, arguments)
+    return Call(name, json.dumps(given, ensure_ascii=False))
 
 
 def as_call(value: Any) -> Call | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from engine.api import events
 from engine.api.errors import BadInput, BadParams, EngineDead, NoMemory, QueueFull, RequestTooLong, place
 from engine.api.events import Bus, log
-from engine.api.params import Grammar, SamplingParams
+from engine.api.params import SamplingParams
 from engine.api.request import Finish, Request
 from engine.api.snapshot import BeamsView, Change, Snapshot, Switch
 from engine.execution.protocol import Runner, StepResult
@@ -109,7 +109,7 @@ class Engine:
         if len(request.tokens) >= max_len:
             room = max_len - len(prompt)
             raise RequestTooLong(f"reply_prefix has {len(reply_prefix)} tokens; the reply may have {room}")
-        if params.grammar and self.grammars:
+        if params.guided and self.grammars:
             self.grammars.check_start(params, reply_prefix)
         written = TextStream(self.tokenizer, self.limits.stop_ids, params, prompt if continues else ())
         written.skip(reply_prefix)
@@ -390,11 +390,11 @@ class Engine:
         self, params: SamplingParams, prompt: Sequence[int] = (), reply_prefix: Sequence[int] = ()
     ) -> None:
         self.limits.check(self.info.model, len(self.scheduler.tables.grid), params, prompt, reply_prefix)
-        if params.grammar:
-            self.check_grammar(params.grammar)
+        if params.guided:
+            self.check_guided(params)
 
-    def check_grammar(self, grammar: Grammar) -> None:
-        """Check a grammar, from any thread. Compiling takes a while, so call this off the engine's thread."""
+    def check_guided(self, params: SamplingParams) -> None:
+        """Compile what constrains a reply, from any thread. It takes a while, so not on the engine's."""
         if self.grammars is None:
-            raise BadParams("grammar", f"is not available: {self.info.model} has no tokenizer")
-        self.grammars.check(grammar)
+            raise BadParams(params.guided, f"is not available: {self.info.model} has no tokenizer")
+        self.grammars.prepare(params)

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.api import commands
 from engine.api.commands import Begun, Command
-from engine.api.params import Grammar
+from engine.api.params import Grammar, SamplingParams
 from engine.api.snapshot import Speeds
 from engine.serving.engine import Engine
 from engine.serving.reply import Sink
@@ -55,23 +55,23 @@ def _speeds(engine: Engine, asked: commands.MeasureSpeeds) -> Speeds:
     return engine.runner.speeds()
 
 
-def _grammar_of_params(engine: Engine, asked: Any) -> Callable[[], object] | None:
-    return _compiling(engine, asked.params and asked.params.grammar)
+def _guided_by_params(engine: Engine, asked: Any) -> Callable[[], object] | None:
+    params = asked.params
+    return partial(engine.check_guided, params) if params and params.guided else None
 
 
-def _grammar_of_changes(engine: Engine, asked: commands.Update) -> Callable[[], object] | None:
-    return _compiling(engine, asked.changes.get("grammar"))
-
-
-def _compiling(engine: Engine, grammar: object) -> Callable[[], object] | None:
+def _guided_by_changes(engine: Engine, asked: commands.Update) -> Callable[[], object] | None:
     """Compile a grammar ahead on a helper thread. The engine itself rejects values that are no grammar."""
-    return partial(engine.check_grammar, grammar) if isinstance(grammar, Grammar) else None
+    grammar = asked.changes.get("grammar")
+    if not isinstance(grammar, Grammar):
+        return None
+    return partial(engine.check_guided, SamplingParams(grammar=grammar))
 
 
 HANDLERS: dict[type[Command[Any]], Handler] = {
-    commands.Submit: Handler(_submit, first=_grammar_of_params),
-    commands.Fork: Handler(_fork, first=_grammar_of_params),
-    commands.Update: Handler(lambda engine, c: engine.update(c.id, **c.changes), first=_grammar_of_changes),
+    commands.Submit: Handler(_submit, first=_guided_by_params),
+    commands.Fork: Handler(_fork, first=_guided_by_params),
+    commands.Update: Handler(lambda engine, c: engine.update(c.id, **c.changes), first=_guided_by_changes),
     commands.Abort: Handler(_abort),
     commands.Preempt: Handler(lambda engine, c: engine.preempt(c.id)),
     commands.SetSwitch: Handler(lambda engine, c: engine.set_switch(c.name, c.on)),

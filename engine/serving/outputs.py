@@ -202,6 +202,11 @@ class OutputProcessor:
             params = samples.of_member(params)
         if params.grammar != request.params.grammar:
             request.guide, request.guided_from = None, request.known
+        elif (params.allowed_token_ids, params.bad_words) != (
+            request.params.allowed_token_ids,
+            request.params.bad_words,
+        ):
+            request.guide = None
         request.params, request.max_len = params, max_len
         self._scheduler.restamp(request)
         if seed and params.seed is not None:

@@ -54,7 +54,8 @@ class TextStream:
         `full`: the reply has reached its limit. `over`: the grammar allows no further token.
         """
         if token in self._enders and generated > self._floor:
-            return self.flush(), Finish.STOP
+            shown = self._push(self._text.push(token))[0] if self._include else ""
+            return shown + self.flush(), Finish.STOP
         finish = None
         text = self._text.push(token)
         if self._watches and generated >= self._floor:
@@ -84,7 +85,8 @@ class TextStream:
         return safe, hit is not None
 
     def _tune(self, params: SamplingParams) -> None:
-        self._stops = StopFinder(params.stop)
+        self._include = params.include_stop_str_in_output
+        self._stops = StopFinder(params.stop, include=self._include)
         self._watches = bool(params.stop or self._held)
         self._enders = params.enders(self._stop_ids)
         self._floor = params.min_tokens
@@ -109,7 +111,8 @@ class ReplyOutput:
         """Pass on a token. Returns why the reply ends with it, if it does."""
         over = request.guide is not None and request.guide.over
         text, finish = self.written.take(token, request.generated, full=full, over=over)
-        blocks, stop = (len(held(request.blocks)), self.written.stop) if finish else (0, "")
+        blocks = len(held(request.blocks)) if finish else 0
+        stop = self.written.stop if finish is Finish.STOP else ""
         if self._later:
             self.retune(self._later)
         self.sink(Delta(request.id, (token,), text, logprobs, finish, blocks=blocks, stop=stop))

@@ -12,7 +12,8 @@ from engine.text.messages import clean, clean_messages, clean_tools
 from engine.text.template import TemplateRenderer
 from engine.text.tokenizer import Tokenizer
 
-RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "documents"})
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "documents"})
+END = "\ufdd1"  # marks where the final message's text ends; a Unicode noncharacter, as guard.MARK is
 
 
 class ChatFormat:
@@ -65,18 +66,25 @@ class ChatFormat:
         template = self._template(bool(tools))
         guard = self._guard(template)
         break_up = guard.breaker("user")
-        generate = options.pop("add_generation_prompt", True)
+        continued = options.pop("continue_final_message", False)
+        generate = options.pop("add_generation_prompt", not continued)
+        if continued and generate:
+            raise BadInput("continue_final_message and add_generation_prompt cannot both be true")
         if taken := sorted(RESERVED & options.keys()):
             raise BadInput(f"{taken[0]} is not a chat template option; pass it as its own argument")
+        cleaned = clean_messages(messages, guard.breaker)
+        if continued:
+            cleaned[-1]["content"] = (cleaned[-1].get("content") or "") + END
         values = {
             **self.tokenizer.special_names,
             **clean(options, "template options", break_up),
-            "messages": clean_messages(messages, guard.breaker),
+            "messages": cleaned,
             "tools": clean_tools(tools, break_up),
             "documents": None,
             "add_generation_prompt": bool(generate),
         }
-        return self._renderer.render(template, values)
+        text = self._renderer.render(template, values)
+        return _until_end(text) if continued else text
 
     def _template(self, with_tools: bool) -> str:
         templates = self.tokenizer.templates
@@ -88,3 +96,13 @@ class ChatFormat:
         raise TemplateError(
             f"this model has no chat template named default, only {', '.join(sorted(templates))}"
         )
+
+
+def _until_end(text: str) -> str:
+    """Cut a rendered conversation where the text of its final message ends."""
+    before, found, _ = text.rpartition(END)
+    if not found:
+        raise TemplateError(
+            "the chat template leaves out the text of the final message, so it cannot continue it"
+        )
+    return before

@@ -64,14 +64,14 @@ def _message(message: object, place: str, breaker: Callable[[str], Break]) -> di
         raise _bad(f"{place}.role", f"must be a name such as {names}, not {role!r:.80}")
     shaped = dict(message)
     if "content" in shaped:
-        shaped["content"] = _content(shaped["content"], f"{place}.content")
+        shaped["content"] = content_text(shaped["content"], f"{place}.content")
     if shaped.get("tool_calls"):
         shaped["tool_calls"] = _calls(shaped["tool_calls"], f"{place}.tool_calls")
     cleaned: dict[str, Any] = clean(shaped, place, breaker(role))
     return cleaned
 
 
-def _content(content: object, place: str) -> str | None:
+def content_text(content: object, place: str) -> str | None:
     """Return the content as text, which templates expect. Text parts are joined."""
     if content is None or isinstance(content, str):
         return content

@@ -31,6 +31,9 @@ MEANINGS = {
     "n": "Number of replies to one prompt.",
     "best_of": "Sample this many replies and return the n likeliest.",
     "grammar": 'Form of the reply: `{kind = "regex", text = "..."}`; or kind json or choice.',
+    "allowed_token_ids": "Token ids that a reply may consist of; if unset, all.",
+    "bad_words": "Texts that a reply must not contain, matched by their tokens.",
+    "include_stop_str_in_output": "Whether a reply's text ends with the stop that ended it.",
 }
 
 

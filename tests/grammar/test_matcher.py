@@ -5,11 +5,13 @@ import random
 import re
 
 import jsonschema_rs
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engine.api.errors import BadParams
 from engine.api.params import Grammar
+from engine.grammar.source import lark_of
 from tests.grammar.walks import EOS, PROMPT, allowed, grammars, request, text_of, tokenizer, walk
 from tests.runner.letters import VOCAB
 
@@ -156,7 +158,7 @@ def test_a_guide_that_reads_tokens_later_allows_the_same(schema: dict, seed: int
 
 
 def test_whitespace_is_limited() -> None:
-    asked = request(Grammar("json", '{"type": "object"}'), tokenizer().encode("{"))
+    asked = request(Grammar("json", '{"type": "object"}', any_whitespace=True), tokenizer().encode("{"))
     [blank] = tokenizer().encode("\n")
     for _ in range(33):
         if blank not in allowed(asked):
@@ -164,6 +166,58 @@ def test_whitespace_is_limited() -> None:
         asked.tokens.append(blank)
     assert blank not in allowed(asked)
     assert set(tokenizer().encode('}"')) == allowed(asked) & set(range(VOCAB))
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+@pytest.mark.parametrize(
+    ("text", "compact"),
+    [
+        ('{"a":[1,{"b":[]}],"c":"x y"}', True),
+        ('{"a": [1, {"b": []}], "c": "x y"}', True),
+        ('{ "a": 1}', False),
+        ('{"a":  1}', False),
+        ('{"a" : 1}', False),
+        ('{"a": [ 1]}', False),
+        ('{"a": [1,\n1]}', False),
+        ('{"a": 1\n}', False),
+    ],
+)
+def test_json_is_compact_unless_any_white_space_is_allowed(text: str, compact: bool, embedded: bool) -> None:
+    for loose in (False, True):
+        grammar = Grammar("json", '{"type": "object"}', any_whitespace=loose)
+        if embedded:
+            grammar = Grammar("lark", f"start: {lark_of(grammar)}")
+        asked = request(grammar, tokenizer().encode(text))
+        assert (EOS in allowed(asked)) == (compact or loose), grammar
+
+
+GBNF = r"""# a sum, as llama.cpp writes it
+root ::= term ("+" term)* end?
+term ::= [1-9] [0-9]{0,2} | "(" root ")"
+end  ::= "\n" | [^a-z0-9+()"\\]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        ("1", True),
+        ("12+(3+400)", True),
+        ("7\n", True),
+        ("7!", True),
+        ("01", False),
+        ("1+", False),
+        ("1000", False),
+    ],
+)
+def test_a_grammar_may_be_gbnf(text: str, good: bool) -> None:
+    asked = request(Grammar("lark", GBNF))
+    for token in tokenizer().encode(text):
+        if token not in allowed(asked):
+            assert not good
+            return
+        asked.tokens.append(token)
+    assert (EOS in allowed(asked)) == good
 
 
 def test_end_tokens_are_allowed_after_a_complete_and_long_enough_text() -> None:

@@ -5,7 +5,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,17 +117,27 @@ def dry(script: Script | None = None, rate: float | None = None, **config: Any) 
     return dry_engine(EngineConfig(**{"model": "pocket", "blocks": 4096} | config), rate=rate, script=script)
 
 
-def saying(folder: Path, text: str, template: str | None = TEMPLATE, **config: Any) -> Engine:
-    """An engine whose every reply is this text, with a byte or two a token."""
+def saying(
+    folder: Path,
+    text: str,
+    template: str | None = TEMPLATE,
+    seen: list[str] | None = None,
+    **config: Any,
+) -> Engine:
+    """An engine whose every reply is this text, with a byte or two a token. `seen` gets its prompts."""
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {"chat_template": template, "eos_token": "</s>", "bos_token": "<s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = Tokenizer.load(folder)
     tokens = tokenizer.encode(text)
     options: dict[str, Any] = {"model": "pocket", "blocks": 4096} | config
-    return dry_engine(
-        EngineConfig(**options), script=lambda prompt, params: list(tokens), tokenizer=tokenizer
-    )
+
+    def script(prompt: Sequence[int], params: SamplingParams) -> list[int]:
+        if seen is not None:
+            seen.append(tokenizer.decode(prompt))
+        return list(tokens)
+
+    return dry_engine(EngineConfig(**options), script=script, tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="package")

@@ -35,7 +35,10 @@ def refused(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
         ({"functions": []}, "functions"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning_effort": "utmost"}, "reasoning_effort"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"chat_template_kwargs": {"continue_final_message": True}}, "chat_template_kwargs"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"stream_options": {"include_usage": True, "chunk": 1}}, "stream_options.chunk"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -194,6 +197,16 @@ def test_stop_ids_that_leave_no_token_for_min_tokens_are_refused() -> None:
 def test_a_malformed_body_is_refused(client: httpx.Client, body: bytes) -> None:
     response = client.post(TEXT, content=body, headers={"content-type": "application/json"})
     refused(response)
+
+
+def test_the_reason_for_a_number_that_is_none(client: httpx.Client) -> None:
+    for number, reason in (
+        (b"9" * 5000, "a number in the JSON body must have at most 4300 digits"),
+        (b"-Infinity", "invalid JSON: -Infinity is not a JSON number"),
+    ):
+        body = b'{"prompt": "hi", "seed": ' + number + b"}"
+        error = refused(client.post(TEXT, content=body, headers={"content-type": "application/json"}))
+        assert error["message"] == reason
 
 
 def test_json_is_accepted_up_to_the_depth_limit(client: httpx.Client) -> None:

@@ -212,8 +212,8 @@ def test_errors_are_the_clients_own_classes(served: Served) -> None:
         client.chat.completions.create(model="gpt-4", messages=user("hi"))
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as bad:
-        client.chat.completions.create(model=MODEL, messages=user("hi"), reasoning_effort="low")
-    assert bad.value.param == "reasoning_effort"
+        client.chat.completions.create(model=MODEL, messages=user("hi"), verbosity="low")
+    assert bad.value.param == "verbosity"
     with pytest.raises(openai.BadRequestError) as long:
         client.completions.create(model=MODEL, prompt="hi", max_tokens=100_000)
     assert long.value.code == "context_length_exceeded"

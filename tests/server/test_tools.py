@@ -55,12 +55,14 @@ def ask(client: OpenAI, stream: bool = False, **more: Any) -> Any:
     return client.chat.completions.create(**options)
 
 
-def read_all(reader: CallReader, pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
+def read_all(
+    reader: CallReader, pieces: Sequence[str], *, cut: bool = False
+) -> tuple[str, list[tuple[str, str]]]:
     text, calls = "", []
     for piece in pieces:
         more, found = reader.push(piece)
         text, calls = text + more, calls + found
-    more, found = reader.flush()
+    more, found = reader.flush(cut=cut)
     return text + more, [(call.name, call.arguments) for call in calls + found]
 
 

@@ -90,6 +90,30 @@ def test_tools_like_transformers(qwen: ChatFormat, theirs: dict[str, Any]) -> No
     assert_same_as_transformers(qwen, theirs["qwen"], [SYSTEM, USER, CALL, RESULT, RESULT], tools=TOOLS)
 
 
+@pytest.mark.parametrize("text", ["Once upon", "Once <|im_end|> upon", "<think>\nHm"])
+def test_a_continued_message_like_transformers(
+    qwen: ChatFormat, llama: ChatFormat, theirs: dict[str, Any], text: str
+) -> None:
+    final = {"role": "assistant", "content": text}
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    for chat, name in ((qwen, "qwen"), (llama, "llama")):
+        other = theirs[name].apply_chat_template([USER, final], tokenize=False, **options)
+        assert chat.text([USER, final], **options) == other
+        assert chat.text([USER, final], continue_final_message=True) == other
+
+
+def test_a_message_that_the_template_leaves_out_cannot_be_continued(
+    checkpoint: Callable[..., Path], renderer: TemplateRenderer
+) -> None:
+    config = {"chat_template": "{{ messages[0].content }}", "bos_token": "<s>", "eos_token": "</s>"}
+    chat = ChatFormat(Tokenizer.load(checkpoint(tokenizer_config=config)), renderer)
+    assert chat.prompt([REPLY], continue_final_message=True) == chat.prompt([REPLY])
+    with pytest.raises(TemplateError, match="leaves out the text of the final message"):
+        chat.prompt([USER, REPLY], continue_final_message=True)
+    with pytest.raises(BadInput, match="cannot both be true"):
+        chat.prompt([REPLY], continue_final_message=True, add_generation_prompt=True)
+
+
 def test_start_token_comes_once(llama: ChatFormat) -> None:
     tokens = llama.prompt([USER])
     assert tokens.count(llama.tokenizer.bos_id or -1) == 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -61,8 +62,11 @@ def parse_json(text: str) -> Any:
         value = json.loads(text, parse_constant=_no_number)
     except RecursionError:
         raise _too_deep() from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise ApiError(400, f"invalid JSON: {error}") from None
+    except ValueError:  # the only other one: Python's limit on the digits of an integer
+        most = sys.get_int_max_str_digits()
+        raise ApiError(400, f"a number in the JSON body must have at most {most} digits") from None
     _check_form(value)
     return value
 
@@ -116,7 +120,7 @@ def _check_form(value: Any) -> None:
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
+    raise ApiError(400, f"invalid JSON: {name} is not a JSON number")
 
 
 def _too_deep() -> ApiError:

@@ -18,8 +18,8 @@ from engine.server.message_writer import MessagePart, MessageWriter
 from engine.server.messages import template_messages
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import Pieces, chat_logprobs
-from engine.server.openai.messages import template_options
-from engine.server.openai.responses import FINISH, answer, read_request
+from engine.server.openai.messages import continued_text, template_options
+from engine.server.openai.responses import FINISH, answer, ended, read_request, stop_reason
 from engine.server.openai.schema import ChatRequest
 from engine.server.openai.structured import RequestedGrammar
 from engine.server.openai.tooling import calls_of, definitions
@@ -49,11 +49,29 @@ async def chat(request: Request) -> Response:
         request,
         asked,
         [ready.conversation],
-        _ChatForm(ready.writer, state.host.pieces if asked.logprobs else None),
+        _ChatForm(
+            ready.writer,
+            state.host.pieces if asked.logprobs else None,
+            frozenset(asked.stop_token_ids or ()),
+        ),
         ready.requested,
         logprobs=logprobs,
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where a reply begins: inside the reasoning that the template opens, or after a message's text."""
+
+    opened: bool
+    continued: str
+
+    def thinks(self) -> bool:
+        """Whether the reply's first token is reasoning."""
+        thoughts = Thoughts(opened=self.opened)
+        thoughts.push(self.continued)
+        return thoughts.thinking
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +86,31 @@ class PreparedChat:
 async def prepared(request: Request, state: ServerState, asked: ChatRequest) -> PreparedChat:
     """Check a chat, and return what is needed to run it."""
     conversation, mode = await off_loop(request, lambda: _conversation(state, asked))
-    opened = await state.opens_thinking(mode, conversation.options)
-    return await off_loop(request, lambda: _prepared(state, asked, conversation, opened))
+    continued = continued_text(asked)
+    opened = continued is None and await state.opens_thinking(mode, conversation.options)
+    start = _Start(opened, continued or "")
+    return await off_loop(request, lambda: _prepared(state, asked, conversation, start))
 
 
 def _conversation(state: ServerState, asked: ChatRequest) -> tuple[ChatPrompt, bytes]:
     """Return the template's input, and the cache key of its options."""
-    tools, options = definitions(asked, state.tool_style), template_options(asked.chat_template_kwargs)
+    tools, options = definitions(asked, state.tool_style), template_options(asked)
     conversation = ChatPrompt(template_messages(asked.messages, state.host.templates), tools, options)
     if not state.host.has_template:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
     return conversation, mode_of(options)
 
 
-def _prepared(state: ServerState, asked: ChatRequest, conversation: ChatPrompt, opened: bool) -> PreparedChat:
+def _prepared(
+    state: ServerState, asked: ChatRequest, conversation: ChatPrompt, start: _Start
+) -> PreparedChat:
     calls = calls_of(asked, conversation.tools, state.tool_style)
-    prefix = b"".join(state.host.pieces(asked.said or ())).decode(errors="replace")
+    prefix = start.continued + b"".join(state.host.pieces(asked.said or ())).decode(errors="replace")
 
     def writer() -> MessageWriter:
-        return MessageWriter(Thoughts(opened=opened), READERS[calls.style]() if calls else None, prefix)
+        return MessageWriter(Thoughts(opened=start.opened), READERS[calls.style]() if calls else None, prefix)
 
-    return PreparedChat(conversation, _requested_grammar(asked, calls, opened), writer)
+    return PreparedChat(conversation, _requested_grammar(asked, calls, start.thinks()), writer)
 
 
 def _logprobs(asked: ChatRequest) -> int | None:
@@ -98,12 +120,12 @@ def _logprobs(asked: ChatRequest) -> int | None:
 
 
 def _requested_grammar(
-    asked: ChatRequest, calls: ToolCallRules | None, opened: bool
+    asked: ChatRequest, calls: ToolCallRules | None, thinking: bool
 ) -> RequestedGrammar | None:
-    """Return the grammar of the whole reply, including reasoning that the template opens, and tool calls."""
+    """Return the grammar of the whole reply, including open reasoning, and tool calls."""
     text = asked.grammar()
     place = text.place if text else "tool_choice" if calls and calls.must else "tools"
-    return RequestedGrammar.of(place, lambda: reply_grammar(text and text.grammar, calls, thinking=opened))
+    return RequestedGrammar.of(place, lambda: reply_grammar(text and text.grammar, calls, thinking=thinking))
 
 
 class _ChatForm:
@@ -113,8 +135,16 @@ class _ChatForm:
     whole: ClassVar[str] = "chat.completion"
     part: ClassVar[str] = "chat.completion.chunk"
 
-    def __init__(self, writer: Callable[[], MessageWriter], pieces: Pieces | None) -> None:
+    def __init__(
+        self, writer: Callable[[], MessageWriter], pieces: Pieces | None, stop_ids: frozenset[int]
+    ) -> None:
         self._writers, self._pieces = defaultdict[int, MessageWriter](writer), pieces
+        self._stop_ids, self._with_ids = stop_ids, False
+        self._reasons: dict[int, str | int | None] = {}  # what ended each whole choice
+
+    def with_ids(self, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+        self._with_ids = True
+        return {"prompt_token_ids": prompts[0]}
 
     def chunk(self, choice: int, deltas: Sequence[Delta]) -> bytes:
         writer = self._writers[choice]
@@ -133,7 +163,8 @@ class _ChatForm:
             first = writer.calls - len(part.calls)
             calls = [{"index": n, **call.record()} for n, call in enumerate(part.calls, first)]
             parts.append(b'"tool_calls":' + encoded(calls))
-        if not parts and not part.finish and not (part.logprobs and self._pieces):
+        told = (part.logprobs and self._pieces) or (part.tokens and self._with_ids)
+        if not parts and not part.finish and not told:
             return b""
         return b"".join(
             [
@@ -142,13 +173,18 @@ class _ChatForm:
                 b'},"logprobs":',
                 encoded(self._logprobs(part)),
                 b',"finish_reason":',
-                quoted(_finish(part.finish, writer.calls)) if part.finish else b"null",
-                b"}" if part.score is None else b',"score":%r}' % part.score,
+                ended(
+                    _finish(part.finish, writer.calls),
+                    stop_reason(deltas[-1], self._stop_ids),
+                    part.score,
+                ),
+                b',"token_ids":%b}' % encoded(part.tokens) if self._with_ids else b"}",
             ]
         )
 
     def take(self, choice: int, deltas: Sequence[Delta]) -> None:
         self._writers[choice].take(deltas)
+        self._reasons[choice] = stop_reason(deltas[-1], self._stop_ids)
 
     def choices(self) -> list[dict[str, Any]]:
         return [self._choice(n, writer.whole) for n, writer in sorted(self._writers.items())]
@@ -161,7 +197,10 @@ class _ChatForm:
             message["content"] = part.content or None
             message["tool_calls"] = [call.record() for call in part.calls]
         whole = {"index": index, "message": message, "logprobs": self._logprobs(part)}
-        whole["finish_reason"] = part.finish and _finish(part.finish, len(part.calls))
+        finish = _finish(part.finish, len(part.calls))
+        whole |= {"finish_reason": finish, "stop_reason": self._reasons[index]}
+        if self._with_ids:
+            whole["token_ids"] = part.tokens
         return whole if part.score is None else whole | {"score": part.score}
 
     def _logprobs(self, part: MessagePart) -> dict[str, Any] | None:
@@ -170,5 +209,7 @@ class _ChatForm:
         return {"content": chat_logprobs(part.logprobs, self._pieces), "refusal": None}
 
 
-def _finish(finish: Finish, calls: int) -> str:
+def _finish(finish: Finish | None, calls: int) -> str | None:
+    if finish is None:
+        return None
     return "tool_calls" if finish is Finish.STOP and calls else FINISH[finish]

@@ -14,7 +14,7 @@ from engine.server.http.bodies import off_loop
 from engine.server.http.sse import encoded, quoted
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import CompletionLogprobs, Pieces
-from engine.server.openai.responses import answer, finish_of, read_request
+from engine.server.openai.responses import answer, ended, finish_of, read_request, stop_reason
 from engine.server.openai.schema import CompletionRequest
 from engine.server.schema import STREAM, openapi_answers, openapi_body
 
@@ -32,7 +32,8 @@ _USUAL_TOKENS = 16  # OpenAI's default for max_tokens
 async def complete(request: Request) -> Response:
     """Continue one or more texts."""
     state, asked = await read_request(request, CompletionRequest)
-    form = _TextForm(state.host.pieces if asked.logprobs is not None else None)
+    pieces = state.host.pieces if asked.logprobs is not None else None
+    form = _TextForm(pieces, frozenset(asked.stop_token_ids or ()), asked.n or 1)
     return await answer(
         request,
         asked,
@@ -56,7 +57,10 @@ class _Choice:
         self.text: list[str] = []
         self.entries: list[TokenLogprob] = []
         self.logprobs = CompletionLogprobs(pieces) if pieces else None
+        self.tokens: list[int] = []
+        self.begun = False  # whether a chunk was sent
         self.finish: str | None = None
+        self.stop: str | int | None = None  # what ended the reply
         self.score: float | None = None
 
 
@@ -67,15 +71,22 @@ class _TextForm:
     whole: ClassVar[str] = "text_completion"
     part: ClassVar[str] = "text_completion"
 
-    def __init__(self, pieces: Pieces | None) -> None:
+    def __init__(self, pieces: Pieces | None, stop_ids: frozenset[int], n: int) -> None:
+        """`n`: choices per prompt."""
         self._choices = defaultdict[int, _Choice](partial(_Choice, pieces))
+        self._stop_ids, self._n = stop_ids, n
+        self._prompts: Sequence[Sequence[int]] = ()  # empty: token ids are not returned
+
+    def with_ids(self, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+        self._prompts = prompts
+        return {}
 
     def chunk(self, choice: int, deltas: Sequence[Delta]) -> bytes:
         last, one = deltas[-1], self._choices[choice]
         text = last.text if len(deltas) == 1 else "".join([delta.text for delta in deltas])
         finish = finish_of(last)
         entries = [entry for delta in deltas for entry in delta.logprobs]
-        if not text and not finish and not (entries and one.logprobs):
+        if not text and not finish and not (entries and one.logprobs) and not self._prompts:
             return b""
         return b"".join(
             [
@@ -84,16 +95,26 @@ class _TextForm:
                 b',"logprobs":',
                 encoded(one.logprobs.record(entries)) if one.logprobs else b"null",
                 b',"finish_reason":',
-                quoted(finish) if finish else b"null",
-                b"}" if last.score is None else b',"score":%r}' % last.score,
+                ended(finish, stop_reason(last, self._stop_ids), last.score),
+                self._ids(choice, deltas) if self._prompts else b"}",
             ]
         )
+
+    def _ids(self, choice: int, deltas: Sequence[Delta]) -> bytes:
+        """Return the end of a chunk's entry, with the choice's new tokens; its prompt's come once."""
+        one = self._choices[choice]
+        ids: dict[str, Any] = {"token_ids": [token for delta in deltas for token in delta.tokens]}
+        if not one.begun:
+            one.begun, ids["prompt_token_ids"] = True, self._prompts[choice // self._n]
+        return b"," + encoded(ids)[1:]
 
     def take(self, choice: int, deltas: Sequence[Delta]) -> None:
         one = self._choices[choice]
         for delta in deltas:
             one.text.append(delta.text)
             one.entries += delta.logprobs
+            one.tokens += delta.tokens
+        one.stop = stop_reason(deltas[-1], self._stop_ids)
         one.finish, one.score = finish_of(deltas[-1]), deltas[-1].score
 
     def choices(self) -> list[dict[str, Any]]:
@@ -105,5 +126,8 @@ class _TextForm:
             "text": "".join(one.text),
             "logprobs": one.logprobs.record(one.entries) if one.logprobs else None,
             "finish_reason": one.finish,
+            "stop_reason": one.stop,
         }
+        if self._prompts:
+            whole |= {"token_ids": one.tokens, "prompt_token_ids": self._prompts[index // self._n]}
         return whole if one.score is None else whole | {"score": one.score}

@@ -1,19 +1,39 @@
 """Options for chat templates from clients, validated."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from engine.server.http.errors import ApiError
+from engine.server.openai.schema import ChatRequest
 from engine.text.chat import RESERVED
+from engine.text.messages import content_text
 
 
-def template_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return extra variables for a template, such as enable_thinking."""
-    for name in options or {}:
+def template_options(asked: ChatRequest) -> dict[str, Any]:
+    """Return extra variables for a template, such as enable_thinking, and how it ends the prompt."""
+    options = dict(asked.chat_template_kwargs or {})
+    for name in options:
         if not name.isidentifier() or name in RESERVED or name in ("self", "tools"):
             raise ApiError(
                 400,
                 f"chat_template_kwargs: {name[:80]!r} is not a valid option name",
                 param="chat_template_kwargs",
             )
-    return dict(options or {})
+    if asked.reasoning_effort is not None:
+        options.setdefault("reasoning_effort", asked.reasoning_effort)
+    if asked.continue_final_message:
+        options["continue_final_message"] = True
+    elif asked.add_generation_prompt is False:
+        options["add_generation_prompt"] = False
+    return options
+
+
+def continued_text(asked: ChatRequest) -> str | None:
+    """Return the text of the final message if the reply continues it."""
+    if not asked.continue_final_message:
+        return None
+    name, final = "continue_final_message", asked.messages[-1]
+    if asked.add_generation_prompt:
+        raise ApiError(400, f"{name} and add_generation_prompt cannot both be true", param=name)
+    if final.get("role") != "assistant" or final.get("tool_calls"):
+        raise ApiError(400, f"{name} requires a final assistant message without tool calls", param=name)
+    return content_text(final.get("content"), f"messages[{len(asked.messages) - 1}].content") or ""

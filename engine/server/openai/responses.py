@@ -1,8 +1,7 @@
 """The common part of the routes: read the request, submit it, and respond whole or as a stream."""
 
-import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Container, Iterator, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from fastapi import Request
@@ -17,7 +16,8 @@ from engine.server.generation import Batch, Generation, Usage
 from engine.server.http.bodies import read_as
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError
-from engine.server.http.sse import DONE, encoded, event
+from engine.server.http.request_ids import ID
+from engine.server.http.sse import DONE, encoded, event, quoted
 from engine.server.openai.schema import Asked
 from engine.server.openai.structured import RequestedGrammar, refusal
 from engine.server.state import ServerState
@@ -33,6 +33,10 @@ class ChoiceWriter(Protocol):
     prefix: ClassVar[str]  # of the response's id
     whole: ClassVar[str]  # the "object" field of a whole response
     part: ClassVar[str]  # the "object" field of a chunk
+
+    def with_ids(self, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Return token ids with the choices. Returns the fields of the response that hold the prompts'."""
+        ...
 
     def chunk(self, choice: int, deltas: Sequence[Delta]) -> bytes:
         """Return the deltas of a choice as an entry of `choices`; empty if there is nothing to send."""
@@ -50,17 +54,23 @@ class ChoiceWriter(Protocol):
 class ResponseEnvelope:
     """The fields around the choices, in a whole response and in each chunk."""
 
-    def __init__(self, form: ChoiceWriter, model: str, asked: Asked) -> None:
-        self._form, self._model = form, model
-        self._id, self._created = f"{form.prefix}-{secrets.token_hex(12)}", int(time.time())
+    def __init__(
+        self, form: ChoiceWriter, asked: Asked, id: str, model: str, fingerprint: str, prompts: dict[str, Any]
+    ) -> None:
+        """`prompts`: fields for the whole response, or for the first chunk."""
+        self._form, self._prompts = form, prompts
+        self._same = {"created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
+        self._id = f"{form.prefix}-{id}"
         options = asked.stream_options
         self.with_usage = bool(options and options.include_usage)
         self._continuous = self.with_usage and bool(options and options.continuous_usage_stats)
-        self._start = b"data: " + encoded(self._head(form.part))[:-1] + b',"choices":['
+        self._later = self._opening({})
+        self._start = self._opening(prompts) if prompts else self._later
         self._end = b'],"usage":null}\n\n' if self.with_usage else b"]}\n\n"
 
     def chunk(self, entry: bytes, usage: Usage) -> bytes:
-        return self._start + entry + (self._usage(usage) if self._continuous else self._end)
+        start, self._start = self._start, self._later
+        return start + entry + (self._usage(usage) if self._continuous else self._end)
 
     def usage_chunk(self, usage: Usage) -> bytes:
         return self._start + self._usage(usage)
@@ -71,10 +81,14 @@ class ResponseEnvelope:
     def record(self, usage: Usage) -> dict[str, Any]:
         """Return the whole response."""
         choices = self._form.choices()
-        return {**self._head(self._form.whole), "choices": choices, "usage": usage.record()}
+        head = self._head(self._form.whole)
+        return {**head, **self._prompts, "choices": choices, "usage": usage.record()}
+
+    def _opening(self, prompts: dict[str, Any]) -> bytes:
+        return b"data: " + encoded(self._head(self._form.part) | prompts)[:-1] + b',"choices":['
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+        return {"id": self._id, "object": kind, **self._same}
 
 
 async def read_request(request: Request, kind: type[A]) -> tuple[ServerState, A]:
@@ -99,11 +113,17 @@ async def answer(
     `requested`: the grammar of each reply. `more`: sampling parameters that the two routes name differently.
     """
     state, place = state_of(request), requested.place if requested else ""
+    fingerprint = await state.fingerprint.read()
     started = begun(state, key_of(request), asked, prompts, requested, more)
-    frame = ResponseEnvelope(form, state.served_name(asked.model), asked)
+
+    def frame(run: Generation) -> ResponseEnvelope:
+        prompt_ids = form.with_ids(run.prompt_ids) if asked.return_token_ids else {}
+        name = state.served_name(asked.model)
+        return ResponseEnvelope(form, asked, request.scope[ID], name, fingerprint, prompt_ids)
+
     if asked.stream:
-        return await streamed(request, started, lambda run: _events(run, form, frame, place))
-    return await gathered(request, started, lambda run: _gathered(run, form, frame, place))
+        return await streamed(request, started, lambda run: _events(run, form, frame(run), place))
+    return await gathered(request, started, lambda run: _gathered(run, form, frame(run), place))
 
 
 async def begun(
@@ -167,3 +187,18 @@ def _by_choice(run: Generation, batch: Batch) -> Iterator[tuple[int, list[Delta]
 def finish_of(delta: Delta) -> str | None:
     """Return OpenAI's finish reason, or None if the reply failed, which is reported as an error."""
     return FINISH.get(delta.finish) if delta.finish else None
+
+
+def stop_reason(delta: Delta, stop_ids: Container[int]) -> str | int | None:
+    """Return vLLM's stop reason: the stop string, or the id of `stop_ids`, that ended the reply."""
+    if delta.finish is not Finish.STOP:
+        return None
+    return delta.stop or next((token for token in delta.tokens[-1:] if token in stop_ids), None)
+
+
+def ended(finish: str | None, reason: str | int | None, score: float | None) -> bytes:
+    """Return the JSON after "finish_reason": in a chunk."""
+    if finish is None:
+        return b"null"
+    rest = b"" if score is None else b',"score":%r' % score
+    return quoted(finish) + b',"stop_reason":' + encoded(reason) + rest

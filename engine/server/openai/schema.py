@@ -5,7 +5,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from engine.api.errors import BadParams
-from engine.api.params import MAX_BEAMS, MAX_BIASED, MAX_DRAFT, MAX_LOGPROBS, MAX_STOPS, SamplingParams
+from engine.api.params import (
+    MAX_ALLOWED,
+    MAX_BAD_WORD,
+    MAX_BAD_WORDS,
+    MAX_BEAMS,
+    MAX_BIASED,
+    MAX_DRAFT,
+    MAX_LOGPROBS,
+    MAX_STOPS,
+    SamplingParams,
+)
 from engine.server.config import MAX_CHOICES
 from engine.server.openai.structured import (
     GUIDED,
@@ -20,6 +30,9 @@ from engine.server.openai.structured import (
 from engine.server.schema import MAX_REPLY_PREFIX, Messages, Sparse, Strict, TokenIds
 
 Text = Annotated[str, Field(min_length=1)]
+BadWords = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD)]], Field(max_length=MAX_BAD_WORDS)
+]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
@@ -69,8 +82,12 @@ class Asked(Sparse):
     use_beam_search: bool | None = None
     length_penalty: float | None = Field(None, ge=-10, le=10)
     skip_special_tokens: Literal[True] | None = None
-    include_stop_str_in_output: Literal[False] | None = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    allowed_token_ids: TokenIds | None = Field(None, min_length=1, max_length=MAX_ALLOWED)
+    bad_words: BadWords | None = None
     structured_outputs: StructuredOutputs | None = None
+    disable_any_whitespace: bool | None = None  # false: JSON may have any white space
     guided_json: Schema | str | None = None
     guided_regex: Expression | None = None
     guided_choice: Choices | None = None
@@ -113,7 +130,9 @@ class Asked(Sparse):
     def grammar(self) -> RequestedGrammar | None:
         """Return the grammar that the reply's text must match."""
         guided = {name: getattr(self, name) for name in GUIDED}
-        return requested_grammar(self.response_format, self.structured_outputs, guided)
+        return requested_grammar(
+            self.response_format, self.structured_outputs, guided, self.disable_any_whitespace
+        )
 
     def _biases(self) -> dict[int, float] | None:
         biases = self.logit_bias
@@ -125,7 +144,8 @@ class Asked(Sparse):
 
 _SAME = (
     "temperature top_p presence_penalty frequency_penalty seed stop min_p repetition_penalty "
-    "ignore_eos min_tokens n best_of length_penalty early_stopping speculate draft_tokens"
+    "ignore_eos min_tokens n best_of length_penalty early_stopping speculate draft_tokens "
+    "include_stop_str_in_output allowed_token_ids bad_words"
 ).split()
 
 
@@ -139,6 +159,9 @@ class ChatRequest(Asked):
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = Field(None, max_length=8)
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
 
     # Accepted and ignored
     metadata: dict[str, str] | None = None

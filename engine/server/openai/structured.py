@@ -74,6 +74,7 @@ class StructuredOutputs(_Strict):
     choice: Choices | None = None
     grammar: Expression | None = None
     json_object: Literal[True] | None = None
+    disable_any_whitespace: bool | None = None
 
 
 class RequestedGrammar(NamedTuple):
@@ -104,6 +105,7 @@ def requested_grammar(
     form: ResponseFormat | None,
     outputs: StructuredOutputs | None,
     guided: Mapping[str, Any],
+    disable_any_whitespace: bool | None,
 ) -> RequestedGrammar | None:
     """Return the one grammar that these fields request. `guided`: vLLM's older fields, by name."""
     found = [*(form.requested() if form else []), *_of_outputs(outputs)]
@@ -114,7 +116,8 @@ def requested_grammar(
         places = [place for place, _, _ in found]
         raise ApiError(400, f"{places[0]} and {places[1]} cannot both be set", param=places[1])
     [(place, kind, value)] = found
-    return RequestedGrammar.of(place, lambda: _grammar(kind, value))
+    strict = (disable_any_whitespace, outputs and outputs.disable_any_whitespace)
+    return RequestedGrammar.of(place, lambda: _grammar(kind, value, any_whitespace=False in strict))
 
 
 def refusal(error: BadParams, place: str) -> ApiError:
@@ -145,10 +148,10 @@ def _of_outputs(outputs: StructuredOutputs | None) -> Requested:
     return found
 
 
-def _grammar(kind: str, value: Any) -> Grammar:
+def _grammar(kind: str, value: Any, *, any_whitespace: bool) -> Grammar:
     match kind:
         case "json":
-            return Grammar("json", value if isinstance(value, str) else json.dumps(value))
+            return Grammar("json", value if isinstance(value, str) else json.dumps(value), any_whitespace)
         case "choice":
             return Grammar("choice", json.dumps(value))
         case "lark":

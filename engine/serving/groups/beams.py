@@ -262,6 +262,7 @@ class BeamGroup:
             text = self._text(written, tokens[at:-1], at)
             more, finish = written.take(tokens[-1], self._earlier + len(tokens), full=True)
             finishes.append(finish or Finish.LENGTH)
-            ended = Delta(self.id, tokens[at:], text + more, (), finish, blocks=self._held, stop=written.stop)
+            stop = written.stop if finish is Finish.STOP else ""
+            ended = Delta(self.id, tokens[at:], text + more, (), finish, blocks=self._held, stop=stop)
             self._sink(ended._replace(choice=choice, left=len(results) - 1 - choice, score=score))
         return finishes[0]

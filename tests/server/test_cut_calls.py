@@ -1,0 +1,65 @@
+"""A tool call that a limit cuts is returned as far as it was written, not as text."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.server.tools import BareCalls, TaggedCalls
+from engine.text.tokenizer import Tokenizer
+from tests.server.conftest import saying, serving
+from tests.server.test_tools import BARE, CALL, LLAMA, QWEN, WEATHER, ask, cuts, read_all
+
+SENT, BEGUN = '{"town": "Köln"}', '{"town": "Kö'
+CUT, BARE_CUT = CALL.removesuffix('ln"}}'), BARE.removesuffix('ln"}}')
+
+
+@pytest.mark.parametrize(
+    ("text", "plain", "arguments"),
+    [
+        (f"Hm.\n<tool_call>\n{CUT}", "Hm.", [BEGUN]),
+        (f"<tool_call>{CALL}</tool_call>\n<tool_call>{CUT}", "", [SENT, BEGUN]),
+        (f"<tool_call>{CALL}\n</tool_c", "", [SENT]),
+        ('<tool_call>{"name": "weather", "arguments": {"a":1}', "", ['{"a": 1}']),
+        ('<tool_call>{"name": "weather", "argu', "", [""]),
+        ('<tool_call>{"name": "weather"', "", [""]),
+        ('<tool_call>{"name": "wea', '<tool_call>{"name": "wea', []),
+        ('<tool_call>{"name": "\\q", ', '<tool_call>{"name": "\\q", ', []),
+        ("no call", "no call", []),
+    ],
+)
+@settings(max_examples=10)
+@given(at=st.lists(st.integers(0, 200), max_size=6))
+def test_tagged(text: str, plain: str, arguments: list[str], at: list[int]) -> None:
+    found = read_all(TaggedCalls(), cuts(text, at), cut=True)
+    assert found == (plain, [("weather", each) for each in arguments])
+
+
+@pytest.mark.parametrize(
+    ("text", "plain", "arguments"),
+    [
+        (BARE_CUT, "", [BEGUN]),
+        (f"{BARE}; {BARE_CUT}", "", [SENT, BEGUN]),
+        (f"{BARE}; {BARE[:-1]}", "", [SENT, SENT]),
+        ('{"name": "Bob", "age": 5', '{"name": "Bob", "age": 5', []),
+        ('{"name": "weather", "para', '{"name": "weather", "para', []),
+    ],
+)
+def test_bare(text: str, plain: str, arguments: list[str]) -> None:
+    assert read_all(BareCalls(), [text], cut=True) == (plain, [("weather", each) for each in arguments])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("template", "text"), [(QWEN, f"<tool_call>\n{CALL}\n</tool_call>"), (LLAMA, BARE)])
+def test_max_tokens(tmp_path: Path, template: str, text: str, stream: bool) -> None:
+    engine = saying(tmp_path, text, template)
+    tokens = len(Tokenizer.load(tmp_path).encode(text[: text.index("ln")]))
+    with serving(engine) as served:
+        answer = ask(served.openai, stream, tools=WEATHER, max_tokens=tokens)
+        choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+    parts = [choice.delta if stream else choice.message for choice in choices]
+    [call] = [call for part in parts for call in part.tool_calls or []]
+    assert (call.function.name, call.function.arguments) == ("weather", BEGUN)
+    assert not any(part.content for part in parts)
+    assert choices[-1].finish_reason == "length"
