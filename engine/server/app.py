@@ -14,8 +14,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from engine.api.errors import EngineError
 from engine.host.protocol import EngineHost
+from engine.server.anthropic import errors as anthropic_errors
 from engine.server.anthropic import messages
-from engine.server.anthropic.errors import error_form
 from engine.server.anthropic.schema import CountRequest, MessagesRequest
 from engine.server.config import ServerConfig
 from engine.server.drain import Drain
@@ -25,6 +25,7 @@ from engine.server.http.request_ids import identified
 from engine.server.http.sse import SEND
 from engine.server.native import attach, commands, control, events, layout, ws
 from engine.server.ollama import chat as ollama_chat
+from engine.server.ollama import errors as ollama_errors
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama.schema import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from engine.server.openai import chat, completions, models, tokens
@@ -51,7 +52,8 @@ class _Application(FastAPI):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         scope[SEND] = send
-        scope[FORM] = error_form(scope.get("path", ""))
+        path = scope.get("path", "")
+        scope[FORM] = anthropic_errors.error_form(path) or ollama_errors.error_form(path)
         await super().__call__(scope, receive, identified(scope, send))
 
 

@@ -389,3 +389,10 @@ class TestModels:
 
     def test_version(self, client: httpx.Client) -> None:
         assert client.get("/api/version").json() == {"version": "0.9.0"}
+
+
+def test_errors_outside_a_route_have_its_form_too(served: Served) -> None:
+    for path, headers, status in (("/api/tags", {}, 401), ("/api/nothing", HEADERS, 404)):
+        answer = httpx.get(f"{served.url}{path}", headers=headers)
+        assert answer.status_code == status
+        assert type(answer.json()["error"]) is str

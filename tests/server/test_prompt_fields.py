@@ -94,3 +94,11 @@ def test_only_text_of_the_assistant_is_continued(client: httpx.Client, final: di
     response = client.post(CHAT, json={"messages": [*user("hi"), final], "continue_final_message": True})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "continue_final_message"
+
+
+def test_the_effort_of_a_response(model: Model) -> None:
+    with model.served.client() as client:
+        for effort, start in (("high", "effort high\n"), ("utmost", "user: hi\n"), (None, "user: hi\n")):
+            body = {"input": "hi", "reasoning": {"effort": effort}}
+            assert client.post("/v1/responses", json=body).is_success
+            assert model.prompts[-1].startswith(start)

@@ -97,6 +97,7 @@ class TestInput:
         ),
         ({"text": {"tone": "dry"}}, "text.tone", "not a known"),
         ({"background": True}, "background", "not supported"),
+        ({"return_token_ids": True}, "return_token_ids", "is not part of responses"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole conversation in input"),
         ({"conversation": "conv_1"}, "conversation", "stores nothing"),
         ({"prompt": {"id": "p"}}, "prompt", "stores nothing"),

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from engine.api.errors import BadInput, EngineError, RequestTooLong
-from engine.server.http.errors import ApiError, from_engine, renamed
+from engine.server.http.errors import ApiError, ErrorForm, from_engine, renamed
 from engine.server.http.sse import encoded
 
 _NAMES = {  # the engine's name: Ollama's
@@ -30,6 +30,11 @@ def in_ollama_words(error: BadInput) -> ApiError:
 
 def error_record(error: ApiError) -> dict[str, Any]:
     return {"error": str(error)}
+
+
+def error_form(path: str) -> ErrorForm | None:
+    """Return the form of errors on this path, or None if it is not a path of this API."""
+    return error_record if path.startswith("/api/") else None
 
 
 class OllamaRoute(APIRoute):

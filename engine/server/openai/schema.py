@@ -51,6 +51,9 @@ class NamedTool(Strict):
     function: FunctionName
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high"]
+
+
 class Asked(Sparse):
     """The fields of both routes."""
 
@@ -161,7 +164,7 @@ class ChatRequest(Asked):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    reasoning_effort: Effort | None = None
 
     # Accepted and ignored
     metadata: dict[str, str] | None = None

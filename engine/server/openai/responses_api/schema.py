@@ -1,12 +1,12 @@
 """The body of POST /v1/responses."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
 from engine.server.http.errors import ApiError
 from engine.server.openai.responses_api.conversation import chat_messages, chat_tools
-from engine.server.openai.schema import Asked, ChatRequest, Count, FunctionName, NamedTool
+from engine.server.openai.schema import Asked, ChatRequest, Count, Effort, FunctionName, NamedTool
 from engine.server.openai.structured import TextFormat
 from engine.server.schema import Messages, Strict
 
@@ -70,6 +70,9 @@ class ResponsesRequest(Asked):
                 raise ApiError(400, f"{name}: {problem}", param=name)
         if self.max_tokens is not None:
             raise ApiError(400, "max_tokens is max_output_tokens in this API", param="max_tokens")
+        if self.return_token_ids:
+            problem = "is not part of responses; use /v1/chat/completions"
+            raise ApiError(400, f"return_token_ids {problem}", param="return_token_ids")
         if _LOGPROBS in (self.include or ()):
             problem = f"{_LOGPROBS} is not supported; use logprobs of /v1/chat/completions"
             raise ApiError(400, f"include: {problem}", param="include")
@@ -78,6 +81,7 @@ class ResponsesRequest(Asked):
         """Return the same request as a chat."""
         common = {name: getattr(self, name) for name in Asked.model_fields}
         choice: Any = self.tool_choice
+        effort = (self.reasoning or {}).get("effort")
         if isinstance(choice, ChosenTool):
             choice = NamedTool(type="function", function=FunctionName(name=choice.name))
         return ChatRequest.model_construct(  # every value has been validated
@@ -89,5 +93,6 @@ class ResponsesRequest(Asked):
                 "parallel_tool_calls": self.parallel_tool_calls,
                 "response_format": self.text and self.text.format,
                 "chat_template_kwargs": self.chat_template_kwargs,
+                "reasoning_effort": effort if effort in get_args(Effort) else None,
             }
         )
