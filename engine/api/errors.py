@@ -20,6 +20,11 @@ class EngineError(Exception):
         super().__init__(text)
         self.field, self.value = field[:_LONGEST], _shortened(value)
 
+    @property
+    def problem(self) -> str:
+        """The text without the field's name in front."""
+        return str(self).removeprefix(f"{self.field}: ") if self.field else str(self)
+
     def to_wire(self) -> dict[str, Any]:
         return {"kind": type(self).__name__, "text": str(self), "field": self.field, "value": self.value}
 

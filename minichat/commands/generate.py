@@ -47,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
             print("minichat: standard input was not read; add - to include it", file=sys.stderr)
         return code
     except BadParams as error:
-        return failed(BadInput(str(error).replace("grammar:", _form(options), 1)))
+        name = _form(options) if error.field == "grammar" else f"{error.field}:"
+        return failed(BadInput(f"{name} {error.problem}"))
     except EngineError as error:
         return failed(error)
 

@@ -49,5 +49,5 @@ def read_params(
         try:
             params = params.changed(**{name: value})
         except BadParams as error:
-            report(name, str(error).removeprefix(f"{name}: "))
+            report(name, error.problem)
     return params

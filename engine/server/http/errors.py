@@ -95,5 +95,4 @@ def renamed(error: BadInput, names: Mapping[str, str]) -> ApiError:
     if ours is None:
         return refusal
     param = names[ours] + error.field.removeprefix(ours)
-    text = param + str(error).removeprefix(error.field)
-    return ApiError(refusal.status, text, param=param, code=refusal.code, cause=error)
+    return ApiError(refusal.status, f"{param}: {error.problem}", param=param, code=refusal.code, cause=error)

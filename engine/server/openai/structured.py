@@ -124,8 +124,7 @@ def refusal(error: BadParams, place: str) -> ApiError:
     """Return the error for a bad parameter, or for the grammar in `place`, with the client's field names."""
     if error.field != "grammar" or not place:
         return in_openai_words(error)
-    message = str(error).removeprefix("grammar: ")
-    return ApiError(400, f"{place}: {message}", param=place, code="invalid_grammar")
+    return ApiError(400, f"{place}: {error.problem}", param=place, code="invalid_grammar")
 
 
 def _of_outputs(outputs: StructuredOutputs | None) -> Requested:
