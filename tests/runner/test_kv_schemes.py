@@ -14,6 +14,7 @@ from engine.api.events import Event, Recached
 from engine.api.params import SamplingParams
 from engine.attention import registry
 from engine.attention.torch_backend import TorchAttention
+from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of
 from engine.kv.store import KVStore, bits
 from engine.kv.tiers.host import HostTier
@@ -205,14 +206,14 @@ def test_without_memory_for_another_scheme_the_old_one_stays(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_on(llama)
-    before, make = reply(engine, PROMPT).reply, type(engine.runner._room).store
+    before, make = reply(engine, PROMPT).reply, CacheBudget.store
 
     def full(room: Any, scheme: str) -> KVStore:
         if scheme == "int8":
             raise MemoryError("full")
         return make(room, scheme)
 
-    monkeypatch.setattr(type(engine.runner._room), "store", full)
+    monkeypatch.setattr(CacheBudget, "store", full)
     with pytest.raises(BadInput, match="no room for a cache of int8: full; it stays none"):
         engine.set_kv_scheme("int8")
     assert engine.snapshot().kv_dtype == "float32"
