@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from textual.command import CommandList
 from textual.driver import Driver
 from textual.drivers.headless_driver import HeadlessDriver
 
@@ -64,6 +65,9 @@ async def test_the_palette_offers_it(bench: Callable[..., Any], cells: Cells) ->
     async with bench(SIZE) as it:
         cells.lines[3] = [("x", "")] * SIZE[0]
         await it.pilot.press("ctrl+p", *"draw all of")
-        await it.until(lambda: "Redraw the screen" in it.screen_text())
+        found = it.app.screen.query_one(CommandList)
+        await it.until(
+            lambda: [str(each.prompt).split("\n")[0] for each in found.options] == ["Redraw the screen"]
+        )
         await it.pilot.press("down", "enter")
         await it.until(lambda: it.app.screen is it.main and cells.lines[3][50] != ("x", ""))
