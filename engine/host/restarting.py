@@ -77,14 +77,24 @@ class RestartingEngine(Host):
         with self._gate:
             process, why = self._process, self._why
         if not why:
-            self._last = process.snapshot()
-            return self._last
+            try:
+                self._last = process.snapshot()
+            except EngineDead as error:
+                if self._closed.is_set():
+                    raise
+                why = str(error)  # it has just died, and is being replaced
+            else:
+                return self._last
         ended = self._last.ended(why)
         return replace(ended, state="restarting") if self._reviving else ended
 
     @property
     def _reviving(self) -> bool:
         return self._deaths <= self._restarts and not self._closed.is_set()
+
+    @property
+    def _pause(self) -> float:
+        return self._pauses[min(self._deaths, len(self._pauses)) - 1]
 
     def subscribe(self, handler: Handler) -> Callable[[], None]:
         """Call `handler` with every event, on the process's reading thread. It must not block."""
@@ -115,7 +125,7 @@ class RestartingEngine(Host):
         if not self._reviving:
             self._bus.emit(event)
             return
-        pause = self._pauses[min(self._deaths, len(self._pauses)) - 1]
+        pause = self._pause
         log.error("%s; it is started again in %g s", event.error, pause)
         self._bus.emit(Restarting(event.step, event.at, event.error, pause))
         threading.Thread(target=self._revive, args=(event, pause), name="engine-restart", daemon=True).start()
@@ -136,12 +146,15 @@ class RestartingEngine(Host):
         self._starts += 1
         try:
             process = self._start(self._starts * _NUMBERS)
-        except EngineError as error:
-            log.error("the engine could not be restarted: %s", error)
+        except Exception as error:  # such as no memory or no file; each failed start counts as a death
+            log.exception("the engine could not be restarted")
             with self._gate:
-                self._deaths = self._restarts + 1
+                self._deaths += 1
                 self._why = f"{event.error}; it could not be restarted: {error}"
-            self._bus.emit(replace(event, error=self._why))
+            if self._reviving:
+                self._revive(event, self._pause)
+            elif not self._closed.is_set():
+                self._bus.emit(replace(event, error=self._why))
             return
         with self._gate:
             self._process, self._why, self._chat = process, "", process.chat

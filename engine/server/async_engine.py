@@ -176,7 +176,7 @@ def _started_pool(count: int, name: str) -> ThreadPoolExecutor:
     """A pool whose threads run. Each start waits for the GIL, which takes 5 ms on a busy loop."""
     pool, together = ThreadPoolExecutor(count, name), Barrier(count)
     for _ in range(count):
-        pool.submit(together.wait)
+        pool.submit(together.wait, 5.0)  # no longer, in case the pool is closed before all have started
     return pool
 
 

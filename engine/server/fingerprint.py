@@ -2,7 +2,7 @@
 
 from hashlib import sha256
 
-from engine.api.events import Event, Quantized, Recached
+from engine.api.events import Event, Quantized, Recached, Restarted
 from engine.server.async_engine import AsyncEngine
 
 
@@ -29,3 +29,5 @@ class Fingerprint:
             self._weights = event.scheme
         elif type(event) is Recached:
             self._cache = event.scheme
+        elif type(event) is Restarted:  # with the schemes of the first start
+            self._weights = self._cache = ""

@@ -59,6 +59,9 @@ class WarmUp:
 
     def _yield_to_others(self) -> None:
         self._undisturbed, self._running = False, None
+        self._end_own()
+
+    def _end_own(self) -> None:
         for id in tuple(self._own):
             self._engine.abort(id)
 
@@ -73,6 +76,7 @@ class WarmUp:
                 self._leave_no_trace()
         except EngineError as error:
             log.warning("the warm-up ended early; first steps of a kind will be slow: %s", error)
+            self._end_own()
             self._parts.clear()
 
     def _leave_no_trace(self) -> None:

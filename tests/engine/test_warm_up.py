@@ -106,3 +106,11 @@ def test_a_step_that_fails_does_not_stop_the_engine(caplog: pytest.LogCaptureFix
     while engine.busy:
         engine.step()
     assert reply.tokens == alone([1, 2], 3)
+
+
+def test_a_warm_up_that_is_refused_ends_its_requests(caplog: pytest.LogCaptureFixture) -> None:
+    engine = ledger_engine()
+    engine.limits = replace(engine.limits, waiting=3)  # fewer than a batch of eight
+    run(engine, WarmUp(engine, SIZES))
+    assert "the warm-up ended early" in caplog.text
+    assert engine.outputs.alive == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.api.config import EngineConfig
-from engine.api.errors import BadInput, EngineDead, ModelNotFound
+from engine.api.errors import BadInput, EngineDead
 from engine.api.events import Died, Event, Restarted, Restarting
 from engine.api.params import SamplingParams
 from engine.host.process import EngineProcess
@@ -81,9 +81,12 @@ def test_a_request_that_was_there_at_two_deaths_is_refused(start: Start) -> None
 
 
 def test_an_engine_that_cannot_be_started_again_is_dead(start: Start) -> None:
+    firsts = list[int]()
+
     def once(first: int) -> EngineProcess:
+        firsts.append(first)
         if first:
-            raise ModelNotFound("the disk is gone")
+            raise OSError("the disk is gone")
         return start(first)
 
     host, events = RestartingEngine(once, restarts=3, pauses=(0.0,)), list[Event]()
@@ -93,6 +96,22 @@ def test_an_engine_that_cannot_be_started_again_is_dead(start: Start) -> None:
     with pytest.raises(EngineDead, match="could not be restarted: the disk is gone"):
         host.submit([7], SHORT).result()
     assert host.snapshot().state == "dead"
+    assert len(firsts) == 1 + 3, "it tried as often as it may"
+    host.close()
+
+
+def test_a_start_that_fails_once_is_tried_again(start: Start) -> None:
+    failures = [OSError("memory is not free yet")]
+
+    def second_time(first: int) -> EngineProcess:
+        if first and failures:
+            raise failures.pop()
+        return start(first)
+
+    host = RestartingEngine(second_time, restarts=2, pauses=(0.0,))
+    kill(host)
+    assert becomes(lambda: host.snapshot().state == "ready" and not failures)
+    assert len(host.submit([7], SHORT).result().tokens) == 2
     host.close()
 
 

@@ -13,7 +13,7 @@ from websockets.sync.client import connect
 
 from engine.api.events import Admitted, Died, Event, Finished, FirstToken, Preempted, Queued
 from engine.api.snapshot import Change
-from tests.server.conftest import KEY, Served, dry, serving
+from tests.server.conftest import KEY, MODEL, Served, dry, serving, user
 from tests.server.exposition import MetricFamily, families
 
 PATH = "/v1/completions"
@@ -239,12 +239,20 @@ def test_rejections_by_reason() -> None:
             assert client.post(PATH, json={"prompt": "x"}).status_code == 429
         assert rejected() == (1, 1, 0)
         assert client.post(PATH, json={"prompt": "x", "top_p": 7}).status_code == 400
+        assert rejected() == (1, 1, 1)
+        for path, body in (
+            ("/api/generate", {"model": MODEL, "prompt": "x", "options": {"top_p": 7}}),
+            ("/v1/messages", {"model": MODEL, "max_tokens": 2, "messages": user("x"), "top_p": 7}),
+            ("/v1/responses", {"input": "x", "top_p": 7}),
+        ):
+            assert client.post(path, json=body).status_code == 400
+        assert rejected() == (1, 1, 4), "each API counts"
         assert client.get("/nowhere").status_code == 404
         headers = {"Authorization": f"Bearer {KEY}"}
         with connect(f"ws://127.0.0.1:{served.port}/ws", additional_headers=headers) as socket:
             socket.send('{"type": "generate", "id": "a"}')
             assert json.loads(socket.recv(10))["type"] == "error"
-        assert rejected() == (1, 1, 2)
+        assert rejected() == (1, 1, 5)
 
 
 def test_the_cache_is_described(served: Served, client: httpx.Client) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.api.events import Quantized, Recached
+from engine.api.events import Quantized, Recached, Restarted
 from engine.text.tokenizer import Tokenizer
 from tests.server.conftest import KEY, Served, dry, saying, serving, user
 
@@ -133,6 +133,8 @@ def test_the_fingerprint_changes_with_the_scheme() -> None:
             (Quantized(3, 0.0, "int8", "none", 9, 1.0, ""), False),
             (Quantized(4, 0.0, "none", "int8", 9, 1.0, ""), True),
             (Quantized(5, 0.0, "int4", "none", 9, 1.0, "no memory"), True),
+            (Quantized(6, 0.0, "int8", "none", 9, 1.0, ""), False),
+            (Restarted(0, 0.0, 4.0), True),  # a new process has the scheme of the first start
         ):
             served.engine.bus.emit(change)
             assert (whole(client, TEXT, body)[0]["system_fingerprint"] == first) == same

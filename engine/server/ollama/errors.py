@@ -7,9 +7,8 @@ from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from engine.api.errors import BadInput, EngineError, RequestTooLong
-from engine.server.http.errors import ApiError, ErrorForm, from_engine, renamed
-from engine.server.http.sse import encoded
+from engine.api.errors import BadInput, RequestTooLong
+from engine.server.http.errors import ApiError, ErrorForm, renamed
 
 _NAMES = {  # the engine's name: Ollama's
     "grammar": "format",
@@ -38,7 +37,7 @@ def error_form(path: str) -> ErrorForm | None:
 
 
 class OllamaRoute(APIRoute):
-    """A route whose errors have Ollama's form."""
+    """A route whose errors have Ollama's names of fields."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -46,13 +45,7 @@ class OllamaRoute(APIRoute):
         async def handle_in_ollama_words(request: Request) -> Response:
             try:
                 return await handle(request)
-            except ApiError as error:
-                refusal = error
             except BadInput as error:
-                refusal = in_ollama_words(error)
-            except EngineError as error:
-                refusal = from_engine(error)
-            body = encoded(error_record(refusal))
-            return Response(body, refusal.status, refusal.headers, media_type="application/json")
+                raise in_ollama_words(error) from None
 
         return handle_in_ollama_words
