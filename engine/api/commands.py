@@ -92,6 +92,7 @@ class Submit(StreamingCommand):
     salt: bytes = b""  # separates prefix caches of different owners
     reply_prefix: tuple[int, ...] = ()  # tokens that the reply starts with
     continues: bool = True  # the reply's text continues the prompt's
+    chat: str = ""  # blocks on disk belong to this chat, and are deleted with it
     sender = Sender.SCREEN  # over HTTP, prompts go through the server's routes, which check limits
     forms: ClassVar = {"params": _PARAMS}
     wire_names: ClassVar = {"reply_prefix": "said"}  # the first edition's name

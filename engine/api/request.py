@@ -70,6 +70,7 @@ class Request:
     priority: int = 0  # lower runs first
     deadline: float | None = None  # when its first token is due, on the engine's clock
     salt: bytes = b""  # separates prefix caches of different owners
+    chat: str | None = ""  # its blocks on disk are deleted with this chat; None: none are stored there
     group: int = -1  # the caller's request, if this is one of several rows that answer it
     guided_from: int = 0  # index of the first token a grammar applies to, if after the prompt
     guided: bool = field(init=False)  # whether its parameters constrain its next token

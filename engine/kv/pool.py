@@ -2,6 +2,7 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -33,6 +34,11 @@ class BlockPool:
     def available(self) -> int:
         """Blocks that can be allocated: free ones, and cached ones that can be evicted."""
         return len(self._free) + len(self._idle)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks without contents."""
+        return len(self._free)
 
     @property
     def cached(self) -> int:
@@ -77,6 +83,27 @@ class BlockPool:
                 else:
                     self.owner[block] = -1
                     self._free.append(block)
+
+    def oldest(self, count: int) -> list[tuple[int, bytes]]:
+        """The `count` cached blocks that are evicted first, with their keys."""
+        return [(block, self._key_of[block]) for block in islice(self._idle, count)]
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Add a holder to cached blocks, which does not count as a use."""
+        for block in blocks:
+            del self._idle[block]
+            self.refs[block] += 1
+
+    def put_back(self, blocks: Sequence[int]) -> None:
+        """Undo `hold`: blocks that nothing used since are evicted first again."""
+        for block in reversed(blocks):
+            self.refs[block] -= 1
+            if self.refs[block] == 0 and block in self._key_of:
+                self._idle[block] = None
+                self._idle.move_to_end(block, last=False)
+            elif self.refs[block] == 0:
+                self.owner[block] = -1
+                self._free.append(block)
 
     def leave_window(self, blocks: Sequence[int]) -> None:
         """Release blocks that left a window. Those without other holders are marked until reused."""

@@ -35,7 +35,7 @@ def take_end(scheduler: Scheduler, end: TransferEnd) -> Moving:
     """Handle the end of a store or load. Blocks that failed to load are recomputed."""
     moving = scheduler.transfers.end(end)
     request, tier = moving.request, moving.order.tier
-    if moving.order.kind == "load" and request.phase is not Phase.DONE:
+    if moving.order.kind == "load" and request is not None and request.phase is not Phase.DONE:
         if end.error:
             scheduler.start_over(request, f"loading its blocks from {tier} failed; will be recomputed")
             scheduler.waiting.push(request)

@@ -15,6 +15,7 @@ from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
 from engine.kv.tiers.tier import Tier
 from engine.kv.window import Window
+from engine.scheduling import sinking
 from engine.scheduling.changes import Changes
 from engine.scheduling.costs import Costs
 from engine.scheduling.invariants import check_invariants
@@ -74,6 +75,8 @@ class Scheduler:
         while loaded and (self.tables.free or self._overtake(builder, loaded[0])):
             self.start_running(loaded.pop(0))
         self.transfers.loaded = loaded
+        if self.transfers.tiers and self.step % sinking.EVERY == 0:
+            sinking.sink(self.pool, self.transfers)
         later = self._schedule_running(builder)
         if not builder.preempted and not builder.short:
             self._admit_waiting(builder)
@@ -329,6 +332,8 @@ class Scheduler:
         """End a request in any phase and release all it holds."""
         if error:
             self.transfers.forget(request)  # its blocks may be wrong, so none may be found again
+        else:
+            self.transfers.keep(request)
         self.drop(request)
         self.report_finish(request, finish, error)
 

@@ -72,12 +72,14 @@ class Engine:
         salt: bytes = b"",
         continues: bool = True,
         reply_prefix: Sequence[int] = (),
+        chat: str | None = "",
     ) -> int:
         """Submit a request; its deltas go to `sink`. `deadline`: seconds from now to its first token.
 
         `continues`: the reply's text continues the prompt's instead of starting fresh.
         `reply_prefix`: tokens the reply starts with, such as another reply's up to where the two diverge.
         Deltas start after them. Cached blocks that hold them are shared.
+        `chat`: whose blocks these are, in tiers that keep them; None: they are not kept.
         """
         self._refuse_if_dead()
         self._check(params, prompt, reply_prefix)
@@ -97,6 +99,7 @@ class Engine:
             priority=priority,
             deadline=None if deadline is None else now + deadline,
             salt=salt,
+            chat=chat,
         )
         if len(request.tokens) >= max_len:
             room = max_len - len(prompt)
@@ -131,6 +134,7 @@ class Engine:
             arrived=self.clock(),
             priority=source.priority,
             salt=source.salt,
+            chat=source.chat,
             guided_from=source.guided_from if params.grammar == source.params.grammar else len(source.tokens),
         )
         if len(child.tokens) >= child.max_len:
@@ -325,6 +329,7 @@ class Engine:
         if alive := self.outputs.alive:
             raise BadInput(f"a recording needs an idle engine; wait for {alive}, or end them")
         self.scheduler.pool.forget_all()
+        self._identity = self.scheduler.kv.hide_names()
         self._logged = LoggedRunner(self.runner, StepLog(path, self.origin))
         self.runner = cast(Runner, self._logged)
 
@@ -333,6 +338,7 @@ class Engine:
         if self._logged is not None:
             self._drain()
             self._logged.close()
+            self.scheduler.kv.identify(self._identity, self.scheduler.kv.weights)
             self.runner, self._logged = self._logged.runner, None
 
     @property

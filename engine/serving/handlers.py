@@ -31,6 +31,7 @@ def _submit(engine: Engine, command: commands.Submit, sink: Sink) -> Accepted:
         salt=command.salt,
         continues=command.continues,
         reply_prefix=command.reply_prefix,
+        chat=command.chat,
     )
     return Accepted(id, len(command.prompt))
 
