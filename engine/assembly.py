@@ -1,8 +1,9 @@
 """Builds a ready engine from a configuration and a model's files."""
 
 import secrets
-from collections.abc import Sequence
-from concurrent.futures import Future
+import sqlite3
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import cast
 
 import torch
 
-from engine.api.config import KV_SCHEMES, EngineConfig, LayerSpec, ModelPlace
+from engine.api.config import KV_SCHEMES, DiskRoom, EngineConfig, LayerSpec, ModelPlace
 from engine.api.errors import BadInput
 from engine.api.events import Bus
 from engine.attention.registry import block_size_for
@@ -24,12 +25,14 @@ from engine.grammar.grammars import Grammars
 from engine.kv.pool import BlockPool
 from engine.kv.store import KVStore
 from engine.kv.tables import BlockTables
+from engine.kv.tiers.disk import DiskTier
 from engine.kv.tiers.host import HostTier
 from engine.kv.tiers.tier import Tier
 from engine.kv.window import Window
 from engine.models.base import LanguageModel
 from engine.models.checkpoint import shards
 from engine.models.find import Progress
+from engine.models.identity import files_hash, model_identity
 from engine.models.registry import load_model
 from engine.scheduling.policy import Policy
 from engine.scheduling.policy import choose as choose_policy
@@ -46,6 +49,7 @@ from engine.text.tokenizer import Tokenizer
 _GPU_SHARE, _HOST_SHARE = 0.85, 0.25
 _STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # small enough not to stall concurrent decodes for long
 _PINNED = 2 * 2**30  # bytes of swap space on a GPU machine; pinning more would take seconds at each start
+_DISK_FOLDER = "minichat-kv"  # in the folder given, which may hold other things
 ALL_THREADS = torch.get_num_threads()
 ONE_THREAD = 64 * 2**20  # bytes of weights below which one thread is enough
 _FULL_CONTEXTS = 32  # on a CPU, blocks for more full-length requests than this would never be used
@@ -64,6 +68,7 @@ def assemble(
     """
     config = replace(config, block_size=block_size_for(config.attention, config.block_size))
     device = pick(config.device)
+    hashed = _hashing(config, place)
     policy = choose_policy(config.policy)
     model = _load(config, place, device, progress)
     dtype, vocab = next(iter(model.parameters())).dtype, model.config.vocab
@@ -79,8 +84,11 @@ def assemble(
     bus = Bus()
     step_tokens = config.max_step_tokens or _STEP_TOKENS[device.type]
     store = room.store(scheme)
-    tiers = (HostTier(store), *below)
+    tiers = (HostTier(store), *below, *_disk(config, specs, dtype, store))
     scheduler = _scheduler(config, room, policy, step_tokens, bus, tiers)
+    if hashed is not None:
+        settings = (device.type, attention.name, str(dtype), config.block_size, specs)
+        scheduler.kv.identify(model_identity(hashed.result(), model, *settings), config.quantization)
     grammars = None if bare else Grammars(tokenizer, vocab, stop_ids)
     drafters = draft_models.drafters(model, store, attention, config)
     weights = Weights(model, config.quantization, share=_share(device))
@@ -144,6 +152,33 @@ def _load(
     if on_cpu and dummy:  # there was no file to take the size from before
         _use_threads(config.threads, sum(each.nbytes for each in chain(model.parameters(), model.buffers())))
     return model
+
+
+def _hashing(config: EngineConfig, place: ModelPlace) -> Future[bytes] | None:
+    """Start to hash the model's files, which name its blocks on disk. None: there will be none."""
+    if config.kv_disk is None:
+        return None
+    thread = ThreadPoolExecutor(1, "hash")
+    try:
+        return thread.submit(files_hash, place.folder, weights=not config.dummy_weights)
+    finally:
+        thread.shutdown(wait=False)
+
+
+def _disk(
+    config: EngineConfig, specs: tuple[LayerSpec, ...], dtype: torch.dtype, store: KVStore
+) -> Iterator[Tier]:
+    if config.kv_disk is None:
+        return
+    folder, nbytes = DiskRoom.parse(config.kv_disk)
+    try:
+        yield DiskTier(
+            folder / _DISK_FOLDER,
+            nbytes,
+            lambda: KVStore.block_bytes(specs, config.block_size, dtype, store.scheme),
+        )
+    except (OSError, sqlite3.Error) as error:
+        raise BadInput(f"kv_disk: {folder} cannot hold blocks: {error}") from error
 
 
 def _placeholder_tokenizer(model: LanguageModel) -> Tokenizer:

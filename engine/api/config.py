@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from engine.api.errors import BadInput
 
@@ -22,6 +22,25 @@ _CHOICES: dict[str, tuple[str | int, ...]] = {
 }
 
 
+class DiskRoom(NamedTuple):
+    """Room for cache blocks on a disk."""
+
+    folder: Path
+    nbytes: int
+
+    @classmethod
+    def parse(cls, text: str) -> "DiskRoom":
+        """Read DIR:GB. Raises BadInput."""
+        folder, _, size = text.rpartition(":")
+        try:
+            nbytes = round(float(size) * 1e9)
+        except (ValueError, OverflowError):
+            nbytes = 0
+        if not folder or nbytes <= 0:
+            raise BadInput(f"kv_disk must be DIR:GB, such as /scratch/kv:20, not {text!r}")
+        return cls(Path(folder).expanduser(), nbytes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The options of an engine, with sensible defaults."""
@@ -37,6 +56,9 @@ class EngineConfig:
     block_size: int = 16  # tokens; an attention backend chosen by name may support only another size
     blocks: int | None = None  # None: computed from free memory
     host_blocks: int | None = None  # for swapped requests; None: as many as blocks, within host memory
+    kv_disk: str | None = (
+        None  # DIR:GB, where and how many blocks are kept after their requests; None: nowhere
+    )
     kv_scheme: KvSchemeName = "none"  # how the cache stores keys and values; none: as computed
     kv_window: int | None = None  # how many tokens back a token sees, plus the first few; None: all
     kv_sinks: int = 4  # with a window: the first tokens, which all tokens see
@@ -58,6 +80,9 @@ class EngineConfig:
         """Check values and their types, because they come from files, flags and other processes."""
         for name in ("model", "quantization", "device", "attention", "policy"):
             self._need(name, "a name", isinstance(getattr(self, name), str))
+        self._need("kv_disk", "DIR:GB", self.kv_disk is None or isinstance(self.kv_disk, str))
+        if self.kv_disk is not None:
+            DiskRoom.parse(self.kv_disk)
         self._need("draft", "a name", self.draft is None or isinstance(self.draft, str))
         for name in ("dummy_weights", "prefix_cache", "chunked_prefill", "warm"):
             self._need(name, "True or False", isinstance(getattr(self, name), bool))

@@ -32,7 +32,7 @@ def snapshot(
     beams: tuple[BeamsView, ...],
 ) -> Snapshot:
     tiers = [
-        TierView(each.name, each.size - each.room(), each.size) for each in scheduler.transfers.tiers.values()
+        TierView(each.name, each.used, each.size, each.problem) for each in scheduler.transfers.tiers.values()
     ]
     now = scheduler.clock()
     line = itertools.islice(scheduler.waiting, _SHOWN_WAITING)

@@ -90,6 +90,11 @@ class Tier(Protocol):
     def size(self) -> int:
         """Maximum number of blocks it holds."""
 
+    @property
+    def used(self) -> int:
+        """How many blocks it holds."""
+        return self.size - self.room()
+
     def room(self) -> int:
         """How many more blocks it can take now."""
 
@@ -113,6 +118,10 @@ class Tier(Protocol):
 
     def reset(self) -> None:
         """The cache was rebuilt in another scheme: drop all blocks of the old one."""
+
+    def close(self) -> None:
+        """The engine ends."""
+        return
 
 
 def front(names: Sequence[BlockName], held: Callable[[BlockName], bool]) -> int:
