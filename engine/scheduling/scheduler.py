@@ -15,7 +15,6 @@ from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
 from engine.kv.tiers.tier import Tier
 from engine.kv.window import Window
-from engine.scheduling import sinking
 from engine.scheduling.changes import Changes
 from engine.scheduling.costs import Costs
 from engine.scheduling.invariants import check_invariants
@@ -23,6 +22,7 @@ from engine.scheduling.overtaking import overtaken, victims
 from engine.scheduling.policy import Policy
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.settings import SchedulerSettings
+from engine.scheduling.sinking import Sinking
 from engine.scheduling.step import LAST, Drafts, PromptTargets, Step, StepBuilder, StepRow
 from engine.scheduling.transfers import FoundBlocks, Transfers
 from engine.speculation.speculator import Speculator
@@ -48,6 +48,7 @@ class Scheduler:
         self.kv = KVManager(pool, tables, kv_scheme, window)
         self.policy, self.rules, self.costs = policy, rules, Costs()
         self.transfers = Transfers(self.kv, tiers, rules, self.costs)
+        self.sinking = Sinking(pool, self.transfers)
         self.speculator = Speculator()
         self.emit, self.clock = emit, clock
         self.requests: dict[int, Request] = {}
@@ -75,8 +76,7 @@ class Scheduler:
         while loaded and (self.tables.free or self._overtake(builder, loaded[0])):
             self.start_running(loaded.pop(0))
         self.transfers.loaded = loaded
-        if self.transfers.tiers and self.step % sinking.EVERY == 0:
-            sinking.sink(self.pool, self.transfers)
+        self.sinking.turn(self.step, self.rules.step_tokens)
         later = self._schedule_running(builder)
         if not builder.preempted and not builder.short:
             self._admit_waiting(builder)

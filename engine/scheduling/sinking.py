@@ -1,19 +1,33 @@
-"""Copies cached blocks to a lower tier shortly before they are evicted.
-
-An eviction itself never waits for a copy. A block that is evicted too early for one is lost, and will be
-computed again.
-"""
+"""Copies cached blocks to a lower tier shortly before they are evicted."""
 
 from engine.kv.pool import BlockPool
 from engine.scheduling.transfers import Transfers
 
-EVERY = 8  # steps between two looks at the cache
-_SHARE = 16  # one block in so many is free, or has a copy below
-_MOST = 1024  # more blocks than that are not needed between two looks
+_EVERY = 8  # steps between two looks at the cache
+_REST = 500  # steps without a copy after one failed
 
 
-def sink(pool: BlockPool, transfers: Transfers) -> None:
-    """Store the blocks that are evicted next, so that enough blocks are free or have a copy below."""
-    ready = min(max(pool.size // _SHARE, 1), _MOST)
-    if (wanted := ready - pool.free_blocks) > 0 and (oldest := pool.oldest(wanted)):
-        transfers.sink(oldest)
+class Sinking:
+    """Keeps as many blocks free, or copied below, as the next steps may take.
+
+    An eviction never waits for a copy: a block that is evicted before its copy will be computed again.
+    """
+
+    def __init__(self, pool: BlockPool, transfers: Transfers) -> None:
+        self._pool, self._transfers = pool, transfers
+        self._next = 0  # the step of the next look
+        self._failures = 0
+
+    def turn(self, step: int, step_tokens: int) -> None:
+        """Start copies if it is time to. `step_tokens`: the maximum tokens of a step."""
+        if step < self._next or not self._transfers.tiers:
+            return
+        self._next = step + _EVERY
+        if self._failures != self._transfers.failed_sinks:
+            self._failures = self._transfers.failed_sinks
+            self._next = step + _REST
+            return
+        pool = self._pool
+        taken = -(-_EVERY * step_tokens // pool.block_size)
+        if (wanted := min(taken, pool.size // 2) - pool.ready) > 0:
+            self._transfers.sink(min(wanted, -(-pool.available // 2)))

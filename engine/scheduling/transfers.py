@@ -44,6 +44,7 @@ class Transfers:
         self.loaded: list[Request] = []  # their blocks are loaded; they wait for a slot
         self._ids = itertools.count()
         self.residence = Residence()
+        self.failed_sinks = 0
 
     @property
     def pending(self) -> bool:
@@ -88,20 +89,18 @@ class Transfers:
                     return tier.name
         return ""
 
-    def sink(self, blocks: Sequence[tuple[int, BlockName]]) -> None:
-        """Store cached blocks in the first tier with room from which loading them would pay."""
-        for tier in self.tiers.values():
-            if not self._loading_pays(tier, len(blocks)):
-                continue
-            missing = set(self._missing(tier, [name for _, name in blocks]))
-            fresh = [(block, name) for block, name in blocks if name in missing]
-            if not fresh:
-                return
-            numbers, names = zip(*fresh, strict=True)
-            if self._make_room(tier, len(names), names):
-                self._kv.pool.hold(numbers)
-                self._begin_store(tier.name, names, numbers, list(numbers), None)
-                return
+    def sink(self, most: int) -> None:
+        """Copy the cached blocks that are evicted next to the first tier from which loading them would pay."""
+        pool = self._kv.pool
+        tier = next((each for each in self.tiers.values() if self._loading_pays(each, 1)), None)
+        if tier is None or not (blocks := pool.oldest(most)):
+            return
+        missing = set(self._missing(tier, [name for _, name in blocks]))
+        pool.mark_copied(block for block, name in blocks if name not in missing)
+        if missing and self._make_room(tier, len(missing), [name for _, name in blocks]):
+            numbers, names = zip(*(each for each in blocks if each[1] in missing), strict=True)
+            pool.hold(numbers)
+            self._begin_store(tier.name, names, numbers, list(numbers), None)
 
     def keep(self, request: Request) -> None:
         """Store the published blocks of a request that ends in the persistent tiers."""
@@ -259,7 +258,8 @@ class Transfers:
         moving = self.in_flight.pop(end.id)
         order, loads = moving.order, moving.order.kind == "load"
         if moving.request is None:
-            self._kv.pool.put_back(moving.blocks)
+            self._kv.pool.put_back(moving.blocks, copied=not end.error)
+            self.failed_sinks += bool(end.error)
         else:
             self._kv.pool.free(moving.blocks)
         if end.error:

@@ -45,9 +45,8 @@ class DiskTier(Tier):
         self._waiting: dict[BlockName, np.ndarray | None] = {}  # not written yet; None: not copied yet
         self._refused: set[BlockName] = set()  # of chats that were deleted meanwhile
         self._retry_at = self._look_at = 0.0
-        self._generation = -1
-        self._writer.submit(self._guarded, self._look)
         self.reset()
+        self._writer.submit(self._guarded, self._look)
 
     @property
     def size(self) -> int:
