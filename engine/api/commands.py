@@ -104,6 +104,7 @@ class Fork(StreamingCommand):
 
     id: int
     params: SamplingParams | None = None  # None: those of the running request
+    chat: str | None = None  # None: that of the running request
     sender = Sender.SCREEN
     forms: ClassVar = {"params": _SOME_PARAMS}
 

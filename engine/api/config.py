@@ -25,7 +25,7 @@ _CHOICES: dict[str, tuple[str | int, ...]] = {
 class DiskRoom(NamedTuple):
     """Room for cache blocks on a disk."""
 
-    folder: Path
+    folder: Path  # inside the one named, which may hold other files
     nbytes: int
 
     @classmethod
@@ -38,7 +38,7 @@ class DiskRoom(NamedTuple):
             nbytes = 0
         if not folder or nbytes <= 0:
             raise BadInput(f"kv_disk must be DIR:GB, such as /scratch/kv:20, not {text!r}")
-        return cls(Path(folder).expanduser(), nbytes)
+        return cls(Path(folder).expanduser() / "minichat-kv", nbytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,8 @@ class Delta(NamedTuple):
     blocks: int = 0  # with a finish: cache blocks it held; of a search, all hypotheses'
     stop: str = ""  # with a finish: the stop string that ended the reply, if one did
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the next prompt tokens; the first token has none
+    loaded: int = 0  # with a finish: prompt tokens whose keys and values a tier had
+    tier: str = ""  # with `loaded`: the tier
 
     @property
     def last(self) -> bool:
@@ -79,7 +81,12 @@ class Queued(RequestEvent):
 
 @dataclass(frozen=True, slots=True)
 class Admitted(RequestEvent):
-    cached: int  # tokens found in the prefix cache
+    cached: int  # tokens found in the prefix cache, or loaded from a tier
+    tier: str = ""  # the tier that had more of them than the device
+    held: int = 0  # tokens that it had
+    loaded: bool = False  # whether these were loaded, or computed again
+    loading: float = 0.0  # expected seconds of either, by measurement; 0: not measured yet
+    computing: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,16 @@ class Stored(NamedTuple):
     transfer: int = -1  # the transfer that stores them; it may have ended
 
 
+class Offer(NamedTuple):
+    """What a tier had of a request's prompt, and what decided whether it was loaded or computed."""
+
+    tier: str
+    tokens: int
+    loaded: bool
+    loading: float  # expected seconds; 0: not measured yet
+    computing: float
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A request. `prompt_len`, `launched` and `len(tokens) + pending` describe its progress."""
@@ -89,7 +99,8 @@ class Request:
     chain: list[bytes] = field(default_factory=list)  # the prefix key of each full block, as far as computed
     epoch: int = -1  # of the weights that computed its whole cache
     published: int = 0  # how many of its blocks are in the prefix cache
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache, or loaded from a tier
+    offer: Offer | None = None  # of a tier, when it was admitted
     scored: int = field(init=False)  # how many prompt tokens need no log-probability, or have it
 
     phase: Phase = Phase.WAITING

@@ -22,7 +22,8 @@ class KVManager:
         window: Window | None,
     ) -> None:
         self.pool, self.tables, self.window = pool, tables, window
-        self.model = secrets.token_bytes(16)  # unknown: no other process finds blocks under this name
+        self.model = secrets.token_bytes(16)  # not known: no other process finds these blocks
+        self._private = b""  # set while no other process shall find blocks
         self.weights = "none"
         self.kv_scheme = kv_scheme
         self.epoch = 0  # how often the weights have changed
@@ -31,10 +32,10 @@ class KVManager:
         """Name blocks by what computes them: `model` is a hash of it, apart from the two schemes."""
         self.model, self.weights = model, weights
 
-    def hide_names(self) -> bytes:
-        """Name blocks so that none stored before are found. Returns the identity used until now."""
-        before, self.model = self.model, secrets.token_bytes(16)
-        return before
+    def hide_names(self, hide: bool) -> None:
+        """Name blocks so that none stored before are found, or end that. Cached blocks are forgotten."""
+        self._private = secrets.token_bytes(16) if hide else b""
+        self.pool.forget_all()
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.pool.block_size)
@@ -228,7 +229,7 @@ class KVManager:
         prefix.extend_chain(request.chain, self._root(request), request.tokens, self.pool.block_size, count)
 
     def _root(self, request: Request) -> bytes:
-        return prefix.root(self.model, self.weights, self.kv_scheme, request.salt)
+        return prefix.root(self.model, self._private, self.weights, self.kv_scheme, request.salt)
 
     # Blocks outside the window
 

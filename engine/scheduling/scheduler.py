@@ -246,7 +246,9 @@ class Scheduler:
         request.cached_tokens = request.launched
         self.prompt_tokens += request.prompt_len
         self.cached_tokens += request.launched
-        self.emit(events.Admitted(self.step, self.clock(), request.id, request.launched))
+        self.emit(
+            events.Admitted(self.step, self.clock(), request.id, request.launched, *request.offer or ())
+        )
 
     def preempt(self, request: Request) -> None:
         """Preempt a running request in the next step, at the user's request."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.api.request import Request, Stored
+from engine.api.request import Offer, Request, Stored
 from engine.kv.manager import KVManager
 from engine.kv.tiers.tier import BlockName, Tier, TransferEnd, TransferKind, TransferOrder, front
 from engine.scheduling.costs import Costs
@@ -30,6 +30,7 @@ class FoundBlocks(NamedTuple):
     tokens: int  # the number of tokens covered by `hits` and by the blocks to load
     tier: str = ""  # the tier to load more from
     names: tuple[BlockName, ...] = ()
+    offer: Offer | None = None  # what a tier had, loaded or not
 
 
 class Transfers:
@@ -90,7 +91,7 @@ class Transfers:
         return ""
 
     def sink(self, most: int) -> None:
-        """Copy the cached blocks that are evicted next to the first tier from which loading them would pay."""
+        """Copy the blocks that are evicted next to the first tier from which loading them would pay."""
         pool = self._kv.pool
         tier = next((each for each in self.tiers.values() if self._loading_pays(each, 1)), None)
         if tier is None or not (blocks := pool.oldest(most)):
@@ -204,9 +205,12 @@ class Transfers:
         more = tokens + count * kv.pool.block_size
         if stored is not None:
             more = min(more, request.launched)
-        if not self._costs.loading_pays(tier.cost.back(count), more - tokens, self._rules):
-            return FoundBlocks(hits, tokens)
-        return FoundBlocks(hits, more, tier.name, rest[:count])
+        seconds = tier.cost.back(count)
+        pays = self._costs.loading_pays(seconds, more - tokens, self._rules)
+        offer = Offer(tier.name, more - tokens, pays, seconds, self._costs.recompute(more - tokens))
+        if not pays:
+            return FoundBlocks(hits, tokens, offer=offer)
+        return FoundBlocks(hits, more, tier.name, rest[:count], offer)
 
     def _most(self, names: Sequence[BlockName]) -> tuple[Tier | None, int]:
         """The tier that holds the longest prefix of `names`; on a tie, the upper tier."""
@@ -237,6 +241,8 @@ class Transfers:
         """Give the request the blocks found. False if it cannot run yet, because more are loading."""
         self._kv.adopt(request, found.hits)
         request.launched = found.tokens
+        if not request.preemptions:
+            request.offer = found.offer
         if request.stored is not None:
             request.published = 0  # its blocks are different ones now
         if found.names:

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from engine.api import events
 from engine.api.errors import BadInput, BadParams, EngineDead, NoMemory, QueueFull, RequestTooLong, place
@@ -112,7 +112,9 @@ class Engine:
         self.scheduler.add(request)
         return request.id
 
-    def fork(self, parent: int, sink: Sink, params: SamplingParams | None = None) -> int:
+    def fork(
+        self, parent: int, sink: Sink, params: SamplingParams | None = None, chat: str | None = None
+    ) -> int:
         """Submit a request that continues a running one's tokens and shares its blocks."""
         self._refuse_if_dead()
         source = self.outputs.rows(parent)[0]
@@ -121,8 +123,8 @@ class Engine:
             raise BadInput(f"request {parent} is a beam search with {beams} beams; set beams to 1 to fork it")
         if params and params.prompt_logprobs is not None:
             raise BadParams("prompt_logprobs", "is not available for a fork, which does not read the prompt")
-        alone: dict[str, Any] = {"n": 1, "best_of": None, "prompt_logprobs": None}
-        params = params or self.outputs.requested_params(source).changed(**alone)
+        requested = self.outputs.requested_params(source)
+        params = params or requested.changed(n=1, best_of=None, prompt_logprobs=None)
         self._check(params)
         child = Request(
             id=self._number(),
@@ -134,7 +136,7 @@ class Engine:
             arrived=self.clock(),
             priority=source.priority,
             salt=source.salt,
-            chat=source.chat,
+            chat=source.chat if chat is None else chat,
             guided_from=source.guided_from if params.grammar == source.params.grammar else len(source.tokens),
         )
         if len(child.tokens) >= child.max_len:
@@ -317,10 +319,9 @@ class Engine:
         self._committed_at = now
 
     def record(self, path: Path) -> None:
-        """Record everything the runner receives, and its tokens, to a new file until stopped.
+        """Record everything an idle engine's runner receives, and its tokens, to a new file until stopped.
 
-        Not for a server route: a client could name any file. The engine must be idle. Cached blocks are
-        forgotten, so that a fresh runner can replay the file.
+        Not for a server route: a client could name any file. A fresh runner can replay it.
         """
         if self._logged is not None:
             raise BadInput("the engine is already being recorded; stop that recording first")
@@ -328,8 +329,7 @@ class Engine:
         self._drain()
         if alive := self.outputs.alive:
             raise BadInput(f"a recording needs an idle engine; wait for {alive}, or end them")
-        self.scheduler.pool.forget_all()
-        self._identity = self.scheduler.kv.hide_names()
+        self.scheduler.kv.hide_names(True)
         self._logged = LoggedRunner(self.runner, StepLog(path, self.origin))
         self.runner = cast(Runner, self._logged)
 
@@ -338,7 +338,7 @@ class Engine:
         if self._logged is not None:
             self._drain()
             self._logged.close()
-            self.scheduler.kv.identify(self._identity, self.scheduler.kv.weights)
+            self.scheduler.kv.hide_names(False)
             self.runner, self._logged = self._logged.runner, None
 
     @property

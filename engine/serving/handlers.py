@@ -37,7 +37,7 @@ def _submit(engine: Engine, command: commands.Submit, sink: Sink) -> Accepted:
 
 
 def _fork(engine: Engine, command: commands.Fork, sink: Sink) -> Accepted:
-    id = engine.fork(command.id, sink, command.params)
+    id = engine.fork(command.id, sink, command.params, command.chat)
     return Accepted(id, engine.length(id))
 
 

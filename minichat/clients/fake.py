@@ -143,6 +143,7 @@ class FakeBackend:
         tag: str = "",
         reply_prefix: Sequence[int] = (),
         deadline: float | None = None,
+        chat: str = "",
     ) -> FakeReply:
         if self.refusal:
             refusal, self.refusal = self.refusal, None
@@ -204,12 +205,15 @@ class FakeBackend:
         if scheme in self.unquantizable:
             raise self.unquantizable[scheme]
 
-    async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> FakeReply:
+    async def fork(self, id: int, params: SamplingParams, *, tag: str = "", chat: str = "") -> FakeReply:
         parent = self.replies[id]
         before = parent.prompt_tokens + parent.tokens
         reply = FakeReply(next(self._numbers), parent.prompt, params, before)
         self.replies.append(reply)
         return reply
+
+    async def forget_chat(self, chat: str) -> None:
+        """There is no disk."""
 
     async def count(self, prompt: Prompt) -> int:
         return len((await self.layout(prompt)).ids)

@@ -38,6 +38,12 @@ def add_model(command: argparse.ArgumentParser) -> None:
         help="blocks in main memory for preempted requests (default: as many as --blocks on a GPU, at most "
         "2 GiB; 0 on a CPU)",
     )
+    group.add_argument(
+        "--kv-disk",
+        metavar="DIR:GB",
+        help="keep the cache blocks of chats in a folder, so that they resume after a restart; auto, off "
+        "(default: auto for the screen, off for other commands)",
+    )
     group.add_argument("--max-context", type=whole, metavar="N", help="maximum tokens in a request")
     group.add_argument(
         "--draft",

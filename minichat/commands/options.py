@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineError
 from engine.api.params import SamplingParams
+from minichat.shell.disk_room import disk_room
 from minichat.shell.interpreter import loading
+from minichat.shell.paths import locate
 
 if TYPE_CHECKING:
     from engine.host.thread import EngineThread
@@ -53,6 +55,7 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
         blocks=options.blocks,
         host_blocks=options.host_blocks,
         max_context=options.max_context,
+        kv_disk=disk_room(options.kv_disk, locate().cache),
         draft=options.draft,
         kv_scheme=options.kv,
         kv_window=options.kv_window,

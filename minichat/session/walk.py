@@ -48,7 +48,9 @@ class Walk:
         if at not in self.trace.logprobs:
             params = SamplingParams(temperature=0.0, max_tokens=at + 1, logprobs=MOST, ignore_eos=True)
             prefix = self.trace.tokens[:at]
-            reply = await self.chat.services.backend.submit(self.trace.prompt, params, reply_prefix=prefix)
+            reply = await self.chat.services.backend.submit(
+                self.trace.prompt, params, reply_prefix=prefix, chat=self.chat.chat.key
+            )
             self.chat.services.took(self.chat, reply.id)
             found = [
                 one async for batch in reply.batches(_at_once) for delta in batch for one in delta.logprobs

@@ -81,7 +81,7 @@ def test_an_engine_without_an_identity_finds_nothing(tmp_path: Path) -> None:
     with disk_engine(tmp_path) as (engine, _):
         ask(engine, LONG)
     with disk_engine(tmp_path) as (engine, _):
-        engine.scheduler.kv.hide_names()
+        engine.scheduler.kv.hide_names(True)
         ask(engine, LONG)
         assert computed(engine) == len(LONG) + 3
 

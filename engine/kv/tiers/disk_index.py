@@ -8,11 +8,12 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.api.config import DiskRoom
 from engine.api.events import log
 
 VERSION = 1
@@ -274,3 +275,11 @@ def _damaged(error: sqlite3.DatabaseError) -> bool:
 def _remove(folder: Path) -> None:
     for each in (*folder.glob(f"{_FILE}*"), *folder.glob("*.kv")):
         each.unlink(missing_ok=True)
+
+
+def delete_chat(disk: DiskRoom, chat: str) -> int:
+    """Drop the blocks on disk that only this chat owns. Returns how many there were."""
+    if not (disk.folder / _FILE).exists():
+        return 0
+    with closing(DiskIndex(disk.folder, disk.nbytes)) as index:
+        return index.delete_chat(chat)

@@ -264,5 +264,7 @@ def room(shot: Snapshot) -> tuple[Row, ...]:
     ]
     if shot.host_size:
         rows.append(("swapped", f"{shot.host_in_use:,} of {shot.host_size:,} blocks", None))
-    rows += [(tier.name, f"{tier.in_use:,} of {tier.size:,} blocks", None) for tier in shot.tiers]
+    rows += [
+        (tier.name, tier.problem or f"{tier.in_use:,} of {tier.size:,} blocks", None) for tier in shot.tiers
+    ]
     return tuple(rows)

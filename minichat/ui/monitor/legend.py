@@ -59,7 +59,11 @@ def totals(
     if shot.host_size:
         parts.insert(2, (("swapped ", "muted"), (f"{shot.host_in_use:,}/{shot.host_size:,}  ", "value")))
     parts += [
-        ((f"{tier.name} ", "muted"), (f"{tier.in_use:,}/{tier.size:,}  ", "value")) for tier in shot.tiers
+        (
+            (f"{tier.name} ", "muted"),
+            (f"{tier.in_use:,}/{tier.size:,}{' (off)' * bool(tier.problem)}  ", "value"),
+        )
+        for tier in shot.tiers
     ]
     return _fitting(parts, width)
 
