@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # One test process more than cores, because some tests wait.
-WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 2 : 8)))
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 ARGS ?=
 
 BIN = $(VENV)/bin
