@@ -20,7 +20,7 @@ from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of
 from engine.execution.changes import Recache, ReplaceLayer, Resize, RunnerChange, UseGraphs, UseScheme
 from engine.execution.compiling import StepCompiler, example, kind_of
-from engine.execution.cuda.graphs import DecodeSteps
+from engine.execution.cuda.graphs import DecodeSteps, Stage
 from engine.execution.cuda.staging import upload
 from engine.execution.draft.drafting import Drafter, SmallModel, with_drafts
 from engine.execution.draft.verification import tokens_ahead, unroll_drafts
@@ -89,23 +89,26 @@ class ModelRunner:
 
     def _on_store(self) -> None:
         """Rebuild what depends on the cache's scheme."""
-        self._stage = self._stage_on(self.device)
-        self._compiler = StepCompiler()
-        self._steps = None
-        if self._stage is not None:
+        stage = self._stage_on(self.device)
+        self.use_stages(stage, stage)
+        self._memory = MemoryMeter(self.model, self.store, self.device)
+        for drafter in self._drafters.values():
+            drafter.serve(self.store)
+        for each in (self.store, *self._draft_stores()):
+            each.mover = mover_on(self.device)
+
+    def use_stages(self, stage: "GpuStage | None", decode: Stage | None) -> None:
+        """Set what launches all kernels, and those of decode steps from staging buffers. None: torch."""
+        self._stage, self._compiler, self._steps = stage, StepCompiler(), None
+        if decode is not None:
             self._steps = DecodeSteps(
-                self._stage,
+                decode,
                 tables=self._tables,
                 block_size=self._block_size,
                 last_ids=self._sampling_state.last_ids,
             )
         if (self._steps is None) is not (self.graphs is None):  # graphs became available, or unavailable
             self.graphs = None if self._steps is None else True
-        self._memory = MemoryMeter(self.model, self.store, self.device)
-        for drafter in self._drafters.values():
-            drafter.serve(self.store)
-        for each in (self.store, *self._draft_stores()):
-            each.mover = mover_on(self.device)
 
     @property
     def graph_sizes(self) -> Sequence[int]:

@@ -19,6 +19,7 @@ from engine.serving.engine import Engine
 from tests.engine.ledger import LedgerRunner, LedgerSpace
 from tests.engine.test_company import Job, any_workload, run_workload
 from tests.engine.workloads import Workload
+from tests.examples import examples
 
 BOUNDS = Bounds(slots=4, width=8, block_size=16, blocks=20, vocab=1000)
 STEP = Step(
@@ -133,7 +134,7 @@ def test_corrupt_bytes_are_refused_or_stay_within_bounds(data: st.DataObject) ->
     assert int(fresh.tables.grid.max()) < BOUNDS.blocks
 
 
-@settings(max_examples=60)
+@examples(30)
 @given(any_workload)
 def test_replayed_steps_give_the_same_tokens(work: Workload[Job]) -> None:
     recorded: list[tuple[bytes | TransferOrder, StepResult | None]] = []

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from engine.api.config import ModelPlace
 from engine.api.errors import BadCheckpoint, BadInput, UnsupportedModel
 from engine.execution.weights import Weights
-from engine.models.bridge.interface import BridgedModel
 from engine.models.registry import load_model
 from tests.models.tiny import plain_attend
 
@@ -69,6 +67,8 @@ BRIDGED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def reference(family: str, changes: dict[str, Any], folder: Path) -> Any:
+    import transformers  # seconds, which every test process would spend
+
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**SHAPE | changes)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -82,6 +82,8 @@ def reference(family: str, changes: dict[str, Any], folder: Path) -> Any:
 
 @pytest.mark.parametrize(("family", "changes"), BRIDGED.values(), ids=BRIDGED)
 def test_logits_are_those_of_transformers(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    from engine.models.bridge.interface import BridgedModel
+
     theirs = reference(family, changes, tmp_path)
     model = load_model(ModelPlace(family, tmp_path))
     config = model.config
@@ -169,6 +171,8 @@ def test_a_model_that_mixes_tokens_outside_attention_is_refused(
 
 
 def test_dummy_weights_are_determined_by_the_seed(tmp_path: Path) -> None:
+    from engine.models.bridge.interface import BridgedModel
+
     def made(seed: int) -> torch.Tensor:
         model = load_model(config_only(tmp_path, "gpt2"), dummy=True, seed=seed, dtype="bfloat16")
         assert isinstance(model, BridgedModel)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from engine.api.config import DTypeName, ModelPlace
 from engine.models.config_json import read_config
@@ -72,6 +71,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 
 def reference(family: str, changes: dict[str, Any], folder: Path) -> Any:
     """Save a transformers model with random tensors to the folder, and return it."""
+    import transformers  # seconds, which every test process would spend
+
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**SHAPE | changes)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
@@ -135,6 +136,8 @@ def test_concatenated_rows_do_not_attend_to_each_other(tmp_path: Path) -> None:
 
 
 def test_the_norm_rounds_as_transformers_does() -> None:
+    import transformers
+
     theirs = transformers.models.llama.modeling_llama.LlamaRMSNorm(64, eps=1e-5).bfloat16()
     ours = Norm(64, eps=1e-5, dtype=torch.bfloat16)
     weight = torch.randn(64, generator=torch.Generator().manual_seed(2)).bfloat16()
@@ -158,6 +161,8 @@ def test_half_precision_stays_near_transformers(tmp_path: Path) -> None:
 
 
 def test_a_trained_model_equals_transformers(shared: Path) -> None:
+    import transformers
+
     folder = shared / "models" / "stories260K"
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     ours = load_model(ModelPlace("stories260K", folder))

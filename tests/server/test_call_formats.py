@@ -13,6 +13,7 @@ from engine.api.params import Grammar
 from engine.server.reply_grammar import ToolCallRules, reply_grammar
 from engine.server.tool_calls.formats import FORMATS, Style, reader, style
 from engine.server.tool_calls.rules import Function
+from tests.examples import examples
 from tests.grammar.walks import walk
 from tests.server.calls import cuts, read_all
 from tests.server.test_reply_grammar import accepts
@@ -148,7 +149,7 @@ class TestReading:
         assert read(style, cuts(text, at)) == (text, [])
 
     @pytest.mark.parametrize("style", STYLES)
-    @settings(max_examples=60, deadline=None)
+    @examples(30)
     @given(data=st.data(), at=AT, cut=st.booleans())
     def test_any_text_reads_the_same_in_pieces(
         self, style: Style, data: st.DataObject, at: list[int], cut: bool
@@ -209,7 +210,7 @@ class TestValues:
         for pieces in ([wrapped], [*wrapped]):
             assert read_all(reader(style), pieces) == ("", [("f", expected or same)])
 
-    @settings(max_examples=50)
+    @examples(20)
     @given(
         value=st.dictionaries(
             st.text(min_size=1), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)
@@ -224,7 +225,7 @@ class TestValues:
             [("f", json.dumps(value, ensure_ascii=False))],
         )
 
-    @settings(max_examples=50)
+    @examples(20)
     @given(text=st.text(), number=st.integers() | st.floats(allow_nan=False, allow_infinity=False), at=AT)
     def test_pythonic_values(self, text: str, number: float, at: list[int]) -> None:
         given = f"[f(a={text!r}, b={number!r}, c=[None, {{{text!r}: False}}])]"
