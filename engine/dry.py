@@ -46,6 +46,7 @@ WORDS = (
 _SHORTEST, _LONGEST = 12, 90  # words of a reply
 _TAIL = 16  # last tokens of a prompt, which may open a <think> section
 _CONTEXT = 32_768
+_HIDDEN = 64  # numbers of a hidden state
 _QUICK = '"}]1:,{['  # the characters that finish JSON soonest, most preferred first
 
 Script = Callable[[Sequence[int], SamplingParams], list[int]]  # the reply's tokens without the stop token
@@ -113,7 +114,15 @@ class DryRunner:
             id: tuple(self._likely(token, most) for token in targets)
             for id, (_, targets, most) in step.targets.items()
         }
-        return StepResult(tokens, logprobs, seconds, top_tokens, runs, prompts)
+        sums = {id: self._sum(self._requests[id], *span) for id, span in step.spans.items()}
+        return StepResult(tokens, logprobs, seconds, top_tokens, runs, prompts, sums)
+
+    def _sum(self, request: Request, first: int, length: int) -> np.ndarray:
+        """Return the sum of made-up hidden states, which depend only on the token."""
+        tokens = request.tokens[first : first + length]
+        states = [np.random.default_rng(token).standard_normal(_HIDDEN, np.float32) for token in tokens]
+        total: np.ndarray = np.sum(states, axis=0)
+        return total
 
     def _top_tokens(self, rows: Sequence[tuple[int, int]]) -> TopTokens:
         """Return each row's candidates: the scripted token is the most likely, the others follow."""

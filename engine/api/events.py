@@ -26,7 +26,7 @@ class Delta(NamedTuple):
 
     If a request has several replies, `choice` distinguishes them. `tail` is text that may still change; it
     is valid until the next delta of the same choice. Log-probabilities of the prompt come before the first
-    token, in deltas of choice 0 that hold nothing else.
+    token, in deltas of choice 0 that hold nothing else; so does the prompt's pooled hidden state.
     """
 
     request: int
@@ -43,6 +43,11 @@ class Delta(NamedTuple):
     blocks: int = 0  # with a finish: cache blocks it held; of a search, all hypotheses'
     stop: str = ""  # with a finish: the stop string that ended the reply, if one did
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the next prompt tokens; the first token has none
+    pooled: bytes = b""  # with pooling: the prompt's vector, as float32 in little-endian order
+
+    @property
+    def of_prompt(self) -> bool:
+        return bool(self.prompt_logprobs or self.pooled)
 
     @property
     def last(self) -> bool:

@@ -89,7 +89,9 @@ class Request:
     epoch: int = -1  # of the weights that computed its whole cache
     published: int = 0  # how many of its blocks are in the prefix cache
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
-    scored: int = field(init=False)  # how many prompt tokens need no log-probability, or have it
+    scored: int = field(
+        init=False
+    )  # the prompt positions before the first one that is still to be read, plus 1
 
     phase: Phase = Phase.WAITING
     why: str = ""  # why it waits, as shown on the screen
@@ -101,7 +103,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.guided = bool(self.params.guided)
-        self.scored = self.prompt_len if self.params.prompt_logprobs is None else 1  # the first has none
+        all_read = self.params.prompt_logprobs is not None or self.params.pooling == "mean"
+        self.scored = 1 if all_read else self.prompt_len
 
     @property
     def known(self) -> int:

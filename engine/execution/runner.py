@@ -28,6 +28,7 @@ from engine.execution.in_flight import InFlightStep, ModelInput, Sampled
 from engine.execution.load import LoadMeter
 from engine.execution.memory import MemoryMeter
 from engine.execution.moves import mover_on
+from engine.execution.pooling import span_rows, sum_spans
 from engine.execution.prompt_logprobs import read_prompts, target_rows
 from engine.execution.protocol import Compilation, Fit, StepKind, StepResult, WeightsPlan
 from engine.execution.results import SampledTokens
@@ -261,8 +262,8 @@ class ModelRunner:
         sampling_rows = rows.sampling
         launched = InFlightStep(sampling_rows, began, drafts)
         if len(rows):  # a step may consist of block copies only
-            targets = target_rows(step) if step.targets else ()
-            self._run(ModelInput(rows, ids, single, sampling_rows, drafts, targets), launched)
+            targets, spans = target_rows(step) if step.targets else (), span_rows(step)
+            self._run(ModelInput(rows, ids, single, sampling_rows, drafts, targets, spans), launched)
         if not step.guided:
             self._sample(launched, None)
         return launched
@@ -315,7 +316,7 @@ class ModelRunner:
     def _run(self, piece: ModelInput, launched: InFlightStep) -> None:
         """Run the model. Sets `launched.prompts` for targets, and `launched.sample` for rows that sample."""
         every = piece.sampling_rows is piece.rows and piece.single == len(piece.rows)  # all decode one token
-        if (steps := self._replayed) is not None and every and not piece.drafts:
+        if (steps := self._replayed) is not None and every and not (piece.drafts or piece.spans):
             launched.sample = self._decode(steps, piece)
             return
         packed, inputs = self._pack(piece), self._for_kernels(piece)
@@ -325,6 +326,9 @@ class ModelRunner:
         hidden = self._forward(packed.batch)
         if piece.targets:
             launched.prompts = read_prompts(self.model.logits, hidden, piece.targets).to_host()
+        if piece.spans:
+            launched.sums = sum_spans(hidden, piece.spans).to_host()
+        if piece.targets or piece.spans:
             launched.mark_arrival(self.device)
         if isinstance(found := self._launch_sampling(hidden, packed, inputs), SampledTokens):
             launched.sample = lambda masks: found

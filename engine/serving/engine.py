@@ -116,9 +116,10 @@ class Engine:
         if self.outputs.searches(source):
             beams = source.params.beams
             raise BadInput(f"request {parent} is a beam search with {beams} beams; set beams to 1 to fork it")
-        if params and params.prompt_logprobs is not None:
-            raise BadParams("prompt_logprobs", "is not available for a fork, which does not read the prompt")
-        alone: dict[str, Any] = {"n": 1, "best_of": None, "prompt_logprobs": None}
+        for name in ("prompt_logprobs", "pooling"):
+            if params and getattr(params, name) != getattr(SamplingParams(), name):
+                raise BadParams(name, "is not available for a fork, which does not read the prompt")
+        alone: dict[str, Any] = {"n": 1, "best_of": None, "prompt_logprobs": None, "pooling": ""}
         params = params or self.outputs.requested_params(source).changed(**alone)
         self._check(params)
         child = Request(

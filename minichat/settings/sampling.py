@@ -23,6 +23,7 @@ MEANINGS = {
     "max_tokens": "Maximum length of the reply in tokens; if unset, as many as fit; 0 only reads the prompt.",
     "logprobs": "How many likeliest tokens to return with each token; if unset, none.",
     "prompt_logprobs": "How many likeliest tokens to return with each prompt token; if unset, none.",
+    "pooling": "With max_tokens 0, the hidden states of the prompt to return: last or mean; if empty, none.",
     "ignore_eos": "Continue after the model's end-of-sequence token.",
     "speculate": "Speculative decoding: makes a reply faster without changing it.",
     "draft_tokens": "Tokens to draft per step; 0 adapts to what pays off.",

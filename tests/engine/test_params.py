@@ -22,6 +22,7 @@ BAD = {
     "max_tokens": [-1, 2.0, True],
     "logprobs": [-1, 21, True],
     "prompt_logprobs": [-1, 21, True, 1.5],
+    "pooling": ["max", None, 1, "last"],
     "ignore_eos": [1, "yes"],
     "allowed_token_ids": [[], [-1], ["x"], 5, [True], "ab"],
     "bad_words": ["no", [""], ["  "], [5], 5, ["x" * 257], ["x"] * 257],
