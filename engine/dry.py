@@ -98,7 +98,8 @@ class DryRunner:
                 if row.drafted:
                     runs[request.id] = run
                 if (most := request.params.logprobs) is not None:
-                    logprobs[request.id] = tuple(self._likely(token, most) for token in run)
+                    exact = request.params.logprob_token_ids
+                    logprobs[request.id] = tuple(self._likely(token, most, exact) for token in run)
                 if request.params.beams > 1:
                     searching.append((request.id, tokens[-1]))
         for gone in self._replies.keys() - self._requests.keys():
@@ -158,9 +159,13 @@ class DryRunner:
             return self._end
         return reply[at % len(reply)]
 
-    def _likely(self, token: int, count: int) -> TokenLogprob:
-        """Return the scripted token and its neighbors, each half as likely as the one before."""
-        top = [((token + n) % self._vocab, -0.7 * (n + 1)) for n in range(count)]
+    def _likely(self, token: int, count: int, exact: Sequence[int] = ()) -> TokenLogprob:
+        """Return the scripted token and its neighbors, each half as likely as the one before.
+
+        `exact`: the tokens to return in place of these.
+        """
+        neighbors = exact or [(token + n) % self._vocab for n in range(count)]
+        top = [(each, -0.7 * ((each - token) % self._vocab + 1)) for each in neighbors]
         return TokenLogprob(token, -0.7, 1, tuple(top))
 
     def skip(self, step: Step) -> None:

@@ -22,6 +22,7 @@ MEANINGS = {
     "min_tokens": "Minimum length of the reply in tokens.",
     "max_tokens": "Maximum length of the reply in tokens; if unset, as many as fit; 0 only reads the prompt.",
     "logprobs": "How many likeliest tokens to return with each token; if unset, none.",
+    "logprob_token_ids": "With logprobs, token ids to return in place of the likeliest ones.",
     "prompt_logprobs": "How many likeliest tokens to return with each prompt token; if unset, none.",
     "pooling": "With max_tokens 0, the hidden states of the prompt to return: last or mean; if empty, none.",
     "ignore_eos": "Continue after the model's end-of-sequence token.",

@@ -21,6 +21,7 @@ BAD = {
     "min_tokens": [-1, 0.5],
     "max_tokens": [-1, 2.0, True],
     "logprobs": [-1, 21, True],
+    "logprob_token_ids": [5, "ab", [-1], [True], [3], [*range(1025)]],
     "prompt_logprobs": [-1, 21, True, 1.5],
     "pooling": ["max", None, 1, "last"],
     "ignore_eos": [1, "yes"],
