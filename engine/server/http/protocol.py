@@ -47,7 +47,7 @@ class GuardedProtocol(HttpToolsProtocol):
         there, the client counts as gone.
         """
         cycle = self.cycle
-        if not cycle or cycle.response_complete or cycle.more_body or self.pipeline:
+        if self._in_head or cycle.response_complete or cycle.more_body or self.pipeline:
             return False
         if self.scheme == "https" or cycle.scope["http_version"] == "1.0":
             return False
