@@ -225,7 +225,7 @@ def dry_engine(
     blocks = config.blocks or 4 * context // size
     context = min(context, blocks * size)
     bus, tables = Bus(), BlockTables(config.max_running, -(-context // size))
-    policy = choose(config.policy)
+    policy = choose(config.policy, config.latency_target)
     scheduler = Scheduler(
         pool=BlockPool(blocks, size),
         tables=tables,
