@@ -68,7 +68,7 @@ def assemble(
     config = replace(config, block_size=block_size_for(config.attention, config.block_size))
     device = pick(config.device)
     hashed = _hashing(config, place)
-    policy = choose_policy(config.policy)
+    policy = choose_policy(config.policy, config.latency_target)
     model = _load(config, place, device, progress)
     dtype, vocab = next(iter(model.parameters())).dtype, model.config.vocab
     bare = config.dummy_weights and not (place.folder / "tokenizer.json").is_file()

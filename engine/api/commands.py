@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_origin
 
 from engine.api.codec import Codec, DecodeError, codec, field_types, record
+from engine.api.config import is_seconds
 from engine.api.errors import BadInput, BadWire, UnknownCommand
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot, Speeds
@@ -163,6 +164,18 @@ class SetSwitch(Command[None]):
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class SetLatencyTarget(Command[None]):
+    """Set the time to a first token of later requests without a deadline, under the policy latency."""
+
+    seconds: float
+    sender = Sender.KEY
+
+    def __post_init__(self) -> None:
+        if not is_seconds(self.seconds):
+            raise BadInput(f"seconds must be 0 or more, not {self.seconds!r}", field="seconds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The configuration of an engine and the shape of a model. Plain values, no tensors."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,7 @@ class EngineConfig:
     dummy_weights: bool = False  # random weights of the model's shape
     attention: str = "auto"
     policy: str = "fcfs"
+    latency_target: float = 1.0  # of the policy latency: seconds to a first token without a deadline
     block_size: int = 16  # tokens; an attention backend chosen by name may support only another size
     blocks: int | None = None  # None: computed from free memory
     host_blocks: int | None = None  # for swapped requests; None: as many as blocks, within host memory
@@ -89,6 +91,7 @@ class EngineConfig:
         for name, choices in _CHOICES.items():
             *most, last = map(str, choices)
             self._need(name, f"{', '.join(most)} or {last}", _is_one_of(getattr(self, name), choices))
+        self._need("latency_target", "seconds, 0 or more", is_seconds(self.latency_target))
         self._need("depth", "0 or 1", self.depth is None or _is_one_of(self.depth, (0, 1)))
         for name, least in ("max_running", 1), ("max_waiting", 1), ("kv_sinks", 0):
             self._need_whole(name, least)
@@ -107,6 +110,11 @@ class EngineConfig:
     def _need(self, name: str, what: str, fits: bool) -> None:
         if not fits:
             raise BadInput(f"{name} must be {what}, not {getattr(self, name)!r}")
+
+
+def is_seconds(value: object) -> bool:
+    """Whether a value is a number of seconds, 0 or more."""
+    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
 
 
 def _is_whole(value: object) -> bool:

@@ -26,7 +26,7 @@ class Delta(NamedTuple):
 
     If a request has several replies, `choice` distinguishes them. `tail` is text that may still change; it
     is valid until the next delta of the same choice. Log-probabilities of the prompt come before the first
-    token, in deltas of choice 0 that hold nothing else.
+    token, in deltas of choice 0 that hold nothing else; so does the prompt's pooled hidden state.
     """
 
     request: int
@@ -45,6 +45,11 @@ class Delta(NamedTuple):
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the next prompt tokens; the first token has none
     loaded: int = 0  # with a finish: prompt tokens whose keys and values a tier had
     tier: str = ""  # with `loaded`: the tier
+    pooled: bytes = b""  # with pooling: the prompt's vector, as float32 in little-endian order
+
+    @property
+    def of_prompt(self) -> bool:
+        return bool(self.prompt_logprobs or self.pooled)
 
     @property
     def last(self) -> bool:

@@ -101,7 +101,7 @@ class Request:
     published: int = 0  # how many of its blocks are in the prefix cache
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, or loaded from a tier
     offer: Offer | None = None  # of a tier, when it was admitted
-    scored: int = field(init=False)  # how many prompt tokens need no log-probability, or have it
+    scored: int = field(init=False)  # prompt positions before the first one still to be read, plus 1
 
     phase: Phase = Phase.WAITING
     why: str = ""  # why it waits, as shown on the screen
@@ -113,7 +113,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.guided = bool(self.params.guided)
-        self.scored = self.prompt_len if self.params.prompt_logprobs is None else 1  # the first has none
+        all_read = self.params.prompt_logprobs is not None or self.params.pooling == "mean"
+        self.scored = 1 if all_read else self.prompt_len
 
     @property
     def known(self) -> int:

@@ -14,7 +14,7 @@ from engine.api.config import KvSchemeName
 from engine.api.errors import BadInput, NoMemory
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
 from engine.attention.base import AttentionBackend, Batch, attending
-from engine.devices import give_back
+from engine.devices import give_back, lost
 from engine.execution.batch import BatchBuilder, PackedBatch
 from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of
@@ -28,6 +28,7 @@ from engine.execution.in_flight import InFlightStep, ModelInput, Sampled
 from engine.execution.load import LoadMeter
 from engine.execution.memory import MemoryMeter
 from engine.execution.moves import mover_on
+from engine.execution.pooling import span_rows, sum_spans
 from engine.execution.prompt_logprobs import read_prompts, target_rows
 from engine.execution.protocol import Compilation, Fit, StepKind, StepResult, WeightsPlan
 from engine.execution.results import SampledTokens
@@ -264,8 +265,8 @@ class ModelRunner:
         sampling_rows = rows.sampling
         launched = InFlightStep(sampling_rows, began, drafts)
         if len(rows):  # a step may consist of block copies only
-            targets = target_rows(step) if step.targets else ()
-            self._run(ModelInput(rows, ids, single, sampling_rows, drafts, targets), launched)
+            targets, spans = target_rows(step) if step.targets else (), span_rows(step)
+            self._run(ModelInput(rows, ids, single, sampling_rows, drafts, targets, spans), launched)
         if not step.guided:
             self._sample(launched, None)
         return launched
@@ -288,13 +289,7 @@ class ModelRunner:
         return handle.result()
 
     def device_error(self) -> str | None:
-        """Report a CUDA error after which no call can succeed."""
-        if self.device.type == "cuda":
-            try:
-                torch.cuda.synchronize(self.device)
-            except RuntimeError as error:
-                return f"this process has lost the GPU: {error}"
-        return None
+        return lost(self.device)
 
     def memory(self) -> dict[str, int]:
         return self._memory.read()
@@ -318,7 +313,7 @@ class ModelRunner:
     def _run(self, piece: ModelInput, launched: InFlightStep) -> None:
         """Run the model. Sets `launched.prompts` for targets, and `launched.sample` for rows that sample."""
         every = piece.sampling_rows is piece.rows and piece.single == len(piece.rows)  # all decode one token
-        if (steps := self._replayed) is not None and every and not piece.drafts:
+        if (steps := self._replayed) is not None and every and not (piece.drafts or piece.spans):
             launched.sample = self._decode(steps, piece)
             return
         packed, inputs = self._pack(piece), self._for_kernels(piece)
@@ -328,6 +323,9 @@ class ModelRunner:
         hidden = self._forward(packed.batch)
         if piece.targets:
             launched.prompts = read_prompts(self.model.logits, hidden, piece.targets).to_host()
+        if piece.spans:
+            launched.sums = sum_spans(hidden, piece.spans).to_host()
+        if piece.targets or piece.spans:
             launched.mark_arrival(self.device)
         if isinstance(found := self._launch_sampling(hidden, packed, inputs), SampledTokens):
             launched.sample = lambda masks: found

@@ -23,7 +23,7 @@ from engine.scheduling.policy import Policy
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.sinking import Sinking
-from engine.scheduling.step import LAST, Drafts, PromptTargets, Step, StepBuilder, StepRow
+from engine.scheduling.step import LAST, Drafts, PromptSpan, PromptTargets, Step, StepBuilder, StepRow
 from engine.scheduling.transfers import FoundBlocks, Transfers
 from engine.speculation.speculator import Speculator
 
@@ -112,7 +112,9 @@ class Scheduler:
                 continue
             elif request.params.speculate:
                 speculating.append(request)
-            elif start < len(request.blocks) * size and not request.shares_tail:
+            elif (
+                start < len(request.blocks) * size and not request.shares_tail and not request.params.pooling
+            ):
                 # The common case.
                 builder.decode(request.id, request.slot, start, LAST if request.pending else tokens[start])
                 if request.guided:
@@ -181,7 +183,8 @@ class Scheduler:
             tokens += drafts.tokens or [0] * drafted
             self.changes.drafts(request, on_device=not drafts.tokens)
         row = StepRow(request.id, request.slot, start, count, samples, drafted)
-        builder.add(row, tokens, PromptTargets.of(request, start, count))
+        span = PromptSpan.of(request, start, count)
+        builder.add(row, tokens, PromptTargets.of(request, start, count), span)
         if samples and request.guided:
             builder.guide(request.id)
         return True

@@ -121,10 +121,11 @@ class Engine:
         if self.outputs.searches(source):
             beams = source.params.beams
             raise BadInput(f"request {parent} is a beam search with {beams} beams; set beams to 1 to fork it")
-        if params and params.prompt_logprobs is not None:
-            raise BadParams("prompt_logprobs", "is not available for a fork, which does not read the prompt")
+        for name in ("prompt_logprobs", "pooling"):
+            if params and getattr(params, name) != getattr(SamplingParams(), name):
+                raise BadParams(name, "is not available for a fork, which does not read the prompt")
         requested = self.outputs.requested_params(source)
-        params = params or requested.changed(n=1, best_of=None, prompt_logprobs=None)
+        params = params or requested.changed(n=1, best_of=None, prompt_logprobs=None, pooling="")
         self._check(params)
         child = Request(
             id=self._number(),
@@ -376,8 +377,6 @@ class Engine:
         self._ahead = None
         self.outputs.end_all(reason)
         self.bus.emit(events.Died(self.scheduler.step, self.clock(), reason))
-
-    # Helpers
 
     def _refuse_if_dead(self) -> None:
         if self.error:

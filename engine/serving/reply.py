@@ -8,6 +8,7 @@ from engine.api.events import Delta, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.api.request import Finish, Request
 from engine.kv.window import held
+from engine.serving.pooling import PromptPool
 from engine.text.stops import StopFinder
 from engine.text.tokenizer import Tokenizer
 
@@ -107,7 +108,7 @@ class ReplyOutput:
     """The reply of one request. Its sink gets a delta whenever new text is certain."""
 
     def __init__(self, written: TextStream, sink: Sink) -> None:
-        self.written, self.sink = written, sink
+        self.written, self.sink, self.pool = written, sink, PromptPool()
         self._later: SamplingParams | None = None  # for the token after the one in flight
 
     def retune(self, params: SamplingParams, *, in_flight: bool = False) -> None:

@@ -29,6 +29,12 @@ def add_model(command: argparse.ArgumentParser) -> None:
         help="scheduling policy: fcfs, priority, latency, or a plugin's (see doctor; default: fcfs)",
     )
     group.add_argument(
+        "--target-ms",
+        type=number,
+        metavar="N",
+        help="when first tokens without a deadline are due, for --policy latency (default: 1000)",
+    )
+    group.add_argument(
         "--blocks", type=whole, metavar="N", help="KV cache blocks (default: from free memory)"
     )
     group.add_argument(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from engine.api.config import EngineConfig
+from engine.api.config import EngineConfig, is_seconds
 from engine.api.errors import BadInput, EngineError
 from engine.api.params import SamplingParams
 from minichat.shell.disk_room import disk_room
@@ -45,6 +45,12 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
         if options.kv_window is None:
             raise BadInput("--kv-sinks requires --kv-window")
         more["kv_sinks"] = options.kv_sinks
+    if options.target_ms is not None:
+        if options.policy in ("fcfs", "priority"):
+            raise BadInput(f"--target-ms has no effect with --policy {options.policy}; use --policy latency")
+        if not is_seconds(options.target_ms / 1000):
+            raise BadInput(f"--target-ms must be at least 0, got {options.target_ms:g}")
+        more["latency_target"] = options.target_ms / 1000
     return EngineConfig(
         model=options.model,
         device=options.device,

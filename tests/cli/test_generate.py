@@ -195,6 +195,8 @@ USAGE = {
     ),
     "blocks": (["--blocks", "0"], "blocks must be a whole number above 0, not 0"),
     "deadline-and-fcfs": (["--deadline-ms", "50"], "--deadline-ms has no effect with --policy fcfs"),
+    "target-and-fcfs": (["--target-ms", "50"], "--target-ms has no effect with --policy fcfs"),
+    "target": (["--policy", "latency", "--target-ms", "-1"], "--target-ms must be at least 0, got -1"),
     "deadline": (["--policy", "latency", "--deadline-ms", "-1"], "--deadline-ms must be at least 0, got -1"),
     "endless-deadline": (
         ["--policy", "latency", "--deadline-ms", "inf"],

@@ -16,6 +16,7 @@ BAD = {
     "dummy_weights": ["no", 1, None],
     "attention": [None, 3],
     "policy": [None, 3],
+    "latency_target": [-1, "1", None, True, math.inf, math.nan],
     "block_size": [15, 0, 16.0, "16", True],
     "blocks": [0, 2.5, "many"],
     "host_blocks": [-1, 1.5, "3", True],
