@@ -29,6 +29,7 @@ class MonitorSide(MonitorPanel):
         context.leaving.append(self._restored)
         context.signals.arranged.connect(self._arranged)
         context.signals.snapshot.connect(self._see_snapshot)
+        context.signals.owned.connect(self.draw)
         context.signals.events.connect(self._see_events)
 
     def focus(self, scroll_visible: bool = True) -> Self:

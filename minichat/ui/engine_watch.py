@@ -31,10 +31,11 @@ class EngineWatch:
         self.clock, self._seen_at = clock, 0.0
         self._signals = signals
 
-    def took(self, conversation: Conversation, request: int) -> None:
-        self.owners[request] = Owner(conversation.chat.letter.upper(), conversation.color)
+    def took(self, conversation: Conversation, request: int, role: str = "") -> None:
+        self.owners[request] = Owner(conversation.chat.letter.upper(), conversation.color, role)
         if self.latest is not None:
             self._share(self.latest)
+        self._signals.owned()
 
     def forget(self) -> None:
         """Forget all requests: a new engine starts counting again."""

@@ -125,8 +125,12 @@ class EventLog(Pane):
             spans.append((f"{entry.request if entry.request >= 0 else '':>4} ", "muted"))
         spans.append((f" {entry.kind:<{_KIND}} ", look(entry.kind)))
         used = sum(len(text) for text, _ in spans)
-        spans.append((clip(entry.words, max(0, width - used - 1), self.signs.cut), "muted"))
+        spans.append((clip(self._words(entry), max(0, width - used - 1), self.signs.cut), "muted"))
         return tuple(spans)
+
+    def _words(self, entry: EventLine) -> str:
+        role = self.owner_of(entry.request).role
+        return f"{role}: {entry.words}" if role else entry.words
 
     def _take_in(self) -> None:
         while self._fresh:
@@ -138,7 +142,7 @@ class EventLog(Pane):
     def _matches(self, entry: EventLine) -> bool:
         """A term of one or two letters is a chat's letter; longer terms match anywhere in the line."""
         letter = self.owner_of(entry.request).letter.lower()
-        line = f"{entry.request} {entry.kind} {entry.words}".lower()
+        line = f"{entry.request} {entry.kind} {self._words(entry)}".lower()
         return all(
             term == letter or ((len(term) > 2 or term.isdigit()) and term in line)
             for term in self.pattern.lower().split()

@@ -180,6 +180,11 @@ class MonitorPanel(Widget):
         self.event_log.paused = self.paused
         for pane in self.panes.values():
             pane.note = self._cut or ("paused" if self.paused else "")
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw what has changed apart from the snapshot."""
+        for pane in self.panes.values():
             pane.draw()
 
     def action_window(self) -> None:
