@@ -208,8 +208,8 @@ class MinichatApp(App[object], inherit_bindings=False):
     def _show(self, snapshot: Snapshot) -> None:
         self.main.show_snapshot(snapshot)
 
-    def _took(self, conversation: Conversation, request: int) -> None:
-        self.main.took(conversation, request)
+    def _took(self, conversation: Conversation, request: int, role: str = "") -> None:
+        self.main.took(conversation, request, role)
 
     def _changed(self, conversation: Conversation) -> None:
         self.main.changed(conversation)

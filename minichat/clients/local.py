@@ -21,7 +21,7 @@ from engine.host.handover import Handover, call_on
 from engine.kv.tiers.disk_index import delete_chat
 from minichat.clients.bridge import gathered, in_thread
 from minichat.clients.protocol import Pace, Progress, Prompt
-from minichat.shell.interpreter import loading
+from minichat.shell.interpreter import loading, open_torch
 from minichat.shell.paths import private_folder
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class LocalReply:
 
 def on_thread(config: EngineConfig, progress: Progress) -> "EngineClient":
     """Run the engine on a thread, importing torch into this process."""
+    open_torch()
     from engine.host.thread import EngineThread
     from engine.start import start
 

@@ -171,8 +171,8 @@ class MainScreen(FrameScreen[None]):
         self.label()
         self.wake()
 
-    def took(self, conversation: Conversation, request: int) -> None:
-        self.engine.took(conversation, request)
+    def took(self, conversation: Conversation, request: int, role: str = "") -> None:
+        self.engine.took(conversation, request, role)
         self.wake()
 
     def forget_requests(self) -> None:

@@ -237,7 +237,7 @@ async def opened(
     async with bench((80, 24), backend=backend, clock=clock, wall_clock=noon, **more) as it:
         world = World(it.app, it.pilot, it.backend, it.notified, it.failures)
         world.clock = clock
-        it.monitor.event_log.clock = noon
+        it.monitor.event_log.clock = it.monitor.rates.clock = noon
         await it.until(lambda: it.app.lifecycle.ready.is_set() or not backend.loaded.is_set())
         yield world
 

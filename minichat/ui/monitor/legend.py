@@ -39,7 +39,7 @@ def legend(
     for code in np.argsort(-held, kind="stable").tolist():
         if held[code]:
             _, style = shades.swatch(State.USED, code, BRIGHT - 1)
-            parts.append(((signs.swatch, style), (f" {owners[code].letter} {held[code]:,}  ", "value")))
+            parts.append(((signs.swatch, style), (f" {owners[code].name} {held[code]:,}  ", "value")))
     return _fitting(parts or [(("nothing in use", "muted"),)], width)
 
 
