@@ -146,9 +146,9 @@ def decoder_slots(model: Decoder) -> dict[str, Slot]:
 
 def outer_slots(model: Decoder) -> dict[str, Slot]:
     """Return the slots of the tensors that are never quantized."""
-    names, norm = model.family.names, model.norm.weight
-    assert isinstance(norm, Tensor)
-    return {f"{names['embed']}.weight": whole(model.embed), f"{names['norm']}.weight": whole(norm)}
+    names = model.family.names
+    norm = {f"{names['norm']}.{kind}": whole(tensor) for kind, tensor in model.norm.named_parameters()}
+    return {f"{names['embed']}.weight": whole(model.embed), **norm}
 
 
 def head_slots(model: Decoder, head: nn.Module) -> dict[str, Slot]:

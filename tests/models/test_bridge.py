@@ -13,7 +13,8 @@ from engine.api.config import ModelPlace
 from engine.api.errors import BadCheckpoint, BadInput, UnsupportedModel
 from engine.execution.weights import Weights
 from engine.models.bridge.interface import BridgedModel
-from engine.models.registry import load_model
+from engine.models.load_request import LoadRequest
+from engine.models.registry import bridged, load_model
 from tests.models.tiny import plain_attend
 
 SHAPE: dict[str, Any] = {
@@ -80,10 +81,15 @@ def reference(family: str, changes: dict[str, Any], folder: Path) -> Any:
     return model
 
 
+def load_bridged(name: str, folder: Path) -> Any:
+    """Load through the bridge, even if the family has a native decoder."""
+    return bridged(LoadRequest(place=ModelPlace(name, folder), device=torch.device("cpu")))
+
+
 @pytest.mark.parametrize(("family", "changes"), BRIDGED.values(), ids=BRIDGED)
 def test_logits_are_those_of_transformers(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     theirs = reference(family, changes, tmp_path)
-    model = load_model(ModelPlace(family, tmp_path))
+    model = load_bridged(family, tmp_path)
     config = model.config
     assert isinstance(model, BridgedModel)
     assert [spec.sinks for spec in config.layers] == [n in model.sinks for n in range(len(config.layers))]
@@ -100,7 +106,7 @@ def test_logits_are_those_of_transformers(family: str, changes: dict[str, Any], 
 
 def test_layer_shapes_are_found_by_tracing_the_model(tmp_path: Path) -> None:
     reference("Gemma2", BRIDGED["gemma2"][1], tmp_path)
-    config = load_model(ModelPlace("gemma2", tmp_path)).config
+    config = load_bridged("gemma2", tmp_path).config
     first, second = config.layers
     assert (first.heads, first.kv_heads, first.key_dim, first.value_dim) == (4, 2, 8, 8)
     assert (first.window, second.window) == (5, None)
@@ -111,7 +117,7 @@ def test_layer_shapes_are_found_by_tracing_the_model(tmp_path: Path) -> None:
 
 def test_longrope_is_limited_to_its_original_context(tmp_path: Path) -> None:
     reference(*BRIDGED["phi3-long"], tmp_path)
-    config = load_model(ModelPlace("phi3", tmp_path)).config
+    config = load_bridged("phi3", tmp_path).config
     assert config.max_context == 32
 
 

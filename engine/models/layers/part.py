@@ -39,6 +39,7 @@ class Part(nn.Module):
 
     pdl: ClassVar[bool] = False  # whether its kernels support PDL: each waits for its own inputs
     cache: CacheSpec | None = None  # what it caches of a token between steps
+    sinks: Tensor | None = None  # of an attention: a learned score per head, see CacheSpec.sinks
 
     def __init__(self, config: DecoderConfig, index: int, build: "Build") -> None:
         super().__init__()
@@ -89,6 +90,10 @@ class Part(nn.Module):
     def _named(self) -> Iterator[tuple[str, Tensor, SourceTensor]]:
         for attribute, pieces in self.pieces().items():
             rows = [piece.rows for piece in pieces]
+            if attribute in self._parameters:  # a tensor without a module has a name without a suffix
+                views = self.get_parameter(attribute).split(rows)
+                yield from ((piece.name, view, piece) for piece, view in zip(pieces, views, strict=True))
+                continue
             for kind, whole in self.get_submodule(attribute).named_parameters():
                 for piece, view in zip(pieces, whole.split(rows), strict=True):
                     yield f"{piece.name}.{kind}", view, piece
