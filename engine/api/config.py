@@ -132,6 +132,17 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """A mixture of experts: a router chooses some feed-forwards for each token."""
+
+    count: int
+    chosen: int  # by each token
+    width: int  # of each expert
+    normalized: bool = False  # whether the weights of the chosen ones are scaled to a sum of 1
+    shared: int = 0  # the width of an expert that all tokens use, scaled by a gate; 0: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """What the engine needs to know about any model."""
 
@@ -162,6 +173,8 @@ class DecoderConfig(ModelConfig):
     local: tuple[int, ...] = ()  # sliding layers, which use `local_rope` if there is one
     local_rope: RopeSpec | None = None
     activation: str = "silu"  # of the feed-forward
+    experts: ExpertsSpec | None = None
+    dense: tuple[int, ...] = ()  # layers with the family's dense feed-forward instead of experts
     embed_scale: float = 1.0
     residual_scale: float = 1.0  # multiplies each part's term
     logit_scale: float = 1.0

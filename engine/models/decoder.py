@@ -53,7 +53,8 @@ def block(config: DecoderConfig, index: int, dtype: torch.dtype, ranks: int = 1)
     """Create an empty block on the current default device, with the shapes of one rank's share."""
     family, build = family_of(config), build_of(config, dtype, ranks)
     attention = family.attention.part()(config, index, build)
-    feed_forward = family.feed_forward.part()(config, index, build)
+    kind = (index in config.dense and family.dense) or family.feed_forward
+    feed_forward = kind.part()(config, index, build)
     parts = (index, attention, feed_forward, family.names["block"].format(index))
     match family.arrangement:
         case "parallel":

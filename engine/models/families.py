@@ -7,15 +7,17 @@ from typing import Literal
 
 from engine.api.errors import BadInput
 from engine.api.plugins import missing_members
-from engine.models.kinds import Dense, Ends, Grouped, PartKind, Ungated
+from engine.models.kinds import Dense, Ends, Grouped, PartKind, Routed, Ungated
 from engine.models.kinds.rope import RopeKind
 from engine.models.kinds.windows import (
     full_every,
     full_unrotated,
     given_window,
     one_window,
+    one_window_if_used,
     unrotated,
     windows_by_layer,
+    windows_of_first,
     windows_where_unrotated,
 )
 
@@ -52,6 +54,24 @@ JOINED: Mapping[str, str] = {
     "attention.qkv": "self_attn.qkv_proj",
     "feed_forward.gate_up": "mlp.gate_up_proj",
 }
+EXPERTS: Mapping[str, str] = {
+    **NAMES,
+    "router": "mlp.gate",
+    "expert.gate": "mlp.experts.{}.gate_proj",
+    "expert.up": "mlp.experts.{}.up_proj",
+    "expert.down": "mlp.experts.{}.down_proj",
+    "shared.gate": "mlp.shared_expert.gate_proj",
+    "shared.up": "mlp.shared_expert.up_proj",
+    "shared.down": "mlp.shared_expert.down_proj",
+    "shared.scale": "mlp.shared_expert_gate",
+}
+MIXTRAL: Mapping[str, str] = {
+    **NAMES,
+    "router": "block_sparse_moe.gate",
+    "expert.gate": "block_sparse_moe.experts.{}.w1",
+    "expert.up": "block_sparse_moe.experts.{}.w3",
+    "expert.down": "block_sparse_moe.experts.{}.w2",
+}
 GLM: Mapping[str, str] = {**NAMES, "feed_forward.gate_up": "mlp.gate_up_proj"}
 
 # pre: each part norms what it reads. sandwich: also its term. post: only its term. parallel: both parts of a
@@ -66,6 +86,7 @@ class Family:
 
     attention: PartKind
     feed_forward: PartKind
+    dense: PartKind | None = None  # the feed-forward of layers without experts, if some may have none
     names: Mapping[str, str] = field(default_factory=lambda: NAMES)
     arrangement: Arrangement = "pre"
     norms: NormKind = "rms"
@@ -187,6 +208,24 @@ FAMILIES: dict[str, Family] = {
         names={**NAMES, "feed_forward.up": "mlp.c_fc", "feed_forward.down": "mlp.c_proj"},
         norms="layer", norm_bias=True, ends=Ends(eps=("norm_epsilon", 1e-5)), tied=True,
         start_id=50_256, stop_id=50_256,
+    ),
+    "mixtral": Family(
+        attention=Grouped(windows=given_window), names=MIXTRAL,
+        feed_forward=Routed(width="intermediate_size", normalized=True),
+        rope=RopeKind(theta=1_000_000.0), ends=Ends(eps=("rms_norm_eps", 1e-5)), start_id=1, stop_id=2,
+    ),
+    "qwen2_moe": Family(
+        attention=Grouped(windows=windows_of_first, bias=("qkv_bias", True), out_biased=False),
+        feed_forward=Routed(shared="shared_expert_intermediate_size", mixed=True), dense=Dense(),
+        names=EXPERTS,
+    ),
+    "qwen3_moe": Family(
+        attention=Grouped(windows=one_window_if_used, bias=BIAS, qk_norm=True),
+        feed_forward=Routed(mixed=True), dense=Dense(), names=EXPERTS,
+    ),
+    "olmoe": Family(
+        attention=Grouped(bias=BIAS, norm_weights="wide"), feed_forward=Routed(width="intermediate_size"),
+        names=EXPERTS, ends=Ends(eps=("rms_norm_eps", 1e-5)), stop_id=50_279,
     ),
 }  # fmt: skip
 

@@ -1,5 +1,7 @@
 """Creates layers and the head from weights that are already quantized in the checkpoint."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -61,7 +63,7 @@ class StoredSource:
                         slots[name].view.copy_(kept[name].dequantized()[:, : linear.weight.shape[1]])
                     continue
                 parts = [kept[name] if name in kept else slots[name].view.clone() for name in names]
-                made = product(parts, linear.bias, linear.weight.shape[1], self.dtype)
-                part.set_submodule(attribute, made)
+                make = partial(product, inputs=linear.weight.shape[1], dtype=self.dtype)
+                part.set_submodule(attribute, linear.replaced(parts, make))
         finalize(layer, named("none"))
         return layer

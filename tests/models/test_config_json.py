@@ -147,6 +147,12 @@ def test_layers_of_other_kinds_are_refused() -> None:
         config(**changes)
 
 
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
 HOSTILE: dict[str, list[tuple[str, Any]]] = {
     "gemma2": [
         ("attn_logit_softcapping", -1.0),
@@ -166,6 +172,16 @@ HOSTILE: dict[str, list[tuple[str, Any]]] = {
     "phi3": [("partial_rotary_factor", 0.2), ("partial_rotary_factor", 1.5), ("partial_rotary_factor", True)],
     "granite": [("residual_multiplier", math.inf), ("logits_scaling", 0), ("attention_multiplier", [1])],
     "cohere": [("logit_scale", 0), ("use_qk_norm", 1), ("layer_norm_eps", 2.0)],
+    "qwen2_moe": [
+        ("num_experts_per_tok", 5),
+        ("num_experts", 1 << 20),
+        ("moe_intermediate_size", 0),
+        ("shared_expert_intermediate_size", None),
+        ("norm_topk_prob", "yes"),
+        ("decoder_sparse_step", 0),
+        ("mlp_only_layers", ["0"]),
+        ("qkv_bias", 1),
+    ],
     "starcoder2": [("use_bias", "yes"), ("norm_epsilon", -1), ("hidden_act", 3)],
 }
 
@@ -175,7 +191,7 @@ HOSTILE: dict[str, list[tuple[str, Any]]] = {
 )
 def test_bad_values_of_a_family_are_named(family: str, key: str, value: Any) -> None:
     with pytest.raises((BadCheckpoint, UnsupportedModel), match=f"^{NOWHERE}: .*{key.split('.')[0]}"):
-        config(model_type=family, **{key: value})
+        config(**(EXPERTS if family.endswith("moe") else {}) | {"model_type": family, key: value})
 
 
 BROKEN = [

@@ -75,6 +75,12 @@ SCALES = {
     "logits_scaling": 5.0,
 }
 CAPPED = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 7}
+EXPERTS = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
 PADDED = {"pad_token_id": 0}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     *(("Llama", name, changes) for name, changes in LLAMAS.items()),
@@ -116,6 +122,15 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("Cohere2", "mixed", MIXED | {"head_dim": 24}),
     ("Starcoder2", "plain", {}),
     ("Starcoder2", "window", {"sliding_window": 5, "use_bias": False}),
+    ("Mixtral", "plain", EXPERTS | {"num_experts_per_tok": 3, "head_dim": 16}),
+    ("Mixtral", "window", EXPERTS | {"sliding_window": 5, "head_dim": 24}),
+    ("Qwen3Moe", "plain", EXPERTS | {"head_dim": 24}),
+    ("Qwen3Moe", "normalized", EXPERTS | {"norm_topk_prob": True, "mlp_only_layers": [1]}),
+    ("Qwen3Moe", "window", EXPERTS | SLIDING | {"decoder_sparse_step": 2}),
+    ("Qwen2Moe", "shared", EXPERTS),
+    ("Qwen2Moe", "some-slide", EXPERTS | SLIDING | {"qkv_bias": False, "norm_topk_prob": True}),
+    ("Olmoe", "plain", EXPERTS),
+    ("Olmoe", "normalized", EXPERTS | {"norm_topk_prob": True, "attention_bias": True}),
 ]
 
 

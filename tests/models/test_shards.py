@@ -24,7 +24,7 @@ from engine.models.layers.step import StepContext
 from engine.models.registry import load_model
 from engine.models.source import finalize
 from engine.quant.registry import named as scheme_named
-from tests.models.test_families import SCALES, SHAPE, reference
+from tests.models.test_families import EXPERTS, SCALES, SHAPE, reference
 from tests.models.tiny import plain_attend, write_config
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,8 +44,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("Cohere", {"use_qk_norm": True}),
     "cohere2": ("Cohere2", {"head_dim": 16, "sliding_window": 5}),
     "starcoder2": ("Starcoder2", {}),
+    "mixtral": ("Mixtral", EXPERTS | {"head_dim": 16}),
+    "qwen2_moe": ("Qwen2Moe", EXPERTS),
+    "qwen3_moe": ("Qwen3Moe", EXPERTS | {"mlp_only_layers": [1], "head_dim": 16}),
 }
-UNSHARED = {"olmo2", "olmo3"}  # a norm over all heads would need all ranks
+UNSHARED = {"olmo2", "olmo3", "olmoe"}  # a norm over all heads would need all ranks
 IDS = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1))
 
 
@@ -187,7 +190,7 @@ def test_a_part_may_hold_several_products_of_a_kind(tmp_path: Path) -> None:
     assert not any(isinstance(each, Linear) for each in part.modules())
 
 
-@pytest.mark.parametrize("name", ["Olmo2", "Olmo3"])
+@pytest.mark.parametrize("name", ["Olmo2", "Olmo3", "Olmoe"])
 def test_a_norm_over_all_heads_is_not_split(name: str, tmp_path: Path) -> None:
     reference(name, {}, tmp_path)
     with pytest.raises(BadInput, match="a norm over all heads cannot be split over ranks"):

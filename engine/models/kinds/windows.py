@@ -34,6 +34,19 @@ def windows_by_layer(fields: Fields, layers: int) -> tuple[int | None, ...]:
     return _mixed(fields, layers, sliding)
 
 
+def one_window_if_used(fields: Fields, layers: int) -> tuple[int | None, ...]:
+    return one_window(fields, layers) if fields.flag("use_sliding_window", False) else (None,) * layers
+
+
+def windows_of_first(fields: Fields, layers: int) -> tuple[int | None, ...]:
+    """Mixed full and sliding layers: listed by name, or every other one of the first layers."""
+
+    def sliding() -> range:
+        return range(0, min(layers, fields.whole("max_window_layers", 28, low=0, high=MOST_TOKENS)), 2)
+
+    return _mixed(fields, layers, sliding)
+
+
 def windows_where_unrotated(fields: Fields, layers: int) -> tuple[int | None, ...]:
     return _mixed(fields, layers, lambda: unrotated(fields, layers))
 

@@ -10,6 +10,7 @@ from engine.api.errors import BadInput
 from engine.models.layers import operators
 from engine.models.layers.norm import LayerNorm, Norm, OffsetNorm
 from engine.models.layers.operators import OperatorLinear, OperatorNorm
+from engine.quant.experts import ExpertsLinear
 from engine.quant.linear import Linear, parameter
 
 
@@ -32,6 +33,9 @@ class Build:
         if not self.product_operator:
             return made
         return OperatorLinear(made.weight, made.bias, operators.product(self.product_operator))
+
+    def experts(self, count: int, inputs: int, outputs: int, *, bias: bool) -> ExpertsLinear:
+        return ExpertsLinear.of(count, inputs, outputs, bias=bias, dtype=self.dtype)
 
     def norm(self, *shape: int) -> Norm:
         if self.norm_operator and len(shape) == 1:
