@@ -7,7 +7,7 @@ from typing import Literal
 
 from engine.api.errors import BadInput
 from engine.api.plugins import missing_members
-from engine.models.kinds import Dense, Ends, Grouped, PartKind, Routed, Ungated
+from engine.models.kinds import Dense, Ends, Grouped, PartKind, Routed, RoutedClamped, Ungated
 from engine.models.kinds.rope import RopeKind
 from engine.models.kinds.windows import (
     full_every,
@@ -71,6 +71,13 @@ MIXTRAL: Mapping[str, str] = {
     "expert.gate": "block_sparse_moe.experts.{}.w1",
     "expert.up": "block_sparse_moe.experts.{}.w3",
     "expert.down": "block_sparse_moe.experts.{}.w2",
+}
+GPT_OSS: Mapping[str, str] = {
+    **NAMES,
+    "attention.sinks": "self_attn.sinks",
+    "router": "mlp.router",
+    "experts.gate_up": "mlp.experts.gate_up_proj",
+    "experts.down": "mlp.experts.down_proj",
 }
 GLM: Mapping[str, str] = {**NAMES, "feed_forward.gate_up": "mlp.gate_up_proj"}
 
@@ -211,7 +218,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "mixtral": Family(
         attention=Grouped(windows=given_window), names=MIXTRAL,
-        feed_forward=Routed(width="intermediate_size", normalized=True),
+        feed_forward=Routed(count="num_local_experts", width="intermediate_size", normalized=True),
         rope=RopeKind(theta=1_000_000.0), ends=Ends(eps=("rms_norm_eps", 1e-5)), start_id=1, stop_id=2,
     ),
     "qwen2_moe": Family(
@@ -226,6 +233,13 @@ FAMILIES: dict[str, Family] = {
     "olmoe": Family(
         attention=Grouped(bias=BIAS, norm_weights="wide"), feed_forward=Routed(width="intermediate_size"),
         names=EXPERTS, ends=Ends(eps=("rms_norm_eps", 1e-5)), stop_id=50_279,
+    ),
+    "gpt_oss": Family(
+        attention=Grouped(
+            windows=full_every(2, window=128), bias=("attention_bias", True), head_dim=64, sinks=True
+        ),
+        feed_forward=RoutedClamped(count="num_local_experts", width="intermediate_size", normalized=True), names=GPT_OSS,
+        rope=RopeKind(theta=150_000.0), ends=Ends(eps=("rms_norm_eps", 1e-5)),
     ),
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ from engine.models.source import PlainSource, empty_layer, finalize
 from engine.quant.base import Scheme
 from engine.quant.formats import Stored, own, product
 from engine.quant.linear import Linear
+from engine.quant.mxfp4 import Mxfp4Weight
 from engine.quant.packing import Packing
 from engine.quant.registry import choose, named
 
@@ -51,6 +52,7 @@ class StoredSource:
             if isinstance(weight, Tensor):
                 slots[name].view.copy_(weight)
             else:
+                assert not isinstance(weight, Mxfp4Weight), "it is read as plain numbers"
                 kept[name] = weight
         for part in layer.parts:
             for attribute, pieces in part.pieces().items():

@@ -230,4 +230,4 @@ def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path) -> None:
 
 def test_quantized_models_are_refused_by_method(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="quantized with mxfp4"):
-        load_model(config_only(tmp_path, "gpt_oss", quantization_config={"quant_method": "mxfp4"}))
+        load_model(config_only(tmp_path, "gpt2", quantization_config={"quant_method": "mxfp4"}))

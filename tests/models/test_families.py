@@ -81,6 +81,7 @@ EXPERTS = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 24, "sliding_window": 5}
 PADDED = {"pad_token_id": 0}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     *(("Llama", name, changes) for name, changes in LLAMAS.items()),
@@ -129,6 +130,9 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("Qwen3Moe", "window", EXPERTS | SLIDING | {"decoder_sparse_step": 2}),
     ("Qwen2Moe", "shared", EXPERTS),
     ("Qwen2Moe", "some-slide", EXPERTS | SLIDING | {"qkv_bias": False, "norm_topk_prob": True}),
+    ("GptOss", "plain", GPT_OSS),
+    ("GptOss", "yarn", GPT_OSS | {"rope_parameters": YARN | {"truncate": False}, "swiglu_limit": 0.5}),
+    ("GptOss", "no-bias", GPT_OSS | {"attention_bias": False, "layer_types": MIXED["layer_types"]}),
     ("Olmoe", "plain", EXPERTS),
     ("Olmoe", "normalized", EXPERTS | {"norm_topk_prob": True, "attention_bias": True}),
 ]
@@ -156,7 +160,7 @@ def test_every_layer_equals_transformers(
     config = ours.config
     assert isinstance(ours, Decoder)
     ids = torch.randint(3, 96, (150,), generator=torch.Generator().manual_seed(1))
-    attend = plain_attend(config.layers)
+    attend = plain_attend(config.layers, sinks=ours.sinks)
     with torch.inference_mode():
         expected = theirs(ids[None], output_hidden_states=True)
         for depth, hidden in enumerate(expected.hidden_states):

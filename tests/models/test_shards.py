@@ -24,7 +24,7 @@ from engine.models.layers.step import StepContext
 from engine.models.registry import load_model
 from engine.models.source import finalize
 from engine.quant.registry import named as scheme_named
-from tests.models.test_families import EXPERTS, SCALES, SHAPE, reference
+from tests.models.test_families import EXPERTS, GPT_OSS, SCALES, SHAPE, reference
 from tests.models.tiny import plain_attend, write_config
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -47,6 +47,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", EXPERTS | {"head_dim": 16}),
     "qwen2_moe": ("Qwen2Moe", EXPERTS),
     "qwen3_moe": ("Qwen3Moe", EXPERTS | {"mlp_only_layers": [1], "head_dim": 16}),
+    "gpt_oss": ("GptOss", GPT_OSS),
 }
 UNSHARED = {"olmo2", "olmo3", "olmoe"}  # a norm over all heads would need all ranks
 IDS = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1))
@@ -100,7 +101,8 @@ def shared_logits(whole: Decoder, tensors: dict[str, Tensor], ranks: int) -> Ten
     x = whole.scaled(x)
     steps = []
     for each in team:
-        attend = plain_attend([one.attention.cache for one in each.blocks])
+        sinks = {one.index: one.attention.sinks for one in each.blocks if one.attention.sinks is not None}
+        attend = plain_attend([one.attention.cache for one in each.blocks], sinks=sinks)
         steps.append(StepContext(torch.arange(len(IDS)), whole.rope, attend, local_rope=whole.local_rope))
 
     for index, layer in enumerate(whole.blocks):
@@ -126,7 +128,9 @@ def test_all_ranks_together_give_the_logits_of_the_model(family: str, ranks: int
     tensors = load_file(tmp_path / "model.safetensors")
     assert plain.shards(ranks).keys() == tensors.keys() - ({"lm_head.weight"} if whole.tied else set())
     with torch.inference_mode():
-        expected = whole.logits(whole.forward(IDS, torch.arange(len(IDS)), plain_attend(whole.config.layers)))
+        expected = whole.logits(
+            whole.forward(IDS, torch.arange(len(IDS)), plain_attend(whole.config.layers, sinks=whole.sinks))
+        )
     for name, norm in (("norm", whole.norm), *norms_of(whole)):
         plain.set_submodule(name, norm)
     torch.testing.assert_close(shared_logits(plain, tensors, ranks), expected, atol=1e-4, rtol=1e-4)

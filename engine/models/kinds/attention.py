@@ -32,6 +32,7 @@ class Grouped:
     scale: Real | None = None  # of the scores; None: head_dim**-0.5
     query_width: str = ""  # the field whose value replaces head_dim in that formula
     softcap: tuple[str, float | None] | None = None
+    sinks: bool = False  # whether heads have a learned score beside those of the keys
 
     def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
         for key in ("use_bidirectional_attention", "clip_qkv"):
@@ -48,6 +49,7 @@ class Grouped:
             key_dim=dim,
             value_dim=dim,
             scale=self._scale(fields, dim),
+            sinks=self.sinks,
             softcap=None if self.softcap is None else optional(fields, *self.softcap),
         )
         return {

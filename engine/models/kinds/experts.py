@@ -22,13 +22,14 @@ _COUNTS = ("num_experts", "num_local_experts")  # the fields with their number
 class Routed:
     """A feed-forward of experts, in all layers or in some."""
 
+    count: str = "num_experts"  # transformers writes either of two names for some families
     width: str = "moe_intermediate_size"
     normalized: bool | Flag = ("norm_topk_prob", False)
     shared: str = ""  # the field with the width of an expert for all tokens
     mixed: bool = False  # some layers may be dense
 
     def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
-        key = next((key for key in _COUNTS if fields.get(key) is not None), _COUNTS[0])
+        key = next((key for key in _COUNTS if fields.get(key) is not None), self.count)
         count = fields.whole(key, high=MOST_EXPERTS)
         chosen = fields.whole("num_experts_per_tok", high=MOST_EXPERTS)
         if chosen > count:
@@ -51,6 +52,22 @@ class Routed:
         from engine.models.layers import moe
 
         return moe.SharedMoE if self.shared else moe.MoE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedClamped(Routed):
+    """The experts of gpt-oss."""
+
+    def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
+        given = {
+            key: fields.real(f"swiglu_{key}", default) for key, default in (("alpha", 1.702), ("limit", 7.0))
+        }
+        return {**Routed.read(self, fields, layers), "mlp_bias": True, "settings": given}
+
+    def part(self) -> type[Part]:
+        from engine.models.layers.moe import ClampedMoE
+
+        return ClampedMoE
 
 
 def _dense(fields: Fields, layers: int) -> tuple[int, ...]:

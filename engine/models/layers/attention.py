@@ -17,6 +17,7 @@ from engine.models.layers.part import Part, SourceTensor
 from engine.models.layers.sharding import COLUMNS, WHOLE, by_head, segments
 from engine.models.layers.step import StepContext
 from engine.models.rope import rotate
+from engine.quant.linear import parameter
 
 if TYPE_CHECKING:
     from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
@@ -43,6 +44,7 @@ class GroupedAttention(Part):
         self.qkv = build.linear(width, sum(self.parts) * dim, bias=config.qkv_bias)
         self.qk_norm = build.norm(sum(self.heads), dim) if config.qk_norm else None
         self.out = build.linear(spec.heads * dim, width, bias=config.out_bias)
+        self.sinks = parameter(spec.heads, dtype=build.dtype) if spec.sinks else None
 
     def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
         dim, width = self.shape[-1], self.hidden
@@ -64,6 +66,8 @@ class GroupedAttention(Part):
             "qkv": qkv,
             "out": (SourceTensor(names["attention.out"], width, COLUMNS),),
         }
+        if self.sinks is not None:
+            found["sinks"] = (SourceTensor(names["attention.sinks"], queries, by_head(heads)),)
         if self.qk_norm is not None:  # one scale for all query heads, another for all key heads
             found["qk_norm"] = (
                 SourceTensor(names["attention.q_norm"], queries, WHOLE, (dim,)),

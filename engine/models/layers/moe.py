@@ -12,7 +12,7 @@ from engine.api.config import DecoderConfig, ExpertsSpec
 from engine.models.layers.activations import ACTIVATE
 from engine.models.layers.build import Build
 from engine.models.layers.part import Part, SourceTensor
-from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE
+from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE, Sharding
 from engine.models.layers.step import StepContext
 from engine.quant.experts import ExactLinear
 
@@ -99,3 +99,27 @@ class SharedMoE(MoE):
         normed = self.norm(x)
         shared = self.shared_down(self.gated(self.shared_gate_up(normed)))
         return self.mixed(normed) + shared * self.shared_gate(normed.float()).sigmoid().to(x.dtype)
+
+
+class ClampedMoE(MoE):
+    """The experts of gpt-oss: gates and products alternate and are clamped; each is one tensor for all."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        self.alpha: float = config.settings["alpha"]
+        self.limit: float = config.settings["limit"]
+
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        hidden, names, count = self.hidden, self.names, self.spec.count
+        rows, columns = Sharding("rows", stacked=True), Sharding("columns", stacked=True)
+        return {
+            "norm": (SourceTensor(names["feed_forward.norm"], hidden, WHOLE),),
+            "router": (SourceTensor(names["router"], count, WHOLE),),
+            "gate_up": (SourceTensor(names["experts.gate_up"], 2 * count * self.width, rows, stacked=count),),
+            "down": (SourceTensor(names["experts.down"], count * hidden, columns, stacked=count),),
+        }
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        gate = gate_up[:, ::2].clamp(max=self.limit)
+        up = gate_up[:, 1::2].clamp(-self.limit, self.limit)
+        return (up + 1).mul_(gate * (gate * self.alpha).sigmoid())

@@ -24,6 +24,7 @@ class Sharding:
     kind: Kind
     heads: int = 0
     parts: tuple[tuple[int, "Sharding"], ...] = ()  # segments: their rows
+    stacked: bool = False  # rows and columns of all experts in one tensor [experts, inputs, outputs]
 
     def check(self, name: str, size: int, ranks: int) -> None:
         """Raise if `size` numbers along the split dimension cannot be divided."""
@@ -41,10 +42,8 @@ class Sharding:
                 return tensor
             case "once":
                 return tensor if rank == 0 else torch.zeros_like(tensor)
-            case "columns":
-                return tensor.chunk(ranks, 1)[rank]
-            case "rows":
-                return tensor.chunk(ranks)[rank]
+            case "columns" | "rows":
+                return tensor.chunk(ranks, self.axis)[rank]
             case "vocabulary":
                 step = -(-len(tensor) // ranks)
                 return tensor[rank * step : (rank + 1) * step]
@@ -56,6 +55,13 @@ class Sharding:
                 pieces = tensor.split([rows for rows, _ in self.parts])
                 shares = zip(self.parts, pieces, strict=True)
                 return torch.cat([part.share(piece, rank, ranks) for (_, part), piece in shares])
+
+    @property
+    def axis(self) -> int:
+        """The dimension that is split."""
+        if self.kind == "columns":
+            return 1
+        return -1 if self.stacked else 0
 
     @property
     def of_bias(self) -> "Sharding":
