@@ -238,7 +238,10 @@ FAMILIES: dict[str, Family] = {
         attention=Grouped(
             windows=full_every(2, window=128), bias=("attention_bias", True), head_dim=64, sinks=True
         ),
-        feed_forward=RoutedClamped(count="num_local_experts", width="intermediate_size", normalized=True), names=GPT_OSS,
+        feed_forward=RoutedClamped(
+            count="num_local_experts", width="intermediate_size", normalized=True
+        ),
+        names=GPT_OSS,
         rope=RopeKind(theta=150_000.0), ends=Ends(eps=("rms_norm_eps", 1e-5)),
     ),
 }  # fmt: skip
