@@ -66,6 +66,12 @@ BRIDGED: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", {"logits_scaling": 4.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5}),
     "starcoder2": ("Starcoder2", {"sliding_window": 5}),
     "deepseek": ("DeepseekV3", LATENT),
+    "jetmoe": ("JetMoe", {"kv_channels": 8, "num_key_value_heads": 2}),
+    "afmoe": (
+        "Afmoe",
+        {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
 }
 
 
@@ -149,6 +155,47 @@ def test_models_that_cannot_be_paged_are_refused_by_name(model_type: str, tmp_pa
     with pytest.raises(UnsupportedModel, match=f'model_type is "{model_type}"') as refused:
         load_model(config_only(tmp_path, model_type, **REFUSED[model_type]))
     assert len(str(refused.value)) < 600 and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("Bloom", {}),
+        ("Mamba", {}),
+        ("RecurrentGemma", {"lru_width": 32}),
+        ("Mpt", {"d_model": 32, "n_heads": 4}),
+    ],
+)
+def test_a_config_without_a_context_is_refused_for_what_its_layers_do(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """The config is as transformers writes it: without max_position_embeddings."""
+    config = getattr(transformers, f"{family}Config")(num_hidden_layers=2, hidden_size=32, **changes)
+    config.save_pretrained(tmp_path)
+    assert "max_position_embeddings" not in json.loads((tmp_path / "config.json").read_text())
+    with pytest.raises(UnsupportedModel, match="model_type is") as refused:
+        load_bridged(family, tmp_path)
+    assert "max_position_embeddings" not in str(refused.value)
+
+
+def test_positions_that_start_elsewhere_are_refused(tmp_path: Path) -> None:
+    """RoBERTa's first position follows its padding token, so ours would read other embeddings."""
+    reference("Roberta", {"is_decoder": True}, tmp_path)
+    with pytest.raises(UnsupportedModel, match="its results over the paged cache differ"):
+        load_bridged("roberta", tmp_path)
+
+
+def test_an_error_in_their_forward_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
+
+    def fails(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x if x.is_meta else x.view(3, -1, 5)
+
+    monkeypatch.setattr(GPT2MLP, "forward", fails)
+    with pytest.raises(
+        UnsupportedModel, match=r"does not run it as a plain decoder .shape '.3, -1, 5.' is invalid"
+    ):
+        load_model(config_only(tmp_path, "gpt2"), dummy=True)
 
 
 def test_the_refusal_names_an_unsupported_kind_of_layer(tmp_path: Path) -> None:
