@@ -149,15 +149,30 @@ class RopeSpec:
     """Rotary positions: the base and the scaling for long contexts."""
 
     theta: float
-    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
     factor: float = 1.0
     original_context: int = 0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float = 1.0  # yarn: multiplies cos and sin
+    attention_factor: float = 1.0  # yarn and longrope: multiplies cos and sin
     truncate: bool = True  # yarn: whether the correction range is rounded to whole dimensions
+    short_factors: tuple[float, ...] = ()  # longrope: divide the frequencies up to the original context
+    long_factors: tuple[float, ...] = ()  # longrope: in a model loaded with a longer context
+    share: float = 1.0  # of a head's numbers, from the first; the others are not rotated
+    interleaved: bool = False  # pairs are neighbors, not numbers of the two halves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """A mixture of experts: a router chooses some feed-forwards for each token."""
+
+    count: int
+    chosen: int  # by each token
+    width: int  # of each expert
+    normalized: bool = False  # whether the weights of the chosen ones are scaled to a sum of 1
+    shared: int = 0  # the width of an expert that all tokens use, scaled by a gate; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +187,7 @@ class ModelConfig:
     max_context: int
     start_id: int | None = None
     stop_ids: tuple[int, ...] = ()
+    usual_context: int | None = None  # used unless another one is requested; None: max_context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +203,15 @@ class DecoderConfig(ModelConfig):
     mlp_bias: bool = False
     qk_norm: bool = False
     unrotated: tuple[int, ...] = ()  # layers without rotary positions
+    local: tuple[int, ...] = ()  # sliding layers, which use `local_rope` if there is one
+    local_rope: RopeSpec | None = None
+    activation: str = "silu"  # of the feed-forward
+    experts: ExpertsSpec | None = None
+    dense: tuple[int, ...] = ()  # layers with the family's dense feed-forward instead of experts
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0  # multiplies each part's term
+    logit_scale: float = 1.0
+    logit_cap: float | None = None  # logits pass through cap * tanh(logit / cap)
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)  # read by the family's own parts
     exits: tuple[int, ...] = ()  # layers trained for early exit, through the last norm and head
 

@@ -56,7 +56,7 @@ class Stored(NamedTuple):
     transfer: int = -1  # the transfer that stores them; it may have ended
 
 
-class Offer(NamedTuple):
+class TierOffer(NamedTuple):
     """What a tier had of a request's prompt, and what decided whether it was loaded or computed."""
 
     tier: str
@@ -100,7 +100,7 @@ class Request:
     epoch: int = -1  # of the weights that computed its whole cache
     published: int = 0  # how many of its blocks are in the prefix cache
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, or loaded from a tier
-    offer: Offer | None = None  # of a tier, when it was admitted
+    offer: TierOffer | None = None  # of a tier, when it was admitted
     scored: int = field(init=False)  # prompt positions before the first one still to be read, plus 1
 
     phase: Phase = Phase.WAITING

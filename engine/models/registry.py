@@ -46,7 +46,7 @@ def native(request: LoadRequest) -> LanguageModel:
             checkpoint.check()
 
     model.source = PlainSource(config, dtype, request.device, fill, check)
-    if packed is not None and checkpoint is not None and checkpoint.quantized:
+    if packed is not None and packed.names and checkpoint is not None and checkpoint.quantized:
         model.source = StoredSource(model.source, checkpoint, packed)
     scheme = model.source.scheme(request.quantization)
     if checkpoint is None:

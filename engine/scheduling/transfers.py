@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.api.request import Offer, Request, Stored
+from engine.api.request import Request, Stored, TierOffer
 from engine.kv.manager import KVManager
 from engine.kv.tiers.tier import BlockName, Tier, TransferEnd, TransferKind, TransferOrder, front
 from engine.scheduling.costs import Costs
-from engine.scheduling.residence import Place, Residence
+from engine.scheduling.residence import Residence, TierBlock
 from engine.scheduling.settings import SchedulerSettings
 
 
@@ -30,7 +30,7 @@ class FoundBlocks(NamedTuple):
     tokens: int  # the number of tokens covered by `hits` and by the blocks to load
     tier: str = ""  # the tier to load more from
     names: tuple[BlockName, ...] = ()
-    offer: Offer | None = None  # what a tier had, loaded or not
+    offer: TierOffer | None = None  # what a tier had, loaded or not
 
 
 class Transfers:
@@ -207,7 +207,7 @@ class Transfers:
             more = min(more, request.launched)
         seconds = tier.cost.back(count)
         pays = self._costs.loading_pays(seconds, more - tokens, self._rules)
-        offer = Offer(tier.name, more - tokens, pays, seconds, self._costs.recompute(more - tokens))
+        offer = TierOffer(tier.name, more - tokens, pays, seconds, self._costs.recompute(more - tokens))
         if not pays:
             return FoundBlocks(hits, tokens, offer=offer)
         return FoundBlocks(hits, more, tier.name, rest[:count], offer)
@@ -328,11 +328,11 @@ class Transfers:
 
     def check(self, requests: Iterable[Request]) -> None:
         """Check that each name is retained once for each request or load that relies on it."""
-        retained, storing = Counter[Place](), set[Place]()
+        retained, storing = Counter[TierBlock](), set[TierBlock]()
         for stored in (each.stored for each in requests if each.stored is not None):
-            retained.update(Place(stored.tier, name) for name in stored.names)
+            retained.update(TierBlock(stored.tier, name) for name in stored.names)
         for order in (each.order for each in self.in_flight.values()):
-            names = [Place(order.tier, name) for name in order.names]
+            names = [TierBlock(order.tier, name) for name in order.names]
             retained.update(names) if order.kind == "load" else storing.update(names)
         self.residence.check(retained, storing)
 

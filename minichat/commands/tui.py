@@ -8,11 +8,11 @@ from engine.api.config import DiskRoom
 from engine.api.errors import BadInput, EngineError
 from minichat.chats.model import Message
 from minichat.clients.local import LocalBackend, in_process, on_thread
-from minichat.commands.again import words_of
 from minichat.commands.options import engine_config, failed
 from minichat.commands.screen import show
 from minichat.session.attachments import CannotAttach, attach
 from minichat.settings import Settings, load
+from minichat.shell.again import words_of
 from minichat.shell.first import First, first_message, keys_from_terminal, read_pipe
 from minichat.shell.paths import locate
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from minichat.cli import parser
-from minichat.commands.again import words_of
 from minichat.commands.generate import unread_input
+from minichat.shell.again import words_of
 from minichat.shell.paths import locate
 from tests.cli.conftest import Run
 

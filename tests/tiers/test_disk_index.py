@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from engine.kv.tiers.disk_index import DiskIndex, Slot
+from engine.kv.tiers.disk_index import DiskIndex, DiskSlot
 
 STRIDE = 4096
 
@@ -18,8 +18,8 @@ def name(number: int) -> bytes:
     return number.to_bytes(32, "little")
 
 
-def put(index: DiskIndex, *numbers: int, stride: int = STRIDE) -> dict[bytes, Slot]:
-    def write(at: int, slot: Slot) -> bytes:
+def put(index: DiskIndex, *numbers: int, stride: int = STRIDE) -> dict[bytes, DiskSlot]:
+    def write(at: int, slot: DiskSlot) -> bytes:
         path = index.path(slot.file)
         path.touch()
         with path.open("r+b") as file:
@@ -106,7 +106,7 @@ def test_another_connection_is_noticed(tmp_path: Path) -> None:
 def test_a_write_that_fails_leaves_no_block(tmp_path: Path) -> None:
     index = DiskIndex(tmp_path, 64 * STRIDE)
 
-    def fail(at: int, slot: Slot) -> bytes:
+    def fail(at: int, slot: DiskSlot) -> bytes:
         if at == 1:
             raise OSError("no space")
         return b""

@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.api.events import log
 from engine.kv.tiers.cost import MeasuredCost
-from engine.kv.tiers.disk_index import DiskIndex, Slot
+from engine.kv.tiers.disk_index import DiskIndex, DiskSlot
 from engine.kv.tiers.tier import BlockName, DeviceBlocks, Tier, Transfer, front
 
 _PAGE = 4096  # slots start at multiples of it
@@ -89,7 +89,7 @@ class DiskTier(Tier):
     def reset(self) -> None:
         self._nbytes = self._block_bytes()
         self._stride = -(-self._nbytes // _PAGE) * _PAGE
-        self._slots: dict[BlockName, Slot] = {}
+        self._slots: dict[BlockName, DiskSlot] = {}
         self._generation = -1
         self._look_at = 0.0
 
@@ -191,7 +191,7 @@ class DiskTier(Tier):
         self._refused.difference_update(names)
         files: dict[int, int] = {}
 
-        def write(at: int, slot: Slot) -> bytes:
+        def write(at: int, slot: DiskSlot) -> bytes:
             if slot.file not in files:
                 path = index.path(slot.file)
                 files[slot.file] = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)

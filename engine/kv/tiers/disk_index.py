@@ -41,7 +41,7 @@ _SCHEMA = (
 )
 
 
-class Slot(NamedTuple):
+class DiskSlot(NamedTuple):
     """Where a block is stored, and the checksum of its bytes."""
 
     file: int
@@ -86,13 +86,13 @@ class DiskIndex:
     def path(self, file: int) -> Path:
         return self.folder / f"{file}.kv"
 
-    def slots(self, stride: int) -> dict[bytes, Slot]:
+    def slots(self, stride: int) -> dict[bytes, DiskSlot]:
         """All blocks in slots of `stride` bytes."""
         rows = self._db.execute(
             "SELECT name, segment, slot, sum FROM blocks JOIN segments ON segment = id WHERE stride = ?",
             (stride,),
         )
-        return {name: Slot(file, slot * stride, digest) for name, file, slot, digest in rows}
+        return {name: DiskSlot(file, slot * stride, digest) for name, file, slot, digest in rows}
 
     def contents(self) -> Contents:
         one = self._db.execute(
@@ -103,8 +103,8 @@ class DiskIndex:
         return Contents(one[0], nbytes, one[1], one[2] or 0.0)
 
     def put(
-        self, names: Sequence[bytes], stride: int, write: Callable[[int, Slot], bytes]
-    ) -> dict[bytes, Slot]:
+        self, names: Sequence[bytes], stride: int, write: Callable[[int, DiskSlot], bytes]
+    ) -> dict[bytes, DiskSlot]:
         """Store new blocks. `write` writes the one at an index into a slot, and returns its checksum.
 
         Blocks that were used least recently are dropped to make room. Returns the slots of the blocks stored.
@@ -116,11 +116,11 @@ class DiskIndex:
             places = self._free_slots(stride, len(fresh), dropped)
             now = time.time()
             for at, (file, slot) in zip(fresh, places, strict=False):
-                written = write(at, Slot(file, slot * stride, b""))
+                written = write(at, DiskSlot(file, slot * stride, b""))
                 self._db.execute(
                     "INSERT INTO blocks VALUES (?, ?, ?, ?, ?)", (names[at], file, slot, written, now)
                 )
-                stored[names[at]] = Slot(file, slot * stride, written)
+                stored[names[at]] = DiskSlot(file, slot * stride, written)
         return stored
 
     def touch(self, names: Iterable[bytes]) -> None:

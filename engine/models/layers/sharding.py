@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.api.errors import BadInput
 
-Kind = Literal["rows", "columns", "heads", "vocabulary", "whole", "once"]
+Kind = Literal["rows", "columns", "heads", "vocabulary", "whole", "once", "segments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,13 @@ class Sharding:
     rows: outputs, in equal shares. columns: inputs, so that a rank's product is a partial sum. heads: rows,
     by head; ranks beyond the number of heads share one. vocabulary: rows; the last shares may be shorter.
     whole: every rank has all of it. once: rank 0 has it and the others have zeros, such as a bias added to a
-    sum.
+    sum. segments: rows that are several tensors in one, each with its own sharding.
     """
 
     kind: Kind
     heads: int = 0
+    parts: tuple[tuple[int, "Sharding"], ...] = ()  # segments: their rows
+    stacked: bool = False  # rows and columns of all experts in one tensor [experts, inputs, outputs]
 
     def check(self, name: str, size: int, ranks: int) -> None:
         """Raise if `size` numbers along the split dimension cannot be divided."""
@@ -30,6 +32,8 @@ class Sharding:
             raise BadInput(f"{name}: {size} {self.kind} cannot be split into {ranks} equal shares")
         if self.kind == "heads" and self.heads % ranks and ranks % self.heads:
             raise BadInput(f"{name}: {self.heads} heads cannot be split over {ranks} ranks")
+        for rows, part in self.parts:
+            part.check(name, rows, ranks)
 
     def share(self, tensor: Tensor, rank: int, ranks: int) -> Tensor:
         """Return a rank's share of the tensor."""
@@ -38,10 +42,8 @@ class Sharding:
                 return tensor
             case "once":
                 return tensor if rank == 0 else torch.zeros_like(tensor)
-            case "columns":
-                return tensor.chunk(ranks, 1)[rank]
-            case "rows":
-                return tensor.chunk(ranks)[rank]
+            case "columns" | "rows":
+                return tensor.chunk(ranks, self.axis)[rank]
             case "vocabulary":
                 step = -(-len(tensor) // ranks)
                 return tensor[rank * step : (rank + 1) * step]
@@ -49,6 +51,17 @@ class Sharding:
                 by_head = tensor.unflatten(0, (self.heads, -1))
                 first, count = rank * self.heads // ranks, max(1, self.heads // ranks)
                 return by_head[first : first + count].flatten(0, 1)
+            case "segments":
+                pieces = tensor.split([rows for rows, _ in self.parts])
+                shares = zip(self.parts, pieces, strict=True)
+                return torch.cat([part.share(piece, rank, ranks) for (_, part), piece in shares])
+
+    @property
+    def axis(self) -> int:
+        """The dimension that is split."""
+        if self.kind == "columns":
+            return 1
+        return -1 if self.stacked else 0
 
     @property
     def of_bias(self) -> "Sharding":
@@ -67,3 +80,8 @@ ONCE = Sharding("once")
 
 def by_head(heads: int) -> Sharding:
     return Sharding("heads", heads)
+
+
+def segments(*parts: tuple[int, Sharding]) -> Sharding:
+    """`parts`: the rows of each, in the whole tensor, and its sharding."""
+    return Sharding("segments", parts=parts)
