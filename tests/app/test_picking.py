@@ -35,11 +35,11 @@ class Letters(FakeBackend):
         *,
         tag: str = "",
         reply_prefix: Sequence[int] = (),
-        deadline: float | None = None,
+        **named: Any,
     ) -> FakeReply:
         if self.full:
             raise EngineError("the engine is full")
-        reply = await super().submit(prompt, params, tag=tag, reply_prefix=reply_prefix, deadline=deadline)
+        reply = await super().submit(prompt, params, tag=tag, reply_prefix=reply_prefix, **named)
         reply.prompt_tokens = len((await self.layout(prompt)).ids)
         if params.max_tokens == len(reply_prefix) + 1:  # a position is viewed
             drawn = TokenLogprob(97, TOP[0][1], 1, TOP)

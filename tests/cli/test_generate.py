@@ -283,7 +283,7 @@ class TestBadInput:
             ({"model_type": "no-such-thing"}, "no-such-thing"),
             ({"hidden_act": "gelu"}, "hidden_act"),
             ({"quantization_config": {"quant_method": "aqlm"}}, "aqlm"),
-            ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+            ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "short_factor"),
             ({"num_attention_heads": 0}, "num_attention_heads"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",

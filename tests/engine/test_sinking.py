@@ -144,3 +144,12 @@ def waiting(engine: Engine, first: int) -> Request:
     request = engine.scheduler.requests[id]
     engine.scheduler.kv.reset_prefix(request)
     return request
+
+
+def test_tokens_of_a_reply_prefix_do_not_count_as_hits_of_the_prompt() -> None:
+    engine = ledger_engine(blocks=64)
+    answer(engine, 0, count=60)
+    reply = alone(prompt(0), 60)
+    engine.submit(prompt(0), SamplingParams(max_tokens=60, seed=0), Output(), reply_prefix=reply[:50])
+    drain(engine)
+    assert engine.snapshot().prefix_hit_rate == 0.5, "the first request found nothing, the second one all"
