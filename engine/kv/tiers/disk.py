@@ -54,7 +54,7 @@ class DiskTier(Tier):
 
     @property
     def used(self) -> int:
-        return len(self._slots.keys() | self._waiting.keys())
+        return len(self._slots) + len(self._waiting)
 
     def room(self) -> int:
         if self.problem and time.monotonic() < self._retry_at:
