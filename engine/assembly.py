@@ -159,7 +159,8 @@ def _hashing(config: EngineConfig, place: ModelPlace) -> Future[bytes] | None:
         return None
     thread = ThreadPoolExecutor(1, "hash")
     try:
-        return thread.submit(files_hash, place.folder, weights=not config.dummy_weights)
+        memo = DiskRoom.parse(config.kv_disk).folder / "hashes.json"
+        return thread.submit(files_hash, place.folder, weights=not config.dummy_weights, memo=memo)
     finally:
         thread.shutdown(wait=False)
 
