@@ -82,6 +82,7 @@ class FakeBackend:
         elsewhere: str = "",
     ) -> None:
         self.replies: list[FakeReply] = []
+        self.forgotten: list[str] = []  # keys of deleted chats
         self.updates: list[tuple[int, dict[str, Any]]] = []
         self.refusal: EngineError | None = None  # raised by the next submit
         self.snapshots_taken = 0
@@ -213,7 +214,7 @@ class FakeBackend:
         return reply
 
     async def forget_chat(self, chat: str) -> None:
-        """There is no disk."""
+        self.forgotten.append(chat)
 
     async def count(self, prompt: Prompt) -> int:
         return len((await self.layout(prompt)).ids)
