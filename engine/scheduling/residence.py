@@ -2,6 +2,7 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from engine.kv.tiers.tier import BlockName, front
@@ -43,10 +44,10 @@ class Residence:
         """Forget the `count` least recently used blocks that no request relies on, other than `keep`."""
         idle = self._idle.get(tier, OrderedDict())
         spared = set(keep)
-        taken = [name for name in idle if name not in spared][:count]
+        taken = tuple(islice((name for name in idle if name not in spared), count))
         for name in taken:
             del idle[name]
-        return tuple(taken)
+        return taken
 
     def retain(self, tier: str, names: Iterable[BlockName]) -> None:
         idle = self._idle.get(tier, OrderedDict())

@@ -158,7 +158,7 @@ def test_a_block_damaged_while_the_engine_runs_is_computed_again(tmp_path: Path)
         assert computed(engine) - before < len(LONG)
 
 
-def test_a_full_disk_is_reported_and_tried_again_later(
+def test_a_full_disk_is_reported_until_a_write_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:
@@ -175,12 +175,46 @@ def test_a_full_disk_is_reported_and_tried_again_later(
             assert tier.problem == f"{tmp_path}: No space left on device"
             [view] = [each for each in engine.snapshot().tiers if each.name == "disk"]
             assert view.problem == tier.problem and tier.room() == 0
+            tier.own([b"name"], "a chat")  # the index itself can still be written
+            tier.flush()
+            assert tier.problem and tier.room() == 0
             assert ask(engine, [6, *LONG]) == alone([6, *LONG], 4)
         assert tier.used == 5
         engine.scheduler.pool.forget_all()
         before = computed(engine)
         ask(engine, LONG)
         assert computed(engine) - before < len(LONG), "a full disk can still be read"
+
+
+def test_blocks_are_stored_again_once_there_is_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.kv.tiers.disk._PAUSE", 0.0)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with disk_engine(tmp_path) as (engine, tier):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwrite", full)
+            ask(engine, LONG)
+            tier.flush()
+            assert tier.problem and not tier.used
+        ask(engine, LONG)
+        tier.flush()
+        assert not tier.problem and tier.used == 5
+
+
+def test_an_unexpected_error_of_the_writer_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> int:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(os, "pwrite", broken)
+    with disk_engine(tmp_path) as (engine, tier):
+        assert ask(engine, LONG) == alone(LONG, 4)
+        tier.flush()
+        assert tier.problem == f"{tmp_path}: a bug" and not tier.used
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_folder_that_vanishes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,8 +163,10 @@ class DiskTier(Tier):
                 self._generation = -1
             if self._index is not None:
                 work(self._index)
-                self.problem = ""
         except (OSError, sqlite3.Error) as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("the disk tier failed")
             self._fail(error)
         finally:
             for name in names:
@@ -202,6 +204,7 @@ class DiskTier(Tier):
 
         try:
             self._slots |= index.put(kept, self._stride, write)
+            self.problem = ""
         finally:
             for file in files.values():
                 os.close(file)
