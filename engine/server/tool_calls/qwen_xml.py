@@ -4,12 +4,12 @@ A string is written as it is, any other value as JSON or as Python writes it. Th
 which. Some replies leave out `<tool_call>`.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from engine.server.tool_calls.json_text import as_json, escaped
+from engine.server.tool_calls.by_schema import argument
+from engine.server.tool_calls.json_text import as_json
 from engine.server.tool_calls.reading import Delimiters, ReplyReading, Steps
 from engine.server.tool_calls.rules import CallSyntax, by_argument, is_text, json_of, quoted, raw_text
 
@@ -56,23 +56,12 @@ def _argument(reading: ReplyReading, start: str, properties: Mapping[str, Any]) 
     if not (yield from reading.take(">")):
         return False
     yield from reading.take("\n")
-    reading.argue(f"{start}{json.dumps(key, ensure_ascii=False)}: ")
-    schema = properties.get(key)
-    if isinstance(schema, dict) and is_text(schema):
-        reading.argue('"')
-        if not (yield from reading.until(_PARAMETER_END, lambda text: reading.argue(escaped(text)))):
-            return False
-        reading.argue('"')
-        return True
-    parts = list[str]()
-    if not (yield from reading.until(_PARAMETER_END, parts.append)):
-        return False
-    reading.argue(json.dumps(_decoded("".join(parts).strip()), ensure_ascii=False))
-    return True
+    return (yield from argument(reading, start, key, properties.get(key), _PARAMETER_END, _decoded))
 
 
 def _decoded(text: str) -> Any:
-    return _PYTHON[text] if text in _PYTHON else as_json(text)
+    word = text.strip()
+    return _PYTHON[word] if word in _PYTHON else as_json(word)
 
 
 def _argument_rule(name: str, schema: Mapping[str, Any], strict: bool) -> str:
