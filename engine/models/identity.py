@@ -65,6 +65,7 @@ def _remember(memo: Path, hashes: dict[str, str]) -> None:
     try:
         memo.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         own = memo.with_suffix(f".{os.getpid()}")
+        own.touch(mode=0o600)
         own.write_text(json.dumps(newest))
         own.replace(memo)
     except OSError as error:

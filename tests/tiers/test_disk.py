@@ -203,6 +203,17 @@ def test_blocks_are_stored_again_once_there_is_space(tmp_path: Path, monkeypatch
         assert not tier.problem and tier.used == 5
 
 
+def test_a_block_written_in_part_counts_as_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, offset: write(file, data[:10], offset))
+    with disk_engine(tmp_path) as (engine, tier):
+        assert ask(engine, LONG) == alone(LONG, 4)
+        tier.flush()
+        assert tier.problem == f"{tmp_path}: No space left on device" and not tier.used
+
+
 def test_an_unexpected_error_of_the_writer_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -71,6 +71,7 @@ def test_files_are_hashed_once(folder: Path, monkeypatch: pytest.MonkeyPatch, me
     monkeypatch.setattr(identity, "_file_hash", again)
     assert hashed(folder) == before
     assert [each.name for each in place.parent.iterdir()] == ["hashes.json"]
+    assert place.stat().st_mode & 0o777 == 0o600
 
 
 def test_settings_and_code_are_part_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooLate
 from contextlib import suppress
+from errno import ENOSPC
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -199,7 +200,7 @@ class DiskTier(Tier):
                 files[slot.file] = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
             row = rows[kept[at]]
             if os.pwrite(files[slot.file], row.data, slot.offset) != len(row):
-                raise OSError(f"{index.path(slot.file)}: only a part of a block was written")
+                raise OSError(ENOSPC, os.strerror(ENOSPC))  # a part of the block was written
             return _checksum(kept[at], row)
 
         try:
