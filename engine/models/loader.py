@@ -22,8 +22,8 @@ from engine.quant.packing import Packing
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # some exports include these computed values
 
-# Tensors that accompany quantized weights: scales for rounding activations and the KV cache.
-ROUNDING = re.compile(r"\.(input|activation|output|k|v)_scale$")
+# Tensors that accompany quantized weights: for rounding activations and the KV cache.
+ROUNDING = re.compile(r"\.(input|activation|output|k|v)_(scale|zero_point)$")
 
 
 class Checkpoint:
