@@ -30,6 +30,10 @@ class LatentProjections:
         """The numbers of a head's value."""
         return self.weight.shape[1] - self.unrotated
 
+    def exact(self) -> "LatentProjections":
+        """Return them in float32, as a CPU multiplies bfloat16 far more slowly."""
+        return LatentProjections(self.weight.float(), self.unrotated)
+
     def part(self, heads: slice) -> "LatentProjections":
         return LatentProjections(self.weight[heads], self.unrotated)
 

@@ -63,14 +63,10 @@ class CacheCells:
 
     def of(self, row: AttentionRow, start: int, stop: int) -> Tensor:
         """Return a row's positions from start to stop in float32, as a view if possible."""
-        found = self.stored(row, start, stop)
+        found = self._at(self.all, row, start, stop)
         if self.scales is None:
             return found.float()
         return unpack(found, self._at(self.scales, row, start, stop))
-
-    def stored(self, row: AttentionRow, start: int, stop: int) -> Tensor:
-        """Return the same as stored."""
-        return self._at(self.all, row, start, stop)
 
     def _at(self, places: Tensor, row: AttentionRow, start: int, stop: int) -> Tensor:
         if row.table is None:
@@ -132,12 +128,14 @@ class TorchAttention:
     ) -> Tensor:
         cells = CacheCells.of_layer(layer.keys, None)
         cells.write(metadata.places, k)
-        out = q.new_empty(*q.shape[:2], up.value)
+        up, scale = up.exact(), _float32(layer.spec.scale, q.device)
+        out = scale.new_empty(*q.shape[:2], up.value)
         for row in metadata.rows:
             chunk = slice(row.start, row.stop)
             way = _expanded if up.expands(row.stop - row.start) else _absorbed
-            out[chunk] = way(row, q[chunk], up, cells, layer)
-        return out
+            # Each row has its own tensor, since a product's last bits depend on how its inputs are aligned.
+            out[chunk] = way(row, q[chunk] * scale, up, cells, layer)
+        return out.to(q.dtype)
 
 
 @cache
@@ -174,33 +172,31 @@ def _absorbed(
     row: AttentionRow, q: Tensor, up: LatentProjections, cells: CacheCells, layer: KVLayer
 ) -> Tensor:
     """Attend from a row's tokens over latents, which serve all heads as one KV head."""
-    queries = up.absorbed(q).unsqueeze(1) * _float32(layer.spec.scale, q.device)
+    queries = up.absorbed(q).unsqueeze(1)
     out = queries.new_empty(len(q), 1, len(up.weight), up.rank)
     values = CacheCells.of_layer(layer.values, None)
     if len(q) == 1:
         _attend_token(row, queries[0], out[0], cells, values, layer)
     else:
         _attend_chunk(row, queries, out, _reader(row, cells, values), layer)
-    return up.outputs(out.squeeze(1).to(q.dtype))
+    return up.outputs(out.squeeze(1))
 
 
 def _expanded(
     row: AttentionRow, q: Tensor, up: LatentProjections, cells: CacheCells, layer: KVLayer
 ) -> Tensor:
     """Attend from a row's tokens over the keys and values made from latents, some heads at a time."""
-    queries = q.unsqueeze(2) * _float32(layer.spec.scale, q.device)
-    out = queries.new_empty(*queries.shape[:3], up.value)
+    queries, out = q.unsqueeze(2), q.new_empty(*q.shape[:2], 1, up.value)
     step = max(1, EXPANDED // (row.context * (q.shape[2] + up.value)))
     for first in range(0, q.shape[1], step):
         heads = slice(first, first + step)
-        its = up.part(heads)
-
-        def read(start: int, stop: int, its: LatentProjections = its) -> tuple[Tensor, Tensor]:
-            keys, values = its.expanded(cells.stored(row, start, stop))
-            return keys.float(), values.float()
-
+        read = _expander(row, cells, up.part(heads))
         _attend_chunk(row, queries[:, heads], out[:, heads], read, layer)
-    return out.squeeze(2).to(q.dtype)
+    return out.squeeze(2)
+
+
+def _expander(row: AttentionRow, cells: CacheCells, up: LatentProjections) -> ReadCells:
+    return lambda start, stop: up.expanded(cells.of(row, start, stop))
 
 
 def _attend_chunk(row: AttentionRow, queries: Tensor, out: Tensor, read: ReadCells, layer: KVLayer) -> None:

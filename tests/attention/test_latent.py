@@ -140,3 +140,20 @@ def test_a_backend_without_latents_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delattr(TorchAttention, "attend_latents")
     problem = why_not("torch", torch.device("cpu"), [SPEC], torch.float32)
     assert problem == "it does not support latent attention"
+
+
+def test_half_precision_is_computed_in_float32() -> None:
+    """The result is that of the rounded numbers, rounded once."""
+    case = latent_case([(1, 40), (FEW, 21), (20, 33)])
+    rounded = [tensor.bfloat16() for tensor in (case.q, case.k)]
+    keys = case.layer.keys.bfloat16()
+    half = KVLayer(SPEC, keys, keys[..., :RANK])
+    floats = keys.float()
+    exact = KVLayer(SPEC, floats, floats[..., :RANK])
+    up, backend = projections(torch.bfloat16), TorchAttention()
+    metadata = backend.prepare(case.batch)
+    found = backend.attend_latents(*rounded, up, half, metadata)
+    q, k = (tensor.float() for tensor in rounded)
+    wanted = backend.attend_latents(q, k, up.exact(), exact, metadata)
+    assert found.dtype is torch.bfloat16
+    assert torch.equal(found, wanted.bfloat16())
