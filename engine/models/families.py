@@ -10,6 +10,7 @@ from engine.api.plugins import missing_members
 from engine.models.kinds import (
     Dense,
     Ends,
+    EndsBySize,
     Grouped,
     Latent,
     PartKind,
@@ -134,7 +135,7 @@ class Family:
     @property
     def chained(self) -> bool:
         """Whether a block is its parts, one after the other, as their GPU launches require."""
-        return self.arrangement == "pre" and self.ends.residual_scale is None
+        return self.arrangement == "pre" and not self.ends.scales_terms
 
 
 BIAS = ("attention_bias", False)
@@ -280,6 +281,11 @@ FAMILIES: dict[str, Family] = {
     "youtu": Family(
         attention=Latent(), feed_forward=Dense(), names=DEEPSEEK, rope=RopeKind(interleaved=PAIRS), tied=True,
         start_id=128_000, stop_id=128_001,
+    ),
+    "minicpm3": Family(
+        attention=Latent(rank=256, query_rank=768, unrotated=64, rotated=32, value=None),
+        feed_forward=Dense(), names=DEEPSEEK, tied=True, start_id=1, stop_id=2,
+        ends=EndsBySize(eps=("rms_norm_eps", 1e-5), embed_scale=("scale_emb", 12.0)),
     ),
     "glm4_moe": Family(
         attention=Grouped(bias=BIAS, out_biased=False, qk_norm=("use_qk_norm", False)),

@@ -159,6 +159,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("Glm4MoeLite", "plain", LATENT | GROUPED | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     ("Glm4MoeLite", "tied", LATENT | GROUPED | {"tie_word_embeddings": True}),
     ("Youtu", "plain", LATENT),
+    ("MiniCPM3", "plain", LATENT | {"v_head_dim": None}),
+    ("MiniCPM3", "no-scales", LATENT | {"scale_depth": None, "dim_model_base": None, "scale_emb": 2}),
     ("Glm4Moe", "plain", GROUPED | {"head_dim": 24}),
     (
         "Glm4Moe",

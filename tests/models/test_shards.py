@@ -52,6 +52,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3", DEEPSEEK | {"q_lora_rank": None}),
     "glm4_moe_lite": ("Glm4MoeLite", LATENT | GROUPED),
     "youtu": ("Youtu", LATENT),
+    "minicpm3": ("MiniCPM3", LATENT),
     "dots1": ("Dots1", GROUPED),
     "glm4_moe": ("Glm4Moe", GROUPED | {"head_dim": 24, "use_qk_norm": True}),
 }

@@ -23,18 +23,19 @@ class Latent:
     query_rank: int = 1536
     unrotated: int = 128
     rotated: int = 64
-    value: int = 128
+    value: int | None = 128  # None: hidden size / heads
 
     def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
         if fields.flag("attention_bias", False):
             raise fields.unsupported("attention_bias", "only false is supported")
         heads = fields.whole("num_attention_heads", high=MOST_HEADS)
         direct = fields.given("q_lora_rank") and fields.get("q_lora_rank") is None
+        value = self.value or fields.whole("hidden_size", high=MOST_WIDTH) // heads
         sizes = LatentSpec(
             rank=fields.whole("kv_lora_rank", self.rank, high=MOST_WIDTH),
             rotated=fields.whole("qk_rope_head_dim", self.rotated, high=MOST_HEAD_DIM),
             unrotated=fields.whole("qk_nope_head_dim", self.unrotated, high=MOST_HEAD_DIM),
-            value=fields.whole("v_head_dim", self.value, high=MOST_HEAD_DIM),
+            value=fields.whole("v_head_dim", value, high=MOST_HEAD_DIM),
             query_rank=0 if direct else fields.whole("q_lora_rank", self.query_rank, high=MOST_WIDTH),
         )
         spec = CacheSpec(
