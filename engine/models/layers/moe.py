@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.api.config import DecoderConfig, ExpertsSpec
-from engine.models.layers.activations import ACTIVATE
+from engine.models.layers.activations import ACTIVATE, sigmoid
 from engine.models.layers.build import Build
 from engine.models.layers.part import Part, SourceTensor
 from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE, Sharding
@@ -116,7 +116,7 @@ class ScaledSharedMoE(SharedMoE):
         return {**super().pieces(), "shared_gate": (scale,)}
 
     def shared(self, x: Tensor) -> Tensor:
-        return super().shared(x) * self.shared_gate(x.float()).sigmoid().to(x.dtype)
+        return super().shared(x) * sigmoid(self.shared_gate(x.float())).to(x.dtype)
 
 
 class GroupedMoE(SharedMoE):
@@ -151,7 +151,7 @@ class BiasedMoE(GroupedMoE):
         return {**super().pieces(), "router_bias": (bias,)}
 
     def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        scores = self.router(x.float()).sigmoid()
+        scores = sigmoid(self.router(x.float()))
         experts = self.chosen(scores + self.router_bias, best=2)
         weights = scores.gather(1, experts)
         if self.spec.normalized:
