@@ -57,6 +57,20 @@ def test_a_longer_context_sharpens_the_scores(kind: str, factor: float, tmp_path
     assert config.rope.attention_factor == 1.0
 
 
+def test_the_settings_of_deepseek_v2_lite(tmp_path: Path) -> None:
+    sizes = {"kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    experts = {"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1}
+    ways = {"topk_method": "greedy", "scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1}
+    yarn = {"type": "yarn", "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707, "beta_fast": 32}
+    scaling = {"rope_scaling": yarn | {"original_max_position_embeddings": 4096}, "v_head_dim": 128}
+    more = {"moe_intermediate_size": 1408, "first_k_dense_replace": 1, "topk_group": 1, **scaling}
+    config = read_config(write_config(tmp_path, model_type="deepseek_v2", **sizes, **experts, **ways, **more))
+    assert config.latent == LatentSpec(rank=512, rotated=64, unrotated=128, value=128)
+    assert config.layers[0].scale == pytest.approx(0.114721387)  # as its own code computes it
+    assert config.dense == (0,) and config.experts is not None
+    assert (config.experts.groups, config.experts.shared, config.experts.scaling) == (1, 2816, 1.0)
+
+
 @pytest.mark.parametrize(
     ("family", "key", "value"),
     [
