@@ -48,7 +48,7 @@ from engine.text.tokenizer import Tokenizer
 # shared with other programs.
 _GPU_SHARE, _HOST_SHARE = 0.85, 0.25
 _STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # small enough not to stall concurrent decodes for long
-_PINNED = 2 * 2**30  # bytes of swap space on a GPU machine; pinning more would take seconds at each start
+_PINNED = 2 * 2**30  # bytes of host memory for blocks on a GPU machine, unless kv_host asks for more
 ALL_THREADS = torch.get_num_threads()
 ONE_THREAD = 64 * 2**20  # bytes of weights below which one thread is enough
 _FULL_CONTEXTS = 32  # on a CPU, blocks for more full-length requests than this would never be used
