@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.api.request import Request, Stored, TierOffer
+from engine.api.snapshot import HOST, loaded_from, stored_in
 from engine.kv.manager import KVManager
 from engine.kv.tiers.tier import BlockName, Tier, TransferEnd, TransferKind, TransferOrder, front
 from engine.scheduling.costs import Costs
@@ -46,6 +47,7 @@ class Transfers:
         self._ids = itertools.count()
         self.residence = Residence()
         self.failed_sinks = 0
+        self._ranks = {name: rank for rank, name in enumerate(dict.fromkeys((HOST, *self.tiers)))}
 
     @property
     def pending(self) -> bool:
@@ -97,7 +99,9 @@ class Transfers:
         if tier is None or not (blocks := pool.oldest(most)):
             return
         missing = set(self._missing(tier, [name for _, name in blocks]))
-        pool.mark_copied(block for block, name in blocks if name not in missing)
+        there = [block for block, name in blocks if name not in missing]
+        pool.mark_copied(there)
+        pool.moved[there] = stored_in(self._ranks[tier.name])
         if missing and self._make_room(tier, len(missing), [name for _, name in blocks]):
             numbers, names = zip(*(each for each in blocks if each[1] in missing), strict=True)
             pool.hold(numbers)
@@ -263,6 +267,9 @@ class Transfers:
         """Handle the end of a store or load: release the blocks that the transfer held."""
         moving = self.in_flight.pop(end.id)
         order, loads = moving.order, moving.order.kind == "load"
+        if not end.error:
+            rank = self._ranks[order.tier]
+            self._kv.pool.moved[list(order.blocks)] = loaded_from(rank) if loads else stored_in(rank)
         if moving.request is None:
             self._kv.pool.put_back(moving.blocks, copied=not end.error)
             self.failed_sinks += bool(end.error)

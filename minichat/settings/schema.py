@@ -56,7 +56,7 @@ class Screen:
     monitor: bool = setting(True, FLAG, "Open the monitor at startup if the terminal is wide enough.")
     map_colour: str = setting(
         "owner",
-        one_of("owner", "age", "references", "fill"),
+        one_of("owner", "age", "references", "fill", "tier"),
         "What the colors of the block map show at startup.",
     )
     map_order: str = setting("physical", one_of("physical", "session"), "Order of the block map at startup.")

@@ -76,7 +76,7 @@ def test_values_are_read(file: Path) -> None:
         ("[screen]\nascii = 1", "2: screen.ascii: must be true or false, got 1"),
         (
             "[screen]\nmap_colour='red'",
-            '2: screen.map_colour: must be one of owner, age, references, fill, got "red"',
+            '2: screen.map_colour: must be one of owner, age, references, fill, tier, got "red"',
         ),
         ("[screen]\ntheme = ''", '2: screen.theme: must be a nonempty text, got ""'),
         ("[rates]\nmonitor = 99", "2: rates.monitor: must be a number from 0.5 to 10, got 99"),

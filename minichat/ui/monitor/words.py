@@ -18,6 +18,7 @@ from engine.api.events import (
     Resumed,
     StepBroke,
     Switched,
+    TierProblem,
     Transferred,
     Updated,
 )
@@ -64,6 +65,10 @@ def described(event: Event) -> tuple[str, str]:
         case Transferred(tier=tier, load=load, blocks=blocks, seconds=seconds):
             kind, way = ("loaded", "from") if load else ("stored", "to")
             return kind, f"{plural(blocks, 'block')} {way} {tier} in {duration(seconds)}"
+        case TierProblem(tier=tier, problem=problem) if problem:
+            return "failed", f"tier {tier} stores no blocks for now: {problem}"
+        case TierProblem(tier=tier):
+            return "back", f"tier {tier} stores blocks again"
         case Evicted(blocks=blocks):
             return "evicted", f"{plural(blocks, 'cached block')}"
         case Copied(block=block, to=to):
