@@ -33,6 +33,8 @@ _LOOKS = {
     "switched": "warn",
     "swapped": "warn",
     "failed": "fault",
+    "tier off": "fault",
+    "tier back": "good",
     "died": "fault",
     "cut": "fault",
     "back": "good",
@@ -66,9 +68,9 @@ def described(event: Event) -> tuple[str, str]:
             kind, way = ("loaded", "from") if load else ("stored", "to")
             return kind, f"{plural(blocks, 'block')} {way} {tier} in {duration(seconds)}"
         case TierProblem(tier=tier, problem=problem) if problem:
-            return "failed", f"tier {tier} stores no blocks for now: {problem}"
+            return "tier off", f"{tier}: {problem}"
         case TierProblem(tier=tier):
-            return "back", f"tier {tier} stores blocks again"
+            return "tier back", f"{tier} stores blocks again"
         case Evicted(blocks=blocks):
             return "evicted", f"{plural(blocks, 'cached block')}"
         case Copied(block=block, to=to):
