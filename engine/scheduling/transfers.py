@@ -92,20 +92,25 @@ class Transfers:
                     return tier.name
         return ""
 
-    def sink(self, most: int) -> None:
-        """Copy the blocks that are evicted next to the first tier from which loading them would pay."""
+    def sink(self, most: int) -> bool:
+        """Copy the blocks that are evicted next to the first tier from which loading them would pay.
+
+        Returns whether there were any that the tier has now or will have.
+        """
         pool = self._kv.pool
         tier = next((each for each in self.tiers.values() if self._loading_pays(each, 1)), None)
         if tier is None or not (blocks := pool.oldest(most)):
-            return
+            return False
         missing = set(self._missing(tier, [name for _, name in blocks]))
         there = [block for block, name in blocks if name not in missing]
         pool.mark_copied(there)
-        pool.moved[there] = stored_in(self._ranks[tier.name])
-        if missing and self._make_room(tier, len(missing), [name for _, name in blocks]):
+        pool.moved[[block for block in there if not pool.moved[block]]] = stored_in(self._ranks[tier.name])
+        room = bool(missing) and self._make_room(tier, len(missing), [name for _, name in blocks])
+        if room:
             numbers, names = zip(*(each for each in blocks if each[1] in missing), strict=True)
             pool.hold(numbers)
             self._begin_store(tier.name, names, numbers, list(numbers), None)
+        return room or bool(there)
 
     def keep(self, request: Request) -> None:
         """Store the published blocks of a request that ends in the persistent tiers."""
