@@ -16,8 +16,8 @@ import torch
 from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.api.errors import BadInput, EngineError
 from engine.attention import registry
-from engine.devices import free_host_memory, host_memory
-from engine.kv.tiers.speeds import TierSpeeds, disk_speeds, host_speeds
+from engine.devices import free_host_memory, host_memory, host_speeds
+from engine.kv.tiers.speeds import TierSpeeds, disk_speeds
 from engine.models import families
 from engine.models.find import find_model
 from engine.quant import registry as schemes

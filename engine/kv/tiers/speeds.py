@@ -1,4 +1,4 @@
-"""Measures what tiers below the device's cache can do on this machine, in about two seconds at most."""
+"""Measures what a disk can do as a tier, in about a second at most."""
 
 import errno
 import mmap
@@ -9,12 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NamedTuple
 
-import torch
-
 AMOUNT = 2**25  # bytes, fewer if the time runs out
 _LONGEST = 0.4  # seconds for each direction
 _SYNC = 2**22  # bytes written between two syncs
-_COPIES = 3  # the fastest counts
 
 
 class TierSpeeds(NamedTuple):
@@ -22,25 +19,6 @@ class TierSpeeds(NamedTuple):
 
     store: float
     load: float
-
-
-def host_speeds(device: torch.device, amount: int = 0) -> TierSpeeds:
-    """Copies between the device and host memory, which is pinned if the device is a GPU."""
-    on_gpu, amount = device.type == "cuda", amount or AMOUNT
-    host = torch.zeros(amount, dtype=torch.uint8, pin_memory=on_gpu)
-    there = torch.zeros(amount, dtype=torch.uint8, device=device)
-
-    def speed(target: torch.Tensor, source: torch.Tensor) -> float:
-        seconds = []
-        for _ in range(_COPIES):
-            began = time.perf_counter()
-            target.copy_(source)
-            if on_gpu:
-                torch.cuda.synchronize(device)
-            seconds.append(time.perf_counter() - began)
-        return amount / min(seconds)
-
-    return TierSpeeds(speed(host, there), speed(there, host))
 
 
 def disk_speeds(folder: Path, *, direct: bool, amount: int = 0, piece: int = 2**20) -> TierSpeeds | None:
