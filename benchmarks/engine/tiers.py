@@ -19,7 +19,7 @@ import torch
 from benchmarks.engine.techniques import Reader, drain, note_all, pocket, prompts, rounds
 from benchmarks.harness import Bench
 from benchmarks.traces import mooncake_prompts
-from engine.api.events import Admitted, Event
+from engine.api.events import Admitted, Event, Transferred
 from engine.api.params import SamplingParams
 from engine.kv.tiers.speeds import disk_speeds
 from engine.serving.engine import Engine
@@ -138,15 +138,23 @@ def steps(bench: Bench) -> None:
     with tempfile.TemporaryDirectory() as folder:
         engines = _tiers_below(folder, blocks=128)
         cpu: dict[int, list[float]] = {id(engine): [] for engine in engines.values()}
+        copies: list[float] = []  # seconds; to host memory on a CPU, they are the engine's own
+        engines["with host"].bus.subscribe(
+            lambda event: copies.append(event.seconds) if isinstance(event, Transferred) else None
+        )
+        shares: list[float] = []
 
         def decode(engine: Engine) -> float:
             _first_token(engine, [next(ids) for _ in range(1900)])
             replies = [_ask(engine, [next(ids) for _ in range(MESSAGE)], 200) for _ in range(4)]
             drain(engine, until=lambda: all(len(each.tokens) > 8 for each in replies))
+            copies.clear()
             number, began, used = engine.scheduler.step, time.perf_counter(), time.thread_time()
             drain(engine, until=lambda: len(replies[0].tokens) > 190)
             count = engine.scheduler.step - number
             cpu[id(engine)].append((time.thread_time() - used) / count)
+            if engine is engines["with host"]:
+                shares.append(sum(copies) / (time.perf_counter() - began) * 100)
             spent = (time.perf_counter() - began) / count
             drain(engine)
             return spent
@@ -154,6 +162,7 @@ def steps(bench: Bench) -> None:
         note_all(bench, "a step of four rows", _rounds(bench, engines, decode), "s")
         on_thread = {name: cpu[id(engine)][bench.warmup :] for name, engine in engines.items()}
         note_all(bench, "the same, processor time of the engine's thread", on_thread, "s")
+        bench.note("copies to host memory, of the time of the steps", shares[bench.warmup :], "%")
         for name, engine in list(engines.items())[1:]:
             used = sum(tier.used for tier in engine.scheduler.transfers.tiers.values())
             bench.note(f"copied below, {name}", used, "blocks")
