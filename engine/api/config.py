@@ -57,7 +57,10 @@ class EngineConfig:
     latency_target: float = 1.0  # of the policy latency: seconds to a first token without a deadline
     block_size: int = 16  # tokens; an attention backend chosen by name may support only another size
     blocks: int | None = None  # None: computed from free memory
-    host_blocks: int | None = None  # for swapped requests; None: as many as blocks, within host memory
+    kv_host: float | None = (
+        None  # GB of host memory for blocks; None: on a GPU as for `blocks`, at most 2 GiB
+    )
+    host_blocks: int | None = None  # the same as a number of blocks
     kv_disk: str | None = (
         None  # DIR:GB, where and how many blocks are kept after their requests; None: nowhere
     )
@@ -91,13 +94,16 @@ class EngineConfig:
         for name, choices in _CHOICES.items():
             *most, last = map(str, choices)
             self._need(name, f"{', '.join(most)} or {last}", _is_one_of(getattr(self, name), choices))
-        self._need("latency_target", "seconds, 0 or more", is_seconds(self.latency_target))
+        self._need("latency_target", "seconds, 0 or more", is_amount(self.latency_target))
+        self._need("kv_host", "gigabytes, 0 or more", self.kv_host is None or is_amount(self.kv_host))
         self._need("depth", "0 or 1", self.depth is None or _is_one_of(self.depth, (0, 1)))
         for name, least in ("max_running", 1), ("max_waiting", 1), ("kv_sinks", 0):
             self._need_whole(name, least)
         for name in ("threads", "max_step_tokens", "blocks", "max_context", "exit_layer"):
             self._need_whole(name, 1, optional=True)
         self._need_whole("host_blocks", 0, optional=True)
+        if None not in (self.kv_host, self.host_blocks):
+            raise BadInput("kv_host and host_blocks cannot be used together")
         self._need_whole("first_request", 0)
         self._need_whole("kv_window", self.block_size, optional=True)
         self._need("seed", "a whole number", self.seed is None or _is_whole(self.seed))
@@ -112,8 +118,8 @@ class EngineConfig:
             raise BadInput(f"{name} must be {what}, not {getattr(self, name)!r}")
 
 
-def is_seconds(value: object) -> bool:
-    """Whether a value is a number of seconds, 0 or more."""
+def is_amount(value: object) -> bool:
+    """Whether a value is a finite number, 0 or more."""
     return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
 
 
