@@ -112,6 +112,11 @@ class EngineConfig:
                 raise BadInput(f"kv_budget cannot be used with {other}; choose one of the two")
         self._need("seed", "a whole number", self.seed is None or _is_whole(self.seed))
 
+    @property
+    def forgets(self) -> bool:
+        """Whether tokens leave the cache of a running request."""
+        return self.kv_window is not None or self.kv_budget is not None
+
     def _need_whole(self, name: str, least: int, *, optional: bool = False) -> None:
         value = getattr(self, name)
         fits = (value is None and optional) or (_is_whole(value) and value >= least)

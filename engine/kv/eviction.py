@@ -1,11 +1,13 @@
 """Which blocks a request drops once it holds its budget of tokens.
 
-A block is scored by the attention that its tokens received (heavy hitters and recent tokens, H2O: Zhang et al.
-2023, arXiv 2306.14048), or by the norms of its keys, where a low norm means important (Devoto et al. 2024,
-arXiv 2406.11430). Both score whole blocks, over all heads and layers, because these share a block table.
+A block is scored by the attention that its tokens received (H2O, heavy hitters and recent tokens: Zhang et
+al. 2023, arXiv 2306.14048), or by the norms of its keys, where a low norm means important (Devoto et al.
+2024, arXiv 2406.11430). Both score whole blocks, over all heads and layers, because these share a block
+table.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,14 +19,19 @@ from engine.api.request import Evidence
 class TokenBudget:
     """A request holds at most `peak` blocks. When they are full, the `piece` lowest-scored ones are evicted.
 
-    The positions at which this happens are fixed, and so is what is known of the blocks by then. So the tokens
-    alone determine what a request evicts, and recomputing it evicts the same blocks.
+    The positions at which this happens are fixed, and so are the scores that count there. So the tokens alone
+    determine what a request evicts, and recomputing it evicts the same blocks.
     """
 
     tokens: int
     sinks: int
     block_size: int
     policy: EvictionName = "norms"
+    option: ClassVar[str] = "kv_budget"
+
+    @property
+    def what(self) -> str:
+        return f"budget of {self.tokens} tokens"
 
     @property
     def peak(self) -> int:

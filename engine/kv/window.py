@@ -1,6 +1,7 @@
 """The tokens of a long chat that stay visible: the first few, and a window that ends with the newest."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 GONE = -1  # replaces a block that has left the window in a request's list
 
@@ -15,6 +16,11 @@ class Window:
     size: int
     sinks: int
     block_size: int
+    option: ClassVar[str] = "kv_window"
+
+    @property
+    def what(self) -> str:
+        return f"window of {self.size} tokens"
 
     @property
     def first(self) -> int:

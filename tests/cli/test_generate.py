@@ -224,7 +224,7 @@ USAGE = {
     "early-stopping-alone": (["--early-stopping"], "--early-stopping requires --beams"),
     "no-draft-in-a-window": (
         ["--speculate", "draft", "--kv-window", "64"],
-        "a draft model cannot read tokens that have left the kv_window",
+        "a draft model cannot read tokens that have left the kv_window or the kv_budget",
     ),
     "draft-alone": (["--draft", "pocket"], "--draft requires --speculate draft"),
     "draft-unasked": (["--draft", "pocket", "--speculate", "ngram"], "--draft requires --speculate draft"),

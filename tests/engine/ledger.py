@@ -101,7 +101,7 @@ def with_budget(tokens: list[int], count: int, seed: int, alphabet: int, budget:
 
 
 def block_scores(tokens: Sequence[int], size: int) -> list[int]:
-    """What a full block adds to the scores of the blocks held, itself the last. Depends on all their tokens."""
+    """What a full block adds to the scores of the blocks held, of which it is the last."""
     return [next_token(tokens, at) % 7 for at in range(len(tokens) // size)]
 
 
