@@ -228,7 +228,7 @@ USAGE = {
     ),
     "draft-alone": (["--draft", "pocket"], "--draft requires --speculate draft"),
     "draft-unasked": (["--draft", "pocket", "--speculate", "ngram"], "--draft requires --speculate draft"),
-    "sinks-alone": (["--kv-sinks", "8"], "--kv-sinks requires --kv-window"),
+    "sinks-alone": (["--kv-sinks", "8"], "--kv-sinks requires --kv-window or --kv-budget"),
     "no-exit": (["--speculate", "exit"], "config.json lists no early_exit_layers"),
     "too-many": (["--max-tokens", "500"], "1 tokens and 500 more for the reply; "),
 }
