@@ -45,7 +45,7 @@ class RequestView(NamedTuple):
     host_blocks: tuple[int, ...]  # indices of its blocks in a tier below the device
     group: int = -1  # the request it helps to answer, if several rows do
     speculation: Speculation | None = None  # None: it never drafted
-    gone: int = 0  # its blocks that have left the window
+    gone: int = 0  # its blocks that have left the window or were evicted
 
 
 class HypothesisView(NamedTuple):
@@ -138,7 +138,9 @@ class BlockView:
     cached: int
     evictions: int
     place: np.ndarray = field(default_factory=_nothing)  # its index among its request's blocks
-    left: np.ndarray = field(default_factory=_nothing)  # whether it left a window and was not taken since
+    left: np.ndarray = field(
+        default_factory=_nothing
+    )  # whether a request dropped it, and it was not taken since
 
     def emptied(self) -> Self:
         """A copy with all blocks free."""

@@ -296,7 +296,7 @@ class KVManager:
         """Release blocks that no later token of the request sees. Cached ones remain findable."""
         past = slice(window.first + request.gone, self._start(request, window))
         if going := request.blocks[past]:
-            self.pool.leave_window(going)
+            self.pool.drop(going)
             request.blocks[past] = [GONE] * len(going)
             request.gone += len(going)
 
@@ -315,7 +315,7 @@ class KVManager:
         scores = totals(evidence, full, len(places))
         chosen = budget.choose(scores)
         going = [places[index] for index in chosen]
-        self.pool.leave_window([request.blocks[place] for place in going])
+        self.pool.drop([request.blocks[place] for place in going])
         for place in going:
             request.blocks[place] = GONE
         request.gone += len(going)

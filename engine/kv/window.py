@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-GONE = -1  # replaces a block that has left the window in a request's list
+GONE = -1  # replaces a block that has left the window, or was evicted, in a request's list
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,5 +52,5 @@ class Window:
 
 
 def held(blocks: list[int]) -> list[int]:
-    """The blocks that have not left the window."""
+    """The blocks that a request still holds."""
     return [block for block in blocks if block != GONE]
