@@ -18,7 +18,7 @@ from engine.devices import give_back, lost
 from engine.execution.batch import BatchBuilder, PackedBatch
 from engine.execution.block_scores import NO_SCORES, StepScores
 from engine.execution.budget import CacheBudget
-from engine.execution.cache_blocks import blocks_of
+from engine.execution.cache_blocks import blocks_of, mover_on
 from engine.execution.changes import Recache, ReplaceLayer, Resize, RunnerChange, UseGraphs, UseScheme
 from engine.execution.compiling import StepCompiler, example, kind_of
 from engine.execution.cuda.graphs import DecodeSteps, Stage
@@ -28,7 +28,6 @@ from engine.execution.draft.verification import tokens_ahead, unroll_drafts
 from engine.execution.in_flight import InFlightStep, ModelInput, Sampled
 from engine.execution.load import LoadMeter
 from engine.execution.memory import MemoryMeter
-from engine.execution.moves import mover_on
 from engine.execution.pooling import span_rows, sum_spans
 from engine.execution.prompt_logprobs import read_prompts, target_rows
 from engine.execution.protocol import Compilation, Fit, StepKind, StepResult, WeightsPlan

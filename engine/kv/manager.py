@@ -252,6 +252,10 @@ class KVManager:
                     continue
                 self._reports[request.chain[at]] = report
             self.pool.publish(request.blocks[at], request.chain[at])
+        if len(self._reports) > 2 * self.pool.size:  # most are of blocks that were evicted since
+            self._reports = {
+                key: each for key, each in self._reports.items() if self.pool.find(key) is not None
+            }
         request.published = max(request.published, full)  # fewer may be launched after a preemption
 
     def weights_changed(self, scheme: str) -> None:
