@@ -13,7 +13,7 @@ from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.test_company import Job, jobs, run_workload
 from tests.engine.workloads import BLOCK, Workload, workloads
 from tests.examples import examples
-from tests.outputs import Output
+from tests.outputs import Output, Outputs
 
 BUDGET = TokenBudget(tokens=96, sinks=4, block_size=BLOCK)
 PROMPT = [n % 10 for n in range(200)]
@@ -140,6 +140,22 @@ def test_blocks_are_evicted_once_the_scores_of_the_step_in_flight_have_arrived()
         steps += 1
     assert reply.tokens == alone(PROMPT, 60, budget=BUDGET)
     assert branch.tokens == alone(PROMPT, 60, 9, budget=BUDGET)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_beams_and_samples_evict_the_same_blocks_in_a_tight_cache(depth: int) -> None:
+    replies = []
+    for blocks in (200, 14):
+        engine = ledger_engine(blocks=blocks, budget=BUDGET, context=2000, depth=depth)
+        search = ask(engine, PROMPT[:90], 70, beams=3)
+        samples, beside = Outputs(), ask(engine, PROMPT[:60], 90)
+        engine.submit(PROMPT[:100], SamplingParams(max_tokens=60, seed=3, n=2), samples)
+        drain(engine)
+        assert bool(engine.scheduler.preemptions) is (blocks == 14)
+        replies.append((search.tokens, beside.tokens, [samples.choices[at].tokens for at in (0, 1)]))
+    assert replies[0] == replies[1]
+    assert replies[0][1] == alone(PROMPT[:60], 90, budget=BUDGET)
+    assert all(len(each) == 60 for each in replies[0][2])
 
 
 def test_the_lowest_scores_between_the_sinks_and_the_recent_blocks_go() -> None:

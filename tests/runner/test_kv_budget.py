@@ -1,7 +1,9 @@
 """A budget of tokens on real models, compared with dense attention that masks what was evicted."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -35,11 +37,13 @@ class Dense:
         self.keys[layer].append(k[0])
         self.values[layer].append(v[0])
         spec, out = self.specs[layer], torch.empty(1, self.specs[layer].heads, v.shape[-1])
+        keys, values = (
+            torch.stack([each[layer][at] for at in self.seen]) for each in (self.keys, self.values)
+        )
         for head in range(spec.heads):
             group = head // (spec.heads // spec.kv_heads)
-            scores = torch.stack([q[0, head] @ self.keys[layer][at][group] for at in self.seen]) * spec.scale
-            weights = scores.softmax(0)
-            out[0, head] = weights @ torch.stack([self.values[layer][at][group] for at in self.seen])
+            weights = (keys[:, group] @ q[0, head] * spec.scale).softmax(0)
+            out[0, head] = weights @ values[:, group]
             for at, weight in zip(self.seen, weights.tolist(), strict=True):
                 self.weights[at] += weight
         return out
@@ -112,6 +116,19 @@ def test_a_request_longer_than_the_cache_gives_the_same_reply(llama: Path, polic
         drain(engine)
         assert output.reply == expected.reply
         assert others[1].finish is not None
+
+
+def test_drafts_of_the_first_layers_read_the_shorter_table(llama: Path, tmp_path: Path) -> None:
+    """Else they would write into blocks of other requests."""
+    folder = copytree(llama, tmp_path / "exits")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"early_exit_layers": [1]}))
+    engine = engine_on(folder, **BUDGET)
+    plain, drafted = (
+        ask(engine, LONG, replace(GREEDY, max_tokens=40, speculate=kind))[1] for kind in ("", "exit")
+    )
+    drain(engine)
+    assert drafted.tokens == plain.tokens == reply(engine_on(llama, **BUDGET), LONG).tokens
 
 
 def test_a_budget_longer_than_the_request_changes_nothing(llama: Path) -> None:
