@@ -253,7 +253,7 @@ def _cache_budget(
         device=device,
         longest=longest,
         blocks=config.blocks,
-        host_blocks=config.host_blocks,
+        host_blocks=config.host_blocks if config.kv_budget is None else 0,
         nbytes=int(free_memory(device) * _share(device) * share),
         host_nbytes=min(int(free_host_memory() * _HOST_SHARE), _PINNED) if on_gpu else 0,
         most=None if on_gpu else full * min(_FULL_CONTEXTS, config.max_running),

@@ -107,8 +107,8 @@ class EngineConfig:
         self._need_whole("kv_window", self.block_size, optional=True)
         sinks = -(-self.kv_sinks // self.block_size)
         self._need_whole("kv_budget", (4 + sinks) * self.block_size, optional=True)
-        for other in ("kv_window", "kv_disk"):
-            if self.kv_budget is not None and getattr(self, other) is not None:
+        for other in ("kv_window", "kv_disk", "host_blocks"):
+            if self.kv_budget is not None and getattr(self, other):
                 raise BadInput(f"kv_budget cannot be used with {other}; choose one of the two")
         self._need("seed", "a whole number", self.seed is None or _is_whole(self.seed))
 

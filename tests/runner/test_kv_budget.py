@@ -157,7 +157,7 @@ def test_what_cannot_hold_is_refused(llama: Path, checkpoint) -> None:  # type: 
         engine_on(llama, blocks=6, **BUDGET)
     with pytest.raises(BadInput, match="some layers of this model have a window of their own"):
         engine_on(checkpoint("mistral")[0], **BUDGET)
-    for other in ({"kv_window": 64}, {"kv_disk": "/nowhere:1"}):
+    for other in ({"kv_window": 64}, {"kv_disk": "/nowhere:1"}, {"host_blocks": 4}):
         with pytest.raises(BadInput, match=f"kv_budget cannot be used with {next(iter(other))}"):
             EngineConfig(model="m", **BUDGET, **other)
     with pytest.raises(
