@@ -11,6 +11,7 @@ from engine.kv.window import GONE, held
 from engine.serving.engine import Engine
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.test_company import Job, jobs, run_workload
+from tests.engine.test_resize import STEPS, resizes_at
 from tests.engine.workloads import BLOCK, Workload, workloads
 from tests.examples import examples
 from tests.outputs import Output, Outputs
@@ -41,6 +42,14 @@ def long_workloads(budget: TokenBudget) -> st.SearchStrategy[Workload[Job]]:
 @given(st.data(), budgets)
 def test_other_requests_do_not_change_a_reply(data: st.DataObject, budget: TokenBudget) -> None:
     run_workload(data.draw(long_workloads(budget)), budget=budget)
+
+
+@settings(max_examples=10)
+@given(st.data(), budgets, STEPS)
+def test_resizing_does_not_change_replies(
+    data: st.DataObject, budget: TokenBudget, steps: dict[int, int]
+) -> None:
+    run_workload(data.draw(long_workloads(budget)), resizes_at(steps, budget.peak + 1), budget=budget)
 
 
 @pytest.mark.soak
