@@ -16,6 +16,7 @@ from engine.api.events import Delta
 from engine.serving.engine import Engine
 from tests.outputs import Output
 from tests.runner.small import GREEDY, ask, drain, engine_on, run_to
+from tests.runner.test_graphs import staged
 
 LONG = [1, *(40 + n * 7 % 150 for n in range(189))]
 BUDGET: dict[str, Any] = {"kv_budget": 112, "kv_sinks": 4}
@@ -129,6 +130,13 @@ def test_drafts_of_the_first_layers_read_the_shorter_table(llama: Path, tmp_path
     )
     drain(engine)
     assert drafted.tokens == plain.tokens == reply(engine_on(llama, **BUDGET), LONG).tokens
+
+
+def test_captured_decode_steps_read_the_shorter_table(llama: Path) -> None:
+    plain, engine = reply(engine_on(llama, **BUDGET), LONG), engine_on(llama, depth=1, **BUDGET)
+    stage = staged(engine)
+    assert reply(engine, LONG).reply == plain.reply
+    assert len(stage.sizes) == 39  # all but the last piece of the prompt
 
 
 def test_a_budget_longer_than_the_request_changes_nothing(llama: Path) -> None:
