@@ -22,6 +22,7 @@ from engine.execution.draft.drafters import DraftModels, find_draft_models
 from engine.execution.runner import ModelRunner
 from engine.execution.weights import Weights
 from engine.grammar.grammars import Grammars
+from engine.kv.eviction import TokenBudget
 from engine.kv.pool import BlockPool
 from engine.kv.store import KVStore
 from engine.kv.tables import BlockTables
@@ -76,6 +77,7 @@ def assemble(
     stop_ids = tokenizer.stop_ids.union(model.config.stop_ids)
 
     specs, scheme = _windowed(model.config.layers, config), config.kv_scheme
+    _refuse_budget(config, specs, device)
     attention = choose_attention(config.attention, device, specs, dtype, scheme, config.block_size)
     draft_models = find_draft_models(place, model, device, config)
     room = _cache_budget(config, model, specs, dtype, device, draft_models)
@@ -83,7 +85,9 @@ def assemble(
     bus = Bus()
     step_tokens = config.max_step_tokens or _STEP_TOKENS[device.type]
     store = room.store(scheme)
-    tiers = (HostTier(store), *below, *_disk(config, specs, dtype, store))
+    tiers: tuple[Tier, ...] = ()
+    if room.budget is None:  # blocks in a tier have no scores
+        tiers = (HostTier(store), *below, *_disk(config, specs, dtype, store))
     scheduler = _scheduler(config, room, policy, step_tokens, bus, tiers)
     if hashed is not None:
         settings = (device.type, attention.name, str(dtype), config.block_size, specs)
@@ -104,6 +108,7 @@ def assemble(
         device=device,
         weights=weights,
         tiers=tiers,
+        eviction=None if room.budget is None else room.budget.policy,
     )
     return Engine(
         scheduler=scheduler,
@@ -115,7 +120,7 @@ def assemble(
             waiting=config.max_waiting,
             stop_ids=stop_ids,
             speculation=("ngram", "suffix", *drafters),
-            windowed=config.kv_window is not None,
+            windowed=config.forgets,
         ),
         info=EngineInfo(
             model=place.name,
@@ -209,6 +214,7 @@ def _scheduler(
         emit=bus.emit,
         kv_scheme=config.kv_scheme,
         window=room.window,
+        budget=room.budget,
         tiers=tiers,
     )
 
@@ -252,12 +258,13 @@ def _cache_budget(
         device=device,
         longest=longest,
         blocks=config.blocks,
-        host_blocks=config.host_blocks,
+        host_blocks=config.host_blocks if config.kv_budget is None else 0,
         nbytes=int(free_memory(device) * _share(device) * share),
         host_nbytes=host_nbytes,
         host_beyond=config.kv_host is not None,
         most=None if on_gpu else full * min(_FULL_CONTEXTS, config.max_running),
         window=_window(config),
+        budget=_budget(config),
     )
 
 
@@ -282,6 +289,23 @@ def _window(config: EngineConfig) -> Window | None:
     if config.kv_window is None:
         return None
     return Window(config.kv_window, config.kv_sinks, config.block_size)
+
+
+def _budget(config: EngineConfig) -> TokenBudget | None:
+    if config.kv_budget is None:
+        return None
+    return TokenBudget(config.kv_budget, config.kv_sinks, config.block_size, config.kv_eviction)
+
+
+def _refuse_budget(config: EngineConfig, specs: tuple[LayerSpec, ...], device: torch.device) -> None:
+    if config.kv_budget is None:
+        return
+    if any(spec.window is not None for spec in specs):
+        raise BadInput("kv_budget is not available: some layers of this model have a window of their own")
+    if any(spec.latent for spec in specs):
+        raise BadInput("kv_budget is not available: this model caches latents")
+    if config.kv_eviction == "attention" and device.type == "cuda":
+        raise BadInput("kv_eviction attention runs on CPUs only; use norms on a GPU")
 
 
 def _share(device: torch.device) -> float:

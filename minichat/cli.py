@@ -254,6 +254,11 @@ def _add_quality(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tokens", type=whole, default=2048, metavar="N", help="maximum tokens of the text (default: 2048)"
     )
+    group.add_argument(
+        "--budgets",
+        metavar="N,N",
+        help="compare windows and cache budgets of N tokens instead of schemes: perplexity and recall",
+    )
     group.add_argument("--no-speed", action="store_true", help="skip the speed measurements")
     group.add_argument("--json", action="store_true", help="print the rows as JSON")
     group.add_argument("--plot", metavar="FILE.svg", help="also save the plots as an SVG")

@@ -14,11 +14,14 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 PreemptionName = Literal["auto", "recompute", "swap"]
 KvSchemeName = Literal["none", "int8", "fp8"]
 KV_SCHEMES: tuple[KvSchemeName, ...] = get_args(KvSchemeName)
+EvictionName = Literal["norms", "attention"]
+EVICTIONS: tuple[EvictionName, ...] = get_args(EvictionName)
 
 _CHOICES: dict[str, tuple[str | int, ...]] = {
     "dtype": get_args(DTypeName),
     "preemption": get_args(PreemptionName),
     "kv_scheme": KV_SCHEMES,
+    "kv_eviction": EVICTIONS,
     "block_size": BLOCK_SIZES,
 }
 
@@ -66,7 +69,9 @@ class EngineConfig:
     )
     kv_scheme: KvSchemeName = "none"  # how the cache stores keys and values; none: as computed
     kv_window: int | None = None  # how many tokens back a token sees, plus the first few; None: all
-    kv_sinks: int = 4  # with a window: the first tokens, which all tokens see
+    kv_budget: int | None = None  # how many tokens a request keeps in the cache; None: all
+    kv_eviction: EvictionName = "norms"  # with a budget: how the blocks to evict are chosen
+    kv_sinks: int = 4  # with a window or a budget: the first tokens, which all tokens see
     max_context: int | None = None  # None: the model's
     max_running: int = 256  # rows in one step
     max_step_tokens: int | None = None  # token budget of a step; None: 8192 on a GPU, 512 on a CPU
@@ -106,7 +111,17 @@ class EngineConfig:
             raise BadInput("kv_host and host_blocks cannot be used together")
         self._need_whole("first_request", 0)
         self._need_whole("kv_window", self.block_size, optional=True)
+        sinks = -(-self.kv_sinks // self.block_size)
+        self._need_whole("kv_budget", (4 + sinks) * self.block_size, optional=True)
+        for other in ("kv_window", "kv_disk", "kv_host", "host_blocks"):
+            if self.kv_budget is not None and getattr(self, other):
+                raise BadInput(f"kv_budget cannot be used with {other}; choose one of the two")
         self._need("seed", "a whole number", self.seed is None or _is_whole(self.seed))
+
+    @property
+    def forgets(self) -> bool:
+        """Whether tokens leave the cache of a running request."""
+        return self.kv_window is not None or self.kv_budget is not None
 
     def _need_whole(self, name: str, least: int, *, optional: bool = False) -> None:
         value = getattr(self, name)

@@ -10,6 +10,10 @@ import numpy as np
 from engine.api.params import SamplingParams
 
 
+def _nothing() -> np.ndarray:
+    return np.zeros(0)
+
+
 class Phase(Enum):
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -66,6 +70,24 @@ class TierOffer(NamedTuple):
     computing: float
 
 
+@dataclass(slots=True)
+class Evidence:
+    """What decides which blocks of a request are evicted."""
+
+    at: int = 0  # the position at which blocks were last evicted
+    totals: np.ndarray = field(default_factory=_nothing)  # scores of the blocks that remained then, in order
+    reports: dict[int, np.ndarray] = field(default_factory=dict)  # since then, by the block that was filled
+
+    def covers(self, full: int, block_size: int) -> bool:
+        """Whether all blocks before `full` that were filled since then have their reports."""
+        return all(block in self.reports for block in range(self.at // block_size, full))
+
+    def before(self, full: int) -> "Evidence":
+        """A copy without the reports of blocks from `full` on."""
+        reports = {block: report for block, report in self.reports.items() if block < full}
+        return Evidence(self.at, self.totals, reports)
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A request. `prompt_len`, `launched` and `len(tokens) + pending` describe its progress."""
@@ -93,7 +115,9 @@ class Request:
     mirrored: int = 0  # how many of its tokens the runner has for a draft model
     slot: int = -1  # its row in the runner's columns while it runs, else -1
     blocks: list[int] = field(default_factory=list)
-    gone: int = 0  # how many of its blocks have left the window
+    gone: int = 0  # how many of its blocks have left the window, or were evicted
+    skipped: int = 0  # tokens of the evicted blocks, which its row of the block tables does not list
+    evidence: Evidence = field(default_factory=Evidence)  # with a budget
     shares_tail: bool = False  # its last block may be shared with another request
     stored: Stored | None = None  # its blocks below the device, while it does not run
     chain: list[bytes] = field(default_factory=list)  # the prefix key of each full block, as far as computed

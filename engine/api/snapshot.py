@@ -46,7 +46,7 @@ class RequestView(NamedTuple):
     host_blocks: tuple[int, ...]  # indices of its blocks in a tier below the device
     group: int = -1  # the request it helps to answer, if several rows do
     speculation: Speculation | None = None  # None: it never drafted
-    gone: int = 0  # its blocks that have left the window
+    gone: int = 0  # its blocks that have left the window or were evicted
 
 
 class HypothesisView(NamedTuple):
@@ -157,7 +157,7 @@ class BlockView:
     cached: int
     evictions: int
     place: np.ndarray = field(default_factory=_nothing)  # its index among its request's blocks
-    left: np.ndarray = field(default_factory=_nothing)  # whether it left a window and was not taken since
+    left: np.ndarray = field(default_factory=_nothing)  # whether a request dropped it and none took it since
     moved: np.ndarray = field(default_factory=_nothing)  # the latest `stored_in` or `loaded_from`; or 0
 
     def emptied(self) -> Self:

@@ -1,6 +1,6 @@
 """The interface between a model and the paged cache."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -8,11 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.config import KvSchemeName, LayerSpec
+from engine.api.config import KvSchemeName, LayerSpec, why_not_packed
 from engine.attention.latent import LatentProjections
 from engine.kv.store import KVLayer
 
-__all__ = ["Attend", "AttentionBackend", "Batch", "KVLayer", "LatentProjections", "attending", "why_not_on"]
+__all__ = [
+    "Attend",
+    "AttentionBackend",
+    "Batch",
+    "KVLayer",
+    "LatentProjections",
+    "attending",
+    "kv_problem",
+    "why_not_on",
+]
 
 OLDEST = (8, 0)  # compute capability with bf16 products and asynchronous copies
 
@@ -70,6 +79,16 @@ def attending(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch
         return backend.attend(q, k, v, layers[layer], metadata)
 
     return attend
+
+
+def kv_problem(backend: AttentionBackend, specs: Iterable[LayerSpec], scheme: KvSchemeName) -> str | None:
+    """The reason why a backend cannot read these layers in this scheme, or None."""
+    if problem := why_not_packed(specs, scheme):
+        return problem
+    able = getattr(backend, "kv_schemes", ("none",))  # external backends may predate the attribute
+    if scheme in able:
+        return None
+    return f"attention {backend.name} supports the KV schemes {', '.join(able)}, not {scheme}"
 
 
 def why_not_on(device: torch.device) -> str | None:

@@ -152,13 +152,13 @@ def _attend_token(
     low = 0 if spec.window is None else max(0, end - spec.window)
     kept = min(spec.kept, low)
     if not kept and end - low <= PIECE:
-        scores = _score(query, keys.of(row, low, end).permute(1, 2, 0), spec.softcap)
-        torch.bmm(_weigh(scores, layer.sinks), values.of(row, low, end).transpose(0, 1), out=out)
+        scores = score(query, keys.of(row, low, end).permute(1, 2, 0), spec.softcap)
+        torch.bmm(weigh(scores, layer.sinks), values.of(row, low, end).transpose(0, 1), out=out)
         return
     pieces = [(0, kept)] if kept else []
     pieces += [(at, min(at + PIECE, end)) for at in range(low, end, PIECE)]
-    parts = [_score(query, keys.of(row, *piece).permute(1, 2, 0), spec.softcap) for piece in pieces]
-    weights = _weigh(torch.cat(parts, -1), layer.sinks).split([part.shape[-1] for part in parts], -1)
+    parts = [score(query, keys.of(row, *piece).permute(1, 2, 0), spec.softcap) for piece in pieces]
+    weights = weigh(torch.cat(parts, -1), layer.sinks).split([part.shape[-1] for part in parts], -1)
     out.zero_()
     for piece, weight in zip(pieces, weights, strict=True):
         out.baddbmm_(weight, values.of(row, *piece).transpose(0, 1))
@@ -225,13 +225,13 @@ def _attend_chunk(row: AttentionRow, queries: Tensor, out: Tensor, read: ReadCel
         if first_keys is not None and first_values is not None and before_it:
             tile_keys = torch.cat((first_keys[..., :before_it], tile_keys), -1)
             tile_values = torch.cat((first_values[:, :before_it], tile_values), 1)
-        scores = _score(tile.flatten(1, 2), tile_keys, spec.softcap)
+        scores = score(tile.flatten(1, 2), tile_keys, spec.softcap)
         _hide(scores.unflatten(1, grid)[..., before_it:], window, max(0, spec.kept - oldest))
-        product = torch.bmm(_weigh(scores, layer.sinks), tile_values)
+        product = torch.bmm(weigh(scores, layer.sinks), tile_values)
         out[start : start + step] = product.unflatten(1, grid).transpose(0, 1)
 
 
-def _score(queries: Tensor, keys: Tensor, cap: float | None) -> Tensor:
+def score(queries: Tensor, keys: Tensor, cap: float | None) -> Tensor:
     """[kv_heads, queries, keys]; each query head of a group counts as a separate query."""
     scores = torch.bmm(queries, keys)
     return scores if cap is None else torch.tanh(scores / cap) * cap
@@ -251,7 +251,7 @@ def _hide(scores: Tensor, window: int, kept: int) -> None:
         scores[..., kept:queries].masked_fill_(past, -torch.inf)
 
 
-def _weigh(scores: Tensor, sinks: Tensor | None) -> Tensor:
+def weigh(scores: Tensor, sinks: Tensor | None) -> Tensor:
     """The softmax over keys. A sink is an extra score per head that has no value."""
     if sinks is None:
         return scores.softmax(-1)

@@ -29,18 +29,20 @@ class BatchBuilder:
 
     def build(self, rows: Rows, ids: np.ndarray, single: int, last_ids: torch.Tensor) -> PackedBatch:
         """`last_ids[slot]` is the token a slot sampled last; it may not have reached the host yet."""
-        slots, firsts, counts, contexts = rows.slots, rows.starts, rows.lengths, rows.ends
+        slots, firsts, counts, contexts = rows.slots, rows.starts, rows.lengths, rows.contexts
         many = len(slots)
         plain = single == many
         if plain and many < len(self._ones):
             starts, positions, token_slots = self._ones[: many + 1], firsts, slots
+            cells = firsts - rows.skipped
         else:
             starts = np.zeros(many + 1, np.int32)
             np.cumsum(counts, out=starts[1:])
             positions = np.repeat(firsts - starts[:-1], counts) + np.arange(len(ids))
             token_slots = np.repeat(slots, counts)
+            cells = positions - np.repeat(rows.skipped, counts)
         grid = self._tables.grid
-        blocks, offsets = np.divmod(positions, self._block_size)
+        blocks, offsets = np.divmod(cells, self._block_size)
         places = grid[token_slots, blocks].astype(np.int64) * self._block_size + offsets
         widest = -(-int(contexts.max()) // self._block_size)
         tables = grid[slots, :widest]

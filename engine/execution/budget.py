@@ -10,6 +10,7 @@ from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.api.errors import BadInput
 from engine.api.snapshot import SchemeView
 from engine.execution.protocol import Fit
+from engine.kv.eviction import TokenBudget
 from engine.kv.store import KVStore
 from engine.kv.window import Window
 
@@ -31,6 +32,7 @@ class CacheBudget:
     host_beyond: bool  # whether host memory may hold more blocks than the device
     most: int | None  # more blocks would never be used
     window: Window | None = None  # blocks outside it are released, so a request can be longer than the cache
+    budget: TokenBudget | None = None  # the same for blocks beyond it
 
     def fit(self, scheme: KvSchemeName) -> Fit:
         """What fits under this scheme. Raises if not even one block does."""
@@ -46,14 +48,24 @@ class CacheBudget:
         if host_blocks is None:
             within = self.host_nbytes // each
             host_blocks = within if self.host_beyond else min(blocks, within)
-        if self.window is None:
+        if (bound := self.window or self.budget) is None:
             return Fit(blocks, host_blocks, min(self.longest, blocks * self.block_size))
-        if blocks < (least := min(self.window.peak, -(-self.longest // self.block_size))):
+        if blocks < (least := min(bound.peak, -(-self.longest // self.block_size))):
             raise BadInput(
-                f"a window of {self.window.size} tokens needs {least} blocks of {self.block_size} for one "
-                f"request, but the cache has {blocks}; lower kv_window or add blocks"
+                f"a {bound.what} needs {least} blocks of {self.block_size} for one "
+                f"request, but the cache has {blocks}; lower {bound.option} or add blocks"
             )
         return Fit(blocks, host_blocks, self.longest)
+
+    def rebuild(self, store: KVStore, scheme: KvSchemeName) -> None:
+        """Replace the store's tensors with those of another scheme. On failure, restore the old scheme."""
+        before = store.scheme
+        store.clear()  # freed first, because there is rarely memory for both
+        try:
+            store.become(self.store(scheme))
+        except (RuntimeError, MemoryError) as error:
+            store.become(self.store(before))
+            raise BadInput(f"no room for a cache of {scheme}: {error}; it stays {before}") from None
 
     def blocks_with(self, more: int, scheme: KvSchemeName) -> int | None:
         """How many blocks fit with `more` bytes, or fewer; None if their number is fixed."""

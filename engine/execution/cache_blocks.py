@@ -1,4 +1,4 @@
-"""Copies blocks between the device's cache and a tier."""
+"""Copies blocks on a device, and between the device's cache and a tier."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -7,10 +7,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kv.store import KVStore, bits
+from engine.kv.store import KVStore, Mover, bits, move_blocks
 from engine.kv.tiers.tier import CompletedTransfer, Transfer
 
 _PIECE = 2**26  # bytes gathered on a GPU at a time
+
+
+def mover_on(device: torch.device) -> Mover:
+    """What copies blocks on a device. On a GPU, one asynchronous kernel launch for all layers."""
+    if device.type != "cuda":
+        return move_blocks
+    # Imports Triton, which is only installed with a GPU.
+    from engine.kernels.triton.kv.blocks import move
+
+    return move
 
 
 def blocks_of(store: KVStore, device: torch.device) -> Callable[[tuple[int, ...]], "CacheBlocks"]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.execution.block_scores import NO_SCORES, StepScores
 from engine.execution.draft.verification import group_runs
 from engine.execution.pooling import SpanRows, SpanSums
 from engine.execution.prompt_logprobs import PromptLogprobs, TargetRows
@@ -31,6 +32,7 @@ class InFlightStep:
     sampled: SampledTokens = field(default_factory=lambda: NOTHING)  # on the host once `arrived` is done
     prompts: PromptLogprobs | None = None  # on the host once `arrived` is done
     sums: SpanSums | None = None  # on the host once `arrived` is done
+    scores: StepScores = field(default_factory=lambda: NO_SCORES)  # on the host once `arrived` is done
     arrived: torch.cuda.Event | None = None  # None: the results are already there
 
     def mark_arrival(self, device: torch.device) -> None:
@@ -50,7 +52,8 @@ class InFlightStep:
         tokens, runs = group_runs(sampled.tokens.tolist(), rows, self.drafts)
         prompts = self.prompts.by_request() if self.prompts else {}
         sums = self.sums.by_request() if self.sums else {}
-        return StepResult(tokens, logprobs, seconds, top_tokens, runs, prompts, sums)
+        scores = self.scores.on_host()
+        return StepResult(tokens, logprobs, seconds, top_tokens, runs, prompts, sums, scores)
 
 
 class ModelInput(NamedTuple):

@@ -46,6 +46,14 @@ class TopTokens:
         return self.ids[place], self.values[place]
 
 
+class BlockScores(NamedTuple):
+    """What a block that a row has filled adds to the scores of its request's blocks, with a budget."""
+
+    request: int
+    block: int  # its index among the request's blocks
+    scores: np.ndarray  # of the blocks that the request holds, in order, up to this one
+
+
 @dataclass(slots=True)
 class StepResult:
     """The result of a step: a token for each row that samples, in the step's order; for a run, its first."""
@@ -57,6 +65,7 @@ class StepResult:
     runs: Mapping[int, list[int]] = field(default_factory=dict)  # by request: the tokens of rows with drafts
     prompt_logprobs: Mapping[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # of the targets
     sums: Mapping[int, np.ndarray] = field(default_factory=dict)  # by request: the sum of its span, float32
+    scores: Sequence[BlockScores] = ()
 
 
 class StepKind(NamedTuple):

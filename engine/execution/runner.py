@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from engine.api.config import KvSchemeName, why_not_packed
+from engine.api.config import EvictionName, KvSchemeName
 from engine.api.errors import BadInput, NoMemory
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
-from engine.attention.base import AttentionBackend, Batch, attending
+from engine.attention.base import AttentionBackend, Batch, attending, kv_problem
 from engine.devices import give_back, lost
 from engine.execution.batch import BatchBuilder, PackedBatch
+from engine.execution.block_scores import NO_SCORES, StepScores
 from engine.execution.budget import CacheBudget
-from engine.execution.cache_blocks import blocks_of
+from engine.execution.cache_blocks import blocks_of, mover_on
 from engine.execution.changes import Recache, ReplaceLayer, Resize, RunnerChange, UseGraphs, UseScheme
 from engine.execution.compiling import StepCompiler, example, kind_of
 from engine.execution.cuda.graphs import DecodeSteps, Stage
@@ -27,7 +28,6 @@ from engine.execution.draft.verification import tokens_ahead, unroll_drafts
 from engine.execution.in_flight import InFlightStep, ModelInput, Sampled
 from engine.execution.load import LoadMeter
 from engine.execution.memory import MemoryMeter
-from engine.execution.moves import mover_on
 from engine.execution.pooling import span_rows, sum_spans
 from engine.execution.prompt_logprobs import read_prompts, target_rows
 from engine.execution.protocol import Compilation, Fit, StepKind, StepResult, WeightsPlan
@@ -68,6 +68,7 @@ class ModelRunner:
         room: CacheBudget | None = None,
         weights: Weights | None = None,
         tiers: Sequence[Tier] = (),
+        eviction: EvictionName | None = None,
     ) -> None:
         """`slots` rows of at most `width` blocks each."""
         self._drafters = drafters
@@ -77,6 +78,7 @@ class ModelRunner:
         self._sampling_state = SamplingState(
             slots=slots, vocab=model.config.vocab, stop_ids=stop_ids, device=device
         )
+        self._eviction, self._scores = eviction, NO_SCORES  # of the current step
         self.graphs: bool | None = None
         self._inference = torch.inference_mode()  # created once: creating it costs as much as entering it
         self._speeds: Speeds | None = None
@@ -175,14 +177,9 @@ class ModelRunner:
         if problem := self._kv_problem(scheme):
             raise BadInput(problem)
         self._budget.fit(scheme)  # raises if not even one block fits
-        before = self.store.scheme
-        self.store.clear()  # freed first, because there is rarely memory for both
         self._stage = self._steps = None
         try:
-            self.store.become(self._budget.store(scheme))
-        except (RuntimeError, MemoryError) as error:
-            self.store.become(self._budget.store(before))
-            raise BadInput(f"no room for a cache of {scheme}: {error}; it stays {before}") from None
+            self._budget.rebuild(self.store, scheme)
         finally:
             self._transfers.reset()
             self._on_store()
@@ -191,12 +188,7 @@ class ModelRunner:
         return () if self._budget is None else self._budget.views(self._kv_problem)
 
     def _kv_problem(self, scheme: KvSchemeName) -> str | None:
-        if problem := why_not_packed((each.spec for each in self.store.layers), scheme):
-            return problem
-        able = getattr(self.attention, "kv_schemes", ("none",))  # external backends may predate the attribute
-        if scheme in able:
-            return None
-        return f"attention {self.attention.name} supports the KV schemes {', '.join(able)}, not {scheme}"
+        return kv_problem(self.attention, [each.spec for each in self.store.layers], scheme)
 
     def apply(self, change: RunnerChange) -> None:
         self.splitter.forget()
@@ -268,7 +260,11 @@ class ModelRunner:
         launched = InFlightStep(sampling_rows, began, drafts)
         if len(rows):  # a step may consist of block copies only
             targets, spans = target_rows(step) if step.targets else (), span_rows(step)
+            self._scores = StepScores.of(self._eviction, self.store.layers, rows, self._tables)
             self._run(ModelInput(rows, ids, single, sampling_rows, drafts, targets, spans), launched)
+            if self._scores.finish():
+                launched.scores = self._scores
+                launched.mark_arrival(self.device)
         if not step.guided:
             self._sample(launched, None)
         return launched
@@ -384,7 +380,8 @@ class ModelRunner:
         if self._stage is not None:
             return self._stage.forward(batch)
         attend = attending(self.attention, self.store.layers, batch)
-        return self.model.forward(batch.ids, batch.positions, self.splitter.clocked(attend))
+        attend = self._scores.watching(self.splitter.clocked(attend))
+        return self.model.forward(batch.ids, batch.positions, attend)
 
     def _draft_stores(self) -> list[KVStore]:
         """The caches of draft models, which use the same block numbers."""

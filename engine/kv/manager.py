@@ -1,11 +1,15 @@
 """Which blocks each request holds, and the hashes of their contents."""
 
 import secrets
+import sys
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from engine.api.config import KvSchemeName
-from engine.api.request import Request
+from engine.api.request import Evidence, Request
 from engine.kv import prefix
+from engine.kv.eviction import TokenBudget, totals
 from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
 from engine.kv.window import GONE, Window, held
@@ -20,8 +24,10 @@ class KVManager:
         tables: BlockTables,
         kv_scheme: KvSchemeName,
         window: Window | None,
+        budget: TokenBudget | None = None,
     ) -> None:
-        self.pool, self.tables, self.window = pool, tables, window
+        self.pool, self.tables, self.window, self.budget = pool, tables, window, budget
+        self._reports: dict[bytes, np.ndarray] = {}  # with a budget: of published blocks, by name
         self.model = secrets.token_bytes(16)  # not known: no other process finds these blocks
         self._private = b""  # set while no other process shall find blocks
         self.weights = "none"
@@ -44,7 +50,7 @@ class KVManager:
 
     def open(self, request: Request) -> None:
         """Give a slot to a request that starts to run."""
-        request.slot = self.tables.open([max(block, 0) for block in request.blocks])  # GONE is never read
+        request.slot = self.tables.open(self._row(request))
 
     def close(self, request: Request) -> None:
         self.tables.close(request.slot)
@@ -54,7 +60,7 @@ class KVManager:
         """Give `count` more blocks to a running request."""
         at = len(request.blocks)
         fresh = self.pool.allocate(count, request.id, at)
-        self.tables.write(request.slot, at, fresh)
+        self._write(request, at, fresh)
         request.blocks += fresh
 
     def drop_draft_blocks(self, request: Request) -> None:
@@ -63,17 +69,29 @@ class KVManager:
             keep = self.blocks_for(request.known)
             self.pool.free(request.blocks[keep:])
             del request.blocks[keep:]
+            if self.budget is not None:
+                request.evidence = request.evidence.before(request.launched // self.pool.block_size)
 
     def apply_moves(self, request: Request, moves: dict[int, int]) -> None:
         """Update the request's blocks after a resize moved some."""
         if not moves.keys().isdisjoint(request.blocks):
             request.blocks = [moves.get(block, block) for block in request.blocks]
-            self.tables.write(request.slot, 0, [max(block, 0) for block in request.blocks])
+            self.tables.write(request.slot, 0, self._row(request))
+
+    def _row(self, request: Request) -> list[int]:
+        """The request's row of the tables. Blocks that left a window stay in it but are never read."""
+        if self.budget is not None:
+            return held(request.blocks)
+        return [max(block, 0) for block in request.blocks]
+
+    def _write(self, request: Request, at: int, blocks: list[int]) -> None:
+        self.tables.write(request.slot, at - request.skipped // self.pool.block_size, blocks)
 
     def release(self, request: Request) -> None:
         self.pool.free(held(request.blocks))
         request.blocks, request.published, request.shares_tail = [], 0, False
-        request.gone = 0
+        request.gone = request.skipped = 0
+        request.evidence = Evidence()
 
     def recache(self, scheme: KvSchemeName, blocks: int) -> None:
         """Start with an empty cache in another scheme. No request may hold blocks."""
@@ -91,16 +109,28 @@ class KVManager:
     def needs(self, request: Request, hits: list[int]) -> int:
         """Blocks the request needs in addition to `hits`, at its peak before it decodes."""
         whole = self.blocks_for(request.known)
-        if self.window is None:
+        if self.peak is None:
             return whole - len(hits)
-        return max(0, min(whole, self.window.peak) - len(held(hits)))
+        return max(0, min(whole, self.peak) - len(held(hits)))
 
     def missing(self, request: Request) -> int:
         """How many of the blocks needed before decode the request does not have yet."""
         count = max(0, self.blocks_for(request.known) - len(request.blocks))
-        if self.window is not None and count:
-            count = min(count, max(1, self.window.peak - len(request.blocks) + request.gone))
+        if self.peak is not None and count:
+            count = min(count, max(1, self.peak - len(request.blocks) + request.gone))
         return count
+
+    @property
+    def peak(self) -> int | None:
+        """The most blocks a request can hold; None if it holds all."""
+        bound = self.window or self.budget
+        return None if bound is None else bound.peak
+
+    def longest_chunk(self, position: int) -> int:
+        """How many tokens from `position` on may be computed in one step."""
+        if self.window is not None:
+            return self.window.size  # a longer chunk could need more blocks than were reserved
+        return sys.maxsize if self.budget is None else self.budget.until_due(position)
 
     def spare(self, hits: list[int]) -> int:
         """Blocks that can be taken once `hits` are in use again."""
@@ -111,7 +141,10 @@ class KVManager:
         cells = len(request.blocks) * self.pool.block_size
         if self.pool.available > running:
             cells += self.pool.block_size
-        return min(cells - request.launched, request.max_len - request.known) - 1
+        most = min(cells - request.launched, request.max_len - request.known)
+        if self.budget is not None:
+            most = min(most, self.budget.until_due(request.launched))
+        return most - 1
 
     # Shared blocks
 
@@ -119,15 +152,20 @@ class KVManager:
         """Whether a slot is free for the child and the parent still has every block the child needs."""
         if parent.slot < 0 or not self.tables.free:
             return False
+        launched = min(parent.launched, tokens - 1)
+        if self.budget is not None:
+            size, evidence = self.pool.block_size, parent.evidence
+            return launched >= evidence.at and evidence.covers(launched // size, size)
         if self.window is None:
             return True
-        return self.window.start(min(parent.launched, tokens - 1)) >= self.window.first + parent.gone
+        return self.window.start(launched) >= self.window.first + parent.gone
 
     def share(self, parent: Request, child: Request) -> None:
         """Share the parent's blocks with the child, which recomputes its last token to sample from it."""
         child.launched = min(parent.launched, len(child.tokens) - 1)
         child.blocks = parent.blocks[: self.blocks_for(child.launched)]
-        child.gone = child.blocks.count(GONE)
+        child.gone, child.skipped = child.blocks.count(GONE), parent.skipped
+        child.evidence = parent.evidence.before(child.launched // self.pool.block_size)
         self.pool.share(held(child.blocks))
         child.shares_tail = parent.shares_tail = True
         child.chain = parent.chain[: child.launched // self.pool.block_size]
@@ -149,7 +187,7 @@ class KVManager:
         [fresh] = self.pool.allocate(1, request.id, at)
         self.pool.free([block])
         request.blocks[at] = fresh
-        self.tables.write(request.slot, at, [fresh])
+        self._write(request, at, [fresh])
         request.shares_tail = False
         return fresh
 
@@ -166,9 +204,11 @@ class KVManager:
         self._name(request, most)
         if self.window is not None:
             return self._find_in(self.window, request.chain[:most])
+        if self.budget is not None:
+            most = min(most, self.budget.peak - 1)  # the next token is computed before any block is evicted
         hits = []
         for key in request.chain[:most]:
-            if (block := self.pool.find(key)) is None:
+            if (block := self.pool.find(key)) is None or (self.budget and key not in self._reports):
                 break
             hits.append(block)
         return hits
@@ -195,13 +235,27 @@ class KVManager:
         request.gone = hits.count(GONE)
         request.published = len(hits)
         request.launched = len(hits) * self.pool.block_size
+        if self.budget is not None:
+            reports = {at: self._reports[key] for at, key in enumerate(request.chain[: len(hits)])}
+            request.evidence = Evidence(reports=reports)
 
     def publish(self, request: Request, full: int) -> None:
         """Make the request's first `full` blocks findable; all of them are full."""
+        if self.budget is not None:
+            full = min(full, self.budget.peak)  # later blocks depend on what was evicted
         self._name(request, full)
         for at in range(request.published, full):
-            if request.blocks[at] != GONE:
-                self.pool.publish(request.blocks[at], request.chain[at])
+            if request.blocks[at] == GONE:
+                continue
+            if self.budget is not None:
+                if (report := request.evidence.reports.get(at)) is None:
+                    continue
+                self._reports[request.chain[at]] = report
+            self.pool.publish(request.blocks[at], request.chain[at])
+        if len(self._reports) > 2 * self.pool.size:  # most are of blocks that were evicted since
+            self._reports = {
+                key: each for key, each in self._reports.items() if self.pool.find(key) is not None
+            }
         request.published = max(request.published, full)  # fewer may be launched after a preemption
 
     def weights_changed(self, scheme: str) -> None:
@@ -231,19 +285,53 @@ class KVManager:
     def _root(self, request: Request) -> bytes:
         return prefix.root(self.model, self._private, self.weights, self.kv_scheme, request.salt)
 
-    # Blocks outside the window
+    # Blocks outside the window or the budget
+
+    def trim(self, running: Iterable[Request]) -> set[int]:
+        """Release the blocks that requests no longer need. Returns which must wait for scores first."""
+        if self.window is not None:
+            for request in running:
+                self.trim_window(request, self.window)
+        if (budget := self.budget) is None:
+            return set()
+        return {request.id for request in running if not self.evict(request, budget)}
 
     def trim_window(self, request: Request, window: Window) -> None:
         """Release blocks that no later token of the request sees. Cached ones remain findable."""
         past = slice(window.first + request.gone, self._start(request, window))
         if going := request.blocks[past]:
-            self.pool.leave_window(going)
+            self.pool.drop(going)
             request.blocks[past] = [GONE] * len(going)
             request.gone += len(going)
 
     def _start(self, request: Request, window: Window) -> int:
         """The first visible block if drafts are rejected or the last token is recomputed."""
         return window.start(min(request.launched, len(request.tokens) - 1))
+
+    def evict(self, request: Request, budget: TokenBudget) -> bool:
+        """Evict blocks of the request before its next token, if they are due. False: scores are missing."""
+        at, size, evidence = request.launched, self.pool.block_size, request.evidence
+        if evidence.at == at or request.known <= at or not budget.due(at):
+            return True
+        if not evidence.covers(full := at // size, size):
+            return False
+        places = [place for place, block in enumerate(request.blocks[:full]) if block != GONE]
+        scores = totals(evidence, full, len(places))
+        chosen = budget.choose(scores)
+        going = [places[index] for index in chosen]
+        self.pool.drop([request.blocks[place] for place in going])
+        for place in going:
+            request.blocks[place] = GONE
+        request.gone += len(going)
+        request.skipped += len(going) * size
+        request.evidence = Evidence(at, np.delete(scores, chosen))
+        self.tables.write(request.slot, 0, self._row(request))
+        return True
+
+    def report(self, request: Request, block: int, scores: np.ndarray) -> None:
+        """Note what a block that the request has filled adds to the scores of its blocks."""
+        if block < request.launched // self.pool.block_size:  # else it was preempted since
+            request.evidence.reports[block] = scores
 
     # Consistency check
 
@@ -261,11 +349,16 @@ class KVManager:
             self._check_row(each)
 
     def _check_row(self, each: Request) -> None:
-        row = self.tables.grid[each.slot, : len(each.blocks)].tolist()
-        same = all(block in (there, GONE) for there, block in zip(row, each.blocks, strict=True))
+        listed = each.blocks if self.budget is None else held(each.blocks)
+        row = self.tables.grid[each.slot, : len(listed)].tolist()
+        same = all(block in (there, GONE) for there, block in zip(row, listed, strict=True))
         assert same, f"request {each.id}: table {row}, blocks {each.blocks}"
         assert len(each.blocks) >= self.blocks_for(each.launched), f"request {each.id} lacks a block"
         assert each.blocks.count(GONE) == each.gone, f"request {each.id} has lost count: {each.blocks}"
+        if self.budget is not None:
+            assert each.skipped == each.gone * self.pool.block_size, f"request {each.id} has lost count"
+            assert len(listed) <= self.budget.peak + 1, f"request {each.id} exceeds its budget: {each.blocks}"
+            return
         if self.window is None:
             assert not each.gone, f"request {each.id} released blocks without a window"
             return

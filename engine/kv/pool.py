@@ -22,7 +22,7 @@ class BlockPool:
         self.owner = np.full(size, -1, np.int64)  # the request that took it; kept while the block is cached
         self.place = np.zeros(size, np.int32)  # its index in its owner's blocks
         self.used_at = np.zeros(size, np.int64)  # the clock when it was last freed or shared
-        self.left = np.zeros(size, bool)  # released because it left a request's window, and not held since
+        self.left = np.zeros(size, bool)  # it left a request's window or was evicted, and is not held since
         self.moved = np.zeros(size, np.int8)  # its last copy to or from a tier, until it is taken; 0: none
         self.clock = 0  # the current step, set by the scheduler
         self.evictions = 0
@@ -116,8 +116,8 @@ class BlockPool:
             del self._idle[block]
             self._copied[block] = None
 
-    def leave_window(self, blocks: Sequence[int]) -> None:
-        """Release blocks that left a window. Those without other holders are marked until reused."""
+    def drop(self, blocks: Sequence[int]) -> None:
+        """Release blocks that a running request no longer reads. Those without other holders are marked."""
         self.free(blocks)
         for block in blocks:
             self.left[block] = self.refs[block] == 0
@@ -204,7 +204,7 @@ class BlockPool:
         """
         held = np.zeros(self.size, np.int32)
         for owner, blocks in tables.items():
-            # Negative entries have left the request's window.
+            # Negative entries have left the request's window, or were evicted.
             there = {at: block for at, block in enumerate(blocks) if block >= 0}
             own = list(there.values())
             assert len(set(own)) == len(own), f"request {owner} holds a block twice: {blocks}"
@@ -224,7 +224,7 @@ class BlockPool:
         states = (free, idle, used, transfer)
         assert len(set().union(*states)) == sum(map(len, states)), "a block is in two states"
         assert sum(map(len, states)) == self.size, "a block is lost"
-        assert not used & set(np.flatnonzero(self.left).tolist()), "a block in use is marked out of window"
+        assert not used & set(np.flatnonzero(self.left).tolist()), "a block in use is marked as dropped"
         assert self._by_key == {key: block for block, key in self._key_of.items()}, "keys and blocks disagree"
         assert idle <= set(self._key_of), "a cached block has no key"
         assert not free & set(self._key_of), "a free block has a key"

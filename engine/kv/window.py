@@ -1,8 +1,9 @@
 """The tokens of a long chat that stay visible: the first few, and a window that ends with the newest."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-GONE = -1  # replaces a block that has left the window in a request's list
+GONE = -1  # replaces a block that has left the window, or was evicted, in a request's list
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,11 @@ class Window:
     size: int
     sinks: int
     block_size: int
+    option: ClassVar[str] = "kv_window"
+
+    @property
+    def what(self) -> str:
+        return f"window of {self.size} tokens"
 
     @property
     def first(self) -> int:
@@ -46,5 +52,5 @@ class Window:
 
 
 def held(blocks: list[int]) -> list[int]:
-    """The blocks that have not left the window."""
+    """The blocks that a request still holds."""
     return [block for block in blocks if block != GONE]

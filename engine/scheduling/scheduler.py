@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from engine.api import events
 from engine.api.config import KvSchemeName
 from engine.api.request import Finish, Phase, Request
+from engine.kv.eviction import TokenBudget
 from engine.kv.manager import KVManager
 from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
@@ -42,10 +43,11 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         kv_scheme: KvSchemeName = "none",
         window: Window | None = None,
+        budget: TokenBudget | None = None,
         tiers: Sequence[Tier] = (),
     ) -> None:
         self.pool, self.tables = pool, tables
-        self.kv = KVManager(pool, tables, kv_scheme, window)
+        self.kv = KVManager(pool, tables, kv_scheme, window, budget)
         self.policy, self.rules, self.costs = policy, rules, Costs()
         self.transfers = Transfers(self.kv, tiers, rules, self.costs)
         self.sinking = Sinking(pool, self.transfers)
@@ -87,7 +89,7 @@ class Scheduler:
         if builder.empty:
             return None
         step = self.changes.build(builder, self.step)
-        for request, _, _, length, samples, _ in step.rows.numbers.tolist():
+        for request, _, _, length, samples, *_ in step.rows.numbers.tolist():
             scheduled = self.requests[request]
             scheduled.launched += length
             scheduled.pending += samples
@@ -97,13 +99,13 @@ class Scheduler:
     def _schedule_running(self, builder: StepBuilder) -> list[Request]:
         """Schedule the running requests, except prompts that a waiting request overtakes: these come last."""
         prefilling, speculating = [], []
-        if (window := self.kv.window) is not None:
-            for request in self.running:
-                self.kv.trim_window(request, window)
+        unscored = self.kv.trim(self.running)
         size = self.pool.block_size
         for request in list(self.running):
             tokens, start = request.tokens, request.launched
             known = len(tokens) + request.pending
+            if unscored and request.id in unscored:
+                continue
             if known - start > 1:
                 prefilling.append(request)
             elif request.slot < 0 or known <= start or known == request.max_len:
@@ -116,7 +118,8 @@ class Scheduler:
                 start < len(request.blocks) * size and not request.shares_tail and not request.params.pooling
             ):
                 # The common case.
-                builder.decode(request.id, request.slot, start, LAST if request.pending else tokens[start])
+                token = LAST if request.pending else tokens[start]
+                builder.decode(request.id, request.slot, start, token, request.skipped)
                 if request.guided:
                     builder.guide(request.id)
             else:
@@ -129,13 +132,12 @@ class Scheduler:
 
     def _schedule_prompts(self, builder: StepBuilder, prefilling: list[Request]) -> None:
         for request in sorted(prefilling, key=self.policy.rank):
-            if request.slot >= 0 and (count := self._chunk(builder, request.known - request.launched)):
+            if request.slot >= 0 and (count := self._chunk(builder, request.launched, request.known)):
                 self._schedule_row(builder, request, count)
 
-    def _chunk(self, builder: StepBuilder, left: int) -> int:
-        """How many of the request's remaining `left` tokens go into this step."""
-        if (window := self.kv.window) is not None:
-            left = min(left, window.size)  # a longer chunk could need more blocks than were reserved
+    def _chunk(self, builder: StepBuilder, start: int, end: int) -> int:
+        """How many of the request's tokens from `start` to `end` go into this step."""
+        left = min(end - start, self.kv.longest_chunk(start))
         return builder.chunk(left, cut=self.rules.chunked_prefill)
 
     def _speculate(self, builder: StepBuilder, rows: list[Request]) -> None:
@@ -182,7 +184,7 @@ class Scheduler:
             builder.drafts[request.id] = drafts
             tokens += drafts.tokens or [0] * drafted
             self.changes.drafts(request, on_device=not drafts.tokens)
-        row = StepRow(request.id, request.slot, start, count, samples, drafted)
+        row = StepRow(request.id, request.slot, start, count, samples, drafted, request.skipped)
         span = PromptSpan.of(request, start, count)
         builder.add(row, tokens, PromptTargets.of(request, start, count), span)
         if samples and request.guided:
@@ -210,7 +212,7 @@ class Scheduler:
                     continue
                 request.why = f"needs {need} blocks, {max(spare, 0)} available"
                 return
-            if not (count := self._chunk(builder, request.known - found.tokens)):
+            if not (count := self._chunk(builder, found.tokens, request.known)):
                 request.why = "needs a step to itself: chunked prefill is off"
                 return
             if self._admit(request, found):

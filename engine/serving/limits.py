@@ -18,7 +18,7 @@ class Limits:
     waiting: int
     stop_ids: frozenset[int] = frozenset()  # end a reply, unless it ignores them
     speculation: tuple[str, ...] = ("ngram", "suffix")  # the kinds available for this model
-    windowed: bool = False  # a kv_window bounds what a token sees
+    windowed: bool = False  # a kv_window or kv_budget bounds what a token sees
 
     def check(
         self,

@@ -97,6 +97,9 @@ class OutputProcessor:
             self._take_prompt(request, step.targets[request].first, logprobs)
         for request, total in result.sums.items():
             self._take_sum(request, step.spans[request], total)
+        for each in result.scores:
+            if (filler := self._scheduler.requests.get(each.request)) is not None:
+                self._scheduler.kv.report(filler, each.block, each.scores)
         sampled = iter(result.tokens)
         for row in step.rows:
             if row.samples:

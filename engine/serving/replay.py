@@ -25,7 +25,7 @@ from engine.scheduling.step import Masks, Step
 from engine.scheduling.step_bytes import Bounds, decode, encode
 from engine.serving.replay_transfers import TransferReplay
 
-VERSION = 2
+VERSION = 3
 MOST = 2**28  # maximum bytes of a frame
 _FRAME = struct.Struct("<cQ")  # kind, payload size in bytes
 _NUMBER = struct.Struct("<q")  # the step that a frame is about

@@ -15,7 +15,7 @@ LACKS = {
     "draft": "has no built-in draft model, and the engine was started without --draft",
     "exit": "has no early exits; its config.json lists no early_exit_layers",
 }
-WINDOWED = "a draft model cannot read tokens that have left the kv_window"
+WINDOWED = "a draft model cannot read tokens that have left the kv_window or the kv_budget"
 FIRST, MODEL_FIRST = 2, 1  # tokens a row drafts at first and after a pause, so that an attempt costs little
 MODEL_MOST = 8  # the most tokens worth drafting with a model
 READ = 1024  # tokens an index reads at once, so that a long prompt does not delay a step

@@ -77,10 +77,22 @@ def add_model(command: argparse.ArgumentParser) -> None:
         help="attend only to the last N tokens and the first few, so that a chat may outgrow the cache",
     )
     group.add_argument(
+        "--kv-budget",
+        type=whole,
+        metavar="N",
+        help="keep at most N tokens of a chat in the cache: the first few, recent and important ones",
+    )
+    group.add_argument(
+        "--kv-eviction",
+        choices=["norms", "attention"],
+        help="how --kv-budget finds what is important: by key norms or by the attention received "
+        "(default: norms)",
+    )
+    group.add_argument(
         "--kv-sinks",
         type=whole,
         metavar="N",
-        help="first tokens that --kv-window keeps (default: 4)",
+        help="first tokens that --kv-window and --kv-budget keep (default: 4)",
     )
     group.add_argument("--dummy-weights", action="store_true", help="random weights; only needs config.json")
 

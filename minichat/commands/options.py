@@ -42,9 +42,13 @@ def sampling(options: argparse.Namespace) -> SamplingParams:
 
 def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
     if options.kv_sinks is not None:
-        if options.kv_window is None:
-            raise BadInput("--kv-sinks requires --kv-window")
+        if options.kv_window is None and options.kv_budget is None:
+            raise BadInput("--kv-sinks requires --kv-window or --kv-budget")
         more["kv_sinks"] = options.kv_sinks
+    if options.kv_eviction is not None:
+        if options.kv_budget is None:
+            raise BadInput("--kv-eviction requires --kv-budget")
+        more["kv_eviction"] = options.kv_eviction
     if options.target_ms is not None:
         if options.policy in ("fcfs", "priority"):
             raise BadInput(f"--target-ms has no effect with --policy {options.policy}; use --policy latency")
@@ -65,6 +69,7 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
         draft=options.draft,
         kv_scheme=options.kv,
         kv_window=options.kv_window,
+        kv_budget=options.kv_budget,
         dummy_weights=options.dummy_weights,
         **more,  # type: ignore[arg-type]
     )

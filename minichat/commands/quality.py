@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from minichat.charts.svg import svg
 from minichat.commands.options import engine_config, failed
 
 if TYPE_CHECKING:
+    from engine.api.config import EngineConfig
     from engine.quality.measure import QualityRow
 
 _HEADS = ("scheme", "perplexity", "KL", "top-1", "MB", "KV B/tok", "load s", "TTFT ms", "tok/s", "x8", "x32")
@@ -28,6 +30,8 @@ def run(options: argparse.Namespace) -> int:
             if given != "none":
                 raise BadInput(f"--{flag} {given} must be given as the scheme {name}{given}")
         config = engine_config(options)
+        if options.budgets is not None:
+            return _budgets(options, config, text)
         rows, left_out = _measured(options, config, text)
     except EngineError as error:
         return failed(error)
@@ -71,6 +75,40 @@ def _measured(options: argparse.Namespace, config, text: str) -> "tuple[list[Qua
     return sorted(rows, key=lambda row: order[row.scheme]), bool(left_out)
 
 
+def _budgets(options: argparse.Namespace, config: "EngineConfig", text: str) -> int:
+    """Compare windows and budgets instead of schemes."""
+    from engine.quality.budget import compare_budgets
+    from engine.quality.measure import own_text
+
+    try:
+        budgets = [int(each) for each in options.budgets.split(",")]
+    except ValueError:
+        raise BadInput(
+            f"--budgets must be numbers of tokens, such as 128,256, not {options.budgets}"
+        ) from None
+    if options.plot is not None:
+        raise BadInput("--plot shows schemes; leave out --budgets")
+    left_out: list[str] = []
+
+    def refused(policy: str, reason: str) -> None:
+        left_out.append(policy)
+        print(f"minichat: {policy} is skipped: {reason}", file=sys.stderr)
+
+    rows = [
+        *compare_budgets(
+            config, budgets, text or own_text(config.model), most=options.tokens, refused=refused
+        )
+    ]
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        cells = [
+            (each.policy, f"{each.tokens:,}", f"{each.perplexity:.3f}", f"{each.recall:.0%}") for each in rows
+        ]
+        print(aligned([("policy", "tokens", "perplexity", "recall"), *cells]))
+    return 1 if left_out else 0
+
+
 def _text(name: str | None) -> str:
     """The text of a file; empty if minichat's own text is to be used."""
     if name is None:
@@ -99,7 +137,10 @@ def _picture(name: str | None) -> Path | None:
 
 
 def table(rows: "list[QualityRow]") -> str:
-    cells = [_HEADS, *(_cells(row) for row in rows)]
+    return aligned([_HEADS, *(_cells(row) for row in rows)])
+
+
+def aligned(cells: Sequence[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for line in cells:

@@ -40,6 +40,8 @@ _OF_WEIGHTS = {  # options of the weights and their cache, with their defaults
     "quantization": "none",
     "kv": "none",
     "kv_window": None,
+    "kv_budget": None,
+    "kv_eviction": None,
     "kv_host": None,
     "kv_disk": None,
     "draft": None,

@@ -18,7 +18,7 @@ from minichat.shell.paths import locate
 
 _ENGINE = (
     *("model", "device", "dtype", "attention", "policy", "runs_in", "blocks", "max_context"),
-    *("kv_host", "quantization", "kv", "kv_window"),
+    *("kv_host", "quantization", "kv", "kv_window", "kv_budget"),
 )
 
 
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         return chat.run(options)
     if not _on_screen(options):
         return _answered(options, first)
-    if options.kv_disk is None:  # other commands keep nothing unless asked to
+    if options.kv_disk is None and options.kv_budget is None:  # other commands keep nothing unless asked to
         options.kv_disk = loaded.settings.engine.kv_disk
     try:
         config = engine_config(options)
@@ -93,10 +93,16 @@ def _answered(options: argparse.Namespace, first: First) -> int:
 
 def settle(options: argparse.Namespace, settings: Settings) -> None:
     """Fill options missing on the command line from the settings."""
+    given = options.kv_window, options.kv_budget
     for name in _ENGINE:
         if getattr(options, name, "") is None:  # not every command has all of them
             setattr(options, name, getattr(settings.engine, name))
-    if options.kv_window is not None and options.kv_sinks is None:  # it has no effect without a window
+    if given != (None, None):  # one on the command line replaces the other in the settings
+        options.kv_window, options.kv_budget = given
+    bounded = options.kv_window is not None or options.kv_budget is not None
+    if bounded and options.kv_sinks is None:  # it has no effect without a window or a budget
         options.kv_sinks = settings.engine.kv_sinks
+    if options.kv_budget is not None and options.kv_eviction is None:
+        options.kv_eviction = settings.engine.kv_eviction
     if options.system is None:
         options.system = settings.chat.system  # also used without a screen

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.api.config import KV_SCHEMES
+from engine.api.config import EVICTIONS, KV_SCHEMES
 from engine.api.params import SamplingParams
 
 
@@ -127,7 +127,15 @@ class EngineSettings:
     kv_window: int | None = setting(
         None, whole(16, 2**31 - 1), "Attend only to this many recent tokens and the first few; if unset, all."
     )
-    kv_sinks: int = setting(4, whole(0, 2**31 - 1), "Number of first tokens to keep with a window.")
+    kv_budget: int | None = setting(
+        None, whole(64, 2**31 - 1), "Maximum tokens of a request to keep in the cache; if unset, all."
+    )
+    kv_eviction: str = setting(
+        "norms", one_of(*EVICTIONS), "How a budget chooses what to evict: by key norms or by attention."
+    )
+    kv_sinks: int = setting(
+        4, whole(0, 2**31 - 1), "Number of first tokens to keep with a window or a budget."
+    )
 
 
 SAMPLING = SamplingParams(temperature=0.7)

@@ -225,11 +225,11 @@ USAGE = {
     "early-stopping-alone": (["--early-stopping"], "--early-stopping requires --beams"),
     "no-draft-in-a-window": (
         ["--speculate", "draft", "--kv-window", "64"],
-        "a draft model cannot read tokens that have left the kv_window",
+        "a draft model cannot read tokens that have left the kv_window or the kv_budget",
     ),
     "draft-alone": (["--draft", "pocket"], "--draft requires --speculate draft"),
     "draft-unasked": (["--draft", "pocket", "--speculate", "ngram"], "--draft requires --speculate draft"),
-    "sinks-alone": (["--kv-sinks", "8"], "--kv-sinks requires --kv-window"),
+    "sinks-alone": (["--kv-sinks", "8"], "--kv-sinks requires --kv-window or --kv-budget"),
     "no-exit": (["--speculate", "exit"], "config.json lists no early_exit_layers"),
     "too-many": (["--max-tokens", "500"], "1 tokens and 500 more for the reply; "),
 }

@@ -40,6 +40,18 @@ def test_a_table_with_plots_and_a_picture(run: Run, model: Path, tmp_path: Path)
     ElementTree.parse(picture)
 
 
+def test_windows_and_budgets_are_compared(run: Run, model: Path) -> None:
+    words = ("--model", model, "--tokens", 90, "--device", "cpu", "--blocks", 32)
+    ran = run("quality", *words, "--budgets", "80,64")
+    assert ran.code == 1  # one of the budgets is too small
+    head, *rows = ran.out.splitlines()
+    assert head.split() == ["policy", "tokens", "perplexity", "recall"]
+    assert [row.split()[:2] for row in rows] == [
+        ["all", "90"], ["window", "80"], ["norms", "80"], ["attention", "80"], ["window", "64"],
+    ]  # fmt: skip
+    assert "norms of 64 tokens is skipped: kv_budget must be" in ran.err
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -49,6 +61,8 @@ def test_a_table_with_plots_and_a_picture(run: Run, model: Path, tmp_path: Path)
         (["--tokens", "1"], "--tokens must be at least 2, got 1"),
         (["--plot", "out.png"], "must end in .svg"),
         (["--plot", "no/such/out.svg"], "does not exist"),
+        (["--budgets", "64,many"], "--budgets must be numbers of tokens, such as 128,256, not 64,many"),
+        (["--budgets", "96", "--plot", "out.svg"], "--plot shows schemes; leave out --budgets"),
         (["--kv", "int8"], "must be given as the scheme kv-int8"),
         (["--quantization", "int4"], "must be given as the scheme int4"),
     ],

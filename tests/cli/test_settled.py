@@ -42,8 +42,25 @@ def test_sinks_need_a_window(command: str) -> None:
     assert asked() == 4
     assert asked("--kv-window", "32", "--kv-sinks", "8") == 8
     assert asked("--kv-window", "32") == (9 if command in ("chat", "up") else 4)
-    with pytest.raises(BadInput, match="--kv-sinks requires --kv-window"):
+    with pytest.raises(BadInput, match="--kv-sinks requires --kv-window or --kv-budget"):
         asked("--kv-sinks", "8")
+
+
+@pytest.mark.parametrize("command", ["chat", "up"])
+def test_a_budget_replaces_a_window_of_the_settings(command: str) -> None:
+    def asked(settings: EngineSettings, *words: str) -> tuple[int | None, int | None, str]:
+        options = parser().parse_args([command, *words])
+        settle(options, Settings(engine=settings))
+        config = engine_config(options)
+        return config.kv_window, config.kv_budget, config.kv_eviction
+
+    window, budget = EngineSettings(kv_window=64), EngineSettings(kv_budget=128, kv_eviction="attention")
+    assert asked(window, "--kv-budget", "256") == (None, 256, "norms")
+    assert asked(budget) == (None, 128, "attention")
+    assert asked(budget, "--kv-window", "64") == (64, None, "norms")
+    assert asked(budget, "--kv-budget", "256", "--kv-eviction", "norms") == (None, 256, "norms")
+    with pytest.raises(BadInput, match="--kv-eviction requires --kv-budget"):
+        asked(EngineSettings(), "--kv-eviction", "norms")
 
 
 @pytest.mark.parametrize("command", ["chat", "up"])

@@ -4,8 +4,7 @@ For every cell of every block it stores the token whose keys that cell would hol
 stale or unwritten cell gets different tokens than it would alone, or fails an assertion.
 """
 
-from collections.abc import Callable, Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -14,8 +13,9 @@ from engine.api.params import SPECULATION
 from engine.api.request import Request
 from engine.api.snapshot import Reads
 from engine.execution.changes import RunnerChange, UseGraphs
-from engine.execution.protocol import Compilation, StepKind, StepResult, TopTokens
+from engine.execution.protocol import BlockScores, Compilation, StepKind, StepResult, TopTokens
 from engine.execution.transfers import TransferRunner
+from engine.kv.eviction import TokenBudget
 from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables, TableMirror
 from engine.kv.tiers.host import HostTier, Pairs
@@ -29,8 +29,9 @@ from engine.serving.engine import Engine
 from engine.serving.info import EngineInfo
 from engine.serving.limits import Limits
 from engine.speculation.verify import run_of
+from tests.engine.oracle import VOCAB, block_scores, most_likely_tokens, next_token, visible
+from tests.engine.oracle import alone as alone
 
-VOCAB = 1000
 EMPTY = -1
 
 
@@ -50,34 +51,6 @@ class PlainTokenizer:
 
     def copy(self) -> "PlainTokenizer":
         return self
-
-
-def next_token(tokens: Sequence[int], seed: int) -> int:
-    """Return the token that follows these tokens. It depends on every one of them, and on the seed."""
-    digest = blake2b(np.asarray([seed % 2**63, *tokens], np.int64).tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") % VOCAB
-
-
-def alone(
-    prompt: Sequence[int], count: int, seed: int = 0, alphabet: int = VOCAB, window: Window | None = None
-) -> list[int]:
-    """The oracle: return the reply to a prompt without using an engine."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(next_token([tokens[at] for at in visible(len(tokens), window)], seed) % alphabet)
-    return tokens[len(prompt) :]
-
-
-def most_likely_tokens(tokens: Sequence[int], seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the `count` likeliest next tokens with their log-probabilities, as for beams."""
-    draw = np.random.default_rng([seed, next_token(tokens, seed), len(tokens)])
-    return draw.choice(VOCAB, count, replace=False), -np.sort(draw.exponential(1, count)).astype(np.float32)
-
-
-def visible(length: int, window: Window | None) -> list[int]:
-    """Return the positions that the last of `length` tokens attends to."""
-    oldest = 0 if window is None else max(0, length - window.size)
-    return [*range(min(window.sinks, oldest) if window else 0), *range(oldest, length)]
 
 
 class LedgerBlocks:
@@ -152,6 +125,8 @@ class LedgerRunner:
         self.fails: Callable[[Step], bool] = lambda step: False  # whether a step raises at launch
         self.steps: list[Step] = []
         self.window: Window | None = None
+        self.budget: TokenBudget | None = None
+        self.skipped: dict[int, int] = {}  # by slot: tokens of evicted blocks
 
     def start_compiling(self, kinds: Sequence[StepKind]) -> Sequence[Compilation]:
         self.compiled += kinds
@@ -167,17 +142,19 @@ class LedgerRunner:
             self.cells[tos] = self.cells[froms]
         assert [row.length == 1 for row in step.rows] == [at < step.single for at in range(len(step.rows))]
         assert step.tokens == sum(row.length for row in step.rows)
-        end = 0
+        end, scores = 0, list[BlockScores]()
         for row in step.rows:
+            self.skipped[row.slot] = row.skipped
             tokens = step.ids[end : end + row.length].tolist()
             end += row.length
             if self.requests is not None:
                 self._check(row, tokens, self.requests[row.request])
             if row.drafted:
                 tokens[1:] = self._drafts(step, row)
-            for at, token in enumerate(tokens, row.start):
+            for at, token in enumerate(tokens, row.start - row.skipped):
                 value = self.last[row.slot] if token == LAST else token
                 self.cells[self.tables.grid[row.slot, at // self.size], at % self.size] = value
+            scores += self._scores(row)
         runs = {row.request: self._verify(row) for row in step.rows if row.drafted}
         sampled = [
             runs[row.request][0]
@@ -186,7 +163,14 @@ class LedgerRunner:
             for row in step.rows
             if row.samples
         ]
-        return StepResult(sampled, runs=runs, seconds=0.001, top_tokens=self._top_tokens(step))
+        return StepResult(sampled, runs=runs, seconds=0.001, top_tokens=self._top_tokens(step), scores=scores)
+
+    def _scores(self, row: StepRow) -> Iterator[BlockScores]:
+        """The scores of the blocks that the row fills."""
+        for block in range(row.start // self.size, (row.start + row.length) // self.size):
+            if self.budget is not None:
+                seen = self._seen(row.slot, (block + 1) * self.size)
+                yield BlockScores(row.request, block, np.array(block_scores(seen, self.size), np.float32))
 
     def transfer(self, order: TransferOrder) -> None:
         self.transfers.begin(order)
@@ -200,7 +184,10 @@ class LedgerRunner:
         assert tokens[: len(known)] == known, f"{row} has tokens of another request"
         if row.drafted:
             assert row.start + 1 == len(request.tokens), f"{row} drafts after a token that is not known yet"
-        for at in visible(row.start + 1, self.window):  # the positions that its first token attends to
+        held = row.skipped == 0
+        for at in (
+            visible(row.start + 1, self.window) if held else ()
+        ):  # the positions that its first token attends to
             assert request.blocks[at // self.size] >= 0, f"{row} reads a released block: {request.blocks}"
 
     def skip(self, step: Step) -> None:
@@ -219,7 +206,7 @@ class LedgerRunner:
             self.history[each.slot] = [*known, *each.tokens]
         for row in step.rows if self.requests is not None else ():
             request = self.requests[row.request]
-            blocks = -(-(row.start + row.length) // self.size)
+            blocks = -(-(row.start - row.skipped + row.length) // self.size)
             mine, theirs = (grid[row.slot, :blocks] for grid in (self.tables.grid, self.truth.grid))
             assert mine.tolist() == theirs.tolist(), f"{row} uses the block table of an earlier step"
             if row.samples:
@@ -260,7 +247,8 @@ class LedgerRunner:
     def _verify(self, row: StepRow) -> list[int]:
         seed, ends = self.sampling[row.slot].seed, range(row.start + 1, row.start + row.length + 1)
         table = self.tables.grid[row.slot]
-        drafts = [int(self.cells[table[at // self.size], at % self.size]) for at in ends[:-1]]
+        cells = [end - row.skipped for end in ends[:-1]]
+        drafts = [int(self.cells[table[at // self.size], at % self.size]) for at in cells]
         return run_of([self._sample(row.slot, end, seed) for end in ends], drafts)
 
     def _sample(self, slot: int, length: int, seed: int) -> int:
@@ -268,7 +256,7 @@ class LedgerRunner:
         return int(self.last[slot])
 
     def _seen(self, slot: int, length: int) -> list[int]:
-        at = np.array(visible(length, self.window))
+        at = np.array(visible(length - self.skipped[slot], self.window))
         seen = self.cells[self.tables.grid[slot, at // self.size], at % self.size]
         assert (seen != EMPTY).all(), f"slot {slot} reads cells that were never written: {seen}"
         return seen.tolist()
@@ -334,13 +322,14 @@ def ledger_engine(
     clock: Clock | None = None,
     alphabet: int = VOCAB,
     window: Window | None = None,
+    budget: TokenBudget | None = None,
     below: Sequence[Tier] = (),
     **rules: object,
 ) -> Engine:
     """`below` lists the tiers below host memory."""
     clock, space = clock or Clock(), LedgerSpace(blocks, host, block_size)
-    tiers = (HostTier(space), *below)
-    bus, tables = Bus(), BlockTables(slots, blocks if window is None else -(-context // block_size))
+    tiers = () if budget else (HostTier(space), *below)
+    bus, tables = Bus(), BlockTables(slots, -(-context // block_size) if window or budget else blocks)
     scheduler = Scheduler(
         pool=BlockPool(blocks, block_size),
         tables=tables,
@@ -349,16 +338,17 @@ def ledger_engine(
         emit=bus.emit,
         clock=clock,
         window=window,
+        budget=budget,
         tiers=tiers,
     )
     runner = LedgerRunner(scheduler.requests, tables, space.cells, tiers)
-    runner.alphabet, runner.window = alphabet, window
+    runner.alphabet, runner.window, runner.budget = alphabet, window, budget
     return Engine(
         scheduler=scheduler,
         runner=runner,
         tokenizer=PlainTokenizer(),
         limits=Limits(
-            context=context if window else min(context, blocks * block_size),
+            context=context if window or budget else min(context, blocks * block_size),
             vocab=VOCAB,
             waiting=100_000,
             speculation=SPECULATION,

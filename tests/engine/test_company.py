@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
+from engine.kv.eviction import TokenBudget
 from engine.kv.tiers.tier import Tier
 from engine.kv.window import Window
 from engine.serving.engine import Engine
@@ -79,13 +80,14 @@ def run_workload(
     work: Workload[Job],
     meddle: Callable[[Engine, int], None] = nothing,
     window: Window | None = None,
+    budget: TokenBudget | None = None,
     below: Sequence[Tier] = (),
 ) -> None:
     """Run a workload and compare each reply with the oracle.
 
     `meddle` is called before each step; `below` lists the tiers below host memory.
     """
-    engine = work.place.engine(window=window, below=below)
+    engine = work.place.engine(window=window, budget=budget, below=below)
     replies: list[tuple[Job, Output, list[int]]] = []  # with the expected tokens
     ids: dict[Job, int] = {}
 
@@ -97,7 +99,9 @@ def run_workload(
                 ids[job] = engine.submit(
                     job.prompt, params, reply, priority=job.priority, deadline=job.deadline, salt=job.salt
                 )
-                replies.append((job, reply, alone(job.prompt, job.count, job.seed, window=window)))
+                replies.append(
+                    (job, reply, alone(job.prompt, job.count, job.seed, window=window, budget=budget))
+                )
         for job, id in ids.items():
             request = engine.scheduler.requests.get(id)
             if request is None:
@@ -107,7 +111,8 @@ def run_workload(
                 engine.preempt(id)
             if since == job.fork_after:
                 branch, generated = Output(), request.tokens[request.prompt_len :]
-                tail = alone(request.tokens, job.count - len(generated), job.seed + 10, window=window)
+                more = job.count - len(generated)
+                tail = alone(request.tokens, more, job.seed + 10, window=window, budget=budget)
                 replies.append((job, branch, tail))
                 engine.fork(id, branch, SamplingParams(max_tokens=job.count, seed=job.seed + 10))
             if since == job.abort_after:

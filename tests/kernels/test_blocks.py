@@ -53,8 +53,7 @@ def test_only_the_given_blocks_are_moved(kernels: Interpreted, scheme: KvSchemeN
 @pytest.mark.cuda
 @pytest.mark.parametrize("scheme", ["none", "int8", "fp8"])
 def test_to_the_host_and_back(scheme: KvSchemeName) -> None:
-    from engine.execution.cache_blocks import blocks_of
-    from engine.execution.moves import mover_on
+    from engine.execution.cache_blocks import blocks_of, mover_on
 
     device = torch.device("cuda")
     ours, plain = store(scheme, "cuda"), store(scheme, "cuda")

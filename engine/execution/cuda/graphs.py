@@ -180,14 +180,14 @@ class DecodeSteps:
         self, fields: Mapping[str, np.ndarray], rows: Rows, ids: np.ndarray, work: MetadataBuilder
     ) -> bool:
         """Write a step into the buffers. Returns whether attention splits any context."""
-        count, slots, starts = len(rows), rows.slots, rows.starts
-        blocks, offsets = np.divmod(starts, self._block_size)
+        count, slots, starts, contexts = len(rows), rows.slots, rows.starts, rows.contexts
+        blocks, offsets = np.divmod(contexts - 1, self._block_size)
         places = self._tables.grid[slots, blocks].astype(np.int64) * self._block_size + offsets
         numbers = fields["rows"]
         for row, values in enumerate((ids, starts, places, slots)):
             numbers[row, :count] = values
         numbers[:, count:] = self._padding
-        return work.fill(fields["work"], slots, starts.astype(np.int32) + 1)
+        return work.fill(fields["work"], slots, contexts.astype(np.int32))
 
     def _launches(
         self,

@@ -55,7 +55,7 @@ def _small(
     place: ModelPlace, model: LanguageModel, device: torch.device, config: EngineConfig
 ) -> LanguageModel | None:
     name = config.draft
-    if config.kv_window is not None:
+    if config.forgets:
         if name:
             raise BadInput(f"draft: {WINDOWED}")
         return None

@@ -41,7 +41,7 @@ class EarlyExit:
         """Nothing to do: the model's own cache holds the tokens."""
 
     def begin(self, row: StepRow, token: int) -> DraftRow:
-        return StepRow(row.request, row.slot, row.start, 1, True), [token]
+        return row._replace(length=1, samples=True, drafted=0), [token]
 
     def observe(self, row: StepRow, drafts: tuple[int, ...]) -> None:
         """Nothing to do: the step itself overwrites the cache."""
@@ -175,7 +175,7 @@ def drafts_of(
             hidden = hidden[ends]
         sampled.append((list(of), draw(drafter.logits(hidden), slots, of)))
         draft_rows = [
-            (StepRow(row.request, row.slot, row.start + row.length, 1, True), [LAST])
+            (row._replace(start=row.start + row.length, length=1), [LAST])
             for row, _ in draft_rows
             if requested[row.request] > len(sampled)
         ]

@@ -68,7 +68,7 @@ def totals(
         words = f" {each.name.lower()} {counts[each]:,}  "
         parts.append(((sign, shades.swatch(each)[1]), (words, "value")))
     if counts[State.LEFT]:
-        words = f" outside window {counts[State.LEFT]:,}  "
+        words = f" dropped {counts[State.LEFT]:,}  "
         sign = signs.swatch if halves else "~"
         parts.insert(2, ((sign, shades.swatch(State.LEFT)[1]), (words, "value")))
     if shot.host_size:

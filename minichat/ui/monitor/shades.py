@@ -19,7 +19,7 @@ THERE, CURSOR, GLOW = 1 << 24, 1 << 25, 1 << 26
 _BELOW = 32  # shift of the second cell, if a character has two
 _FAINTEST, _DARKEST = 0.45, 0.3  # share of an owner's color, of the ramp's color
 _TRACE = 0.3  # share of the owner's color in a cached block
-_LEFT = 0.3  # share of the text color in a block outside a window
+_LEFT = 0.3  # share of the text color in a block that was dropped
 _SHARED = 0.6  # share of the text color in a shared block
 _FALLBACK = {"free": "#2b323a", "cached": "#4a5561"}  # for an app without minichat's themes
 

@@ -1,0 +1,80 @@
+"""Which blocks a request drops once it holds its budget of tokens.
+
+A block is scored by the attention that its tokens received (H2O, heavy hitters and recent tokens: Zhang et
+al. 2023, arXiv 2306.14048), or by the norms of its keys, where a low norm means important (Devoto et al.
+2024, arXiv 2406.11430). Both score whole blocks, over all heads and layers, because these share a block
+table.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from engine.api.config import EvictionName
+from engine.api.request import Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """A request holds at most `peak` blocks. When they are full, the `piece` lowest-scored ones are evicted.
+
+    The positions at which this happens are fixed, and so are the scores that count there. So the tokens alone
+    determine what a request evicts, and recomputing it evicts the same blocks.
+    """
+
+    tokens: int
+    sinks: int
+    block_size: int
+    policy: EvictionName = "norms"
+    option: ClassVar[str] = "kv_budget"
+
+    @property
+    def what(self) -> str:
+        return f"budget of {self.tokens} tokens"
+
+    @property
+    def peak(self) -> int:
+        """The most blocks a request holds."""
+        return self.tokens // self.block_size
+
+    @property
+    def piece(self) -> int:
+        """How many blocks are evicted at once. Prompts are read in pieces of that length."""
+        return max(1, self.peak // 4)
+
+    @property
+    def first(self) -> int:
+        """The number of blocks at the front that are never evicted."""
+        return -(-self.sinks // self.block_size)
+
+    @property
+    def recent(self) -> int:
+        """The number of newest blocks that are not evicted: half of those that remain."""
+        return max(1, (self.peak - self.piece - self.first) // 2)
+
+    def due(self, position: int) -> bool:
+        """Whether blocks are evicted before the token at `position` is computed."""
+        past = position - self.peak * self.block_size
+        return past >= 0 and past % (self.piece * self.block_size) == 0
+
+    def until_due(self, position: int) -> int:
+        """How many tokens from `position` on may be computed before blocks are evicted."""
+        past, piece = position - self.peak * self.block_size, self.piece * self.block_size
+        return -past if past < 0 else piece - past % piece
+
+    def choose(self, scores: np.ndarray) -> np.ndarray:
+        """The indices of the blocks to evict, in order, by the scores of all that are held."""
+        middle = scores[self.first : len(scores) - self.recent]
+        return np.sort(np.argsort(middle, kind="stable")[: self.piece]) + self.first
+
+
+def totals(evidence: Evidence, full: int, held: int) -> np.ndarray:
+    """The scores of the `held` blocks, with the reports of all blocks before `full`."""
+    found = np.zeros(held)
+    found[: len(evidence.totals)] = evidence.totals
+    for block in sorted(evidence.reports):  # in a fixed order, because sums of floats depend on it
+        if block < full:
+            report = evidence.reports[block]
+            found[: len(report)] += report
+    return found
