@@ -6,10 +6,11 @@ from functools import partial
 
 import torch
 
-from benchmarks.engine.techniques import Reader, drain, note_all, pocket, prompts, rounds
-from benchmarks.harness import Bench
+from benchmarks.engine.techniques import pocket
 from engine.api.params import SamplingParams
 from engine.serving.engine import Engine
+from minichat.bench.harness import Bench, note_all, rounds
+from minichat.bench.traffic import Reader, drain, prompts
 
 CHAT = 1900  # tokens
 MESSAGE = 32

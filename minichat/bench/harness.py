@@ -102,6 +102,31 @@ class Bench:
         return figure
 
 
+def rounds(bench: Bench, contenders: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Each contender's results per counted round; every other round runs backwards."""
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    count = bench.warmup + bench.repeats
+    task = bench.progress.add_task(" / ".join(contenders), total=count)
+    for index in range(count):
+        for name in list(contenders)[:: -1 if index % 2 else 1]:
+            value = contenders[name]()
+            if index >= bench.warmup:
+                found[name].append(value)
+        bench.progress.update(task, advance=1, refresh=True)
+    bench.progress.remove_task(task)
+    return found
+
+
+def note_all(bench: Bench, what: str, found: dict[str, list[float]], unit: str = "s") -> None:
+    """Record each contender's figure, and its ratio to the first one's."""
+    first, *others = found
+    for name, values in found.items():
+        bench.note(f"{what}, {name}", values, unit)
+    for name in others:
+        ratios = [b / a for a, b in zip(found[first], found[name], strict=True)]
+        bench.note(f"{what}, {name} / {first}", ratios, "x")
+
+
 def timed(name: str, call: Call) -> Timing:
     settle()
     cpu, wall = time.process_time(), time.perf_counter()

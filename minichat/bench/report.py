@@ -1,41 +1,13 @@
-"""Print figures as a table, and store each as one JSON line."""
+"""Figures as a table."""
 
-import json
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from benchmarks.harness import Figure
-from benchmarks.machine import commit, machine, versions
+from minichat.bench.harness import Figure
 
-RESULTS = Path(__file__).resolve().parent / "results"
 SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-
-
-def append(benchmark: str, options: Mapping[str, Any], figure: Figure, folder: Path = RESULTS) -> None:
-    line = {
-        "benchmark": benchmark,
-        "figure": figure.name,
-        "unit": figure.unit,
-        "median": figure.median,
-        "low": figure.low,
-        "high": figure.high,
-        "samples": figure.samples,
-        "wall_s": figure.wall_s,
-        "cpu_s": figure.cpu_s,
-        "options": dict(options),
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "machine": machine(),
-        "versions": versions(),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{benchmark}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def table(title: str, figures: Sequence[Figure]) -> Table:
