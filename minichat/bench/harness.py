@@ -71,6 +71,19 @@ class Bench:
         values = [samples] if isinstance(samples, int | float) else list(samples)
         return self._keep(Figure(name, unit, *spread(values), len(values)))
 
+    def observe(self, units: Mapping[str, str], call: Callable[[], Mapping[str, float]]) -> dict[str, Figure]:
+        """Record numbers that each round measures itself. `units`: the unit of each, by its name."""
+        found: dict[str, list[float]] = {name: [] for name in units}
+        task = self.progress.add_task(", ".join(units), total=self.warmup + self.repeats)
+        for index in range(self.warmup + self.repeats):
+            one = call()
+            self.progress.update(task, advance=1, refresh=True)
+            if index >= self.warmup:
+                for name, values in found.items():
+                    values.append(one[name])
+        self.progress.remove_task(task)
+        return {name: self.note(name, values, units[name]) for name, values in found.items()}
+
     def _rounds(
         self, calls: Mapping[str, Call], before: Callable[[], object] | None
     ) -> list[dict[str, Timing]]:

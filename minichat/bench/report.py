@@ -1,6 +1,7 @@
 """Figures as a table."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -10,21 +11,32 @@ from minichat.bench.harness import Figure
 SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
+class Shown(NamedTuple):
+    """A figure as text, in a readable unit."""
+
+    value: str
+    quartiles: str
+
+
+def shown(figure: Figure) -> Shown:
+    scale, unit = scaled(figure.median, figure.unit)
+    quartiles = f"{digits(figure.low / scale)} .. {digits(figure.high / scale)}"
+    return Shown(f"{digits(figure.median / scale)} {unit}", quartiles)
+
+
 def table(title: str, figures: Sequence[Figure]) -> Table:
-    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    shown.add_column("figure")
+    found = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    found.add_column("figure")
     for heading in ("median", "quartiles", "cpu/wall", "samples"):
-        shown.add_column(heading, justify="right", no_wrap=True)
+        found.add_column(heading, justify="right", no_wrap=True)
     for figure in figures:
-        shown.add_row(*row(figure))
-    return shown
+        found.add_row(*row(figure))
+    return found
 
 
 def row(figure: Figure) -> tuple[str, ...]:
-    scale, unit = scaled(figure.median, figure.unit)
-    quartiles = f"{digits(figure.low / scale)} .. {digits(figure.high / scale)}"
     busy = f"{figure.cpu_s / figure.wall_s:.2f}" if figure.wall_s and figure.cpu_s is not None else ""
-    return figure.name, f"{digits(figure.median / scale)} {unit}", quartiles, busy, str(figure.samples)
+    return figure.name, *shown(figure), busy, str(figure.samples)
 
 
 def scaled(value: float, unit: str) -> tuple[float, str]:

@@ -24,16 +24,13 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 Length = tuple[float, int, int]  # when it arrives, tokens of the prompt, tokens of the reply
 
 
-def lengths(
-    arrivals: str, requests: int, per_second: float, longest: int, longest_prompt: int = 1024
-) -> list[Length]:
-    """Random lengths, all at once (`closed`) or at random times (`poisson`), or those of a trace."""
+def lengths(arrivals: str, requests: int, per_second: float, longest: int) -> list[Length]:
+    """Lengths of N of `gpu`, all at once (`closed`) or at random times (`poisson`), or those of a trace."""
     draw = random.Random(0)
     if arrivals in ("closed", "poisson"):
         at, found = 0.0, []
         for _ in range(requests):
-            prompt = draw.randint(min(100, longest_prompt), longest_prompt)
-            found.append((at, prompt, draw.randint(min(100, longest), longest)))
+            found.append((at, draw.randint(100, 1024), draw.randint(100, longest)))
             at += draw.expovariate(per_second) if arrivals == "poisson" else 0.0
         return found
     return traced(Path(arrivals))[:requests]
