@@ -16,6 +16,10 @@ class CaseFailed(Exception):
     """A case cannot be measured: the reason, as a sentence without its case."""
 
 
+class CaseSkipped(Exception):
+    """A case makes no sense with this model: the reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """`about` says what it measures and how; `why_not` says why it cannot run here."""
@@ -71,6 +75,8 @@ class Measurement:
         bench = Bench(self.warmup, self.repeats, self.progress, keep=lambda figure: None)
         try:
             case.run(bench)
+        except CaseSkipped as reason:
+            return CaseResult(case.name, case.about, why_not=str(reason))
         except (CaseFailed, EngineError) as error:
             return CaseResult(case.name, case.about, why_not=str(error), failed=True)
         if self.file is not None:

@@ -4,7 +4,7 @@ import gc
 import json
 import random
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,8 @@ from engine.models.find import find_model
 from engine.serving.engine import Engine
 from engine.start import start
 from minichat.bench.shapes import COMMON, SHAPES
+from minichat.bench.traffic import prompts
+from minichat.bench.written import write
 
 _ALIVE = 3  # engines; older ones are dropped
 
@@ -39,6 +41,7 @@ class Setup:
     threads: int = 1  # of each engine that is compared with a peer on a CPU
     peers: Mapping[str, str] = field(default_factory=dict)  # the Python of a peer, by its name
     _engines: dict[str, Engine] = field(default_factory=dict)
+    _written: tempfile.TemporaryDirectory[str] | None = None
 
     def __post_init__(self) -> None:
         small, large = (128, 48, 24), (512, 256, 256)
@@ -69,7 +72,6 @@ class Setup:
             "dtype": config.dtype,
             "quantization": config.quantization,
             "kv": config.kv_scheme,
-            "rows": list(self.rows),
             "prompt": prompt,
             "reply": reply,
             "requests": requests,
@@ -78,6 +80,17 @@ class Setup:
             "price": self.price,
             "threads": self.threads,
         }
+
+    @cached_property
+    def vocab(self) -> int:
+        if self.shape:
+            return int(SHAPES[self.shape]["vocab_size"])
+        config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+
+    def ids(self, seed: int = 0) -> Iterator[int]:
+        """Endless random tokens of the model, the same for the same seed."""
+        return prompts(seed, self.vocab)
 
     def mixed(self, per_second: float = 0.0) -> list[tuple[float, int, int]]:
         """Requests of mixed lengths: when each arrives, tokens of its prompt, tokens of its reply."""
@@ -106,6 +119,8 @@ class Setup:
     def close(self) -> None:
         for key in list(self._engines):
             self._drop(key)
+        if self._written is not None:
+            self._written.cleanup()
 
     @property
     def _blocks(self) -> int:
@@ -116,12 +131,14 @@ class Setup:
         return self.config.blocks or rows * (-(-(prompt + reply) // size) + 1) + 4096 // size
 
     def _started(self, changes: dict[str, Any]) -> Engine:
-        config = replace(self.config, **changes)
-        if not self.shape:
-            return start(config)
+        return self.shaped(self.shape, **changes) if self.shape else start(replace(self.config, **changes))
+
+    def shaped(self, shape: str, **changes: Any) -> Engine:
+        """A new engine with random weights in this shape."""
         with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[self.shape]))
-            return start(replace(config, model=folder, dummy_weights=True))
+            (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[shape]))
+            changes = {"blocks": self._blocks, "host_blocks": 0, "seed": 0, **changes}
+            return start(replace(self.config, model=folder, dummy_weights=True, **changes))
 
     def _drop(self, key: str) -> None:
         del self._engines[key]
@@ -131,5 +148,9 @@ class Setup:
 
     @cached_property
     def folder(self) -> Path:
-        """The model's folder. Peers need one with all weights, so a shape has none."""
-        return find_model(self.config.model, dummy=self.config.dummy_weights).folder
+        """A folder with all weights, as other engines need it. A shape's are written to a temporary one."""
+        if not self.shape:
+            return find_model(self.config.model, dummy=self.config.dummy_weights).folder
+        self._written = tempfile.TemporaryDirectory()
+        write(Path(self._written.name), COMMON | SHAPES[self.shape])
+        return Path(self._written.name)

@@ -52,10 +52,18 @@ def ask(engine: Engine, ids: Iterator[int], prompt: int, reply: int, **options: 
     return submit(engine, take(ids, prompt), reply, **options)
 
 
-def submit(engine: Engine, prompt: Sequence[int], reply: int, speculate: str = "", **options: Any) -> Reader:
-    """Submit a greedy request with a reply of exactly `reply` tokens."""
+def submit(
+    engine: Engine,
+    prompt: Sequence[int],
+    reply: int,
+    *,
+    temperature: float = 0.0,
+    speculate: str = "",
+    **options: Any,
+) -> Reader:
+    """Submit a request with a reply of exactly `reply` tokens."""
     reader = Reader()
-    params = SamplingParams(temperature=0, max_tokens=reply, ignore_eos=True, speculate=speculate)
+    params = SamplingParams(temperature=temperature, max_tokens=reply, ignore_eos=True, speculate=speculate)
     engine.submit(prompt, params, reader, **options)
     return reader
 

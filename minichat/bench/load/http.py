@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _WORDS = "the sea old stone of river light under hill paper in quiet window a first rain to".split()
-_VOCAB = 3000  # ids of prompts stay below it, so that any model takes them
+_VOCAB = 3000  # ids of prompts stay below it, so that usual models take them
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 Length = tuple[float, int, int]  # when it arrives, tokens of the prompt, tokens of the reply
@@ -54,12 +54,14 @@ def traced(file: Path) -> list[Length]:
     return [(at - rows[0][0], size, count) for at, size, count in rows]
 
 
-def message(head: str, model: str, prompts: str, size: int, count: int, seed: object) -> bytes:
+def message(
+    head: str, model: str, prompts: str, size: int, count: int, seed: object, vocab: int = _VOCAB
+) -> bytes:
     draw = random.Random(repr(seed))
     asked: dict[str, Any] = {
         "prompt": " ".join(draw.choices(_WORDS, k=size))
         if prompts == "text"
-        else [draw.randrange(3, _VOCAB) for _ in range(size)],
+        else [draw.randrange(3, vocab) for _ in range(size)],
         "max_tokens": count,
         "temperature": 0,
         "ignore_eos": True,

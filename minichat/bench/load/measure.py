@@ -25,6 +25,7 @@ class ServerLoad:
     model: str = ""
     key: str = ""
     prompts: str = "ids"  # or text
+    vocab: int = 3000  # ids of prompts stay below it
 
 
 def measure(bench: Bench, load: ServerLoad, base: str, processes: Mapping[str, int]) -> None:
@@ -40,7 +41,10 @@ def measure(bench: Bench, load: ServerLoad, base: str, processes: Mapping[str, i
     rounds: list[Round] = []
     for turn in range(bench.warmup + bench.repeats):
         orders = [
-            TimedRequest(at, message(head, load.model, load.prompts, size, count, seed=(turn, number)))
+            TimedRequest(
+                at,
+                message(head, load.model, load.prompts, size, count, seed=(turn, number), vocab=load.vocab),
+            )
             for number, (at, size, count) in enumerate(load.requests)
         ]
         before, began = cpu_seconds(processes), time.perf_counter()

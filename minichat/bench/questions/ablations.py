@@ -11,12 +11,12 @@ from rich.table import Table
 from engine.api.errors import TemplateError
 from engine.serving.engine import Engine
 from engine.text.chat import ChatFormat
-from minichat.bench.cases import Case, CaseResult
+from minichat.bench.cases import Case, CaseResult, CaseSkipped
 from minichat.bench.harness import Bench, rounds
 from minichat.bench.questions.latency import arrival
 from minichat.bench.report import shown
 from minichat.bench.setup import Setup
-from minichat.bench.traffic import ask, drain, prompts, seconds, submit, take
+from minichat.bench.traffic import ask, drain, seconds, submit, take
 
 _QUESTION = "Tell me a story about a fox and a lantern."
 _ROWS = 8
@@ -114,7 +114,7 @@ def _ablations(setup: Setup) -> Iterator[Ablation]:
 
 def _replies(setup: Setup, engine: Engine) -> Callable[[], float]:
     """Output tokens per second of the mixed requests."""
-    ids = prompts()
+    ids = setup.ids()
 
     def call() -> float:
         sizes = setup.mixed()
@@ -152,7 +152,7 @@ def _turned(engine: Engine, switch: str, on: bool, call: Callable[[], float]) ->
 
 
 def _cache(setup: Setup) -> Contenders:
-    engine, ids = setup.engine(), prompts()
+    engine, ids = setup.engine(), setup.ids()
     prompt, reply, _ = setup.sizes
 
     def cached() -> float:
@@ -170,7 +170,7 @@ def _cache(setup: Setup) -> Contenders:
 
 
 def _groups(setup: Setup) -> Contenders:
-    engine, ids, sizes = setup.engine(max_running=_ROWS), prompts(), setup.mixed()
+    engine, ids, sizes = setup.engine(max_running=_ROWS), setup.ids(), setup.mixed()
 
     def in_groups(size: int) -> Callable[[], float]:
         def call() -> float:
@@ -219,7 +219,7 @@ def _second_turn(setup: Setup) -> Contenders:
 
 def _turns(setup: Setup, engine: Engine, *, leave: bool = False) -> Callable[[], float]:
     """The first token of a chat's second turn. `leave`: the first turn's blocks leave the device."""
-    ids = prompts()
+    ids = setup.ids()
     prompt, _, _ = setup.sizes
 
     def call() -> float:
@@ -253,7 +253,7 @@ class _Kept:
 
 
 def _forks(setup: Setup) -> Contenders:
-    engine, ids = setup.engine(), prompts()
+    engine, ids = setup.engine(), setup.ids()
     prompt, reply, _ = setup.sizes
 
     def forked() -> float:
@@ -272,7 +272,7 @@ def _forks(setup: Setup) -> Contenders:
 
 
 def _chunks(setup: Setup) -> Contenders:
-    engine, ids = setup.engine(), prompts()
+    engine, ids = setup.engine(), setup.ids()
     prompt, _, _ = setup.sizes
 
     def stall() -> float:
@@ -285,6 +285,8 @@ def _chunks(setup: Setup) -> Contenders:
 def _speculation(setup: Setup, kind: str) -> Contenders:
     engine = setup.engine()
     _, reply, _ = setup.sizes
+    if kind not in engine.limits.speculation:
+        raise CaseSkipped(f"{engine.info.model} has nothing trained for it")
     try:
         with ChatFormat(engine.tokenizer) as chat:
             question = chat.prompt([{"role": "user", "content": _QUESTION}])
@@ -295,7 +297,7 @@ def _speculation(setup: Setup, kind: str) -> Contenders:
         def call() -> float:
             engine.scheduler.pool.forget_all()
             engine.scheduler.speculator.forget_replies()
-            return reply / seconds(engine, [submit(engine, question, reply, speculate)])
+            return reply / seconds(engine, [submit(engine, question, reply, speculate=speculate)])
 
         return call
 
@@ -306,7 +308,7 @@ def _policy(setup: Setup) -> Contenders:
     prompt, _, _ = setup.sizes
 
     def urgent(engine: Engine) -> Callable[[], float]:
-        ids = prompts()
+        ids = setup.ids()
 
         def call() -> float:
             for _ in range(2 * _ROWS):

@@ -9,7 +9,7 @@ from minichat.bench.cases import Case
 from minichat.bench.harness import Bench
 from minichat.bench.meters import EnergyMeter, energy_meter
 from minichat.bench.setup import Setup
-from minichat.bench.traffic import ask, prompts, seconds
+from minichat.bench.traffic import ask, seconds
 
 _IDLE = 1.0  # seconds
 
@@ -38,7 +38,7 @@ def _idle(meter: EnergyMeter | str, bench: Bench) -> None:
 
 
 def _rows(setup: Setup, rows: int, meter: EnergyMeter | str, bench: Bench) -> None:
-    engine, ids = setup.engine(), prompts()
+    engine, ids = setup.engine(), setup.ids()
     prompt, reply, _ = setup.sizes
     units = {"output": "tok/s"}
     if isinstance(meter, EnergyMeter):

@@ -8,7 +8,7 @@ from engine.serving.engine import Engine
 from minichat.bench.cases import Case
 from minichat.bench.harness import Bench
 from minichat.bench.setup import Setup
-from minichat.bench.traffic import Reader, abort_all, ask, drain, prompts, seconds
+from minichat.bench.traffic import Reader, abort_all, ask, drain, seconds
 
 _PROMPTS = (32, 128, 512, 1024, 4096, 16384)
 _READERS = 4  # replies that run when a long prompt arrives
@@ -28,7 +28,7 @@ def cases(setup: Setup) -> Iterator[Case]:
 
 
 def _at_once(setup: Setup, rows: int, bench: Bench) -> None:
-    engine, ids = setup.engine(), prompts()
+    engine, ids = setup.engine(), setup.ids()
     prompt, reply, _ = setup.sizes
 
     def call() -> dict[str, float]:
@@ -47,7 +47,7 @@ def _at_once(setup: Setup, rows: int, bench: Bench) -> None:
 
 
 def _alone(setup: Setup, size: int, bench: Bench) -> None:
-    engine, ids = setup.engine(), prompts()
+    engine, ids = setup.engine(), setup.ids()
 
     def call() -> dict[str, float]:
         reader = ask(engine, ids, size, 2)
@@ -59,7 +59,7 @@ def _alone(setup: Setup, size: int, bench: Bench) -> None:
 
 def _arrival(setup: Setup, chunk: int | None, bench: Bench) -> None:
     changes = {} if chunk is None else {"max_step_tokens": chunk}
-    engine, ids = setup.engine(**changes), prompts()
+    engine, ids = setup.engine(**changes), setup.ids()
     prompt, _, _ = setup.sizes
 
     def call() -> dict[str, float]:

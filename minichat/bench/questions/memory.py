@@ -10,7 +10,7 @@ import torch
 from minichat.bench.cases import Case
 from minichat.bench.harness import Bench
 from minichat.bench.setup import Setup
-from minichat.bench.traffic import Reader, ask, drain, prompts, seconds, submit, take
+from minichat.bench.traffic import Reader, ask, drain, seconds, submit, take
 
 _FORKS = 7
 
@@ -47,7 +47,7 @@ def _peak() -> float:
 
 def _peak_blocks(setup: Setup) -> tuple[int, int, int, int]:
     """Run a mixed workload. At its peak: blocks, tokens in them, and what reservations would take."""
-    engine, ids = setup.engine(), prompts()
+    engine, ids = setup.engine(), setup.ids()
     for _, size, count in setup.mixed():
         ask(engine, ids, size, count)
     pool, running = engine.scheduler.pool, engine.scheduler.running
@@ -72,7 +72,7 @@ def _paging(setup: Setup, bench: Bench) -> None:
 
 
 def _sharing(setup: Setup, bench: Bench) -> None:
-    engine, ids = setup.engine(), prompts()
+    engine, ids = setup.engine(), setup.ids()
     prompt, reply, _ = setup.sizes
     pool = engine.scheduler.pool
 
@@ -98,7 +98,7 @@ def _sharing(setup: Setup, bench: Bench) -> None:
 
 
 def _prefix(setup: Setup, bench: Bench) -> None:
-    engine, ids = setup.engine(), prompts()
+    engine, ids = setup.engine(), setup.ids()
     prompt, reply, requests = setup.sizes
     usual = next(switch.on for switch in engine.switches if switch.name == "prefix_cache")
     peaks = {}

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from minichat.bench.cases import Case
+from minichat.bench.cases import Case, CaseFailed
 from minichat.bench.harness import Bench
 from minichat.bench.load.http import Length, started_server, traced
 from minichat.bench.load.measure import ServerLoad, measure
 from minichat.bench.setup import Setup
-from minichat.bench.traffic import ask, prompts, seconds
+from minichat.bench.traffic import ask, seconds
 
 
 def cases(setup: Setup) -> Iterator[Case]:
@@ -39,7 +39,7 @@ def _arriving(setup: Setup) -> list[Length]:
 
 def at_once(setup: Setup, rows: int, bench: Bench) -> None:
     """Output tokens per second of all replies, their prompts included."""
-    engine, ids = setup.engine(), prompts()
+    engine, ids = setup.engine(), setup.ids()
     prompt, reply, _ = setup.sizes
 
     def call() -> float:
@@ -50,7 +50,7 @@ def at_once(setup: Setup, rows: int, bench: Bench) -> None:
 
 
 def _mixed(setup: Setup, bench: Bench) -> None:
-    engine, ids, sizes = setup.engine(), prompts(), setup.mixed()
+    engine, ids, sizes = setup.engine(), setup.ids(), setup.mixed()
 
     def call() -> float:
         seconds(engine, [ask(engine, ids, size, count) for _, size, count in sizes])
@@ -63,5 +63,9 @@ def _http(setup: Setup, asked: Sequence[Length], clients: int, bench: Bench) -> 
     config = setup.config
     model = ("--model", config.model, "--device", config.device, "--dtype", config.dtype)
     schemes = ("--quantization", config.quantization, "--kv", config.kv_scheme)
-    with started_server(*model, *schemes) as (base, processes):
-        measure(bench, ServerLoad(asked, clients, setup.ttft, setup.tpot), base, processes)
+    load = ServerLoad(asked, clients, setup.ttft, setup.tpot, vocab=min(setup.vocab, 3000))
+    try:
+        with started_server(*model, *schemes) as (base, processes):
+            measure(bench, load, base, processes)
+    except SystemExit as error:  # as the benchmarks end; here the other cases continue
+        raise CaseFailed(str(error)) from None
