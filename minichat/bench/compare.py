@@ -13,7 +13,7 @@ from minichat.bench.report import digits, shown
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class FigureComparison:
     """A figure, now and in the earlier run. `low` and `high`: the ratio between opposite quartiles."""
 
     name: str
@@ -28,7 +28,9 @@ class Comparison:
         return self.low <= 1 <= self.high
 
 
-def comparisons(run: Measurement, results: Sequence[CaseResult], earlier: CaseFile) -> Iterator[Comparison]:
+def comparisons(
+    run: Measurement, results: Sequence[CaseResult], earlier: CaseFile
+) -> Iterator[FigureComparison]:
     """The figures that both runs have, measured with the same settings."""
     for result in results:
         before = {each.name: each for each in earlier.earlier(run.question, result.case, run.all_settings)}
@@ -38,16 +40,18 @@ def comparisons(run: Measurement, results: Sequence[CaseResult], earlier: CaseFi
                 yield _compared(f"{result.case}, {now.name}", now, then)
 
 
-def _compared(name: str, now: Figure, then: Figure) -> Comparison:
+def _compared(name: str, now: Figure, then: Figure) -> FigureComparison:
     if not (then.low and then.median):  # nothing can be divided by it
         equal = now.median == then.median
-        return Comparison(
+        return FigureComparison(
             name, now, then, 1.0 if equal else float("inf"), 1.0, 1.0 if equal else float("inf")
         )
-    return Comparison(name, now, then, now.median / then.median, now.low / then.high, now.high / then.low)
+    return FigureComparison(
+        name, now, then, now.median / then.median, now.low / then.high, now.high / then.low
+    )
 
 
-def comparison_table(found: Sequence[Comparison]) -> Table:
+def comparison_table(found: Sequence[FigureComparison]) -> Table:
     table = Table(title="compared", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("figure")
     for heading in ("earlier", "now", "ratio", "by the spread", ""):

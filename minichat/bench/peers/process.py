@@ -14,7 +14,7 @@ _FOLDER = Path(__file__).resolve().parent
 _ROOT = _FOLDER.parents[2]
 
 
-class EngineProcess:
+class PeerProcess:
     """Loads the model at once. Raises CaseFailed with the engine's error."""
 
     def __init__(self, runner: str, job: dict[str, Any], log: IO[str], python: str = sys.executable) -> None:

@@ -19,14 +19,13 @@ from rich.table import Table
 from engine.devices import pick
 from minichat.bench.cases import Case, CaseFailed, CaseResult
 from minichat.bench.harness import Bench, rounds
-from minichat.bench.peers.process import EngineProcess
+from minichat.bench.peers.process import PeerProcess
 from minichat.bench.report import shown
 from minichat.bench.setup import Setup
 from minichat.bench.traffic import take
 
 REPEATS = 3
 _SHORT = 4  # tokens of a short reply
-_OURS = "minichat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,7 @@ class Peer:
     runner: str
 
 
+OURS = Peer("minichat", "minichat", "minichat", "minichat_runner")
 PEERS = (
     Peer("generate", "transformers generate", "transformers", "generate_runner"),
     Peer("batching", "transformers continuous batching", "transformers", "batching_runner"),
@@ -74,10 +74,10 @@ def _beside(setup: Setup, peer: Peer, bench: Bench) -> None:
     }
     with (
         tempfile.TemporaryFile("w+") as log,
-        EngineProcess("minichat_runner", job, log) as ours,
-        EngineProcess(peer.runner, job, log, setup.peers.get(peer.name, sys.executable)) as theirs,
+        PeerProcess(OURS.runner, job, log) as ours,
+        PeerProcess(peer.runner, job, log, setup.peers.get(peer.name, sys.executable)) as theirs,
     ):
-        sides = {_OURS: ours}
+        sides = {OURS.called: ours}
         try:
             ours.ready()
             sides[theirs.ready()] = theirs
@@ -94,11 +94,11 @@ def _last_line(log) -> str:  # type: ignore[no-untyped-def]
     return f" ({lines[-1][:200]})" if lines else ""
 
 
-def _steps(setup: Setup, sides: dict[str, EngineProcess], rows: int, bench: Bench) -> None:
+def _steps(setup: Setup, sides: dict[str, PeerProcess], rows: int, bench: Bench) -> None:
     _, reply, _ = setup.sizes
     seeds = count(rows * 1000)
 
-    def step(side: EngineProcess) -> float:
+    def step(side: PeerProcess) -> float:
         short, long = (
             side.generate(_random(setup, rows, next(seeds)), [length] * rows) for length in (_SHORT, reply)
         )
@@ -108,10 +108,10 @@ def _steps(setup: Setup, sides: dict[str, EngineProcess], rows: int, bench: Benc
     _note(bench, f"D, {rows} at once", "s", found)
 
 
-def _mixed(setup: Setup, sides: dict[str, EngineProcess], bench: Bench) -> None:
+def _mixed(setup: Setup, sides: dict[str, PeerProcess], bench: Bench) -> None:
     sizes, seeds = setup.mixed(), count(1)
 
-    def tokens_per_second(side: EngineProcess) -> float:
+    def tokens_per_second(side: PeerProcess) -> float:
         ids = setup.ids(next(seeds))
         asked = [take(ids, size) for _, size, _ in sizes]
         lengths = [length for _, _, length in sizes]
@@ -131,14 +131,14 @@ def _note(bench: Bench, what: str, unit: str, found: dict[str, list[float]]) -> 
         bench.note(f"{what}, {side}", values, unit)
     ours, theirs = found.values()
     ratios = [a / b if unit.endswith("/s") else b / a for a, b in zip(ours, theirs, strict=True)]
-    bench.note(f"{what}, speed of {_OURS}", ratios, "x")
+    bench.note(f"{what}, speed of {OURS.called}", ratios, "x")
 
 
 def page(results: Sequence[CaseResult]) -> Table:
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("peer")
     found.add_column("workload")
-    for heading in (_OURS, "the peer", "our speed", "quartiles"):
+    for heading in (OURS.called, "the peer", "our speed", "quartiles"):
         found.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         if result.why_not:

@@ -15,7 +15,7 @@ from minichat.bench.traffic import ask, seconds
 
 def cases(setup: Setup) -> Iterator[Case]:
     prompt, reply, requests = setup.sizes
-    for rows in setup.rows_or((1, 4, 16, 64, 256), (1, 8, 32, 128, 256)):
+    for rows in setup.rows_or((1, 4, 16, 64), (1, 8, 32, 128, 256)):
         about = f"in the process, prompts of {prompt} tokens, replies of {reply}"
         yield Case(f"{rows} at once", partial(at_once, setup, rows), about)
     about = f"{requests} requests, prompts and replies of up to {prompt} and {reply} tokens"
