@@ -21,7 +21,8 @@ from minichat.bench.shapes import COMMON, SHAPES
 from minichat.bench.traffic import prompts
 from minichat.bench.written import write
 
-_ALIVE = 3  # engines; older ones are dropped
+_N = (100, 1024)  # lengths of N, the usual mixed workload on a GPU
+_ALIVE = 2  # engines; older ones are dropped, as a GPU holds few
 
 
 @dataclass(kw_only=True)
@@ -44,8 +45,9 @@ class Setup:
     _written: tempfile.TemporaryDirectory[str] | None = None
 
     def __post_init__(self) -> None:
-        small, large = (128, 48, 24), (512, 256, 256)
+        small, large = (128, 48, 24), (512, 272, 256)
         usual = large if self.gpu else small
+        self._as_usual = self.prompt is None and self.reply is None
         self.prompt, self.reply, self.requests = (
             each if given is None else given
             for given, each in zip((self.prompt, self.reply, self.requests), usual, strict=True)
@@ -60,6 +62,12 @@ class Setup:
         """Tokens of a prompt, tokens of a reply, and requests of a mixed workload."""
         assert self.prompt is not None and self.reply is not None and self.requests is not None
         return self.prompt, self.reply, self.requests
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request of these sizes, with its reply."""
+        prompt, reply, _ = self.sizes
+        return max(prompt + reply, *(asked + answered for _, asked, answered in self.mixed()))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -96,8 +104,11 @@ class Setup:
         """Requests of mixed lengths: when each arrives, tokens of its prompt, tokens of its reply."""
         draw, at, found = random.Random(0), 0.0, []
         prompt, reply, requests = self.sizes
+        asked, answered = (-(-prompt // 8), prompt), (-(-reply // 8), reply)
+        if self.gpu and self._as_usual:
+            asked = answered = _N
         for _ in range(requests):
-            found.append((at, draw.randint(-(-prompt // 8), prompt), draw.randint(-(-reply // 8), reply)))
+            found.append((at, draw.randint(*asked), draw.randint(*answered)))
             at += draw.expovariate(per_second) if per_second else 0.0
         return found
 
@@ -112,7 +123,7 @@ class Setup:
         if engine is None:
             while len(self._engines) >= _ALIVE:
                 self._drop(next(iter(self._engines)))
-            engine = self._started({"blocks": self._blocks, "host_blocks": 0, "seed": 0, **changes})
+            engine = self._started(changes)
         self._engines[key] = engine  # the newest is the last
         return engine
 
@@ -124,21 +135,26 @@ class Setup:
 
     @property
     def _blocks(self) -> int:
-        """For the most rows of any case, and a long prompt."""
-        prompt, reply, requests = self.sizes
+        """For the most rows of any case, for all mixed requests at once, and for long prompts."""
+        prompt, reply, _ = self.sizes
         size = self.config.block_size
-        rows = max(requests, *self.rows, *(() if self.rows else (256,)))
-        return self.config.blocks or rows * (-(-(prompt + reply) // size) + 1) + 4096 // size
+        rows = max(self.rows, default=256) * (-(-(prompt + reply) // size) + 1)
+        mixed = sum(-(-(asked + answered) // size) + 1 for _, asked, answered in self.mixed())
+        return self.config.blocks or max(rows, mixed) + 10 * (8 * prompt + reply) // size
 
     def _started(self, changes: dict[str, Any]) -> Engine:
-        return self.shaped(self.shape, **changes) if self.shape else start(replace(self.config, **changes))
+        return self.shaped(self.shape, **changes) if self.shape else start(self._config(changes))
 
     def shaped(self, shape: str, **changes: Any) -> Engine:
         """A new engine with random weights in this shape."""
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[shape]))
-            changes = {"blocks": self._blocks, "host_blocks": 0, "seed": 0, **changes}
-            return start(replace(self.config, model=folder, dummy_weights=True, **changes))
+            return start(self._config({"model": folder, "dummy_weights": True, **changes}))
+
+    def _config(self, changes: dict[str, Any]) -> EngineConfig:
+        """A cache of the size that is needed: several engines are alive. No tier, unless asked for."""
+        usual = {"blocks": self._blocks, "host_blocks": self.config.host_blocks or 0, "seed": 0}
+        return replace(self.config, **(usual | changes))
 
     def _drop(self, key: str) -> None:
         del self._engines[key]

@@ -189,18 +189,12 @@ def _few_blocks(setup: Setup) -> int:
     """Blocks for a quarter of the mixed requests, or for one whole context."""
     size, sizes = setup.config.block_size, setup.mixed()
     whole = sum(-(-(prompt + reply) // size) for _, prompt, reply in sizes)
-    return max(whole // 4, -(-_context(setup) // size))
-
-
-def _context(setup: Setup) -> int:
-    """The context that each reply may need: the longest request of the mixed workload."""
-    prompt, reply, _ = setup.sizes
-    return prompt + reply
+    return max(whole // 4, -(-setup.longest // size))
 
 
 def _reserved(setup: Setup) -> Contenders:
     blocks = _few_blocks(setup)
-    rows = max(1, blocks * setup.config.block_size // _context(setup))
+    rows = max(1, blocks * setup.config.block_size // setup.longest)
     paged, reserved = setup.engine(blocks=blocks), setup.engine(blocks=blocks, max_running=rows)
     return _replies(setup, paged), _replies(setup, reserved)
 

@@ -25,7 +25,7 @@ from minichat.bench.setup import Setup
 from minichat.bench.traffic import take
 
 REPEATS = 3
-_SHORT = 4  # tokens of a short reply
+_SHORT = {False: 4, True: 16}  # tokens of a short reply, on a CPU and on a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ def _why_not(setup: Setup, peer: Peer) -> str:
 
 
 def _beside(setup: Setup, peer: Peer, bench: Bench) -> None:
-    prompt, reply, requests = setup.sizes
+    _, _, requests = setup.sizes
     rows = setup.rows_or((1, 8), (1, 8, 32, 128, 256))
     job = {
         "folder": str(setup.folder),
         "device": pick(setup.config.device).type,
         "threads": setup.threads,
-        "context": prompt + reply + 16,
+        "context": setup.longest + 16,
         "rows": max(*rows, min(requests, 256 if setup.gpu else 8)),
     }
     with (
@@ -96,13 +96,13 @@ def _last_line(log) -> str:  # type: ignore[no-untyped-def]
 
 def _steps(setup: Setup, sides: dict[str, PeerProcess], rows: int, bench: Bench) -> None:
     _, reply, _ = setup.sizes
-    seeds = count(rows * 1000)
+    brief, seeds = _SHORT[setup.gpu], count(rows * 1000)
 
     def step(side: PeerProcess) -> float:
         short, long = (
-            side.generate(_random(setup, rows, next(seeds)), [length] * rows) for length in (_SHORT, reply)
+            side.generate(_random(setup, rows, next(seeds)), [length] * rows) for length in (brief, reply)
         )
-        return (long - short) / (reply - _SHORT)
+        return (long - short) / (reply - brief)
 
     found = rounds(bench, {name: partial(step, side) for name, side in sides.items()})
     _note(bench, f"D, {rows} at once", "s", found)

@@ -42,7 +42,7 @@ def add_bench(command: argparse.ArgumentParser) -> None:
         "--prompt", type=whole, metavar="N", help="tokens of a prompt (default: 128 on a CPU, 512 on a GPU)"
     )
     group.add_argument(
-        "--reply", type=whole, metavar="N", help="tokens of a reply (default: 48 on a CPU, 256 on a GPU)"
+        "--reply", type=whole, metavar="N", help="tokens of a reply (default: 48 on a CPU, 272 on a GPU)"
     )
     group.add_argument(
         "--requests",

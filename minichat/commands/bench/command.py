@@ -90,6 +90,7 @@ def _setup(options: argparse.Namespace) -> Iterator[Setup]:
         peers=dict(_peer(each) for each in options.peer),
     )
     try:
+        setup.ids()  # a model that does not exist is reported before any case
         yield setup
     finally:
         setup.close()
