@@ -20,7 +20,9 @@ def cases(setup: Setup) -> Iterator[Case]:
         about = f"prompts of {prompt} tokens, replies of {reply}"
         yield Case(f"{rows} at once", partial(_at_once, setup, rows), about)
     for size in sorted({*(each for each in _PROMPTS if each < 8 * prompt), 8 * prompt}):
-        yield Case(f"prompt of {size}", partial(_alone, setup, size), "one request at a time")
+        yield Case(
+            f"prompt of {size}", partial(_alone, setup, size), f"one request at a time, a reply of {reply}"
+        )
     for chunk in (None, 512, 256, 64):
         name = "usual chunks" if chunk is None else f"chunks of {chunk}"
         about = f"a prompt of {8 * prompt} tokens arrives while {_READERS} replies run"
@@ -47,14 +49,15 @@ def _at_once(setup: Setup, rows: int, bench: Bench) -> None:
 
 
 def _alone(setup: Setup, size: int, bench: Bench) -> None:
+    """From a short question to a long document."""
     engine, ids = setup.engine(), setup.ids()
+    _, reply, _ = setup.sizes
 
     def call() -> dict[str, float]:
-        reader = ask(engine, ids, size, 2)
-        seconds(engine, [reader])
-        return {"first token": reader.ttft}
+        reader = ask(engine, ids, size, reply)
+        return {"whole reply": seconds(engine, [reader]), "first token": reader.ttft}
 
-    bench.observe({"first token": "s"}, call)
+    bench.observe({"first token": "s", "whole reply": "s"}, call)
 
 
 def _arrival(setup: Setup, chunk: int | None, bench: Bench) -> None:
