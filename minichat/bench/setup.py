@@ -42,7 +42,7 @@ class Setup:
     threads: int = 1  # of each engine that is compared with a peer on a CPU
     peers: Mapping[str, str] = field(default_factory=dict)  # the Python of a peer, by its name
     _engines: dict[str, Engine] = field(default_factory=dict)
-    _written: tempfile.TemporaryDirectory[str] | None = None
+    _folders: list[tempfile.TemporaryDirectory[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         small, large = (128, 48, 24), (512, 272, 256)
@@ -130,8 +130,8 @@ class Setup:
     def close(self) -> None:
         for key in list(self._engines):
             self._drop(key)
-        if self._written is not None:
-            self._written.cleanup()
+        for folder in self._folders:
+            folder.cleanup()
 
     @property
     def _blocks(self) -> int:
@@ -157,7 +157,8 @@ class Setup:
         return replace(self.config, **(usual | changes))
 
     def _drop(self, key: str) -> None:
-        del self._engines[key]
+        for tier in self._engines.pop(key).scheduler.transfers.tiers.values():
+            tier.close()
         gc.collect()
         if self.gpu:
             torch.cuda.empty_cache()
@@ -167,6 +168,16 @@ class Setup:
         """A folder with all weights, as other engines need it. A shape's are written to a temporary one."""
         if not self.shape:
             return find_model(self.config.model, dummy=self.config.dummy_weights).folder
-        self._written = tempfile.TemporaryDirectory()
-        write(Path(self._written.name), COMMON | SHAPES[self.shape])
-        return Path(self._written.name)
+        folder = self._temporary()
+        write(folder, COMMON | SHAPES[self.shape])
+        return folder
+
+    @cached_property
+    def scratch(self) -> Path:
+        """A folder for what engines keep on disk."""
+        return self._temporary()
+
+    def _temporary(self) -> Path:
+        """A folder that `close` removes."""
+        self._folders.append(tempfile.TemporaryDirectory())
+        return Path(self._folders[-1].name)

@@ -1,6 +1,5 @@
 """What each technique is worth: switched off alone, by an engine option or by how requests are sent."""
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -230,20 +229,8 @@ def _turns(setup: Setup, engine: Engine, *, leave: bool = False) -> Callable[[],
 
 
 def _disk(setup: Setup) -> Contenders:
-    folder = tempfile.TemporaryDirectory()
-    kept = setup.engine(kv_disk=f"{folder.name}:1", preemption="swap")
-    return _Kept(_turns(setup, kept, leave=True), folder), _turns(setup, setup.engine(), leave=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A call that keeps a folder until it is collected."""
-
-    call: Callable[[], float]
-    folder: tempfile.TemporaryDirectory[str]
-
-    def __call__(self) -> float:
-        return self.call()
+    kept = setup.engine(kv_disk=f"{setup.scratch}:1", preemption="swap")
+    return _turns(setup, kept, leave=True), _turns(setup, setup.engine(), leave=True)
 
 
 def _forks(setup: Setup) -> Contenders:
