@@ -100,8 +100,8 @@ def _ablations(setup: Setup) -> Iterator[Ablation]:
             f"speculation, {kind}", "speculate=''", "one reply to a question", "tok/s", drafts, text
         )
     for scheme in ("int8", "int4"):
-        weights = partial(_rebuilt, on={"quantization": scheme})
-        yield Ablation(f"weights in {scheme}", "quantization=none", mixed, "tok/s", weights)
+        weights, one = partial(_quantized, scheme=scheme), f"one reply of {reply}"
+        yield Ablation(f"weights in {scheme}", "quantization=none", one, "tok/s", weights)
     kv = partial(_rebuilt, on={"kv_scheme": "int8"})
     yield Ablation("cache in int8", "kv_scheme=none", mixed, "tok/s", kv)
     yield Ablation("host tier", "host_blocks=0", f"{mixed}, few blocks", "tok/s", _host)
@@ -128,6 +128,17 @@ def _rebuilt(
 ) -> Contenders:
     """Two engines, because the option is fixed at the start."""
     return _replies(setup, setup.engine(**on or {})), _replies(setup, setup.engine(**off or {}))
+
+
+def _quantized(setup: Setup, scheme: str) -> Contenders:
+    """One row, where the time goes into reading the weights."""
+    _, reply, _ = setup.sizes
+
+    def one_reply(engine: Engine) -> Callable[[], float]:
+        ids = setup.ids()
+        return lambda: reply / seconds(engine, [ask(engine, ids, _BRIEF, reply)])
+
+    return one_reply(setup.engine(quantization=scheme)), one_reply(setup.engine())
 
 
 def _switched(setup: Setup, switch: str) -> Contenders:
