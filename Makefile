@@ -14,7 +14,7 @@ RECIPE_OF_ENVIRONMENT = pyproject.toml constraints.txt install.py
 # Each test process and each program that a test starts would compile every file again without bytecode.
 PYTEST = PYTHONDONTWRITEBYTECODE= "$(BIN)/python" -m pytest
 
-.PHONY: help chat test soak cuda lint format bench shots pictures clean
+.PHONY: help chat test soak cuda lint format bench results shots pictures clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -43,6 +43,14 @@ format: $(VENV)/.for-test  ## fix and format the code with ruff
 
 bench: $(VENV)/.for-chat  ## list the benchmarks; ARGS="NAME ..." runs one
 	@"$(BIN)/python" -m benchmarks $(ARGS)
+
+results: $(VENV)/.for-chat  ## measure the tables of docs/results.md on this machine; ARGS="--peer NAME=PYTHON" adds peers
+	@for question in latency throughput memory ablations "energy --price 0.1"; do \
+		"$(BIN)/python" -m minichat bench $$question --repeats 3 --json benchmarks/results/bench.jsonl || exit; done
+	@"$(BIN)/python" -m minichat bench peers --shape 335M --prompt 32 --reply 24 --requests 8 \
+		--json benchmarks/results/bench.jsonl $(ARGS)
+	@"$(BIN)/python" -m minichat bench quick --json minichat/bench/reference.jsonl
+	@"$(BIN)/python" -m docs.results
 
 shots: $(VENV)/.for-chat  ## update the documentation's screenshots from the real program
 	@"$(BIN)/python" -m docs.shots

@@ -8,8 +8,9 @@ import argparse
 import ast
 import importlib
 import inspect
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 import benchmarks
-from benchmarks.harness import Bench
-from benchmarks.report import RESULTS, append, table
+from minichat.bench.harness import Bench, Figure
+from minichat.bench.machine import origin
+from minichat.bench.report import table
 
 Run = Callable[..., None]
+RESULTS = Path(__file__).resolve().parent / "results"
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,25 @@ def execute(name: str, run: Run, options: dict[str, Any]) -> None:
         )
         run(bench, **options)
     Console().print(table(name, bench.figures))
+
+
+def append(benchmark: str, options: Mapping[str, Any], figure: Figure, folder: Path) -> None:
+    line = {
+        "benchmark": benchmark,
+        "figure": figure.name,
+        "unit": figure.unit,
+        "median": figure.median,
+        "low": figure.low,
+        "high": figure.high,
+        "samples": figure.samples,
+        "wall_s": figure.wall_s,
+        "cpu_s": figure.cpu_s,
+        "options": dict(options),
+        **origin(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{benchmark}.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.harness import Bench
+from minichat.bench.harness import Bench
 
 HERE = Path(__file__).resolve().parents[1]
 

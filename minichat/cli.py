@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from minichat import __version__
 from minichat.commands.arguments import add_dry, add_looks, add_model, add_name, add_sampling
+from minichat.commands.bench.arguments import add_bench
 from minichat.shell.streams import settle
 from minichat.shell.usage import Parser, given, near_to, number, whole
 
@@ -26,6 +27,7 @@ COMMANDS = {
     "ps": "list the engines that up started",
     "cache": "show or clear the cache blocks that chats keep on disk",
     "quality": "compare quantization schemes on a text: quality, size, speed",
+    "bench": "measure speed, memory, energy, and what each technique is worth",
     "doctor": "report devices, memory, versions and backends",
     "completions": "print a shell completion script",
 }
@@ -290,7 +292,7 @@ def _add_completions(command: argparse.ArgumentParser) -> None:
 # Options that default to the settings.
 _IN_SETTINGS = ("model", "device", "dtype", "attention", "policy", "quantization", "kv")
 # Commands whose module has another name. `tui` opens the screen, or runs the plain chat.
-_FILES = {"chat": "tui"}
+_FILES = {"chat": "tui", "bench": "bench.command"}
 _ADD = {
     "chat": _add_chat,
     "generate": _add_generate,
@@ -304,6 +306,7 @@ _ADD = {
     "ps": _add_ps,
     "cache": _add_cache,
     "quality": _add_quality,
+    "bench": add_bench,
     "doctor": _add_doctor,
     "completions": _add_completions,
 }

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.harness import Bench
 from engine.kernels.cpu.packed import PackedLinear
+from minichat.bench.harness import Bench
 
 DTYPES = (torch.float32, torch.bfloat16)
 COPIES = 4  # alternating weights, so that none stays in the processor's cache

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import Bench, Call, timed
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
 from engine.serving.engine import Engine
 from engine.start import start
+from minichat.bench.harness import Bench, Call, timed
 
 # Millions of parameters: hidden size, MLP, layers, heads, key-value heads.
 SHAPES = {100: (768, 2048, 12, 12, 4), 335: (1024, 3584, 20, 16, 4)}

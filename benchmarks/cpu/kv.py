@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.harness import Bench
 from engine.api.config import KV_SCHEMES, EngineConfig, LayerSpec
 from engine.api.params import SamplingParams
 from engine.kv.store import KVStore
 from engine.serving.engine import Engine
 from engine.start import start
+from minichat.bench.harness import Bench
 
 WINDOW, CONTEXT, TOKENS = 256, 1024, 32
 

@@ -7,13 +7,13 @@ from itertools import cycle
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import Bench
 from engine.devices import pick
 from engine.execution.weights import Weights
 from engine.models.decoder import Decoder
 from engine.models.find import find_model
 from engine.models.registry import load_model
 from engine.quant.registry import named, names, why_not
+from minichat.bench.harness import Bench
 
 OWN = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}  # the same as `none`
 COPIES = 4  # alternating weights, so that none stays in the processor's cache

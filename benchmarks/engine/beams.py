@@ -10,12 +10,12 @@ from functools import partial
 
 import torch
 
-from benchmarks.harness import Bench
 from engine.api.config import EngineConfig
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.serving.engine import Engine
 from engine.start import start
+from minichat.bench.harness import Bench
 
 PROMPT, REPLY = 512, 32
 TOKENS = [3 + n % 500 for n in range(PROMPT)]

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from benchmarks.harness import Bench
 from engine.api.config import EngineConfig
 from engine.api.events import Finished
 from engine.api.params import SamplingParams
@@ -24,6 +23,7 @@ from engine.host.client import EngineClient
 from engine.host.process import EngineProcess
 from engine.host.thread import EngineThread
 from engine.start import start
+from minichat.bench.harness import Bench
 
 STREAMS = 4
 READ_EVERY = 0.05  # seconds

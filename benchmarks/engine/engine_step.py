@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 import engine as package
-from benchmarks.harness import Bench
 from engine.api.config import LayerSpec, ModelConfig
 from engine.api.events import Bus
 from engine.api.params import Grammar, SamplingParams
@@ -45,6 +44,7 @@ from engine.serving.info import EngineInfo
 from engine.serving.limits import Limits
 from engine.text.bare import BareTokenizer
 from engine.text.tokenizer import Tokenizer
+from minichat.bench.harness import Bench
 
 BUILT_IN = Path(package.__file__).parent / "pocket"
 VOCAB = int(json.loads((BUILT_IN / "config.json").read_text())["vocab_size"])

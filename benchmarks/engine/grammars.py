@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Protocol
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from benchmarks.harness import Bench
 from engine.api.params import Grammar
 from engine.grammar.source import source
 from engine.grammar.vocabulary import Vocabulary, readable
 from engine.text.tokenizer import Tokenizer
+from minichat.bench.harness import Bench
 
 POCKET = Path(__file__).resolve().parents[2] / "engine" / "pocket"
 PERSON = {

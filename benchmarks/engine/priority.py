@@ -2,11 +2,11 @@
 
 import time
 
-from benchmarks.harness import Bench
 from engine.api.config import EngineConfig
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.dry import dry_engine
+from minichat.bench.harness import Bench
 
 _CASES = {  # the policy, and the priority of the request that waits
     "fcfs": ("fcfs", -1),

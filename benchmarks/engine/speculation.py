@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 import engine
-from benchmarks.harness import Bench
 from engine.api.config import EngineConfig
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
@@ -24,6 +23,7 @@ from engine.serving.engine import Engine
 from engine.speculation.gain import Prices
 from engine.start import start
 from engine.text.chat import ChatFormat
+from minichat.bench.harness import Bench
 
 POCKET = Path(engine.__file__).parent / "pocket"
 QUESTIONS = (

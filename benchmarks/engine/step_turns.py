@@ -4,7 +4,7 @@
 """
 
 from benchmarks.alternating import HERE, Tree, alternate, root_of
-from benchmarks.harness import Bench
+from minichat.bench.harness import Bench
 
 TOKENS = 60  # of each row in a turn
 

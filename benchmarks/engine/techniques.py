@@ -6,19 +6,16 @@ timed: they are the same on any machine.
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import torch
 
 from benchmarks.engine.engine_step import Mute, empty_engine, fill, steps
-from benchmarks.harness import Bench
 from engine.api.config import EngineConfig
-from engine.api.events import Copied, Delta, Event
+from engine.api.events import Copied, Event
 from engine.api.params import SamplingParams
 from engine.execution.protocol import StepResult
 from engine.sampling.rows import RowsView, SamplingRows
@@ -26,83 +23,13 @@ from engine.sampling.sampler import sample
 from engine.scheduling.step import Step
 from engine.serving.engine import Engine
 from engine.start import start
-
-
-@dataclass
-class Reader:
-    """One reply, with the arrival time of each token."""
-
-    submitted: float = field(default_factory=time.perf_counter)
-    times: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-
-    def __call__(self, delta: Delta) -> None:
-        self.times += [time.perf_counter()] * len(delta.tokens)
-        self.tokens += delta.tokens
-
-    @property
-    def ttft(self) -> float:
-        return self.times[0] - self.submitted
-
-    @property
-    def gaps(self) -> list[float]:
-        return [later - earlier for earlier, later in pairwise(self.times)]
+from minichat.bench.harness import Bench, note_all, rounds
+from minichat.bench.traffic import Reader, abort_all, ask, drain, prompts
 
 
 def pocket(**config: Any) -> Engine:
     plain: dict[str, Any] = {"blocks": 1024, "prefix_cache": False, "device": "cpu", "depth": 0, "seed": 0}
     return start(EngineConfig(model="pocket", **plain | config))
-
-
-def prompts(seed: int = 0) -> Iterator[int]:
-    """An endless sequence of token ids, the same for the same seed."""
-    numbers = random.Random(seed)
-    while True:
-        yield numbers.randrange(10, 3000)
-
-
-def ask(engine: Engine, ids: Iterator[int], prompt: int, reply: int, **options: Any) -> Reader:
-    """Submit a greedy request with a prompt of `prompt` tokens and a reply of `reply`."""
-    reader = Reader()
-    params = SamplingParams(temperature=0, max_tokens=reply, ignore_eos=True)
-    engine.submit([next(ids) for _ in range(prompt)], params, reader, **options)
-    return reader
-
-
-def drain(engine: Engine, until: Callable[[], object] = lambda: False) -> None:
-    while engine.busy and not until():
-        if not engine.step() and engine.busy:
-            time.sleep(engine.pause())
-
-
-def abort_all(engine: Engine) -> None:
-    for id in list(engine.scheduler.requests):
-        engine.abort(id)
-
-
-def rounds(bench: Bench, contenders: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Each contender's results per counted round; every other round runs backwards."""
-    found: dict[str, list[float]] = {name: [] for name in contenders}
-    count = bench.warmup + bench.repeats
-    task = bench.progress.add_task(" / ".join(contenders), total=count)
-    for index in range(count):
-        for name in list(contenders)[:: -1 if index % 2 else 1]:
-            value = contenders[name]()
-            if index >= bench.warmup:
-                found[name].append(value)
-        bench.progress.update(task, advance=1, refresh=True)
-    bench.progress.remove_task(task)
-    return found
-
-
-def note_all(bench: Bench, what: str, found: dict[str, list[float]], unit: str = "s") -> None:
-    """Record each contender's figure, and its ratio to the first one's."""
-    first, *others = found
-    for name, values in found.items():
-        bench.note(f"{what}, {name}", values, unit)
-    for name in others:
-        ratios = [b / a for a, b in zip(found[first], found[name], strict=True)]
-        bench.note(f"{what}, {name} / {first}", ratios, "x")
 
 
 def paging(bench: Bench) -> None:

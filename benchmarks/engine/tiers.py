@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine.techniques import Reader, drain, note_all, pocket, prompts, rounds
-from benchmarks.harness import Bench
-from benchmarks.traces import mooncake_prompts
+from benchmarks.engine.techniques import pocket
 from engine.api.events import Admitted, Event, Transferred
 from engine.api.params import SamplingParams
 from engine.kv.tiers.speeds import disk_speeds
 from engine.serving.engine import Engine
+from minichat.bench.harness import Bench, note_all, rounds
+from minichat.bench.load.traces import mooncake_prompts
+from minichat.bench.traffic import Reader, drain, prompts
 
 CHAT = 1900  # tokens
 MESSAGE = 32

@@ -22,7 +22,6 @@ from unittest.mock import patch
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.harness import Bench
 from engine.api.config import EngineConfig, KvSchemeName
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
@@ -32,42 +31,9 @@ from engine.models.decoder import Decoder
 from engine.models.loader import decoder_slots
 from engine.serving.engine import Engine
 from engine.start import start
+from minichat.bench.harness import Bench
+from minichat.bench.shapes import COMMON, SHAPES
 
-COMMON = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "head_dim": 128,
-    "num_key_value_heads": 8,
-    "dtype": "bfloat16",
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "0.6B": {
-        "model_type": "qwen3",
-        "architectures": ["Qwen3ForCausalLM"],
-        "vocab_size": 151936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-    },
-    "8B": {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
-    },
-}
 CONTEXT = 4096
 BLOCKS = 256 * 2048 // 16  # for the whole mixed workload; the check needs the other memory
 SHORT, LONG = 16, 272

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Bench
 from engine.api.config import KvSchemeName, LayerSpec
 from engine.attention.base import Batch, KVLayer
 from engine.attention.packing import pack
 from engine.attention.registry import choose
 from engine.attention.torch_backend import TorchAttention
 from engine.kv.store import PACKED, KVStore
+from minichat.bench.harness import Bench
 
 Rows = Sequence[tuple[int, int]]  # (tokens in this step, tokens attended to in all)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.gpu import LONG, SHORT, drawn, finish, oracle, started
-from benchmarks.harness import Bench
+from minichat.bench.harness import Bench
 
 
 def run(

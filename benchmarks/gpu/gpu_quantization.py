@@ -15,14 +15,15 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.gpu import BLOCKS, COMMON, CONTEXT, SHAPES, Heard, finish, started
-from benchmarks.gpu.written import write
-from benchmarks.harness import Bench
+from benchmarks.gpu.gpu import BLOCKS, CONTEXT, Heard, finish, started
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
 from engine.execution.runner import ModelRunner
 from engine.serving.engine import Engine
 from engine.start import start
+from minichat.bench.harness import Bench
+from minichat.bench.shapes import COMMON, SHAPES
+from minichat.bench.written import write
 
 SCHEMES = ("none", "int8", "fp8", "int4", "int4-32", "int4-128", "bnb-nf4")
 WARM, STEPS = 24, 64

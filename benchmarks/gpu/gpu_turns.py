@@ -7,7 +7,7 @@ Both engines stay open. `D` is timed here as 256 steps in a row, behind one pref
 import torch
 
 from benchmarks.alternating import HERE, Tree, alternate, root_of
-from benchmarks.harness import Bench
+from minichat.bench.harness import Bench
 
 BLOCKS = 20_000  # a cache of each engine: two of them, and two models, fit one GPU
 STEPS = 256

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from textual.app import App, ComposeResult
 
-from benchmarks.harness import Bench
 from benchmarks.screen.sink import Sink
 from engine.api.events import Admitted
 from engine.api.snapshot import BlockView, Quantiles, RequestView, Snapshot, StepTimes, Throughput
 from engine.kv.pool import BlockPool
+from minichat.bench.harness import Bench
 from minichat.clients.sample_snapshots import sample_snapshot
 from minichat.ui.frames import FrameScreen
 from minichat.ui.monitor import MonitorPanel, Owner

@@ -13,8 +13,8 @@ import tempfile
 import time
 from collections import defaultdict
 
-from benchmarks.harness import Bench
 from benchmarks.screen.terminal import ROOT, Terminal
+from minichat.bench.harness import Bench
 
 _SIZE = (120, 40)
 _WORDS = ["-m", "minichat"]

@@ -21,11 +21,11 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from benchmarks.harness import Bench
 from benchmarks.screen import transcript
 from benchmarks.screen.screen_program import PROMPT
 from benchmarks.screen.terminal import Terminal
 from engine.models.find import find_model
+from minichat.bench.harness import Bench
 
 _PARTS = ("flush", "stream", "echo", "speed")
 _ENGINES = ("thread", "process")

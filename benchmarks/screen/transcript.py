@@ -9,8 +9,8 @@ from operator import sub
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal
 
-from benchmarks.harness import Bench
 from benchmarks.screen.sink import Sink, Stretches
+from minichat.bench.harness import Bench
 from minichat.chats.model import Message
 from minichat.shell.interpreter import share
 from minichat.ui.frames import FrameScreen

@@ -15,10 +15,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.harness import Bench
 from benchmarks.server.server import served
 from engine.api.config import EngineConfig
 from engine.host.process import EngineProcess
+from minichat.bench.harness import Bench
 
 POCKET = Path(__file__).parents[2] / "engine" / "pocket"
 _WORDS = (

@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.harness import Bench
-from benchmarks.server.serve import started_server
+from minichat.bench.harness import Bench
+from minichat.bench.load.http import started_server
 
 _SAMPLES = 10  # of the memory, evenly spread over the requests
 _WORDS = "the sea old stone of river light under hill paper in quiet window a first rain to".split()

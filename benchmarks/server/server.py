@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from benchmarks.cpu.engine_cpu import random_llama
-from benchmarks.harness import Bench, Figure
 from benchmarks.server.clients import work
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
@@ -31,6 +30,7 @@ from engine.server.config import ServerConfig
 from engine.server.http.binding import tcp_socket
 from engine.server.http.listen import server
 from engine.start import start
+from minichat.bench.harness import Bench, Figure
 
 SHAPE = (256, 688, 6, 8, 4)  # about 13 million parameters: a step of one row takes 2 or 3 ms
 PROMPT = 32

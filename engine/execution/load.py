@@ -30,6 +30,22 @@ class Nvml:
         self._ask("nvmlInit_v2")
         self._ask("nvmlDeviceGetHandleByUUID", f"GPU-{uuid}".encode(), ctypes.byref(self._gpu))
 
+    @classmethod
+    def of(cls, device: torch.device) -> "Nvml | None":
+        """The GPU, or None if the driver cannot measure it."""
+        if device.type != "cuda":
+            return None
+        try:
+            return cls(f"{torch.cuda.get_device_properties(device).uuid}", ctypes.CDLL(_LIBRARY))
+        except (OSError, AttributeError):  # no such library, or it lacks the function
+            return None
+
+    def joules(self) -> float:
+        """Energy used since the driver was loaded. Raises OSError if the GPU does not count it."""
+        used = ctypes.c_ulonglong()
+        self._ask("nvmlDeviceGetTotalEnergyConsumption", self._gpu, ctypes.byref(used))
+        return used.value / 1000
+
     def look(self) -> Load:
         shares, limit, draw = _Shares(), ctypes.c_uint(), ctypes.c_uint()
         self._ask("nvmlDeviceGetUtilizationRates", self._gpu, ctypes.byref(shares))
@@ -54,13 +70,8 @@ class LoadMeter:
     @classmethod
     def of(cls, device: torch.device) -> "LoadMeter | None":
         """A meter for the device, or None if its load cannot be measured."""
-        if device.type != "cuda":
-            return None
-        try:
-            gpu = Nvml(f"{torch.cuda.get_device_properties(device).uuid}", ctypes.CDLL(_LIBRARY))
-        except (OSError, AttributeError):  # no such library, or it lacks the function
-            return None
-        return cls(gpu.look)
+        gpu = Nvml.of(device)
+        return cls(gpu.look) if gpu else None
 
     def read(self) -> Load | None:
         """The last result. Starts a new query if that is old."""

@@ -1,1 +1,1 @@
-"""The charts of `minichat quality`."""
+"""The charts of `minichat quality` and `minichat bench`."""

@@ -169,12 +169,12 @@ def _kv(device: torch.device) -> dict[str, list[str]]:
 
 def _tiers(devices: list[torch.device]) -> dict[str, dict[str, float] | str]:
     """Measured bytes per second to and from each tier, or why it cannot be used."""
-    folder = nearest(locate().cache)
+    cache = locate().cache
     measures: dict[str, Callable[[], TierSpeeds | None]] = {
         f"host, {device}": partial(host_speeds, device) for device in devices
     }
-    measures["disk"] = partial(disk_speeds, folder, direct=False)
-    measures["disk, O_DIRECT"] = partial(disk_speeds, folder, direct=True)
+    measures["disk"] = lambda: disk_speeds(nearest(cache), direct=False)
+    measures["disk, O_DIRECT"] = lambda: disk_speeds(nearest(cache), direct=True)
     found: dict[str, dict[str, float] | str] = {}
     for name, measure in measures.items():
         try:

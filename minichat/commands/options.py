@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.api.config import EngineConfig, is_amount
@@ -108,6 +109,18 @@ def running(config: EngineConfig) -> Iterator["EngineThread"]:
             host.close()
     finally:
         logging.getLogger("minichat").removeHandler(warnings)
+
+
+def picture_file(name: str | None) -> Path | None:
+    """The file of --plot, checked before the measurement, which takes minutes."""
+    if name is None:
+        return None
+    path = Path(name)
+    if path.suffix != ".svg":
+        raise BadInput(f"--plot {name} must end in .svg")
+    if not path.absolute().parent.is_dir():
+        raise BadInput(f"--plot {name}: the folder {path.absolute().parent} does not exist")
+    return path
 
 
 def failed(error: EngineError) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from engine.api.errors import BadInput, EngineError
 from minichat.charts.characters import Chart, Point, drawn
 from minichat.charts.svg import svg
-from minichat.commands.options import engine_config, failed
+from minichat.commands.options import engine_config, failed, picture_file
 
 if TYPE_CHECKING:
     from engine.api.config import EngineConfig
@@ -22,7 +22,7 @@ _HEADS = ("scheme", "perplexity", "KL", "top-1", "MB", "KV B/tok", "load s", "TT
 
 def run(options: argparse.Namespace) -> int:
     try:
-        picture = _picture(options.plot)
+        picture = picture_file(options.plot)
         text = _text(options.text)
         if options.tokens < 2:
             raise BadInput(f"--tokens must be at least 2, got {options.tokens}; use several hundred")
@@ -122,18 +122,6 @@ def _text(name: str | None) -> str:
     if not text.strip():
         raise BadInput(f"--text {name} is empty")
     return text
-
-
-def _picture(name: str | None) -> Path | None:
-    """Check the path before the measurement, which takes minutes."""
-    if name is None:
-        return None
-    path = Path(name)
-    if path.suffix != ".svg":
-        raise BadInput(f"--plot {name} must end in .svg")
-    if not path.absolute().parent.is_dir():
-        raise BadInput(f"--plot {name}: the folder {path.absolute().parent} does not exist")
-    return path
 
 
 def table(rows: "list[QualityRow]") -> str:

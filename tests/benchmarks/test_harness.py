@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.progress import Progress
 
-from benchmarks import harness
-from benchmarks.harness import Bench, Figure, Timing, in_unit, spread
+from minichat.bench import harness
+from minichat.bench.harness import Bench, Figure, Timing, in_unit, spread
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.harness import Figure
-from benchmarks.report import row
+from minichat.bench.harness import Figure
+from minichat.bench.report import row
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.server.load_client import Exchange, LoadClients, Order, Outcome
-from benchmarks.server.serve import lengths, traced
-from benchmarks.traces import mooncake_prompts
+from minichat.bench.load.client import Exchange, LoadClients, Outcome, TimedRequest
+from minichat.bench.load.http import lengths, traced
+from minichat.bench.load.traces import mooncake_prompts
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -59,13 +59,13 @@ def test_a_server_that_is_not_there_is_reported() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = free.getsockname()
-    outcomes = LoadClients(address, [Order(0.0, b""), Order(0.0, b"")], most=1).run()
+    outcomes = LoadClients(address, [TimedRequest(0.0, b""), TimedRequest(0.0, b"")], most=1).run()
     assert [one.error.split("] ")[-1] for one in outcomes] == ["Connection refused"] * 2
 
 
 def test_a_server_that_hangs_up_while_it_is_sent_to_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        clients = LoadClients(server.getsockname()[:2], [Order(0.0, bytes(1 << 24))], most=1)
+        clients = LoadClients(server.getsockname()[:2], [TimedRequest(0.0, bytes(1 << 24))], most=1)
         clients.send_due()
         server.accept()[0].close()
         [one] = clients.run()

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.gpu import COMMON, SHAPES
-from benchmarks.gpu.written import write
 from engine.api.config import EngineConfig
 from engine.start import start
+from minichat.bench.shapes import COMMON, SHAPES
+from minichat.bench.written import write
 from tests.runner.small import GREEDY, ask, drain
 
 SMALL = {

@@ -1,4 +1,4 @@
-"""The plots of `minichat quality`: their points, axes and labels."""
+"""The plots of `minichat quality` and `minichat bench`: their points, bars, axes and labels."""
 
 from itertools import combinations
 from xml.etree import ElementTree
@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from minichat.charts.axes import axis
+from minichat.charts.bars import BarChart, SpreadBar, bars_svg
 from minichat.charts.characters import Chart, Point, drawn
 from minichat.charts.svg import svg
 
@@ -99,3 +100,14 @@ def test_labels_in_the_svg_do_not_overlap() -> None:
         for (x, width, y), (other, wide, line) in combinations(rooms, 2):
             assert abs(y - line) >= 12.9 or x >= other + wide or other >= x + width
         assert max(y for _, _, y in rooms) < 300
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    bars = (SpreadBar("a & b", 5, 4, 6, "5 ms"), SpreadBar("c", 10, 10, 10, "10 ms"))
+    root = ElementTree.fromstring(bars_svg([BarChart("latency", "ms", bars), BarChart("empty", "s", ())]))
+    filled = [each for each in root.iter(f"{SVG}rect") if each.attrib["fill"] != "#ffffff"]
+    assert [float(each.attrib["width"]) for each in filled] == pytest.approx([230, 460])
+    spreads = [each.attrib["d"] for each in root.iter(f"{SVG}path") if each.attrib.get("stroke-width")]
+    assert spreads == ["M184.0 11.0H276.0", "M460.0 33.0H460.0"]
+    texts = {each.text for each in root.iter(f"{SVG}text")}
+    assert {"a & b", "5 ms", "10 ms", "latency, ms", "empty, s"} <= texts

@@ -28,6 +28,8 @@ class FakeNvml:
                     arguments[1]._obj.gpu = 87
                 case "nvmlDeviceGetPowerUsage":
                     arguments[1]._obj.value = 412_400
+                case "nvmlDeviceGetTotalEnergyConsumption":
+                    arguments[1]._obj.value = 2**40 + 500
                 case "nvmlDeviceGetEnforcedPowerLimit":
                     arguments[1]._obj.value = 700_000
             return self.codes.get(function, 0)
@@ -37,6 +39,10 @@ class FakeNvml:
 
 def test_load_and_power_are_converted() -> None:
     assert Nvml("1234", FakeNvml()).look() == Load(0.87, 412.4, 700.0)
+
+
+def test_energy_is_in_joules() -> None:
+    assert Nvml("1234", FakeNvml()).joules() == (2**40 + 500) / 1000
 
 
 def test_an_error_of_the_library_is_raised() -> None:

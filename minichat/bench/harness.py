@@ -71,6 +71,19 @@ class Bench:
         values = [samples] if isinstance(samples, int | float) else list(samples)
         return self._keep(Figure(name, unit, *spread(values), len(values)))
 
+    def observe(self, units: Mapping[str, str], call: Callable[[], Mapping[str, float]]) -> dict[str, Figure]:
+        """Record numbers that each round measures itself. `units`: the unit of each, by its name."""
+        found: dict[str, list[float]] = {name: [] for name in units}
+        task = self.progress.add_task(", ".join(units), total=self.warmup + self.repeats)
+        for index in range(self.warmup + self.repeats):
+            one = call()
+            self.progress.update(task, advance=1, refresh=True)
+            if index >= self.warmup:
+                for name, values in found.items():
+                    values.append(one[name])
+        self.progress.remove_task(task)
+        return {name: self.note(name, values, units[name]) for name, values in found.items()}
+
     def _rounds(
         self, calls: Mapping[str, Call], before: Callable[[], object] | None
     ) -> list[dict[str, Timing]]:
@@ -100,6 +113,31 @@ class Bench:
         self.figures.append(figure)
         self.keep(figure)
         return figure
+
+
+def rounds(bench: Bench, contenders: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Each contender's results per counted round; every other round runs backwards."""
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    count = bench.warmup + bench.repeats
+    task = bench.progress.add_task(" / ".join(contenders), total=count)
+    for index in range(count):
+        for name in list(contenders)[:: -1 if index % 2 else 1]:
+            value = contenders[name]()
+            if index >= bench.warmup:
+                found[name].append(value)
+        bench.progress.update(task, advance=1, refresh=True)
+    bench.progress.remove_task(task)
+    return found
+
+
+def note_all(bench: Bench, what: str, found: dict[str, list[float]], unit: str = "s") -> None:
+    """Record each contender's figure, and its ratio to the first one's."""
+    first, *others = found
+    for name, values in found.items():
+        bench.note(f"{what}, {name}", values, unit)
+    for name in others:
+        ratios = [b / a for a, b in zip(found[first], found[name], strict=True)]
+        bench.note(f"{what}, {name} / {first}", ratios, "x")
 
 
 def timed(name: str, call: Call) -> Timing:

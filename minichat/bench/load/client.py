@@ -18,7 +18,7 @@ _USAGE = b'"usage":{'
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class TimedRequest:
     """One request: when to send it, in seconds from the start, and the whole HTTP message."""
 
     at: float
@@ -113,7 +113,7 @@ def work(pipe: Connection, address: tuple[str, int]) -> None:
 class LoadClients:
     """Sends each order when it is due and a place is free."""
 
-    def __init__(self, address: tuple[str, int], orders: Sequence[Order], most: int) -> None:
+    def __init__(self, address: tuple[str, int], orders: Sequence[TimedRequest], most: int) -> None:
         self._address, self._most = address, most
         self._waiting = deque(sorted(orders, key=lambda order: order.at))
         self._selector = selectors.DefaultSelector()

@@ -4,11 +4,15 @@ import os
 import platform
 import subprocess
 import sys
+from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from minichat import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "torch",
     "triton",
@@ -19,6 +23,16 @@ PACKAGES = (
     "flash-attn",
     "flashinfer-python",
 )
+
+
+def origin() -> dict[str, Any]:
+    """When and where a figure is measured, for its line in a file."""
+    return {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": machine(),
+        "versions": versions(),
+    }
 
 
 def machine() -> dict[str, str | int | float | None]:
@@ -46,7 +60,7 @@ def cpu_model() -> str:
 @cache
 def versions() -> dict[str, str]:
     """Python and the installed packages that may affect a figure."""
-    installed = {"python": platform.python_version()}
+    installed = {"python": platform.python_version(), "minichat": __version__}
     for package in PACKAGES:
         try:
             installed[package] = metadata.version(package)
@@ -58,6 +72,8 @@ def versions() -> dict[str, str]:
 @cache
 def commit() -> str | None:
     """The measured commit, marked if files have changed since; None outside a checkout."""
+    if not (ROOT / ".git").exists():  # installed, maybe inside the checkout of another project
+        return None
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
     try:
         described = subprocess.run(git, capture_output=True, text=True)

@@ -1,0 +1,69 @@
+"""Fill the tables of docs/results.md from the lines of `minichat bench --json`: `python -m docs.results`."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from minichat.bench.harness import Figure
+from minichat.bench.questions.quick import REFERENCE
+from minichat.bench.record import CaseFile
+from minichat.bench.report import shown
+
+PAGE = Path(__file__).with_suffix(".md")
+LINES = PAGE.parents[1] / "benchmarks" / "results" / "bench.jsonl"
+_TABLE = re.compile(r"(<!-- bench (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(page: str, lines: Sequence[dict[str, Any]]) -> str:
+    """The page with its tables from these lines; a question without lines keeps its table."""
+
+    def table(found: re.Match[str]) -> str:
+        newest = list(_newest([line for line in lines if line["question"] == found[2]]))
+        return f"{found[1]}{_table(newest)}\n{found[3]}" if newest else found[0]
+
+    return _TABLE.sub(table, page)
+
+
+def _newest(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The last line of each case, of the commit and machine of the newest."""
+    by_case = {line["case"]: line for line in lines if _origin(line) == _origin(lines[-1])}
+    yield from by_case.values()
+
+
+def _origin(line: dict[str, Any]) -> tuple[Any, ...]:
+    return line["commit"], line["machine"]["cpu"], line["machine"]["gpu"]
+
+
+def _table(lines: Sequence[dict[str, Any]]) -> str:
+    ablations = lines[0]["question"] == "ablations"
+    heads = ["technique", "with", "without", "worth", "quartiles", "measured; how it is switched off"]
+    rows = [heads if ablations else ["", "median", "quartiles", "samples"]]
+    rows.append(["---", *["---:"] * 4, "---"] if ablations else ["---", *["---:"] * 3])
+    for line in lines:
+        figures = [Figure(**each) for each in line["figures"]]
+        if ablations:
+            values = [shown(each) for each in figures]
+            rows.append([line["case"], *(each.value for each in values), values[-1].quartiles, line["about"]])
+        else:
+            rows += [[f"{line['case']}, {each.name}", *shown(each), str(each.samples)] for each in figures]
+    return "\n".join([_caption(lines), "", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _caption(lines: Sequence[dict[str, Any]]) -> str:
+    machine = lines[-1]["machine"]
+    loads = [line["machine"]["load"] for line in lines]
+    dates = sorted({line["when"][:10] for line in lines})
+    return (
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, commit {lines[-1]['commit']}, "
+        f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores, load {min(loads)} to {max(loads)}:"
+    )
+
+
+def main() -> None:
+    lines = [line for file in (LINES, REFERENCE) for line in CaseFile(file).lines]
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""A question has cases: each is measured alone, and is stored as one line when it ends."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from typing import Any
+
+from rich.progress import Progress
+
+from engine.api.errors import EngineError
+from minichat.bench.harness import Bench, Figure
+from minichat.bench.record import CaseFile, CaseKey
+
+
+class CaseFailed(Exception):
+    """A case cannot be measured: the reason, as a sentence without its case."""
+
+
+class CaseSkipped(Exception):
+    """A case makes no sense with this model: the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`about` says what it measures and how; `why_not` says why it cannot run here."""
+
+    name: str
+    run: Callable[[Bench], None]
+    about: str = ""
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """The figures of a case, or why there are none."""
+
+    case: str
+    about: str = ""
+    figures: tuple[Figure, ...] = ()
+    why_not: str = ""
+    failed: bool = False
+
+    def figure(self, name: str) -> Figure | None:
+        return next((each for each in self.figures if each.name == name), None)
+
+    @property
+    def named(self) -> tuple[Figure, ...]:
+        """The figures with the name of the case."""
+        return tuple(replace(each, name=f"{self.case}, {each.name}") for each in self.figures)
+
+
+@dataclass(slots=True)
+class Measurement:
+    """Runs the cases of a question, except those that the file holds already."""
+
+    question: str
+    settings: dict[str, Any]  # what a figure depends on, besides the machine and the commit
+    warmup: int
+    repeats: int
+    file: CaseFile | None = None
+    only: Sequence[str] = ()  # patterns of case names; none: all
+    progress: Progress = field(default_factory=lambda: Progress(disable=True))
+
+    def results(self, cases: Iterable[Case]) -> Iterator[CaseResult]:
+        for case in cases:
+            if not self.only or any(fnmatch(case.name, pattern) for pattern in self.only):
+                yield self._result(case)
+
+    def _result(self, case: Case) -> CaseResult:
+        if case.why_not:
+            return CaseResult(case.name, case.about, why_not=case.why_not)
+        key = CaseKey.here(self.question, case.name, self.all_settings)
+        if self.file is not None and (stored := self.file.figures(key)) is not None:
+            return CaseResult(case.name, case.about, stored)
+        bench = Bench(self.warmup, self.repeats, self.progress, keep=lambda figure: None)
+        try:
+            case.run(bench)
+        except CaseSkipped as reason:
+            return CaseResult(case.name, case.about, why_not=str(reason))
+        except (CaseFailed, EngineError) as error:
+            return CaseResult(case.name, case.about, why_not=str(error), failed=True)
+        if self.file is not None:
+            self.file.append(key, case.about, bench.figures)
+        return CaseResult(case.name, case.about, tuple(bench.figures))
+
+    @property
+    def all_settings(self) -> dict[str, Any]:
+        return {**self.settings, "warmup": self.warmup, "repeats": self.repeats}

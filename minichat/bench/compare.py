@@ -1,0 +1,64 @@
+"""This run beside an earlier one, with the spread of both."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from minichat.bench.cases import CaseResult, Measurement
+from minichat.bench.harness import Figure
+from minichat.bench.record import CaseFile
+from minichat.bench.report import digits, shown
+
+
+@dataclass(frozen=True, slots=True)
+class FigureComparison:
+    """A figure, now and in the earlier run. `low` and `high`: the ratio between opposite quartiles."""
+
+    name: str
+    now: Figure
+    then: Figure
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def agrees(self) -> bool:
+        return self.low <= 1 <= self.high
+
+
+def comparisons(
+    run: Measurement, results: Sequence[CaseResult], earlier: CaseFile
+) -> Iterator[FigureComparison]:
+    """The figures that both runs have, measured with the same settings."""
+    for result in results:
+        before = {each.name: each for each in earlier.earlier(run.question, result.case, run.all_settings)}
+        for now in result.figures:
+            then = before.get(now.name)
+            if then is not None and then.unit == now.unit:
+                yield _compared(f"{result.case}, {now.name}", now, then)
+
+
+def _compared(name: str, now: Figure, then: Figure) -> FigureComparison:
+    if not (then.low and then.median):  # nothing can be divided by it
+        equal = now.median == then.median
+        return FigureComparison(
+            name, now, then, 1.0 if equal else float("inf"), 1.0, 1.0 if equal else float("inf")
+        )
+    return FigureComparison(
+        name, now, then, now.median / then.median, now.low / then.high, now.high / then.low
+    )
+
+
+def comparison_table(found: Sequence[FigureComparison]) -> Table:
+    table = Table(title="compared", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("figure")
+    for heading in ("earlier", "now", "ratio", "by the spread", ""):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in found:
+        spread = f"{digits(each.low)} .. {digits(each.high)}"
+        verdict = "agrees" if each.agrees else "differs"
+        values = (shown(each.then).value, shown(each.now).value, digits(each.ratio), spread, verdict)
+        table.add_row(each.name, *values)
+    return table

@@ -1,0 +1,1 @@
+"""A server under load: many clients, arrivals and traces."""

@@ -1,0 +1,126 @@
+"""A server under load: requests as HTTP messages, their arrivals, and a server process to send them to."""
+
+import csv
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+from minichat.bench.load.traces import opened
+
+_WORDS = "the sea old stone of river light under hill paper in quiet window a first rain to".split()
+_VOCAB = 3000  # ids of prompts stay below it, so that usual models take them
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+Length = tuple[float, int, int]  # when it arrives, tokens of the prompt, tokens of the reply
+
+
+def lengths(arrivals: str, requests: int, per_second: float, longest: int) -> list[Length]:
+    """Lengths of N of `gpu`, all at once (`closed`) or at random times (`poisson`), or those of a trace."""
+    draw = random.Random(0)
+    if arrivals in ("closed", "poisson"):
+        at, found = 0.0, []
+        for _ in range(requests):
+            found.append((at, draw.randint(100, 1024), draw.randint(100, longest)))
+            at += draw.expovariate(per_second) if arrivals == "poisson" else 0.0
+        return found
+    return traced(Path(arrivals))[:requests]
+
+
+def traced(file: Path) -> list[Length]:
+    """The requests of a trace, from its beginning."""
+    with opened(file) as lines:
+        if ".csv" in file.suffixes:
+            rows = [
+                (
+                    datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp(),
+                    int(row["ContextTokens"]),
+                    int(row["GeneratedTokens"]),
+                )
+                for row in csv.DictReader(lines)
+            ]
+        else:
+            records = map(json.loads, lines)
+            rows = [(one["timestamp"] / 1e3, one["input_length"], one["output_length"]) for one in records]
+    return [(at - rows[0][0], size, count) for at, size, count in rows]
+
+
+def message(
+    head: str, model: str, prompts: str, size: int, count: int, seed: object, vocab: int = _VOCAB
+) -> bytes:
+    draw = random.Random(repr(seed))
+    asked: dict[str, Any] = {
+        "prompt": " ".join(draw.choices(_WORDS, k=size))
+        if prompts == "text"
+        else [draw.randrange(3, vocab) for _ in range(size)],
+        "max_tokens": count,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    body = json.dumps(asked | ({"model": model} if model else {})).encode()
+    fields = f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    return (head + fields).encode() + body
+
+
+@contextmanager
+def started_server(*options: str) -> Generator[tuple[str, dict[str, int]], None, None]:
+    """A server on a free port: its base URL, and its processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "minichat", "serve", "--no-key", "--port", str(port), *options]
+    started = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        while not healthy(port):
+            if started.poll() is not None:
+                raise SystemExit(f"the server ended with exit code {started.returncode}")
+            time.sleep(0.05)
+        yield f"http://localhost:{port}", {"front": started.pid} | children(started.pid)
+    finally:
+        started.terminate()
+        started.wait()
+
+
+def healthy(port: int) -> bool:
+    connection = HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def children(pid: int) -> dict[str, int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {f"engine {n}" if n else "engine": int(each) for n, each in enumerate(found)}
+
+
+def cpu_seconds(processes: Mapping[str, int]) -> dict[str, float]:
+    """Processor time of each process since its start."""
+    used = {}
+    for name, pid in processes.items():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used[name] = (int(fields[11]) + int(fields[12])) / _TICKS
+    return used
+
+
+def spread_of(values: Sequence[float]) -> Iterator[tuple[str, float]]:
+    ranked = sorted(values)
+    if ranked:
+        yield "p50", statistics.median(ranked)
+        yield "p99", ranked[round(0.99 * (len(ranked) - 1))]
+        yield "longest", ranked[-1]

@@ -1,0 +1,118 @@
+"""Memory of weights and cache, the peak, and what paging and sharing save. Blocks are counted, not timed."""
+
+import resource
+import sys
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from minichat.bench.cases import Case
+from minichat.bench.harness import Bench
+from minichat.bench.setup import Setup
+from minichat.bench.traffic import Reader, ask, drain, seconds, submit, take
+
+_FORKS = 7
+
+
+def cases(setup: Setup) -> Iterator[Case]:
+    prompt, reply, requests = setup.sizes
+    about = f"{requests} requests at once, prompts and replies of up to {prompt} and {reply} tokens"
+    yield Case("model", partial(_model, setup), about)
+    yield Case("paging", partial(_paging, setup), about)
+    about = f"{1 + _FORKS} replies to one prompt of {8 * prompt} tokens"
+    yield Case("sharing", partial(_sharing, setup), about)
+    about = f"{requests} chats with the same first {4 * prompt} tokens"
+    yield Case("shared prefix", partial(_prefix, setup), about)
+
+
+def _model(setup: Setup, bench: Bench) -> None:
+    engine = setup.engine()
+    memory, size = engine.snapshot().memory, engine.scheduler.pool.block_size
+    bench.note("weights", memory["weights"] / 1e6, "MB")
+    bench.note("cache", memory["cache"] / 1e6, "MB")
+    tokens = engine.snapshot().blocks.refs.size * size
+    bench.note("cache of a token", memory["cache"] / tokens / 1e3, "kB")
+    _peak_blocks(setup)
+    bench.note("peak of this process", _peak() / 1e6, "MB")
+    if setup.gpu:
+        bench.note("peak on the GPU", torch.cuda.max_memory_reserved() / 1e6, "MB")
+
+
+def _peak() -> float:
+    """Bytes of main memory at the peak so far, with torch and Python."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _peak_blocks(setup: Setup) -> tuple[int, int, int, int]:
+    """Run a mixed workload. At its peak: blocks, tokens in them, and what reservations would take."""
+    engine, ids = setup.engine(), setup.ids()
+    for _, size, count in setup.mixed():
+        ask(engine, ids, size, count)
+    pool, running = engine.scheduler.pool, engine.scheduler.running
+    peak, held, own, whole = 0, 0, 0, 0
+    while engine.busy:
+        engine.step()
+        if pool.in_use > peak:
+            peak, held = pool.in_use, sum(each.launched for each in running)
+            own = sum(-(-each.max_len // pool.block_size) for each in running)
+            whole = len(running) * engine.limits.context // pool.block_size
+    return peak, held, own, whole
+
+
+def _paging(setup: Setup, bench: Bench) -> None:
+    size = setup.engine().scheduler.pool.block_size
+    peak, held, own, whole = _peak_blocks(setup)
+    bench.note("blocks at the peak", peak, "blocks")
+    bench.note("of their cells, unused", 100 * (1 - held / (peak * size)), "%")
+    bench.note("reserved for each reply's own most", own, "blocks")
+    bench.note("reserved for the model's context", whole, "blocks")
+    bench.note("reserved for the context / paged", whole / peak, "x")
+
+
+def _sharing(setup: Setup, bench: Bench) -> None:
+    engine, ids = setup.engine(), setup.ids()
+    prompt, reply, _ = setup.sizes
+    pool = engine.scheduler.pool
+
+    def most() -> int:
+        peak = 0
+        while engine.busy:
+            engine.step()
+            peak = max(peak, pool.in_use)
+        return peak
+
+    for _ in range(1 + _FORKS):
+        ask(engine, ids, 8 * prompt, reply)
+    separate = most()
+    first = ask(engine, ids, 8 * prompt, reply)
+    drain(engine, until=lambda: first.times)
+    [parent] = engine.scheduler.requests
+    for _ in range(_FORKS):
+        engine.fork(parent, Reader())
+    forked = most()
+    bench.note("separate requests", separate, "blocks")
+    bench.note("one request and its forks", forked, "blocks")
+    bench.note("separate / forked", separate / forked, "x")
+
+
+def _prefix(setup: Setup, bench: Bench) -> None:
+    engine, ids = setup.engine(), setup.ids()
+    prompt, reply, requests = setup.sizes
+    usual = next(switch.on for switch in engine.switches if switch.name == "prefix_cache")
+    peaks = {}
+    for on in (False, True):
+        engine.set_switch("prefix_cache", on)
+        shared = take(ids, 4 * prompt)
+        seconds(engine, [submit(engine, shared, 2)])
+        for _ in range(requests):
+            submit(engine, [*shared, *take(ids, 16)], reply)
+        peaks[on] = 0
+        while engine.busy:
+            engine.step()
+            peaks[on] = max(peaks[on], engine.scheduler.pool.in_use)
+    engine.set_switch("prefix_cache", usual)
+    bench.note("without the prefix cache", peaks[False], "blocks")
+    bench.note("with it", peaks[True], "blocks")
+    bench.note("without / with", peaks[False] / peaks[True], "x")

@@ -1,0 +1,150 @@
+"""Other engines beside this one: the same model and requests, in processes that take turns.
+
+D: a step with n replies, (seconds of long replies - seconds of short ones) / the difference of their lengths.
+N: requests of mixed lengths, all submitted at the start, prompts included.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from itertools import count
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from engine.devices import pick
+from minichat.bench.cases import Case, CaseFailed, CaseResult
+from minichat.bench.harness import Bench, rounds
+from minichat.bench.peers.process import PeerProcess
+from minichat.bench.report import shown
+from minichat.bench.setup import Setup
+from minichat.bench.traffic import take
+
+REPEATS = 3
+_SHORT = {False: 4, True: 16}  # tokens of a short reply, on a CPU and on a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    name: str  # as in --peer
+    called: str
+    package: str
+    runner: str
+
+
+OURS = Peer("minichat", "minichat", "minichat", "minichat_runner")
+PEERS = (
+    Peer("generate", "transformers generate", "transformers", "generate_runner"),
+    Peer("batching", "transformers continuous batching", "transformers", "batching_runner"),
+    Peer("vllm", "vLLM", "vllm", "vllm_runner"),
+    Peer("sglang", "SGLang", "sglang", "sglang_runner"),
+    Peer("llama.cpp", "llama.cpp", "llama_cpp", "llama_cpp_runner"),
+    Peer("nano-vllm", "nano-vllm", "nanovllm", "nano_vllm_runner"),
+)
+
+
+def cases(setup: Setup) -> Iterator[Case]:
+    prompt, reply, requests = setup.sizes
+    about = f"D: prompts of {prompt}, replies of {reply}; N: {requests} mixed requests"
+    if not setup.gpu and setup.threads == 1:
+        about += "; processor time of one thread"
+    for peer in PEERS:
+        yield Case(peer.called, partial(_beside, setup, peer), about, _why_not(setup, peer))
+
+
+def _why_not(setup: Setup, peer: Peer) -> str:
+    if peer.name in setup.peers or find_spec(peer.package) is not None:
+        return ""
+    return f"{peer.package} is not installed here; --peer {peer.name}=PYTHON names a Python that has it"
+
+
+def _beside(setup: Setup, peer: Peer, bench: Bench) -> None:
+    _, _, requests = setup.sizes
+    rows = setup.rows_or((1, 8), (1, 8, 32, 128, 256))
+    job = {
+        "folder": str(setup.folder),
+        "device": pick(setup.config.device).type,
+        "threads": setup.threads,
+        "context": setup.longest + 16,
+        "rows": max(*rows, min(requests, 256 if setup.gpu else 8)),
+    }
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        PeerProcess(OURS.runner, job, log) as ours,
+        PeerProcess(peer.runner, job, log, setup.peers.get(peer.name, sys.executable)) as theirs,
+    ):
+        sides = {OURS.called: ours}
+        try:
+            ours.ready()
+            sides[theirs.ready()] = theirs
+            for each in rows:
+                _steps(setup, sides, each, bench)
+            _mixed(setup, sides, bench)
+        except CaseFailed as error:
+            raise CaseFailed(f"{error}{_last_line(log)}") from None
+
+
+def _last_line(log) -> str:  # type: ignore[no-untyped-def]
+    log.seek(0)
+    lines = [line.strip() for line in log if line.strip()]
+    return f" ({lines[-1][:200]})" if lines else ""
+
+
+def _steps(setup: Setup, sides: dict[str, PeerProcess], rows: int, bench: Bench) -> None:
+    _, reply, _ = setup.sizes
+    brief, seeds = _SHORT[setup.gpu], count(rows * 1000)
+
+    def step(side: PeerProcess) -> float:
+        short, long = (
+            side.generate(_random(setup, rows, next(seeds)), [length] * rows) for length in (brief, reply)
+        )
+        return (long - short) / (reply - brief)
+
+    found = rounds(bench, {name: partial(step, side) for name, side in sides.items()})
+    _note(bench, f"D, {rows} at once", "s", found)
+
+
+def _mixed(setup: Setup, sides: dict[str, PeerProcess], bench: Bench) -> None:
+    sizes, seeds = setup.mixed(), count(1)
+
+    def tokens_per_second(side: PeerProcess) -> float:
+        ids = setup.ids(next(seeds))
+        asked = [take(ids, size) for _, size, _ in sizes]
+        lengths = [length for _, _, length in sizes]
+        return sum(lengths) / side.generate(asked, lengths)
+
+    found = rounds(bench, {name: partial(tokens_per_second, side) for name, side in sides.items()})
+    _note(bench, "N", "tok/s", found)
+
+
+def _random(setup: Setup, rows: int, seed: int) -> list[list[int]]:
+    ids, (prompt, _, _) = setup.ids(seed), setup.sizes
+    return [take(ids, prompt) for _ in range(rows)]
+
+
+def _note(bench: Bench, what: str, unit: str, found: dict[str, list[float]]) -> None:
+    for side, values in found.items():
+        bench.note(f"{what}, {side}", values, unit)
+    ours, theirs = found.values()
+    ratios = [a / b if unit.endswith("/s") else b / a for a, b in zip(ours, theirs, strict=True)]
+    bench.note(f"{what}, speed of {OURS.called}", ratios, "x")
+
+
+def page(results: Sequence[CaseResult]) -> Table:
+    found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    found.add_column("peer")
+    found.add_column("workload")
+    for heading in (OURS.called, "the peer", "our speed", "quartiles"):
+        found.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        if result.why_not:
+            found.add_row(result.case, f"not measured: {escape(result.why_not)}")
+        for ours, theirs, ratio in zip(*[iter(result.figures)] * 3, strict=True):
+            what, _, name = theirs.name.rpartition(", ")
+            values = (shown(ours).value, shown(theirs).value, *shown(ratio))
+            found.add_row(f"{result.case} ({name.rpartition(' ')[2]})", what, *values)
+    return found

@@ -1,0 +1,93 @@
+"""A file with one line of JSON per finished case.
+
+A line is written in one piece when its case ends. A process that is killed loses only the case that was
+running; what it wrote of a line is dropped by the next one.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from engine.api.errors import BadInput, EngineError
+from minichat.bench.harness import Figure
+from minichat.bench.machine import origin
+
+_SAME_MACHINE = ("cpu", "cores", "gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class CaseKey:
+    """What a case measured. Equal keys need no second measurement."""
+
+    question: str
+    case: str
+    settings: str  # as JSON
+    commit: str | None
+    machine: tuple[Any, ...]
+
+    @classmethod
+    def here(cls, question: str, case: str, settings: Mapping[str, Any]) -> Self:
+        return cls.of({"question": question, "case": case, "settings": settings, **origin()})
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> Self:
+        settings = json.dumps(line["settings"], sort_keys=True)
+        machine = tuple(line["machine"].get(name) for name in _SAME_MACHINE)
+        return cls(line["question"], line["case"], settings, line["commit"], machine)
+
+
+class CaseFile:
+    """The cases of a file, which need not exist. Raises BadInput if it holds something else."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"cannot read {path}: {error}") from None
+        self._whole = len(text[: text.rfind("\n") + 1].encode())  # bytes of complete lines
+        self.lines = [self._parsed(number, line) for number, line in enumerate(text.split("\n")[:-1], 1)]
+        self._figures = {CaseKey.of(line): _figures(line) for line in self.lines}
+
+    def _parsed(self, number: int, line: str) -> dict[str, Any]:
+        try:
+            parsed: dict[str, Any] = json.loads(line)
+            CaseKey.of(parsed), _figures(parsed)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise BadInput(f"{self.path}, line {number}: not a result of minichat bench") from None
+        return parsed
+
+    def figures(self, key: CaseKey) -> tuple[Figure, ...] | None:
+        """The figures of a finished case, or None."""
+        return self._figures.get(key)
+
+    def earlier(self, question: str, case: str, settings: Mapping[str, Any]) -> tuple[Figure, ...]:
+        """The newest figures of this case with these settings, from any machine and commit."""
+        for line in reversed(self.lines):
+            if (line["question"], line["case"], line["settings"]) == (question, case, settings):
+                return _figures(line)
+        return ()
+
+    def append(self, key: CaseKey, about: str, figures: Sequence[Figure]) -> None:
+        line = {
+            "question": key.question,
+            "case": key.case,
+            "about": about,
+            "settings": json.loads(key.settings),
+            "figures": [asdict(figure) for figure in figures],
+            **origin(),
+        }
+        try:
+            with self.path.open("ab") as file:
+                file.truncate(self._whole)
+                self._whole += file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        except OSError as error:
+            raise EngineError(f"cannot write {self.path}: {error.strerror or error}") from None
+        self.lines.append(line)
+        self._figures[key] = tuple(figures)
+
+
+def _figures(line: Mapping[str, Any]) -> tuple[Figure, ...]:
+    return tuple(Figure(**figure) for figure in line["figures"])

@@ -1,0 +1,183 @@
+"""The model under test, its engines, and the sizes of the workloads."""
+
+import gc
+import json
+import random
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.api.config import EngineConfig
+from engine.devices import pick
+from engine.models.find import find_model
+from engine.serving.engine import Engine
+from engine.start import start
+from minichat.bench.shapes import COMMON, SHAPES
+from minichat.bench.traffic import prompts
+from minichat.bench.written import write
+
+_N = (100, 1024)  # lengths of N, the usual mixed workload on a GPU
+_ALIVE = 2  # engines; older ones are dropped, as a GPU holds few
+
+
+@dataclass(kw_only=True)
+class Setup:
+    """What the questions measure. Sizes that are not given depend on the device."""
+
+    config: EngineConfig
+    shape: str = ""  # of SHAPES: random weights instead of the model in `config`
+    rows: tuple[int, ...] = ()  # replies at once; empty: the question's own
+    prompt: int | None = None  # tokens
+    reply: int | None = None
+    requests: int | None = None
+    trace: str = "poisson"  # or a file
+    ttft: float = 0.5  # limits of goodput, in seconds
+    tpot: float = 0.05
+    price: float | None = None  # of the machine, for an hour
+    threads: int = 1  # of each engine that is compared with a peer on a CPU
+    peers: Mapping[str, str] = field(default_factory=dict)  # the Python of a peer, by its name
+    _engines: dict[str, Engine] = field(default_factory=dict)
+    _folders: list[tempfile.TemporaryDirectory[str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        small, large = (128, 48, 24), (512, 272, 256)
+        usual = large if self.gpu else small
+        self._as_usual = self.prompt is None and self.reply is None
+        self.prompt, self.reply, self.requests = (
+            each if given is None else given
+            for given, each in zip((self.prompt, self.reply, self.requests), usual, strict=True)
+        )
+
+    @cached_property
+    def gpu(self) -> bool:
+        return pick(self.config.device).type == "cuda"
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Tokens of a prompt, tokens of a reply, and requests of a mixed workload."""
+        assert self.prompt is not None and self.reply is not None and self.requests is not None
+        return self.prompt, self.reply, self.requests
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request of these sizes, with its reply."""
+        prompt, reply, _ = self.sizes
+        return max(prompt + reply, *(asked + answered for _, asked, answered in self.mixed()))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that a figure depends on, for its line in a file; without paths of this machine."""
+        config = self.config
+        prompt, reply, requests = self.sizes
+        return {
+            "model": self.shape or Path(config.model).name,
+            "device": pick(config.device).type,
+            "dtype": config.dtype,
+            "quantization": config.quantization,
+            "kv": config.kv_scheme,
+            "prompt": prompt,
+            "reply": reply,
+            "requests": requests,
+            "trace": Path(self.trace).name,
+            "limits": [self.ttft, self.tpot],
+            "price": self.price,
+            "threads": self.threads,
+        }
+
+    @cached_property
+    def vocab(self) -> int:
+        if self.shape:
+            return int(SHAPES[self.shape]["vocab_size"])
+        config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+
+    def ids(self, seed: int = 0) -> Iterator[int]:
+        """Endless random tokens of the model, the same for the same seed."""
+        return prompts(seed, self.vocab)
+
+    def mixed(self, per_second: float = 0.0) -> list[tuple[float, int, int]]:
+        """Requests of mixed lengths: when each arrives, tokens of its prompt, tokens of its reply."""
+        draw, at, found = random.Random(0), 0.0, []
+        prompt, reply, requests = self.sizes
+        asked, answered = (-(-prompt // 8), prompt), (-(-reply // 8), reply)
+        if self.gpu and self._as_usual:
+            asked = answered = _N
+        for _ in range(requests):
+            found.append((at, draw.randint(*asked), draw.randint(*answered)))
+            at += draw.expovariate(per_second) if per_second else 0.0
+        return found
+
+    def rows_or(self, small: tuple[int, ...], large: tuple[int, ...]) -> tuple[int, ...]:
+        """The rows that were asked for, else the usual ones of a CPU or a GPU."""
+        return self.rows or (large if self.gpu else small)
+
+    def engine(self, **changes: Any) -> Engine:
+        """An engine with the usual options, except for these. The same changes give the same engine."""
+        key = repr(sorted(changes.items()))
+        engine = self._engines.pop(key, None)
+        if engine is None:
+            while len(self._engines) >= _ALIVE:
+                self._drop(next(iter(self._engines)))
+            engine = self._started(changes)
+        self._engines[key] = engine  # the newest is the last
+        return engine
+
+    def close(self) -> None:
+        for key in list(self._engines):
+            self._drop(key)
+        for folder in self._folders:
+            folder.cleanup()
+
+    @property
+    def _blocks(self) -> int:
+        """For the most rows of any case, for all mixed requests at once, and for long prompts."""
+        prompt, reply, _ = self.sizes
+        size = self.config.block_size
+        rows = max(self.rows, default=256) * (-(-(prompt + reply) // size) + 1)
+        mixed = sum(-(-(asked + answered) // size) + 1 for _, asked, answered in self.mixed())
+        return self.config.blocks or max(rows, mixed) + 10 * (8 * prompt + reply) // size
+
+    def _started(self, changes: dict[str, Any]) -> Engine:
+        return self.shaped(self.shape, **changes) if self.shape else start(self._config(changes))
+
+    def shaped(self, shape: str, **changes: Any) -> Engine:
+        """A new engine with random weights in this shape."""
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[shape]))
+            return start(self._config({"model": folder, "dummy_weights": True, **changes}))
+
+    def _config(self, changes: dict[str, Any]) -> EngineConfig:
+        """A cache of the size that is needed: several engines are alive. No tier, unless asked for."""
+        usual = {"blocks": self._blocks, "host_blocks": self.config.host_blocks or 0, "seed": 0}
+        return replace(self.config, **(usual | changes))
+
+    def _drop(self, key: str) -> None:
+        for tier in self._engines.pop(key).scheduler.transfers.tiers.values():
+            tier.close()
+        gc.collect()
+        if self.gpu:
+            torch.cuda.empty_cache()
+
+    @cached_property
+    def folder(self) -> Path:
+        """A folder with all weights, as other engines need it. A shape's are written to a temporary one."""
+        if not self.shape:
+            return find_model(self.config.model, dummy=self.config.dummy_weights).folder
+        folder = self._temporary()
+        write(folder, COMMON | SHAPES[self.shape])
+        return folder
+
+    @cached_property
+    def scratch(self) -> Path:
+        """A folder for what engines keep on disk."""
+        return self._temporary()
+
+    def _temporary(self) -> Path:
+        """A folder that `close` removes."""
+        self._folders.append(tempfile.TemporaryDirectory())
+        return Path(self._folders[-1].name)

@@ -1,0 +1,1 @@
+"""`minichat bench`: its options, and the command."""

@@ -1,0 +1,143 @@
+"""`minichat bench`: measure the cases of a question, and report them as a table, JSON and SVG."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
+from engine.api.errors import BadInput, EngineError
+from minichat.bench.cases import CaseResult, Measurement
+from minichat.bench.compare import comparison_table, comparisons
+from minichat.bench.plot import bar_charts
+from minichat.bench.record import CaseFile
+from minichat.bench.report import table
+from minichat.bench.setup import Setup
+from minichat.charts.bars import bars_svg
+from minichat.commands.bench.arguments import PEERS
+from minichat.commands.options import engine_config, failed, picture_file
+
+_LEAST = {"warmup": 0, "repeats": 1, "prompt": 8, "reply": 4, "requests": 1, "threads": 1}
+_WIDTH = 130  # of a table that is not for a terminal
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        picture = picture_file(options.plot)
+        earlier = _file(options.compare, must_exist=True)
+        question = import_module(f"minichat.bench.questions.{options.question}")
+        with _setup(options) as setup, _progress() as progress:
+            repeats = options.repeats or getattr(question, "REPEATS", 5)
+            measured = Measurement(
+                options.question, setup.settings, options.warmup, repeats,
+                file=_file(options.json), only=options.only, progress=progress,
+            )  # fmt: skip
+            results = list(_reported(measured.results(question.cases(setup))))
+        if not results:
+            raise BadInput(f"--only {' '.join(options.only)} matches no case of {options.question}")
+        _show(question, results, measured, earlier)
+        if picture is not None:
+            _save(picture, bars_svg(bar_charts(options.question, results)))
+    except EngineError as error:
+        return failed(error)
+    return 1 if any(result.failed for result in results) else 0
+
+
+def _file(name: str | None, *, must_exist: bool = False) -> CaseFile | None:
+    if name is None:
+        return None
+    path = Path(name)
+    if must_exist and not path.is_file():
+        raise BadInput(f"--compare {name}: no such file")
+    if not path.absolute().parent.is_dir():
+        raise BadInput(f"--json {name}: the folder {path.absolute().parent} does not exist")
+    return CaseFile(path)
+
+
+@contextmanager
+def _setup(options: argparse.Namespace) -> Iterator[Setup]:
+    for name, least in (
+        ("warmup", 0),
+        ("repeats", 1),
+        ("prompt", 8),
+        ("reply", 4),
+        ("requests", 1),
+        ("threads", 1),
+    ):
+        if (value := getattr(options, name)) is not None and value < least:
+            raise BadInput(f"--{name} must be at least {least}, got {value}")
+    if any(rows < 1 for rows in options.rows):
+        raise BadInput(f"--rows must be at least 1, got {min(options.rows)}")
+    if options.trace != "poisson" and not Path(options.trace).is_file():
+        raise BadInput(f"--trace {options.trace}: no such file")
+    setup = Setup(
+        config=engine_config(options),
+        shape=options.shape or "",
+        rows=tuple(options.rows),
+        prompt=options.prompt,
+        reply=options.reply,
+        requests=options.requests,
+        trace=options.trace,
+        ttft=options.ttft,
+        tpot=options.tpot,
+        price=options.price,
+        threads=options.threads,
+        peers=dict(_peer(each) for each in options.peer),
+    )
+    try:
+        setup.ids()  # a model that does not exist is reported before any case
+        yield setup
+    finally:
+        setup.close()
+
+
+def _peer(text: str) -> tuple[str, str]:
+    name, _, python = text.partition("=")
+    if name not in PEERS or not Path(python).is_file():
+        raise BadInput(f"--peer {text} must be NAME=PYTHON, with a name of {', '.join(PEERS)}")
+    return name, python
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    # Refreshed after each call, never from a separate thread during a timed call.
+    with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
+        yield progress
+
+
+def _reported(results: Iterator[CaseResult]) -> Iterator[CaseResult]:
+    """Report each failure at once."""
+    for result in results:
+        if result.failed:
+            print(f"minichat: {result.case}: {result.why_not}", file=sys.stderr)
+        yield result
+
+
+def _show(question, results: list[CaseResult], run: Measurement, earlier: CaseFile | None) -> None:  # type: ignore[no-untyped-def]
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    if hasattr(question, "page"):
+        console.print(question.page(results))
+    else:
+        console.print(table(run.question, [figure for result in results for figure in result.named]))
+        for result in results:
+            if result.why_not:
+                console.print(f" {escape(result.case)}: not measured: {escape(result.why_not)}")
+    if earlier is not None:
+        if found := list(comparisons(run, results, earlier)):
+            console.print(comparison_table(found))
+        else:
+            console.print(f" {earlier.path}: no figures of the same cases with the same settings")
+
+
+def _save(picture: Path, text: str) -> None:
+    try:
+        picture.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EngineError(f"cannot write --plot {picture}: {error.strerror or error}") from None

@@ -1,0 +1,22 @@
+"""An engine that takes 5 ms of processor time for each token of its longest reply, or fails as it is told."""
+
+import os
+import sys
+import time
+
+
+def opened(job):
+    print("loading", job["folder"])  # engines write to standard output
+    if job.get("fails") == "open":
+        raise RuntimeError("no such device\nand more lines")
+
+    def generate(prompts, counts):
+        if job.get("fails") == "die":
+            os._exit(3)
+        ends = time.process_time() + 0.005 * max(counts)
+        while time.process_time() < ends:
+            pass
+        print("generated", file=sys.stderr)
+        return [1 for _ in counts] if job.get("fails") == "lengths" else list(counts)
+
+    return "Fake 1.2", generate

@@ -1,0 +1,40 @@
+"""docs/results.md shows the newest lines of the files that it names."""
+
+from pathlib import Path
+
+from docs.results import LINES, PAGE, filled
+from minichat.bench.questions.quick import REFERENCE
+from minichat.bench.record import CaseFile
+from minichat.commands.bench.arguments import QUESTIONS
+
+LINE = {
+    "question": "memory",
+    "case": "a",
+    "commit": "c",
+    "when": "2026-01-02T00:00:00+00:00",
+    "machine": {"cpu": "EPYC", "gpu": None, "cores": 2, "load": 0.5},
+    "figures": [{"name": "time", "unit": "s", "median": 0.002, "low": 0.001, "high": 0.003, "samples": 3}],
+}
+
+
+def test_the_page_is_up_to_date() -> None:
+    """If this fails, run `python -m docs.results`."""
+    lines = [line for file in (LINES, REFERENCE) for line in CaseFile(file).lines]
+    page = PAGE.read_text(encoding="utf-8")
+    assert filled(page, lines) == page
+    assert {line["question"] for line in lines} <= set(QUESTIONS)
+
+
+def test_a_table_has_the_newest_commit_only() -> None:
+    page = "x\n<!-- bench memory -->\nold\n<!-- end -->\n<!-- bench latency -->\nkept\n<!-- end -->\n"
+    older = LINE | {"commit": "b", "case": "gone"}
+    again = LINE | {"figures": [LINE["figures"][0] | {"median": 0.004}]}
+    new = filled(page, [older, LINE, again])
+    assert new.count("a, time") == 1 and "| a, time | 4 ms | 1 .. 3 | 3 |" in new
+    assert "gone" not in new and "old" not in new and "kept" in new
+    assert "2026-01-02, commit c, EPYC, 2 cores, load 0.5 to 0.5:" in new
+
+
+def test_the_figures_name_no_path_of_a_machine() -> None:
+    for file in (LINES, REFERENCE):
+        assert str(Path.home()) not in file.read_text() and "/tmp" not in file.read_text()

@@ -1,0 +1,80 @@
+"""Other engines in processes of their own: what is computed from their answers, and how they fail."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minichat.bench.cases import CaseFailed
+from minichat.bench.peers.process import PeerProcess
+from minichat.bench.questions import peers
+from minichat.bench.questions.peers import Peer
+from minichat.bench.setup import Setup
+from tests.bench.test_questions import ask, printed, values
+
+FAKE = str(Path(__file__).parent / "fake_engine")
+
+
+@pytest.mark.parametrize(
+    ("fails", "problem"),
+    [
+        ("open", "RuntimeError: no such device$"),
+        ("die", "its process ended with exit code 3"),
+        ("lengths", r"its replies have \[1, 1\] tokens instead of \[2, 3\]"),
+    ],
+)
+def test_a_failing_engine_is_reported(fails: str, problem: str, tmp_path: Path) -> None:
+    job = {"folder": "here", "device": "cpu", "threads": 1, "fails": fails}
+    with (tmp_path / "log").open("w") as log, PeerProcess(FAKE, job, log) as engine:
+
+        def answer() -> None:
+            assert engine.ready() == "Fake 1.2"
+            engine.generate([[1], [2]], [2, 3])
+
+        with pytest.raises(CaseFailed, match=problem):
+            answer()
+    assert "loading here" in (tmp_path / "log").read_text()
+
+
+def test_steps_and_speeds_are_computed(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines of equal speed: 5 ms a step, and 200 tokens per second of each row."""
+    monkeypatch.setattr(peers, "OURS", Peer("ours", "minichat", "json", FAKE))
+    monkeypatch.setattr(
+        peers, "PEERS", (Peer("fake", "Fake", "json", FAKE), Peer("no", "None", "no_such", ""))
+    )
+    found = ask("peers", setup)
+    assert found["None"].why_not.startswith("no_such is not installed here; --peer no=PYTHON")
+    figures = values(found["Fake"])
+    assert figures["D, 2 at once, minichat"] == pytest.approx(0.005, rel=0.3)
+    assert figures["D, 2 at once, Fake 1.2"] == pytest.approx(0.005, rel=0.3)
+    lengths = [reply for _, _, reply in setup.mixed()]
+    assert figures["N, Fake 1.2"] == pytest.approx(sum(lengths) / (0.005 * max(lengths)), rel=0.3)
+    assert figures["N, speed of minichat"] == pytest.approx(1, rel=0.5)
+    assert "Fake (1.2)" in printed("peers", list(found.values()))
+
+
+@pytest.mark.parametrize("runner", ["minichat_runner", "generate_runner", "batching_runner"])
+def test_a_runner_generates_replies_of_the_given_lengths(runner: str, tiny: Path) -> None:
+    job: dict[str, Any] = {"folder": str(tiny), "device": "cpu", "threads": 1, "context": 64, "rows": 2}
+    version, generate = import_module(f"minichat.bench.peers.{runner}").opened(job)
+    assert version
+    assert generate([[5, 6, 7], [8, 9], [10]], [4, 2, 3]) == [4, 2, 3]
+
+
+@pytest.mark.soak
+def test_transformers_beside_this_engine(setup: Setup) -> None:
+    found = ask("peers", setup)
+    for name in ("transformers generate", "transformers continuous batching"):
+        assert all(value > 0 for key, value in values(found[name]).items() if key.startswith("N, "))
+
+
+def test_runners_of_other_engines_need_only_them() -> None:
+    """They run in another Python, which has neither minichat nor its packages."""
+    folder = Path(peers.__file__).parents[1] / "peers"
+    for file in [folder / "child.py", *folder.glob("*_runner.py")]:
+        text = file.read_text()
+        if file.stem != "minichat_runner":
+            assert "import minichat" not in text and "from minichat" not in text and "from engine" not in text
+    runners = {each.runner for each in (peers.OURS, *peers.PEERS)}
+    assert runners == {each.stem for each in folder.glob("*_runner.py")}

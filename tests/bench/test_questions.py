@@ -1,0 +1,133 @@
+"""Every question of `minichat bench` is answered at a toy size."""
+
+from functools import partial
+from importlib import import_module
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from minichat.bench.cases import CaseResult, Measurement
+from minichat.bench.load.http import started_server
+from minichat.bench.questions import quick, throughput
+from minichat.bench.setup import Setup
+from minichat.bench.shapes import SHAPES
+from minichat.commands.bench.arguments import PEERS, QUESTIONS
+from minichat.commands.bench.arguments import SHAPES as OFFERED
+from tests.models.tiny import CONFIG
+
+NO_GPU = {"CUDA graphs", "Triton attention"}
+
+
+def ask(question: str, setup: Setup, only: tuple[str, ...] = (), repeats: int = 1) -> dict[str, CaseResult]:
+    module = import_module(f"minichat.bench.questions.{question}")
+    run = Measurement(question, setup.settings, warmup=0, repeats=repeats, only=only)
+    found = {each.case: each for each in run.results(module.cases(setup))}
+    assert [each for each in found.values() if each.failed] == []
+    assert all(each.figures or each.why_not for each in found.values())
+    return found
+
+
+def values(result: CaseResult) -> dict[str, float]:
+    return {each.name: each.median for each in result.figures}
+
+
+def printed(question: str, results: list[CaseResult]) -> str:
+    out = StringIO()
+    Console(width=200, file=out).print(import_module(f"minichat.bench.questions.{question}").page(results))
+    return out.getvalue()
+
+
+def test_latency_by_rows_prompt_and_chunk(setup: Setup) -> None:
+    found = ask("latency", setup)
+    assert list(found) == [
+        "2 at once", "prompt of 32", "prompt of 64",
+        "usual chunks", "chunks of 512", "chunks of 256", "chunks of 64",
+    ]  # fmt: skip
+    for result in found.values():
+        assert min(values(result).values()) > 0
+    at_once = values(found["2 at once"])
+    assert (
+        at_once["between tokens, p50"] <= at_once["between tokens, p99"] < at_once["first token, longest"] + 9
+    )
+
+
+@pytest.mark.parametrize("dry", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_throughput_in_the_process_and_over_http(
+    setup: Setup, dry: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server without weights starts in a fifth of the time."""
+    if dry:
+        server = partial(started_server, "--dry-run", "--rate", "2000", "--blocks", "1000")
+        monkeypatch.setattr(throughput, "started_server", lambda *options: server())
+    found = ask("throughput", setup, only=("2 at once", "mixed*", "HTTP, 2 clients"))
+    assert values(found["2 at once"])["output"] > 0 < values(found["mixed lengths"])["output"]
+    served = values(found["HTTP, 2 clients"])
+    assert served["tokens"] > 0 == served["failed"]
+    assert served["goodput, 0.5 s and 50 ms"] <= served["requests"]
+
+
+def test_memory_is_counted(setup: Setup) -> None:
+    found = ask("memory", setup)
+    prompt, reply, requests = setup.sizes
+    size = setup.config.block_size
+    paging, sharing = values(found["paging"]), values(found["sharing"])
+    assert 1 <= paging["blocks at the peak"] <= paging["reserved for each reply's own most"]
+    assert paging["reserved for the model's context"] == requests * 512 // size
+    assert sharing["separate requests"] == 8 * -(-(8 * prompt + reply) // size)
+    assert sharing["one request and its forks"] < sharing["separate requests"]
+    assert values(found["shared prefix"])["without / with"] > 1
+    model = values(found["model"])
+    assert model["peak of this process"] > model["weights"] > 0
+
+
+def test_cost_without_a_meter(setup: Setup) -> None:
+    found = ask("energy", setup)
+    assert found["idle"].why_not or found["idle"].figures  # RAPL is readable on some machines
+    at_once = values(found["2 at once"])
+    assert at_once["cost"] == pytest.approx(2.0 / 3600 / at_once["output"] * 1e6)
+
+
+def test_each_technique_is_switched_off_alone(setup: Setup) -> None:
+    usual = {each.name: each.on for each in setup.engine().switches}
+    found = ask("ablations", setup)
+    assert {name for name, result in found.items() if result.why_not == "needs a GPU"} == NO_GPU
+    for name, result in found.items():
+        if result.why_not:
+            lacking = NO_GPU | {"fused layers", "speculation, draft", "speculation, exit"}
+            assert name in lacking, result.why_not
+        else:
+            on, off, worth = (each.median for each in result.figures)
+            assert worth == pytest.approx(on / off if result.figures[0].unit == "tok/s" else off / on)
+    assert values(found["KV cache"])["worth"] > 0
+    assert {each.name: each.on for each in setup.engine().switches} == usual
+    page = printed("ablations", list(found.values()))
+    assert all(name in page for name in found)
+
+
+def test_the_page_of_quick(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "335M", CONFIG)
+    found = ask("quick", setup)
+    assert {"device", "2 at once", "long prompt", "335M, 2 at once"} <= found.keys()
+    page = printed("quick", list(found.values()))
+    assert "long prompt, first token" in page
+
+
+def test_quick_stands_beside_the_docs() -> None:
+    """The figures that ship are of cases that quick measures, so that they are shown."""
+    reference = quick.CaseFile(quick.REFERENCE)
+    [line] = [
+        each for each in reference.lines if each["case"] == "mixed lengths" and not each["machine"]["gpu"]
+    ][-1:]
+    figure = quick.Figure(**line["figures"][0])
+    result = CaseResult(line["case"], line["about"], (figure,))
+    assert " 1 x " in printed("quick", [result])
+
+
+def test_names_on_the_command_line_are_those_of_the_questions() -> None:
+    folder = import_module("minichat.bench.questions").__path__[0]
+    files: Any = {each.stem for each in quick.Path(folder).glob("[!_]*.py")}
+    assert files == set(QUESTIONS)
+    assert set(OFFERED) == set(SHAPES)
+    assert [each.name for each in import_module("minichat.bench.questions.peers").PEERS] == list(PEERS)

@@ -1,0 +1,157 @@
+"""The file of finished cases: what it keeps when a process is killed, and what is not measured again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.api.errors import BadInput
+from minichat.bench.cases import Case, CaseFailed, CaseResult, Measurement
+from minichat.bench.compare import comparisons
+from minichat.bench.harness import Bench, Figure
+from minichat.bench.machine import commit
+from minichat.bench.record import CaseFile
+from minichat.cli import main
+from tests.waiting import becomes
+
+SIZES = ["--prompt", "8", "--reply", "8", "--warmup", "0", "--repeats", "1", "--device", "cpu"]
+
+
+def noting(*values: float, unit: str = "s") -> Callable[[Bench], None]:
+    def run(bench: Bench) -> None:
+        bench.note("time", values, unit)
+
+    return run
+
+
+def measured(file: CaseFile | None, *cases: Case, **settings: Any) -> list[CaseResult]:
+    return list(Measurement("speed", settings, 0, 1, file=file).results(cases))
+
+
+def test_a_finished_case_is_not_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "found.jsonl"
+    first = measured(CaseFile(path), Case("a", noting(1, 2, 4)), Case("b", noting(5)), rows=1)
+    again = measured(CaseFile(path), Case("a", noting(9)), Case("c", noting(6)), rows=1)
+    assert again[0] == first[0]
+    other = measured(CaseFile(path), Case("a", noting(9)), rows=2)
+    assert [each.figures[0].median for each in (*again, *other)] == [2, 6, 9]
+    assert [json.loads(line)["case"] for line in path.read_text().splitlines()] == ["a", "b", "c", "a"]
+
+
+def test_half_a_line_is_dropped_by_the_next_run(tmp_path: Path) -> None:
+    path = tmp_path / "found.jsonl"
+    measured(CaseFile(path), Case("a", noting(1)), Case("b", noting(2)))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    assert [line["case"] for line in CaseFile(path).lines] == ["a"]
+    results = measured(CaseFile(path), Case("a", noting(9)), Case("b", noting(3)))
+    assert [each.figures[0].median for each in results] == [1, 3]
+    assert [line["figures"][0]["median"] for line in CaseFile(path).lines] == [1, 3]
+
+
+@pytest.mark.parametrize("text", ["[1, 2]\n", '{"question": "speed"}\n', "figures\n"])
+def test_another_file_is_refused_and_not_changed(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=r"notes.txt, line 1: not a result of minichat bench"):
+        CaseFile(path)
+    assert path.read_text() == text
+
+
+def test_a_failed_case_is_not_stored_and_others_continue(tmp_path: Path) -> None:
+    def fails(bench: Bench) -> None:
+        bench.note("time", 1.0, "s")
+        raise CaseFailed("the server ended")
+
+    results = measured(
+        CaseFile(tmp_path / "f"), Case("a", fails), Case("b", noting(2)), Case("c", fails, "", "no GPU")
+    )
+    assert [(each.why_not, each.failed) for each in results] == [
+        ("the server ended", True),
+        ("", False),
+        ("no GPU", False),
+    ]
+    assert [line["case"] for line in CaseFile(tmp_path / "f").lines] == ["b"]
+
+
+def test_runs_agree_if_their_spreads_overlap(tmp_path: Path) -> None:
+    earlier = CaseFile(tmp_path / "earlier.jsonl")
+    then = {"a": (1.0, 1.2, 1.4), "b": (1.0,), "c": (0.0,), "d": (1.0,)}
+    measured(earlier, *(Case(name, noting(*values)) for name, values in then.items()))
+    run = Measurement("speed", {}, 0, 1)
+    cases = (
+        Case("a", noting(1.3, 1.5, 1.7)),
+        Case("b", noting(2.0)),
+        Case("c", noting(0.0)),
+        Case("e", noting(1)),
+    )
+    now = list(run.results(cases))
+    found = {each.name: each for each in comparisons(run, now, earlier)}
+    assert list(found) == ["a, time", "b, time", "c, time"]
+    assert found["a, time"].ratio == pytest.approx(1.25)
+    assert found["a, time"].low == pytest.approx(1.4 / 1.3)
+    assert [each.agrees for each in found.values()] == [False, False, True]
+    same = list(comparisons(run, [CaseResult("a", "", (Figure("time", "s", 1.25, 1.2, 1.3, 3),))], earlier))
+    assert [each.agrees for each in same] == [True]
+
+
+def test_a_killed_run_keeps_its_finished_cases(tiny: Path, tmp_path: Path) -> None:
+    """The second case is far too long. The next run measures neither again."""
+    file = tmp_path / "found.jsonl"
+    words = ["bench", "throughput", "--model", str(tiny), *SIZES, "--only", "* at once", "--json", str(file)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "minichat", *words, "--rows", "2", "--rows", "5000"], stdout=subprocess.DEVNULL
+    )
+    try:
+        assert becomes(lambda: file.exists() and file.read_bytes().endswith(b"\n"))
+    finally:
+        child.kill()
+    assert child.wait() == -signal.SIGKILL
+    kept = file.read_bytes()
+    [line] = CaseFile(file).lines
+    assert line["case"] == "2 at once" and line["figures"][0]["median"] > 0
+    assert (line["commit"], line["machine"]["cores"]) == (commit(), len(os.sched_getaffinity(0)))
+    assert main([*words, "--rows", "2"]) == 0
+    assert file.read_bytes() == kept
+
+
+def test_a_table_a_plot_and_a_comparison(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, picture = tmp_path / "found.jsonl", tmp_path / "memory.svg"
+    words = ["bench", "memory", "--model", str(tiny), *SIZES, "--requests", "2", "--only", "paging"]
+    assert main([*words, "--json", str(file), "--plot", str(picture)]) == 0
+    assert "paging, blocks at the peak" in capsys.readouterr().out
+    assert "paging, blocks at the peak" in picture.read_text()
+    assert main([*words, "--compare", str(file)]) == 0
+    assert capsys.readouterr().out.count("agrees") == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["memory", "--plot", "out.png"], "must end in .svg"),
+        (["memory", "--compare", "no/such"], "--compare no/such: no such file"),
+        (["memory", "--json", "no/such"], "--json no/such: the folder"),
+        (["memory", "--only", "nothing"], "--only nothing matches no case of memory"),
+        (["memory", "--repeats", "0"], "--repeats must be at least 1, got 0"),
+        (["memory", "--rows", "0"], "--rows must be at least 1, got 0"),
+        (["throughput", "--trace", "no/such"], "--trace no/such: no such file"),
+        (["peers", "--peer", "vllm"], "--peer vllm must be NAME=PYTHON"),
+        (["speed"], "invalid choice: 'speed'"),
+    ],
+)
+def test_bad_usage_is_refused(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["bench", *words])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    ran = capsys.readouterr()
+    assert (code, ran.out) == (2, "")
+    assert problem in ran.err
