@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.api.config import KvSchemeName, LayerSpec
 from engine.kv.store import KVLayer
 
-__all__ = ["Attend", "AttentionBackend", "Batch", "KVLayer", "attending", "why_not_on"]
+__all__ = ["Attend", "AttentionBackend", "Batch", "KVLayer", "attending", "why_no_kv_scheme", "why_not_on"]
 
 OLDEST = (8, 0)  # compute capability with bf16 products and asynchronous copies
 
@@ -63,6 +63,14 @@ def attending(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch
         return backend.attend(q, k, v, layers[layer], metadata)
 
     return attend
+
+
+def why_no_kv_scheme(backend: AttentionBackend, scheme: KvSchemeName) -> str | None:
+    """Return None if the backend reads a cache in this scheme, else the reason."""
+    able = getattr(backend, "kv_schemes", ("none",))  # external backends may predate the attribute
+    if scheme in able:
+        return None
+    return f"attention {backend.name} supports the KV schemes {', '.join(able)}, not {scheme}"
 
 
 def why_not_on(device: torch.device) -> str | None:

@@ -77,6 +77,16 @@ class CacheBudget:
         """The maximum blocks of a request under any of the schemes."""
         return max(-(-self.fit(scheme).context // self.block_size) for scheme in schemes)
 
+    def rebuild(self, store: KVStore, scheme: KvSchemeName) -> None:
+        """Rebuild a cache in another scheme, empty. On failure, rebuild it in the old one."""
+        before = store.scheme
+        store.clear()  # freed first, because there is rarely memory for both
+        try:
+            store.become(self.store(scheme))
+        except (RuntimeError, MemoryError) as error:
+            store.become(self.store(before))
+            raise BadInput(f"no room for a cache of {scheme}: {error}; it stays {before}") from None
+
     def store(self, scheme: KvSchemeName) -> KVStore:
         blocks, host_blocks, _ = self.fit(scheme)
         return KVStore(

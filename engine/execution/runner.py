@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,12 +14,12 @@ from torch import Tensor
 from engine.api.config import KvSchemeName
 from engine.api.errors import BadInput, NoMemory
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
-from engine.attention.base import AttentionBackend, Batch, attending
+from engine.attention.base import AttentionBackend, attending, why_no_kv_scheme
 from engine.devices import give_back, lost
+from engine.execution import changes
 from engine.execution.batch import BatchBuilder, PackedBatch
 from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of
-from engine.execution.changes import Recache, ReplaceLayer, Resize, RunnerChange, UseGraphs, UseScheme
 from engine.execution.compiling import StepCompiler, example, kind_of
 from engine.execution.cuda.graphs import DecodeSteps, Stage
 from engine.execution.cuda.staging import upload
@@ -30,7 +31,7 @@ from engine.execution.memory import MemoryMeter
 from engine.execution.moves import mover_on
 from engine.execution.pooling import span_rows, sum_spans
 from engine.execution.prompt_logprobs import read_prompts, target_rows
-from engine.execution.protocol import Compilation, Fit, StepKind, StepResult, WeightsPlan
+from engine.execution.protocol import Compilation, Fit, ReadAdapter, StepKind, StepResult, WeightsPlan
 from engine.execution.results import SampledTokens
 from engine.execution.sampling_state import SamplingState, by_row
 from engine.execution.split import SAMPLING, StepSplitter
@@ -40,6 +41,7 @@ from engine.execution.weights import Weights
 from engine.kv.store import KVStore
 from engine.kv.tables import TableMirror
 from engine.kv.tiers.tier import Tier, TransferEnd, TransferOrder
+from engine.models.adapters.bank import AdapterBank
 from engine.models.base import LanguageModel
 from engine.sampling.rows import SamplingInputs
 from engine.scheduling.step import Masks, Step
@@ -73,7 +75,8 @@ class ModelRunner:
         self._drafters = drafters
         self.model, self.attention, self.device, self._budget = model, attention, device, room
         self._tables, self._block_size = TableMirror(slots, width), block_size
-        self._batches = BatchBuilder(self._tables, block_size, device)
+        self.adapters = AdapterBank(model, device)
+        self._batches = BatchBuilder(self._tables, block_size, device, self.adapters)
         self._sampling_state = SamplingState(
             slots=slots, vocab=model.config.vocab, stop_ids=stop_ids, device=device
         )
@@ -157,6 +160,9 @@ class ModelRunner:
     def weights_scheme(self) -> str:
         return "none" if self.weights is None else self.weights.scheme.name
 
+    def read_adapter(self, folder: Path) -> ReadAdapter:
+        return self.adapters.read(folder)
+
     def weight_schemes(self) -> tuple[SchemeView, ...]:
         return () if self.weights is None else self.weights.schemes(self.store.scheme, self._blocks_with)
 
@@ -169,48 +175,41 @@ class ModelRunner:
         return self._budget.fit(self.store.scheme)
 
     def _recache(self, scheme: KvSchemeName) -> None:
-        """Rebuild the cache in another scheme. On failure, rebuild it in the old one."""
         if self._budget is None:
             raise BadInput("the cache of this engine cannot be changed")
-        if problem := self._kv_problem(scheme):
+        if problem := why_no_kv_scheme(self.attention, scheme):
             raise BadInput(problem)
         self._budget.fit(scheme)  # raises if not even one block fits
-        before = self.store.scheme
-        self.store.clear()  # freed first, because there is rarely memory for both
         self._stage = self._steps = None
         try:
-            self.store.become(self._budget.store(scheme))
-        except (RuntimeError, MemoryError) as error:
-            self.store.become(self._budget.store(before))
-            raise BadInput(f"no room for a cache of {scheme}: {error}; it stays {before}") from None
+            self._budget.rebuild(self.store, scheme)
         finally:
             self._transfers.reset()
             self._on_store()
 
     def kv_schemes(self) -> tuple[SchemeView, ...]:
-        return () if self._budget is None else self._budget.views(self._kv_problem)
+        problem_of = partial(why_no_kv_scheme, self.attention)
+        return () if self._budget is None else self._budget.views(problem_of)
 
-    def _kv_problem(self, scheme: KvSchemeName) -> str | None:
-        able = getattr(self.attention, "kv_schemes", ("none",))  # external backends may predate the attribute
-        if scheme in able:
-            return None
-        return f"attention {self.attention.name} supports the KV schemes {', '.join(able)}, not {scheme}"
-
-    def apply(self, change: RunnerChange) -> None:
+    def apply(self, change: changes.RunnerChange) -> None:
         self.splitter.forget()
         match change:
-            case ReplaceLayer(index, scheme):
+            case changes.ReplaceLayer(index, scheme):
                 self._own_weights().replace(index, scheme)
-            case UseScheme(scheme):
+            case changes.UseScheme(scheme):
                 self._use_scheme(self._own_weights(), scheme)
-            case Resize(blocks, held):
+            case changes.Resize(blocks, held):
                 self.store.resize(blocks, held)
                 if self._steps is not None:
                     self._steps.forget()
-            case Recache(kv_scheme):
+            case changes.Recache(kv_scheme):
                 self._recache(kv_scheme)
-            case UseGraphs(on):
+            case changes.UseGraphs(on):
                 self.graphs = on
+            case changes.AttachAdapter(number, folder, digest):
+                self.adapters.load(number, Path(folder), digest)
+            case changes.DetachAdapter(number):
+                self.adapters.drop(number)
 
     def launch(self, step: Step) -> InFlightStep:
         with self._inference:
@@ -312,15 +311,14 @@ class ModelRunner:
 
     def _run(self, piece: ModelInput, launched: InFlightStep) -> None:
         """Run the model. Sets `launched.prompts` for targets, and `launched.sample` for rows that sample."""
-        every = piece.sampling_rows is piece.rows and piece.single == len(piece.rows)  # all decode one token
-        if (steps := self._replayed) is not None and every and not (piece.drafts or piece.spans):
+        if (steps := self._replayed) is not None and piece.replayable:
             launched.sample = self._decode(steps, piece)
             return
         packed, inputs = self._pack(piece), self._for_kernels(piece)
-        if self._stage is not None:
+        if self._stage is not None and packed.adapters is None:
             launches = partial(self._launch_kernels, packed, inputs)
             self._compiler.compile(self._stage, {kind_of(piece, inputs): launches})
-        hidden = self._forward(packed.batch)
+        hidden = self._forward(packed)
         if piece.targets:
             launched.prompts = read_prompts(self.model.logits, hidden, piece.targets).to_host()
         if piece.spans:
@@ -340,7 +338,7 @@ class ModelRunner:
         return self._batches.build(piece.rows, piece.ids, piece.single, self._sampling_state.last_ids)
 
     def _launch_kernels(self, packed: PackedBatch, inputs: SamplingInputs | None) -> SampledTokens | Tensor:
-        return self._launch_sampling(self._forward(packed.batch), packed, inputs)
+        return self._launch_sampling(self._forward(packed), packed, inputs)
 
     def _launch_sampling(
         self, hidden: Tensor, packed: PackedBatch, inputs: SamplingInputs | None
@@ -378,11 +376,11 @@ class ModelRunner:
             return None
         return inputs
 
-    def _forward(self, batch: Batch) -> Tensor:
+    def _forward(self, packed: PackedBatch) -> Tensor:
         if self._stage is not None:
-            return self._stage.forward(batch)
-        attend = attending(self.attention, self.store.layers, batch)
-        return self.model.forward(batch.ids, batch.positions, self.splitter.clocked(attend))
+            return self._stage.forward(packed.batch, packed.adapters)
+        attend = self.splitter.clocked(attending(self.attention, self.store.layers, packed.batch))
+        return packed.through(self.model, attend)
 
     def _draft_stores(self) -> list[KVStore]:
         """The caches of draft models, which use the same block numbers."""

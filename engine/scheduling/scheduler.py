@@ -87,7 +87,7 @@ class Scheduler:
         if builder.empty:
             return None
         step = self.changes.build(builder, self.step)
-        for request, _, _, length, samples, _ in step.rows.numbers.tolist():
+        for request, _, _, length, samples, *_ in step.rows.numbers.tolist():
             scheduled = self.requests[request]
             scheduled.launched += length
             scheduled.pending += samples
@@ -116,7 +116,8 @@ class Scheduler:
                 start < len(request.blocks) * size and not request.shares_tail and not request.params.pooling
             ):
                 # The common case.
-                builder.decode(request.id, request.slot, start, LAST if request.pending else tokens[start])
+                token = LAST if request.pending else tokens[start]
+                builder.decode(request.id, request.slot, start, token, request.adapter.number)
                 if request.guided:
                     builder.guide(request.id)
             else:
@@ -182,7 +183,7 @@ class Scheduler:
             builder.drafts[request.id] = drafts
             tokens += drafts.tokens or [0] * drafted
             self.changes.drafts(request, on_device=not drafts.tokens)
-        row = StepRow(request.id, request.slot, start, count, samples, drafted)
+        row = StepRow(request.id, request.slot, start, count, samples, drafted, request.adapter.number)
         span = PromptSpan.of(request, start, count)
         builder.add(row, tokens, PromptTargets.of(request, start, count), span)
         if samples and request.guided:

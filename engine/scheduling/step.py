@@ -26,6 +26,7 @@ class StepRow(NamedTuple):
     length: int
     samples: bool  # whether the step also samples the next token
     drafted: int = 0  # how many of the last tokens are drafts; one more token is sampled than that
+    adapter: int = 0  # the number of its LoRA adapter; 0: none
 
 
 class Rows(Sequence[StepRow]):
@@ -71,6 +72,10 @@ class Rows(Sequence[StepRow]):
         return self.numbers[:, 5]
 
     @property
+    def adapters(self) -> np.ndarray:
+        return self.numbers[:, 6]
+
+    @property
     def sampling(self) -> "Rows":
         """The rows that sample a token. Returns this object if all of them do."""
         if self._sampling is None:
@@ -93,8 +98,8 @@ class Rows(Sequence[StepRow]):
     def __getitem__(self, at: int | slice) -> "StepRow | Rows":
         if isinstance(at, slice):
             return Rows(self.numbers[at])
-        request, slot, start, length, samples, drafted = self.numbers[at].tolist()
-        return StepRow(request, slot, start, length, bool(samples), drafted)
+        request, slot, start, length, samples, drafted, adapter = self.numbers[at].tolist()
+        return StepRow(request, slot, start, length, bool(samples), drafted, adapter)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rows) and np.array_equal(self.numbers, other.numbers)
@@ -220,9 +225,9 @@ class StepBuilder:
     _longer: dict[int, Sequence[int]] = field(default_factory=dict)
     _guided: set[int] = field(default_factory=set)
 
-    def decode(self, request: int, slot: int, start: int, token: int) -> None:
+    def decode(self, request: int, slot: int, start: int, token: int, adapter: int) -> None:
         """Add a row of one token that samples."""
-        self._rows[request] = (request, slot, start, 1, 1, 0, token)
+        self._rows[request] = (request, slot, start, 1, 1, 0, adapter, token)
         self.budget -= 1
 
     def add(
@@ -290,8 +295,8 @@ class StepBuilder:
         rows = list(self._rows.values())
         if self._longer:
             rows.sort(key=lambda row: 0 if row[3] == 1 else 1 if row[5] else 2)
-        numbers = np.fromiter(chain.from_iterable(rows), np.int64, 7 * len(rows)).reshape(-1, 7)
-        single, ids = len(rows) - len(self._longer), numbers[:, 6].copy()
+        numbers = np.fromiter(chain.from_iterable(rows), np.int64, 8 * len(rows)).reshape(-1, 8)
+        single, ids = len(rows) - len(self._longer), numbers[:, 7].copy()
         if self._longer:
             longer = [np.array(self._longer[row[0]], np.int64) for row in rows[single:]]
             ids = np.concatenate([ids[:single], *longer])
@@ -300,7 +305,7 @@ class StepBuilder:
             guided = tuple(at for at, row in enumerate(rows) if row[0] in self._guided)
         return Step(
             number=number,
-            rows=Rows(numbers[:, :6]),
+            rows=Rows(numbers[:, :7]),
             ids=ids,
             single=single,
             copies=tuple(self.copies.values()),

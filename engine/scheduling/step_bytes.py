@@ -28,7 +28,7 @@ from engine.scheduling.step import (
 
 _HEAD = struct.Struct("<8q")  # number, single, and the lengths of the parts that follow
 _WIDE, _NARROW = np.dtype("<i8"), np.dtype("<i4")
-_ROW = 6  # numbers per row
+_ROW = 7  # numbers per row
 
 
 _RARE = {
@@ -87,7 +87,7 @@ def decode(data: bytes, bounds: Bounds) -> Step:
     counts = (rows, ids, copies, cells, guided, tail)
     if min(number, single, *counts) < 0:
         _refuse("has a negative number in its header")
-    sizes = (48 * rows, 8 * ids, 16 * copies, 8 * cells, 4 * cells, 8 * guided, tail)
+    sizes = (8 * _ROW * rows, 8 * ids, 16 * copies, 8 * cells, 4 * cells, 8 * guided, tail)
     if _HEAD.size + sum(sizes) != len(data):
         _refuse(f"has {len(data)} bytes; its header promises {_HEAD.size + sum(sizes)}")
     at, views = _HEAD.size, []
@@ -125,6 +125,7 @@ def check(step: Step, bounds: Bounds) -> None:
     _within("end of a row", rows.ends, 1, bounds.context + 1)
     _within("sampling flag", rows.numbers[:, 4], 0, 2)
     _within("draft count", rows.drafted, 0, rows.lengths)
+    _within("number of an adapter", rows.adapters, 0, 2**31)
     if len(np.unique(rows.slots)) != len(rows):
         _refuse("has two rows in one slot")
     if (rows.lengths[:single] != 1).any() or (rows.lengths[single:] == 1).any():

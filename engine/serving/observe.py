@@ -5,7 +5,16 @@ import itertools
 import numpy as np
 
 from engine.api.request import Request
-from engine.api.snapshot import BeamsView, BlockView, Change, RequestView, Snapshot, Switch, TierView
+from engine.api.snapshot import (
+    AdapterView,
+    BeamsView,
+    BlockView,
+    Change,
+    RequestView,
+    Snapshot,
+    Switch,
+    TierView,
+)
 from engine.execution.protocol import Runner
 from engine.kv.window import held
 from engine.scheduling.scheduler import Scheduler
@@ -30,6 +39,7 @@ def snapshot(
     switches: tuple[Switch, ...],
     change: Change | None,
     beams: tuple[BeamsView, ...],
+    adapters: tuple[AdapterView, ...],
 ) -> Snapshot:
     tiers = [
         TierView(each.name, each.used, each.size, each.problem) for each in scheduler.transfers.tiers.values()
@@ -82,6 +92,7 @@ def snapshot(
         kv_schemes=runner.kv_schemes(),
         load=None if error else runner.load(),
         split=None if error else runner.split(),
+        adapters=adapters,
     )
 
 

@@ -39,6 +39,8 @@ ROUTES = (
     Route("/engine/quantization", commands.SetQuantization, 202),
     Route("/engine/quantization/cancel", commands.CancelQuantization),
     Route("/engine/kv", commands.SetKvScheme),
+    Route("/engine/adapters", commands.LoadAdapter),
+    Route("/engine/adapters/{name}", commands.DropAdapter, method="DELETE"),
     Route("/engine/speeds", commands.MeasureSpeeds, 200, "GET"),
 )
 
