@@ -63,6 +63,7 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
         max_context=options.max_context,
         kv_disk=disk_room(options.kv_disk, locate().cache),
         draft=options.draft,
+        adapters=tuple(options.adapter),
         kv_scheme=options.kv,
         kv_window=options.kv_window,
         dummy_weights=options.dummy_weights,

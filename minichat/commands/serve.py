@@ -43,6 +43,7 @@ _OF_WEIGHTS = {  # options of the weights and their cache, with their defaults
     "host_blocks": None,
     "kv_disk": None,
     "draft": None,
+    "adapter": [],
     "dummy_weights": False,
     "no_warm": False,
 }
