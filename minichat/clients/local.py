@@ -153,9 +153,12 @@ class LocalBackend:
         reply_prefix: Sequence[int] = (),
         deadline: float | None = None,
         chat: str = "",
+        adapter: str = "",
     ) -> LocalReply:
         stream = await in_thread(
-            lambda: self._host.submit(prompt, params, deadline=deadline, reply_prefix=reply_prefix, chat=chat)
+            lambda: self._host.submit(
+                prompt, params, deadline=deadline, reply_prefix=reply_prefix, chat=chat, adapter=adapter
+            )
         )
         await asyncio.wrap_future(stream.accepted)
         return LocalReply(stream)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from engine.api.config import EngineConfig, is_seconds
+from engine.api.config import AdapterPlace, EngineConfig, is_seconds
 from engine.api.errors import BadInput, EngineError
 from engine.api.params import SamplingParams
 from minichat.shell.disk_room import disk_room
@@ -38,6 +38,13 @@ _SAMPLING = (
 def sampling(options: argparse.Namespace) -> SamplingParams:
     given = {name: value for name in _SAMPLING if (value := getattr(options, name, None)) is not None}
     return SamplingParams(temperature=0.7).changed(**given)
+
+
+def reply_adapter(options: argparse.Namespace) -> str:
+    """Return the name of the adapter that computes a command's replies; "" for none."""
+    if len(options.adapter) > 1:
+        raise BadInput("--adapter: a reply is computed with one adapter; give one")
+    return AdapterPlace.parse(options.adapter[0]).name if options.adapter else ""
 
 
 def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:

@@ -33,7 +33,7 @@ _SHORTEST_KEY = 16
 _FILES = 16_384  # limit of open files, including sockets
 _LONGEST_DRAIN = 3600.0  # seconds
 _LARGEST_BODY = 1024  # MiB
-_OF_WEIGHTS = {  # options of the weights and their cache, with their defaults
+_OF_WEIGHTS: dict[str, object] = {  # options of the weights and their cache, with their defaults
     "device": "auto",
     "dtype": "auto",
     "attention": "auto",
