@@ -28,6 +28,16 @@ class LowRank(NamedTuple):
     down: Tensor  # [ranks, inputs]
     up: Tensor  # [ranks, outputs]
 
+    def add(self, x: Tensor, out: Tensor, mask: Tensor | None = None) -> None:
+        """Add to `out` in place. `mask`: [tokens, ranks], which ranks count for each token."""
+        narrow = F.linear(x.to(self.down.dtype), self.down)
+        if mask is not None:
+            narrow.mul_(mask)
+        if narrow.dtype == out.dtype:
+            out.addmm_(narrow, self.up)
+        else:
+            out.add_(narrow @ self.up)
+
 
 LowRanks = Mapping[ProductKey, LowRank]  # an adapter
 
@@ -79,7 +89,7 @@ class OneAdapter(StepAdapters):
 
     def add(self, layer: int, product: str, x: Tensor, out: Tensor) -> None:
         if (found := self.products.get((layer, product))) is not None:
-            out.addmm_(F.linear(x, found.down), found.up)
+            found.add(x, out)
 
 
 @dataclass(slots=True)
@@ -96,9 +106,9 @@ class MaskedAdapters(StepAdapters):
             return
         owners = self.stack.owners[key]
         if (mask := self.masks.get(id(owners))) is None:
-            mask = (self.tokens.unsqueeze(1) == owners).to(x.dtype)
+            mask = (self.tokens.unsqueeze(1) == owners).to(found.up.dtype)
             self.masks[id(owners)] = mask
-        out.addmm_(F.linear(x, found.down).mul_(mask), found.up)
+        found.add(x, out, mask)
 
 
 @dataclass(slots=True)
@@ -110,4 +120,6 @@ class GroupedAdapters(StepAdapters):
     def add(self, layer: int, product: str, x: Tensor, out: Tensor) -> None:
         for products, tokens in self.groups:
             if (found := products.get((layer, product))) is not None:
-                out.index_add_(0, tokens, F.linear(x[tokens], found.down) @ found.up)
+                mine = out[tokens]
+                found.add(x[tokens], mine)
+                out.index_copy_(0, tokens, mine)
