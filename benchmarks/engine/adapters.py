@@ -85,7 +85,7 @@ def pocket() -> Engine:
 
 
 def mixed(bench: Bench, folders: dict[str, Path], rows: int, what: str) -> None:
-    """Compare steps without adapters with those where a third of the rows has each of two, and a third none."""
+    """Compare steps without adapters with those of rows with one, another, and none."""
     plain, adapted = pocket(), pocket()
     for name in "ab":
         adapted.load_adapter(name, folders[name])
