@@ -18,7 +18,8 @@ from engine.serving.replay import replay
 from tests.examples import examples
 from tests.models.lora import merge, random_adapter
 from tests.outputs import Output
-from tests.runner.small import GREEDY, alone, close_to, drain, engine_on, run_to, turn
+from tests.runner.small import GREEDY, alone, close_to, drain, engine_on, run_to, turn, turn_until
+from tests.runner.test_graphs import staged
 
 PROMPT = (1, *range(60, 97))
 LOGPROBS = GREEDY.changed(logprobs=3)
@@ -116,7 +117,7 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
-@examples(15)
+@examples(10)
 @given(
     work=st.lists(jobs(), min_size=2, max_size=5),
     config=st.fixed_dictionaries(
@@ -176,6 +177,22 @@ def test_adapters_are_loaded_and_dropped_while_requests_run(world: Adapters) -> 
     assert [(each.name, each.loaded) for each in seen] == [("a", True), ("a", False)]
     with pytest.raises(UnknownAdapter, match="no adapter 'a' is loaded; none is"):
         submit(engine, "a")
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_step_with_an_adapter_runs_outside_the_graphs(world: Adapters, depth: int) -> None:
+    """Other steps, before and after it, are replayed."""
+    engine = world.engine(depth=depth)
+    stage, plain = staged(engine), submit(engine, "")
+    run_to(engine, plain, 6)
+    replayed = len(stage.sizes)
+    adapted = submit(engine, "a", params=LOGPROBS.changed(max_tokens=5))
+    turn_until(engine, lambda: adapted.finish)
+    between = len(stage.sizes)
+    drain(engine)
+    assert replayed > 0 and between <= replayed + depth and len(stage.sizes) > between + 5
+    assert plain.tokens == alone(world.base, PROMPT, LOGPROBS).tokens
+    assert adapted.tokens == alone(world.merged["a"], PROMPT, LOGPROBS).tokens[:5]
 
 
 def test_another_adapter_under_the_same_name_finds_no_blocks_of_the_first(world: Adapters) -> None:
