@@ -1,11 +1,12 @@
 """LoRA adapters on a CPU: a step whose rows mix two of them with none, and the time to switch to another.
 
 The built-in model, random adapters of every rank in `--ranks`, on the queries and values (PEFT's default for
-this family) and on all linear layers. Rows of the two engines alternate under the same load.
+this family) and on all linear layers. Steps are measured in processor time: two engines alternate.
 """
 
 import json
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import engine as package
+from benchmarks.engine.techniques import note_all, rounds
 from benchmarks.harness import Bench
 from engine.api.config import EngineConfig
 from engine.api.events import Delta
@@ -52,7 +54,8 @@ def drop(delta: Delta) -> None:
 
 
 def decoding(engine: Engine, adapters: Iterable[str]) -> Callable[[], float]:
-    """Start a row for each adapter; return the call that decodes some steps."""
+    """Start a row for each adapter; return a call that decodes some steps and returns
+    the seconds of each."""
     params = SamplingParams(temperature=0, ignore_eos=True)
     for number, adapter in enumerate(adapters):
         engine.submit(range(50 + number, 82 + number), params, drop, adapter=adapter)
@@ -60,9 +63,10 @@ def decoding(engine: Engine, adapters: Iterable[str]) -> Callable[[], float]:
         engine.step()
 
     def steps() -> float:
+        began = time.process_time()
         for _ in range(STEPS):
             engine.step()
-        return STEPS
+        return (time.process_time() - began) / STEPS
 
     return steps
 
@@ -89,13 +93,11 @@ def mixed(bench: Bench, folders: dict[str, Path], rows: int, what: str) -> None:
     plain, adapted = pocket(), pocket()
     for name in "ab":
         adapted.load_adapter(name, folders[name])
-    bench.compare(
-        {
-            f"{what}: no adapter": decoding(plain, [""] * rows),
-            f"{what}: two adapters and none": decoding(adapted, ["a", "b", ""] * (rows // 3)),
-        },
-        unit="s/step",
-    )
+    calls = {
+        "no adapter": decoding(plain, [""] * rows),
+        "two adapters and none": decoding(adapted, ["a", "b", ""] * (rows // 3)),
+    }
+    note_all(bench, f"step, {what}", rounds(bench, calls))
 
 
 def switching(bench: Bench, folders: dict[str, Path]) -> None:
