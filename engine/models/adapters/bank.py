@@ -83,7 +83,7 @@ class AdapterBank:
         """Return the adapters of a step's tokens, given those of its rows; None if no row has one."""
         if not adapters.any():
             return None
-        used = tuple(np.unique(adapters[adapters != 0]).tolist())
+        used = tuple(sorted({*adapters.tolist()} - {0}))
         for number in used:
             if number not in self._loaded:
                 raise BadWire(f"the step names adapter {number}, which is not loaded")
