@@ -67,6 +67,9 @@ def test_every_api_takes_its_name(served: Served) -> None:
             for name in ("first", MODEL)
         ]
         assert vectors[0] != vectors[1]
+        for name, ours in zip(("first", MODEL), vectors, strict=True):
+            answer = client.post("/api/embed", json={"model": name, "input": "abc"}).json()
+            assert answer["embeddings"][0] == ours[0]["embedding"]
         body = {"prompt": ASK["prompt"], "adapter": "first", "params": {"temperature": 0, "max_tokens": 8}}
         assert client.post("/engine/replies", json=body).status_code == 201
         refused = client.post("/engine/replies", json=body | {"adapter": "none"})
