@@ -49,7 +49,7 @@ from engine.text.tokenizer import Tokenizer
 # shared with other programs.
 _GPU_SHARE, _HOST_SHARE = 0.85, 0.25
 _STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # small enough not to stall concurrent decodes for long
-_PINNED = 2 * 2**30  # bytes of swap space on a GPU machine; pinning more would take seconds at each start
+_PINNED = 2 * 2**30  # bytes of host memory for blocks on a GPU machine, unless kv_host asks for more
 ALL_THREADS = torch.get_num_threads()
 ONE_THREAD = 64 * 2**20  # bytes of weights below which one thread is enough
 _FULL_CONTEXTS = 32  # on a CPU, blocks for more full-length requests than this would never be used
@@ -236,12 +236,17 @@ def _cache_budget(
     device: torch.device,
     draft_models: DraftModels,
 ) -> CacheBudget:
-    """On a CPU, swap space is 0 blocks unless `host_blocks` sets it: it would be the same memory."""
+    """On a CPU, the host tier is empty unless it is asked for: it takes the same memory as the cache."""
     on_gpu, longest = device.type == "cuda", model.config.max_context
     full = -(-longest // config.block_size)
     own = KVStore.block_bytes(specs, config.block_size, dtype, config.kv_scheme)
     _refuse_beyond("blocks", config.blocks, own, memory(device))
     _refuse_beyond("host_blocks", config.host_blocks, own, host_memory())
+    host_nbytes = min(int(free_host_memory() * _HOST_SHARE), _PINNED) if on_gpu else 0
+    if config.kv_host is not None:
+        host_nbytes = round(config.kv_host * 1e9)
+        if host_nbytes > (there := host_memory()):
+            raise BadInput(f"kv_host: {config.kv_host:g} GB exceed the {there / 1e9:.1f} GB of memory")
     share = own / (own + draft_models.block_bytes(config.block_size, dtype))
     return CacheBudget(
         specs=specs,
@@ -253,7 +258,8 @@ def _cache_budget(
         blocks=config.blocks,
         host_blocks=config.host_blocks,
         nbytes=int(free_memory(device) * _share(device) * share),
-        host_nbytes=min(int(free_host_memory() * _HOST_SHARE), _PINNED) if on_gpu else 0,
+        host_nbytes=host_nbytes,
+        host_beyond=config.kv_host is not None,
         most=None if on_gpu else full * min(_FULL_CONTEXTS, config.max_running),
         window=_window(config),
     )

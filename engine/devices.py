@@ -2,11 +2,16 @@
 
 import ctypes
 import os
+import time
 from pathlib import Path
 
 import torch
 
 from engine.api.errors import BadInput
+from engine.kv.tiers import speeds
+from engine.kv.tiers.speeds import TierSpeeds
+
+_COPIES = 3  # timed copies; the fastest counts
 
 
 def pick(name: str) -> torch.device:
@@ -82,3 +87,22 @@ def lost(device: torch.device) -> str | None:
         except RuntimeError as error:
             return f"this process has lost the GPU: {error}"
     return None
+
+
+def host_speeds(device: torch.device, amount: int = 0) -> TierSpeeds:
+    """Copies between the device and host memory, which is pinned if the device is a GPU."""
+    on_gpu, amount = device.type == "cuda", amount or speeds.AMOUNT
+    host = torch.zeros(amount, dtype=torch.uint8, pin_memory=on_gpu)
+    there = torch.zeros(amount, dtype=torch.uint8, device=device)
+
+    def speed(target: torch.Tensor, source: torch.Tensor) -> float:
+        seconds = []
+        for _ in range(_COPIES):
+            began = time.perf_counter()
+            target.copy_(source)
+            if on_gpu:
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - began)
+        return amount / min(seconds)
+
+    return TierSpeeds(speed(host, there), speed(there, host))

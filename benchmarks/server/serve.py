@@ -9,7 +9,6 @@ Goodput is the share of requests whose first token and mean time between tokens 
 
 import csv
 import json
-import lzma
 import multiprocessing
 import os
 import random
@@ -28,6 +27,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.harness import Bench
 from benchmarks.server.load_client import Order, Outcome, work
+from benchmarks.traces import opened
 
 _WORDS = "the sea old stone of river light under hill paper in quiet window a first rain to".split()
 _VOCAB = 3000  # ids of prompts stay below it, so that any model takes them
@@ -95,7 +95,7 @@ def lengths(arrivals: str, requests: int, per_second: float, longest: int) -> li
 
 def traced(file: Path) -> list[Length]:
     """The requests of a trace, from its beginning."""
-    with lzma.open(file, "rt") if file.suffix == ".xz" else file.open() as lines:
+    with opened(file) as lines:
         if ".csv" in file.suffixes:
             rows = [
                 (

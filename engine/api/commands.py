@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_origin
 
 from engine.api.codec import Codec, DecodeError, codec, field_types, record
-from engine.api.config import is_seconds
+from engine.api.config import is_amount
 from engine.api.errors import BadInput, BadWire, UnknownCommand
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot, Speeds
@@ -176,7 +176,7 @@ class SetLatencyTarget(Command[None]):
     sender = Sender.KEY
 
     def __post_init__(self) -> None:
-        if not is_seconds(self.seconds):
+        if not is_amount(self.seconds):
             raise BadInput(f"seconds must be 0 or more, not {self.seconds!r}", field="seconds")
 
 

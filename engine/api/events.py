@@ -118,6 +118,14 @@ class Transferred(RequestEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class TierProblem(Event):
+    """A tier below the device has begun to store nothing, or stores blocks again."""
+
+    tier: str
+    problem: str  # empty: it stores blocks again
+
+
+@dataclass(frozen=True, slots=True)
 class Copied(RequestEvent):
     block: int
     to: int

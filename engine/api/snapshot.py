@@ -1,5 +1,6 @@
 """The engine's state between two steps. Immutable, and made only on request."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
@@ -125,6 +126,24 @@ def _nothing() -> np.ndarray:
     return np.zeros(0, np.int32)
 
 
+HOST = "host"  # the tier of host memory, which a snapshot has fields of its own for
+
+
+def stored_in(rank: int) -> int:
+    """The value in `BlockView.moved` of blocks copied to a tier; host memory has rank 0, the next one 1."""
+    return 2 * rank + 1
+
+
+def loaded_from(rank: int) -> int:
+    return 2 * rank + 2
+
+
+def moved_where(value: int, tiers: Sequence[str]) -> str:
+    """A nonzero value of `BlockView.moved` in words."""
+    rank, loaded = divmod(value - 1, 2)
+    return f"{'from' if loaded else 'to'} {tiers[rank]}"
+
+
 @dataclass(frozen=True, slots=True)
 class BlockView:
     """All blocks, as columns."""
@@ -139,6 +158,7 @@ class BlockView:
     evictions: int
     place: np.ndarray = field(default_factory=_nothing)  # its index among its request's blocks
     left: np.ndarray = field(default_factory=_nothing)  # whether it left a window and was not taken since
+    moved: np.ndarray = field(default_factory=_nothing)  # the latest `stored_in` or `loaded_from`; or 0
 
     def emptied(self) -> Self:
         """A copy with all blocks free."""
@@ -150,6 +170,7 @@ class BlockView:
             in_use=0,
             cached=0,
             left=np.zeros_like(self.left),
+            moved=np.zeros_like(self.moved),
         )
 
 
@@ -263,6 +284,11 @@ class Snapshot:
     loading: int = 0  # requests whose blocks are loading from a tier; neither waiting nor running
     iteration_tokens: Counts = field(default_factory=Counts)  # tokens of each step so far
     adapters: tuple[AdapterView, ...] = ()  # loaded LoRA adapters
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        """The tiers that values of `BlockView.moved` refer to."""
+        return (HOST, *(tier.name for tier in self.tiers))
 
     def ended(self, why: str) -> Self:
         """A copy without requests or blocks: the last known state of an engine that no longer responds."""

@@ -28,6 +28,7 @@ class CacheBudget:
     host_blocks: int | None
     nbytes: int
     host_nbytes: int
+    host_beyond: bool  # whether host memory may hold more blocks than the device
     most: int | None  # more blocks would never be used
     window: Window | None = None  # blocks outside it are released, so a request can be longer than the cache
 
@@ -43,7 +44,8 @@ class CacheBudget:
             blocks = min(blocks, self.most)
         host_blocks = self.host_blocks
         if host_blocks is None:
-            host_blocks = min(blocks, self.host_nbytes // each)
+            within = self.host_nbytes // each
+            host_blocks = within if self.host_beyond else min(blocks, within)
         if self.window is None:
             return Fit(blocks, host_blocks, min(self.longest, blocks * self.block_size))
         if blocks < (least := min(self.window.peak, -(-self.longest // self.block_size))):

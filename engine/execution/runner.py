@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from engine.api.config import KvSchemeName
+from engine.api.config import KvSchemeName, LayerSpec
 from engine.api.errors import BadInput, NoMemory
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
 from engine.attention.base import AttentionBackend, attending, why_no_kv_scheme
@@ -177,7 +177,7 @@ class ModelRunner:
     def _recache(self, scheme: KvSchemeName) -> None:
         if self._budget is None:
             raise BadInput("the cache of this engine cannot be changed")
-        if problem := why_no_kv_scheme(self.attention, scheme):
+        if problem := why_no_kv_scheme(self.attention, self._specs, scheme):
             raise BadInput(problem)
         self._budget.fit(scheme)  # raises if not even one block fits
         self._stage = self._steps = None
@@ -187,8 +187,12 @@ class ModelRunner:
             self._transfers.reset()
             self._on_store()
 
+    @property
+    def _specs(self) -> list[LayerSpec]:
+        return [each.spec for each in self.store.layers]
+
     def kv_schemes(self) -> tuple[SchemeView, ...]:
-        problem_of = partial(why_no_kv_scheme, self.attention)
+        problem_of = partial(why_no_kv_scheme, self.attention, self._specs)
         return () if self._budget is None else self._budget.views(problem_of)
 
     def apply(self, change: changes.RunnerChange) -> None:

@@ -11,6 +11,7 @@ from engine.api.snapshot import Snapshot
 from engine.host.client import EngineClient, Sink
 from engine.serving.engine import Engine
 from engine.serving.mailbox import Mailbox
+from engine.serving.transfers import TierProblems
 from engine.serving.warm_up import WarmUp
 from engine.text.chat import ChatFormat
 
@@ -53,11 +54,13 @@ class EngineThread(EngineClient):
 
     def _run(self) -> None:
         engine, mailbox = self._engine, self._mailbox
+        problems = TierProblems(engine.scheduler)
         while not mailbox.closed:
             try:
                 mailbox.drain(wait=not engine.busy and (engine.warmed == 1 or bool(engine.error)))
                 if not engine.error and not self._step() and engine.busy:
                     mailbox.drain(wait=True, timeout=engine.pause())
+                problems.report()
             except Exception as error:
                 log.exception("the engine has stopped")
                 engine.die(f"{type(error).__name__}: {error}")

@@ -23,6 +23,7 @@ class BlockPool:
         self.place = np.zeros(size, np.int32)  # its index in its owner's blocks
         self.used_at = np.zeros(size, np.int64)  # the clock when it was last freed or shared
         self.left = np.zeros(size, bool)  # released because it left a request's window, and not held since
+        self.moved = np.zeros(size, np.int8)  # its last copy to or from a tier, until it is taken; 0: none
         self.clock = 0  # the current step, set by the scheduler
         self.evictions = 0
         self._free: deque[int] = deque(range(size))
@@ -55,6 +56,7 @@ class BlockPool:
         for at, block in enumerate(taken, place):
             self.refs[block] = 1
             self.left[block] = False
+            self.moved[block] = 0
             self.owner[block] = owner
             self.place[block] = at
         return taken
@@ -150,9 +152,9 @@ class BlockPool:
         """Grow to `size` blocks; the new ones are free."""
         more = size - self.size
         self._free.extend(range(self.size, size))
-        self.refs, self.place, self.used_at, self.left = (
+        self.refs, self.place, self.used_at, self.left, self.moved = (
             np.concatenate((each, np.zeros(more, each.dtype)))
-            for each in (self.refs, self.place, self.used_at, self.left)
+            for each in (self.refs, self.place, self.used_at, self.left, self.moved)
         )
         self.owner = np.concatenate((self.owner, np.full(more, -1, self.owner.dtype)))
         self.size = size
@@ -171,13 +173,13 @@ class BlockPool:
         moved = {}
         for block in (np.flatnonzero(self.refs[size:]) + size).tolist():
             to = moved[block] = self._free.popleft() if self._free else self._evict()
-            for column in (self.refs, self.owner, self.place, self.used_at, self.left):
+            for column in (self.refs, self.owner, self.place, self.used_at, self.left, self.moved):
                 column[to] = column[block]
             if (key := self._key_of.pop(block, None)) is not None:
                 self._key_of[to], self._by_key[key] = key, to
         self.refs, self.owner = self.refs[:size].copy(), self.owner[:size].copy()
         self.place, self.used_at = self.place[:size].copy(), self.used_at[:size].copy()
-        self.left = self.left[:size].copy()
+        self.left, self.moved = self.left[:size].copy(), self.moved[:size].copy()
         self.size = size
         return moved
 

@@ -10,15 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.config import KvSchemeName, LayerSpec
+from engine.api.config import KvSchemeName, LayerSpec, why_not_packed
 from engine.api.errors import BadInput
-from engine.api.events import log
+from engine.kv.host_memory import SLAB, HostMemory, Pairs
 
 # A compressed cache stores each number in one byte, and a scale for each head of each token.
 PACKED: Mapping[KvSchemeName, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 SCALE = torch.bfloat16  # the range of float32; values are divided by the rounded scale
 
-Pairs = Sequence[tuple[int, int]]  # (from block, to block)
 Mover = Callable[[Sequence[Tensor], Sequence[Tensor], Pairs], None]
 
 
@@ -26,6 +25,7 @@ Mover = Callable[[Sequence[Tensor], Sequence[Tensor], Pairs], None]
 class KVLayer:
     """One layer's part of the cache; each tensor is [blocks, block_size, kv_heads, dim].
 
+    In a cache of latents, the values are a view of the keys.
     In a compressed cache, a value is the stored number times its scale [blocks, block_size, kv_heads].
     """
 
@@ -42,7 +42,9 @@ class KVLayer:
 
     def tensors(self) -> Iterator[Tensor]:
         """The tensors that together hold a block."""
-        yield from (self.keys, self.values)
+        yield self.keys
+        if not self.spec.latent:
+            yield self.values
         if self.key_scales is not None and self.value_scales is not None:
             yield from (self.key_scales, self.value_scales)
 
@@ -64,12 +66,18 @@ class KVStore:
         device: torch.device,
         sinks: Mapping[int, Tensor] = MappingProxyType({}),
         scheme: KvSchemeName = "none",
+        pin: Callable[[int], Tensor] | None = None,
     ) -> None:
+        """`pin`: allocates bytes of pinned host memory, on a thread. None: torch's, if on a GPU."""
+        if problem := why_not_packed(specs, scheme):
+            raise BadInput(problem)
         stored = PACKED.get(scheme, dtype)
 
         def layer(spec: LayerSpec, count: int, allocate: _Allocate) -> KVLayer:
             shape = (count, block_size, spec.kv_heads)
             keys = allocate((*shape, spec.key_dim), stored)
+            if spec.latent:
+                return KVLayer(spec, keys, keys[..., : spec.value_dim])
             values = allocate((*shape, spec.value_dim), stored)
             if scheme == "none":
                 return KVLayer(spec, keys, values)
@@ -82,15 +90,16 @@ class KVStore:
         self.layers = [layer(spec, blocks, on_device) for spec in specs]
         for index, scores in sinks.items():
             self.layers[index].sinks = scores
-        self.host: list[KVLayer] = []
-        try:
-            if host_blocks:
-                cells = host_blocks * block_size
-                nbytes = cells * sum(_cell_bytes(spec, dtype, scheme) for spec in specs)
-                pinned = _PinnedMemory(nbytes).part if device.type == "cuda" else on_host
-                self.host += [layer(spec, host_blocks, pinned) for spec in specs]
-        except (RuntimeError, MemoryError) as error:  # pinned memory is scarcer than ordinary memory
-            log.warning("not enough host memory for %d blocks, so swapping is off: %s", host_blocks, error)
+        if pin is None and device.type == "cuda":
+            pin = partial(_pinned, device)
+        each = self.block_bytes(specs, block_size, dtype, scheme)
+
+        def slab(count: int) -> list[KVLayer]:
+            allocate = on_host if pin is None else _Parts(pin(count * each)).next
+            return [layer(spec, count, allocate) for spec in specs]
+
+        per_slab = host_blocks if pin is None else SLAB // each
+        self.host = HostMemory(host_blocks, per_slab, slab, background=pin is not None)
 
     @property
     def kind(self) -> str:
@@ -103,11 +112,16 @@ class KVStore:
 
     @property
     def host_blocks(self) -> int:
-        return len(self.host[0].keys) if self.host else 0
+        return self.host.size
+
+    def host_ready(self, *, wait: bool = False) -> int:
+        if wait:
+            self.host.wait()
+        return self.host.ready
 
     @property
     def host_nbytes(self) -> int:
-        return sum(tensor.nbytes for each in self.host for tensor in each.tensors())
+        return sum(tensor.nbytes for slab in self.host.slabs for each in slab for tensor in each.tensors())
 
     @staticmethod
     def block_bytes(
@@ -126,12 +140,14 @@ class KVStore:
     def clear(self) -> None:
         """Free all memory."""
         self.layers.clear()
-        self.host.clear()
+        self.host.stop()
+        self.host.wait()
+        self.host.slabs.clear()
 
     def become(self, other: "KVStore") -> None:
         """Take over another store's scheme and memory. References to this store see the new tensors."""
         self.scheme, self.dtype = other.scheme, other.dtype
-        self.layers[:], self.host[:] = other.layers, other.host
+        self.layers[:], self.host = other.layers, other.host
 
     def resize(self, blocks: int, held: Sequence[int]) -> None:
         """Resize to `blocks` device blocks, layer by layer, and copy the blocks in `held`.
@@ -144,12 +160,14 @@ class KVStore:
         at = torch.as_tensor(held, dtype=torch.int64)
         for each in self.layers:
             there = at.to(each.keys.device)
-            for name in ("keys", "values", "key_scales", "value_scales"):
+            for name in ("keys",) if each.spec.latent else ("keys", "values", "key_scales", "value_scales"):
                 if (old := getattr(each, name)) is not None and len(old) != blocks:
                     new = zeros((blocks, *old.shape[1:]), old.dtype, old.device)
                     bits(new)[there] = bits(old)[there]
                     setattr(each, name, new)
                     del old, new
+            if each.spec.latent:
+                each.values = each.keys[..., : each.spec.value_dim]
 
     def copy(self, pairs: Pairs) -> None:
         """Copy whole blocks on the device, each (from, to)."""
@@ -157,11 +175,17 @@ class KVStore:
 
     def swap_out(self, pairs: Pairs) -> None:
         """Copy device blocks to host blocks."""
-        self._move(self.layers, self.host, pairs)
+        for slab, part in self.host.parts([(host, block) for block, host in pairs]):
+            self._move(self.layers, slab, [(block, place) for place, block in part])
 
     def swap_in(self, pairs: Pairs) -> None:
         """Copy host blocks to device blocks."""
-        self._move(self.host, self.layers, pairs)
+        for slab, part in self.host.parts(pairs):
+            self._move(slab, self.layers, part)
+
+    def close(self) -> None:
+        """Prepare no more host memory."""
+        self.host.stop()
 
     def _move(self, source: list[KVLayer], target: list[KVLayer], pairs: Pairs) -> None:
         if pairs:
@@ -187,7 +211,8 @@ def _cell_bytes(spec: LayerSpec, dtype: torch.dtype, scheme: KvSchemeName) -> in
     """Bytes of one token in one layer."""
     size = PACKED.get(scheme, dtype).itemsize
     scales = 0 if scheme == "none" else 2 * SCALE.itemsize
-    return spec.kv_heads * ((spec.key_dim + spec.value_dim) * size + scales)
+    values = 0 if spec.latent else spec.value_dim
+    return spec.kv_heads * ((spec.key_dim + values) * size + scales)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -198,13 +223,18 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.from_numpy(lazy).view(dtype).view(shape)
 
 
-class _PinnedMemory:
-    """One allocation for many tensors: torch rounds each up to a power of two, and pinning is slow."""
+def _pinned(device: torch.device, nbytes: int) -> Tensor:
+    with torch.cuda.device(device):
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def __init__(self, nbytes: int) -> None:
-        self._memory, self._used = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True), 0
 
-    def part(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+class _Parts:
+    """One allocation for many tensors: torch rounds each pinned one up to a power of two."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self._memory, self._used = memory, 0
+
+    def next(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return the next part. It is uninitialized."""
         start = self._used
         self._used += math.prod(shape) * dtype.itemsize

@@ -341,6 +341,7 @@ class Scheduler:
         else:
             self.transfers.keep(request)
         self.drop(request)
+        self.sinking.turn(self.step, self.rules.step_tokens, idle=not self.requests)
         self.report_finish(request, finish, error)
 
     def drop(self, request: Request) -> None:

@@ -16,18 +16,23 @@ class Sinking:
     def __init__(self, pool: BlockPool, transfers: Transfers) -> None:
         self._pool, self._transfers = pool, transfers
         self._next = 0  # the step of the next look
+        self._paused = 0  # the step before which there is none
+        self._found = True  # whether the last look found something to copy
         self._failures = 0
 
-    def turn(self, step: int, step_tokens: int) -> None:
-        """Start copies if it is time to. `step_tokens`: the maximum tokens of a step."""
-        if step < self._next or not self._transfers.tiers:
+    def turn(self, step: int, step_tokens: int, *, idle: bool = False) -> None:
+        """Start copies if it is time to. `step_tokens`: the maximum tokens of a step. `idle`: no request is
+        left, so there is time to copy at once what the next steps may take.
+        """
+        pool, one = self._pool, -(-step_tokens // self._pool.block_size)
+        early = idle or (self._found and pool.ready < one)
+        if (step < self._next and not early) or step < self._paused or not self._transfers.tiers:
             return
         self._next = step + _EVERY
         if self._failures != self._transfers.failed_sinks:
-            self._failures = self._transfers.failed_sinks
-            self._next = step + _REST
+            self._failures, self._paused = self._transfers.failed_sinks, step + _REST
             return
-        pool = self._pool
-        taken = -(-_EVERY * step_tokens // pool.block_size)
-        if (wanted := min(taken, pool.size // 2) - pool.ready) > 0:
-            self._transfers.sink(min(wanted, -(-pool.available // 2)))
+        self._found = True
+        if (wanted := min(_EVERY * one, pool.size) - pool.ready) > 0:
+            most = pool.cached if idle else -(-pool.available // 2)  # what is being copied cannot be taken
+            self._found = self._transfers.sink(min(wanted, most))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.api.request import Request, Stored, TierOffer
+from engine.api.snapshot import HOST, loaded_from, stored_in
 from engine.kv.manager import KVManager
 from engine.kv.tiers.tier import BlockName, Tier, TransferEnd, TransferKind, TransferOrder, front
 from engine.scheduling.costs import Costs
@@ -46,6 +47,7 @@ class Transfers:
         self._ids = itertools.count()
         self.residence = Residence()
         self.failed_sinks = 0
+        self._ranks = {name: rank for rank, name in enumerate(dict.fromkeys((HOST, *self.tiers)))}
 
     @property
     def pending(self) -> bool:
@@ -90,18 +92,25 @@ class Transfers:
                     return tier.name
         return ""
 
-    def sink(self, most: int) -> None:
-        """Copy the blocks that are evicted next to the first tier from which loading them would pay."""
+    def sink(self, most: int) -> bool:
+        """Copy the blocks that are evicted next to the first tier from which loading them would pay.
+
+        Returns whether there were any that the tier has now or will have.
+        """
         pool = self._kv.pool
         tier = next((each for each in self.tiers.values() if self._loading_pays(each, 1)), None)
         if tier is None or not (blocks := pool.oldest(most)):
-            return
+            return False
         missing = set(self._missing(tier, [name for _, name in blocks]))
-        pool.mark_copied(block for block, name in blocks if name not in missing)
-        if missing and self._make_room(tier, len(missing), [name for _, name in blocks]):
+        there = [block for block, name in blocks if name not in missing]
+        pool.mark_copied(there)
+        pool.moved[[block for block in there if not pool.moved[block]]] = stored_in(self._ranks[tier.name])
+        room = bool(missing) and self._make_room(tier, len(missing), [name for _, name in blocks])
+        if room:
             numbers, names = zip(*(each for each in blocks if each[1] in missing), strict=True)
             pool.hold(numbers)
             self._begin_store(tier.name, names, numbers, list(numbers), None)
+        return room or bool(there)
 
     def keep(self, request: Request) -> None:
         """Store the published blocks of a request that ends in the persistent tiers."""
@@ -263,6 +272,9 @@ class Transfers:
         """Handle the end of a store or load: release the blocks that the transfer held."""
         moving = self.in_flight.pop(end.id)
         order, loads = moving.order, moving.order.kind == "load"
+        if not end.error:
+            rank = self._ranks[order.tier]
+            self._kv.pool.moved[list(order.blocks)] = loaded_from(rank) if loads else stored_in(rank)
         if moving.request is None:
             self._kv.pool.put_back(moving.blocks, copied=not end.error)
             self.failed_sinks += bool(end.error)

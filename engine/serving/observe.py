@@ -6,6 +6,7 @@ import numpy as np
 
 from engine.api.request import Request
 from engine.api.snapshot import (
+    HOST,
     AdapterView,
     BeamsView,
     BlockView,
@@ -23,8 +24,6 @@ from engine.serving.limits import Limits
 from engine.serving.meters import Meters
 
 _SHOWN_WAITING = 64  # waiting requests shown; the others are only counted
-
-_HOST = "host"  # the tier of swapped blocks, which the wire format has fields of its own for
 
 
 def snapshot(
@@ -64,9 +63,9 @@ def snapshot(
         block_size=scheduler.pool.block_size,
         max_context=limits.context,
         blocks=_blocks(scheduler),
-        host_in_use=sum(tier.in_use for tier in tiers if tier.name == _HOST),
-        host_size=sum(tier.size for tier in tiers if tier.name == _HOST),
-        tiers=tuple(tier for tier in tiers if tier.name != _HOST),
+        host_in_use=sum(tier.in_use for tier in tiers if tier.name == HOST),
+        host_size=sum(tier.size for tier in tiers if tier.name == HOST),
+        tiers=tuple(tier for tier in tiers if tier.name != HOST),
         requests=tuple(_request(each, scheduler) for each in shown),
         waiting=len(scheduler.waiting),
         loading=len(scheduler.transfers.incoming),
@@ -127,8 +126,9 @@ def _blocks(scheduler: Scheduler) -> BlockView:
             filled[block] = 0
         if full < len(request.blocks):
             filled[request.blocks[full]] = request.launched % pool.block_size
-    refs, used_at, place, left = pool.refs.copy(), pool.used_at.copy(), pool.place.copy(), pool.left.copy()
-    for column in (refs, owner, filled, used_at, place, left):
+    columns = (pool.refs, pool.used_at, pool.place, pool.left, pool.moved)
+    refs, used_at, place, left, moved = (column.copy() for column in columns)
+    for column in (refs, owner, filled, used_at, place, left, moved):
         column.setflags(write=False)
     return BlockView(
         size=pool.size,
@@ -141,4 +141,5 @@ def _blocks(scheduler: Scheduler) -> BlockView:
         evictions=pool.evictions,
         place=place,
         left=left,
+        moved=moved,
     )

@@ -30,6 +30,21 @@ def take_ends(scheduler: Scheduler, runner: Runner, *, wait: bool = False) -> No
         )  # fmt: skip
 
 
+class TierProblems:
+    """Reports when a tier begins to fail and when it has recovered."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._reported: dict[str, str] = {}
+
+    def report(self) -> None:
+        scheduler = self._scheduler
+        for name, tier in scheduler.transfers.tiers.items():
+            if (problem := tier.problem) != self._reported.get(name, ""):
+                self._reported[name] = problem
+                scheduler.emit(events.TierProblem(scheduler.step, scheduler.clock(), name, problem))
+
+
 def finish(scheduler: Scheduler, runner: Runner) -> None:
     """Wait until no transfer is pending."""
     while scheduler.transfers.pending:

@@ -38,11 +38,11 @@ def add_model(command: argparse.ArgumentParser) -> None:
         "--blocks", type=whole, metavar="N", help="KV cache blocks (default: from free memory)"
     )
     group.add_argument(
-        "--host-blocks",
-        type=whole,
-        metavar="N",
-        help="blocks in main memory for preempted requests (default: as many as --blocks on a GPU, at most "
-        "2 GiB; 0 on a CPU)",
+        "--kv-host",
+        type=number,
+        metavar="GB",
+        help="main memory for cache blocks that the device has no room for (default: on a GPU as much as the "
+        "cache, at most 2.1; on a CPU 0)",
     )
     group.add_argument(
         "--kv-disk",

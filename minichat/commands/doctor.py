@@ -5,6 +5,8 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ import torch
 from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.api.errors import BadInput, EngineError
 from engine.attention import registry
-from engine.devices import free_host_memory, host_memory
+from engine.devices import free_host_memory, host_memory, host_speeds
+from engine.kv.tiers.speeds import TierSpeeds, disk_speeds
 from engine.models import families
 from engine.models.find import find_model
 from engine.quant import registry as schemes
@@ -26,6 +29,7 @@ from minichat.settings import load
 from minichat.settings.keymap import keymap
 from minichat.settings.nearest import unknown
 from minichat.settings.presets import load_presets
+from minichat.shell.disk_room import nearest
 from minichat.shell.paths import locate
 from minichat.shell.themes import load_themes, shipped_themes
 
@@ -65,6 +69,7 @@ def examine() -> dict[str, Any]:
         "quantization": {str(device): _quantization(device) for device in devices},
         "kernels": _kernels(),
         "kv": {str(device): _kv(device) for device in devices},
+        "tiers": _tiers(devices),
         "policies": policy.names(),
         "families": {name: _family(name) for name in families.names()},
         "built_in_model": _built_in(),
@@ -110,6 +115,8 @@ def report(found: dict[str, Any]) -> str:
     for device, forms in found["kv"].items():
         lines += ["", f"KV cache schemes on {device} (--kv)"]
         lines += [f"  {name:18s} {_served(able)}" for name, able in forms.items()]
+    lines += ["", "Cache tiers, GB/s (--kv-host, --kv-disk)"]
+    lines += [f"  {name:18s} {_speeds(speeds)}" for name, speeds in found["tiers"].items()]
     lines += ["", "Model families with a native decoder", *_by_status(found["families"])]
     lines += ["", "Scheduling policies (--policy)", f"  {', '.join(found['policies'])}"]
     lines += ["", f"Built-in model: {found['built_in_model']}"]
@@ -158,6 +165,31 @@ def _kv(device: torch.device) -> dict[str, list[str]]:
         scheme: [name for name in registry.names() if _why_not(name, device, scheme) is None]
         for scheme in KV_SCHEMES
     }
+
+
+def _tiers(devices: list[torch.device]) -> dict[str, dict[str, float] | str]:
+    """Measured bytes per second to and from each tier, or why it cannot be used."""
+    folder = nearest(locate().cache)
+    measures: dict[str, Callable[[], TierSpeeds | None]] = {
+        f"host, {device}": partial(host_speeds, device) for device in devices
+    }
+    measures["disk"] = partial(disk_speeds, folder, direct=False)
+    measures["disk, O_DIRECT"] = partial(disk_speeds, folder, direct=True)
+    found: dict[str, dict[str, float] | str] = {}
+    for name, measure in measures.items():
+        try:
+            speeds = measure()
+        except (OSError, RuntimeError) as error:
+            found[name] = str(error)
+        else:
+            found[name] = "not supported by the file system" if speeds is None else speeds._asdict()
+    return found
+
+
+def _speeds(found: dict[str, float] | str) -> str:
+    if isinstance(found, str):
+        return found
+    return f"store {found['store'] / _GB:.1f}, load {found['load'] / _GB:.1f}"
 
 
 def _why_not(name: str, device: torch.device, kv_scheme: KvSchemeName = "none") -> str | None:

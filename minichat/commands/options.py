@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from engine.api.config import AdapterPlace, EngineConfig, is_seconds
+from engine.api.config import AdapterPlace, EngineConfig, is_amount
 from engine.api.errors import BadInput, EngineError
 from engine.api.params import SamplingParams
 from minichat.shell.disk_room import disk_room
@@ -55,7 +55,7 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
     if options.target_ms is not None:
         if options.policy in ("fcfs", "priority"):
             raise BadInput(f"--target-ms has no effect with --policy {options.policy}; use --policy latency")
-        if not is_seconds(options.target_ms / 1000):
+        if not is_amount(options.target_ms / 1000):
             raise BadInput(f"--target-ms must be at least 0, got {options.target_ms:g}")
         more["latency_target"] = options.target_ms / 1000
     return EngineConfig(
@@ -66,7 +66,7 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
         policy=options.policy,
         quantization=options.quantization,
         blocks=options.blocks,
-        host_blocks=options.host_blocks,
+        kv_host=options.kv_host,
         max_context=options.max_context,
         kv_disk=disk_room(options.kv_disk, locate().cache),
         draft=options.draft,

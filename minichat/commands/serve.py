@@ -40,7 +40,7 @@ _OF_WEIGHTS: dict[str, object] = {  # options of the weights and their cache, wi
     "quantization": "none",
     "kv": "none",
     "kv_window": None,
-    "host_blocks": None,
+    "kv_host": None,
     "kv_disk": None,
     "draft": None,
     "adapter": [],

@@ -18,7 +18,7 @@ from minichat.shell.paths import locate
 
 _ENGINE = (
     *("model", "device", "dtype", "attention", "policy", "runs_in", "blocks", "max_context"),
-    *("host_blocks", "quantization", "kv", "kv_window"),
+    *("kv_host", "quantization", "kv", "kv_window"),
 )
 
 

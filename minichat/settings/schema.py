@@ -56,7 +56,7 @@ class Screen:
     monitor: bool = setting(True, FLAG, "Open the monitor at startup if the terminal is wide enough.")
     map_colour: str = setting(
         "owner",
-        one_of("owner", "age", "references", "fill"),
+        one_of("owner", "age", "references", "fill", "tier"),
         "What the colors of the block map show at startup.",
     )
     map_order: str = setting("physical", one_of("physical", "session"), "Order of the block map at startup.")
@@ -105,10 +105,11 @@ class EngineSettings:
     blocks: int | None = setting(
         None, whole(1, 2**31 - 1), "Blocks of the KV cache; if unset, as many as fit in free memory."
     )
-    host_blocks: int | None = setting(
+    kv_host: float | None = setting(
         None,
-        whole(0, 2**31 - 1),
-        "Blocks in main memory for preempted requests; if unset, as many as `blocks` on a GPU, 0 on a CPU.",
+        number(0, 1e6),
+        "GB of main memory for cache blocks that the device has no room for; if unset, as much as the cache "
+        "on a GPU, at most 2.1, and 0 on a CPU.",
     )
     kv_disk: str = setting(
         "auto",

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+_REPLACED = {"--host-blocks": "--kv-host, in GB"}
+
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -11,8 +13,10 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, unknown: Sequence[str], also: Iterable[str] = ()) -> NoReturn:
         """Report unknown arguments; `also` lists further options to suggest."""
-        slips = (word.partition("=")[0] for word in unknown if word.startswith("--"))
-        near = near_to(next(slips, ""), [*self._option_string_actions, *also])
+        slip = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
+        near = near_to(slip, [*self._option_string_actions, *also])
+        if slip in _REPLACED:
+            near = f"; use {_REPLACED[slip]}"
         self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.server.load_client import Exchange, LoadClients, Order, Outcome
 from benchmarks.server.serve import lengths, traced
+from benchmarks.traces import mooncake_prompts
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -85,6 +86,19 @@ def test_requests_of_both_forms_of_traces(tmp_path: Path) -> None:
     assert traced(azure) == [(0.0, 374, 44), (pytest.approx(0.5), 396, 109)]
     assert traced(mooncake) == [(0.0, 10, 2), (pytest.approx(0.5), 11, 3)]
     assert lengths(str(mooncake), 1, 0.0, 0) == [(0.0, 10, 2)]
+
+
+def test_a_mooncake_trace_becomes_prompts_with_the_same_prefixes(tmp_path: Path) -> None:
+    hashes = [[0, 1, 2], [0, 3], [0, 1, 2, 4], [5], [0, 1] + [6] * 9]
+    lengths = (1500, 1000, 2000, 400, 5000)
+    lines = (json.dumps({"hash_ids": a, "input_length": b}) for a, b in zip(hashes, lengths, strict=True))
+    (file := tmp_path / "mooncake.jsonl").write_text("\n".join(lines))
+    first, second, third, alone = mooncake_prompts(file, share=1, longest=130)
+    assert [*map(len, (first, second, third, alone))] == [93, 62, 125, 25]
+    assert third[:93] == first and second[:32] == first[:32] and second[32:] != first[32:62]
+    sampled = [mooncake_prompts(file, share=2, longest=130), mooncake_prompts(file, share=3, longest=130)]
+    assert all((first in each) == (third in each) for each in sampled), "a conversation is kept or not"
+    assert any(len(each) < 4 for each in sampled)
 
 
 def test_poisson_arrivals_come_at_the_given_rate() -> None:

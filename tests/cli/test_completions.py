@@ -18,7 +18,7 @@ from tests.cli.conftest import Run
 
 SCRIPTS = {"bash": bash.script, "zsh": zsh.script, "fish": fish.script}
 FREE = {  # metavars of values that cannot be listed
-    *("N", "T", "P", "K", "R", "M", "S", "L", "W", "H", "MIB"),
+    *("N", "T", "P", "K", "R", "M", "S", "L", "W", "H", "MIB", "GB"),
     *("TEXT", "PATTERN", "NAME", "URL", "ORIGIN", "DIR", "DIR:GB", "NAME=PATH"),
 }
 ASK = """

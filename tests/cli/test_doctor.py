@@ -1,6 +1,9 @@
 """`minichat doctor`: what is available, and why something is not."""
 
+import errno
 import json
+import os
+import re
 import sys
 from collections import namedtuple
 from pathlib import Path
@@ -12,6 +15,11 @@ from minichat import __version__
 from tests.cli.conftest import Run
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.kv.tiers.speeds.AMOUNT", 2**20)
+
+
 def test_it_prints_a_report(run: Run) -> None:
     ran = run("doctor")
     assert (ran.code, ran.err) == (0, "")
@@ -20,6 +28,9 @@ def test_it_prints_a_report(run: Run) -> None:
     assert "Built-in model: " in ran.out
     assert "  int8: available; byte table sums" in ran.out and "  fp8: FP8 products need" in ran.out
     assert "  int8               attention torch" in ran.out
+    assert re.search(
+        r"\n  host, cpu +store \d+\.\d, load \d+\.\d\n  disk +store \d+\.\d, load \d+\.\d\n", ran.out
+    )
     assert "Scheduling policies (--policy)\n  fcfs, latency, priority" in ran.out
 
 
@@ -37,9 +48,23 @@ def test_it_prints_json(run: Run) -> None:
         assert found["quantization"]["cpu"]["bnb-nf4"] is None
     assert "on a CPU" in found["kernels"]["int8"] and "rounded" in found["kernels"]["fp8"]
     assert found["kv"]["cpu"]["int8"] == ["torch"]
+    assert min(found["tiers"]["host, cpu"].values()) > 0 < min(found["tiers"]["disk"].values())
     assert {"fcfs", "latency", "priority"} <= set(found["policies"])
     assert 0 < found["cpu"]["free"] <= found["cpu"]["memory"]
     assert found["cpu"]["cores"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [(errno.EINVAL, "not supported by the file system"), (errno.ENOSPC, "No space left on device")],
+)
+def test_why_a_disk_is_no_tier(run: Run, monkeypatch: pytest.MonkeyPatch, code: int, problem: str) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pwrite", fails)
+    assert problem in json.loads(run("doctor", "--json").out)["tiers"]["disk, O_DIRECT"]
+    assert problem in run("doctor").out
 
 
 def test_settings_errors_are_listed(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -105,6 +105,12 @@ class LedgerSpace:
         self.cells, self.host = (np.full((count, size), EMPTY, np.int64) for count in (blocks, host))
         self.host_blocks = host
 
+    def host_ready(self, *, wait: bool = False) -> int:
+        return self.host_blocks
+
+    def close(self) -> None:
+        pass
+
     def swap_out(self, pairs: Pairs) -> None:
         for block, host in pairs:
             self.host[host] = self.cells[block]

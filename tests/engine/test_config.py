@@ -20,6 +20,7 @@ BAD = {
     "latency_target": [-1, "1", None, True, math.inf, math.nan],
     "block_size": [15, 0, 16.0, "16", True],
     "blocks": [0, 2.5, "many"],
+    "kv_host": [-1, "3", True, math.inf, math.nan],
     "host_blocks": [-1, 1.5, "3", True],
     "max_context": [0, "long", math.inf],
     "quantization": [8, None],
@@ -56,3 +57,8 @@ def test_a_bad_value_is_refused_and_its_field_named(field: str, value: object) -
 @pytest.mark.parametrize("seed", [None, 0, -5, 2**70])
 def test_any_integer_is_a_valid_seed(seed: int | None) -> None:
     assert EngineConfig(model="m", seed=seed).seed == seed
+
+
+def test_host_memory_has_one_size() -> None:
+    with pytest.raises(BadInput, match="kv_host and host_blocks cannot be used together"):
+        EngineConfig(model="m", kv_host=1, host_blocks=8)

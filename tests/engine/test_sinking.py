@@ -55,6 +55,19 @@ def test_an_evicted_prefix_is_loaded_from_the_tier_it_sank_to() -> None:
     assert computed(engine) - before < LONG, "the prompt was computed again"
 
 
+def test_a_long_prompt_takes_no_block_without_a_copy() -> None:
+    """Within the usual number of steps between two looks, each of its steps takes a third of the cache."""
+    engine = ledger_engine(below=[ByteTier()], blocks=12, preemption="swap")
+    prompts = [[first, *range(1, 180)] for first in range(3)]
+    for tokens in prompts:
+        engine.submit(tokens, SamplingParams(max_tokens=1, seed=0), Output())
+        drain(engine)
+    before = computed(engine)
+    engine.submit(prompts[0], SamplingParams(max_tokens=1, seed=0), Output())
+    drain(engine)
+    assert computed(engine) - before == 180 - 11 * 16, "only the last block, which is not full, is computed"
+
+
 def test_a_full_tier_drops_the_blocks_that_were_used_least_recently() -> None:
     tier = ByteTier(size=8)
     engine = ledger_engine(below=[tier], blocks=8, preemption="swap")

@@ -1,5 +1,6 @@
 """Blocks move to tiers below the device and back concurrently with the steps, and no token changes."""
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import cycle
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from engine.api.events import Event, Preempted, Resumed, Transferred
 from engine.api.params import SamplingParams
 from engine.api.request import Phase
+from engine.api.snapshot import loaded_from, stored_in
 from engine.kv.pool import BlockPool
 from engine.serving.engine import Engine
 from tests.engine.byte_tier import ByteTier, closed
@@ -62,6 +64,29 @@ def test_tiers_do_not_change_replies(work: Workload[Job], tier: tuple[int, int, 
 
 
 # Single cases
+
+
+def test_a_block_records_its_last_copy() -> None:
+    """The snapshot's map shows it."""
+    engine, _ = engine_over(ByteTier(), blocks=12)
+    id, _ = ask(engine)
+    turn(engine, 4)
+    assert not engine.snapshot().blocks.moved.any()
+    engine.preempt(id)
+    turn(engine, 2)
+    stored = engine.snapshot()
+    assert stored.tier_names == ("host", "bytes")
+    assert Counter(stored.blocks.moved.tolist()) == {0: 9, stored_in(1): 3}
+    drain(engine)
+    engine.scheduler.pool.forget_all()
+    ask(engine)
+    drain(engine)
+    loaded = engine.snapshot().blocks
+    assert Counter(loaded.moved[loaded.owner >= 0].tolist())[loaded_from(1)] == 2
+    ask(engine, 1, prompt=185, count=1)
+    turn(engine, 6)
+    assert loaded_from(1) not in engine.snapshot().blocks.moved, "another content replaced it"
+    drain(engine)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -11,8 +11,10 @@ import pytest
 
 from engine.api.commands import Abort, Preempt, Update
 from engine.api.errors import BadInput, BadParams, QueueFull, RequestTooLong, UnknownRequest
+from engine.api.events import Event
 from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
+from tests.engine.byte_tier import ByteTier
 from tests.engine.ledger import VOCAB, alone, ledger_engine
 from tests.host.conftest import Open
 from tests.host.roomy import DEPTHS, endless, params, roomy_engine
@@ -235,3 +237,17 @@ class TestSnapshots:
         waiting.result()
         shot = host.snapshot()
         assert (shot.finished, shot.ttft.count) == (2, 2)
+
+
+def test_a_tier_that_stores_nothing_is_reported_even_if_no_step_runs(opened: Open) -> None:
+    tier = ByteTier()
+    host = opened(ledger_engine(below=[tier]))
+    events: list[Event] = []
+    host.subscribe(events.append)
+    for tier.problem in ("No space left on device", "No space left on device", ""):
+        host.snapshot()
+        host.snapshot()  # reports come after a command
+    assert [(each.kind, each.record()["tier"], each.record()["problem"]) for each in events] == [
+        ("tierproblem", "bytes", "No space left on device"),
+        ("tierproblem", "bytes", ""),
+    ]

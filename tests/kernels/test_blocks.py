@@ -1,5 +1,7 @@
 """Moves of blocks in Triton's interpreter, and on a GPU to the host and back, against plain torch."""
 
+from itertools import chain
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ def store(scheme: KvSchemeName, device: str = "cpu") -> KVStore:
         LAYERS, blocks=9, block_size=16, host_blocks=5, dtype=torch.float16, device=torch.device(device),
         scheme=scheme,
     )  # fmt: skip
+    made.host_ready(wait=True)
     torch.manual_seed(0)
     for tensor in tensors(made):
         flat = tensor.view(-1).view(torch.uint8)
@@ -30,14 +33,14 @@ def store(scheme: KvSchemeName, device: str = "cpu") -> KVStore:
 
 
 def tensors(one: KVStore) -> list[Tensor]:
-    return [tensor for layer in (*one.layers, *one.host) for tensor in layer.tensors()]
+    return [tensor for layer in (*one.layers, *chain(*one.host.slabs)) for tensor in layer.tensors()]
 
 
 @pytest.mark.parametrize("scheme", ["none", "int8", "fp8"])
 def test_only_the_given_blocks_are_moved(kernels: Interpreted, scheme: KvSchemeName) -> None:
     ours = store(scheme)
     sources = [bits(each) for layer in ours.layers for each in layer.tensors()]
-    targets = [bits(each) for layer in ours.host for each in layer.tensors()]
+    targets = [bits(each) for layer in chain(*ours.host.slabs) for each in layer.tensors()]
     pairs = [(3, 0), (8, 4), (0, 2)]
     _, (_, found, _) = kernels.call("kv.blocks", "move", sources, targets, pairs)
     before = [each.clone() for each in targets]

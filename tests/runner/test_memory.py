@@ -1,6 +1,7 @@
 """Memory use by owner, read once a second however often it is asked for."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +65,12 @@ def test_more_blocks_than_fit_into_memory_are_refused(tmp_path: Path, name: str)
         start(EngineConfig(**{"model": str(folder), "device": "cpu", "blocks": 8, name: 10**12}))
 
 
+def test_more_host_memory_than_there_is_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    with pytest.raises(BadInput, match=r"kv_host: 1e\+06 GB exceed the .* GB of memory"):
+        start(EngineConfig(model=str(folder), device="cpu", blocks=8, kv_host=1e6))
+
+
 def test_a_dangling_link_to_weights_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     (folder / "model.safetensors").rename(tmp_path / "gone")
@@ -72,11 +79,11 @@ def test_a_dangling_link_to_weights_is_refused(tmp_path: Path) -> None:
         start(EngineConfig(model=str(folder), device="cpu", blocks=8))
 
 
-@pytest.mark.parametrize(("host_blocks", "swapped"), [(None, False), (8, True)])
-def test_a_cpu_swaps_if_it_is_given_room(tmp_path: Path, host_blocks: int | None, swapped: bool) -> None:
+@pytest.mark.parametrize(("room", "size"), [({}, 0), ({"host_blocks": 8}, 8), ({"kv_host": 5e-5}, 12)])
+def test_a_cpu_swaps_if_it_is_given_room(tmp_path: Path, room: dict[str, Any], size: int) -> None:
     folder = write_model(tmp_path / "model")
-    engine = start(EngineConfig(model=str(folder), device="cpu", blocks=8, host_blocks=host_blocks))
-    assert engine.scheduler.transfers.sizes == (("host", host_blocks or 0),)
+    engine = start(EngineConfig(model=str(folder), device="cpu", blocks=8, **room))
+    assert engine.scheduler.transfers.sizes == (("host", size),)
     gone: list[bool] = []
     engine.bus.subscribe(lambda event: gone.append(event.swapped) if isinstance(event, Preempted) else None)
     id = engine.submit([1] * 40, SamplingParams(max_tokens=8), reply := Output())
@@ -84,5 +91,5 @@ def test_a_cpu_swaps_if_it_is_given_room(tmp_path: Path, host_blocks: int | None
     engine.preempt(id)
     while engine.busy:
         engine.step()
-    assert gone == [swapped]
+    assert gone == [size > 0]
     assert len(reply.tokens) == 8

@@ -20,6 +20,7 @@ from engine.serving.engine import Engine
 from engine.serving.replay import replay
 from tests.models.test_families import reference
 from tests.outputs import Output
+from tests.runner.company import Company, companies
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.small import FAMILIES, GREEDY, alone, ask, drain, engine_on, turn
 from tests.runner.test_no_memory import limit_memory
@@ -71,70 +72,20 @@ def test_a_vector_is_the_hidden_state_of_transformers(checkpoint: Checkpoint, fa
     assert_as_in_transformers(theirs, [7], one_token, "last")
 
 
-@dataclass(frozen=True)
-class Company:
-    prompts: tuple[tuple[int, ...], ...]
-    at: tuple[int, ...]  # the step at which each is submitted
-    kinds: tuple[str, ...]  # last, mean, or a reply
-    preempts: tuple[tuple[int, int], ...]  # (step, request)
-    depth: int
-    step_tokens: int
-    preemption: str
-    chunked: bool
-
-
-@st.composite
-def companies(draw: st.DrawFn) -> Company:
-    count = draw(st.integers(1, 4))
-    many = lambda each: st.tuples(*[each] * count)  # noqa: E731
-    prompts = st.tuples(st.sampled_from([0, 15, 16, 33]), st.integers(1, 30)).map(
-        lambda lengths: (1, *range(60, 60 + lengths[0]), *range(200 - lengths[1], 200))
-    )
-    return Company(
-        prompts=draw(many(prompts)),
-        at=draw(many(st.integers(0, 6))),
-        kinds=draw(many(st.sampled_from(["last", "mean", "mean", "reply"]))),
-        preempts=draw(
-            st.lists(st.tuples(st.integers(1, 9), st.integers(0, count - 1)), max_size=4).map(tuple)
-        ),
-        depth=draw(st.integers(0, 1)),
-        step_tokens=draw(st.sampled_from([1, 3, 8, 17, 200])),
-        preemption=draw(st.sampled_from(["recompute", "swap"])),
-        chunked=draw(st.booleans()),
-    )
+REPLY = replace(GREEDY, max_tokens=4)
 
 
 @settings(max_examples=40, deadline=None)
-@given(companies())
+@given(companies(st.sampled_from([LAST, MEAN, MEAN, REPLY])))
 def test_steps_and_company_do_not_change_it(checkpoint: Checkpoint, company: Company) -> None:
     folder, theirs = checkpoint("llama")
-    engine = engine_on(
-        folder,
-        blocks=8,
-        host_blocks=8,
-        max_running=3,
-        max_step_tokens=company.step_tokens,
-        chunked_prefill=company.chunked,
-        depth=company.depth,
-        preemption=company.preemption,
-    )
-    found: dict[int, tuple[int, PooledOutput]] = {}
-    for step in range(10):
-        for n, at in enumerate(company.at):
-            if at == step:
-                kind = company.kinds[n]
-                params = replace(GREEDY, max_tokens=4) if kind == "reply" else replace(LAST, pooling=kind)
-                found[n] = embed(engine, company.prompts[n], params)
-        for at, n in company.preempts:
-            if at == step and n in found and found[n][0] in engine.scheduler.requests:
-                engine.preempt(found[n][0])
-        turn(engine)
-    drain(engine)
-    for n, (_, output) in found.items():
-        if company.kinds[n] == "reply":
+    for prompt, params, output in zip(
+        company.prompts, company.params, company.run(folder, embed), strict=True
+    ):
+        if params is REPLY:
             assert len(output.tokens) == 4 and not output.pooled
         else:
-            assert_as_in_transformers(theirs, company.prompts[n], output, company.kinds[n])
+            assert_as_in_transformers(theirs, prompt, output, params.pooling)
 
 
 def test_a_chunk_that_was_in_flight_at_a_preemption_counts_once(checkpoint: Checkpoint) -> None:

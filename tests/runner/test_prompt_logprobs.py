@@ -23,6 +23,7 @@ from engine.serving.engine import Engine
 from engine.serving.replay import replay
 from tests.examples import examples
 from tests.outputs import Output, Outputs
+from tests.runner.company import Company, companies
 from tests.runner.small import FAMILIES, GREEDY, alone, ask, drain, engine_on, turn
 from tests.runner.test_no_memory import limit_memory
 
@@ -88,69 +89,19 @@ def test_the_reply_after_it_is_the_same(checkpoint: Checkpoint) -> None:
     assert_as_in_transformers(theirs, PROMPT, output.prompt, 0)
 
 
-@dataclass(frozen=True)
-class Company:
-    prompts: tuple[tuple[int, ...], ...]  # each asks for its log-probabilities, at this step
-    at: tuple[int, ...]
-    most: tuple[int, ...]
-    replies: tuple[int, ...]
-    preempts: tuple[tuple[int, int], ...]  # (step, request)
-    depth: int
-    step_tokens: int
-    preemption: str
-    chunked: bool
-
-
-@st.composite
-def companies(draw: st.DrawFn) -> Company:
-    count = draw(st.integers(1, 4))
-    many = lambda each: st.tuples(*[each] * count)  # noqa: E731
-    prompts = st.tuples(st.sampled_from([0, 15, 16, 33]), st.integers(1, 30)).map(
-        lambda lengths: (1, *range(60, 60 + lengths[0]), *range(200 - lengths[1], 200))
-    )
-    return Company(
-        prompts=draw(many(prompts)),
-        at=draw(many(st.integers(0, 6))),
-        most=draw(many(st.integers(0, 3))),
-        replies=draw(many(st.sampled_from([0, 0, 1, 5]))),
-        preempts=draw(
-            st.lists(st.tuples(st.integers(1, 9), st.integers(0, count - 1)), max_size=4).map(tuple)
-        ),
-        depth=draw(st.integers(0, 1)),
-        step_tokens=draw(st.sampled_from([3, 8, 17, 200])),
-        preemption=draw(st.sampled_from(["recompute", "swap"])),
-        chunked=draw(st.booleans()),
-    )
+def prompt_params(replies: int, most: int) -> SamplingParams:
+    return replace(GREEDY, max_tokens=replies, prompt_logprobs=most)
 
 
 @examples(20)
-@given(companies())
+@given(companies(st.builds(prompt_params, st.sampled_from([0, 0, 1, 5]), st.integers(0, 3))))
 def test_steps_and_company_do_not_change_it(checkpoint: Checkpoint, company: Company) -> None:
     folder, theirs = checkpoint("llama")
-    engine = engine_on(
-        folder,
-        blocks=8,
-        host_blocks=8,
-        max_running=3,
-        max_step_tokens=company.step_tokens,
-        chunked_prefill=company.chunked,
-        depth=company.depth,
-        preemption=company.preemption,
-    )
-    found: dict[int, tuple[int, PromptOutput]] = {}
-    for step in range(10):
-        for n, at in enumerate(company.at):
-            if at == step:
-                params = replace(GREEDY, max_tokens=company.replies[n], prompt_logprobs=company.most[n])
-                found[n] = score(engine, company.prompts[n], params)
-        for at, n in company.preempts:
-            if at == step and n in found and found[n][0] in engine.scheduler.requests:
-                engine.preempt(found[n][0])
-        turn(engine)
-    drain(engine)
-    for n, (_, output) in found.items():
-        assert_as_in_transformers(theirs, company.prompts[n], output.prompt, company.most[n])
-        assert len(output.tokens) == company.replies[n]
+    for prompt, params, output in zip(
+        company.prompts, company.params, company.run(folder, score), strict=True
+    ):
+        assert_as_in_transformers(theirs, prompt, output.prompt, params.prompt_logprobs)
+        assert len(output.tokens) == params.max_tokens
 
 
 def test_cached_blocks_are_computed_again_only_where_needed(llama: Path) -> None:

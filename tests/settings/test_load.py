@@ -71,11 +71,12 @@ def test_values_are_read(file: Path) -> None:
         ("[scren]\nascii = true", "1: scren: is unknown; did you mean screen?"),
         ("zzz = 1", "1: zzz: is unknown; choose from screen, rates, chat, engine, sampling, keys"),
         ("screen = 3", "1: screen: must be a table: write [screen] above its settings"),
+        ("engine.host_blocks = 8", "1: engine.host_blocks: is unknown; use kv_host, in GB"),
         ("[screen]\n\nthem = 'a'", "3: screen.them: is unknown; did you mean theme?"),
         ("[screen]\nascii = 1", "2: screen.ascii: must be true or false, got 1"),
         (
             "[screen]\nmap_colour='red'",
-            '2: screen.map_colour: must be one of owner, age, references, fill, got "red"',
+            '2: screen.map_colour: must be one of owner, age, references, fill, tier, got "red"',
         ),
         ("[screen]\ntheme = ''", '2: screen.theme: must be a nonempty text, got ""'),
         ("[rates]\nmonitor = 99", "2: rates.monitor: must be a number from 0.5 to 10, got 99"),

@@ -3,23 +3,29 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from engine.kv.host_memory import Pairs
 from engine.kv.tiers.cost import MeasuredCost
 from engine.kv.tiers.tier import BlockName, DeviceBlocks, Tier, Transfer, front
-
-Pairs = Sequence[tuple[int, int]]  # (from block, to block)
 
 
 class SwapSpace(Protocol):
     """Device blocks and host blocks, both by number."""
 
     @property
-    def host_blocks(self) -> int: ...
+    def host_blocks(self) -> int:
+        """Host blocks, also those that are still being prepared."""
+
+    def host_ready(self, *, wait: bool = False) -> int:
+        """How many of them can be used, the lowest numbers. `wait`: wait until all can."""
 
     def swap_out(self, pairs: Pairs) -> None:
         """Copy device blocks to host blocks."""
 
     def swap_in(self, pairs: Pairs) -> None:
         """Copy host blocks to device blocks."""
+
+    def close(self) -> None:
+        """Prepare no more host blocks."""
 
 
 class HostTier(Tier):
@@ -36,13 +42,20 @@ class HostTier(Tier):
     def size(self) -> int:
         return self._space.host_blocks
 
+    @property
+    def used(self) -> int:
+        return len(self._places)
+
     def room(self) -> int:
+        self._take(self._space.host_ready())
         return len(self._free)
 
     def holds(self, names: Sequence[BlockName]) -> int:
         return front(names, self._places.__contains__)
 
     def store(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
+        if len(names) > self.room():  # a replay can be faster than memory is pinned
+            self._take(self._space.host_ready(wait=True))
         if len(names) > len(self._free):
             raise MemoryError(f"cannot store {len(names)} blocks: host memory has room for {len(self._free)}")
         places = [self._free.pop() for _ in names]
@@ -62,4 +75,13 @@ class HostTier(Tier):
 
     def reset(self) -> None:
         self._places: dict[BlockName, int] = {}
-        self._free = list(reversed(range(self.size)))
+        self._free: list[int] = []
+        self._taken = 0  # blocks that were ready so far
+
+    def close(self) -> None:
+        self._space.close()
+
+    def _take(self, ready: int) -> None:
+        """Use the blocks that have become ready."""
+        self._free[:0] = reversed(range(self._taken, ready))
+        self._taken = ready

@@ -29,6 +29,7 @@ class Tint(StrEnum):
     AGE = "age"
     REFERENCES = "references"
     FILL = "fill"
+    TIER = "tier"  # whether it was copied to a tier below the device, or loaded from one
 
 
 class Order(StrEnum):
@@ -80,6 +81,11 @@ def states(blocks: BlockView) -> np.ndarray:
     return np.where(held > 0, held + np.uint8(State.CACHED), unheld)
 
 
+def moves(blocks: BlockView) -> np.ndarray:
+    """`BlockView.moved`, also of an engine that does not report it."""
+    return blocks.moved if len(blocks.moved) else np.zeros(len(blocks.refs), np.int8)
+
+
 def session_order(state: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Sort blocks: used ones by owner (unknown owners last), then cached ones by owner, then free ones."""
     owner = np.where(codes > 0, codes, _NO_OWNER - 1).astype(np.uint16)
@@ -105,6 +111,8 @@ def aggregate(
         tokens = _rows(_sorted(blocks.filled, order) * (state >= State.USED), per).sum(axis=1)
         levels = BRIGHT if tint is Tint.OWNER else RAMP
         level = np.maximum(-(-tokens * levels // (per * shot.block_size)) - 1, 0)
+    elif tint is Tint.TIER:
+        level = _rows(_sorted(moves(blocks), order) * (state >= State.CACHED), per).max(axis=1)
     elif tint is Tint.AGE:
         used_at = np.where(state >= State.USED, step, _sorted(blocks.used_at, order))
         level = _age(_rows(used_at, per, fill=-1).max(axis=1), step)

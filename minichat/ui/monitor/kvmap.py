@@ -17,7 +17,7 @@ from minichat.plural import plural
 from minichat.ui.monitor.bindings import down, up
 from minichat.ui.monitor.cells import Grid, Order, State, Tint, aggregate, session_order, states
 from minichat.ui.monitor.figures import ranges
-from minichat.ui.monitor.legend import legend, totals
+from minichat.ui.monitor.legend import legend, tier_legend, totals
 from minichat.ui.monitor.owners import Codes, Owner
 from minichat.ui.monitor.pane import Line, Pane, Row
 from minichat.ui.monitor.shades import CURSOR, GLOW, THERE, Shades, mixes
@@ -158,10 +158,11 @@ class KVMap(Pane):
         return needed // self._grid.per
 
     def _current_shades(self) -> Shades:
-        owners = self._codes.owners
-        needed = (self.tint, self.halves, tuple(owners))
+        owners, tiers = self._codes.owners, () if self.snapshot is None else self.snapshot.tier_names
+        needed = (self.tint, self.halves, tuple(owners), tiers)
         if self._shades is None or self._shades_for != needed:
-            self._shades, self._shades_for = Shades(self.app, self.plain, self.hue, owners, self.tint), needed
+            self._shades = Shades(self.app, self.plain, self.hue, owners, self.tint, tiers)
+            self._shades_for = needed
             self._values = np.zeros((0, 0), np.int64)
         return self._shades
 
@@ -169,7 +170,12 @@ class KVMap(Pane):
         assert self.snapshot is not None
         shot, shades = self.snapshot, self._current_shades()
         owners, halves = self._codes.owners, self.halves
-        first = legend(self._state, self._code, owners, self.tint, shades, self.signs, width, halves=halves)
+        if self.tint is Tint.TIER:
+            first = tier_legend(shot, self._state, shades, self.signs, width, halves=halves)
+        else:
+            first = legend(
+                self._state, self._code, owners, self.tint, shades, self.signs, width, halves=halves
+            )
         if self._message:
             return [first, ((f" {self._message}", "strong"),)]
         if self.has_focus and (blocks := self.pointed()):

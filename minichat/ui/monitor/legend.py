@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.api.snapshot import Snapshot
-from minichat.ui.monitor.cells import BRIGHT, RAMP, State, Tint
+from engine.api.snapshot import Snapshot, moved_where
+from minichat.ui.monitor.cells import BRIGHT, RAMP, State, Tint, moves
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Row, Signs, Span
 from minichat.ui.monitor.shades import Shades
@@ -41,6 +41,21 @@ def legend(
             _, style = shades.swatch(State.USED, code, BRIGHT - 1)
             parts.append(((signs.swatch, style), (f" {owners[code].name} {held[code]:,}  ", "value")))
     return _fitting(parts or [(("nothing in use", "muted"),)], width)
+
+
+def tier_legend(
+    shot: Snapshot, state: np.ndarray, shades: Shades, signs: Signs, width: int, *, halves: bool
+) -> Row:
+    """How many blocks were copied to each tier, or loaded from it."""
+    counts = np.bincount(moves(shot.blocks)[state >= State.CACHED])
+    parts: list[Row] = []
+    for value in np.roll(np.arange(len(counts)), -1)[np.roll(counts, -1) > 0].tolist():  # computed ones last
+        letter, style = shades.swatch(State.USED, 0, value)
+        words = moved_where(value, shot.tier_names) if value else "computed"
+        parts.append(
+            ((signs.swatch if halves else letter, style), (f" {words} {counts[value]:,}  ", "value"))
+        )
+    return _fitting(parts or [(("nothing in use or cached", "muted"),)], width)
 
 
 def totals(

@@ -53,6 +53,7 @@ class Shades:
         hue: Callable[[int], Color | None],
         owners: Sequence[Owner],
         tint: Tint,
+        tiers: Sequence[str] = (),
     ) -> None:
         variables = app.theme_variables
         free, cached = (variables.get(f"map-{name}", _FALLBACK[name]) for name in MAP)
@@ -61,6 +62,7 @@ class Shades:
         self._ground = Color.parse(variables["background"])
         self._ramp = Color.parse(variables["primary"])
         self._plain, self._hue, self._owners, self._tint = plain, hue, owners, tint
+        self._tiers = tiers
         self._mixes = mixes(app)
         self._colors: dict[int, RichColor] = {}
         self._single, self._double = Segments(self._letter), Segments(self._pair)
@@ -110,6 +112,9 @@ class Shades:
     def _sign(self, state: State, owner: int, level: int) -> str:
         if state <= State.LEFT:
             return "~" if state is State.LEFT else "."
+        if self._tint is Tint.TIER:
+            rank, loaded = divmod(level - 1, 2)
+            return "-" if not level else self._tiers[rank][0].upper() if loaded else self._tiers[rank][0]
         if self._tint is not Tint.OWNER:
             return f"{level}" if state >= State.USED or self._tint is Tint.AGE else "-"
         letter = self._owners[owner].letter[-1:]  # the letter that differs in AA, AB ...
@@ -129,6 +134,8 @@ class Shades:
             return self._free
         if state is State.LEFT:
             return self._mix(self._free, self._text, _LEFT)
+        if self._tint is Tint.TIER:
+            return self._of_tier(state, level)
         if self._tint is not Tint.OWNER:
             if state is State.CACHED and self._tint is not Tint.AGE:
                 return self._cached
@@ -142,6 +149,15 @@ class Shades:
         if state is State.SHARED:
             return self._mix(hue, self._text, _SHARED)
         return self._mix(self._ground, hue, _FAINTEST + (1 - _FAINTEST) * level / (BRIGHT - 1))
+
+    def _of_tier(self, state: State, level: int) -> Color:
+        """One hue per tier, brighter for blocks that were loaded than for those that were copied there."""
+        neutral = self._text.blend(self._ground, 0.4)
+        if not level:
+            return self._cached if state is State.CACHED else neutral
+        rank, loaded = divmod(level - 1, 2)
+        hue = self._hue(rank) or neutral
+        return hue if loaded else self._mix(self._ground, hue, _FAINTEST)
 
     def _mix(self, one: Color, other: Color, share: float) -> Color:
         return one.blend(other, share) if self._mixes else other

@@ -18,6 +18,7 @@ from engine.api.events import (
     Resumed,
     StepBroke,
     Switched,
+    TierProblem,
     Transferred,
     Updated,
 )
@@ -32,6 +33,8 @@ _LOOKS = {
     "switched": "warn",
     "swapped": "warn",
     "failed": "fault",
+    "tier off": "fault",
+    "tier back": "good",
     "died": "fault",
     "cut": "fault",
     "back": "good",
@@ -64,6 +67,10 @@ def described(event: Event) -> tuple[str, str]:
         case Transferred(tier=tier, load=load, blocks=blocks, seconds=seconds):
             kind, way = ("loaded", "from") if load else ("stored", "to")
             return kind, f"{plural(blocks, 'block')} {way} {tier} in {duration(seconds)}"
+        case TierProblem(tier=tier, problem=problem) if problem:
+            return "tier off", f"{tier}: {problem}"
+        case TierProblem(tier=tier):
+            return "tier back", f"{tier} stores blocks again"
         case Evicted(blocks=blocks):
             return "evicted", f"{plural(blocks, 'cached block')}"
         case Copied(block=block, to=to):

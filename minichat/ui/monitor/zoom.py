@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engine.api.snapshot import Snapshot
+from engine.api.snapshot import Snapshot, moved_where
 from minichat.plural import plural
-from minichat.ui.monitor.cells import State
+from minichat.ui.monitor.cells import State, moves
 from minichat.ui.monitor.owners import UNKNOWN, Owner
 from minichat.ui.monitor.pane import Row, Signs, Span
 
@@ -52,6 +52,8 @@ def _row(
         return tuple(spans)
     blocks = shot.blocks
     spans.append((f"{blocks.filled[block]:>3}/{shot.block_size} ", "value"))
+    if moved := int(moves(blocks)[block]):
+        spans.append((f"{moved_where(moved, shot.tier_names)} ", "muted"))
     if state is State.CACHED:
         request = int(blocks.owner[block])
         ago = max(0, shot.step - int(blocks.used_at[block]))

@@ -127,6 +127,7 @@ def test_the_names_in_the_heading() -> None:
         "age",
         "references",
         "fill",
+        "tier",
     ]
 
 

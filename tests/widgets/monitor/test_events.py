@@ -44,6 +44,11 @@ def log() -> EventLog:
         (events.Died(1, 0, "gone"), ("died", "gone")),
         (events.Evicted(1, 0, 12), ("evicted", "12 cached blocks")),
         (
+            events.TierProblem(1, 0, "disk", "/kv: No space left on device"),
+            ("tier off", "disk: /kv: No space left on device"),
+        ),
+        (events.TierProblem(1, 0, "disk", ""), ("tier back", "disk stores blocks again")),
+        (
             events.Quantized(1, 0, "int4", "none", 64, 1.25, ""),
             ("switched", "weights from none to int4 in 1.25 s, 64 blocks"),
         ),

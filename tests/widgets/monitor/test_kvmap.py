@@ -1,14 +1,17 @@
 """The map of KV blocks on a terminal."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.color import Color as RichColor
 from textual.geometry import Region
 
-from engine.api.snapshot import Snapshot
+from engine.api.snapshot import Snapshot, TierView, loaded_from, stored_in
 from minichat.shell.themes import OKABE_ITO
 from minichat.ui.monitor import KVMap
+from minichat.ui.monitor.cells import Tint
 from minichat.ui.monitor.owners import Owner
 from tests.waiting import until
 from tests.widgets.monitor.snapshots import OWNERS, blocks, request, snapshot
@@ -184,17 +187,43 @@ async def test_orders_and_tints_cycle() -> None:
         assert lines(kvmap)[1].rstrip() == "AAAAAAAABBBBBBBB................"
         kvmap.next_order()
         seen = []
-        for _ in range(4):
+        for _ in range(5):
             kvmap.next_tint()
             seen.append((str(kvmap.tint), lines(kvmap)[1].rstrip()[:8], lines(kvmap)[1][20:24]))
         assert seen == [
             ("age", "00000000", "0000"),
             ("references", "11111111", "1111"),
             ("fill", "77777777", "1111"),
+            ("tier", "--------", "----"),
             ("owner", "BBBBAAAA", "AAAA"),
         ]
         kvmap.next_tint()
         assert lines(kvmap)[-2].rstrip() == " now 01234567 long unused"
+
+
+async def test_blocks_are_colored_by_the_tier_they_went_to_or_came_from() -> None:
+    moved = np.array([0, stored_in(0), loaded_from(1), stored_in(1), 0, loaded_from(0), 0, 0], np.int8)
+    view = replace(blocks(8, TWO, {5: 2}), moved=moved)
+    shot = snapshot(8, TWO, blocks=view, tiers=(TierView("disk", 3, 9),))
+    for letters in (True, False):
+        kvmap = KVMap(ascii=letters)
+        kvmap.tint = Tint.TIER
+        async with staged(kvmap, (76, 8)) as pilot:
+            kvmap.update_from(shot, OWNERS)
+            sign = "hHdD-" if letters else "■■■■■"
+            words = ("to host 1", "from host 1", "to disk 1", "from disk 1", "computed 2")
+            assert lines(kvmap)[-2].split() == [
+                word for letter, part in zip(sign, words, strict=True) for word in (letter, *part.split())
+            ]
+            if letters:
+                await pilot.press("right", "right", "enter")
+                assert lines(kvmap)[1].split() == ["2", "used", "16/16", "from", "disk", "A", "0"]
+                kvmap.zoomed = False
+                kvmap.redraw()
+                assert lines(kvmap)[1].split()[0] == "----hhhhXXXXdddd----HHHH........"
+            else:
+                shades = [color(kvmap, 4 * block, 1)[0] for block in (1, 2, 3, 4, 5, 6)]
+                assert len(set(shades)) == 6 and None not in shades
 
 
 async def test_letters_can_be_chosen_on_a_color_terminal() -> None:
