@@ -11,7 +11,7 @@ from typing import cast
 
 import torch
 
-from engine.api.config import KV_SCHEMES, DiskRoom, EngineConfig, LayerSpec, ModelPlace
+from engine.api.config import KV_SCHEMES, AdapterPlace, DiskRoom, EngineConfig, LayerSpec, ModelPlace
 from engine.api.errors import BadInput
 from engine.api.events import Bus
 from engine.attention.registry import block_size_for
@@ -30,6 +30,7 @@ from engine.kv.tiers.disk import DiskTier
 from engine.kv.tiers.host import HostTier
 from engine.kv.tiers.tier import Tier
 from engine.kv.window import Window
+from engine.models.adapters.find import find_adapter
 from engine.models.base import LanguageModel
 from engine.models.checkpoint import shards
 from engine.models.find import Progress
@@ -110,7 +111,7 @@ def assemble(
         tiers=tiers,
         eviction=None if room.budget is None else room.budget.policy,
     )
-    return Engine(
+    engine = Engine(
         scheduler=scheduler,
         runner=runner,
         tokenizer=tokenizer,
@@ -135,6 +136,9 @@ def assemble(
         first_request=config.first_request,
         grammars=grammars,
     )
+    for name, path in map(AdapterPlace.parse, config.adapters):
+        engine.load_adapter(name, find_adapter(path))
+    return engine
 
 
 def _load(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from engine.api.params import SamplingParams
 from engine.api.request import Request
 from engine.api.snapshot import Reads, SchemeView, Speeds
 from engine.execution.changes import RunnerChange
-from engine.execution.protocol import BAD, Compilation, Fit, StepKind, StepResult, TopTokens
+from engine.execution.protocol import BAD, Compilation, Fit, ReadAdapter, StepKind, StepResult, TopTokens
 from engine.grammar.grammars import Grammars
 from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
@@ -180,6 +181,9 @@ class DryRunner:
     def apply(self, change: RunnerChange) -> None:
         raise BadInput(f"a dry run has no model, so it cannot apply {change}")
 
+    def read_adapter(self, folder: Path) -> ReadAdapter:
+        raise BadInput("a dry run has no model to add an adapter to")
+
     def fit(self) -> Fit:
         raise BadInput("a dry run has no KV cache to resize")
 
@@ -219,6 +223,8 @@ def dry_engine(
     tokenizer: Tokenizer | None = None,
 ) -> Engine:
     """Return an engine that reads only the model's tokenizer. `rate`: tokens per second of each reply."""
+    if config.adapters:
+        raise BadInput("a dry run has no model to add adapters to")
     place = find_model(config.model, dummy=True)
     text = tokenizer or Tokenizer.load(place.folder)
     size, context = config.block_size, config.max_context or _CONTEXT

@@ -26,6 +26,7 @@ from engine.api.wire import (
 
 T = TypeVar("T")
 _MAX_NAME = 100  # characters of a scheme's or switch's name
+_MAX_PATH = 4096  # characters
 _MAX_ID = 2**63
 
 
@@ -94,6 +95,7 @@ class Submit(StreamingCommand):
     reply_prefix: tuple[int, ...] = ()  # tokens that the reply starts with
     continues: bool = True  # the reply's text continues the prompt's
     chat: str = ""  # blocks on disk belong to this chat, and are deleted with it
+    adapter: str = ""  # the name of a loaded LoRA adapter
     sender = Sender.SCREEN  # over HTTP, prompts go through the server's routes, which check limits
     forms: ClassVar = {"params": _PARAMS}
     wire_names: ClassVar = {"reply_prefix": "said"}  # the first edition's name
@@ -205,6 +207,31 @@ class SetKvScheme(Command[None]):
 
     def __post_init__(self) -> None:
         _check_name("scheme", self.scheme)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter(Command[None]):
+    """Load a LoRA adapter in PEFT's format. Requests can name it from then on."""
+
+    name: str
+    path: str  # a folder, or a name on the hub
+    sender = Sender.KEY
+
+    def __post_init__(self) -> None:
+        _check_name("name", self.name)
+        if type(self.path) is not str or not len(self.path) <= _MAX_PATH:
+            raise BadInput("path must name a folder, or an adapter on the hub", field="path", value=self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class DropAdapter(Command[None]):
+    """Drop a LoRA adapter that no request uses."""
+
+    name: str
+    sender = Sender.KEY
+
+    def __post_init__(self) -> None:
+        _check_name("name", self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,21 @@ class DiskRoom(NamedTuple):
         return cls(Path(folder).expanduser() / "minichat-kv", nbytes)
 
 
+class AdapterPlace(NamedTuple):
+    """A LoRA adapter to load, and the name that requests use."""
+
+    name: str
+    path: str  # a folder, or a name on the hub
+
+    @classmethod
+    def parse(cls, text: str) -> "AdapterPlace":
+        """Read NAME=PATH. Raises BadInput."""
+        name, _, path = text.partition("=")
+        if not name or not path:
+            raise BadInput(f"adapter must be NAME=PATH, such as sql=/models/sql-lora, not {text!r:.100}")
+        return cls(name, path)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The options of an engine, with sensible defaults."""
@@ -83,6 +98,7 @@ class EngineConfig:
     seed: int | None = None  # generates the seeds of requests without one
     draft: str | None = None  # a small draft model; None: the model's folder `draft`, if it exists
     exit_layer: int | None = None  # the layer after which early exits draft; None: the first trained one
+    adapters: tuple[str, ...] = ()  # LoRA adapters to load at the start, as NAME=PATH
     first_request: int = 0  # the number of the first request
     warm: bool = False  # on a GPU, run steps of every kind before the first request
 
@@ -93,6 +109,11 @@ class EngineConfig:
         self._need("kv_disk", "DIR:GB", self.kv_disk is None or isinstance(self.kv_disk, str))
         if self.kv_disk is not None:
             DiskRoom.parse(self.kv_disk)
+        found: object = self.adapters
+        listed = isinstance(found, tuple) and all(isinstance(each, str) for each in found)
+        self._need("adapters", "a tuple of NAME=PATH", listed)
+        for each in self.adapters:
+            AdapterPlace.parse(each)
         self._need("draft", "a name", self.draft is None or isinstance(self.draft, str))
         for name in ("dummy_weights", "prefix_cache", "chunked_prefill", "warm"):
             self._need(name, "True or False", isinstance(getattr(self, name), bool))

@@ -63,6 +63,10 @@ class UnknownRequest(BadInput):
     """There is no live request with this id."""
 
 
+class UnknownAdapter(BadInput):
+    """No adapter with this name is loaded."""
+
+
 class UnknownCommand(BadInput):
     """There is no command with this name, or not for this sender."""
 

@@ -192,6 +192,14 @@ class Recached(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterChanged(Event):
+    """A LoRA adapter was loaded, or dropped."""
+
+    name: str
+    loaded: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Finished(RequestEvent):
     finish: str
     tokens: int

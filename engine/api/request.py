@@ -88,6 +88,19 @@ class Evidence:
         return Evidence(self.at, self.totals, reports)
 
 
+class Adapter(NamedTuple):
+    """A loaded LoRA adapter."""
+
+    name: str
+    number: int  # in steps; never used again
+    digest: bytes  # of what it computes with: part of the names of blocks
+    rank: int = 0
+    nbytes: int = 0
+
+
+NO_ADAPTER = Adapter("", 0, b"")
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A request. `prompt_len`, `launched` and `len(tokens) + pending` describe its progress."""
@@ -102,6 +115,7 @@ class Request:
     priority: int = 0  # lower runs first
     deadline: float | None = None  # when its first token is due, on the engine's clock
     salt: bytes = b""  # separates prefix caches of different owners
+    adapter: Adapter = NO_ADAPTER
     chat: str | None = ""  # its blocks on disk are deleted with this chat; None: none are stored there
     group: int = -1  # the caller's request, if this is one of several rows that answer it
     guided_from: int = 0  # index of the first token a grammar applies to, if after the prompt

@@ -207,6 +207,16 @@ class TierView(NamedTuple):
     problem: str = ""  # why nothing is stored there now
 
 
+class AdapterView(NamedTuple):
+    """A loaded LoRA adapter."""
+
+    name: str
+    rank: int  # the largest of any module
+    nbytes: int
+    source: str  # the name of its folder
+    requests: int = 0  # that use it
+
+
 class StepSplit(NamedTuple):
     """Seconds per step of CPU work by part, as running means. Remaining work is minor."""
 
@@ -273,6 +283,7 @@ class Snapshot:
     warmed: float = 1.0  # share of the warm-up that is done
     loading: int = 0  # requests whose blocks are loading from a tier; neither waiting nor running
     iteration_tokens: Counts = field(default_factory=Counts)  # tokens of each step so far
+    adapters: tuple[AdapterView, ...] = ()  # loaded LoRA adapters
 
     @property
     def tier_names(self) -> tuple[str, ...]:

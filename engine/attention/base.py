@@ -19,7 +19,7 @@ __all__ = [
     "KVLayer",
     "LatentProjections",
     "attending",
-    "kv_problem",
+    "why_no_kv_scheme",
     "why_not_on",
 ]
 
@@ -81,8 +81,10 @@ def attending(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch
     return attend
 
 
-def kv_problem(backend: AttentionBackend, specs: Iterable[LayerSpec], scheme: KvSchemeName) -> str | None:
-    """The reason why a backend cannot read these layers in this scheme, or None."""
+def why_no_kv_scheme(
+    backend: AttentionBackend, specs: Iterable[LayerSpec], scheme: KvSchemeName
+) -> str | None:
+    """Return None if the backend reads a cache of these layers in this scheme, else the reason."""
     if problem := why_not_packed(specs, scheme):
         return problem
     able = getattr(backend, "kv_schemes", ("none",))  # external backends may predate the attribute

@@ -1,13 +1,19 @@
 """Packs a step's rows into the tensors that a model and its attention read."""
 
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
 
-from engine.attention.base import Batch
+from engine.attention.base import Attend, Batch
 from engine.execution.cuda.staging import upload
 from engine.kv.tables import TableMirror
+from engine.models.adapters.bank import AdapterBank
+from engine.models.adapters.products import StepAdapters
+from engine.models.base import LanguageModel
+from engine.models.decoder import Decoder
 from engine.scheduling.step import LAST, Rows
 
 
@@ -18,13 +24,21 @@ class PackedBatch:
     batch: Batch
     ends: torch.Tensor | None  # index of the last token of each row that samples; None: every token
     slots: torch.Tensor  # of the rows that sample
+    adapters: StepAdapters | None  # of the tokens; None: no row has one
+
+    def through(self, model: LanguageModel, attend: Attend) -> torch.Tensor:
+        """Run the model's own forward. Only a decoder has adapters."""
+        ids, positions = self.batch.ids, self.batch.positions
+        if self.adapters is None:
+            return model.forward(ids, positions, attend)
+        return cast(Decoder, model).forward(ids, positions, attend, adapters=self.adapters)
 
 
 class BatchBuilder:
     """Packs rows, using the runner's block tables."""
 
-    def __init__(self, tables: TableMirror, block_size: int, device: torch.device):
-        self._tables, self._block_size, self._device = tables, block_size, device
+    def __init__(self, tables: TableMirror, block_size: int, device: torch.device, adapters: AdapterBank):
+        self._tables, self._block_size, self._device, self._adapters = tables, block_size, device, adapters
         self._ones = np.arange(len(tables.grid) + 1, dtype=np.int32)  # starts of rows with one token each
 
     def build(self, rows: Rows, ids: np.ndarray, single: int, last_ids: torch.Tensor) -> PackedBatch:
@@ -78,4 +92,5 @@ class BatchBuilder:
             host_contexts=contexts,
             host_tables=tables,
         )
-        return PackedBatch(batch, ends=None if every else sent[7], slots=sent[6])
+        adapters = self._adapters.of_step(rows.adapters, counts, partial(upload, device=self._device))
+        return PackedBatch(batch, ends=None if every else sent[7], slots=sent[6], adapters=adapters)

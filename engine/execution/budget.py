@@ -57,16 +57,6 @@ class CacheBudget:
             )
         return Fit(blocks, host_blocks, self.longest)
 
-    def rebuild(self, store: KVStore, scheme: KvSchemeName) -> None:
-        """Replace the store's tensors with those of another scheme. On failure, restore the old scheme."""
-        before = store.scheme
-        store.clear()  # freed first, because there is rarely memory for both
-        try:
-            store.become(self.store(scheme))
-        except (RuntimeError, MemoryError) as error:
-            store.become(self.store(before))
-            raise BadInput(f"no room for a cache of {scheme}: {error}; it stays {before}") from None
-
     def blocks_with(self, more: int, scheme: KvSchemeName) -> int | None:
         """How many blocks fit with `more` bytes, or fewer; None if their number is fixed."""
         if self.blocks is not None:
@@ -90,6 +80,16 @@ class CacheBudget:
     def widest(self, schemes: tuple[KvSchemeName, ...]) -> int:
         """The maximum blocks of a request under any of the schemes."""
         return max(-(-self.fit(scheme).context // self.block_size) for scheme in schemes)
+
+    def rebuild(self, store: KVStore, scheme: KvSchemeName) -> None:
+        """Rebuild a cache in another scheme, empty. On failure, rebuild it in the old one."""
+        before = store.scheme
+        store.clear()  # freed first, because there is rarely memory for both
+        try:
+            store.become(self.store(scheme))
+        except (RuntimeError, MemoryError) as error:
+            store.become(self.store(before))
+            raise BadInput(f"no room for a cache of {scheme}: {error}; it stays {before}") from None
 
     def store(self, scheme: KvSchemeName) -> KVStore:
         blocks, host_blocks, _ = self.fit(scheme)

@@ -45,4 +45,20 @@ class UseGraphs:
     on: bool
 
 
-RunnerChange = ReplaceLayer | UseScheme | Resize | Recache | UseGraphs
+@dataclass(frozen=True, slots=True)
+class AttachAdapter:
+    """Load a LoRA adapter, which rows name by its number."""
+
+    number: int  # from 1, never used again
+    folder: str
+    digest: bytes  # of what it computes with
+
+
+@dataclass(frozen=True, slots=True)
+class DetachAdapter:
+    """Release an adapter that no request uses."""
+
+    number: int
+
+
+RunnerChange = ReplaceLayer | UseScheme | Resize | Recache | UseGraphs | AttachAdapter | DetachAdapter

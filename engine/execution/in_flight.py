@@ -66,3 +66,10 @@ class ModelInput(NamedTuple):
     drafts: Mapping[int, Drafts]
     targets: TargetRows = ()
     spans: SpanRows = ()
+
+    @property
+    def replayable(self) -> bool:
+        """Whether a graph can hold it: all rows decode one token, and none has an adapter."""
+        if self.sampling_rows is not self.rows or self.single != len(self.rows):
+            return False
+        return not (self.drafts or self.spans or self.rows.adapters.any())

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -84,6 +85,21 @@ class Compilation(Protocol):
         """Whether all are compiled, after at most `seconds`. Raises the error of one that failed."""
 
 
+class ReadAdapter(Protocol):
+    """An adapter that was read and checked."""
+
+    @property
+    def digest(self) -> bytes:
+        """A hash of what it computes with."""
+
+    @property
+    def rank(self) -> int:
+        """The largest of any module."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 class Runner(Protocol):
     graphs: bool | None  # whether steps are replayed from captured graphs; None: not supported
 
@@ -108,6 +124,9 @@ class Runner(Protocol):
 
     def apply(self, change: RunnerChange) -> None:
         """Apply a change between steps, with none in flight. Raises BadInput if it is not possible."""
+
+    def read_adapter(self, folder: Path) -> ReadAdapter:
+        """Read and check an adapter's files, from any thread, ahead of the change that loads it."""
 
     def transfer(self, order: TransferOrder) -> None:
         """Start a store or load, which runs concurrently with steps, after those launched so far.

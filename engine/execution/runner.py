@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,13 +14,13 @@ from torch import Tensor
 from engine.api.config import EvictionName, KvSchemeName
 from engine.api.errors import BadInput, NoMemory
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
-from engine.attention.base import AttentionBackend, Batch, attending, kv_problem
+from engine.attention.base import AttentionBackend, attending, why_no_kv_scheme
 from engine.devices import give_back, lost
+from engine.execution import changes
 from engine.execution.batch import BatchBuilder, PackedBatch
 from engine.execution.block_scores import NO_SCORES, StepScores
 from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of, mover_on
-from engine.execution.changes import Recache, ReplaceLayer, Resize, RunnerChange, UseGraphs, UseScheme
 from engine.execution.compiling import StepCompiler, example, kind_of
 from engine.execution.cuda.graphs import DecodeSteps, Stage
 from engine.execution.cuda.staging import upload
@@ -30,7 +31,7 @@ from engine.execution.load import LoadMeter
 from engine.execution.memory import MemoryMeter
 from engine.execution.pooling import span_rows, sum_spans
 from engine.execution.prompt_logprobs import read_prompts, target_rows
-from engine.execution.protocol import Compilation, Fit, StepKind, StepResult, WeightsPlan
+from engine.execution.protocol import Compilation, Fit, ReadAdapter, StepKind, StepResult, WeightsPlan
 from engine.execution.results import SampledTokens
 from engine.execution.sampling_state import SamplingState, by_row
 from engine.execution.split import SAMPLING, StepSplitter
@@ -40,6 +41,7 @@ from engine.execution.weights import Weights
 from engine.kv.store import KVStore
 from engine.kv.tables import TableMirror
 from engine.kv.tiers.tier import Tier, TransferEnd, TransferOrder
+from engine.models.adapters.bank import AdapterBank
 from engine.models.base import LanguageModel
 from engine.sampling.rows import SamplingInputs
 from engine.scheduling.step import Masks, Step
@@ -74,7 +76,8 @@ class ModelRunner:
         self._drafters = drafters
         self.model, self.attention, self.device, self._budget = model, attention, device, room
         self._tables, self._block_size = TableMirror(slots, width), block_size
-        self._batches = BatchBuilder(self._tables, block_size, device)
+        self.adapters = AdapterBank(model, device)
+        self._batches = BatchBuilder(self._tables, block_size, device, self.adapters)
         self._sampling_state = SamplingState(
             slots=slots, vocab=model.config.vocab, stop_ids=stop_ids, device=device
         )
@@ -159,6 +162,9 @@ class ModelRunner:
     def weights_scheme(self) -> str:
         return "none" if self.weights is None else self.weights.scheme.name
 
+    def read_adapter(self, folder: Path) -> ReadAdapter:
+        return self.adapters.read(folder)
+
     def weight_schemes(self) -> tuple[SchemeView, ...]:
         return () if self.weights is None else self.weights.schemes(self.store.scheme, self._blocks_with)
 
@@ -171,10 +177,9 @@ class ModelRunner:
         return self._budget.fit(self.store.scheme)
 
     def _recache(self, scheme: KvSchemeName) -> None:
-        """Rebuild the cache in another scheme. On failure, rebuild it in the old one."""
         if self._budget is None:
             raise BadInput("the cache of this engine cannot be changed")
-        if problem := self._kv_problem(scheme):
+        if problem := why_no_kv_scheme(self.attention, self.store.specs, scheme):
             raise BadInput(problem)
         self._budget.fit(scheme)  # raises if not even one block fits
         self._stage = self._steps = None
@@ -185,26 +190,28 @@ class ModelRunner:
             self._on_store()
 
     def kv_schemes(self) -> tuple[SchemeView, ...]:
-        return () if self._budget is None else self._budget.views(self._kv_problem)
+        problem_of = partial(why_no_kv_scheme, self.attention, self.store.specs)
+        return () if self._budget is None else self._budget.views(problem_of)
 
-    def _kv_problem(self, scheme: KvSchemeName) -> str | None:
-        return kv_problem(self.attention, [each.spec for each in self.store.layers], scheme)
-
-    def apply(self, change: RunnerChange) -> None:
+    def apply(self, change: changes.RunnerChange) -> None:
         self.splitter.forget()
         match change:
-            case ReplaceLayer(index, scheme):
+            case changes.ReplaceLayer(index, scheme):
                 self._own_weights().replace(index, scheme)
-            case UseScheme(scheme):
+            case changes.UseScheme(scheme):
                 self._use_scheme(self._own_weights(), scheme)
-            case Resize(blocks, held):
+            case changes.Resize(blocks, held):
                 self.store.resize(blocks, held)
                 if self._steps is not None:
                     self._steps.forget()
-            case Recache(kv_scheme):
+            case changes.Recache(kv_scheme):
                 self._recache(kv_scheme)
-            case UseGraphs(on):
+            case changes.UseGraphs(on):
                 self.graphs = on
+            case changes.AttachAdapter(number, folder, digest):
+                self.adapters.load(number, Path(folder), digest)
+            case changes.DetachAdapter(number):
+                self.adapters.drop(number)
 
     def launch(self, step: Step) -> InFlightStep:
         with self._inference:
@@ -310,15 +317,14 @@ class ModelRunner:
 
     def _run(self, piece: ModelInput, launched: InFlightStep) -> None:
         """Run the model. Sets `launched.prompts` for targets, and `launched.sample` for rows that sample."""
-        every = piece.sampling_rows is piece.rows and piece.single == len(piece.rows)  # all decode one token
-        if (steps := self._replayed) is not None and every and not (piece.drafts or piece.spans):
+        if (steps := self._replayed) is not None and piece.replayable:
             launched.sample = self._decode(steps, piece)
             return
         packed, inputs = self._pack(piece), self._for_kernels(piece)
-        if self._stage is not None:
+        if self._stage is not None and packed.adapters is None:
             launches = partial(self._launch_kernels, packed, inputs)
             self._compiler.compile(self._stage, {kind_of(piece, inputs): launches})
-        hidden = self._forward(packed.batch)
+        hidden = self._forward(packed)
         if piece.targets:
             launched.prompts = read_prompts(self.model.logits, hidden, piece.targets).to_host()
         if piece.spans:
@@ -338,7 +344,7 @@ class ModelRunner:
         return self._batches.build(piece.rows, piece.ids, piece.single, self._sampling_state.last_ids)
 
     def _launch_kernels(self, packed: PackedBatch, inputs: SamplingInputs | None) -> SampledTokens | Tensor:
-        return self._launch_sampling(self._forward(packed.batch), packed, inputs)
+        return self._launch_sampling(self._forward(packed), packed, inputs)
 
     def _launch_sampling(
         self, hidden: Tensor, packed: PackedBatch, inputs: SamplingInputs | None
@@ -371,17 +377,13 @@ class ModelRunner:
         """The sampling inputs if kernels can sample these rows, else None."""
         if self._stage is None or not len(piece.sampling_rows):
             return None
-        inputs = self._sampling_state.inputs(piece.sampling_rows)
-        if inputs is not None and inputs.seen and piece.drafts:  # penalties must count the drafts
-            return None
-        return inputs
+        return self._sampling_state.kernel_inputs(piece.sampling_rows, drafted=bool(piece.drafts))
 
-    def _forward(self, batch: Batch) -> Tensor:
+    def _forward(self, packed: PackedBatch) -> Tensor:
         if self._stage is not None:
-            return self._stage.forward(batch)
-        attend = attending(self.attention, self.store.layers, batch)
-        attend = self._scores.watching(self.splitter.clocked(attend))
-        return self.model.forward(batch.ids, batch.positions, attend)
+            return self._stage.forward(packed.batch, packed.adapters)
+        attend = attending(self.attention, self.store.layers, packed.batch)
+        return packed.through(self.model, self._scores.watching(self.splitter.clocked(attend)))
 
     def _draft_stores(self) -> list[KVStore]:
         """The caches of draft models, which use the same block numbers."""

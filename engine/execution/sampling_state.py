@@ -37,6 +37,11 @@ class SamplingState:
         """The sampling inputs for kernels; None if only the sampler supports them."""
         return self._sampling.inputs(*self._settle(rows))
 
+    def kernel_inputs(self, rows: Rows, *, drafted: bool) -> SamplingInputs | None:
+        """The same; None also if penalties have to count drafts."""
+        inputs = self.inputs(rows)
+        return None if inputs is not None and inputs.seen and drafted else inputs
+
     def view(self, rows: Rows, ahead: Sequence[tuple[int, int]] = ()) -> RowsView:
         """The same for the sampler. `ahead`: drafts that precede a row, as (row, token)."""
         return self._sampling.view(*self._settle(rows), ahead)

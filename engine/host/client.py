@@ -50,6 +50,7 @@ class EngineClient(ChatText, ABC):
         salt: bytes = b"",
         reply_prefix: Sequence[int] = (),
         chat: str = "",
+        adapter: str = "",
     ) -> Stream:
         """Start a request without waiting for the engine. Errors arrive over the stream.
 
@@ -60,7 +61,8 @@ class EngineClient(ChatText, ABC):
         except EngineError as error:
             return refused(error)
         tokens, prefix = tuple(ids), tuple(reply_prefix)
-        stream = self.start(Submit(tokens, params, priority, deadline, salt, prefix, continues, chat))
+        order = (priority, deadline, salt, prefix, continues, chat, adapter)
+        stream = self.start(Submit(tokens, params, *order))
         stream.prompt = tokens
         return stream
 

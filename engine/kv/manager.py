@@ -283,7 +283,8 @@ class KVManager:
         prefix.extend_chain(request.chain, self._root(request), request.tokens, self.pool.block_size, count)
 
     def _root(self, request: Request) -> bytes:
-        return prefix.root(self.model, self._private, self.weights, self.kv_scheme, request.salt)
+        own = (request.salt, request.adapter.digest)
+        return prefix.root(self.model, self._private, self.weights, self.kv_scheme, *own)
 
     # Blocks outside the window or the budget
 

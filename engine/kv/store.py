@@ -107,6 +107,10 @@ class KVStore:
         return str(self.dtype).removeprefix("torch.") if self.scheme == "none" else self.scheme
 
     @property
+    def specs(self) -> list[LayerSpec]:
+        return [each.spec for each in self.layers]
+
+    @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for each in self.layers for tensor in each.tensors())
 

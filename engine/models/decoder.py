@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from engine.api.config import DecoderConfig
 from engine.api.errors import BadInput
 from engine.attention.base import Attend
+from engine.models.adapters.products import StepAdapters
 from engine.models.families import Family, named, names
 from engine.models.layers.block import Block, NormedTermBlock, ParallelBlock, ScaledBlock
 from engine.models.layers.build import Build
@@ -127,16 +128,21 @@ class Decoder(nn.Module):
     def blocks(self) -> list[Block]:
         return [each for each in self.layers if isinstance(each, Block)]
 
-    def forward(self, ids: Tensor, positions: Tensor, attend: Attend, layers: int | None = None) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        layers: int | None = None,
+        adapters: StepAdapters | None = None,
+    ) -> Tensor:
         """[T] -> [T, hidden] after the last norm; `layers`: exit early after this many layers."""
-        x, step = self.embedded(ids), self._step(positions, attend)
+        x = self.embedded(ids)
+        step = StepContext(positions, self.rope, attend, local_rope=self.local_rope, adapters=adapters)
         for each in islice(self.layers, layers):
             each.forward(x, step)
         out: Tensor = self.norm(x)
         return out
-
-    def _step(self, positions: Tensor, attend: Attend) -> StepContext:
-        return StepContext(positions, self.rope, attend, local_rope=self.local_rope)
 
     def embedded(self, ids: Tensor) -> Tensor:
         return self.scaled(F.embedding(ids, self.embed))

@@ -21,6 +21,7 @@ from engine.kernels.triton.attention.write import write
 from engine.kernels.triton.norm.embed import embed
 from engine.kernels.triton.precompile import rehearsing
 from engine.kv.store import KVLayer
+from engine.models.adapters.products import StepAdapters
 from engine.models.decoder import Decoder
 from engine.models.layers.block import Block
 from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
@@ -42,10 +43,20 @@ class FusedDecoder:
         return self.model.scaled(embed(self.model.embed, ids, slots, last_ids))
 
     def forward(
-        self, x: Tensor, positions: Tensor, places: Tensor, metadata: TritonMetadata | GraphMetadata
+        self,
+        x: Tensor,
+        positions: Tensor,
+        places: Tensor,
+        metadata: TritonMetadata | GraphMetadata,
+        adapters: StepAdapters | None = None,
     ) -> Tensor:
-        """Run from the embeddings [tokens, hidden], which are overwritten, to the output of the last norm."""
+        """Run from the embeddings [tokens, hidden], which are overwritten, to the output of the last norm.
+
+        With adapters, all blocks run their plain forward, around the attention kernel.
+        """
         step = self._step(len(x), positions, places, metadata)
+        if adapters is not None:
+            return self._adapted(x, replace(step, pdl=False, adapters=adapters))
         without_pdl, residual = replace(step, pdl=False), Residual(x)
         for block in self._rehearsed() if rehearsing() else self.model.blocks:
             if not block.chained:
@@ -105,6 +116,12 @@ class FusedDecoder:
         block = self.model.blocks[index]
         shapes = [(each.shape, each.dtype) for each in chain(block.parameters(), block.buffers())]
         return self._layers[index].spec, *map(type, block.modules()), *shapes
+
+    def _adapted(self, x: Tensor, step: GpuStep) -> Tensor:
+        for block in self.model.blocks:
+            block.forward(x, step)
+        out: Tensor = self.model.norm(x)
+        return out
 
     def _through(self, part: Part, x: Residual, step: GpuStep) -> Residual:
         if (found := part.fused(x, step, self._gpu)) is not None:

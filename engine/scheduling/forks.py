@@ -1,8 +1,29 @@
 """Requests that continue another one's tokens, and requests whose next token is decided elsewhere."""
 
 from engine.api import events
+from engine.api.params import SamplingParams
 from engine.api.request import Request
 from engine.scheduling.scheduler import Scheduler
+
+
+def child_of(
+    source: Request, id: int, params: SamplingParams, seed: int, max_len: int, arrived: float
+) -> Request:
+    """Return a request that continues another one's tokens, under its own parameters."""
+    return Request(
+        id=id,
+        tokens=list(source.tokens),
+        prompt_len=source.prompt_len,
+        params=params,
+        seed=seed,
+        max_len=max_len,
+        arrived=arrived,
+        priority=source.priority,
+        salt=source.salt,
+        adapter=source.adapter,
+        chat=source.chat,
+        guided_from=source.guided_from if params.grammar == source.params.grammar else len(source.tokens),
+    )
 
 
 def fork(scheduler: Scheduler, parent: Request, child: Request) -> None:

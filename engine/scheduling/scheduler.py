@@ -119,7 +119,7 @@ class Scheduler:
             ):
                 # The common case.
                 token = LAST if request.pending else tokens[start]
-                builder.decode(request.id, request.slot, start, token, request.skipped)
+                builder.decode(request, start, token)
                 if request.guided:
                     builder.guide(request.id)
             else:
@@ -184,7 +184,7 @@ class Scheduler:
             builder.drafts[request.id] = drafts
             tokens += drafts.tokens or [0] * drafted
             self.changes.drafts(request, on_device=not drafts.tokens)
-        row = StepRow(request.id, request.slot, start, count, samples, drafted, request.skipped)
+        row = StepRow.of(request, start, count, samples, drafted)
         span = PromptSpan.of(request, start, count)
         builder.add(row, tokens, PromptTargets.of(request, start, count), span)
         if samples and request.guided:

@@ -27,6 +27,15 @@ class StepRow(NamedTuple):
     samples: bool  # whether the step also samples the next token
     drafted: int = 0  # how many of the last tokens are drafts; one more token is sampled than that
     skipped: int = 0  # tokens before it whose blocks were evicted; its row of the block tables lacks them
+    adapter: int = 0  # the number of its LoRA adapter; 0: none
+
+    @classmethod
+    def of(cls, request: Request, start: int, length: int, samples: bool, drafted: int) -> "StepRow":
+        fixed = request.skipped, request.adapter.number
+        return cls(request.id, request.slot, start, length, samples, drafted, *fixed)
+
+
+ROW_WIDTH = len(StepRow._fields)
 
 
 class Rows(Sequence[StepRow]):
@@ -42,8 +51,8 @@ class Rows(Sequence[StepRow]):
 
     @classmethod
     def of(cls, rows: Sequence[StepRow]) -> "Rows":
-        width = len(StepRow._fields)
-        return cls(np.fromiter(chain.from_iterable(rows), np.int64, width * len(rows)).reshape(-1, width))
+        numbers = np.fromiter(chain.from_iterable(rows), np.int64, ROW_WIDTH * len(rows))
+        return cls(numbers.reshape(-1, ROW_WIDTH))
 
     @property
     def slots(self) -> np.ndarray:
@@ -79,6 +88,10 @@ class Rows(Sequence[StepRow]):
     def contexts(self) -> np.ndarray:
         """How many tokens each row attends to, its own included."""
         return self.ends - self.skipped
+
+    @property
+    def adapters(self) -> np.ndarray:
+        return self.numbers[:, 7]
 
     @property
     def sampling(self) -> "Rows":
@@ -230,9 +243,10 @@ class StepBuilder:
     _longer: dict[int, Sequence[int]] = field(default_factory=dict)
     _guided: set[int] = field(default_factory=set)
 
-    def decode(self, request: int, slot: int, start: int, token: int, skipped: int = 0) -> None:
+    def decode(self, request: Request, start: int, token: int) -> None:
         """Add a row of one token that samples."""
-        self._rows[request] = (request, slot, start, 1, 1, 0, skipped, token)
+        fixed = request.skipped, request.adapter.number
+        self._rows[request.id] = (request.id, request.slot, start, 1, 1, 0, *fixed, token)
         self.budget -= 1
 
     def add(
@@ -300,8 +314,9 @@ class StepBuilder:
         rows = list(self._rows.values())
         if self._longer:
             rows.sort(key=lambda row: 0 if row[3] == 1 else 1 if row[5] else 2)
-        numbers = np.fromiter(chain.from_iterable(rows), np.int64, 8 * len(rows)).reshape(-1, 8)
-        single, ids = len(rows) - len(self._longer), numbers[:, 7].copy()
+        width = ROW_WIDTH + 1  # the token follows
+        numbers = np.fromiter(chain.from_iterable(rows), np.int64, width * len(rows)).reshape(-1, width)
+        single, ids = len(rows) - len(self._longer), numbers[:, ROW_WIDTH].copy()
         if self._longer:
             longer = [np.array(self._longer[row[0]], np.int64) for row in rows[single:]]
             ids = np.concatenate([ids[:single], *longer])
@@ -310,7 +325,7 @@ class StepBuilder:
             guided = tuple(at for at, row in enumerate(rows) if row[0] in self._guided)
         return Step(
             number=number,
-            rows=Rows(numbers[:, :7]),
+            rows=Rows(numbers[:, :ROW_WIDTH]),
             ids=ids,
             single=single,
             copies=tuple(self.copies.values()),

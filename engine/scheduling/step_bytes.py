@@ -17,6 +17,7 @@ from engine.api.params import MAX_LOGPROBS
 from engine.kv.tables import TableDelta
 from engine.scheduling.step import (
     LAST,
+    ROW_WIDTH,
     Drafts,
     PromptSpan,
     PromptTargets,
@@ -28,7 +29,6 @@ from engine.scheduling.step import (
 
 _HEAD = struct.Struct("<8q")  # number, single, and the lengths of the parts that follow
 _WIDE, _NARROW = np.dtype("<i8"), np.dtype("<i4")
-_ROW = 7  # numbers per row
 
 
 _RARE = {
@@ -87,7 +87,7 @@ def decode(data: bytes, bounds: Bounds) -> Step:
     counts = (rows, ids, copies, cells, guided, tail)
     if min(number, single, *counts) < 0:
         _refuse("has a negative number in its header")
-    sizes = (8 * _ROW * rows, 8 * ids, 16 * copies, 8 * cells, 4 * cells, 8 * guided, tail)
+    sizes = (8 * ROW_WIDTH * rows, 8 * ids, 16 * copies, 8 * cells, 4 * cells, 8 * guided, tail)
     if _HEAD.size + sum(sizes) != len(data):
         _refuse(f"has {len(data)} bytes; its header promises {_HEAD.size + sum(sizes)}")
     at, views = _HEAD.size, []
@@ -98,7 +98,7 @@ def decode(data: bytes, bounds: Bounds) -> Step:
     fields = _read_tail(views[6])
     step = Step(
         number=number,
-        rows=Rows(wide[0].reshape(-1, _ROW)),
+        rows=Rows(wide[0].reshape(-1, ROW_WIDTH)),
         ids=wide[1],
         single=single,
         copies=_pairs(wide[2]),
@@ -127,6 +127,7 @@ def check(step: Step, bounds: Bounds) -> None:
     _within("draft count", rows.drafted, 0, rows.lengths)
     _within("count of evicted tokens", rows.skipped, 0, rows.starts + 1)
     _within("part of an evicted block", rows.skipped % bounds.block_size, 0, 1)
+    _within("number of an adapter", rows.adapters, 0, 2**31)
     if len(np.unique(rows.slots)) != len(rows):
         _refuse("has two rows in one slot")
     if (rows.lengths[:single] != 1).any() or (rows.lengths[single:] == 1).any():

@@ -59,6 +59,7 @@ class AsyncEngine:
         urgency: Urgency,
         salt: bytes,
         reply_prefix: Sequence[int],
+        adapter: str = "",
     ) -> Stream:
         """Start a request. If the caller is canceled, the request is aborted as soon as it has started."""
         submit = partial(
@@ -69,6 +70,7 @@ class AsyncEngine:
             deadline=urgency.deadline,
             salt=salt,
             reply_prefix=reply_prefix,
+            adapter=adapter,
         )
         if isinstance(prompt, list) and 0 < len(prompt) <= _SHORT and type(prompt[0]) is int:
             return await self._accepted(submit())

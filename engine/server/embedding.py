@@ -31,13 +31,14 @@ async def embed(
     pooling: str,
     dimensions: int | None = None,
     urgency: Urgency = USUAL,
+    adapter: str = "",
 ) -> Embedded:
     """Compute the prompts' vectors, as many prompts at a time as one response may have choices."""
     params = SamplingParams(max_tokens=0, pooling=pooling)
     pooled, tokens, cached = list[bytes](), 0, 0
     for at in range(0, len(prompts), MAX_CHOICES):
         group, found = prompts[at : at + MAX_CHOICES], dict[int, bytes]()
-        run = state.run(key, group, params, urgency=urgency)
+        run = state.run(key, group, params, urgency=urgency, adapter=adapter)
         try:
             await run.start()
             async for batch in run:

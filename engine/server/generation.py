@@ -60,6 +60,7 @@ class Generation:
     salt: bytes = b""
     reply_prefix: Sequence[int] = ()  # tokens that each reply starts with
     parent: int | None = None  # a running request to fork, in place of a prompt
+    adapter: str = ""  # the name of a loaded one
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
@@ -132,6 +133,7 @@ class Generation:
                 urgency=self.urgency,
                 salt=self.salt,
                 reply_prefix=self.reply_prefix,
+                adapter=self.adapter,
             )
         else:
             stream = await self.engine.fork(self.parent, self.params)

@@ -16,6 +16,7 @@ MAX_REPLY_PREFIX = 1_000_000  # tokens that a reply starts with
 # Long lists fail at the first bad item: an error message for each item could take gigabytes.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Messages = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+AdapterName = Annotated[str, Field(max_length=100)]
 AnyPrompt = str | Annotated[list[int], Field(fail_fast=True)] | Messages
 
 M = TypeVar("M", bound="Strict")

@@ -57,12 +57,21 @@ class ServerState:
         self.tool_style = call_style(self.host.templates)
         self._opens: dict[bytes, bool] = {}
 
-    def served_name(self, requested: str | None) -> str:
+    async def served_names(self) -> list[str]:
+        """Return the model's names, and those of the loaded adapters."""
+        adapters = (await self.engine.snapshot()).adapters
+        return [*self.config.names, *(each.name for each in adapters if each.name not in self.config.names)]
+
+    def adapter_of(self, model: str | None) -> str:
+        """Return the adapter that a served name means; "" for the model itself."""
+        return "" if model is None or model in self.config.names else model
+
+    async def served_name(self, requested: str | None) -> str:
         """Return the model's name for a response: the requested one, or the first of this server's."""
         if requested is None:
             return self.config.name
-        if requested not in self.config.names:
-            names = ", ".join(map(repr, self.config.names))
+        if requested not in self.config.names and requested not in (served := await self.served_names()):
+            names = ", ".join(map(repr, served))
             raise ApiError(
                 404,
                 f"model {requested[:80]!r} does not exist; this server serves {names}",
@@ -80,6 +89,7 @@ class ServerState:
         urgency: Urgency = USUAL,
         reply_prefix: Sequence[int] = (),
         parent: int | None = None,
+        adapter: str = "",
     ) -> Generation:
         """Reserve places in the concurrency limit and return a generation, not yet started."""
         if self.drain.begun:
@@ -104,6 +114,7 @@ class ServerState:
             salt=prefix_salt(key),
             reply_prefix=reply_prefix,
             parent=parent,
+            adapter=adapter,
         )
 
     async def opens_thinking(self, mode: bytes, options: Mapping[str, Any]) -> bool:

@@ -5,7 +5,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from engine.api import events
 from engine.api.errors import BadInput, BadParams, EngineDead, NoMemory, QueueFull, RequestTooLong, place
@@ -19,6 +18,7 @@ from engine.scheduling import forks, recovery
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 from engine.serving import transfers
+from engine.serving.adapters import AdapterRegistry
 from engine.serving.flight import Flight
 from engine.serving.info import EngineInfo
 from engine.serving.lifecycle import Lifecycle
@@ -26,7 +26,8 @@ from engine.serving.limits import Limits, check_order
 from engine.serving.meters import Meters
 from engine.serving.observe import snapshot
 from engine.serving.outputs import OutputProcessor
-from engine.serving.replay import LoggedRunner, Origin, StepLog
+from engine.serving.recording import EngineRecording
+from engine.serving.replay import Origin
 from engine.serving.reply import Sink, TextStream
 from engine.serving.switches import Switches
 from engine.text.tokenizer import Tokenizer
@@ -56,7 +57,7 @@ class Engine:
         self.outputs = OutputProcessor(scheduler, self.meters, bus, self.clock, self._number, limits.stop_ids)
         self._seeds, self._committed_at = random.Random(seed), 0.0
         self._ahead: Flight | None = None
-        self._logged: LoggedRunner | None = None
+        self._recording, self.adapters = EngineRecording(scheduler), AdapterRegistry(scheduler, info.model)
         self._switches, self._lifecycle = Switches(scheduler, runner), Lifecycle(scheduler)
 
     # Requests and settings
@@ -73,6 +74,7 @@ class Engine:
         continues: bool = True,
         reply_prefix: Sequence[int] = (),
         chat: str | None = "",
+        adapter: str = "",
     ) -> int:
         """Submit a request; its deltas go to `sink`. `deadline`: seconds from now to its first token.
 
@@ -80,6 +82,7 @@ class Engine:
         `reply_prefix`: tokens the reply starts with, such as another reply's up to where the two diverge.
         Deltas start after them. Cached blocks that hold them are shared.
         `chat`: whose blocks these are, in tiers that keep them; None: they are not kept.
+        `adapter`: the name of a loaded one.
         """
         self._refuse_if_dead()
         self._check(params, prompt, reply_prefix)
@@ -100,6 +103,7 @@ class Engine:
             deadline=None if deadline is None else now + deadline,
             salt=salt,
             chat=chat,
+            adapter=self.adapters.named(adapter),
         )
         if len(request.tokens) >= max_len:
             room = max_len - len(prompt)
@@ -127,19 +131,9 @@ class Engine:
         requested = self.outputs.requested_params(source)
         params = params or requested.changed(n=1, best_of=None, prompt_logprobs=None, pooling="")
         self._check(params)
-        child = Request(
-            id=self._number(),
-            tokens=list(source.tokens),
-            prompt_len=source.prompt_len,
-            params=params,
-            seed=self._seed(params),
-            max_len=self.limits.max_len(self.info.model, source.prompt_len, params),
-            arrived=self.clock(),
-            priority=source.priority,
-            salt=source.salt,
-            chat=source.chat if chat is None else chat,
-            guided_from=source.guided_from if params.grammar == source.params.grammar else len(source.tokens),
-        )
+        max_len = self.limits.max_len(self.info.model, source.prompt_len, params)
+        child = forks.child_of(source, self._number(), params, self._seed(params), max_len, self.clock())
+        child.chat = source.chat if chat is None else chat
         if len(child.tokens) >= child.max_len:
             raise RequestTooLong(
                 f"request {parent} has {len(child.tokens)} tokens; the fork may have {child.max_len}"
@@ -200,6 +194,17 @@ class Engine:
             self.limits = replace(self.limits, context=fit.context)
             self.bus.emit(events.Recached(self.scheduler.step, self.clock(), form, fit.blocks))
 
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Load a LoRA adapter from its folder. It is faster if the runner has read it before."""
+        self._refuse_if_dead()
+        self._drain()
+        self.adapters.load(name, folder, self.runner)
+
+    def drop_adapter(self, name: str) -> None:
+        """Drop an adapter that no request uses."""
+        self._drain()
+        self.adapters.drop(name, self.runner)
+
     @property
     def change(self) -> Change | None:
         """The change of the weights' scheme that is in progress or has failed."""
@@ -213,6 +218,7 @@ class Engine:
         return snapshot(
             self.scheduler, self.runner, self.meters, self.info, self.limits, error=self.error,
             warmed=self.warmed, switches=self.switches, change=self.change, beams=self.outputs.beams(),
+            adapters=self.adapters.view(),
         )  # fmt: skip
 
     def warm(self) -> None:
@@ -324,23 +330,17 @@ class Engine:
 
         Not for a server route: a client could name any file. A fresh runner can replay it.
         """
-        if self._logged is not None:
-            raise BadInput("the engine is already being recorded; stop that recording first")
         self._lifecycle.refuse_while_changing()
         self._drain()
         if alive := self.outputs.alive:
             raise BadInput(f"a recording needs an idle engine; wait for {alive}, or end them")
-        self.scheduler.kv.hide_names(True)
-        self._logged = LoggedRunner(self.runner, StepLog(path, self.origin))
-        self.runner = cast(Runner, self._logged)
+        self.runner = self._recording.start(path, self.runner, self.origin, self.adapters.loads)
 
     def stop_recording(self) -> None:
         """Stop recording, after the step in flight. No-op if there is no recording."""
-        if self._logged is not None:
+        if self._recording.on:
             self._drain()
-            self._logged.close()
-            self.scheduler.kv.hide_names(False)
-            self.runner, self._logged = self._logged.runner, None
+            self.runner = self._recording.stop()
 
     @property
     def origin(self) -> Origin:

@@ -8,6 +8,7 @@ from typing import Any
 from engine.api import commands
 from engine.api.commands import Accepted, Command
 from engine.api.params import Grammar, SamplingParams
+from engine.models.adapters.find import find_adapter
 from engine.scheduling.policy import set_latency_target
 from engine.serving.engine import Engine
 from engine.serving.reply import Sink
@@ -33,6 +34,7 @@ def _submit(engine: Engine, command: commands.Submit, sink: Sink) -> Accepted:
         continues=command.continues,
         reply_prefix=command.reply_prefix,
         chat=command.chat,
+        adapter=command.adapter,
     )
     return Accepted(id, len(command.prompt))
 
@@ -64,6 +66,15 @@ def _guided_by_changes(engine: Engine, command: commands.Update) -> Callable[[],
     return partial(engine.check_guided, SamplingParams(grammar=grammar))
 
 
+def _load_adapter(engine: Engine, command: commands.LoadAdapter) -> None:
+    engine.load_adapter(command.name, find_adapter(command.path))
+
+
+def _read_adapter(engine: Engine, command: commands.LoadAdapter) -> Callable[[], object]:
+    """Find, fetch and read the files on a helper thread, so that steps continue."""
+    return lambda: engine.adapters.prepare(command.name, find_adapter(command.path), engine.runner)
+
+
 HANDLERS: dict[type[Command[Any]], Handler] = {
     commands.Submit: Handler(_submit, first=_guided_by_params),
     commands.Fork: Handler(_fork, first=_guided_by_params),
@@ -75,6 +86,8 @@ HANDLERS: dict[type[Command[Any]], Handler] = {
     commands.SetQuantization: Handler(lambda engine, c: engine.set_quantization(c.scheme)),
     commands.CancelQuantization: Handler(lambda engine, c: engine.cancel_quantization()),
     commands.SetKvScheme: Handler(lambda engine, c: engine.set_kv_scheme(c.scheme)),
+    commands.LoadAdapter: Handler(_load_adapter, first=_read_adapter),
+    commands.DropAdapter: Handler(lambda engine, c: engine.drop_adapter(c.name)),
     commands.Warm: Handler(lambda engine, c: engine.warm(), concurrent=True),
     commands.GetSnapshot: Handler(lambda engine, c: engine.snapshot()),
     commands.MeasureSpeeds: Handler(lambda engine, c: engine.speeds(), concurrent=True),

@@ -5,7 +5,17 @@ import itertools
 import numpy as np
 
 from engine.api.request import Request
-from engine.api.snapshot import HOST, BeamsView, BlockView, Change, RequestView, Snapshot, Switch, TierView
+from engine.api.snapshot import (
+    HOST,
+    AdapterView,
+    BeamsView,
+    BlockView,
+    Change,
+    RequestView,
+    Snapshot,
+    Switch,
+    TierView,
+)
 from engine.execution.protocol import Runner
 from engine.kv.window import held
 from engine.scheduling.scheduler import Scheduler
@@ -28,6 +38,7 @@ def snapshot(
     switches: tuple[Switch, ...],
     change: Change | None,
     beams: tuple[BeamsView, ...],
+    adapters: tuple[AdapterView, ...],
 ) -> Snapshot:
     tiers = [
         TierView(each.name, each.used, each.size, each.problem) for each in scheduler.transfers.tiers.values()
@@ -80,6 +91,7 @@ def snapshot(
         kv_schemes=runner.kv_schemes(),
         load=None if error else runner.load(),
         split=None if error else runner.split(),
+        adapters=adapters,
     )
 
 

@@ -17,7 +17,16 @@ import numpy as np
 from engine.api.codec import DecodeError, codec
 from engine.api.config import KvSchemeName
 from engine.api.errors import BadInput, BadWire
-from engine.execution.changes import Recache, ReplaceLayer, Resize, RunnerChange, UseGraphs, UseScheme
+from engine.execution.changes import (
+    AttachAdapter,
+    DetachAdapter,
+    Recache,
+    ReplaceLayer,
+    Resize,
+    RunnerChange,
+    UseGraphs,
+    UseScheme,
+)
 from engine.execution.protocol import Runner, StepResult
 from engine.kv.tiers.tier import TransferEnd, TransferOrder
 from engine.scheduling.scheduler import Scheduler
@@ -30,7 +39,8 @@ MOST = 2**28  # maximum bytes of a frame
 _FRAME = struct.Struct("<cQ")  # kind, payload size in bytes
 _NUMBER = struct.Struct("<q")  # the step that a frame is about
 _CHANGES: dict[str, Any] = {
-    each.__name__: each for each in (ReplaceLayer, UseScheme, Resize, Recache, UseGraphs)
+    each.__name__: each
+    for each in (ReplaceLayer, UseScheme, Resize, Recache, UseGraphs, AttachAdapter, DetachAdapter)
 }
 
 _HEADER, _STEP, _FAILED, _MASKS, _TAKEN_BACK, _RESULT, _CHANGE, _TRANSFER, _END = _KINDS = tuple(

@@ -89,6 +89,7 @@ class Chat:
     title: str
     system: str = ""
     params: SamplingParams = field(default_factory=SamplingParams)
+    adapter: str = ""  # the LoRA adapter of its next reply
     messages: list[Message] = field(default_factory=list)
     draft: str = ""
     earlier: int = 0  # messages in the store before messages[0]

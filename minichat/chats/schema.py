@@ -36,6 +36,7 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX messages_streaming ON messages (id) WHERE state = 'streaming';
     """,
     "ALTER TABLE messages ADD COLUMN attachments TEXT",
+    "ALTER TABLE chats ADD COLUMN adapter TEXT NOT NULL DEFAULT ''",
 )
 
 

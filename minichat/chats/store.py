@@ -82,9 +82,10 @@ class Store:
         system: str | None = None,
         params: SamplingParams | None = None,
         draft: str | None = None,
+        adapter: str | None = None,
     ) -> None:
         """Write the given columns, and keep others as another screen may have set them."""
-        texts = {"title": title, "system": system, "draft": draft}
+        texts = {"title": title, "system": system, "draft": draft, "adapter": adapter}
         changes = {name: storable(text) for name, text in texts.items() if text is not None}
         if params is not None:
             changes["params"] = packed_params(params)

@@ -42,6 +42,7 @@ class FakeReply:
     prompt_tokens: int = 7
     reply_prefix: tuple[int, ...] = ()  # its initial tokens
     deadline: float | None = None
+    adapter: str = ""
     finished: bool = False
     tokens: int = 0  # tokens produced
     _deltas: asyncio.Queue[Delta] = field(default_factory=asyncio.Queue)
@@ -145,12 +146,18 @@ class FakeBackend:
         reply_prefix: Sequence[int] = (),
         deadline: float | None = None,
         chat: str = "",
+        adapter: str = "",
     ) -> FakeReply:
         if self.refusal:
             refusal, self.refusal = self.refusal, None
             raise refusal
         reply = FakeReply(
-            next(self._numbers), prompt, params, reply_prefix=tuple(reply_prefix), deadline=deadline
+            next(self._numbers),
+            prompt,
+            params,
+            reply_prefix=tuple(reply_prefix),
+            deadline=deadline,
+            adapter=adapter,
         )
         self.replies.append(reply)
         self.tags[tag] = reply

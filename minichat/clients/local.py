@@ -83,6 +83,7 @@ class LocalBackend:
     ) -> None:
         """`disk`: where this or an earlier engine keeps blocks of chats."""
         self._config, self._launch, self._disk = config, launch, disk
+        self._adapted = config.model, config.adapters
         self._engine: EngineClient | None = None
         self._handlers: list[Handover[Event]] = []
         self._unsubscribe: list[Callable[[], None]] = []
@@ -124,7 +125,8 @@ class LocalBackend:
 
     async def switch(self, model: str, progress: Progress) -> Snapshot:
         await in_thread(self._close_engine)
-        self._config = replace(self._config, model=model)
+        name, adapters = self._adapted  # adapters fit only the model they were made for
+        self._config = replace(self._config, model=model, adapters=adapters if model == name else ())
         return await self.load(progress)
 
     def _close_engine(self) -> None:
@@ -153,9 +155,12 @@ class LocalBackend:
         reply_prefix: Sequence[int] = (),
         deadline: float | None = None,
         chat: str = "",
+        adapter: str = "",
     ) -> LocalReply:
         stream = await in_thread(
-            lambda: self._host.submit(prompt, params, deadline=deadline, reply_prefix=reply_prefix, chat=chat)
+            lambda: self._host.submit(
+                prompt, params, deadline=deadline, reply_prefix=reply_prefix, chat=chat, adapter=adapter
+            )
         )
         await asyncio.wrap_future(stream.accepted)
         return LocalReply(stream)

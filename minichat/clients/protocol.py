@@ -88,11 +88,13 @@ class Backend(Protocol):
         reply_prefix: Sequence[int] = (),
         deadline: float | None = None,
         chat: str = "",
+        adapter: str = "",
     ) -> Reply:
         """Start a reply. `tag` is a unique name to find it with `resume`.
 
         `reply_prefix`: tokens the reply already starts with; the deltas continue after them.
         `deadline`: seconds until the first token is due. `chat`: whose blocks an engine's disk keeps.
+        `adapter`: the name of a loaded LoRA adapter.
         """
         ...
 

@@ -174,11 +174,13 @@ class RemoteBackend:
         reply_prefix: Sequence[int] = (),
         deadline: float | None = None,
         chat: str = "",
+        adapter: str = "",
     ) -> RemoteReply:
         value = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
         name = tag or token_hex(12)  # makes a repeated request idempotent
         body: dict[str, Any] = {"prompt": value, "params": params_to_json(params), "keep": True, "tag": name}
         body |= {"said": list(reply_prefix)} if reply_prefix else {}
+        body |= {"adapter": adapter} if adapter else {}
         body |= {} if deadline is None else {"deadline_ms": 1000 * deadline}
         return self._track(await self._link.ask("POST", "/engine/replies", body))
 

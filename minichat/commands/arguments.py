@@ -59,6 +59,14 @@ def add_model(command: argparse.ArgumentParser) -> None:
         "model's folder)",
     )
     group.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        type=given,
+        metavar="NAME=PATH",
+        help="a LoRA adapter in PEFT's format: a folder, or a name on the hub; repeatable",
+    )
+    group.add_argument(
         "--quantization",
         default="none",
         metavar="SCHEME",

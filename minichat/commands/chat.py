@@ -11,7 +11,7 @@ from engine.api.errors import EngineError, RequestTooLong
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.host.thread import EngineThread
-from minichat.commands.options import engine_config, failed, running, sampling
+from minichat.commands.options import engine_config, failed, reply_adapter, running, sampling
 from minichat.plural import plural
 
 SET = "/set NAME VALUE change how replies are sampled: temperature, top_p, top_k, min_p, seed, max_tokens ..."
@@ -25,7 +25,7 @@ HELP = f"""\
 
 def run(options: argparse.Namespace) -> int:
     try:
-        params = sampling(options)
+        params, adapter = sampling(options), reply_adapter(options)
         with running(engine_config(options)) as host:
             if not host.has_template:
                 print(
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
                     file=sys.stderr,
                 )
                 return 1
-            return Talk(host, params, options.system).run()
+            return Talk(host, params, options.system, adapter).run()
     except EngineError as error:
         return failed(error)
 
@@ -41,8 +41,10 @@ def run(options: argparse.Namespace) -> int:
 class Talk:
     """One conversation, read and answered line by line."""
 
-    def __init__(self, host: EngineThread, params: SamplingParams, system: str | None) -> None:
-        self.host, self.params = host, params
+    def __init__(
+        self, host: EngineThread, params: SamplingParams, system: str | None, adapter: str = ""
+    ) -> None:
+        self.host, self.params, self.adapter = host, params, adapter
         self.opening = [{"role": "system", "content": system}] if system else []
         self.messages = list(self.opening)
 
@@ -96,7 +98,7 @@ class Talk:
         self.messages.append({"role": "user", "content": text})
         began, tokens, pieces = time.monotonic(), 0, []
         try:
-            stream = self.host.submit(self.messages, self.params)
+            stream = self.host.submit(self.messages, self.params, adapter=self.adapter)
             stream.accepted.result()
         except EngineError as error:
             self.messages.pop()

@@ -14,7 +14,7 @@ from engine.api.errors import BadInput, BadParams, EngineError
 from engine.api.params import Grammar
 from engine.api.request import Finish
 from minichat.chats.model import Attachment, Message
-from minichat.commands.options import engine_config, failed, running, sampling
+from minichat.commands.options import engine_config, failed, reply_adapter, running, sampling
 from minichat.models.progress import size
 from minichat.plural import plural
 from minichat.session.attachments import MOST, PIPED
@@ -32,6 +32,7 @@ def run(options: argparse.Namespace) -> int:
         if options.deadline_ms is not None:
             _check_deadline(options)
         _refuse_idle(options)
+        reply_adapter(options)  # refused before anything is loaded
         params = sampling(options).changed(grammar=_grammar(options))
         if params.max_tokens == 0:
             raise BadInput("max_tokens: must be a whole number from 1; with 0 there is nothing to print")
@@ -149,7 +150,7 @@ def _messages(options: argparse.Namespace, text: str) -> list[dict[str, str]]:
 
 def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]
     as_json, began = options.json, time.monotonic()
-    stream = host.submit(prompt, params, deadline=_deadline(options))
+    stream = host.submit(prompt, params, deadline=_deadline(options), adapter=reply_adapter(options))
     stream.accepted.result()  # a refusal raises here: it is bad usage, not a failed reply
     pieces, tokens, first = [], 0, None
     for delta in stream:
@@ -195,7 +196,7 @@ def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: i
 def _replies(host, prompt, params, options: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]
     """Print several replies once all have ended, numbered or as a JSON list."""
     began = time.monotonic()
-    stream = host.submit(prompt, params, deadline=_deadline(options))
+    stream = host.submit(prompt, params, deadline=_deadline(options), adapter=reply_adapter(options))
     replies = stream.results()
     if options.verbose:
         count = sum(len(each.tokens) for each in replies)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.api.config import EngineConfig, is_amount
+from engine.api.config import AdapterPlace, EngineConfig, is_amount
 from engine.api.errors import BadInput, EngineError
 from engine.api.params import SamplingParams
 from minichat.shell.disk_room import disk_room
@@ -41,6 +41,13 @@ def sampling(options: argparse.Namespace) -> SamplingParams:
     return SamplingParams(temperature=0.7).changed(**given)
 
 
+def reply_adapter(options: argparse.Namespace) -> str:
+    """Return the name of the adapter that computes a command's replies; "" for none."""
+    if len(options.adapter) > 1:
+        raise BadInput("--adapter: a reply is computed with one adapter; give one")
+    return AdapterPlace.parse(options.adapter[0]).name if options.adapter else ""
+
+
 def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
     if options.kv_sinks is not None:
         if options.kv_window is None and options.kv_budget is None:
@@ -68,6 +75,7 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
         max_context=options.max_context,
         kv_disk=disk_room(options.kv_disk, locate().cache),
         draft=options.draft,
+        adapters=tuple(options.adapter),
         kv_scheme=options.kv,
         kv_window=options.kv_window,
         kv_budget=options.kv_budget,

@@ -33,7 +33,7 @@ _SHORTEST_KEY = 16
 _FILES = 16_384  # limit of open files, including sockets
 _LONGEST_DRAIN = 3600.0  # seconds
 _LARGEST_BODY = 1024  # MiB
-_OF_WEIGHTS = {  # options of the weights and their cache, with their defaults
+_OF_WEIGHTS: dict[str, object] = {  # options of the weights and their cache, with their defaults
     "device": "auto",
     "dtype": "auto",
     "attention": "auto",
@@ -45,6 +45,7 @@ _OF_WEIGHTS = {  # options of the weights and their cache, with their defaults
     "kv_host": None,
     "kv_disk": None,
     "draft": None,
+    "adapter": [],
     "dummy_weights": False,
     "no_warm": False,
 }

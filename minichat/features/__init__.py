@@ -6,6 +6,7 @@ registers its features under the entry point group `minichat.features`.
 
 from importlib.metadata import entry_points
 
+from minichat.features.adapters import ADAPTERS
 from minichat.features.chats.broadcast import BROADCAST
 from minichat.features.chats.chats import CHATS
 from minichat.features.chats.export import EXPORT
@@ -47,6 +48,7 @@ BUILT_IN: tuple[Feature, ...] = (
     VIEWS,
     WHY,
     SWITCHES,
+    ADAPTERS,
     TERMINAL,
     PALETTE,
     INTERRUPT,

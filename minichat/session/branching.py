@@ -46,7 +46,12 @@ def go_on_with(child: "Conversation", walk: "Walk", token: int) -> None:
         child.set_prefix(run, len(prefix), await walk.text(prefix))
         run.stays = bool(backend.elsewhere)
         reply = await backend.submit(
-            trace.prompt, params, tag=tag_of(run.message), reply_prefix=prefix, chat=child.chat.key
+            trace.prompt,
+            params,
+            tag=tag_of(run.message),
+            reply_prefix=prefix,
+            chat=child.chat.key,
+            adapter=trace.adapter,
         )
         copy = copied_trace(trace, reply.id, at, theirs, child.chat.messages)
         copy.tokens.append(token)
@@ -93,4 +98,5 @@ def copied_trace(
     """The other request's trace up to the fork, mapped to this chat's copied messages."""
     copies = {old.id: new.id for old, new in zip(reversed(theirs), reversed(own), strict=False)}
     parts = tuple((copies.get(id, -1), length) for id, length in trace.parts)
-    return Trace(request, trace.prompt, parts, trace.prompt_tokens, own[-1].id, trace.tokens[:count])
+    tokens = trace.tokens[:count]
+    return Trace(request, trace.prompt, parts, trace.prompt_tokens, own[-1].id, tokens, adapter=trace.adapter)

@@ -237,7 +237,7 @@ class Conversation:
         run.go_on(past, self.services.clock())
         run.sent = self.chat.params  # the likeliest tokens are not requested yet
         prompt, parts = self.reading.prompt()
-        self.trace(run, Trace(past.reply.id, prompt, parts, past.reply.prompt_tokens, run.message.id))
+        self.trace(run, run.new_trace(past.reply, prompt, parts))
         return past.reply
 
     def _restart_text(self, run: RunningReply) -> None:
@@ -271,15 +271,15 @@ class Conversation:
 
     def _run(self, message: Message, begin: Begin) -> None:
         now = self.services.clock()
-        self.run = RunningReply(message, now, saved=now)
+        self.run = RunningReply(message, now, saved=now, adapter=self.chat.adapter)
         self.run.task = asyncio.create_task(self._follow(self.run, begin), name=f"reply-{self.chat.letter}")
         self.services.changed(self)
 
     async def _submit(self, run: RunningReply, params: SamplingParams) -> Reply:
         run.stays = bool(self.services.backend.elsewhere)
-        reply, prompt, parts = await self.reading.submit(params, tag_of(run.message))
+        reply, prompt, parts = await self.reading.submit(params, tag_of(run.message), run.adapter)
         run.left_out = self.reading.left_out
-        self.trace(run, Trace(reply.id, prompt, parts, reply.prompt_tokens, run.message.id))
+        self.trace(run, run.new_trace(reply, prompt, parts))
         return reply
 
     async def _follow(self, run: RunningReply, begin: Begin) -> None:

@@ -111,7 +111,7 @@ KNOBS = (
 )
 
 
-def strategy(params: SamplingParams) -> str:
+def strategy(params: SamplingParams, adapter: str = "") -> str:
     """The decoding settings in a few words, for headers."""
     words = _search(params) if params.beams > 1 else ["greedy"] if params.greedy else _filters(params)
     if params.n > 1:
@@ -120,6 +120,8 @@ def strategy(params: SamplingParams) -> str:
         words.append(params.grammar.kind)
     if params.speculate:
         words.append(f"+{params.speculate}")
+    if adapter:
+        words.append(f"adapter {adapter}")
     return " ".join(words)
 
 

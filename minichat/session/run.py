@@ -8,7 +8,7 @@ from engine.api.events import Delta
 from engine.api.params import FIELDS, SamplingParams
 from engine.api.request import Finish
 from minichat.chats.model import Message, ReplyStats, State
-from minichat.clients.protocol import Past, Reply
+from minichat.clients.protocol import Past, Prompt, Reply
 from minichat.session.decoding import strategy
 from minichat.session.reasoning import ReplyText
 from minichat.session.traces import Trace
@@ -72,6 +72,7 @@ class RunningReply:
     stale: bool = False  # the displayed text is an earlier screen's and will be streamed again
     lasted: float | None = None  # seconds, if it ended while no screen was open
     task: asyncio.Task[None] | None = None
+    adapter: str = ""  # that computes it
     left_out: int = 0  # messages at the chat's start that the model has not read
     trace: Trace | None = None
     pieces: list[tuple[int, str]] = field(default_factory=list)  # token counts and texts, as received
@@ -83,6 +84,10 @@ class RunningReply:
         handed = asyncio.create_task(self.handed.wait())
         await asyncio.wait({task, handed}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
         handed.cancel()
+
+    def new_trace(self, reply: Reply, prompt: Prompt, parts: tuple[tuple[int, int], ...]) -> Trace:
+        """The trace of the request that computes this reply."""
+        return Trace(reply.id, prompt, parts, reply.prompt_tokens, self.message.id, adapter=self.adapter)
 
     def changes_for(self, params: SamplingParams) -> dict[str, Any]:
         """The changes to send to the engine for these parameters."""
@@ -135,7 +140,7 @@ class RunningReply:
             seconds=now - self.began if self.lasted is None else self.lasted,
             ttft=(self.first or now) - self.began,
             prompt_tokens=self.reply.prompt_tokens if self.reply else 0,
-            strategy=strategy(params),
+            strategy=strategy(params, self.adapter),
             left_out=self.left_out,
             blocks=self.blocks,
             loaded=self.loaded[0],

@@ -37,6 +37,7 @@ class Trace:
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by index of these tokens, if requested
     begins: int = 0  # index in the raw text at which the answer begins, after the reasoning
     shown: int = 0  # characters of the answer
+    adapter: str = ""  # that computes it
     _layout: PromptLayout | None = None
     _known: Known | None = None
     _known_for: tuple[int, int, int] = (0, 0, 0)

@@ -50,7 +50,7 @@ class Reading:
         template = self._services.backend.has_template
         return prompt_of(self._chat, self._services.store, template=template, left_out=self.left_out)
 
-    async def submit(self, params: SamplingParams, tag: str) -> tuple[Reply, Prompt, Parts]:
+    async def submit(self, params: SamplingParams, tag: str, adapter: str) -> tuple[Reply, Prompt, Parts]:
         """Submit the request and return the reply and its prompt. Refuse a message that is too long alone."""
         history = _history(self._chat, self._services.store)
         if self.left_out >= len(history):  # messages were deleted
@@ -62,7 +62,12 @@ class Reading:
             prompt, parts = self.prompt()
             try:
                 reply = await self._services.backend.submit(
-                    prompt, params, tag=tag, deadline=self._services.deadline, chat=self._chat.key
+                    prompt,
+                    params,
+                    tag=tag,
+                    deadline=self._services.deadline,
+                    chat=self._chat.key,
+                    adapter=adapter,
                 )
             except RequestTooLong:
                 start = _later(history, self.left_out)

@@ -62,7 +62,9 @@ class Walk:
         params = SamplingParams(temperature=0.0, max_tokens=at + 1, logprobs=MOST, ignore_eos=True)
         prefix = self.trace.tokens[:at]
         key = self.chat.chat.key
-        reply = await services.backend.submit(self.trace.prompt, params, reply_prefix=prefix, chat=key)
+        reply = await services.backend.submit(
+            self.trace.prompt, params, reply_prefix=prefix, chat=key, adapter=self.trace.adapter
+        )
         services.took(self.chat, reply.id, "probe")
         found = [one async for batch in reply.batches(_at_once) for delta in batch for one in delta.logprobs]
         if not found:

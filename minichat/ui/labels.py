@@ -51,7 +51,7 @@ def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
         return "edit and resend"
     if len(to) > 1:
         return f"to all {len(to)} panes: {' '.join(each.chat.letter.upper() for each in to)}"
-    return f"{active.chat.letter.upper()}  {strategy(active.chat.params)}"
+    return f"{active.chat.letter.upper()}  {strategy(active.chat.params, active.chat.adapter)}"
 
 
 def hint(active: Conversation, keys: Keys, checked: Checked) -> str:

@@ -17,6 +17,7 @@ from minichat.clients.local import LocalBackend
 from minichat.clients.protocol import Progress
 from tests.app.conftest import run, whole
 from tests.cli.conftest import TEMPLATE, write_model
+from tests.models.lora import random_adapter
 
 
 @run
@@ -65,4 +66,18 @@ async def test_the_old_engine_can_be_restored_if_the_new_one_fails(tmp_path: Pat
     with pytest.raises(EngineDead, match="corrupt or truncated"):
         await backend.submit("the", SamplingParams())
     assert (await backend.switch(str(one), lambda *_: None)).model == "one"
+    assert backend.close()
+
+
+@run
+async def test_another_model_has_no_adapters_of_the_first(tmp_path: Path) -> None:
+    one, two = write_model(tmp_path / "one"), write_model(tmp_path / "two")
+    adapter = random_adapter(tmp_path / "adapter", one)
+    config = EngineConfig(model=str(one), device="cpu", blocks=32, adapters=(f"mine={adapter}",))
+    backend = LocalBackend(config)
+    await backend.load(lambda *_: None)
+    assert (await backend.switch(str(two), lambda *_: None)).adapters == ()
+    [view] = (await backend.switch(str(one), lambda *_: None)).adapters
+    reply = await backend.submit("the", SamplingParams(max_tokens=3), adapter="mine")
+    assert view.name == "mine" and sum(len(delta.tokens) for delta in await whole(reply)) == 3
     assert backend.close()

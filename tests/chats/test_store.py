@@ -265,3 +265,11 @@ def test_the_rate_counts_tokens_after_the_first() -> None:
     assert STATS.rate == 10
     assert replace(STATS, tokens=1).rate == 0
     assert replace(STATS, ttft=2.0).rate == 0
+
+
+def test_a_fork_has_the_adapter_of_the_chat(store: Store) -> None:
+    chat = store.create_chat("one")
+    assert chat.adapter == ""
+    store.change_chat(chat.id, adapter="sql")
+    message = store.append(chat.id, "user", "x")
+    assert store.fork(chat.id, message.id).adapter == store.chat(chat.id).adapter == "sql"

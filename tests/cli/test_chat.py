@@ -31,9 +31,9 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
     seen: list[list[dict[str, str]]] = []
     submit = EngineThread.submit
 
-    def listening(self: EngineThread, prompt: list[dict[str, str]], *rest: object) -> object:
+    def listening(self: EngineThread, prompt: list[dict[str, str]], *rest: object, **more: object) -> object:
         seen.append(list(prompt))
-        return submit(self, prompt, *rest)  # type: ignore[arg-type]
+        return submit(self, prompt, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(EngineThread, "submit", listening)
     return seen

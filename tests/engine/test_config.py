@@ -12,6 +12,7 @@ BAD = {
     "model": [None, 5],
     "dtype": ["int8", None],
     "device": [0, None],
+    "adapters": ["a=b", ["a=b"], ("a=b", 3), None],
     "threads": [0, -1, 1.0, "2", True],
     "dummy_weights": ["no", 1, None],
     "attention": [None, 3],

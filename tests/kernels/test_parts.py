@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from engine.api.config import DecoderConfig, RopeSpec
 from engine.kv.store import KVLayer, KVStore
+from engine.models.adapters.products import StepAdapters
 from engine.models.decoder import Decoder
 from engine.models.layers.mlp import DenseMLP
 from tests.kernels.launches import Record, recorded
@@ -57,7 +58,9 @@ class RecordedRun:
         return [line.split("(")[0].split(" ")[0] for line in self.record.lines]
 
 
-def run_changed(rows: int, change: Any, config: DecoderConfig = QWEN) -> RecordedRun:
+def run_changed(
+    rows: int, change: Any, config: DecoderConfig = QWEN, adapters: StepAdapters | None = None
+) -> RecordedRun:
     """Run a step of a decoder whose second block was changed."""
     from engine.attention import triton_backend
     from engine.attention.triton_backend import TritonAttention
@@ -79,7 +82,7 @@ def run_changed(rows: int, change: Any, config: DecoderConfig = QWEN) -> Recorde
         x = torch.empty(rows, config.hidden, dtype=torch.bfloat16)
         positions, places = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
         with recorded() as record:
-            chain.forward(x, positions, places, None)  # type: ignore[arg-type]
+            chain.forward(x, positions, places, None, adapters)  # type: ignore[arg-type]
     return RecordedRun(record, chain)
 
 
@@ -96,6 +99,31 @@ def own_norm(block: Any, config: DecoderConfig) -> None:
 
 def starts_early(line: str) -> bool:
     return "launch_pdl=True" in line
+
+
+class SeenAdapters(StepAdapters):
+    """Adds nothing, and notes each product it is asked about."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, str, int]] = []
+
+    def add(self, layer: int, product: str, x: Tensor, out: Tensor) -> None:
+        self.seen.append((layer, product, out.shape[1]))
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_step_with_adapters_leaves_the_chain(rows: int) -> None:
+    """Every product runs on its own, so that an adapter can add to it, around the attention kernels."""
+    adapters = SeenAdapters()
+    found = run_changed(rows, lambda *_: None, adapters=adapters)
+    spec, hidden = QWEN.layers[0], QWEN.hidden
+    joined = (spec.heads + 2 * spec.kv_heads) * spec.key_dim
+    widths = {"qkv": joined, "out": hidden, "gate_up": 2 * QWEN.mlp, "down": hidden}
+    layers = range(len(QWEN.layers))
+    assert adapters.seen == [(layer, name, width) for layer in layers for name, width in widths.items()]
+    assert found.fused.plain == {}, "nothing is missing, so doctor has nothing to report"
+    assert not any(map(starts_early, found.record.lines))
+    assert found.names.count("linear") == 4 * len(QWEN.layers)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])

@@ -15,6 +15,7 @@ from engine.execution.protocol import Compilation, StepKind
 from engine.execution.results import SampledTokens
 from engine.execution.runner import ModelRunner
 from engine.execution.sampling_state import SamplingState
+from engine.models.adapters.products import StepAdapters
 from engine.serving.engine import Engine
 from tests.outputs import Outputs
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
@@ -45,7 +46,7 @@ class Stage:
         del self.forwards[before:]
         return Done()
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, adapters: StepAdapters | None = None) -> Tensor:
         self.forwards.append(len(batch.ids))
         prepared, layers = self.attention.prepare(batch), self.runner.store.layers
 

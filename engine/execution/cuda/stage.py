@@ -14,6 +14,7 @@ from engine.kernels.triton.sampling.draw import draw
 from engine.kernels.triton.sampling.edits import edit, note
 from engine.kernels.triton.sampling.top_logprobs import top_logprobs
 from engine.kv.store import KVStore
+from engine.models.adapters.products import StepAdapters
 from engine.models.decoder import Decoder
 from engine.models.fused import FusedDecoder
 from engine.sampling.penalties import SeenTokens
@@ -58,10 +59,10 @@ class GpuStage:
             note(seen.reply, tokens, columns, slots)
         return top_logprobs(logits, tokens, fields["asked"]) if draws.logprobs else ()
 
-    def forward(self, batch: Batch) -> Tensor:
-        """A step that is not pure decode: [tokens, hidden]."""
-        x = self._decoder.model.embedded(batch.ids)
-        return self._decoder.forward(x, batch.positions, batch.places, self._attention.prepare(batch))
+    def forward(self, batch: Batch, adapters: StepAdapters | None = None) -> Tensor:
+        """A step that is not pure decode, or that has adapters: [tokens, hidden]."""
+        x, metadata = self._decoder.model.embedded(batch.ids), self._attention.prepare(batch)
+        return self._decoder.forward(x, batch.positions, batch.places, metadata, adapters)
 
     def head(self, hidden: Tensor) -> Tensor:
         return self._decoder.logits(hidden)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from engine.api.errors import BadWire
-from engine.attention.base import AttentionBackend, Batch, attending
-from engine.execution.batch import BatchBuilder
+from engine.attention.base import AttentionBackend, attending
+from engine.execution.batch import BatchBuilder, PackedBatch
 from engine.execution.sampling_state import SamplingState
 from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
@@ -46,9 +46,10 @@ class EarlyExit:
     def observe(self, row: StepRow, drafts: tuple[int, ...]) -> None:
         """Nothing to do: the step itself overwrites the cache."""
 
-    def hidden(self, batch: Batch) -> Tensor:
+    def hidden(self, packed: PackedBatch) -> Tensor:
+        batch = packed.batch
         attend = attending(self._attention, self._store.layers, batch)
-        return self._model.forward(batch.ids, batch.positions, attend, self._layers)
+        return self._model.forward(batch.ids, batch.positions, attend, self._layers, packed.adapters)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)
@@ -120,7 +121,8 @@ class SmallModel:
         held = self._held[row.slot]
         held.known, held.drafts = row.start + 1, drafts[:-1]
 
-    def hidden(self, batch: Batch) -> Tensor:
+    def hidden(self, packed: PackedBatch) -> Tensor:
+        batch = packed.batch
         attend = attending(self._attention, self.store.layers, batch)
         return self.model.forward(batch.ids, batch.positions, attend)
 
@@ -169,11 +171,11 @@ def drafts_of(
     while draft_rows:
         draft_rows.sort(key=lambda draft_row: draft_row[0].length > 1)
         of = Rows.of([row for row, _ in draft_rows])
-        batch, ends, slots = _pack_rows(of, draft_rows, batches, last_ids)
-        hidden = drafter.hidden(batch)
-        if ends is not None:
-            hidden = hidden[ends]
-        sampled.append((list(of), draw(drafter.logits(hidden), slots, of)))
+        packed = _pack_rows(of, draft_rows, batches, last_ids)
+        hidden = drafter.hidden(packed)
+        if packed.ends is not None:
+            hidden = hidden[packed.ends]
+        sampled.append((list(of), draw(drafter.logits(hidden), packed.slots, of)))
         draft_rows = [
             (row._replace(start=row.start + row.length, length=1), [LAST])
             for row, _ in draft_rows
@@ -194,7 +196,7 @@ def _catch_up(drafter: Drafter, draft_row: DraftRow, batches: BatchBuilder, last
     row, tokens = draft_row
     while row.length > PIECE:
         piece = (StepRow(row.request, row.slot, row.start, PIECE, False), tokens[:PIECE])
-        drafter.hidden(_pack_rows(Rows.of([piece[0]]), [piece], batches, last_ids)[0])
+        drafter.hidden(_pack_rows(Rows.of([piece[0]]), [piece], batches, last_ids))
         row = StepRow(row.request, row.slot, row.start + PIECE, row.length - PIECE, True)
         tokens = tokens[PIECE:]
     return row, tokens
@@ -202,7 +204,6 @@ def _catch_up(drafter: Drafter, draft_row: DraftRow, batches: BatchBuilder, last
 
 def _pack_rows(
     rows: Rows, draft_rows: Sequence[DraftRow], batches: BatchBuilder, last_ids: Tensor
-) -> tuple[Batch, Tensor | None, Tensor]:
+) -> PackedBatch:
     ids = np.concatenate([np.asarray(tokens, np.int64) for _, tokens in draft_rows])
-    packed = batches.build(rows, ids, int((rows.lengths == 1).sum()), last_ids)
-    return packed.batch, packed.ends, packed.slots
+    return batches.build(rows, ids, int((rows.lengths == 1).sum()), last_ids)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 class GroupedAttention(Part):
     pdl = True
+    adaptable = ("qkv", "out")
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
@@ -76,13 +77,12 @@ class GroupedAttention(Part):
         return found
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
-        qk, v = self.qkv(self.norm(x)).view(self.shape).split_with_sizes(self.parts, 1)
+        qk, v = self.product("qkv", self.norm(x), step).view(self.shape).split_with_sizes(self.parts, 1)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
         self._rotate(qk, step)
         q, k = qk.split_with_sizes(self.heads, 1)
-        out: Tensor = self.out(step.attend(self.index, q, k, v).flatten(1))
-        return out
+        return self.product("out", step.attend(self.index, q, k, v).flatten(1), step)
 
     def _rotate(self, qk: Tensor, step: StepContext) -> None:
         if self.has_rope:
@@ -149,12 +149,12 @@ class WideNormAttention(GroupedAttention):
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
         widths = [heads * self.shape[-1] for heads in (*self.heads, self.parts[1])]
-        q, k, v = self.qkv(self.norm(x)).split_with_sizes(widths, 1)
+        q, k, v = self.product("qkv", self.norm(x), step).split_with_sizes(widths, 1)
         qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1).view(-1, self.parts[0], self.shape[-1])
         self._rotate(qk, step)
         q, k = qk.split_with_sizes(self.heads, 1)
-        out: Tensor = self.out(step.attend(self.index, q, k, v.unflatten(1, (self.parts[1], -1))).flatten(1))
-        return out
+        mixed = step.attend(self.index, q, k, v.unflatten(1, (self.parts[1], -1)))
+        return self.product("out", mixed.flatten(1), step)
 
     fused = Part.fused
 

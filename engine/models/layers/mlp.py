@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class GatedMLP(Part):
     """With any activation."""
 
+    adaptable = ("gate_up", "down")
+
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
         self.width = build.share(config.mlp, "rows of the MLP")
@@ -45,9 +47,8 @@ class GatedMLP(Part):
         }
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
-        gate, up = self.gate_up(self.norm(x)).chunk(2, dim=-1)
-        out: Tensor = self.down(self.activate(gate).mul_(up))
-        return out
+        gate, up = self.product("gate_up", self.norm(x), step).chunk(2, dim=-1)
+        return self.product("down", self.activate(gate).mul_(up), step)
 
 
 class DenseMLP(GatedMLP):
@@ -79,6 +80,8 @@ class DenseMLP(GatedMLP):
 class UngatedMLP(Part):
     """Two products around an activation."""
 
+    adaptable = ("up", "down")
+
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
         self.width = build.share(config.mlp, "rows of the MLP")
@@ -96,5 +99,5 @@ class UngatedMLP(Part):
         }
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
-        out: Tensor = self.down(self.activate(self.up(self.norm(x))))
-        return out
+        act = self.activate(self.product("up", self.norm(x), step))
+        return self.product("down", act, step)

@@ -40,6 +40,7 @@ class Part(nn.Module):
 
     pdl: ClassVar[bool] = False  # whether its kernels support PDL: each waits for its own inputs
     cache: CacheSpec | None = None  # what it caches of a token between steps
+    adaptable: ClassVar[tuple[str, ...]] = ()  # the products that adapters can add to, see `product`
 
     def __init__(self, config: DecoderConfig, index: int, build: "Build") -> None:
         super().__init__()
@@ -53,6 +54,13 @@ class Part(nn.Module):
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
         """Return the term to add to the stream [tokens, hidden], a partial sum on a rank. The reference."""
         raise NotImplementedError
+
+    def product(self, name: str, x: Tensor, step: StepContext) -> Tensor:
+        """Compute one of the `adaptable` products, with what the tokens' adapters add to it."""
+        out: Tensor = getattr(self, name)(x)
+        if step.adapters is not None:
+            step.adapters.add(self.index, name, x, out)
+        return out
 
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
         """Like `forward`, with its own kernels. None: `forward` runs, and `doctor` reports that."""

@@ -6,6 +6,7 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from engine.attention.base import Attend
+from engine.models.adapters.products import StepAdapters
 
 
 @dataclass
@@ -17,6 +18,7 @@ class StepContext:
     attend: Attend
     # The table of sliding layers, if they have their own.
     local_rope: Tensor | None = field(default=None, kw_only=True)
+    adapters: StepAdapters | None = field(default=None, kw_only=True)  # None: no token has one
 
     @cached_property
     def angles(self) -> tuple[Tensor, Tensor]:

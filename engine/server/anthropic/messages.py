@@ -45,7 +45,7 @@ router = APIRouter(route_class=AnthropicRoute)
 async def create(request: Request) -> Response:
     """Create a reply to a conversation, in the form of Anthropic's API."""
     state, body = state_of(request), await read_as(request, MessagesRequest)
-    model = state.served_name(body.model)
+    model = await state.served_name(body.model)
     prompt = await off_loop(request, lambda: conversation(body, state))
     opened = await state.opens_thinking(mode_of(prompt.options), prompt.options)
     message, grammar = await off_loop(request, lambda: _reply(body, prompt, state, opened))
@@ -60,7 +60,7 @@ async def create(request: Request) -> Response:
 async def count_tokens(request: Request) -> dict[str, Any]:
     """Return the number of tokens in the prompt of such a request."""
     state, body = state_of(request), await read_as(request, CountRequest)
-    state.served_name(body.model)
+    await state.served_name(body.model)
     prompt = await off_loop(request, lambda: conversation(body, state))
     return {"input_tokens": await state.engine.work(lambda: state.host.count(prompt))}
 
@@ -80,7 +80,8 @@ async def _started(
     state: ServerState, key: bytes, body: MessagesRequest, prompt: ChatPrompt, grammar: Grammar | None
 ) -> Generation:
     params = body.sampling(grammar=grammar)
-    return await state.run(key, [prompt], params, urgency=body.urgency).start()
+    adapter = state.adapter_of(body.model)
+    return await state.run(key, [prompt], params, urgency=body.urgency, adapter=adapter).start()
 
 
 async def _events(

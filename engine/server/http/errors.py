@@ -7,14 +7,18 @@ from typing import Any
 from fastapi.responses import Response
 
 from engine.api.errors import (
+    BadCheckpoint,
     BadInput,
     Ending,
     EngineDead,
     EngineError,
+    ModelNotFound,
     QueueFull,
     RequestTooLong,
+    UnknownAdapter,
     UnknownCommand,
     UnknownRequest,
+    UnsupportedModel,
 )
 from engine.api.wire import encode_error
 
@@ -75,9 +79,11 @@ def from_engine(error: EngineError) -> ApiError:
     match error:
         case RequestTooLong():
             return ApiError(400, text, param=field, code="context_length_exceeded", cause=error)
-        case UnknownRequest() | UnknownCommand():
+        case UnknownRequest() | UnknownCommand() | UnknownAdapter():
             return ApiError(404, text, param=field, cause=error)
-        case BadInput():
+        case ModelNotFound():
+            return ApiError(404, text, param=field, cause=error)
+        case BadInput() | BadCheckpoint() | UnsupportedModel():
             return ApiError(400, text, param=field, cause=error)
         case QueueFull():
             return ApiError(503, text, code="overloaded", retry_after=1, cause=error)

@@ -20,6 +20,7 @@ from engine.server.native.replies import KeptReply
 from engine.server.schema import (
     MAX_REPLY_PREFIX,
     STREAM,
+    AdapterName,
     AnyPrompt,
     Ordered,
     TokenIds,
@@ -41,9 +42,13 @@ class ForkRequest(Ordered):
 
 
 class ReplyRequest(ForkRequest):
-    """`prompt`: text, token ids, or messages. `said`: tokens that the reply starts with."""
+    """`prompt`: text, token ids, or messages. `said`: tokens that the reply starts with.
+
+    `adapter`: the name of a loaded LoRA adapter.
+    """
 
     prompt: AnyPrompt
+    adapter: AdapterName = ""
     said: TokenIds = Field(default_factory=list, max_length=MAX_REPLY_PREFIX)
 
 
@@ -52,7 +57,8 @@ async def begin(request: Request) -> Response:
     """Submit a prompt. The reply also runs without a reader, as long as `grace` or `keep` allow."""
     body = await read_as(request, ReplyRequest)
     params = await off_loop(request, lambda: params_from_json(body.params))
-    return await _start(request, body, body.prompt, params, reply_prefix=body.said)
+    adapter = body.adapter
+    return await _start(request, body, body.prompt, params, reply_prefix=body.said, adapter=adapter)
 
 
 @router.post("/engine/replies/{id}/fork", status_code=201, openapi_extra=openapi_body(ForkRequest))
@@ -72,6 +78,7 @@ async def _start(
     *,
     reply_prefix: Sequence[int] = (),
     parent: KeptReply | None = None,
+    adapter: str = "",
 ) -> Response:
     reply = await state_of(request).replies.begin(
         key_of(request),
@@ -83,6 +90,7 @@ async def _start(
         tag=body.tag,
         reply_prefix=reply_prefix,
         parent=parent,
+        adapter=adapter,
     )
     return JSONResponse(_record(reply), 201)
 

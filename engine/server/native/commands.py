@@ -1,5 +1,6 @@
 """Commands over HTTP: one route for all of them, and older routes for some."""
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from types import NoneType
 from typing import Any, NamedTuple, get_origin, get_type_hints
@@ -28,7 +29,7 @@ class Route(NamedTuple):
 
     @property
     def in_path(self) -> list[str]:
-        return [name for name in field_types(self.command) if f"{{{name}}}" in self.path]
+        return [name for name in field_types(self.command) if re.search(rf"{{{name}(:path)?}}", self.path)]
 
 
 ROUTES = (
@@ -39,6 +40,8 @@ ROUTES = (
     Route("/engine/quantization", commands.SetQuantization, 202),
     Route("/engine/quantization/cancel", commands.CancelQuantization),
     Route("/engine/kv", commands.SetKvScheme),
+    Route("/engine/adapters", commands.LoadAdapter),
+    Route("/engine/adapters/{name:path}", commands.DropAdapter, method="DELETE"),
     Route("/engine/speeds", commands.MeasureSpeeds, 200, "GET"),
 )
 

@@ -110,6 +110,7 @@ class ReplyStore:
         tag: str = "",
         reply_prefix: Sequence[int] = (),
         parent: KeptReply | None = None,
+        adapter: str = "",
     ) -> KeptReply:
         """Start a reply, or return the one this key already started with the tag.
 
@@ -119,9 +120,8 @@ class ReplyStore:
         async def start() -> KeptReply:
             begun_at = monotonic()
             source = None if parent is None else parent.request
-            run = self._new_run(
-                key, [prompt], params, urgency=urgency, reply_prefix=reply_prefix, parent=source
-            )
+            more = {"reply_prefix": reply_prefix, "parent": source, "adapter": adapter}
+            run = self._new_run(key, [prompt], params, urgency=urgency, **more)
             await run.start()
             timeout = None if keep else self._config.grace if grace is None else grace
             id = secrets.token_hex(8)

@@ -17,7 +17,7 @@ from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError, from_engine
 from engine.server.http.sockets import first_of
 from engine.server.http.sse import encoded
-from engine.server.schema import MAX_REPLY_PREFIX, AnyPrompt, Ordered, Strict, TokenIds, parsed
+from engine.server.schema import MAX_REPLY_PREFIX, AdapterName, AnyPrompt, Ordered, Strict, TokenIds, parsed
 
 router = APIRouter()
 
@@ -28,6 +28,7 @@ class GenerateMessage(Ordered):
     type: Literal["generate"]
     id: Name
     prompt: AnyPrompt
+    adapter: AdapterName = ""
     params: dict[str, Any] = Field(default_factory=dict)
     said: TokenIds = Field(default_factory=list, max_length=MAX_REPLY_PREFIX)
 
@@ -134,6 +135,7 @@ class GenerationSocket:
             params,
             urgency=message.urgency,
             reply_prefix=message.said,
+            adapter=message.adapter,
         )
         await run.start()
         self._runs[message.id] = run

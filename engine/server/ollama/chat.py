@@ -17,7 +17,7 @@ from engine.server.http.sse import encoded
 from engine.server.message_writer import MessageWriter
 from engine.server.messages import template_messages
 from engine.server.ollama.errors import OllamaRoute
-from engine.server.ollama.models import model_name
+from engine.server.ollama.models import adapter_named
 from engine.server.ollama.replies import (
     LINES,
     Form,
@@ -33,7 +33,6 @@ from engine.server.schema import openapi_answers, openapi_body
 from engine.server.state import ServerState, mode_of
 from engine.server.tool_calls.formats import reply_reader
 from engine.server.tool_definitions import check_tools, functions_of
-from engine.server.urgency import Urgency
 from engine.text.reasoning import Thoughts
 
 router = APIRouter(route_class=OllamaRoute)
@@ -71,7 +70,7 @@ async def generate(request: Request) -> Response:
 
 async def _read(request: Request, kind: type[R]) -> tuple[ServerState, R]:
     state, body = state_of(request), await read_as(request, kind, any_type=True)
-    model_name(state, body.model)
+    await adapter_named(state, body.model)
     body.check()
     return state, body
 
@@ -121,13 +120,14 @@ async def _answer(request: Request, body: OllamaRequest, prompt: Prompt, form: F
     params = await off_loop(
         request, lambda: body.sampling(reply_grammar(body.grammar(), calls, thinking=opened))
     )
-    started = _started(state, key_of(request), prompt, params, body.urgency)
+    started = _started(state, key_of(request), body, prompt, params)
     if body.stream is False:
         return await gathered(request, started, reply.whole)
     return await streamed(request, started, reply.lines, LineStream)
 
 
 async def _started(
-    state: ServerState, key: bytes, prompt: Prompt, params: SamplingParams, urgency: Urgency
+    state: ServerState, key: bytes, body: OllamaRequest, prompt: Prompt, params: SamplingParams
 ) -> Generation:
-    return await state.run(key, [prompt], params, urgency=urgency).start()
+    adapter = await adapter_named(state, body.model)
+    return await state.run(key, [prompt], params, urgency=body.urgency, adapter=adapter).start()

@@ -15,7 +15,7 @@ from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError
 from engine.server.http.sse import encoded, unless_gone
 from engine.server.ollama.errors import OllamaRoute
-from engine.server.ollama.models import model_name
+from engine.server.ollama.models import adapter_named
 from engine.server.ollama.replies import nanoseconds
 from engine.server.ollama.schema import OllamaBody, OllamaOptions
 from engine.server.schema import openapi_answers, openapi_body
@@ -56,7 +56,7 @@ async def embeddings(request: Request) -> Response:
     """Return a vector of length 1 for each input."""
     began = time.monotonic()
     state, body = state_of(request), await read_as(request, OllamaEmbedRequest, any_type=True)
-    model_name(state, body.model)
+    adapter = await adapter_named(state, body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
 
     def record(found: Embedded) -> bytes:
@@ -74,7 +74,13 @@ async def embeddings(request: Request) -> Response:
         if body.truncate is not False:
             prompts = await _truncated(state, texts)
         return await embed(
-            state, key_of(request), prompts, pooling="last", dimensions=body.dimensions, urgency=body.urgency
+            state,
+            key_of(request),
+            prompts,
+            pooling="last",
+            dimensions=body.dimensions,
+            urgency=body.urgency,
+            adapter=adapter,
         )
 
     if (done := await unless_gone(request.receive, work())) is None:
@@ -92,11 +98,12 @@ async def embeddings(request: Request) -> Response:
 async def embedding(request: Request) -> Response:
     """Return the vector of one text."""
     state, body = state_of(request), await read_as(request, OllamaEmbeddingsRequest, any_type=True)
-    model_name(state, body.model)
+    adapter = await adapter_named(state, body.model)
 
     async def work() -> Embedded:
         prompts = await _truncated(state, _checked([body.prompt], "prompt"))
-        return await embed(state, key_of(request), prompts, pooling="last", urgency=body.urgency)
+        key = key_of(request)
+        return await embed(state, key, prompts, pooling="last", urgency=body.urgency, adapter=adapter)
 
     if (done := await unless_gone(request.receive, work())) is None:
         return Response(status_code=GONE)

@@ -30,10 +30,10 @@ async def version() -> dict[str, str]:
 
 @router.get("/api/tags")
 async def tags(request: Request) -> dict[str, Any]:
-    """List the model that is served, once for each of its names."""
+    """List the model that is served, once for each of its names, and its LoRA adapters."""
     state = state_of(request)
     record = _record(state, await state.engine.snapshot())
-    return {"models": [_named(name) | record for name in state.config.names]}
+    return {"models": [_named(name) | record for name in await state.served_names()]}
 
 
 @router.get("/api/ps")
@@ -44,7 +44,7 @@ async def running(request: Request) -> dict[str, Any]:
     record = _record(state, shot)
     in_vram = 0 if shot.device == "cpu" else record["size"]
     record |= {"expires_at": _NEVER, "size_vram": in_vram, "context_length": shot.max_context}
-    return {"models": [_named(name) | record for name in state.config.names]}
+    return {"models": [_named(name) | record for name in await state.served_names()]}
 
 
 @router.post("/api/show", openapi_extra=openapi_body(OllamaShowRequest))
@@ -53,7 +53,7 @@ async def show(request: Request) -> dict[str, Any]:
     state, body = state_of(request), await read_as(request, OllamaShowRequest, any_type=True)
     if (name := body.model or body.name) is None:
         raise ApiError(400, "model is missing", param="model")
-    model_name(state, name)
+    await adapter_named(state, name)
     shot = await state.engine.snapshot()
     template = state.host.templates.get("default", "")
     able = {"completion": True, "tools": state.tool_style, "thinking": OPEN in template}
@@ -70,11 +70,12 @@ async def show(request: Request) -> dict[str, Any]:
     }
 
 
-def model_name(state: ServerState, requested: str) -> str:
-    """Return the name for the response. As in Ollama, a name without a tag means the tag `latest`."""
-    if _tagged(requested) not in map(_tagged, state.config.names):
-        state.served_name(requested)  # raises
-    return requested
+async def adapter_named(state: ServerState, requested: str) -> str:
+    """Return the adapter of a served name. As in Ollama, a name without a tag means the tag `latest`."""
+    if _tagged(requested) in map(_tagged, state.config.names):
+        return ""
+    names = {_tagged(name): name for name in await state.served_names()}
+    return state.adapter_of(names.get(_tagged(requested)) or await state.served_name(requested))
 
 
 def utc(seconds: float) -> str:

@@ -52,7 +52,7 @@ class EmbeddingRequest(Sparse, Ordered):
 async def embeddings(request: Request) -> Response:
     """Return a vector of length 1 for each input."""
     state, body = state_of(request), await read_as(request, EmbeddingRequest)
-    name, prompts = state.served_name(body.model), _prompts(body.input)
+    name, prompts = await state.served_name(body.model), _prompts(body.input)
     work = embed(
         state,
         key_of(request),
@@ -60,6 +60,7 @@ async def embeddings(request: Request) -> Response:
         pooling=body.pooling,
         dimensions=body.dimensions,
         urgency=body.urgency,
+        adapter=state.adapter_of(body.model),
     )
     if (found := await unless_gone(request.receive, work)) is None:
         return Response(status_code=GONE)

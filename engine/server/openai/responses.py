@@ -108,7 +108,7 @@ class ResponseEnvelope:
 async def read_request(request: Request, kind: type[A]) -> tuple[ServerState, A]:
     """Read the request, and check that it is for the served model."""
     state, body = state_of(request), await read_as(request, kind)
-    state.served_name(body.model)
+    await state.served_name(body.model)
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options requires stream to be true", param="stream_options")
     if body.prompt_logprobs is not None and body.stream:
@@ -129,12 +129,11 @@ async def answer(
     `requested`: the grammar of each reply. `more`: sampling parameters that the two routes name differently.
     """
     state, place = state_of(request), requested.place if requested else ""
-    fingerprint = await state.fingerprint.read()
+    fingerprint, name = await state.fingerprint.read(), body.model or state.config.name
     started = start_run(state, key_of(request), body, prompts, requested, more)
 
     def frame(run: Generation) -> ResponseEnvelope:
         prompt_ids = form.begin(run.prompt_ids, with_ids=bool(body.return_token_ids))
-        name = state.served_name(body.model)
         return ResponseEnvelope(form, body, request.scope[ID], name, fingerprint, prompt_ids)
 
     if body.stream:
@@ -152,7 +151,8 @@ async def start_run(
 ) -> Generation:
     try:
         params = body.sampling(grammar=requested and requested.grammar, **more)
-        run = state.run(key, prompts, params, urgency=body.urgency, reply_prefix=body.said or ())
+        adapter, prefix = state.adapter_of(body.model), body.said or ()
+        run = state.run(key, prompts, params, urgency=body.urgency, reply_prefix=prefix, adapter=adapter)
         return await run.start()
     except BadParams as error:
         raise refusal(error, requested.place if requested else "") from None

@@ -33,7 +33,7 @@ class DetokenizeRequest(Strict):
 async def tokenize(request: Request) -> dict[str, Any]:
     """Return the tokens of a prompt as the engine reads it."""
     state, body = state_of(request), await read_as(request, TokenizeRequest)
-    state.served_name(body.model)
+    await state.served_name(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
     prompt: str | list[dict[str, Any]] = body.prompt or ""
@@ -48,7 +48,7 @@ async def tokenize(request: Request) -> dict[str, Any]:
 async def detokenize(request: Request) -> dict[str, Any]:
     """Return the text of tokens. Control tokens have none."""
     state, body = state_of(request), await read_as(request, DetokenizeRequest)
-    state.served_name(body.model)
+    await state.served_name(body.model)
     texts = await state.engine.work(lambda: state.host.texts(body.tokens))
     return {"prompt": "".join(texts)}
 

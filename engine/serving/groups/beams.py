@@ -201,6 +201,7 @@ class BeamGroup:
             priority=parent.priority,
             deadline=parent.deadline,
             salt=parent.salt,
+            adapter=parent.adapter,
             group=self.id,
             awaits=True,
         )

@@ -96,6 +96,7 @@ class SampleGroup:
                 priority=root.priority,
                 deadline=root.deadline,
                 salt=root.salt,
+                adapter=root.adapter,
                 group=self.id,
                 guided_from=min(root.guided_from, self._base),  # a first token in flight is not theirs
             )

@@ -118,7 +118,7 @@ class ChatPane(Vertical):
         self.head.label = Content.assemble(
             (f" {chat.letter.upper()} ", f"bold {colors}"),
             (f" {titled(chat.title)} ", "bold $text" if active else "$text-muted"),
-            (f" {strategy(chat.params)}", "$text-muted"),
+            (f" {strategy(chat.params, chat.adapter)}", "$text-muted"),
         )
         self.set_class(active, "-active")
 

@@ -44,7 +44,7 @@ async def respond(request: Request) -> Response:
     place = ready.requested.place if ready.requested else ""
 
     def reply_to(run: Generation) -> _Reply:
-        return _Reply(body, state.served_name(body.model), run, ResponseOutput(ready.writer()))
+        return _Reply(body, body.model or state.config.name, run, ResponseOutput(ready.writer()))
 
     if body.stream:
         return await streamed(request, started, lambda run: _events(run, reply_to(run), place))

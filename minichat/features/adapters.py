@@ -1,0 +1,93 @@
+"""LoRA adapters: choose one for the chat, load another one, drop one."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from textual.content import Content
+
+from engine.api.commands import DropAdapter, LoadAdapter
+from engine.api.config import AdapterPlace
+from engine.api.errors import BadInput
+from engine.api.snapshot import AdapterView
+from minichat.features.feature import Context, Feature, Offer, ScreenCommand
+from minichat.models.progress import size
+from minichat.ui.dialogs.ask import AskScreen
+from minichat.ui.dialogs.pick import Choice, PickScreen
+from minichat.ui.transcript.glyphs import one_line
+
+_LOAD = "="  # the choice that loads another one; not the name of any
+
+
+def use(context: Context, name: str) -> None:
+    """Compute the next replies of the active chat with an adapter; "" for none."""
+    chats, conversation = context.chats, context.chats.active
+    conversation.chat.adapter = name
+    chats.services.store.change_chat(conversation.chat.id, adapter=name)
+    chats.services.changed(conversation)
+
+
+def choose(context: Context) -> None:
+    """List the loaded adapters."""
+
+    def take(name: str | None) -> None:
+        if name == _LOAD:
+            load(context)
+        elif name is not None:
+            use(context, name)
+
+    present = context.chats.active.chat.adapter
+    loaded = context.engine.latest.adapters if context.engine.latest else ()
+    choices = [
+        _choice("", "the model itself", present),
+        *(_choice(each.name, _facts(each), present) for each in loaded),
+    ]
+    choices.append(Choice(Content.assemble(("   load another ...", "$text-muted")), _LOAD))
+    context.app.push_screen(PickScreen("Choose a LoRA adapter for this chat", lambda _: choices), take)
+
+
+def _choice(name: str, facts: str, present: str) -> Choice[str]:
+    mark = "*" if name == present else " "
+    label = Content.assemble(f" {mark} ", (f"{name or 'none':24} ", "bold"), (facts, "$text-muted"))
+    return Choice(label, name)
+
+
+def _facts(adapter: AdapterView) -> str:
+    return one_line(f"rank {adapter.rank}  {size(adapter.nbytes)}  {adapter.source}")
+
+
+def load(context: Context) -> None:
+    """Ask for a name and a folder; the chat uses the adapter as soon as it is loaded."""
+
+    async def ask_engine(place: AdapterPlace) -> None:
+        await context.program.backend.send(LoadAdapter(place.name, place.path))
+        use(context, place.name)
+        context.app.notify(f"{context.chats.active.chat.letter.upper()} uses the adapter {place.name}")
+
+    def take(text: str | None) -> None:
+        if text:
+            try:
+                context.program.ask(ask_engine(AdapterPlace.parse(text.strip())))
+            except BadInput as error:
+                context.app.notify(str(error), severity="error")
+
+    context.app.push_screen(AskScreen("Load a LoRA adapter: NAME=PATH, a folder or a name on the hub"), take)
+
+
+def _offers(context: Context) -> Iterator[Offer]:
+    """A palette entry to drop each adapter."""
+    for each in context.engine.latest.adapters if context.engine.latest else ():
+        drop = DropAdapter(each.name)
+        title = f"Drop the adapter {one_line(each.name)}"
+        yield title, "Engine", partial(_send, context, drop)
+
+
+def _send(context: Context, command: DropAdapter) -> None:
+    context.program.ask(context.program.backend.send(command))
+
+
+ADAPTERS = Feature(
+    name="adapters",
+    title="LoRA adapters",
+    commands=(ScreenCommand("chat.adapter", "Chats", "Choose a LoRA adapter", choose),),
+    offers=_offers,
+)

@@ -1,0 +1,56 @@
+"""A chat's LoRA adapter: chosen between messages, shown in its header, kept with it; others load and drop."""
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.api.commands import DropAdapter, LoadAdapter
+from engine.api.errors import BadInput
+from engine.api.snapshot import AdapterView
+from minichat.clients.fake import FakeBackend
+from minichat.features import adapters
+from tests.app.conftest import run, snapshot
+
+SQL = AdapterView("sql", 16, 3_000_000, "sql-lora")
+
+
+@run
+async def test_a_chat_changes_its_adapter_between_messages(bench: Callable[..., Any]) -> None:
+    async with bench((130, 40), backend=FakeBackend([snapshot(adapters=(SQL,))])) as it:
+        await it.until(lambda: it.main.engine.latest)
+        await it.command("chat.adapter")
+        await it.until(lambda: "rank 16" in it.screen_text() and "sql-lora" in it.screen_text())
+        await it.pilot.press("down", "enter")
+        await it.until(lambda: "adapter sql" in it.screen_text())
+        first = await it.say("one")
+        chat = it.app.chats.active.chat
+        assert it.app.chats.services.store.chat(chat.id).adapter == "sql"
+        adapters.use(it.app.context, "")
+        first.end()
+        await it.until(lambda: not it.app.chats.active.streaming)
+        assert chat.messages[-1].stats.strategy.endswith("adapter sql"), "of the reply that has run"
+        second = await it.say("two")
+        assert (first.adapter, second.adapter) == ("sql", "")
+
+
+@run
+async def test_loading_and_dropping(bench: Callable[..., Any]) -> None:
+    backend, received = FakeBackend([snapshot(adapters=(SQL,))]), []
+
+    def refuse(command: DropAdapter) -> None:
+        received.append(command)
+        raise BadInput("adapter 'sql' is used by requests [3]")
+
+    backend.handlers |= {LoadAdapter: received.append, DropAdapter: refuse}
+    async with bench((130, 40), backend=backend) as it:
+        await it.until(lambda: it.main.engine.latest)
+        await it.command("chat.adapter")
+        await it.until(lambda: "load another" in it.screen_text())
+        await it.pilot.press("up", "enter", *"new=/models/x", "enter")
+        await it.until(lambda: "adapter new" in it.screen_text())
+        await it.pilot.press("ctrl+p", *"drop the", "down", "enter")
+        await it.until(lambda: any("used by requests" in notice for notice in it.notices()))
+        assert received == [LoadAdapter("new", "/models/x"), DropAdapter("sql")]
+        await it.command("chat.adapter")
+        await it.until(lambda: "load another" in it.screen_text())
+        await it.pilot.press("up", "enter", *"nothing", "enter")
+        await it.until(lambda: any("must be NAME=PATH" in notice for notice in it.notices()))
