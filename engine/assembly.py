@@ -3,19 +3,22 @@
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 
 from engine.api.config import KV_SCHEMES, EngineConfig, LayerSpec, ModelPlace
 from engine.api.errors import BadInput
 from engine.api.events import Bus
+from engine.attention.base import AttentionBackend
 from engine.attention.registry import block_size_for
 from engine.attention.registry import choose as choose_attention
 from engine.devices import free_host_memory, free_memory, host_memory, memory, pick
+from engine.distributed.runner import RankedRunner
+from engine.distributed.team import Team
 from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels, find_draft_models
 from engine.execution.runner import ModelRunner
@@ -29,7 +32,9 @@ from engine.kv.tiers.tier import Tier
 from engine.kv.window import Window
 from engine.models.base import LanguageModel
 from engine.models.checkpoint import shards
+from engine.models.decoder import Decoder
 from engine.models.find import Progress
+from engine.models.layers.collective import Collective
 from engine.models.registry import load_model
 from engine.scheduling.policy import Policy
 from engine.scheduling.policy import choose as choose_policy
@@ -38,6 +43,7 @@ from engine.scheduling.settings import SchedulerSettings
 from engine.serving.engine import Engine
 from engine.serving.info import EngineInfo
 from engine.serving.limits import Limits
+from engine.serving.ranks import ALONE
 from engine.text.bare import BareTokenizer
 from engine.text.tokenizer import Tokenizer
 
@@ -62,76 +68,159 @@ def assemble(
 
     `loading`: the model's tokenizer. `below`: more cache tiers, below host memory.
     """
-    config = replace(config, block_size=block_size_for(config.attention, config.block_size))
-    device = pick(config.device)
+    if config.tp == 1:
+        return _assembled(config, place, loading, progress, below, None)
+    if below:
+        raise BadInput(f"tp: cache tiers from other packages cannot be shared between {config.tp} ranks")
+    team = Team(config, place)
+    try:
+        return _assembled(config, place, loading, progress, below, team)
+    except BaseException:
+        team.close()
+        raise
+
+
+def _assembled(
+    config: EngineConfig,
+    place: ModelPlace,
+    loading: Future[Tokenizer],
+    progress: Progress | None,
+    below: Sequence[Tier],
+    team: Team | None,
+) -> Engine:
+    """`team`: the other ranks that share the model, or None."""
     policy = choose_policy(config.policy)
-    model = _load(config, place, device, progress)
-    dtype, vocab = next(iter(model.parameters())).dtype, model.config.vocab
+    if team is not None:
+        team.check_identities()
+    loaded = load_share(config, place, None if team is None else team.collective, progress)
+    config, model, room = loaded.config, loaded.model, loaded.budget
+    device, vocab, scheme = room.device, model.config.vocab, config.kv_scheme
     bare = config.dummy_weights and not (place.folder / "tokenizer.json").is_file()
     tokenizer = _placeholder_tokenizer(model) if bare else loading.result()
     stop_ids = tokenizer.stop_ids.union(model.config.stop_ids)
-
-    specs, scheme = _windowed(model.config.layers, config), config.kv_scheme
-    attention = choose_attention(config.attention, device, specs, dtype, scheme, config.block_size)
-    draft_models = find_draft_models(place, model, device, config)
-    room = _cache_budget(config, model, specs, dtype, device, draft_models)
+    if team is not None:
+        room = team.agree(room, stop_ids)
+    built = build_runner(replace(loaded, budget=room), stop_ids, below)
+    runner, fit = built.runner, room.fit(scheme)
+    if team is not None:
+        team.wait_until_ready(fit.blocks, *built.tables)
+        runner = cast(ModelRunner, RankedRunner(runner, team))
 
     bus = Bus()
-    step_tokens = config.max_step_tokens or _STEP_TOKENS[device.type]
-    store = room.store(scheme)
-    tiers = (HostTier(store), *below)
-    scheduler = _scheduler(config, room, policy, step_tokens, bus, tiers)
+    scheduler = _scheduler(config, room, policy, built, bus)
     grammars = None if bare else Grammars(tokenizer, vocab, stop_ids)
-    drafters = draft_models.drafters(model, store, attention, config)
-    weights = Weights(model, config.quantization, share=_share(device))
-    runner = ModelRunner(
-        model=model,
-        store=store,
-        drafters=drafters,
-        room=room,
-        attention=attention,
-        slots=scheduler.tables.grid.shape[0],
-        width=scheduler.tables.grid.shape[1],
-        block_size=config.block_size,
-        stop_ids=stop_ids,
-        device=device,
-        weights=weights,
-        tiers=tiers,
-    )
     return Engine(
         scheduler=scheduler,
         runner=runner,
         tokenizer=tokenizer,
         limits=Limits(
-            context=room.fit(scheme).context,
+            context=fit.context,
             vocab=vocab,
             waiting=config.max_waiting,
             stop_ids=stop_ids,
-            speculation=("ngram", "suffix", *drafters),
+            speculation=("ngram", "suffix", *built.drafters),
             windowed=config.kv_window is not None,
         ),
         info=EngineInfo(
             model=place.name,
-            dtype=_name(dtype),
+            dtype=_name(room.dtype),
             device=_device_name(device),
-            attention=attention.name,
+            attention=loaded.attention.name,
             policy=policy.name,
-            kv_dtype=_name(dtype),
+            kv_dtype=_name(room.dtype),
         ),
         bus=bus,
         seed=config.seed if config.seed is not None else secrets.randbits(64),
         first_request=config.first_request,
         grammars=grammars,
+        ranks=ALONE if team is None else team,
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model, or a rank's share of it, on its device, and the memory that its cache may take there."""
+
+    config: EngineConfig
+    model: LanguageModel
+    attention: AttentionBackend
+    draft_models: DraftModels
+    budget: CacheBudget
+
+
+def load_share(
+    config: EngineConfig,
+    place: ModelPlace,
+    collective: Collective | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load the model, or with a `collective` the share of its rank, and measure what the cache may take."""
+    config = replace(config, block_size=block_size_for(config.attention, config.block_size))
+    device = pick(config.device)
+    if collective is not None and device.type != "cpu":
+        raise BadInput(f"tp: {config.tp} ranks can share a model on CPUs only; add --device cpu")
+    model = _load(config, place, device, progress, collective)
+    dtype = next(iter(model.parameters())).dtype
+    caches = model.config.layers if collective is None else cast(Decoder, model).caches
+    specs = _windowed(caches, config)
+    attention = choose_attention(config.attention, device, specs, dtype, config.kv_scheme, config.block_size)
+    draft_models = find_draft_models(place, model, device, config)
+    return LoadedModel(
+        config=config,
+        model=model,
+        attention=attention,
+        draft_models=draft_models,
+        budget=_cache_budget(config, model, specs, dtype, device, draft_models),
+    )
+
+
+class BuiltRunner(NamedTuple):
+    runner: ModelRunner
+    tables: tuple[int, int]  # rows of a step, maximum blocks of a row
+    tiers: tuple[Tier, ...]
+    drafters: tuple[str, ...]
+
+
+def build_runner(loaded: LoadedModel, stop_ids: frozenset[int], below: Sequence[Tier] = ()) -> BuiltRunner:
+    """Allocate the cache, and build what runs the steps on it."""
+    config, model, room = loaded.config, loaded.model, loaded.budget
+    store = room.store(config.kv_scheme)
+    tiers = (HostTier(store), *below)
+    drafters = loaded.draft_models.drafters(model, store, loaded.attention, config)
+    slots = min(config.max_running, _step_tokens(config, room.device))
+    width = room.widest(KV_SCHEMES)
+    runner = ModelRunner(
+        model=model,
+        store=store,
+        drafters=drafters,
+        room=room,
+        attention=loaded.attention,
+        slots=slots,
+        width=width,
+        block_size=config.block_size,
+        stop_ids=stop_ids,
+        device=room.device,
+        weights=Weights(model, config.quantization, share=_share(room.device)),
+        tiers=tiers,
+    )
+    return BuiltRunner(runner, (slots, width), tiers, (*drafters,))
+
+
+def _step_tokens(config: EngineConfig, device: torch.device) -> int:
+    return config.max_step_tokens or _STEP_TOKENS[device.type]
+
+
 def _load(
-    config: EngineConfig, place: ModelPlace, device: torch.device, progress: Progress | None
+    config: EngineConfig,
+    place: ModelPlace,
+    device: torch.device,
+    progress: Progress | None,
+    collective: Collective | None,
 ) -> LanguageModel:
     """Load the model; on a CPU, choose the number of threads by its size."""
     on_cpu, dummy = device.type == "cpu", config.dummy_weights
     if on_cpu:
-        _use_threads(config.threads, ONE_THREAD if dummy else _stored_bytes(place.folder))
+        _use_threads(config, ONE_THREAD if dummy else _stored_bytes(place.folder))
     model = load_model(
         place,
         device=device,
@@ -140,9 +229,10 @@ def _load(
         quantization=config.quantization,
         dummy=dummy,
         progress=progress,
+        collective=collective,
     )
     if on_cpu and dummy:  # there was no file to take the size from before
-        _use_threads(config.threads, sum(each.nbytes for each in chain(model.parameters(), model.buffers())))
+        _use_threads(config, sum(each.nbytes for each in chain(model.parameters(), model.buffers())))
     return model
 
 
@@ -155,17 +245,15 @@ def _scheduler(
     config: EngineConfig,
     room: CacheBudget,
     policy: Policy,
-    step_tokens: int,
+    built: BuiltRunner,
     bus: Bus,
-    tiers: Sequence[Tier],
 ) -> Scheduler:
-    fit, rows = room.fit(config.kv_scheme), min(config.max_running, step_tokens)
     return Scheduler(
-        pool=BlockPool(fit.blocks, config.block_size),
-        tables=BlockTables(rows, room.widest(KV_SCHEMES)),
+        pool=BlockPool(room.fit(config.kv_scheme).blocks, config.block_size),
+        tables=BlockTables(*built.tables),
         policy=policy,
         rules=SchedulerSettings(
-            step_tokens=step_tokens,
+            step_tokens=_step_tokens(config, room.device),
             prefix_cache=config.prefix_cache,
             chunked_prefill=config.chunked_prefill,
             preemption=config.preemption,
@@ -174,15 +262,16 @@ def _scheduler(
         emit=bus.emit,
         kv_scheme=config.kv_scheme,
         window=room.window,
-        tiers=tiers,
+        tiers=built.tiers,
     )
 
 
-def _use_threads(requested: int | None, weights: int) -> None:
+def _use_threads(config: EngineConfig, weights: int) -> None:
     """Set the number of CPU threads. A small model gains nothing from a second thread, even while loading,
-    and loses a lot on a busy machine. The next model in this process may be large.
+    and loses a lot on a busy machine. The next model in this process may be large. Ranks share the cores.
     """
-    torch.set_num_threads(requested or (1 if weights < ONE_THREAD else ALL_THREADS))
+    every = max(1, ALL_THREADS // config.tp)
+    torch.set_num_threads(config.threads or (1 if weights < ONE_THREAD else every))
 
 
 def _stored_bytes(folder: Path) -> int:
@@ -213,8 +302,8 @@ def _cache_budget(
         longest=longest,
         blocks=config.blocks,
         host_blocks=config.host_blocks,
-        nbytes=int(free_memory(device) * _share(device) * share),
-        host_nbytes=min(int(free_host_memory() * _HOST_SHARE), _PINNED) if on_gpu else 0,
+        nbytes=int(free_memory(device) * _share(device) * share) // (1 if on_gpu else config.tp),
+        host_nbytes=min(int(free_host_memory() * _HOST_SHARE) // config.tp, _PINNED) if on_gpu else 0,
         most=None if on_gpu else full * min(_FULL_CONTEXTS, config.max_running),
         window=_window(config),
     )

@@ -30,6 +30,7 @@ class EngineConfig:
     dtype: DTypeName = "auto"  # auto: the checkpoint's
     quantization: str = "none"  # the scheme of the weights; none: the checkpoint's own
     device: str = "auto"
+    tp: int = 1  # ranks that share the model, each a process with a part of every weight
     threads: int | None = None  # on a CPU; None: all cores, and one for a small model
     dummy_weights: bool = False  # random weights of the model's shape
     attention: str = "auto"
@@ -71,6 +72,7 @@ class EngineConfig:
             self._need_whole(name, 1, optional=True)
         self._need_whole("host_blocks", 0, optional=True)
         self._need_whole("first_request", 0)
+        self._need_whole("tp", 1)
         self._need_whole("kv_window", self.block_size, optional=True)
         self._need("seed", "a whole number", self.seed is None or _is_whole(self.seed))
 

@@ -205,6 +205,16 @@ class Throughput:
 
 
 @dataclass(frozen=True, slots=True)
+class RankView:
+    """One of the processes that share a model."""
+
+    rank: int
+    device: str
+    pid: int
+    cache: int  # bytes of its share of the cache
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The state of an engine. Nothing in it changes after it is made."""
 
@@ -251,6 +261,7 @@ class Snapshot:
     warmed: float = 1.0  # share of the warm-up that is done
     loading: int = 0  # requests whose blocks are loading from a tier; neither waiting nor running
     iteration_tokens: Counts = field(default_factory=Counts)  # tokens of each step so far
+    ranks: tuple[RankView, ...] = ()  # that share the model; none if it is not shared
 
     def ended(self, why: str) -> Self:
         """A copy without requests or blocks: the last known state of an engine that no longer responds."""

@@ -27,6 +27,7 @@ class EngineThread(EngineClient):
         engine.warmed = self._warm_up.share
         self._chat = ChatFormat(engine.tokenizer)
         self._mailbox = Mailbox(engine)
+        engine.ranks.on_loss(self._mailbox.wake)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -56,6 +57,8 @@ class EngineThread(EngineClient):
         while not mailbox.closed:
             try:
                 mailbox.drain(wait=not engine.busy and (engine.warmed == 1 or bool(engine.error)))
+                if not engine.error:
+                    engine.ranks.check()
                 if not engine.error and not self._step() and engine.busy:
                     mailbox.drain(wait=True, timeout=engine.pause())
             except Exception as error:
@@ -64,6 +67,7 @@ class EngineThread(EngineClient):
         if not engine.error:
             engine.die("the engine was closed")
         mailbox.drain()
+        engine.ranks.close()
         self._chat.close()
 
     def _step(self) -> bool:

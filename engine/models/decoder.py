@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.api.config import DecoderConfig
+from engine.api.config import CacheSpec, DecoderConfig
 from engine.api.errors import BadInput
 from engine.attention.base import Attend
 from engine.models.families import Family, named, names
 from engine.models.layers.block import Block
 from engine.models.layers.build import Build
+from engine.models.layers.collective import Collective
 from engine.models.layers.norm import Norm
 from engine.models.layers.sharding import VOCABULARY, WHOLE, Sharding
 from engine.models.layers.step import StepContext
@@ -46,12 +47,18 @@ def build_of(config: DecoderConfig, dtype: torch.dtype, ranks: int = 1) -> Build
     )
 
 
-def block(config: DecoderConfig, index: int, dtype: torch.dtype, ranks: int = 1) -> Block:
+def block(
+    config: DecoderConfig,
+    index: int,
+    dtype: torch.dtype,
+    ranks: int = 1,
+    collective: Collective | None = None,
+) -> Block:
     """Create an empty block on the current default device, with the shapes of one rank's share."""
     family, build = family_of(config), build_of(config, dtype, ranks)
     attention = family.attention.part()(config, index, build)
     feed_forward = family.feed_forward.part()(config, index, build)
-    return Block(index, attention, feed_forward, family.names["block"].format(index))
+    return Block(index, attention, feed_forward, family.names["block"].format(index), collective)
 
 
 class Source(Protocol):
@@ -59,6 +66,7 @@ class Source(Protocol):
 
     device: torch.device
     dtype: torch.dtype
+    collective: Collective | None  # of the ranks that share the layers
 
     def scheme(self, name: str) -> Scheme:
         """Return the scheme of that name if it runs here; `none` is the checkpoint's own format."""
@@ -86,13 +94,25 @@ class Decoder(nn.Module):
     rope: Tensor
     source: Source  # set by the loader
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, *, hollow: bool = False) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        *,
+        hollow: bool = False,
+        collective: Collective | None = None,
+    ) -> None:
+        """`collective`: of the ranks that share the model; this is the share of its rank."""
         super().__init__()
-        self.config, self.family = config, family_of(config)
-        self.embed = parameter(config.vocab, config.hidden, dtype=dtype)
+        self.config, self.family, self.collective = config, family_of(config), collective
+        ranks = 1 if collective is None else collective.ranks
+        rows = -(-config.vocab // ranks)
+        self.embed = parameter(rows, config.hidden, dtype=dtype)
         with torch.device("meta") if hollow else nullcontext():
-            self.layers = nn.ModuleList(block(config, i, dtype) for i in range(len(config.layers)))
-            own = None if config.tied else parameter(config.vocab, config.hidden, dtype=dtype)
+            self.layers = nn.ModuleList(
+                block(config, i, dtype, ranks, collective) for i in range(len(config.layers))
+            )
+            own = None if config.tied else parameter(rows, config.hidden, dtype=dtype)
         self.norm: nn.Module = build_of(config, dtype).norm(config.hidden)
         self.head: nn.Module = Linear(self.embed if own is None else own)
         table = rope_table(config.rope, config.layers[0].key_dim, config.max_context, dtype)
@@ -112,7 +132,7 @@ class Decoder(nn.Module):
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend, layers: int | None = None) -> Tensor:
         """[T] -> [T, hidden] after the last norm; `layers`: exit early after this many layers."""
-        x, step = F.embedding(ids, self.embed), StepContext(positions, self.rope, attend)
+        x, step = self._embedded(ids), StepContext(positions, self.rope, attend)
         for each in islice(self.layers, layers):
             each.forward(x, step)
         out: Tensor = self.norm(x)
@@ -120,7 +140,23 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, vocab], in float32 for any weight dtype."""
-        return self.head(hidden).float()
+        logits: Tensor = self.head(hidden)
+        if self.collective is not None:
+            logits = self.collective.gather(logits)[:, : self.config.vocab]  # the last shares are padded
+        return logits.float()
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        if self.collective is None:
+            return F.embedding(ids, self.embed)
+        own = ids - self.collective.rank * len(self.embed)
+        elsewhere = (own < 0) | (own >= len(self.embed))
+        found = F.embedding(own.masked_fill(elsewhere, 0), self.embed)
+        return self.collective.sum(found.masked_fill_(elsewhere[:, None], 0))
+
+    @property
+    def caches(self) -> tuple[CacheSpec, ...]:
+        """What each layer caches: this rank's heads."""
+        return tuple(each.attention.cache or self.config.layers[each.index] for each in self.blocks)
 
     def shards(self, ranks: int) -> dict[str, Sharding]:
         """Return each checkpoint tensor's sharding. Embeddings are summed over ranks, logits concatenated."""

@@ -26,6 +26,7 @@ from engine.serving.limits import Limits, check_order
 from engine.serving.meters import Meters
 from engine.serving.observe import snapshot
 from engine.serving.outputs import OutputProcessor
+from engine.serving.ranks import ALONE, Ranks
 from engine.serving.replay import LoggedRunner, Origin, StepLog
 from engine.serving.reply import Sink, TextStream
 from engine.serving.switches import Switches
@@ -47,10 +48,11 @@ class Engine:
         seed: int | None = None,
         first_request: int = 0,
         grammars: Grammars | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.scheduler, self.runner, self.tokenizer = scheduler, runner, tokenizer
         self.limits, self.info, self.bus = limits, info, bus
-        self.clock, self.grammars, self.meters = scheduler.clock, grammars, Meters()
+        self.clock, self.grammars, self.meters, self.ranks = scheduler.clock, grammars, Meters(), ranks
         self.error, self.warmed = "", 1.0  # why the engine is dead, or ""; the finished share of a warm-up
         self._number = itertools.count(first_request).__next__
         self.outputs = OutputProcessor(scheduler, self.meters, bus, self.clock, self._number, limits.stop_ids)
@@ -206,6 +208,7 @@ class Engine:
         return snapshot(
             self.scheduler, self.runner, self.meters, self.info, self.limits, error=self.error,
             warmed=self.warmed, switches=self.switches, change=self.change, beams=self.outputs.beams(),
+            ranks=self.ranks,
         )  # fmt: skip
 
     def warm(self) -> None:

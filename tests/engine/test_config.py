@@ -12,6 +12,7 @@ BAD = {
     "model": [None, 5],
     "dtype": ["int8", None],
     "device": [0, None],
+    "tp": [0, -1, 1.5, "2", True, None],
     "threads": [0, -1, 1.0, "2", True],
     "dummy_weights": ["no", 1, None],
     "attention": [None, 3],

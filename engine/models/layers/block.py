@@ -4,16 +4,27 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from engine.models.layers.collective import Collective
 from engine.models.layers.part import Part, Slot
 from engine.models.layers.sharding import Sharding
 from engine.models.layers.step import StepContext
 
 
 class Block(nn.Module):
-    def __init__(self, index: int, attention: Part, feed_forward: Part, names: str) -> None:
-        """`names`: the prefix of this block's tensors in a checkpoint."""
+    def __init__(
+        self,
+        index: int,
+        attention: Part,
+        feed_forward: Part,
+        names: str,
+        collective: Collective | None = None,
+    ) -> None:
+        """`names`: the prefix of this block's tensors in a checkpoint.
+
+        `collective`: sums the terms of the ranks that share this block.
+        """
         super().__init__()
-        self.index, self._names = index, names
+        self.index, self._names, self._collective = index, names, collective
         self.attention, self.feed_forward = attention, feed_forward
 
     @property
@@ -22,8 +33,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, step: StepContext) -> None:
         """Add the two residual terms of this block to x, in place."""
-        x += self.attention.forward(x, step)
-        x += self.feed_forward.forward(x, step)
+        for part in self.parts:
+            term = part.forward(x, step)
+            x += term if self._collective is None else self._collective.sum(term)
 
     def slots(self) -> Iterator[tuple[str, Slot]]:
         for part in self.parts:

@@ -1,9 +1,11 @@
 """How checkpoint tensors are split over the ranks that share a model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.api.errors import BadInput
@@ -31,24 +33,27 @@ class Sharding:
         if self.kind == "heads" and self.heads % ranks and ranks % self.heads:
             raise BadInput(f"{name}: {self.heads} heads cannot be split over {ranks} ranks")
 
+    def span(self, shape: tuple[int, ...], rank: int, ranks: int) -> tuple[slice, ...]:
+        """Return the rows, or rows and columns, of a rank's share of a tensor of this shape."""
+        match self.kind:
+            case "whole" | "once":
+                return (slice(0, shape[0]),)
+            case "columns":
+                step = shape[1] // ranks
+                return slice(0, shape[0]), slice(rank * step, (rank + 1) * step)
+            case "rows" | "vocabulary":
+                step = -(-shape[0] // ranks)
+                return (slice(min(rank * step, shape[0]), min((rank + 1) * step, shape[0])),)
+            case "heads":
+                height = shape[0] // self.heads
+                first, count = rank * self.heads // ranks, max(1, self.heads // ranks)
+                return (slice(first * height, (first + count) * height),)
+
     def share(self, tensor: Tensor, rank: int, ranks: int) -> Tensor:
         """Return a rank's share of the tensor."""
-        match self.kind:
-            case "whole":
-                return tensor
-            case "once":
-                return tensor if rank == 0 else torch.zeros_like(tensor)
-            case "columns":
-                return tensor.chunk(ranks, 1)[rank]
-            case "rows":
-                return tensor.chunk(ranks)[rank]
-            case "vocabulary":
-                step = -(-len(tensor) // ranks)
-                return tensor[rank * step : (rank + 1) * step]
-            case "heads":
-                by_head = tensor.unflatten(0, (self.heads, -1))
-                first, count = rank * self.heads // ranks, max(1, self.heads // ranks)
-                return by_head[first : first + count].flatten(0, 1)
+        if self.kind == "once" and rank > 0:
+            return torch.zeros_like(tensor)
+        return tensor[self.span(tuple(tensor.shape), rank, ranks)]
 
     @property
     def of_bias(self) -> "Sharding":
@@ -67,3 +72,29 @@ ONCE = Sharding("once")
 
 def by_head(heads: int) -> Sharding:
     return Sharding("heads", heads)
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """One rank's share of a checkpoint."""
+
+    rank: int
+    ranks: int
+    cuts: Mapping[str, Sharding]  # by the tensors' names
+
+    def span(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        return self.cuts[name].span(shape, self.rank, self.ranks)
+
+    def zero(self, name: str) -> bool:
+        """Whether another rank has this tensor, and this one has zeros."""
+        return self.cuts[name].kind == "once" and self.rank > 0
+
+    def of(self, name: str, tensor: Tensor) -> Tensor:
+        return self.padded(name, self.cuts[name].share(tensor, self.rank, self.ranks), len(tensor))
+
+    def padded(self, name: str, share: Tensor, rows: int) -> Tensor:
+        """Pad a share of a vocabulary of `rows` with zeros, so that all shares have one size."""
+        if self.cuts[name].kind != "vocabulary":
+            return share
+        missing = -(-rows // self.ranks) - len(share)
+        return F.pad(share, (0, 0) * (share.dim() - 1) + (0, missing)) if missing else share
