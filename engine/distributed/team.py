@@ -33,8 +33,6 @@ from engine.distributed.ring import CAPACITY, Ends, RingWriter, pipes
 from engine.execution.budget import CacheBudget
 from engine.host.process import child_environment, describe_exit
 
-RANK = (sys.executable, "-P", "-m", "engine.distributed.rank")
-SILENCE = 5.0  # seconds without a heartbeat after which a rank has stopped
 _LOOK = 0.5  # seconds between looks at the heartbeats
 _STARTS = 120.0  # seconds until a process has imported everything
 _LOADS = 3600.0  # seconds to load its weights, while its heart beats
@@ -67,15 +65,11 @@ class Member:
 class Team:
     """Used by the engine's thread, except for what says otherwise."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        place: ModelPlace,
-        *,
-        command: tuple[str, ...] = RANK,
-        silence: float = SILENCE,
-    ) -> None:
-        self._config, self._place, self._silence = config, place, silence
+    silence = 5.0  # seconds without a heartbeat after which a rank has stopped
+    command: tuple[str, ...] = (sys.executable, "-P", "-m", "engine.distributed.rank")
+
+    def __init__(self, config: EngineConfig, place: ModelPlace) -> None:
+        self._config, self._place = config, place
         self.ranks, self.lost = config.tp, ""  # why the team has ended; set from the watching thread
         self._gone, self._closing = threading.Event(), threading.Event()
         self._losing = threading.Lock()
@@ -86,7 +80,7 @@ class Team:
         try:
             self.collective = SharedMemoryCollective(0, all_wires[0])
             for rank, (_, theirs) in enumerate(ends, 1):
-                self.members.append(_spawn(command, rank, steps, theirs, all_wires[rank]))
+                self.members.append(_spawn(self.command, rank, steps, theirs, all_wires[rank]))
             self._ring = RingWriter(steps, [ours for ours, _ in ends], self.check)
         except BaseException:
             self._kill()
@@ -179,7 +173,7 @@ class Team:
 
     def _loss(self) -> EngineDead:
         """The reason why a connection has closed, which the watching thread is about to find."""
-        self._gone.wait(self._silence + _ENDS)
+        self._gone.wait(self.silence + _ENDS)
         return EngineDead(self.lost or "a rank has closed its connection")
 
     def on_loss(self, call: Callable[[], None]) -> None:
@@ -224,14 +218,14 @@ class Team:
                         break
                 elif member.beating:
                     member.silent += passed
-                    if member.silent > self._silence:
+                    if member.silent > self.silence:
                         self._lose(member, None)
                         break
 
     def _lose(self, member: Member, code: int | None) -> None:
         if self._closing.is_set():
             return
-        problem = f"did not respond for {self._silence:g} seconds" if code is None else describe_exit(code)
+        problem = f"did not respond for {self.silence:g} seconds" if code is None else describe_exit(code)
         log.error("rank %d %s; the end of its log:\n%s", member.rank, problem, _tail(member.log))
         with self._losing:
             self.lost = f"rank {member.rank} {problem}"

@@ -17,7 +17,7 @@ from minichat.shell.paths import locate
 
 _ENGINE = (
     *("model", "device", "dtype", "attention", "policy", "runs_in", "blocks", "max_context"),
-    *("host_blocks", "quantization", "kv", "kv_window"),
+    *("host_blocks", "quantization", "kv", "kv_window", "tp"),
 )
 
 

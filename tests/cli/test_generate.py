@@ -200,6 +200,7 @@ USAGE = {
         ["--policy", "latency", "--deadline-ms", "inf"],
         "deadline must be seconds from now",
     ),
+    "tp": (["--tp", "0"], "tp must be a whole number above 0, not 0"),
     "host-blocks": (["--host-blocks", "-1"], "host_blocks must be a whole number, 0 or more, not -1"),
     "context": (["--max-context", "500"], "max_context is 500; "),
     "too-long": (["--max-context", "1"], "takes 0. Shorten the prompt or choose a larger model"),
