@@ -202,6 +202,7 @@ def build_runner(loaded: LoadedModel, stop_ids: frozenset[int], below: Sequence[
         device=room.device,
         weights=Weights(model, config.quantization, share=_share(room.device)),
         tiers=tiers,
+        shared=config.tp > 1,
     )
     return BuiltRunner(runner, (slots, width), tiers, (*drafters,))
 

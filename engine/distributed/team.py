@@ -225,7 +225,8 @@ class Team:
     def _lose(self, member: Member, code: int | None) -> None:
         if self._closing.is_set():
             return
-        problem = f"did not respond for {self.silence:g} seconds" if code is None else describe_exit(code)
+        hung = f"did not respond for {self.silence:g} seconds and was killed"
+        problem = hung if code is None else describe_exit(code)
         log.error("rank %d %s; the end of its log:\n%s", member.rank, problem, _tail(member.log))
         with self._losing:
             self.lost = f"rank {member.rank} {problem}"

@@ -347,6 +347,8 @@ class Engine:
 
     def _step_failed(self, step: Step, error: Exception) -> None:
         """Fail the requests of the step. The engine continues if the device still works."""
+        if isinstance(error, EngineDead):
+            raise error
         reason = f"the step failed: {type(error).__name__}: {error} ({place(error)})"
         log.error("step %d failed", step.number, exc_info=error)
         rows = tuple(row.request for row in step.rows)
