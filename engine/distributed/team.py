@@ -76,12 +76,13 @@ class Team:
         self._on_loss: Callable[[], None] = lambda: None
         shared, steps = anonymous(memory_size(self.ranks)), anonymous(CAPACITY)
         ends, all_wires = [pipes() for _ in range(1, self.ranks)], wires(self.ranks, shared)
+        self._ends, self._wires = [ours for ours, _ in ends], all_wires[0]
         self.members: list[Member] = []
         try:
             self.collective = SharedMemoryCollective(0, all_wires[0])
             for rank, (_, theirs) in enumerate(ends, 1):
                 self.members.append(_spawn(self.command, rank, steps, theirs, all_wires[rank]))
-            self._ring = RingWriter(steps, [ours for ours, _ in ends], self.check)
+            self._ring = RingWriter(steps, self._ends, self.check)
         except BaseException:
             self._kill()
             raise
@@ -198,6 +199,11 @@ class Team:
                 member.link.close()
                 member.pulse.close()
                 member.log.close()
+            for ends in self._ends:
+                ends.close()
+            own = self._wires
+            for fd in (*own.wake[1:], *own.woken[1:], *own.alarm):
+                os.close(fd)
 
     # On the watching thread
 
@@ -228,11 +234,11 @@ class Team:
         hung = f"did not respond for {self.silence:g} seconds and was killed"
         problem = hung if code is None else describe_exit(code)
         log.error("rank %d %s; the end of its log:\n%s", member.rank, problem, _tail(member.log))
+        self._kill()
         with self._losing:
             self.lost = f"rank {member.rank} {problem}"
             call = self._on_loss
         self.collective.interrupt()
-        self._kill()
         self._gone.set()
         call()
 
