@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # One test process more than cores, because some tests wait.
-WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 2 : 8)))
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 ARGS ?=
 
 BIN = $(VENV)/bin
@@ -25,8 +25,9 @@ chat: $(VENV)/.for-chat  ## install what is missing and start a chat; ARGS="--mo
 test: lint  ## install what is missing, then run lint, types and tests; ARGS is passed to pytest
 	@$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
-soak: $(VENV)/.for-test  ## run only the long tests that `make test` skips
+soak: $(VENV)/.for-test  ## run the long tests that `make test` skips, and more random examples
 	@$(PYTEST) -n $(WORKERS) --dist worksteal -m soak --timeout 600 $(ARGS)
+	@EXAMPLES=5 $(PYTEST) -n $(WORKERS) --dist worksteal -m "hypothesis and not soak" --timeout 600 $(ARGS)
 
 cuda: $(VENV)/.for-test  ## run only the tests that need an NVIDIA GPU
 	@"$(BIN)/python" -m pytest -n 12 -m cuda --timeout 280 $(ARGS)

@@ -1,8 +1,9 @@
 """Builds a ready engine from a configuration and a model's files."""
 
 import secrets
-from collections.abc import Sequence
-from concurrent.futures import Future
+import sqlite3
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import NamedTuple, cast
 
 import torch
 
-from engine.api.config import KV_SCHEMES, EngineConfig, LayerSpec, ModelPlace
+from engine.api.config import KV_SCHEMES, DiskRoom, EngineConfig, LayerSpec, ModelPlace
 from engine.api.errors import BadInput
 from engine.api.events import Bus
 from engine.attention.base import AttentionBackend
@@ -27,13 +28,16 @@ from engine.grammar.grammars import Grammars
 from engine.kv.pool import BlockPool
 from engine.kv.store import KVStore
 from engine.kv.tables import BlockTables
+from engine.kv.tiers.disk import DiskTier
 from engine.kv.tiers.host import HostTier
+from engine.kv.tiers.shared import SharedTier
 from engine.kv.tiers.tier import Tier
 from engine.kv.window import Window
 from engine.models.base import LanguageModel
 from engine.models.checkpoint import shards
 from engine.models.decoder import Decoder
 from engine.models.find import Progress
+from engine.models.identity import files_hash, model_identity
 from engine.models.layers.collective import Collective
 from engine.models.registry import load_model
 from engine.scheduling.policy import Policy
@@ -89,7 +93,8 @@ def _assembled(
     team: Team | None,
 ) -> Engine:
     """`team`: the other ranks that share the model, or None."""
-    policy = choose_policy(config.policy)
+    hashed = _hashing(config, place)
+    policy = choose_policy(config.policy, config.latency_target)
     if team is not None:
         team.check_identities()
     loaded = load_share(config, place, None if team is None else team.collective, progress)
@@ -108,6 +113,10 @@ def _assembled(
 
     bus = Bus()
     scheduler = _scheduler(config, room, policy, built, bus)
+    if hashed is not None:
+        settings = (device.type, loaded.attention.name, str(room.dtype), config.block_size, room.specs)
+        identity = model_identity(hashed.result(), model, *settings, config.tp)
+        scheduler.kv.identify(identity, config.quantization)
     grammars = None if bare else Grammars(tokenizer, vocab, stop_ids)
     return Engine(
         scheduler=scheduler,
@@ -181,11 +190,13 @@ class BuiltRunner(NamedTuple):
     drafters: tuple[str, ...]
 
 
-def build_runner(loaded: LoadedModel, stop_ids: frozenset[int], below: Sequence[Tier] = ()) -> BuiltRunner:
+def build_runner(
+    loaded: LoadedModel, stop_ids: frozenset[int], below: Sequence[Tier] = (), rank: int = 0
+) -> BuiltRunner:
     """Allocate the cache, and build what runs the steps on it."""
     config, model, room = loaded.config, loaded.model, loaded.budget
     store = room.store(config.kv_scheme)
-    tiers = (HostTier(store), *below)
+    tiers = (HostTier(store), *below, *_disk(config, room, store, rank))
     drafters = loaded.draft_models.drafters(model, store, loaded.attention, config)
     slots = min(config.max_running, _step_tokens(config, room.device))
     width = room.widest(KV_SCHEMES)
@@ -235,6 +246,33 @@ def _load(
     if on_cpu and dummy:  # there was no file to take the size from before
         _use_threads(config, sum(each.nbytes for each in chain(model.parameters(), model.buffers())))
     return model
+
+
+def _hashing(config: EngineConfig, place: ModelPlace) -> Future[bytes] | None:
+    """Start to hash the model's files, which name its blocks on disk. None: there will be none."""
+    if config.kv_disk is None:
+        return None
+    thread = ThreadPoolExecutor(1, "hash")
+    try:
+        memo = DiskRoom.parse(config.kv_disk).folder / "hashes.json"
+        return thread.submit(files_hash, place.folder, weights=not config.dummy_weights, memo=memo)
+    finally:
+        thread.shutdown(wait=False)
+
+
+def _disk(config: EngineConfig, room: CacheBudget, store: KVStore, rank: int) -> Iterator[Tier]:
+    if config.kv_disk is None:
+        return
+    folder, nbytes = DiskRoom.parse(config.kv_disk)
+    try:
+        tier = DiskTier(
+            folder,
+            nbytes,
+            lambda: KVStore.block_bytes(room.specs, config.block_size, room.dtype, store.scheme),
+        )
+        yield SharedTier(tier, rank) if rank else tier
+    except (OSError, sqlite3.Error) as error:
+        raise BadInput(f"kv_disk: {folder} cannot hold blocks: {error}") from error
 
 
 def _placeholder_tokenizer(model: LanguageModel) -> Tokenizer:

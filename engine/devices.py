@@ -72,3 +72,13 @@ def _number(path: str) -> int | None:
     file = Path(path)
     text = file.read_text().strip() if file.exists() else ""
     return int(text) if text.isdigit() else None
+
+
+def lost(device: torch.device) -> str | None:
+    """Report a CUDA error after which no call can succeed."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError as error:
+            return f"this process has lost the GPU: {error}"
+    return None

@@ -46,6 +46,7 @@ WORDS = (
 _SHORTEST, _LONGEST = 12, 90  # words of a reply
 _TAIL = 16  # last tokens of a prompt, which may open a <think> section
 _CONTEXT = 32_768
+_HIDDEN = 64  # numbers of a hidden state
 _QUICK = '"}]1:,{['  # the characters that finish JSON soonest, most preferred first
 
 Script = Callable[[Sequence[int], SamplingParams], list[int]]  # the reply's tokens without the stop token
@@ -97,7 +98,8 @@ class DryRunner:
                 if row.drafted:
                     runs[request.id] = run
                 if (most := request.params.logprobs) is not None:
-                    logprobs[request.id] = tuple(self._likely(token, most) for token in run)
+                    exact = request.params.logprob_token_ids
+                    logprobs[request.id] = tuple(self._likely(token, most, exact) for token in run)
                 if request.params.beams > 1:
                     searching.append((request.id, tokens[-1]))
         for gone in self._replies.keys() - self._requests.keys():
@@ -113,7 +115,15 @@ class DryRunner:
             id: tuple(self._likely(token, most) for token in targets)
             for id, (_, targets, most) in step.targets.items()
         }
-        return StepResult(tokens, logprobs, seconds, top_tokens, runs, prompts)
+        sums = {id: self._sum(self._requests[id], *span) for id, span in step.spans.items()}
+        return StepResult(tokens, logprobs, seconds, top_tokens, runs, prompts, sums)
+
+    def _sum(self, request: Request, first: int, length: int) -> np.ndarray:
+        """Return the sum of made-up hidden states, which depend only on the token."""
+        tokens = request.tokens[first : first + length]
+        states = [np.random.default_rng(token).standard_normal(_HIDDEN, np.float32) for token in tokens]
+        total: np.ndarray = np.sum(states, axis=0)
+        return total
 
     def _top_tokens(self, rows: Sequence[tuple[int, int]]) -> TopTokens:
         """Return each row's candidates: the scripted token is the most likely, the others follow."""
@@ -149,9 +159,13 @@ class DryRunner:
             return self._end
         return reply[at % len(reply)]
 
-    def _likely(self, token: int, count: int) -> TokenLogprob:
-        """Return the scripted token and its neighbors, each half as likely as the one before."""
-        top = [((token + n) % self._vocab, -0.7 * (n + 1)) for n in range(count)]
+    def _likely(self, token: int, count: int, exact: Sequence[int] = ()) -> TokenLogprob:
+        """Return the scripted token and its neighbors, each half as likely as the one before.
+
+        `exact`: the tokens to return in place of these.
+        """
+        neighbors = exact or [(token + n) % self._vocab for n in range(count)]
+        top = [(each, -0.7 * ((each - token) % self._vocab + 1)) for each in neighbors]
         return TokenLogprob(token, -0.7, 1, tuple(top))
 
     def skip(self, step: Step) -> None:
@@ -211,7 +225,7 @@ def dry_engine(
     blocks = config.blocks or 4 * context // size
     context = min(context, blocks * size)
     bus, tables = Bus(), BlockTables(config.max_running, -(-context // size))
-    policy = choose(config.policy)
+    policy = choose(config.policy, config.latency_target)
     scheduler = Scheduler(
         pool=BlockPool(blocks, size),
         tables=tables,

@@ -72,8 +72,6 @@ class MinichatApp(App[object], inherit_bindings=False):
     CSS_PATH = "minichat.tcss"
     TITLE = "minichat"
     NOTIFICATION_TIMEOUT = 4
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal")]  # noqa: RUF012 (textual's own type)
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-high")]  # noqa: RUF012 (textual's own type)
 
     def __init__(
         self, backend: Backend, store: Store, start: Start, features: Sequence[Feature] | None = None
@@ -210,8 +208,8 @@ class MinichatApp(App[object], inherit_bindings=False):
     def _show(self, snapshot: Snapshot) -> None:
         self.main.show_snapshot(snapshot)
 
-    def _took(self, conversation: Conversation, request: int) -> None:
-        self.main.took(conversation, request)
+    def _took(self, conversation: Conversation, request: int, role: str = "") -> None:
+        self.main.took(conversation, request, role)
 
     def _changed(self, conversation: Conversation) -> None:
         self.main.changed(conversation)

@@ -24,6 +24,7 @@ COMMANDS = {
     "up": "start a background engine, if none is running, and open the screen on it",
     "down": "stop the engine that up started",
     "ps": "list the engines that up started",
+    "cache": "show or clear the cache blocks that chats keep on disk",
     "quality": "compare quantization schemes on a text: quality, size, speed",
     "doctor": "report devices, memory, versions and backends",
     "completions": "print a shell completion script",
@@ -222,6 +223,13 @@ def _add_up(command: argparse.ArgumentParser) -> None:
     command.set_defaults(**dict.fromkeys(_IN_SETTINGS))
 
 
+def _add_cache(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--clear", action="store_true", help="remove all blocks")
+    command.add_argument(
+        "--folder", metavar="DIR", help="the folder of --kv-disk (default: the cache folder)"
+    )
+
+
 def _add_down(command: argparse.ArgumentParser) -> None:
     add_name(command)
     command.add_argument("--now", action="store_true", help="do not wait for running replies")
@@ -289,6 +297,7 @@ _ADD = {
     "up": _add_up,
     "down": _add_down,
     "ps": _add_ps,
+    "cache": _add_cache,
     "quality": _add_quality,
     "doctor": _add_doctor,
     "completions": _add_completions,

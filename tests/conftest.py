@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.examples import TIMES
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # Set before anything imports torch: the workers of pytest-xdist share the cores, so each gets one thread.
@@ -20,7 +22,7 @@ settings.register_profile(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=35,
+    max_examples=25 * TIMES,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -74,4 +74,8 @@ class Outputs:
 def transfers_idle(engine: Engine) -> bool:
     """Whether no transfer is pending, and no tier holds blocks of a request."""
     transfers = engine.scheduler.transfers
-    return not transfers.pending and all(tier.room() == tier.size for tier in transfers.tiers.values())
+    transfers.check([])  # nothing relies on a stored block
+    return not transfers.pending and all(
+        tier.persistent or tier.size - tier.room() == transfers.residence.idle(tier.name)
+        for tier in transfers.tiers.values()
+    )

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -49,14 +49,17 @@ def _dense_mask(docs: Tensor) -> Tensor:
     return (causal & (docs[:, :, None] == docs[:, None, :]))[:, None]
 
 
-_compiled_block_mask = torch.compile(create_block_mask, dynamic=False)
+@cache
+def _compiled_block_mask() -> Callable[..., BlockMask]:
+    """Compiled at the first use: the compiler alone takes seconds to import."""
+    return torch.compile(create_block_mask, dynamic=False)
 
 
 def _block_mask(docs: Tensor) -> BlockMask:
     def within(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (q >= k) & (docs[b, q] == docs[b, k])
 
-    return _compiled_block_mask(within, docs.size(0), None, docs.size(1), docs.size(1), device=docs.device)
+    return _compiled_block_mask()(within, docs.size(0), None, docs.size(1), docs.size(1), device=docs.device)
 
 
 def attend(mask: Mask) -> Attend:

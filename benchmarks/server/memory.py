@@ -3,6 +3,8 @@
 Starts `minichat serve` with a model on the CPU. The requests are chats and completions, streamed or not, with
 sampling, several replies, log-probabilities, beams and JSON under a schema; one in ten is aborted by its
 client after the first piece, and one in ten is invalid. Prompts repeat, so that the prefix cache is used.
+
+The cache is small, so that all of its pages are soon in use: they count as resident only then.
 """
 
 import asyncio
@@ -37,8 +39,12 @@ _INVALID: tuple[dict[str, Any], ...] = (
 )
 
 
-def run(bench: Bench, *, model: str = "pocket", requests: int = 10_000, clients: int = 32) -> None:
-    with started_server("--model", model, "--device", "cpu") as (base, processes):
+def run(
+    bench: Bench, *, model: str = "pocket", requests: int = 10_000, clients: int = 32, blocks: int = 512
+) -> None:
+    """`blocks`: of the cache."""
+    options = ("--model", model, "--device", "cpu", "--blocks", str(blocks))
+    with started_server(*options) as (base, processes):
         bench.note("cache for keys and values", cache_bytes(base) / 2**20, "MB")
         report(bench, 0, processes)
         for sample in range(_SAMPLES):

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_origin
 
 from engine.api.codec import Codec, DecodeError, codec, field_types, record
+from engine.api.config import is_seconds
 from engine.api.errors import BadInput, BadWire, UnknownCommand
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot, Speeds
@@ -92,6 +93,7 @@ class Submit(StreamingCommand):
     salt: bytes = b""  # separates prefix caches of different owners
     reply_prefix: tuple[int, ...] = ()  # tokens that the reply starts with
     continues: bool = True  # the reply's text continues the prompt's
+    chat: str = ""  # blocks on disk belong to this chat, and are deleted with it
     sender = Sender.SCREEN  # over HTTP, prompts go through the server's routes, which check limits
     forms: ClassVar = {"params": _PARAMS}
     wire_names: ClassVar = {"reply_prefix": "said"}  # the first edition's name
@@ -103,6 +105,7 @@ class Fork(StreamingCommand):
 
     id: int
     params: SamplingParams | None = None  # None: those of the running request
+    chat: str | None = None  # None: that of the running request
     sender = Sender.SCREEN
     forms: ClassVar = {"params": _SOME_PARAMS}
 
@@ -161,6 +164,18 @@ class SetSwitch(Command[None]):
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class SetLatencyTarget(Command[None]):
+    """Set the time to a first token of later requests without a deadline, under the policy latency."""
+
+    seconds: float
+    sender = Sender.KEY
+
+    def __post_init__(self) -> None:
+        if not is_seconds(self.seconds):
+            raise BadInput(f"seconds must be 0 or more, not {self.seconds!r}", field="seconds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """The configuration of an engine and the shape of a model. Plain values, no tensors."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from engine.api.errors import BadInput
 
@@ -22,6 +23,25 @@ _CHOICES: dict[str, tuple[str | int, ...]] = {
 }
 
 
+class DiskRoom(NamedTuple):
+    """Room for cache blocks on a disk."""
+
+    folder: Path  # inside the one named, which may hold other files
+    nbytes: int
+
+    @classmethod
+    def parse(cls, text: str) -> "DiskRoom":
+        """Read DIR:GB. Raises BadInput."""
+        folder, _, size = text.rpartition(":")
+        try:
+            nbytes = round(float(size) * 1e9)
+        except (ValueError, OverflowError):
+            nbytes = 0
+        if not folder or nbytes <= 0:
+            raise BadInput(f"kv_disk must be DIR:GB, such as /scratch/kv:20, not {text!r}")
+        return cls(Path(folder).expanduser() / "minichat-kv", nbytes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The options of an engine, with sensible defaults."""
@@ -35,9 +55,13 @@ class EngineConfig:
     dummy_weights: bool = False  # random weights of the model's shape
     attention: str = "auto"
     policy: str = "fcfs"
+    latency_target: float = 1.0  # of the policy latency: seconds to a first token without a deadline
     block_size: int = 16  # tokens; an attention backend chosen by name may support only another size
     blocks: int | None = None  # None: computed from free memory
     host_blocks: int | None = None  # for swapped requests; None: as many as blocks, within host memory
+    kv_disk: str | None = (
+        None  # DIR:GB, where and how many blocks are kept after their requests; None: nowhere
+    )
     kv_scheme: KvSchemeName = "none"  # how the cache stores keys and values; none: as computed
     kv_window: int | None = None  # how many tokens back a token sees, plus the first few; None: all
     kv_sinks: int = 4  # with a window: the first tokens, which all tokens see
@@ -59,12 +83,16 @@ class EngineConfig:
         """Check values and their types, because they come from files, flags and other processes."""
         for name in ("model", "quantization", "device", "attention", "policy"):
             self._need(name, "a name", isinstance(getattr(self, name), str))
+        self._need("kv_disk", "DIR:GB", self.kv_disk is None or isinstance(self.kv_disk, str))
+        if self.kv_disk is not None:
+            DiskRoom.parse(self.kv_disk)
         self._need("draft", "a name", self.draft is None or isinstance(self.draft, str))
         for name in ("dummy_weights", "prefix_cache", "chunked_prefill", "warm"):
             self._need(name, "True or False", isinstance(getattr(self, name), bool))
         for name, choices in _CHOICES.items():
             *most, last = map(str, choices)
             self._need(name, f"{', '.join(most)} or {last}", _is_one_of(getattr(self, name), choices))
+        self._need("latency_target", "seconds, 0 or more", is_seconds(self.latency_target))
         self._need("depth", "0 or 1", self.depth is None or _is_one_of(self.depth, (0, 1)))
         for name, least in ("max_running", 1), ("max_waiting", 1), ("kv_sinks", 0):
             self._need_whole(name, least)
@@ -84,6 +112,11 @@ class EngineConfig:
     def _need(self, name: str, what: str, fits: bool) -> None:
         if not fits:
             raise BadInput(f"{name} must be {what}, not {getattr(self, name)!r}")
+
+
+def is_seconds(value: object) -> bool:
+    """Whether a value is a number of seconds, 0 or more."""
+    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
 
 
 def _is_whole(value: object) -> bool:
@@ -118,15 +151,30 @@ class RopeSpec:
     """Rotary positions: the base and the scaling for long contexts."""
 
     theta: float
-    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
     factor: float = 1.0
     original_context: int = 0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float = 1.0  # yarn: multiplies cos and sin
+    attention_factor: float = 1.0  # yarn and longrope: multiplies cos and sin
     truncate: bool = True  # yarn: whether the correction range is rounded to whole dimensions
+    short_factors: tuple[float, ...] = ()  # longrope: divide the frequencies up to the original context
+    long_factors: tuple[float, ...] = ()  # longrope: in a model loaded with a longer context
+    share: float = 1.0  # of a head's numbers, from the first; the others are not rotated
+    interleaved: bool = False  # pairs are neighbors, not numbers of the two halves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """A mixture of experts: a router chooses some feed-forwards for each token."""
+
+    count: int
+    chosen: int  # by each token
+    width: int  # of each expert
+    normalized: bool = False  # whether the weights of the chosen ones are scaled to a sum of 1
+    shared: int = 0  # the width of an expert that all tokens use, scaled by a gate; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +189,7 @@ class ModelConfig:
     max_context: int
     start_id: int | None = None
     stop_ids: tuple[int, ...] = ()
+    usual_context: int | None = None  # used unless another one is requested; None: max_context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +205,15 @@ class DecoderConfig(ModelConfig):
     mlp_bias: bool = False
     qk_norm: bool = False
     unrotated: tuple[int, ...] = ()  # layers without rotary positions
+    local: tuple[int, ...] = ()  # sliding layers, which use `local_rope` if there is one
+    local_rope: RopeSpec | None = None
+    activation: str = "silu"  # of the feed-forward
+    experts: ExpertsSpec | None = None
+    dense: tuple[int, ...] = ()  # layers with the family's dense feed-forward instead of experts
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0  # multiplies each part's term
+    logit_scale: float = 1.0
+    logit_cap: float | None = None  # logits pass through cap * tanh(logit / cap)
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)  # read by the family's own parts
     exits: tuple[int, ...] = ()  # layers trained for early exit, through the last norm and head
 

@@ -26,7 +26,7 @@ class Delta(NamedTuple):
 
     If a request has several replies, `choice` distinguishes them. `tail` is text that may still change; it
     is valid until the next delta of the same choice. Log-probabilities of the prompt come before the first
-    token, in deltas of choice 0 that hold nothing else.
+    token, in deltas of choice 0 that hold nothing else; so does the prompt's pooled hidden state.
     """
 
     request: int
@@ -43,6 +43,13 @@ class Delta(NamedTuple):
     blocks: int = 0  # with a finish: cache blocks it held; of a search, all hypotheses'
     stop: str = ""  # with a finish: the stop string that ended the reply, if one did
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the next prompt tokens; the first token has none
+    loaded: int = 0  # with a finish: prompt tokens whose keys and values a tier had
+    tier: str = ""  # with `loaded`: the tier
+    pooled: bytes = b""  # with pooling: the prompt's vector, as float32 in little-endian order
+
+    @property
+    def of_prompt(self) -> bool:
+        return bool(self.prompt_logprobs or self.pooled)
 
     @property
     def last(self) -> bool:
@@ -79,7 +86,12 @@ class Queued(RequestEvent):
 
 @dataclass(frozen=True, slots=True)
 class Admitted(RequestEvent):
-    cached: int  # tokens found in the prefix cache
+    cached: int  # tokens found in the prefix cache, or loaded from a tier
+    tier: str = ""  # the tier that had more of them than the device
+    held: int = 0  # tokens that it had
+    loaded: bool = False  # whether these were loaded, or computed again
+    loading: float = 0.0  # expected seconds of either, by measurement; 0: not measured yet
+    computing: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,12 @@ from engine.api.errors import BadParams
 MAX_STOPS = 16
 MAX_BIASED = 1024
 MAX_LOGPROBS = 20
+MAX_LOGPROB_IDS = 1024
 MAX_ALLOWED = 2**16  # ids of allowed_token_ids
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD = 256  # characters
 MAX_DRAFT = 16
+POOLING = ("last", "mean")
 SPECULATION = ("ngram", "suffix", "draft", "exit")
 MAX_BEAMS = 512
 MAX_SAMPLES = 128
@@ -67,7 +69,9 @@ class SamplingParams:
     min_tokens: int = 0
     max_tokens: int | None = None  # None: up to the context's limit; 0: the prompt is read, without a reply
     logprobs: int | None = None  # None: none; n: of the chosen token and the n likeliest
+    logprob_token_ids: tuple[int, ...] = ()  # with logprobs: of these tokens in place of the likeliest
     prompt_logprobs: int | None = None  # None: none; n: of each prompt token and the n likeliest
+    pooling: str = ""  # returns hidden states of the prompt: the "last" token's, or the "mean"
     ignore_eos: bool = False
     speculate: str = ""  # the kind of speculative decoding; does not change the reply
     draft_tokens: int = 0  # drafts per step; 0: chosen by measured gain
@@ -102,6 +106,8 @@ class SamplingParams:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
             _whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        self._check_logprob_ids()
+        self._check_pooling()
         _flag("ignore_eos", self.ignore_eos)
         _flag("include_stop_str_in_output", self.include_stop_str_in_output)
         self._check_speculation()
@@ -111,6 +117,27 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "stop_ids", _ids("stop_ids", self.stop_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+
+    def _check_logprob_ids(self) -> None:
+        ids = tuple(dict.fromkeys(_ids("logprob_token_ids", self.logprob_token_ids)))
+        if len(ids) > MAX_LOGPROB_IDS:
+            raise BadParams("logprob_token_ids", f"at most {MAX_LOGPROB_IDS} tokens, not {len(ids)}")
+        if ids and self.logprobs is None:
+            raise BadParams("logprob_token_ids", "requires logprobs")
+        if ids and self.max_tokens == 0:
+            raise BadParams(
+                "logprob_token_ids", "requires max_tokens above 0, because it is of sampled tokens"
+            )
+        object.__setattr__(self, "logprob_token_ids", ids)
+
+    def _check_pooling(self) -> None:
+        if self.pooling not in ("", *POOLING):
+            raise BadParams("pooling", f"must be {' or '.join(POOLING)}, or empty, not {self.pooling!r:.60}")
+        if self.pooling and self.max_tokens != 0:
+            raise BadParams("pooling", "requires max_tokens to be 0, because there is no reply")
+        if self.pooling and (self.samples > 1 or self.prompt_logprobs is not None):
+            name = "prompt_logprobs" if self.samples == 1 else "n" if self.best_of is None else "best_of"
+            raise BadParams("pooling", f"cannot be combined with {name}")
 
     def _check_speculation(self) -> None:
         if self.speculate not in ("", *SPECULATION):

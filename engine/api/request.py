@@ -56,6 +56,16 @@ class Stored(NamedTuple):
     transfer: int = -1  # the transfer that stores them; it may have ended
 
 
+class TierOffer(NamedTuple):
+    """What a tier had of a request's prompt, and what decided whether it was loaded or computed."""
+
+    tier: str
+    tokens: int
+    loaded: bool
+    loading: float  # expected seconds; 0: not measured yet
+    computing: float
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A request. `prompt_len`, `launched` and `len(tokens) + pending` describe its progress."""
@@ -70,6 +80,7 @@ class Request:
     priority: int = 0  # lower runs first
     deadline: float | None = None  # when its first token is due, on the engine's clock
     salt: bytes = b""  # separates prefix caches of different owners
+    chat: str | None = ""  # its blocks on disk are deleted with this chat; None: none are stored there
     group: int = -1  # the caller's request, if this is one of several rows that answer it
     guided_from: int = 0  # index of the first token a grammar applies to, if after the prompt
     guided: bool = field(init=False)  # whether its parameters constrain its next token
@@ -88,8 +99,9 @@ class Request:
     chain: list[bytes] = field(default_factory=list)  # the prefix key of each full block, as far as computed
     epoch: int = -1  # of the weights that computed its whole cache
     published: int = 0  # how many of its blocks are in the prefix cache
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache
-    scored: int = field(init=False)  # how many prompt tokens need no log-probability, or have it
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache, or loaded from a tier
+    offer: TierOffer | None = None  # of a tier, when it was admitted
+    scored: int = field(init=False)  # prompt positions before the first one still to be read, plus 1
 
     phase: Phase = Phase.WAITING
     why: str = ""  # why it waits, as shown on the screen
@@ -101,7 +113,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.guided = bool(self.params.guided)
-        self.scored = self.prompt_len if self.params.prompt_logprobs is None else 1  # the first has none
+        all_read = self.params.prompt_logprobs is not None or self.params.pooling == "mean"
+        self.scored = 1 if all_read else self.prompt_len
 
     @property
     def known(self) -> int:

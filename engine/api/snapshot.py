@@ -183,6 +183,7 @@ class TierView(NamedTuple):
     name: str
     in_use: int
     size: int
+    problem: str = ""  # why nothing is stored there now
 
 
 class StepSplit(NamedTuple):

@@ -70,7 +70,8 @@ def choose(
 
 def block_size_for(name: str, preferred: int) -> int:
     """Return `preferred` if the backend supports that block size, else one it supports."""
-    sizes = None if _load(name) else getattr(BACKENDS[name], "block_sizes", None)
+    known = name != "auto" and _load(name) is None  # looking for other packages takes milliseconds
+    sizes = getattr(BACKENDS[name], "block_sizes", None) if known else None
     return preferred if sizes is None or preferred in sizes else sizes[0]
 
 

@@ -1,5 +1,6 @@
 """The loop of a rank: decodes each message, and makes the call on its own runner that rank 0 makes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,10 @@ from engine.distributed.messages import STEP_KINDS, Kind, digest, error_to_wire
 from engine.distributed.ring import RingMessage, RingReader
 from engine.execution.changes import Recache, Resize, RunnerChange
 from engine.execution.runner import ModelRunner
-from engine.execution.runner_bytes import (
+from engine.kv.tiers.tier import Tier, TransferOrder
+from engine.scheduling.step import Masks, Step
+from engine.scheduling.step_bytes import Bounds, decode
+from engine.serving.runner_bytes import (
     checked,
     decode_change,
     decode_json,
@@ -19,9 +23,6 @@ from engine.execution.runner_bytes import (
     decode_order,
     encode_end,
 )
-from engine.kv.tiers.tier import TransferOrder
-from engine.scheduling.step import Masks, Step
-from engine.scheduling.step_bytes import Bounds, decode
 
 _POLL = 0.001  # seconds between looks at transfers in flight
 
@@ -34,8 +35,9 @@ class RankLoop:
         link: RankLink,
         collective: SharedMemoryCollective,
         bounds: Bounds,
+        tiers: Sequence[Tier],
     ) -> None:
-        self._runner, self._ring, self._link = runner, ring, link
+        self._runner, self._ring, self._link, self._tiers = runner, ring, link, tiers
         self._collective, self._bounds = collective, bounds
         self._launched: dict[int, tuple[Step, Any]] = {}  # by number: not collected yet
         self._moving: set[int] = set()  # transfers in flight
@@ -73,6 +75,10 @@ class RankLoop:
                 self._error = None
                 self._collective.reset()
                 self._answer(message.number)
+            case Kind.CLOSE:
+                for tier in self._tiers:
+                    tier.close()
+                raise EOFError("the engine has ended")
             case kind:
                 raise BadWire(f"message {message.number} has the unknown kind {kind}")
 

@@ -22,7 +22,7 @@ _MANY = 2**16  # bytes: as much as a pipe holds
 _POLL = 0.25  # seconds between looks at whether the readers still live
 
 
-class Ends(NamedTuple):
+class RingEnds(NamedTuple):
     """One side of a reader's two pipes."""
 
     read: int
@@ -39,14 +39,14 @@ class RingMessage(NamedTuple):
     payload: bytes
 
 
-def pipes() -> tuple[Ends, Ends]:
+def pipes() -> tuple[RingEnds, RingEnds]:
     """Return the writer's and the reader's ends."""
     (to_read, to_write), (back_read, back_write) = os.pipe(), os.pipe()
-    return Ends(back_read, to_write), Ends(to_read, back_write)
+    return RingEnds(back_read, to_write), RingEnds(to_read, back_write)
 
 
 class RingWriter:
-    def __init__(self, memory: int, readers: Sequence[Ends], check: Callable[[], None]) -> None:
+    def __init__(self, memory: int, readers: Sequence[RingEnds], check: Callable[[], None]) -> None:
         """`check` raises if a reader is lost; it is called while the ring is full."""
         self._bytes, self._check = memoryview(mapped(memory, CAPACITY)), check
         self._readers = list(readers)
@@ -103,7 +103,7 @@ class RingWriter:
 
 
 class RingReader:
-    def __init__(self, memory: int, ends: Ends) -> None:
+    def __init__(self, memory: int, ends: RingEnds) -> None:
         self._bytes, self._ends = memoryview(mapped(memory, CAPACITY)), ends
         self._written = self._read = self._reported = self._number = 0
 

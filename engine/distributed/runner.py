@@ -16,10 +16,10 @@ from engine.distributed.team import Team
 from engine.execution.changes import Recache, RunnerChange
 from engine.execution.protocol import Compilation, StepKind, StepResult
 from engine.execution.runner import ModelRunner
-from engine.execution.runner_bytes import decode_end, encode_change, encode_masks, encode_order
 from engine.kv.tiers.tier import TransferEnd, TransferOrder
 from engine.scheduling.step import Masks, Step
 from engine.scheduling.step_bytes import encode
+from engine.serving.runner_bytes import decode_end, encode_change, encode_masks, encode_order
 
 Handle = tuple[int, Any]  # the step's number, and the own runner's handle
 

@@ -15,7 +15,7 @@ from engine.distributed.identity import identity
 from engine.distributed.link import RankLink
 from engine.distributed.loop import RankLoop
 from engine.distributed.messages import error_to_wire
-from engine.distributed.ring import Ends, RingReader
+from engine.distributed.ring import RingEnds, RingReader
 from engine.scheduling.step_bytes import Bounds
 
 
@@ -29,7 +29,7 @@ def connect(given: dict[str, Any]) -> RankLoop:
     collective = SharedMemoryCollective(
         given["rank"], Wires(memory, tuple(wake), tuple(woken), (alarm[0], alarm[1]))
     )
-    ring = RingReader(given["ring"][0], Ends(*given["ring"][1:]))
+    ring = RingReader(given["ring"][0], RingEnds(*given["ring"][1:]))
     try:
         return _loop(link, collective, ring)
     except Exception as error:
@@ -50,7 +50,7 @@ def _loop(link: RankLink, collective: SharedMemoryCollective, ring: RingReader) 
     link.send({"nbytes": budget.nbytes, "host_nbytes": budget.host_nbytes})
     agreed = _received(link)
     budget = replace(budget, nbytes=agreed["nbytes"], host_nbytes=agreed["host_nbytes"])
-    built = build_runner(replace(loaded, budget=budget), frozenset(agreed["stop_ids"]))
+    built = build_runner(replace(loaded, budget=budget), frozenset(agreed["stop_ids"]), rank=collective.rank)
     slots, width = built.tables
     fit = budget.fit(config.kv_scheme)
     bounds = Bounds(slots, width, loaded.config.block_size, fit.blocks, loaded.model.config.vocab)
@@ -58,7 +58,7 @@ def _loop(link: RankLink, collective: SharedMemoryCollective, ring: RingReader) 
     gc.collect()
     gc.freeze()
     gc.enable()
-    return RankLoop(built.runner, ring, link, collective, bounds)
+    return RankLoop(built.runner, ring, link, collective, bounds, built.tiers)
 
 
 def _received(link: RankLink) -> Any:

@@ -29,7 +29,7 @@ from engine.distributed.identity import check_same, identity
 from engine.distributed.link import RankLink
 from engine.distributed.memory import anonymous
 from engine.distributed.messages import Kind
-from engine.distributed.ring import CAPACITY, Ends, RingWriter, pipes
+from engine.distributed.ring import CAPACITY, RingEnds, RingWriter, pipes
 from engine.execution.budget import CacheBudget
 from engine.host.process import child_environment, describe_exit
 
@@ -37,6 +37,7 @@ _LOOK = 0.5  # seconds between looks at the heartbeats
 _STARTS = 120.0  # seconds until a process has imported everything
 _LOADS = 3600.0  # seconds to load its weights, while its heart beats
 _ENDS = 2.0  # seconds a process has to exit after its connections close
+_CLOSES = 4.0  # seconds all of them have to write what their tiers hold, before they are killed
 _TAIL = 2000  # bytes of its log in ours
 
 
@@ -71,7 +72,7 @@ class Team:
     def __init__(self, config: EngineConfig, place: ModelPlace) -> None:
         self._config, self._place = config, place
         self.ranks, self.lost = config.tp, ""  # why the team has ended; set from the watching thread
-        self._gone, self._closing = threading.Event(), threading.Event()
+        self._gone, self._closing, self._started = threading.Event(), threading.Event(), False
         self._losing = threading.Lock()
         self._on_loss: Callable[[], None] = lambda: None
         shared, steps = anonymous(memory_size(self.ranks)), anonymous(CAPACITY)
@@ -128,6 +129,7 @@ class Team:
         for member in self.members:
             if (found := self._reported(member, "ready", _LOADS)) != own:
                 raise EngineError(f"rank {member.rank} has a cache of {found}, and rank 0 of {own}")
+        self._started = True
 
     def _tell(self, member: Member, value: Any) -> None:
         try:
@@ -193,6 +195,8 @@ class Team:
         """End the other ranks. From any thread; the second call does nothing."""
         if not self._closing.is_set():
             self._closing.set()
+            if self._started and not self.lost:
+                self._ask_to_end()
             self._watching.join()
             self._kill()
             for member in self.members:
@@ -204,6 +208,13 @@ class Team:
             own = self._wires
             for fd in (*own.wake[1:], *own.woken[1:], *own.alarm):
                 os.close(fd)
+
+    def _ask_to_end(self) -> None:
+        until = time.monotonic() + _CLOSES
+        with suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self._ring.send(Kind.CLOSE, b"")
+            for member in self.members:
+                member.process.wait(max(0.0, until - time.monotonic()))
 
     # On the watching thread
 
@@ -249,7 +260,7 @@ class Team:
             member.process.wait()
 
 
-def _spawn(command: tuple[str, ...], rank: int, steps: int, ring: Ends, wires: Wires) -> Member:
+def _spawn(command: tuple[str, ...], rank: int, steps: int, ring: RingEnds, wires: Wires) -> Member:
     link, their_link = socket.socketpair()
     pulse, their_pulse = socket.socketpair()
     given = {

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from engine.execution.draft.verification import group_runs
+from engine.execution.pooling import SpanRows, SpanSums
 from engine.execution.prompt_logprobs import PromptLogprobs, TargetRows
 from engine.execution.protocol import StepResult
 from engine.execution.results import SampledTokens, logprobs_of, top_tokens_of
@@ -29,6 +30,7 @@ class InFlightStep:
     sample: Sampled | None = None  # None: no row samples, or all have
     sampled: SampledTokens = field(default_factory=lambda: NOTHING)  # on the host once `arrived` is done
     prompts: PromptLogprobs | None = None  # on the host once `arrived` is done
+    sums: SpanSums | None = None  # on the host once `arrived` is done
     arrived: torch.cuda.Event | None = None  # None: the results are already there
 
     def mark_arrival(self, device: torch.device) -> None:
@@ -47,7 +49,8 @@ class InFlightStep:
         seconds = time.monotonic() - self.began
         tokens, runs = group_runs(sampled.tokens.tolist(), rows, self.drafts)
         prompts = self.prompts.by_request() if self.prompts else {}
-        return StepResult(tokens, logprobs, seconds, top_tokens, runs, prompts)
+        sums = self.sums.by_request() if self.sums else {}
+        return StepResult(tokens, logprobs, seconds, top_tokens, runs, prompts, sums)
 
 
 class ModelInput(NamedTuple):
@@ -59,3 +62,4 @@ class ModelInput(NamedTuple):
     sampling_rows: Rows  # the rows that sample
     drafts: Mapping[int, Drafts]
     targets: TargetRows = ()
+    spans: SpanRows = ()

@@ -47,7 +47,7 @@ class MemoryMeter:
 
 
 def weight_bytes(model: LanguageModel) -> int:
-    """Bytes of the weights as stored now. The rotary table is computed from the config, so it is excluded."""
-    rope = model.rope if isinstance(model, Decoder) else None
+    """Bytes of the weights as stored now, without the rotary tables, which are computed from the config."""
+    tables = (model.rope, model.local_rope) if isinstance(model, Decoder) else ()
     tensors = {id(each): each for each in chain(model.parameters(), model.buffers())}
-    return sum(each.nbytes for each in tensors.values() if each is not rope)
+    return sum(each.nbytes for each in tensors.values() if not any(each is table for table in tables))

@@ -56,6 +56,7 @@ class StepResult:
     top_tokens: TopTokens | None = None  # of requests with beams
     runs: Mapping[int, list[int]] = field(default_factory=dict)  # by request: the tokens of rows with drafts
     prompt_logprobs: Mapping[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # of the targets
+    sums: Mapping[int, np.ndarray] = field(default_factory=dict)  # by request: the sum of its span, float32
 
 
 class StepKind(NamedTuple):

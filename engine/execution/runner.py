@@ -14,13 +14,13 @@ from engine.api.config import KvSchemeName
 from engine.api.errors import BadInput, NoMemory
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
 from engine.attention.base import AttentionBackend, Batch, attending
-from engine.devices import give_back
+from engine.devices import give_back, lost
 from engine.execution.batch import BatchBuilder, PackedBatch
 from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of
 from engine.execution.changes import Recache, ReplaceLayer, Resize, RunnerChange, UseGraphs, UseScheme
 from engine.execution.compiling import StepCompiler, example, kind_of
-from engine.execution.cuda.graphs import DecodeSteps
+from engine.execution.cuda.graphs import DecodeSteps, Stage
 from engine.execution.cuda.staging import upload
 from engine.execution.draft.drafting import Drafter, SmallModel, with_drafts
 from engine.execution.draft.verification import tokens_ahead, unroll_drafts
@@ -28,6 +28,7 @@ from engine.execution.in_flight import InFlightStep, ModelInput, Sampled
 from engine.execution.load import LoadMeter
 from engine.execution.memory import MemoryMeter
 from engine.execution.moves import mover_on
+from engine.execution.pooling import span_rows, sum_spans
 from engine.execution.prompt_logprobs import read_prompts, target_rows
 from engine.execution.protocol import Compilation, Fit, StepKind, StepResult, WeightsPlan
 from engine.execution.results import SampledTokens
@@ -90,23 +91,26 @@ class ModelRunner:
 
     def _on_store(self) -> None:
         """Rebuild what depends on the cache's scheme."""
-        self._stage = self._stage_on(self.device)
-        self._compiler = StepCompiler()
-        self._steps = None
-        if self._stage is not None:
+        stage = self._stage_on(self.device)
+        self.use_stages(stage, stage)
+        self._memory = MemoryMeter(self.model, self.store, self.device)
+        for drafter in self._drafters.values():
+            drafter.serve(self.store)
+        for each in (self.store, *self._draft_stores()):
+            each.mover = mover_on(self.device)
+
+    def use_stages(self, stage: "GpuStage | None", decode: Stage | None) -> None:
+        """Set what launches all kernels, and those of decode steps from staging buffers. None: torch."""
+        self._stage, self._compiler, self._steps = stage, StepCompiler(), None
+        if decode is not None:
             self._steps = DecodeSteps(
-                self._stage,
+                decode,
                 tables=self._tables,
                 block_size=self._block_size,
                 last_ids=self._sampling_state.last_ids,
             )
         if (self._steps is None) is not (self.graphs is None):  # graphs became available, or unavailable
             self.graphs = None if self._steps is None else True
-        self._memory = MemoryMeter(self.model, self.store, self.device)
-        for drafter in self._drafters.values():
-            drafter.serve(self.store)
-        for each in (self.store, *self._draft_stores()):
-            each.mover = mover_on(self.device)
 
     @property
     def graph_sizes(self) -> Sequence[int]:
@@ -262,8 +266,8 @@ class ModelRunner:
         sampling_rows = rows.sampling
         launched = InFlightStep(sampling_rows, began, drafts)
         if len(rows):  # a step may consist of block copies only
-            targets = target_rows(step) if step.targets else ()
-            self._run(ModelInput(rows, ids, single, sampling_rows, drafts, targets), launched)
+            targets, spans = target_rows(step) if step.targets else (), span_rows(step)
+            self._run(ModelInput(rows, ids, single, sampling_rows, drafts, targets, spans), launched)
         if not step.guided:
             self._sample(launched, None)
         return launched
@@ -286,13 +290,7 @@ class ModelRunner:
         return handle.result()
 
     def device_error(self) -> str | None:
-        """Report a CUDA error after which no call can succeed."""
-        if self.device.type == "cuda":
-            try:
-                torch.cuda.synchronize(self.device)
-            except RuntimeError as error:
-                return f"this process has lost the GPU: {error}"
-        return None
+        return lost(self.device)
 
     def memory(self) -> dict[str, int]:
         return self._memory.read()
@@ -316,7 +314,7 @@ class ModelRunner:
     def _run(self, piece: ModelInput, launched: InFlightStep) -> None:
         """Run the model. Sets `launched.prompts` for targets, and `launched.sample` for rows that sample."""
         every = piece.sampling_rows is piece.rows and piece.single == len(piece.rows)  # all decode one token
-        if (steps := self._replayed) is not None and every and not piece.drafts:
+        if (steps := self._replayed) is not None and every and not (piece.drafts or piece.spans):
             launched.sample = self._decode(steps, piece)
             return
         packed, inputs = self._pack(piece), self._for_kernels(piece)
@@ -326,6 +324,9 @@ class ModelRunner:
         hidden = self._forward(packed.batch)
         if piece.targets:
             launched.prompts = read_prompts(self.model.logits, hidden, piece.targets).to_host()
+        if piece.spans:
+            launched.sums = sum_spans(hidden, piece.spans).to_host()
+        if piece.targets or piece.spans:
             launched.mark_arrival(self.device)
         if isinstance(found := self._launch_sampling(hidden, packed, inputs), SampledTokens):
             launched.sample = lambda masks: found

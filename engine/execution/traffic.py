@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from engine.api.snapshot import Speeds
 from engine.models.base import LanguageModel
 
-_TABLES = ("embed", "rope")  # a step looks up only a few rows of these
+_TABLES = ("embed", "rope", "local_rope")  # a step looks up only a few rows of these
 _LEAST, _MOST = 2**20, 2**28  # bytes to read in the measurement
 _SECONDS = 0.1  # duration of each measurement
 _SIDES = {"cuda": 4096, "cpu": 512}  # of the matrices to multiply

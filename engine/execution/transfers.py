@@ -21,6 +21,8 @@ class TransferRunner:
             tier.release(order.names)
         elif order.kind == "forget":
             tier.forget(order.names)
+        elif order.kind == "own":
+            tier.own(order.names, order.owner)
         else:
             work = tier.store if order.kind == "store" else tier.load
             try:

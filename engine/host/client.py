@@ -49,6 +49,7 @@ class EngineClient(ChatText, ABC):
         deadline: float | None = None,
         salt: bytes = b"",
         reply_prefix: Sequence[int] = (),
+        chat: str = "",
     ) -> Stream:
         """Start a request without waiting for the engine. Errors arrive over the stream.
 
@@ -59,13 +60,13 @@ class EngineClient(ChatText, ABC):
         except EngineError as error:
             return refused(error)
         tokens, prefix = tuple(ids), tuple(reply_prefix)
-        stream = self.start(Submit(tokens, params, priority, deadline, salt, prefix, continues=continues))
+        stream = self.start(Submit(tokens, params, priority, deadline, salt, prefix, continues, chat))
         stream.prompt = tokens
         return stream
 
-    def fork(self, id: int, params: SamplingParams | None = None) -> Stream:
+    def fork(self, id: int, params: SamplingParams | None = None, chat: str | None = None) -> Stream:
         """Start a request that continues from a running one."""
-        return self.start(Fork(id, params))
+        return self.start(Fork(id, params, chat))
 
     def start(self, command: StreamingCommand) -> Stream:
         stream = Stream()

@@ -36,7 +36,7 @@ def merged(deltas: Sequence[Delta]) -> list[Delta]:
     prompts: list[Delta] = []
     choices: dict[int, list[Delta]] = {}
     for delta in deltas:
-        if delta.prompt_logprobs:
+        if delta.of_prompt:
             prompts.append(delta)
         else:
             choices[delta.choice] = [*choices.pop(delta.choice, ()), delta]

@@ -67,6 +67,8 @@ class EngineThread(EngineClient):
         if not engine.error:
             engine.die("the engine was closed")
         mailbox.drain()
+        for tier in engine.scheduler.transfers.tiers.values():
+            tier.close()
         engine.ranks.close()
         self._chat.close()
 

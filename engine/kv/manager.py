@@ -1,5 +1,6 @@
 """Which blocks each request holds, and the hashes of their contents."""
 
+import secrets
 from collections.abc import Iterable, Sequence
 
 from engine.api.config import KvSchemeName
@@ -21,8 +22,20 @@ class KVManager:
         window: Window | None,
     ) -> None:
         self.pool, self.tables, self.window = pool, tables, window
-        self.kv_scheme = kv_scheme  # part of a prefix's identity: each scheme rounds differently
-        self.epoch = 0  # of the weights; also part of a prefix's identity
+        self.model = secrets.token_bytes(16)  # not known: no other process finds these blocks
+        self._private = b""  # set while no other process shall find blocks
+        self.weights = "none"
+        self.kv_scheme = kv_scheme
+        self.epoch = 0  # how often the weights have changed
+
+    def identify(self, model: bytes, weights: str) -> None:
+        """Name blocks by what computes them: `model` is a hash of it, apart from the two schemes."""
+        self.model, self.weights = model, weights
+
+    def hide_names(self, hide: bool) -> None:
+        """Name blocks so that none stored before are found, or end that. Cached blocks are forgotten."""
+        self._private = secrets.token_bytes(16) if hide else b""
+        self.pool.forget_all()
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.pool.block_size)
@@ -191,8 +204,9 @@ class KVManager:
                 self.pool.publish(request.blocks[at], request.chain[at])
         request.published = max(request.published, full)  # fewer may be launched after a preemption
 
-    def weights_changed(self) -> None:
-        """Note that the weights have changed. Forget cached blocks; requests keep the blocks they hold."""
+    def weights_changed(self, scheme: str) -> None:
+        """Note the weights' new scheme. Forget cached blocks; requests keep the blocks they hold."""
+        self.weights = scheme
         self.epoch += 1
         self.pool.forget_all()
 
@@ -215,7 +229,7 @@ class KVManager:
         prefix.extend_chain(request.chain, self._root(request), request.tokens, self.pool.block_size, count)
 
     def _root(self, request: Request) -> bytes:
-        return prefix.root(self.epoch, self.kv_scheme, request.salt)
+        return prefix.root(self.model, self._private, self.weights, self.kv_scheme, request.salt)
 
     # Blocks outside the window
 

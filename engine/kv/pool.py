@@ -2,6 +2,7 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -26,24 +27,25 @@ class BlockPool:
         self.evictions = 0
         self._free: deque[int] = deque(range(size))
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks, least recently used first
+        self._copied: OrderedDict[int, None] = OrderedDict()  # the same, with a copy in a lower tier
         self._by_key: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
 
     @property
     def available(self) -> int:
         """Blocks that can be allocated: free ones, and cached ones that can be evicted."""
-        return len(self._free) + len(self._idle)
+        return len(self._free) + self.cached
 
     @property
     def cached(self) -> int:
-        return len(self._idle)
+        return len(self._idle) + len(self._copied)
 
     @property
     def in_use(self) -> int:
         return self.size - self.available
 
     def can_allocate(self, count: int) -> bool:
-        return count <= len(self._free) + len(self._idle)
+        return count <= self.available
 
     def allocate(self, count: int, owner: int, place: int = 0) -> list[int]:
         """Give `count` blocks to `owner`, at its indices from `place` on: free ones first, then LRU."""
@@ -61,7 +63,7 @@ class BlockPool:
         """Add a holder to each block. A cached block is in use again."""
         for block in blocks:
             if self.refs[block] == 0:
-                del self._idle[block]
+                self._take_idle(block)
                 self.left[block] = False
             self.refs[block] += 1
             self.used_at[block] = self.clock
@@ -77,6 +79,40 @@ class BlockPool:
                 else:
                     self.owner[block] = -1
                     self._free.append(block)
+
+    @property
+    def ready(self) -> int:
+        """Blocks whose allocation loses nothing: free ones, and those with a copy in a lower tier."""
+        return len(self._free) + len(self._copied)
+
+    def oldest(self, count: int) -> list[tuple[int, bytes]]:
+        """The `count` blocks without a copy that are evicted first, with their keys."""
+        return [(block, self._key_of[block]) for block in islice(self._idle, count)]
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Add a holder to cached blocks while they are copied. It does not count as a use."""
+        for block in blocks:
+            del self._idle[block]
+            self.refs[block] += 1
+
+    def put_back(self, blocks: Sequence[int], *, copied: bool) -> None:
+        """Undo `hold`. Blocks that nothing used since are evicted in their old order."""
+        for block in blocks if copied else reversed(blocks):
+            self.refs[block] -= 1
+            if self.refs[block] == 0 and block not in self._key_of:
+                self.owner[block] = -1
+                self._free.append(block)
+            elif self.refs[block] == 0 and copied:
+                self._copied[block] = None
+            elif self.refs[block] == 0:
+                self._idle[block] = None
+                self._idle.move_to_end(block, last=False)
+
+    def mark_copied(self, blocks: Iterable[int]) -> None:
+        """Note that cached blocks have a copy in a lower tier."""
+        for block in blocks:
+            del self._idle[block]
+            self._copied[block] = None
 
     def leave_window(self, blocks: Sequence[int]) -> None:
         """Release blocks that left a window. Those without other holders are marked until reused."""
@@ -103,7 +139,7 @@ class BlockPool:
             if key is not None:
                 del self._by_key[key]
                 if self.refs[block] == 0:
-                    del self._idle[block]
+                    self._take_idle(block)
                     self.owner[block] = -1
                     self._free.append(block)
 
@@ -128,7 +164,7 @@ class BlockPool:
         """
         if self.in_use > size:
             raise ValueError(f"cannot shrink to {size} blocks: {self.in_use} are in use")
-        beyond = [block for block in self._idle if block >= size]
+        beyond = [block for block in (*self._copied, *self._idle) if block >= size]
         self.evictions += len(beyond)
         self.forget(beyond)
         self._free = deque(block for block in self._free if block < size)
@@ -148,13 +184,16 @@ class BlockPool:
     @property
     def held(self) -> list[int]:
         """The blocks with contents: in use or cached."""
-        return [*np.flatnonzero(self.refs).tolist(), *self._idle]
+        return [*np.flatnonzero(self.refs).tolist(), *self._copied, *self._idle]
 
     def _evict(self) -> int:
-        block, _ = self._idle.popitem(last=False)
+        block, _ = (self._copied or self._idle).popitem(last=False)
         del self._by_key[self._key_of.pop(block)]
         self.evictions += 1
         return block
+
+    def _take_idle(self, block: int) -> None:
+        del (self._copied if block in self._copied else self._idle)[block]
 
     def check(self, tables: Mapping[int, Sequence[int]], moving: Iterable[Sequence[int]] = ()) -> None:
         """Check the invariants against all requests' tables and the blocks each transfer holds.
@@ -176,9 +215,10 @@ class BlockPool:
             transfer.update(blocks)
         wrong = np.flatnonzero(held != self.refs)
         assert not wrong.size, f"block {wrong[0]}: {held[wrong[0]]} holders, {self.refs[wrong[0]]} counted"
-        free, idle = set(self._free), set(self._idle)
+        free, idle = set(self._free), self._idle.keys() | self._copied.keys()
         used = set(np.flatnonzero(self.refs).tolist()) - transfer
         assert len(free) == len(self._free), "a block is free twice"
+        assert self._idle.keys().isdisjoint(self._copied), "a cached block is counted twice"
         states = (free, idle, used, transfer)
         assert len(set().union(*states)) == sum(map(len, states)), "a block is in two states"
         assert sum(map(len, states)) == self.size, "a block is lost"

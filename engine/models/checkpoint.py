@@ -18,8 +18,13 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 GGUF = ".gguf"
 _POINTER = b"version https://git-lfs"  # start of a git-lfs pointer, which replaces a file that is not fetched
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # loadable dtypes
-TYPES = FLOATS | {"I64": "int64", "I32": "int32", "F8_E4M3": "float8_e4m3fn"}  # all dtypes that are read
-WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}  # bytes
+TYPES = FLOATS | {
+    "I64": "int64",
+    "I32": "int32",
+    "F8_E4M3": "float8_e4m3fn",
+    "U8": "uint8",
+}  # all dtypes that are read
+WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "U8": 1}  # bytes
 
 
 class Header(NamedTuple):

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from engine.api.config import DecoderConfig
+from engine.api.config import DecoderConfig, RopeSpec
 from engine.models.checkpoint import has_weights, stored_dtype
 from engine.models.families import named, names
 from engine.models.fields import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, Fields
+from engine.models.kinds.rope import rope_specs
 from engine.models.packing import packing
-from engine.models.rope_spec import rope_spec
 
 DTYPES = {"float32": "float32", "float64": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 
@@ -31,21 +31,39 @@ def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
     layers = fields.whole("num_hidden_layers", high=MOST_LAYERS)
     vocab = fields.whole("vocab_size", high=MOST_TOKENS)
     context = fields.whole("max_position_embeddings", high=MOST_TOKENS)
-    return DecoderConfig(
+    rope, local_rope = rope_specs(fields, context, family.rope)
+    made = DecoderConfig(
         family=name,
         dtype=checkpoint_dtype(fields),
         hidden=fields.whole("hidden_size", high=MOST_WIDTH),
         vocab=vocab,
         max_context=context,
-        norm_eps=fields.real("rms_norm_eps", 1e-6, high=1.0),
-        rope=rope_spec(fields, context, family.theta),
+        usual_context=min(rope.original_context, context) if rope.kind == "longrope" else None,
+        rope=rope,
+        local_rope=local_rope,
         tied=fields.flag("tie_word_embeddings", family.tied),
         exits=_exits(fields, layers),
         start_id=start_id(fields, generation, vocab, family.start_id),
         stop_ids=stop_ids(fields, generation, vocab, family.stop_id),
         **family.attention.read(fields, layers),
         **family.feed_forward.read(fields, layers),
+        **family.ends.read(fields),
     )
+    for spec in (rope, local_rope):
+        _check_rope(fields, spec, made.layers[0].key_dim)
+    return made
+
+
+def _check_rope(fields: Fields, spec: RopeSpec | None, dim: int) -> None:
+    if spec is None:
+        return
+    rotated = int(dim * spec.share)
+    if rotated % 2 or not rotated:
+        raise fields.bad("partial_rotary_factor", f"must leave an even part of the {dim} numbers of a head")
+    if any(len(each) not in (0, rotated // 2) for each in (spec.short_factors, spec.long_factors)):
+        raise fields.unsupported(
+            "rope_scaling", f"short_factor and long_factor must list {rotated // 2} numbers"
+        )
 
 
 def _exits(fields: Fields, layers: int) -> tuple[int, ...]:

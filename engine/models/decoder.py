@@ -16,7 +16,7 @@ from engine.api.config import CacheSpec, DecoderConfig
 from engine.api.errors import BadInput
 from engine.attention.base import Attend
 from engine.models.families import Family, named, names
-from engine.models.layers.block import Block
+from engine.models.layers.block import Block, NormedTermBlock, ParallelBlock, ScaledBlock
 from engine.models.layers.build import Build
 from engine.models.layers.collective import Collective
 from engine.models.layers.norm import Norm
@@ -41,6 +41,9 @@ def build_of(config: DecoderConfig, dtype: torch.dtype, ranks: int = 1) -> Build
         dtype=dtype,
         eps=config.norm_eps,
         names=family.names,
+        norms=family.norms,
+        norm_bias=family.norm_bias,
+        norms_input=family.arrangement in ("pre", "sandwich"),
         norm_operator=family.norm,
         product_operator=family.product,
         ranks=ranks,
@@ -57,8 +60,18 @@ def block(
     """Create an empty block on the current default device, with the shapes of one rank's share."""
     family, build = family_of(config), build_of(config, dtype, ranks)
     attention = family.attention.part()(config, index, build)
-    feed_forward = family.feed_forward.part()(config, index, build)
-    return Block(index, attention, feed_forward, family.names["block"].format(index), collective)
+    kind = (index in config.dense and family.dense) or family.feed_forward
+    feed_forward = kind.part()(config, index, build)
+    parts = (index, attention, feed_forward, family.names["block"].format(index))
+    match family.arrangement:
+        case "parallel":
+            made: Block = ParallelBlock(*parts, build)
+        case "sandwich" | "post":
+            made = NormedTermBlock(*parts, build)
+        case _:
+            made = Block(*parts) if family.chained else ScaledBlock(*parts, scale=config.residual_scale)
+    made.collective = collective
+    return made
 
 
 class Source(Protocol):
@@ -90,8 +103,8 @@ class Decoder(nn.Module):
     source creates them one by one.
     """
 
-    sinks: Mapping[int, Tensor] = {}
     rope: Tensor
+    local_rope: Tensor | None
     source: Source  # set by the loader
 
     def __init__(
@@ -115,8 +128,15 @@ class Decoder(nn.Module):
             own = None if config.tied else parameter(rows, config.hidden, dtype=dtype)
         self.norm: nn.Module = build_of(config, dtype).norm(config.hidden)
         self.head: nn.Module = Linear(self.embed if own is None else own)
-        table = rope_table(config.rope, config.layers[0].key_dim, config.max_context, dtype)
-        self.register_buffer("rope", table, persistent=False)
+        self._embed_scale = float(torch.tensor(config.embed_scale, dtype=dtype, device="cpu"))
+        for name, spec in (("rope", config.rope), ("local_rope", config.local_rope)):
+            room = (config.layers[0].key_dim, config.max_context, dtype)
+            self.register_buffer(name, None if spec is None else rope_table(spec, *room), persistent=False)
+
+    @property
+    def sinks(self) -> Mapping[int, Tensor]:
+        found = {each.index: each.attention.sinks for each in self.blocks}
+        return {index: sinks for index, sinks in found.items() if sinks is not None}
 
     @property
     def requantizable(self) -> "Decoder":
@@ -132,26 +152,43 @@ class Decoder(nn.Module):
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend, layers: int | None = None) -> Tensor:
         """[T] -> [T, hidden] after the last norm; `layers`: exit early after this many layers."""
-        x, step = self._embedded(ids), StepContext(positions, self.rope, attend)
+        x, step = self.embedded(ids), self._step(positions, attend)
         for each in islice(self.layers, layers):
             each.forward(x, step)
         out: Tensor = self.norm(x)
         return out
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> [N, vocab], in float32 for any weight dtype."""
-        logits: Tensor = self.head(hidden)
-        if self.collective is not None:
-            logits = self.collective.gather(logits)[:, : self.config.vocab]  # the last shares are padded
-        return logits.float()
+    def _step(self, positions: Tensor, attend: Attend) -> StepContext:
+        return StepContext(positions, self.rope, attend, local_rope=self.local_rope)
 
-    def _embedded(self, ids: Tensor) -> Tensor:
+    def embedded(self, ids: Tensor) -> Tensor:
+        return self.scaled(self._looked_up(ids))
+
+    def _looked_up(self, ids: Tensor) -> Tensor:
         if self.collective is None:
             return F.embedding(ids, self.embed)
         own = ids - self.collective.rank * len(self.embed)
         elsewhere = (own < 0) | (own >= len(self.embed))
         found = F.embedding(own.masked_fill(elsewhere, 0), self.embed)
         return self.collective.sum(found.masked_fill_(elsewhere[:, None], 0))
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Scale embeddings in place. The factor is rounded to their type, as the models were trained."""
+        return x if self._embed_scale == 1.0 else x.mul_(self._embed_scale)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> [N, vocab], in float32 for any weight dtype."""
+        logits: Tensor = self.head(hidden)
+        if self.collective is not None:
+            logits = self.collective.gather(logits)[:, : self.config.vocab]  # the last shares are padded
+        return self.capped(logits.float())
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """Scale and cap logits in place."""
+        scale, cap = self.config.logit_scale, self.config.logit_cap
+        if scale != 1.0:
+            logits.mul_(scale)
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     @property
     def caches(self) -> tuple[CacheSpec, ...]:
@@ -161,7 +198,8 @@ class Decoder(nn.Module):
     def shards(self, ranks: int) -> dict[str, Sharding]:
         """Return each checkpoint tensor's sharding. Embeddings are summed over ranks, logits concatenated."""
         names = self.family.names
-        found = {f"{names['embed']}.weight": VOCABULARY, f"{names['norm']}.weight": WHOLE}
+        found = {f"{names['embed']}.weight": VOCABULARY}
+        found |= {f"{names['norm']}.{kind}": WHOLE for kind, _ in self.norm.named_parameters()}
         if not self.tied:
             found[f"{names['head']}.weight"] = VOCABULARY
         for each in self.blocks:

@@ -1,18 +1,23 @@
 """The model families of the native decoder: each a short table of parts and names. Needs no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
+from typing import Literal
 
 from engine.api.errors import BadInput
 from engine.api.plugins import missing_members
-from engine.models.kinds import (
-    Dense,
-    Grouped,
-    PartKind,
+from engine.models.kinds import Dense, Ends, Grouped, PartKind, Routed, RoutedClamped, Ungated
+from engine.models.kinds.rope import RopeKind
+from engine.models.kinds.windows import (
+    full_every,
+    full_unrotated,
+    given_window,
     one_window,
+    one_window_if_used,
     unrotated,
     windows_by_layer,
+    windows_of_first,
     windows_where_unrotated,
 )
 
@@ -38,38 +43,206 @@ NAMES: Mapping[str, str] = {
 }
 
 
+SANDWICHED: Mapping[str, str] = {
+    **NAMES,
+    "attention.after": "post_attention_layernorm",
+    "feed_forward.norm": "pre_feedforward_layernorm",
+    "feed_forward.after": "post_feedforward_layernorm",
+}
+JOINED: Mapping[str, str] = {
+    **NAMES,
+    "attention.qkv": "self_attn.qkv_proj",
+    "feed_forward.gate_up": "mlp.gate_up_proj",
+}
+EXPERTS: Mapping[str, str] = {
+    **NAMES,
+    "router": "mlp.gate",
+    "expert.gate": "mlp.experts.{}.gate_proj",
+    "expert.up": "mlp.experts.{}.up_proj",
+    "expert.down": "mlp.experts.{}.down_proj",
+    "shared.gate": "mlp.shared_expert.gate_proj",
+    "shared.up": "mlp.shared_expert.up_proj",
+    "shared.down": "mlp.shared_expert.down_proj",
+    "shared.scale": "mlp.shared_expert_gate",
+}
+MIXTRAL: Mapping[str, str] = {
+    **NAMES,
+    "router": "block_sparse_moe.gate",
+    "expert.gate": "block_sparse_moe.experts.{}.w1",
+    "expert.up": "block_sparse_moe.experts.{}.w3",
+    "expert.down": "block_sparse_moe.experts.{}.w2",
+}
+GPT_OSS: Mapping[str, str] = {
+    **NAMES,
+    "attention.sinks": "self_attn.sinks",
+    "router": "mlp.router",
+    "experts.gate_up": "mlp.experts.gate_up_proj",
+    "experts.down": "mlp.experts.down_proj",
+}
+GLM: Mapping[str, str] = {**NAMES, "feed_forward.gate_up": "mlp.gate_up_proj"}
+
+# pre: each part norms what it reads. sandwich: also its term. post: only its term. parallel: both parts of a
+# block read the same norm of the stream.
+Arrangement = Literal["pre", "sandwich", "post", "parallel"]
+NormKind = Literal["rms", "offset", "layer"]  # layers/norm.py
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """The parts of a family's blocks, and its defaults for config.json."""
 
     attention: PartKind
     feed_forward: PartKind
+    dense: PartKind | None = None  # the feed-forward of layers without experts, if some may have none
     names: Mapping[str, str] = field(default_factory=lambda: NAMES)
-    norm: str = ""  # a custom operator (layers/operators.py) instead of RMS norm
+    arrangement: Arrangement = "pre"
+    norms: NormKind = "rms"
+    norm_bias: bool = False
+    norm: str = ""  # a custom operator (layers/operators.py) instead of these norms
     product: str = ""  # a custom operator instead of the plain product
-    theta: float = 10_000.0
+    rope: RopeKind = field(default_factory=RopeKind)
+    ends: Ends = field(default_factory=Ends)
     tied: bool = False
     start_id: int | None = None
     stop_id: int | None = None
 
+    @property
+    def chained(self) -> bool:
+        """Whether a block is its parts, one after the other, as their GPU launches require."""
+        return self.arrangement == "pre" and self.ends.residual_scale is None
+
+
+BIAS = ("attention_bias", False)
+GELU = ("hidden_activation", "gelu_pytorch_tanh")
+GEMMA = Family(
+    attention=Grouped(bias=BIAS, head_dim=256),
+    feed_forward=Dense(activation=("hidden_act", "gelu_pytorch_tanh")),
+    norms="offset", ends=Ends(embed_by_width=True), tied=True, start_id=2, stop_id=1,
+)  # fmt: skip
+GLM4 = Family(
+    attention=Grouped(bias=("attention_bias", True), out_biased=False, head_dim=128),
+    feed_forward=Dense(), names=GLM, rope=RopeKind(partial=0.5, interleaved=True),
+    ends=Ends(eps=("rms_norm_eps", 1.5625e-07)),
+)  # fmt: skip
+OLMO2 = Family(
+    attention=Grouped(bias=BIAS, norm_weights="wide"), feed_forward=Dense(),
+    names=SANDWICHED, arrangement="post", ends=Ends(eps=("rms_norm_eps", 1e-5)), stop_id=50_279,
+)  # fmt: skip
+COHERE = Family(
+    attention=Grouped(bias=BIAS, qk_norm=("use_qk_norm", False), norm_weights="own"), feed_forward=Dense(),
+    arrangement="parallel", norms="layer", rope=RopeKind(theta=500_000.0, interleaved=True),
+    ends=Ends(eps=("layer_norm_eps", 1e-5), logit_scale=("logit_scale", 0.0625)), tied=True,
+    start_id=5, stop_id=255_001,
+)  # fmt: skip
+COHERE2_WINDOWS = full_every(4, "sliding_window_pattern")
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(
-        attention=Grouped(biased=True), feed_forward=Dense(biased=True), start_id=1, stop_id=2
+        attention=Grouped(bias=BIAS), feed_forward=Dense(bias=("mlp_bias", False)), start_id=1, stop_id=2
     ),
     "mistral": Family(
         attention=Grouped(windows=one_window), feed_forward=Dense(), start_id=1, stop_id=2
+    ),
+    "ministral": Family(
+        attention=Grouped(windows=given_window), feed_forward=Dense(), start_id=1, stop_id=2
     ),
     "qwen2": Family(
         attention=Grouped(windows=windows_by_layer, qkv_bias=True), feed_forward=Dense()
     ),
     "qwen3": Family(
-        attention=Grouped(windows=windows_by_layer, biased=True, qk_norm=True, head_dim=128),
+        attention=Grouped(windows=windows_by_layer, bias=BIAS, qk_norm=True, head_dim=128),
         feed_forward=Dense(),
     ),
     "smollm3": Family(
-        attention=Grouped(windows=windows_where_unrotated, unrotated=unrotated, biased=True),
-        feed_forward=Dense(biased=True), theta=2_000_000.0, tied=True, start_id=128_000, stop_id=128_001,
+        attention=Grouped(windows=windows_where_unrotated, unrotated=unrotated, bias=BIAS),
+        feed_forward=Dense(bias=("mlp_bias", False)), rope=RopeKind(theta=2_000_000.0), tied=True,
+        start_id=128_000, stop_id=128_001,
+    ),
+    "gemma": GEMMA,
+    "gemma2": replace(
+        GEMMA, names=SANDWICHED, arrangement="sandwich", feed_forward=Dense(activation=GELU),
+        attention=Grouped(
+            windows=full_every(2), bias=BIAS, head_dim=256, query_width="query_pre_attn_scalar",
+            softcap=("attn_logit_softcapping", 50.0),
+        ),
+        ends=Ends(embed_by_width=True, logit_cap=("final_logit_softcapping", 30.0)),
+    ),
+    "gemma3_text": replace(
+        GEMMA, names=SANDWICHED, arrangement="sandwich", feed_forward=Dense(activation=GELU),
+        attention=Grouped(
+            windows=full_every(6, "sliding_window_pattern"), bias=BIAS, qk_norm=True, head_dim=256,
+            query_width="query_pre_attn_scalar",
+        ),
+        rope=RopeKind(theta=1_000_000.0, local=True, local_theta=("rope_local_base_freq", 10_000.0)),
+        ends=Ends(embed_by_width=True, logit_cap=("final_logit_softcapping", None)),
+    ),
+    "phi3": Family(
+        attention=Grouped(windows=given_window), feed_forward=Dense(), names=JOINED,
+        rope=RopeKind(partial=1.0), ends=Ends(eps=("rms_norm_eps", 1e-5)), start_id=1, stop_id=32_000,
+    ),
+    "olmo2": OLMO2,
+    "olmo3": replace(
+        OLMO2, attention=Grouped(windows=full_every(4), bias=BIAS, norm_weights="wide"),
+        rope=RopeKind(theta=500_000.0, local=True),
+    ),
+    "granite": Family(
+        attention=Grouped(bias=BIAS, scale=("attention_multiplier", 1.0)),
+        feed_forward=Dense(bias=("mlp_bias", False)),
+        ends=Ends(
+            embed_scale=("embedding_multiplier", 1.0), residual_scale=("residual_multiplier", 1.0),
+            logit_divisor=("logits_scaling", 1.0),
+        ),
+        start_id=1, stop_id=2,
+    ),
+    "glm": GLM4,
+    "glm4": replace(
+        GLM4, arrangement="sandwich",
+        names={
+            **GLM, "attention.after": "post_self_attn_layernorm",
+            "feed_forward.after": "post_mlp_layernorm",
+        },
+    ),
+    "cohere": COHERE,
+    "cohere2": replace(
+        COHERE, rope=RopeKind(interleaved=True),
+        attention=Grouped(
+            windows=COHERE2_WINDOWS, unrotated=full_unrotated(COHERE2_WINDOWS), bias=BIAS, head_dim=128
+        ),
+    ),
+    "starcoder2": Family(
+        attention=Grouped(windows=given_window, bias=("use_bias", True)),
+        feed_forward=Ungated(bias=("use_bias", True)),
+        names={**NAMES, "feed_forward.up": "mlp.c_fc", "feed_forward.down": "mlp.c_proj"},
+        norms="layer", norm_bias=True, ends=Ends(eps=("norm_epsilon", 1e-5)), tied=True,
+        start_id=50_256, stop_id=50_256,
+    ),
+    "mixtral": Family(
+        attention=Grouped(windows=given_window), names=MIXTRAL,
+        feed_forward=Routed(count="num_local_experts", width="intermediate_size", normalized=True),
+        rope=RopeKind(theta=1_000_000.0), ends=Ends(eps=("rms_norm_eps", 1e-5)), start_id=1, stop_id=2,
+    ),
+    "qwen2_moe": Family(
+        attention=Grouped(windows=windows_of_first, bias=("qkv_bias", True), out_biased=False),
+        feed_forward=Routed(shared="shared_expert_intermediate_size", mixed=True), dense=Dense(),
+        names=EXPERTS,
+    ),
+    "qwen3_moe": Family(
+        attention=Grouped(windows=one_window_if_used, bias=BIAS, qk_norm=True),
+        feed_forward=Routed(mixed=True), dense=Dense(), names=EXPERTS,
+    ),
+    "olmoe": Family(
+        attention=Grouped(bias=BIAS, norm_weights="wide"), feed_forward=Routed(width="intermediate_size"),
+        names=EXPERTS, ends=Ends(eps=("rms_norm_eps", 1e-5)), stop_id=50_279,
+    ),
+    "gpt_oss": Family(
+        attention=Grouped(
+            windows=full_every(2, window=128), bias=("attention_bias", True), head_dim=64, sinks=True
+        ),
+        feed_forward=RoutedClamped(
+            count="num_local_experts", width="intermediate_size", normalized=True
+        ),
+        names=GPT_OSS,
+        rope=RopeKind(theta=150_000.0), ends=Ends(eps=("rms_norm_eps", 1e-5)),
     ),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.attention.triton_backend import GraphMetadata, TritonAttention, TritonMetadata, gpu
 from engine.kernels.triton.attention.write import write
@@ -20,6 +20,7 @@ from engine.kernels.triton.norm.embed import embed
 from engine.kernels.triton.precompile import rehearsing
 from engine.kv.store import KVLayer
 from engine.models.decoder import Decoder
+from engine.models.layers.block import Block
 from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
 from engine.models.layers.part import Part
 
@@ -36,7 +37,7 @@ class FusedDecoder:
 
     def embed(self, ids: Tensor, slots: Tensor, last_ids: Tensor) -> Tensor:
         """Return the initial residual stream; an id of -1 is the last token sampled in its slot."""
-        return embed(self.model.embed, ids, slots, last_ids)
+        return self.model.scaled(embed(self.model.embed, ids, slots, last_ids))
 
     def forward(
         self, x: Tensor, positions: Tensor, places: Tensor, metadata: TritonMetadata | GraphMetadata
@@ -44,14 +45,18 @@ class FusedDecoder:
         """Run from the embeddings [tokens, hidden], which are overwritten, to the output of the last norm."""
         step = self._step(len(x), positions, places, metadata)
         without_pdl, residual = replace(step, pdl=False), Residual(x)
-        for part in self._rehearsed() if rehearsing() else self._parts():
-            residual = self._through(part, residual, step if part.pdl else without_pdl)
+        for block in self._rehearsed() if rehearsing() else self.model.blocks:
+            if not block.chained:
+                residual = self._plain(block, residual, without_pdl)
+                continue
+            for part in block.parts:
+                residual = self._through(part, residual, step if part.pdl else without_pdl)
         return residual.normed(self.model.norm, self._gpu, pdl=step.pdl).values
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, vocab], in the weights' dtype: the sampling kernels read it without conversion."""
         parts = self._gpu.product(self.model.head).parts(hidden, pdl=self.pdl(len(hidden)))
-        return parts[0] if len(parts) == 1 else parts.sum(0).to(hidden.dtype)
+        return self.model.capped(parts[0] if len(parts) == 1 else parts.sum(0).to(hidden.dtype))
 
     def pdl(self, tokens: int) -> bool:
         """Whether the kernels of a step may start before the previous kernel ends (PDL)."""
@@ -70,19 +75,20 @@ class FusedDecoder:
         return GpuStep(
             positions=positions,
             rope=self.model.rope,
+            local_rope=self.model.local_rope,
             attend=attend,
             places=places,
             layers=self._layers,
             mix=mix,
-            single=rows == 1 and all(part.takes_single(self._gpu) for part in self._parts()),
+            single=rows == 1 and all(map(self._takes_single, self.model.blocks)),
             pdl=self.pdl(rows),
         )
 
-    def _parts(self) -> list[Part]:
-        return [part for block in self.model.blocks for part in block.parts]
+    def _takes_single(self, block: Block) -> bool:
+        return block.chained and all(part.takes_single(self._gpu) for part in block.parts)
 
-    def _rehearsed(self) -> list[Part]:
-        """The parts of the first blocks that have every pair of neighbors, and those of the last block.
+    def _rehearsed(self) -> list[Block]:
+        """The first blocks that have every pair of neighbors, and the last block.
 
         They launch every kernel of a step.
         """
@@ -90,7 +96,7 @@ class FusedDecoder:
         pairs = [*pairwise([None, *kinds])]
         latest = max(pairs.index(pair) for pair in set(pairs))
         chosen = {*range(latest + 1), len(blocks) - 1}
-        return [part for index in sorted(chosen) for part in blocks[index].parts]
+        return [blocks[index] for index in sorted(chosen)]
 
     def _kind(self, index: int) -> Hashable:
         """What the kernels of a block depend on."""
@@ -101,9 +107,18 @@ class FusedDecoder:
     def _through(self, part: Part, x: Residual, step: GpuStep) -> Residual:
         if (found := part.fused(x, step, self._gpu)) is not None:
             return found
-        name = type(part).__name__
+        self._count(part)
+        stream = x.total()
+        return Residual(stream.add_(part.forward(stream, step)))
+
+    def _plain(self, block: Block, x: Residual, step: GpuStep) -> Residual:
+        self._count(block)
+        stream = x.total()
+        block.forward(stream, step)
+        return Residual(stream)
+
+    def _count(self, plain: nn.Module) -> None:
+        name = type(plain).__name__
         if not self.plain[name]:
             logger.warning("%s has no kernels for this step; running its plain forward", name)
         self.plain[name] += 1
-        stream = x.total()
-        return Residual(stream.add_(part.forward(stream, step)))

@@ -34,4 +34,4 @@ class LoadRequest:
             raise BadInput(
                 f"max_context is {self.max_context}; {self.place.name} supports at most {config.max_context}"
             )
-        return self.max_context or config.max_context
+        return self.max_context or config.usual_context or config.max_context

@@ -18,9 +18,10 @@ from engine.models.find import Progress
 from engine.models.layers.block import Block
 from engine.models.layers.collective import Collective
 from engine.models.layers.part import Slot
-from engine.models.layers.sharding import RankShare
+from engine.models.layers.sharding import RankShare, joined
 from engine.models.packing import tensors_of
-from engine.quant.formats import Stored, stored
+from engine.quant.formats import Stored, joined_rows, stored
+from engine.quant.mxfp4 import Mxfp4Weight
 from engine.quant.packing import Packing
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # some exports include these computed values
@@ -85,7 +86,7 @@ class Checkpoint:
         """Fill a layer or the head."""
         self.read(dict(part.slots()) if isinstance(part, Block) else {self._head: whole(part.weight)})
 
-    def weights(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor | Stored]]:
+    def weights(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor | Stored | Mxfp4Weight]]:
         """Yield the weights for these slots as stored, file by file."""
         owner = {name: slot for slot in slots for name in self._tensors(slot)}
         waiting: dict[str, dict[str, Tensor]] = {}  # tensors read so far, by quantized weight
@@ -109,18 +110,23 @@ class Checkpoint:
             return whole
         if share.zero(name):
             return torch.zeros(self._shapes[name])
-        return sliced(tensors, name, share.span(name, self._shapes[name]))
+        return joined([sliced(tensors, name, span) for span in share.spans(name, self._shapes[name])])
 
     def _tensors(self, slot: str) -> list[str]:
         return self._packed.get(slot, [slot])
 
-    def _stored(self, slot: str, parts: dict[str, Tensor]) -> Stored:
+    def _stored(self, slot: str, parts: dict[str, Tensor]) -> Tensor | Stored | Mxfp4Weight:
         assert self._packing is not None
-        kinds = {name.rpartition(".")[2]: tensor for name, tensor in parts.items()}
         shape = self._shapes[slot]
+        mark = "_" if self._packing.method == "mxfp4" else "."
+        kinds = {name.rpartition(mark)[2]: tensor for name, tensor in parts.items()}
         try:
-            whole = stored(self._packing, kinds, shape[1])
-            return whole if self._share is None else whole.part(*self._share.span(slot, shape))
+            found = stored(self._packing, kinds, shape[1])
+            if self._share is None:
+                return found
+            if isinstance(found, Mxfp4Weight):
+                return self._share.of(slot, found.dequantized())
+            return joined_rows([found.part(*span) for span in self._share.spans(slot, shape)])
         except BadCheckpoint as error:
             raise BadCheckpoint(f"{self._headers[next(iter(parts))].file}: {slot}: {error}") from None
 
@@ -131,10 +137,9 @@ class Checkpoint:
 
     def _find_packed(self) -> Iterator[tuple[str, list[str]]]:
         for slot, shape in self._shapes.items():
-            product, _, kind = slot.rpartition(".")
-            if self._packing is None or kind != "weight" or len(shape) != 2 or slot == self._embedding:
+            if self._packing is None or slot == self._embedding:
                 continue
-            if names := tensors_of(self._packing, self._headers, product, (shape[0], shape[1])):
+            if names := tensors_of(self._packing, self._headers, slot, shape):
                 yield slot, names
 
     def _check(self, folder: Path) -> None:
@@ -171,9 +176,9 @@ def decoder_slots(model: Decoder) -> dict[str, Slot]:
 
 def outer_slots(model: Decoder) -> dict[str, Slot]:
     """Return the slots of the tensors that are never quantized."""
-    names, norm = model.family.names, model.norm.weight
-    assert isinstance(norm, Tensor)
-    return {f"{names['embed']}.weight": whole(model.embed), f"{names['norm']}.weight": whole(norm)}
+    names = model.family.names
+    norm = {f"{names['norm']}.{kind}": whole(tensor) for kind, tensor in model.norm.named_parameters()}
+    return {f"{names['embed']}.weight": whole(model.embed), **norm}
 
 
 def head_slots(model: Decoder, head: nn.Module) -> dict[str, Slot]:

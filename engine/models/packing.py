@@ -8,9 +8,9 @@ from typing import NamedTuple
 from engine.api.errors import BadCheckpoint
 from engine.models.checkpoint import FLOATS, Header, check
 from engine.models.fields import MOST_WIDTH, Fields
-from engine.quant.packing import BITS, BLOCK, NUMBERS, STEPS, Packing
+from engine.quant.packing import BITS, BLOCK, MX, NUMBERS, STEPS, Packing
 
-KNOWN = "gptq, awq, fp8 and compressed-tensors can be loaded"
+KNOWN = "gptq, awq, fp8, mxfp4 and compressed-tensors can be loaded"
 
 
 class StoredTensor(NamedTuple):
@@ -21,13 +21,39 @@ class StoredTensor(NamedTuple):
     needed: bool = True
 
 
-def tensors_of(
-    packing: Packing, headers: dict[str, Header], product: str, shape: tuple[int, int]
-) -> list[str]:
-    """Return the tensors that make up a weight [outputs, inputs]; empty if it is not quantized.
+def tensors_of(packing: Packing, headers: dict[str, Header], slot: str, shape: tuple[int, ...]) -> list[str]:
+    """Return the tensors that make up a weight; empty if it is not quantized.
 
     Raises if their dtypes or shapes are wrong.
     """
+    if packing.method == "mxfp4":
+        return _stacked(headers, slot, shape) if len(shape) == 3 else []
+    product, _, kind = slot.rpartition(".")
+    return (
+        _tensors_of(packing, headers, product, (shape[0], shape[1]))
+        if kind == "weight" and len(shape) == 2
+        else []
+    )
+
+
+def _stacked(headers: dict[str, Header], slot: str, shape: tuple[int, ...]) -> list[str]:
+    """The tensors of the mxfp4 weights of all experts, [experts, inputs, outputs]."""
+    blocks, scales = f"{slot}_blocks", f"{slot}_scales"
+    experts, inputs, outputs = shape
+    if blocks not in headers:
+        return []
+    if inputs % MX:
+        raise BadCheckpoint(f"{headers[blocks].file}: {slot} has {inputs} inputs, not a multiple of {MX}")
+    if scales not in headers:
+        raise BadCheckpoint(f"{headers[blocks].file}: {blocks} exists, but {scales} is missing")
+    check(blocks, headers[blocks], ("U8",), [(experts, outputs, inputs // MX, MX // 2)])
+    check(scales, headers[scales], ("U8",), [(experts, outputs, inputs // MX)])
+    return [blocks, scales]
+
+
+def _tensors_of(
+    packing: Packing, headers: dict[str, Header], product: str, shape: tuple[int, int]
+) -> list[str]:
     mark = f"{product}.weight" if packing.method == "fp8" else f"{product}.qweight"
     if mark not in headers or (packing.method == "fp8" and headers[mark].kind != "F8_E4M3"):
         return []
@@ -92,6 +118,8 @@ def _read(fields: Fields, method: str) -> Packing:
             return _awq(fields)
         case "fp8":
             return _fp8(fields)
+        case "mxfp4":
+            return Packing("mxfp4")
         case "compressed-tensors":
             return _compressed(fields)
     raise fields.unsupported("quant_method", f"among quantized formats, {KNOWN}")

@@ -63,7 +63,7 @@ def native(request: LoadRequest) -> LanguageModel:
             checkpoint.check()
 
     model.source = PlainSource(config, dtype, request.device, fill, check, request.collective)
-    if packed is not None and checkpoint is not None and checkpoint.quantized:
+    if packed is not None and packed.names and checkpoint is not None and checkpoint.quantized:
         model.source = StoredSource(model.source, checkpoint, packed)
     scheme = model.source.scheme(request.quantization)
     if checkpoint is not None:

@@ -1,4 +1,4 @@
-"""Rotary positions: one table for the whole model, computed once in float32."""
+"""Rotary positions: one table for all layers with the same settings, computed once in float32."""
 
 import math
 
@@ -9,20 +9,32 @@ from engine.api.config import RopeSpec
 
 
 def rope_table(spec: RopeSpec, dim: int, length: int, dtype: torch.dtype) -> Tensor:
-    """[length, 2 * dim]: the cosines of each position, then the sines with the signs `rotate` expects."""
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies(spec, dim))
+    """[length, 2 * rotated dim]: the cosines of each position, then the sines, signed for `rotate`."""
+    frequency = frequencies(spec, int(dim * spec.share), length)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequency)
     cos, sin = angles.cos() * spec.attention_factor, angles.sin() * spec.attention_factor
+    if spec.interleaved:
+        pairs = torch.stack((cos, cos), -1), torch.stack((-sin, sin), -1)
+        return torch.cat([each.flatten(1) for each in pairs], dim=-1).to(dtype)
     return torch.cat((cos, cos, -sin, sin), dim=-1).to(dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate each pair (x[i], x[i + dim/2]) of [T, heads, dim] by its position's angle, in place."""
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> None:
+    """Rotate pairs of [T, heads, dim] by their position's angle, in place.
+
+    A pair is (x[i], x[i + n/2]) of the first n numbers, or (x[2i], x[2i + 1]) if interleaved.
+    """
+    x = x[..., : cos.shape[-1]]
+    half = x.shape[-1] // 2
+    swapped = x.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if interleaved else x.roll(half, dims=-1)
     x.mul_(cos).addcmul_(swapped, sin)
 
 
-def frequencies(spec: RopeSpec, dim: int) -> Tensor:
-    """[dim / 2] radians per token, after the scaling that extends the trained context."""
+def frequencies(spec: RopeSpec, dim: int, length: int = 0) -> Tensor:
+    """[dim / 2] radians per token, after the scaling that extends the trained context.
+
+    `length`: of the longest text; longrope scales differently beyond the original context.
+    """
     plain = 1.0 / spec.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     match spec.kind:
         case "default":
@@ -33,6 +45,9 @@ def frequencies(spec: RopeSpec, dim: int) -> Tensor:
             return _llama3(spec, plain)
         case "yarn":
             return _yarn(spec, plain, dim)
+        case "longrope":
+            factors = spec.long_factors if length > spec.original_context else spec.short_factors
+            return plain / torch.tensor(factors)
 
 
 def _llama3(spec: RopeSpec, plain: Tensor) -> Tensor:

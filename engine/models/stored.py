@@ -1,5 +1,7 @@
 """Creates layers and the head from weights that are already quantized in the checkpoint."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,7 @@ from engine.models.source import PlainSource, finalize
 from engine.quant.base import Scheme
 from engine.quant.formats import Stored, own, product
 from engine.quant.linear import Linear
+from engine.quant.mxfp4 import Mxfp4Weight
 from engine.quant.packing import Packing
 from engine.quant.registry import named
 
@@ -50,6 +53,7 @@ class StoredSource:
             if isinstance(weight, Tensor):
                 slots[name].view.copy_(weight)
             else:
+                assert not isinstance(weight, Mxfp4Weight), "it is read as plain numbers"
                 kept[name] = weight
         for part in layer.parts:
             for attribute, pieces in part.pieces().items():
@@ -62,7 +66,7 @@ class StoredSource:
                         slots[name].view.copy_(kept[name].dequantized()[:, : linear.weight.shape[1]])
                     continue
                 parts = [kept[name] if name in kept else slots[name].view.clone() for name in names]
-                made = product(parts, linear.bias, linear.weight.shape[1], self.dtype)
-                part.set_submodule(attribute, made)
+                make = partial(product, inputs=linear.weight.shape[1], dtype=self.dtype)
+                part.set_submodule(attribute, linear.replaced(parts, make))
         finalize(layer, named("none"))
         return layer

@@ -6,6 +6,8 @@ gptq  AutoGPTQ, auto_gptq/nn_modules/qlinear/qlinear_cuda.py: eight inputs of an
       GPTQModel, gptqmodel/utils/model.py, convert_gptq_v1_to_v2_format: the one is added back to the whole
       32-bit numbers, with carries. Its gptq_v2 stores zeros without the subtraction.
 awq   AutoAWQ, awq/modules/linear/gemm.py: eight outputs of an input in one number, in the order of AWQ.
+mxfp4 OCP Microscaling Formats (MX) 1.0: 4-bit floats, two to a byte, the first in the lower bits; 32 share
+      a scale, a power of two with an offset of 127.
 fp8   DeepSeek-V3, inference/kernel.py, and compressed-tensors: float8 times a scale (called the inverse in
       one of them), per tensor, per output, or per block of 128 by 128.
 """
@@ -24,6 +26,7 @@ from engine.quant.fp8_linear import KIND, ScaledWeight
 from engine.quant.grouped import GroupedWeight
 from engine.quant.int4 import Int4
 from engine.quant.linear import Linear
+from engine.quant.mxfp4 import Mxfp4Weight
 from engine.quant.packing import BLOCK, Packing
 from engine.quant.plain import parameter_of
 from engine.quant.registry import named
@@ -35,7 +38,7 @@ AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs each 4 bits belong to, 
 _ONES = 0x11111111
 
 
-def stored(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Stored:
+def stored(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Stored | Mxfp4Weight:
     """Return a weight from its tensors, whose dtypes and shapes are already checked."""
     match packing.method:
         case "gptq":
@@ -44,6 +47,8 @@ def stored(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Stored:
             return _awq(packing, parts)
         case "fp8":
             return _scaled(packing, parts)
+        case "mxfp4":
+            return Mxfp4Weight(parts["blocks"], parts["scales"])
 
 
 def _nibbles(packed: Tensor) -> Tensor:
@@ -121,6 +126,13 @@ def product(
 
 def outputs(weight: Tensor | Stored) -> int:
     return len(weight if isinstance(weight, Tensor) else weight.numbers)
+
+
+def joined_rows(parts: Sequence[Stored]) -> Stored:
+    """Concatenate parts of one weight."""
+    whole = _joined(parts)
+    assert isinstance(whole, Stored), "they have one format"
+    return whole
 
 
 def _joined(parts: Sequence[Tensor | Stored]) -> Tensor | Stored | None:

@@ -1,6 +1,7 @@
 """The product with an unquantized weight, which a scheme can replace."""
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,9 @@ from engine.quant.base import Scheme
 
 if TYPE_CHECKING:  # it needs Triton, which may be missing without a GPU
     from engine.quant.product import Product
+
+
+_T = TypeVar("_T")
 
 
 class Launcher(Protocol):
@@ -48,6 +52,12 @@ class Linear(nn.Module):
     def finalized(self, scheme: Scheme) -> nn.Module:
         """Return the module that replaces this one once its weight is loaded."""
         return scheme.make(self.weight, self.bias)
+
+    def replaced(
+        self, parts: Sequence[_T], make: Callable[[Sequence[_T], Tensor | None], nn.Module]
+    ) -> nn.Module:
+        """Return the module that replaces this one if its outputs are stored as these parts."""
+        return make(parts, self.bias)
 
     def gpu_product(self, gpu: Launcher) -> "Product":
         return gpu.plain(self.weight) if self.bias is None else gpu.called(self)

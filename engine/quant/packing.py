@@ -6,11 +6,12 @@ Needs no torch.
 from dataclasses import dataclass
 from typing import Literal
 
-Method = Literal["gptq", "awq", "fp8"]
+Method = Literal["gptq", "awq", "fp8", "mxfp4"]
 
 BITS = 4  # bits per number in gptq and awq
 NUMBERS = 32 // BITS  # packed numbers per stored number
 BLOCK = 128  # rows and columns that share a scale, in block-wise fp8
+MX = 32  # inputs that share a scale in mxfp4
 STEPS = (128, 64, 32)  # group sizes our products support; a longer group is split into several
 
 
@@ -31,5 +32,7 @@ class Packing:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The schemes whose products use its numbers unchanged."""
+        """The schemes whose products use its numbers unchanged. mxfp4, read as plain numbers, has none."""
+        if self.method == "mxfp4":
+            return ()
         return ("fp8",) if self.method == "fp8" else ("int4", f"int4-{self.step}")

@@ -1,7 +1,8 @@
 """The sampling parameters of all running requests, by slot, and the view of them that a step uses."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from engine.api.params import SamplingParams
 from engine.sampling.penalties import SeenTokens
 from engine.sampling.random import fold, uniform
 
+T = TypeVar("T")
 COLUMNS = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency", "uniform")
 _COLDEST = 1e-30  # a lower temperature would overflow float32
 
@@ -47,6 +49,7 @@ class RowsView:
     seen: SeenTokens | None = None
     edits: Edits | None = None
     logprobs: tuple[tuple[int, int], ...] = ()  # (row, number of top tokens), for rows that request logprobs
+    logprob_ids: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # by row: these, not the top
     candidates: tuple[tuple[int, int], ...] = ()  # (row, number of candidates), for rows of beam searches
     ahead: Tensor | None = None  # [2, drafts] int64: rows, and draft tokens before them that penalties count
 
@@ -121,6 +124,7 @@ class SamplingRows:
         self._seeds = np.zeros(max_rows, np.uint64)
         self._edits: dict[int, _SlotEdits] = {}
         self._logprobs: dict[int, int] = {}
+        self._logprob_ids: dict[int, tuple[int, ...]] = {}
         self._candidates: dict[int, int] = {}
         self._penalized: set[int] = set()
         self._filtered: set[int] = set()
@@ -170,6 +174,8 @@ class SamplingRows:
             self._edits[slot] = _SlotEdits(*columns, params.min_tokens)
         if params.logprobs is not None:
             self._logprobs[slot] = params.logprobs
+        if params.logprob_token_ids:
+            self._logprob_ids[slot] = params.logprob_token_ids
         if params.beams > 1:
             self._candidates[slot] = params.candidates(len(end_ids))
         if params.guided:
@@ -182,6 +188,7 @@ class SamplingRows:
     def clear(self, slot: int) -> None:
         self._edits.pop(slot, None)
         self._logprobs.pop(slot, None)
+        self._logprob_ids.pop(slot, None)
         self._candidates.pop(slot, None)
         self._penalized.discard(slot)
         self._filtered.discard(slot)
@@ -200,9 +207,11 @@ class SamplingRows:
         return [row for row, slot in enumerate(slots) if slot in self._guided] if self._guided else []
 
     def inputs(self, at: np.ndarray, indices: Indices) -> SamplingInputs | None:
-        """Like `view`, for the sampling kernels. None if a grammar or a beam search also needs the logits."""
+        """Like `view`, for the sampling kernels. None if a grammar, a beam search or the log-probabilities of
+        given tokens also need the logits.
+        """
         slots = at.tolist()
-        others = (self._candidates, self._guided)
+        others = (self._candidates, self._guided, self._logprob_ids)
         if any(others) and any(slot in each for each in others for slot in slots):
             return None
         return SamplingInputs(
@@ -236,6 +245,7 @@ class SamplingRows:
             self._seen if penalized else None,
             self._edits_of(slots, indices),
             _requested(slots, self._logprobs),
+            dict(_requested(slots, self._logprob_ids)),
             _requested(slots, self._candidates),
             self._tensor(np.array(ahead).T) if penalized and ahead else None,
         )
@@ -267,7 +277,7 @@ def _part_of(ahead: Tensor, start: int, stop: int) -> Tensor:
     return torch.stack((inside[0] - start, inside[1]))
 
 
-def _requested(slots: Sequence[int], by_slot: dict[int, int]) -> tuple[tuple[int, int], ...]:
+def _requested(slots: Sequence[int], by_slot: dict[int, T]) -> tuple[tuple[int, T], ...]:
     if not by_slot:
         return ()
     return tuple([(row, by_slot[slot]) for row, slot in enumerate(slots) if slot in by_slot])

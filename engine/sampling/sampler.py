@@ -41,7 +41,8 @@ def sample(logits: Tensor, view: RowsView) -> Sampled:
         ids, tops = _draw(logits, view)
     bad = ~(tops.abs() < torch.inf)
     ids = ids.masked_fill_(bad, 0)
-    return Sampled(ids, bad, read_logprobs(logits, ids, view.logprobs) if view.logprobs else None)
+    likely = read_logprobs(logits, ids, view.logprobs, view.logprob_ids) if view.logprobs else None
+    return Sampled(ids, bad, likely)
 
 
 def _draw(logits: Tensor, view: RowsView) -> tuple[Tensor, Tensor]:

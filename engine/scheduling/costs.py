@@ -24,3 +24,7 @@ class Costs:
         if rules.preemption != "auto":
             return rules.preemption == "swap"
         return seconds < self.recompute(tokens)
+
+    def loading_pays(self, seconds: float, tokens: int, rules: SchedulerSettings) -> bool:
+        """Whether loading the blocks of a prefix beats computing it. Before the first measurement: yes."""
+        return rules.preemption == "swap" or self.prefill_token is None or seconds < self.recompute(tokens)

@@ -1,5 +1,7 @@
 """Scheduling policies. A policy ranks requests."""
 
+import math
+from bisect import bisect_left, bisect_right
 from importlib.metadata import entry_points
 from typing import ClassVar, Protocol, TypeVar
 
@@ -27,11 +29,14 @@ def register(cls: _P) -> _P:
     return cls
 
 
-def choose(name: str) -> Policy:
-    """The policy with this name, built in or from an installed package."""
+def choose(name: str, target: float | None = None) -> Policy:
+    """The policy with this name, built in or from an installed package. `target`: of the policy latency."""
     if name not in POLICIES:
         POLICIES[name] = _from_outside(name)
-    return POLICIES[name]()
+    policy = POLICIES[name]()
+    if isinstance(policy, LatencyPolicy) and target is not None:
+        policy.set_target(target, -math.inf)
+    return policy
 
 
 def names() -> list[str]:
@@ -82,8 +87,26 @@ class LatencyPolicy:
     """The request whose first token is due soonest goes first."""
 
     name: ClassVar[str] = "latency"
-    default_target: ClassVar[float] = 1.0  # seconds to the first token if a request sets no deadline
+
+    def __init__(self) -> None:
+        # Seconds to the first token of requests without a deadline, and since when. A request keeps the
+        # target it arrived under, because its rank must not change.
+        self._since, self._targets = [-math.inf], [1.0]
+
+    def set_target(self, seconds: float, now: float) -> None:
+        """Use another target for requests that arrive from now on."""
+        at = bisect_left(self._since, now)
+        self._since[at:], self._targets[at:] = [now], [seconds]
 
     def rank(self, request: Request) -> Rank:
-        due = request.arrived + self.default_target if request.deadline is None else request.deadline
-        return (due, request.id)
+        if request.deadline is not None:
+            return (request.deadline, request.id)
+        target = self._targets[bisect_right(self._since, request.arrived) - 1]
+        return (request.arrived + target, request.id)
+
+
+def set_latency_target(policy: Policy, seconds: float, now: float) -> None:
+    """Set the target of the policy latency. Raises BadInput for other policies, which have none."""
+    if not isinstance(policy, LatencyPolicy):
+        raise BadInput(f"the policy {policy.name} has no target; start the engine with the policy latency")
+    policy.set_target(seconds, now)

@@ -22,7 +22,8 @@ from engine.scheduling.overtaking import overtaken, victims
 from engine.scheduling.policy import Policy
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.settings import SchedulerSettings
-from engine.scheduling.step import LAST, Drafts, PromptTargets, Step, StepBuilder, StepRow
+from engine.scheduling.sinking import Sinking
+from engine.scheduling.step import LAST, Drafts, PromptSpan, PromptTargets, Step, StepBuilder, StepRow
 from engine.scheduling.transfers import FoundBlocks, Transfers
 from engine.speculation.speculator import Speculator
 
@@ -47,6 +48,7 @@ class Scheduler:
         self.kv = KVManager(pool, tables, kv_scheme, window)
         self.policy, self.rules, self.costs = policy, rules, Costs()
         self.transfers = Transfers(self.kv, tiers, rules, self.costs)
+        self.sinking = Sinking(pool, self.transfers)
         self.speculator = Speculator()
         self.emit, self.clock = emit, clock
         self.requests: dict[int, Request] = {}
@@ -74,6 +76,7 @@ class Scheduler:
         while loaded and (self.tables.free or self._overtake(builder, loaded[0])):
             self.start_running(loaded.pop(0))
         self.transfers.loaded = loaded
+        self.sinking.turn(self.step, self.rules.step_tokens)
         later = self._schedule_running(builder)
         if not builder.preempted and not builder.short:
             self._admit_waiting(builder)
@@ -109,7 +112,9 @@ class Scheduler:
                 continue
             elif request.params.speculate:
                 speculating.append(request)
-            elif start < len(request.blocks) * size and not request.shares_tail:
+            elif (
+                start < len(request.blocks) * size and not request.shares_tail and not request.params.pooling
+            ):
                 # The common case.
                 builder.decode(request.id, request.slot, start, LAST if request.pending else tokens[start])
                 if request.guided:
@@ -178,7 +183,8 @@ class Scheduler:
             tokens += drafts.tokens or [0] * drafted
             self.changes.drafts(request, on_device=not drafts.tokens)
         row = StepRow(request.id, request.slot, start, count, samples, drafted)
-        builder.add(row, tokens, PromptTargets.of(request, start, count))
+        span = PromptSpan.of(request, start, count)
+        builder.add(row, tokens, PromptTargets.of(request, start, count), span)
         if samples and request.guided:
             builder.guide(request.id)
         return True
@@ -242,8 +248,10 @@ class Scheduler:
             return
         request.cached_tokens = request.launched
         self.prompt_tokens += request.prompt_len
-        self.cached_tokens += request.launched
-        self.emit(events.Admitted(self.step, self.clock(), request.id, request.launched))
+        self.cached_tokens += min(request.launched, request.prompt_len)  # the others are of a reply_prefix
+        self.emit(
+            events.Admitted(self.step, self.clock(), request.id, request.launched, *request.offer or ())
+        )
 
     def preempt(self, request: Request) -> None:
         """Preempt a running request in the next step, at the user's request."""
@@ -329,6 +337,8 @@ class Scheduler:
         """End a request in any phase and release all it holds."""
         if error:
             self.transfers.forget(request)  # its blocks may be wrong, so none may be found again
+        else:
+            self.transfers.keep(request)
         self.drop(request)
         self.report_finish(request, finish, error)
 

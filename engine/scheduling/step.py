@@ -130,6 +130,21 @@ class PromptTargets(NamedTuple):
         return cls(first, tuple(request.tokens[first:end]), most)
 
 
+class PromptSpan(NamedTuple):
+    """Prompt positions of a row whose hidden states are summed."""
+
+    first: int
+    length: int
+
+    @classmethod
+    def of(cls, request: Request, start: int, length: int) -> "PromptSpan | None":
+        """The span of a row, or None. Positions summed before a preemption are not summed again."""
+        first, end = max(start, request.scored - 1), min(start + length, request.prompt_len)
+        if first >= end or not request.params.pooling:
+            return None
+        return cls(first, end - first)
+
+
 class SlotSampling(NamedTuple):
     """How a slot samples from this step on."""
 
@@ -169,6 +184,7 @@ class Step(NamedTuple):
     guided: tuple[int, ...] = ()  # indices of rows that sample under a mask, supplied after the launch
     drafts: Mapping[int, Drafts] = MappingProxyType({})  # by request, for the rows that have any
     targets: Mapping[int, PromptTargets] = MappingProxyType({})  # by request, for the rows that have any
+    spans: Mapping[int, PromptSpan] = MappingProxyType({})  # by request, for the rows that have one
 
     @property
     def tokens(self) -> int:
@@ -197,6 +213,7 @@ class StepBuilder:
     drafts: dict[int, Drafts] = field(default_factory=dict)  # by request
     preempted: set[int] = field(default_factory=set)  # requests that lost their slot in this step
     targets: dict[int, PromptTargets] = field(default_factory=dict)  # by request
+    spans: dict[int, PromptSpan] = field(default_factory=dict)  # by request
     short: bool = False  # a row waits for blocks that are being stored in a tier
     # By request: the fields of its StepRow, then its token if it has only one. Longer rows keep tokens apart.
     _rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -208,7 +225,13 @@ class StepBuilder:
         self._rows[request] = (request, slot, start, 1, 1, 0, token)
         self.budget -= 1
 
-    def add(self, row: StepRow, tokens: Sequence[int], targets: PromptTargets | None = None) -> None:
+    def add(
+        self,
+        row: StepRow,
+        tokens: Sequence[int],
+        targets: PromptTargets | None = None,
+        span: PromptSpan | None = None,
+    ) -> None:
         if row.length == 1:
             self._rows[row.request] = (*row, tokens[0])
         else:
@@ -216,6 +239,8 @@ class StepBuilder:
             self._longer[row.request] = tokens
         if targets is not None:
             self.targets[row.request] = targets
+        if span is not None:
+            self.spans[row.request] = span
         self.budget -= row.length
 
     def chunk(self, left: int, *, cut: bool) -> int:
@@ -235,6 +260,7 @@ class StepBuilder:
         self.copies.pop(request, None)
         self.drafts.pop(request, None)
         self.targets.pop(request, None)
+        self.spans.pop(request, None)
         self._longer.pop(request, None)
         self._guided.discard(request)
         if row is not None:
@@ -284,4 +310,5 @@ class StepBuilder:
             guided=guided,
             drafts=MappingProxyType(self.drafts),
             targets=MappingProxyType(self.targets),
+            spans=MappingProxyType(self.spans),
         )

@@ -15,7 +15,16 @@ from engine.api.codec import DecodeError, codec
 from engine.api.errors import BadInput, BadWire
 from engine.api.params import MAX_LOGPROBS
 from engine.kv.tables import TableDelta
-from engine.scheduling.step import LAST, Drafts, PromptTargets, Rows, SlotSampling, SlotTokens, Step
+from engine.scheduling.step import (
+    LAST,
+    Drafts,
+    PromptSpan,
+    PromptTargets,
+    Rows,
+    SlotSampling,
+    SlotTokens,
+    Step,
+)
 
 _HEAD = struct.Struct("<8q")  # number, single, and the lengths of the parts that follow
 _WIDE, _NARROW = np.dtype("<i8"), np.dtype("<i4")
@@ -27,6 +36,7 @@ _RARE = {
     "history": codec(tuple[SlotTokens, ...]),
     "drafts": codec(tuple[tuple[int, Drafts], ...]),
     "targets": codec(tuple[tuple[int, PromptTargets], ...]),
+    "spans": codec(tuple[tuple[int, PromptSpan], ...]),
 }
 
 
@@ -51,6 +61,7 @@ def encode(step: Step) -> bytes:
         "history": step.history,
         "drafts": (*step.drafts.items(),),
         "targets": (*step.targets.items(),),
+        "spans": (*step.spans.items(),),
     }
     fields = {name: _RARE[name].write(value) for name, value in rare.items() if value}
     tail = json.dumps(fields, separators=(",", ":")).encode() if fields else b""
@@ -97,6 +108,7 @@ def decode(data: bytes, bounds: Bounds) -> Step:
         guided=tuple(wide[4].tolist()),
         drafts=dict(fields["drafts"]),
         targets=dict(fields["targets"]),
+        spans=dict(fields["spans"]),
     )
     check(step, bounds)
     return step
@@ -160,7 +172,7 @@ def _check_drafts(step: Step, bounds: Bounds) -> None:
 
 
 def _check_targets(step: Step, bounds: Bounds) -> None:
-    """Check that each prompt token follows a position of its row."""
+    """Check that each prompt token follows a position of its row, and that each span is within its row."""
     rows = {row.request: row for row in step.rows}
     for request, (first, tokens, most) in step.targets.items():
         if (row := rows.get(request)) is None or row.drafted:
@@ -168,6 +180,11 @@ def _check_targets(step: Step, bounds: Bounds) -> None:
         _within("first prompt token", first, row.start + 1, row.start + 2 + row.length - len(tokens))
         _within("prompt token", tokens, 0, bounds.vocab)
         _within("count of likeliest tokens", most, 0, MAX_LOGPROBS + 1)
+    for request, (first, length) in step.spans.items():
+        if (row := rows.get(request)) is None or row.drafted:
+            _refuse(f"has a span of request {request}, which has no row of a prompt")
+        _within("length of a span", length, 1, row.length + 1)
+        _within("start of a span", first, row.start, row.start + row.length - length + 1)
 
 
 def _within(what: str, values: Any, low: int, beyond: Any) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.api.request import Request, Stored
+from engine.api.request import Request, Stored, TierOffer
 from engine.kv.manager import KVManager
 from engine.kv.tiers.tier import BlockName, Tier, TransferEnd, TransferKind, TransferOrder, front
 from engine.scheduling.costs import Costs
+from engine.scheduling.residence import Residence, TierBlock
 from engine.scheduling.settings import SchedulerSettings
 
 
@@ -19,7 +20,7 @@ class Moving:
 
     order: TransferOrder
     blocks: list[int]  # of a store: all blocks its request had written, even those the tier already has
-    request: Request  # the preempted request, or the one that waits for the load
+    request: Request | None  # the preempted request, or the one that waits for the load; None: cached blocks
 
 
 class FoundBlocks(NamedTuple):
@@ -29,13 +30,11 @@ class FoundBlocks(NamedTuple):
     tokens: int  # the number of tokens covered by `hits` and by the blocks to load
     tier: str = ""  # the tier to load more from
     names: tuple[BlockName, ...] = ()
+    offer: TierOffer | None = None  # what a tier had, loaded or not
 
 
 class Transfers:
-    """Decides whether to move blocks or recompute them, and tracks all transfers in flight.
-
-    A tier keeps a block as long as a preempted request relies on it.
-    """
+    """Decides whether to move blocks or recompute them, and tracks all transfers in flight."""
 
     def __init__(self, kv: KVManager, tiers: Sequence[Tier], rules: SchedulerSettings, costs: Costs) -> None:
         self.tiers = {tier.name: tier for tier in tiers}
@@ -45,9 +44,8 @@ class Transfers:
         self.loading: dict[int, Request] = {}  # neither queued nor running
         self.loaded: list[Request] = []  # their blocks are loaded; they wait for a slot
         self._ids = itertools.count()
-        self._retained: Counter[tuple[str, BlockName]] = Counter()
-        self._storing: set[tuple[str, BlockName]] = set()
-        self._lost: set[tuple[str, BlockName]] = set()  # contents may be wrong; not forgotten by the tier yet
+        self.residence = Residence()
+        self.failed_sinks = 0
 
     @property
     def pending(self) -> bool:
@@ -85,40 +83,104 @@ class Transfers:
             return ""
         for tier in self.tiers.values():
             seconds = tier.cost.round_trip(len(names))
-            if self._costs.moving_pays(seconds, victim.launched, self._rules) and self._fits(tier, names):
-                self._store(tier.name, victim, names)
-                return tier.name
+            if self._costs.moving_pays(seconds, victim.launched, self._rules):
+                missing = self._missing(tier, names)
+                if self._make_room(tier, len(missing), names):
+                    self._store_victim(tier.name, victim, names, set(missing))
+                    return tier.name
         return ""
 
-    def _fits(self, tier: Tier, names: Sequence[BlockName]) -> bool:
-        ordered = sum(
-            len(each.names) for each in self.orders if (each.kind, each.tier) == ("store", tier.name)
-        )
-        missing = sum(not self._kept((tier.name, name)) for name in names)
-        return missing <= tier.room() - ordered
+    def sink(self, most: int) -> None:
+        """Copy the blocks that are evicted next to the first tier from which loading them would pay."""
+        pool = self._kv.pool
+        tier = next((each for each in self.tiers.values() if self._loading_pays(each, 1)), None)
+        if tier is None or not (blocks := pool.oldest(most)):
+            return
+        missing = set(self._missing(tier, [name for _, name in blocks]))
+        pool.mark_copied(block for block, name in blocks if name not in missing)
+        if missing and self._make_room(tier, len(missing), [name for _, name in blocks]):
+            numbers, names = zip(*(each for each in blocks if each[1] in missing), strict=True)
+            pool.hold(numbers)
+            self._begin_store(tier.name, names, numbers, list(numbers), None)
 
-    def _kept(self, name: tuple[str, BlockName]) -> bool:
-        """Whether the block is in its tier, or being stored there."""
-        return self._retained[name] > 0 or name in self._storing
+    def keep(self, request: Request) -> None:
+        """Store the published blocks of a request that ends in the persistent tiers."""
+        computed = (len(request.tokens) - 1) // self._kv.pool.block_size  # a later step may be in flight
+        full = min(request.published, computed)
+        published = list(zip(request.chain[:full], request.blocks[:full], strict=True))
+        whole = request.epoch == self._kv.epoch and not request.gone
+        if not published or not whole or request.chat is None or not self._rules.prefix_cache:
+            return
+        names = tuple(name for name, _ in published)
+        for tier in self.tiers.values():
+            if not tier.persistent or not self._loading_pays(tier, len(names)):
+                continue
+            missing = set(self._missing(tier, names))
+            fresh = [(name, block) for name, block in published if name in missing]
+            if fresh and self._make_room(tier, len(fresh), names):
+                stored, blocks = zip(*fresh, strict=True)
+                self._kv.pool.share(blocks)
+                self._begin_store(tier.name, stored, blocks, list(blocks), request)
+            if request.chat:
+                self._order("own", tier.name, names, owner=request.chat)
 
-    def _store(self, tier: str, victim: Request, names: tuple[BlockName, ...]) -> None:
+    def _loading_pays(self, tier: Tier, blocks: int) -> bool:
+        tokens = blocks * self._kv.pool.block_size
+        return tier.size > 0 and self._costs.loading_pays(tier.cost.back(blocks), tokens, self._rules)
+
+    def _missing(self, tier: Tier, names: Sequence[BlockName]) -> list[BlockName]:
+        """The names that are neither in the tier nor on their way there."""
+        going = self._going(tier.name)
+        return [
+            name
+            for name in names
+            if not self.residence.expects(tier.name, name) and (name in going or not tier.holds([name]))
+        ]
+
+    def _make_room(self, tier: Tier, count: int, keep: Sequence[BlockName]) -> bool:
+        """Whether the tier can take `count` blocks; drops the oldest ones other than `keep` if necessary."""
+        room = tier.room()
+        for order in self.orders:
+            if order.tier == tier.name and order.kind in ("store", "release"):
+                room += len(order.names) * (1 if order.kind == "release" else -1)
+        if room >= count:
+            return True
+        if room + self.residence.idle(tier.name) < count:
+            return False
+        dropped = self.residence.take_idle(tier.name, count - room, keep)
+        if dropped:
+            self._order("release", tier.name, dropped)
+        return room + len(dropped) >= count
+
+    def _store_victim(
+        self, tier: str, victim: Request, names: tuple[BlockName, ...], missing: set[BlockName]
+    ) -> None:
         pool, count = self._kv.pool, len(names)
         written, rest = victim.blocks[:count], victim.blocks[count:]
-        fresh = [
-            (name, block) for name, block in zip(names, written, strict=True) if not self._kept((tier, name))
-        ]
+        fresh = [(name, block) for name, block in zip(names, written, strict=True) if name in missing]
         victim.launched = min(victim.launched, len(victim.tokens))  # unverified drafts are lost
         victim.blocks, victim.stored = [], Stored(tier, names)
-        self._retain(tier, names)
+        self.residence.retain(tier, names)
         pool.free(rest)
         if not fresh:
             pool.free(written)
             return
-        missing, blocks = zip(*fresh, strict=True)
-        self._storing.update((tier, name) for name in missing)
-        order = self._order("store", tier, missing, blocks)
-        self.in_flight[order.id] = Moving(order, written, victim)
+        stored, blocks = zip(*fresh, strict=True)
+        order = self._begin_store(tier, stored, blocks, written, victim)
         victim.stored = Stored(tier, names, order.id)
+
+    def _begin_store(
+        self,
+        tier: str,
+        names: tuple[BlockName, ...],
+        blocks: tuple[int, ...],
+        held: list[int],
+        request: Request | None,
+    ) -> TransferOrder:
+        self.residence.storing(tier, names)
+        order = self._order("store", tier, names, blocks)
+        self.in_flight[order.id] = Moving(order, held, request)
+        return order
 
     # Loading
 
@@ -143,9 +205,12 @@ class Transfers:
         more = tokens + count * kv.pool.block_size
         if stored is not None:
             more = min(more, request.launched)
-        if not self._costs.moving_pays(tier.cost.back(count), more - tokens, self._rules):
-            return FoundBlocks(hits, tokens)
-        return FoundBlocks(hits, more, tier.name, rest[:count])
+        seconds = tier.cost.back(count)
+        pays = self._costs.loading_pays(seconds, more - tokens, self._rules)
+        offer = TierOffer(tier.name, more - tokens, pays, seconds, self._costs.recompute(more - tokens))
+        if not pays:
+            return FoundBlocks(hits, tokens, offer=offer)
+        return FoundBlocks(hits, more, tier.name, rest[:count], offer)
 
     def _most(self, names: Sequence[BlockName]) -> tuple[Tier | None, int]:
         """The tier that holds the longest prefix of `names`; on a tie, the upper tier."""
@@ -158,25 +223,26 @@ class Transfers:
 
     def _loadable(self, tier: str, names: Sequence[BlockName]) -> Sequence[BlockName]:
         """The prefix of `names` whose blocks are complete in the tier and not about to be dropped."""
-        going = {
-            (each.tier, name)
+        names = self.residence.usable(tier, names)
+        if going := self._going(tier):
+            return names[: front(names, lambda name: name not in going)]
+        return names
+
+    def _going(self, tier: str) -> set[BlockName]:
+        """The names that orders not yet sent drop."""
+        return {
+            name
             for each in self.orders
-            if each.kind in ("release", "forget")
+            if each.tier == tier and each.kind in ("release", "forget")
             for name in each.names
         }
-        if not (going or self._storing or self._lost):
-            return names
-        return names[
-            : front(
-                names,
-                lambda name: not any((tier, name) in each for each in (going, self._storing, self._lost)),
-            )
-        ]
 
     def begin(self, request: Request, found: FoundBlocks) -> bool:
         """Give the request the blocks found. False if it cannot run yet, because more are loading."""
         self._kv.adopt(request, found.hits)
         request.launched = found.tokens
+        if not request.preemptions:
+            request.offer = found.offer
         if request.stored is not None:
             request.published = 0  # its blocks are different ones now
         if found.names:
@@ -184,7 +250,7 @@ class Transfers:
             blocks = pool.allocate(len(found.names), request.id, len(found.hits))
             request.blocks = [*request.blocks, *blocks]
             pool.share(blocks)
-            self._retain(found.tier, found.names)
+            self.residence.retain(found.tier, found.names)
             order = self._order("load", found.tier, found.names, tuple(blocks))
             self.in_flight[order.id] = Moving(order, blocks, request)
             self.loading[request.id] = request
@@ -197,19 +263,23 @@ class Transfers:
         """Handle the end of a store or load: release the blocks that the transfer held."""
         moving = self.in_flight.pop(end.id)
         order, loads = moving.order, moving.order.kind == "load"
-        self._kv.pool.free(moving.blocks)
+        if moving.request is None:
+            self._kv.pool.put_back(moving.blocks, copied=not end.error)
+            self.failed_sinks += bool(end.error)
+        else:
+            self._kv.pool.free(moving.blocks)
         if end.error:
-            self._lost.update((order.tier, name) for name in order.names)
+            self.residence.lose(order.tier, order.names)
         else:
             self.tiers[order.tier].cost.observe(len(order.names), end.seconds, load=loads)
         if loads:
+            assert moving.request is not None
             self._release(order.tier, order.names)
             waits = self.loading.pop(moving.request.id, None)
             if waits is not None and not end.error:
                 self.loaded.append(waits)
         else:
-            self._storing.difference_update((order.tier, name) for name in order.names)
-            self._tidy(order.tier, order.names)
+            self._settle(order.tier, self.residence.stored(order.tier, order.names))
         return moving
 
     def leave(self, request: Request) -> bool:
@@ -232,54 +302,61 @@ class Transfers:
         for moving in self.in_flight.values():
             if moving.request is request:
                 pool.forget(moving.blocks)
-        if request.stored is not None:
-            tier = request.stored.tier
-            self._lost.update((tier, name) for name in request.stored.names)
+        names = request.chain if request.stored is None else request.stored.names
+        for tier in self.tiers.values():
+            missing = set(self._missing(tier, names))
+            self._lose(tier.name, [name for name in names if name not in missing])
+
+    def _lose(self, tier: str, names: Sequence[BlockName]) -> None:
+        """Have the tier forget blocks that may be wrong, now or once nothing uses them."""
+        self.residence.lose(tier, names)
+        self._settle(tier, self.residence.unused(tier, names))
+
+    def reset(self) -> None:
+        """Drop all blocks that no request relies on, because the cache was emptied."""
+        assert not self.pending, "a transfer is in flight"
+        for tier in self.tiers:
+            if names := self.residence.take_idle(tier, self.residence.idle(tier), ()):
+                self._order("release", tier, names)
+        self.residence.clear()
 
     def clear(self) -> None:
         """Drop all transfers, because the engine is dead."""
         for each in (self.orders, self.in_flight, self.loading, self.loaded):
             each.clear()
-        for names in (self._retained, self._storing, self._lost):
-            names.clear()
+        self.residence.clear()
 
     def check(self, requests: Iterable[Request]) -> None:
         """Check that each name is retained once for each request or load that relies on it."""
-        retained = Counter[tuple[str, BlockName]]()
+        retained, storing = Counter[TierBlock](), set[TierBlock]()
         for stored in (each.stored for each in requests if each.stored is not None):
-            retained.update((stored.tier, name) for name in stored.names)
-        storing = set[tuple[str, BlockName]]()
+            retained.update(TierBlock(stored.tier, name) for name in stored.names)
         for order in (each.order for each in self.in_flight.values()):
-            names = [(order.tier, name) for name in order.names]
+            names = [TierBlock(order.tier, name) for name in order.names]
             retained.update(names) if order.kind == "load" else storing.update(names)
-        assert retained == self._retained, "retained names and requests disagree"
-        assert storing == self._storing, "names being stored and transfers disagree"
-        assert self._lost <= retained.keys() | storing, "a lost name is never forgotten"
-
-    def _retain(self, tier: str, names: Iterable[BlockName]) -> None:
-        self._retained.update((tier, name) for name in names)
+        self.residence.check(retained, storing)
 
     def _release(self, tier: str, names: Sequence[BlockName]) -> None:
-        self._retained.subtract((tier, name) for name in names)
-        self._tidy(tier, names)
+        self._settle(tier, self.residence.release(tier, names))
 
-    def _tidy(self, tier: str, names: Sequence[BlockName]) -> None:
-        """Release or forget the names that no request relies on and no transfer stores."""
-        idle = [
-            name for name in names if self._retained[tier, name] <= 0 and (tier, name) not in self._storing
-        ]
-        lost = tuple(name for name in idle if (tier, name) in self._lost)
-        for name in idle:
-            del self._retained[tier, name]
-            self._lost.discard((tier, name))
+    def _settle(self, tier: str, unused: Sequence[BlockName]) -> None:
+        """Have the tier forget unused blocks that are lost; keep the others, if they can be found again."""
+        persistent, cached = self.tiers[tier].persistent, self._rules.prefix_cache
+        lost = self.residence.settle(tier, unused, keep=cached and not persistent)
         if lost:
             self._order("forget", tier, lost)
-        if kept := tuple(name for name in idle if name not in lost):
+        kept = tuple(name for name in unused if name not in lost)
+        if kept and not persistent and not cached:
             self._order("release", tier, kept)
 
     def _order(
-        self, kind: TransferKind, tier: str, names: tuple[BlockName, ...], blocks: tuple[int, ...] = ()
+        self,
+        kind: TransferKind,
+        tier: str,
+        names: tuple[BlockName, ...],
+        blocks: tuple[int, ...] = (),
+        owner: str = "",
     ) -> TransferOrder:
-        order = TransferOrder(next(self._ids), kind, tier, names, blocks)
+        order = TransferOrder(next(self._ids), kind, tier, names, blocks, owner)
         self.orders.append(order)
         return order

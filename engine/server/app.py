@@ -28,14 +28,14 @@ from engine.server.ollama import chat as ollama_chat
 from engine.server.ollama import errors as ollama_errors
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama.schema import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
-from engine.server.openai import chat, completions, models, tokens
+from engine.server.openai import chat, completions, embeddings, models, tokens
 from engine.server.openai.responses_api import route as responses_api
 from engine.server.openai.responses_api.schema import ResponsesRequest
 from engine.server.openai.schema import ChatRequest, CompletionRequest
 from engine.server.state import ServerState
 
 _BODIES = (
-    *(ChatRequest, CompletionRequest, ResponsesRequest),
+    *(ChatRequest, CompletionRequest, ResponsesRequest, embeddings.EmbeddingRequest),
     *(attach.ReplyRequest, attach.ForkRequest),
     *(MessagesRequest, CountRequest),
     *(tokens.TokenizeRequest, tokens.DetokenizeRequest),
@@ -76,7 +76,7 @@ def application(host: EngineClient, config: ServerConfig, drain: Drain | None = 
         redoc_url=None,
         redirect_slashes=False,
     )
-    openai = (models, chat, completions, responses_api, tokens)
+    openai = (models, chat, completions, responses_api, embeddings, tokens)
     ollama = (ollama_chat, ollama_models)
     for part in (*openai, *ollama, messages, control, commands, attach, layout, events, ws):
         app.include_router(part.router)

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from engine.api import events
 from engine.api.errors import BadInput, BadParams, EngineDead, NoMemory, QueueFull, RequestTooLong, place
@@ -74,12 +74,14 @@ class Engine:
         salt: bytes = b"",
         continues: bool = True,
         reply_prefix: Sequence[int] = (),
+        chat: str | None = "",
     ) -> int:
         """Submit a request; its deltas go to `sink`. `deadline`: seconds from now to its first token.
 
         `continues`: the reply's text continues the prompt's instead of starting fresh.
         `reply_prefix`: tokens the reply starts with, such as another reply's up to where the two diverge.
         Deltas start after them. Cached blocks that hold them are shared.
+        `chat`: whose blocks these are, in tiers that keep them; None: they are not kept.
         """
         self._refuse_if_dead()
         self._check(params, prompt, reply_prefix)
@@ -99,6 +101,7 @@ class Engine:
             priority=priority,
             deadline=None if deadline is None else now + deadline,
             salt=salt,
+            chat=chat,
         )
         if len(request.tokens) >= max_len:
             room = max_len - len(prompt)
@@ -111,17 +114,20 @@ class Engine:
         self.scheduler.add(request)
         return request.id
 
-    def fork(self, parent: int, sink: Sink, params: SamplingParams | None = None) -> int:
+    def fork(
+        self, parent: int, sink: Sink, params: SamplingParams | None = None, chat: str | None = None
+    ) -> int:
         """Submit a request that continues a running one's tokens and shares its blocks."""
         self._refuse_if_dead()
         source = self.outputs.rows(parent)[0]
         if self.outputs.searches(source):
             beams = source.params.beams
             raise BadInput(f"request {parent} is a beam search with {beams} beams; set beams to 1 to fork it")
-        if params and params.prompt_logprobs is not None:
-            raise BadParams("prompt_logprobs", "is not available for a fork, which does not read the prompt")
-        alone: dict[str, Any] = {"n": 1, "best_of": None, "prompt_logprobs": None}
-        params = params or self.outputs.requested_params(source).changed(**alone)
+        for name in ("prompt_logprobs", "pooling"):
+            if params and getattr(params, name) != getattr(SamplingParams(), name):
+                raise BadParams(name, "is not available for a fork, which does not read the prompt")
+        requested = self.outputs.requested_params(source)
+        params = params or requested.changed(n=1, best_of=None, prompt_logprobs=None, pooling="")
         self._check(params)
         child = Request(
             id=self._number(),
@@ -133,6 +139,7 @@ class Engine:
             arrived=self.clock(),
             priority=source.priority,
             salt=source.salt,
+            chat=source.chat if chat is None else chat,
             guided_from=source.guided_from if params.grammar == source.params.grammar else len(source.tokens),
         )
         if len(child.tokens) >= child.max_len:
@@ -316,10 +323,9 @@ class Engine:
         self._committed_at = now
 
     def record(self, path: Path) -> None:
-        """Record everything the runner receives, and its tokens, to a new file until stopped.
+        """Record everything an idle engine's runner receives, and its tokens, to a new file until stopped.
 
-        Not for a server route: a client could name any file. The engine must be idle. Cached blocks are
-        forgotten, so that a fresh runner can replay the file.
+        Not for a server route: a client could name any file. A fresh runner can replay it.
         """
         if self._logged is not None:
             raise BadInput("the engine is already being recorded; stop that recording first")
@@ -327,7 +333,7 @@ class Engine:
         self._drain()
         if alive := self.outputs.alive:
             raise BadInput(f"a recording needs an idle engine; wait for {alive}, or end them")
-        self.scheduler.pool.forget_all()
+        self.scheduler.kv.hide_names(True)
         self._logged = LoggedRunner(self.runner, StepLog(path, self.origin))
         self.runner = cast(Runner, self._logged)
 
@@ -336,6 +342,7 @@ class Engine:
         if self._logged is not None:
             self._drain()
             self._logged.close()
+            self.scheduler.kv.hide_names(False)
             self.runner, self._logged = self._logged.runner, None
 
     @property
@@ -361,11 +368,7 @@ class Engine:
 
     def _shrink_steps(self, step: Step, error: NoMemory) -> None:
         """Undo a step that ran out of memory and make the next ones smaller. A request alone in it fails."""
-        alone = recovery.undo_step(self.scheduler, step)
-        log.warning(
-            "out of memory for step %d, %d tokens in %d rows; the next steps have at most %d tokens: %s",
-            step.number, step.tokens, len(step.rows), self.scheduler.rules.step_tokens, error,
-        )  # fmt: skip
+        alone = recovery.undo_step(self.scheduler, step, error)
         if alone is not None:
             self.outputs.end(alone, Finish.FAILED, f"no memory for a step of {step.tokens} tokens: {error}")
 
@@ -375,8 +378,6 @@ class Engine:
         self._ahead = None
         self.outputs.end_all(reason)
         self.bus.emit(events.Died(self.scheduler.step, self.clock(), reason))
-
-    # Helpers
 
     def _refuse_if_dead(self) -> None:
         if self.error:

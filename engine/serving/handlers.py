@@ -8,6 +8,7 @@ from typing import Any
 from engine.api import commands
 from engine.api.commands import Accepted, Command
 from engine.api.params import Grammar, SamplingParams
+from engine.scheduling.policy import set_latency_target
 from engine.serving.engine import Engine
 from engine.serving.reply import Sink
 
@@ -31,18 +32,23 @@ def _submit(engine: Engine, command: commands.Submit, sink: Sink) -> Accepted:
         salt=command.salt,
         continues=command.continues,
         reply_prefix=command.reply_prefix,
+        chat=command.chat,
     )
     return Accepted(id, len(command.prompt))
 
 
 def _fork(engine: Engine, command: commands.Fork, sink: Sink) -> Accepted:
-    id = engine.fork(command.id, sink, command.params)
+    id = engine.fork(command.id, sink, command.params, command.chat)
     return Accepted(id, engine.length(id))
 
 
 def _abort(engine: Engine, command: commands.Abort) -> None:
     for id in command.ids:
         engine.abort(id)
+
+
+def _set_latency_target(engine: Engine, command: commands.SetLatencyTarget) -> None:
+    set_latency_target(engine.scheduler.policy, command.seconds, engine.clock())
 
 
 def _guided_by_params(engine: Engine, command: Any) -> Callable[[], object] | None:
@@ -65,6 +71,7 @@ HANDLERS: dict[type[Command[Any]], Handler] = {
     commands.Abort: Handler(_abort),
     commands.Preempt: Handler(lambda engine, c: engine.preempt(c.id)),
     commands.SetSwitch: Handler(lambda engine, c: engine.set_switch(c.name, c.on)),
+    commands.SetLatencyTarget: Handler(_set_latency_target),
     commands.SetQuantization: Handler(lambda engine, c: engine.set_quantization(c.scheme)),
     commands.CancelQuantization: Handler(lambda engine, c: engine.cancel_quantization()),
     commands.SetKvScheme: Handler(lambda engine, c: engine.set_kv_scheme(c.scheme)),

@@ -82,6 +82,7 @@ class Lifecycle:
         if problem := next((each.why_not for each in runner.kv_schemes() if each.name == form), ""):
             raise BadInput(problem, field="scheme", value=scheme)
         scheduler.pool.forget_all()  # even if this fails, the blocks' contents are lost
+        scheduler.transfers.reset()
         runner.apply(Recache(form))
         fit = runner.fit()
         scheduler.kv.recache(form, fit.blocks)
@@ -188,7 +189,7 @@ class Requantization:
             self._take_room(runner, self._before)
         else:
             runner.apply(UseScheme(plan.new))
-            scheduler.kv.weights_changed()
+            scheduler.kv.weights_changed(plan.new)
             self._take_room(runner, self._after)
         now = scheduler.clock()
         scheduler.emit(

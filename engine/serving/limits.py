@@ -35,6 +35,7 @@ class Limits:
         biased = [token for token, _ in params.logit_bias]
         named = {"prompt": prompt, "said": reply_prefix, "stop_ids": params.stop_ids, "logit_bias": biased}
         named["allowed_token_ids"] = params.allowed_token_ids or ()
+        named["logprob_token_ids"] = params.logprob_token_ids
         for field, ids in named.items():
             if problem := self._outside_vocab(model, ids):
                 raise BadParams(field, problem)

@@ -34,7 +34,7 @@ def snapshot(
     ranks: Ranks,
 ) -> Snapshot:
     tiers = [
-        TierView(each.name, each.size - each.room(), each.size) for each in scheduler.transfers.tiers.values()
+        TierView(each.name, each.used, each.size, each.problem) for each in scheduler.transfers.tiers.values()
     ]
     memory = {} if error else runner.memory()  # a lost GPU does not respond
     now = scheduler.clock()

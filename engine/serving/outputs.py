@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from engine.api import events
 from engine.api.errors import BadInput, BadParams, UnknownRequest
 from engine.api.events import Bus, Delta, TokenLogprob
@@ -14,7 +16,7 @@ from engine.api.snapshot import BeamsView
 from engine.execution.protocol import BAD, StepResult, TopTokens
 from engine.scheduling import forks, recovery
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import Step, StepRow
+from engine.scheduling.step import PromptSpan, Step, StepRow
 from engine.serving.groups.beams import BeamGroup
 from engine.serving.groups.samples import SampleGroup
 from engine.serving.meters import Meters
@@ -93,6 +95,8 @@ class OutputProcessor:
         """Take in what a step computed."""
         for request, logprobs in result.prompt_logprobs.items():
             self._take_prompt(request, step.targets[request].first, logprobs)
+        for request, total in result.sums.items():
+            self._take_sum(request, step.spans[request], total)
         sampled = iter(result.tokens)
         for row in step.rows:
             if row.samples:
@@ -112,6 +116,20 @@ class OutputProcessor:
         elif new := logprobs[request.scored - first :]:
             request.scored += len(new)
             self._replies[id].sink(Delta(id, prompt_logprobs=new))
+
+    def _take_sum(self, id: int, span: PromptSpan, total: np.ndarray) -> None:
+        """Take in the sum of a span. The one that ends the prompt completes its vector."""
+        if (request := self._scheduler.requests.get(id)) is None:
+            return
+        if np.isnan(total).any():
+            self.end(request, Finish.FAILED, "the model returned NaN for the prompt")
+            return
+        reply = self._replies[id]
+        reply.pool.add(span, total)
+        end = span.first + span.length
+        request.scored = max(request.scored, end + 1)
+        if end == request.prompt_len:
+            reply.sink(Delta(id, pooled=reply.pool.vector(request)))
 
     def _take(self, step: Step, row: StepRow, token: int, result: StepResult, now: float) -> None:
         """Take in what a row sampled: one token, or a run if the row had drafts."""
@@ -207,8 +225,9 @@ class OutputProcessor:
         if (params.n, params.best_of) != (before.n, before.best_of):
             name = "n" if params.n != before.n else "best_of"
             raise BadParams(name, "cannot change after a request is submitted")
-        if params.prompt_logprobs != before.prompt_logprobs:
-            raise BadParams("prompt_logprobs", "cannot change after a request is submitted")
+        for name in ("prompt_logprobs", "pooling"):
+            if getattr(params, name) != getattr(before, name):
+                raise BadParams(name, "cannot change after a request is submitted")
         if (params.max_tokens == 0) != (before.max_tokens == 0):
             raise BadParams("max_tokens", "cannot change from or to 0 after a request is submitted")
         if params.beams > 1 and id in self._samples:

@@ -17,7 +17,12 @@ from engine.api.config import KvSchemeName
 from engine.api.errors import BadInput, BadWire
 from engine.execution.changes import Recache, Resize, RunnerChange
 from engine.execution.protocol import Runner, StepResult
-from engine.execution.runner_bytes import (
+from engine.kv.tiers.tier import TransferEnd, TransferOrder
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step import Masks, Step
+from engine.scheduling.step_bytes import Bounds, decode, encode
+from engine.serving.replay_transfers import TransferReplay
+from engine.serving.runner_bytes import (
     checked,
     decode_change,
     decode_end,
@@ -29,11 +34,6 @@ from engine.execution.runner_bytes import (
     encode_masks,
     encode_order,
 )
-from engine.kv.tiers.tier import TransferEnd, TransferOrder
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import Masks, Step
-from engine.scheduling.step_bytes import Bounds, decode, encode
-from engine.serving.replay_transfers import TransferReplay
 
 VERSION = 2
 MOST = 2**28  # maximum bytes of a frame

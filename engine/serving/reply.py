@@ -8,6 +8,7 @@ from engine.api.events import Delta, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.api.request import Finish, Request
 from engine.kv.window import held
+from engine.serving.pooling import PromptPool
 from engine.text.stops import StopFinder
 from engine.text.tokenizer import Tokenizer
 
@@ -107,7 +108,7 @@ class ReplyOutput:
     """The reply of one request. Its sink gets a delta whenever new text is certain."""
 
     def __init__(self, written: TextStream, sink: Sink) -> None:
-        self.written, self.sink = written, sink
+        self.written, self.sink, self.pool = written, sink, PromptPool()
         self._later: SamplingParams | None = None  # for the token after the one in flight
 
     def retune(self, params: SamplingParams, *, in_flight: bool = False) -> None:
@@ -122,15 +123,22 @@ class ReplyOutput:
         """Pass on a token. Returns why the reply ends with it, if it does."""
         over = request.guide is not None and request.guide.over
         text, finish = self.written.take(token, request.generated, full=full, over=over)
-        blocks = len(held(request.blocks)) if finish else 0
         stop = self.written.stop if finish is Finish.STOP else ""
         if self._later:
             self.retune(self._later)
-        self.sink(Delta(request.id, (token,), text, logprobs, finish, blocks=blocks, stop=stop))
+        delta = Delta(request.id, (token,), text, logprobs, finish, stop=stop)
+        self.sink(_ended(delta, request) if finish else delta)
         return finish
 
     def end(self, request: Request, finish: Finish, error: str = "", fault: str = "") -> None:
         """End the reply from outside. Held-back text is shown unless there was an error."""
         text = "" if error else self.written.flush()
-        blocks = len(held(request.blocks))
-        self.sink(Delta(request.id, (), text, (), finish, error, fault=fault, blocks=blocks))
+        self.sink(_ended(Delta(request.id, (), text, (), finish, error, fault=fault), request))
+
+
+def _ended(delta: Delta, request: Request) -> Delta:
+    """Add what the request held at its end, and what a tier had of its prompt."""
+    offer, blocks = request.offer, len(held(request.blocks))
+    if offer is None or not offer.loaded:
+        return delta._replace(blocks=blocks)
+    return delta._replace(blocks=blocks, loaded=offer.tokens, tier=offer.tier)

@@ -5,6 +5,7 @@ from engine.execution.protocol import Runner
 from engine.scheduling.recovery import take_end
 from engine.scheduling.scheduler import Scheduler
 
+NO_REQUEST = -1  # of events about cached blocks
 POLL = 0.001  # seconds between polls when the engine is otherwise idle
 
 
@@ -20,7 +21,7 @@ def take_ends(scheduler: Scheduler, runner: Runner, *, wait: bool = False) -> No
     """Handle the transfers that have ended. `wait`: wait for all of them."""
     for end in runner.transferred(wait=wait):
         moving = take_end(scheduler, end)
-        order, request = moving.order, moving.request.id
+        order, request = moving.order, moving.request.id if moving.request else NO_REQUEST
         scheduler.emit(
             events.Transferred(
                 scheduler.step, scheduler.clock(), request, order.tier, order.kind == "load",

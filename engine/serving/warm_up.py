@@ -158,7 +158,7 @@ class WarmUp:
         self._salts += 1  # so that no prompt is found in the cache
         asked = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0, **params)
         salt = b"warm-up %d" % self._salts
-        self._own.add(self._engine.submit([0] * length, asked, self._take, salt=salt))
+        self._own.add(self._engine.submit([0] * length, asked, self._take, salt=salt, chat=None))
 
     def _take(self, delta: Delta) -> None:
         if delta.finish is Finish.FAILED:

@@ -25,6 +25,7 @@ REPLY_MARKS = {
     ),
     "<arg_key>": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     "<start_function_call>": ("<start_function_call>", "<end_function_call>", "<escape>"),
+    "<|tool_call>": ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
     "<|channel|>": ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"),
 }
 TOKEN_FLAGS = ("special", "single_word", "lstrip", "rstrip", "normalized")

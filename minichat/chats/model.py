@@ -26,6 +26,8 @@ class ReplyStats:
     strategy: str
     left_out: int = 0  # messages at the chat's start that the model did not read
     blocks: int = 0  # KV blocks it held at its end; 0: unknown
+    loaded: int = 0  # prompt tokens whose keys and values a tier had, so that they were not computed
+    tier: str = ""  # with `loaded`: the tier
 
     @property
     def rate(self) -> float:
@@ -93,6 +95,10 @@ class Chat:
     created_at: float = 0.0
     closed_at: float | None = None
 
+    @property
+    def key(self) -> str:
+        return chat_key(self.id, self.created_at)
+
 
 @dataclass(frozen=True, slots=True)
 class ChatLine:
@@ -104,6 +110,11 @@ class ChatLine:
     messages: int
     spoken_at: float  # time of its last message, or of its creation
     closed_at: float | None
+
+
+def chat_key(id: int, created_at: float) -> str:
+    """The name of a chat outside the store, for example for its blocks on disk."""
+    return f"{id} {created_at!r}"
 
 
 def title_from(text: str, width: int = 40) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from minichat.chats.errors import NewerStore
-from minichat.chats.filesystems import networked
 from minichat.chats.schema import migrate
+from minichat.shell.filesystems import networked
 from minichat.shell.paths import private_folder
 
 TIMEOUT = 2.0  # seconds to wait for another process's write

@@ -16,7 +16,7 @@ from engine.api.params import SamplingParams
 from minichat.chats import queries
 from minichat.chats.database import Database
 from minichat.chats.export import from_json, to_json, to_markdown
-from minichat.chats.model import Attachment, Chat, ChatLine, Message, ReplyStats, Role, State
+from minichat.chats.model import Attachment, Chat, ChatLine, Message, ReplyStats, Role, State, chat_key
 from minichat.chats.queries import PAGE, Db
 from minichat.chats.rows import packed_params, storable
 from minichat.chats.search import SearchHit, words_of
@@ -110,9 +110,15 @@ class Store:
 
         return self._database.write(work)
 
-    def delete_chat(self, chat_id: int) -> None:
-        """Delete the chat and its messages permanently. No error if it no longer exists."""
-        self._database.write(lambda db: db.execute("DELETE FROM chats WHERE id = ?", (chat_id,)))
+    def delete_chat(self, chat_id: int) -> str:
+        """Delete the chat and its messages permanently. Return its key; empty if it no longer exists."""
+
+        def work(db: Db) -> str:
+            query = "DELETE FROM chats WHERE id = ? RETURNING created_at"
+            row = db.execute(query, (chat_id,)).fetchone()
+            return chat_key(chat_id, row[0]) if row else ""
+
+        return self._database.write(work)
 
     def fork(self, chat_id: int, message_id: int) -> Chat:
         """Copy the chat up to and including this message."""

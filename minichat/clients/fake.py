@@ -82,6 +82,7 @@ class FakeBackend:
         elsewhere: str = "",
     ) -> None:
         self.replies: list[FakeReply] = []
+        self.forgotten: list[str] = []  # keys of deleted chats
         self.updates: list[tuple[int, dict[str, Any]]] = []
         self.refusal: EngineError | None = None  # raised by the next submit
         self.snapshots_taken = 0
@@ -143,6 +144,7 @@ class FakeBackend:
         tag: str = "",
         reply_prefix: Sequence[int] = (),
         deadline: float | None = None,
+        chat: str = "",
     ) -> FakeReply:
         if self.refusal:
             refusal, self.refusal = self.refusal, None
@@ -204,12 +206,15 @@ class FakeBackend:
         if scheme in self.unquantizable:
             raise self.unquantizable[scheme]
 
-    async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> FakeReply:
+    async def fork(self, id: int, params: SamplingParams, *, tag: str = "", chat: str = "") -> FakeReply:
         parent = self.replies[id]
         before = parent.prompt_tokens + parent.tokens
         reply = FakeReply(next(self._numbers), parent.prompt, params, before)
         self.replies.append(reply)
         return reply
+
+    async def forget_chat(self, chat: str) -> None:
+        self.forgotten.append(chat)
 
     async def count(self, prompt: Prompt) -> int:
         return len((await self.layout(prompt)).ids)

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.api.commands import Command
-from engine.api.config import EngineConfig
+from engine.api.config import DiskRoom, EngineConfig
 from engine.api.errors import EngineDead
 from engine.api.events import Delta, Event
 from engine.api.layout import PromptLayout
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot
 from engine.host.handover import Handover, call_on
+from engine.kv.tiers.disk_index import delete_chat
 from minichat.clients.bridge import gathered, in_thread
 from minichat.clients.protocol import Pace, Progress, Prompt
-from minichat.shell.interpreter import loading
+from minichat.shell.interpreter import loading, open_torch
 from minichat.shell.paths import private_folder
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class LocalReply:
 
 def on_thread(config: EngineConfig, progress: Progress) -> "EngineClient":
     """Run the engine on a thread, importing torch into this process."""
+    open_torch()
     from engine.host.thread import EngineThread
     from engine.start import start
 
@@ -76,8 +78,11 @@ Launch = Callable[[EngineConfig, Progress], "EngineClient"]
 class LocalBackend:
     """Launches the engine from a thread, and prepares prompts in threads."""
 
-    def __init__(self, config: EngineConfig, launch: Launch = on_thread) -> None:
-        self._config, self._launch = config, launch
+    def __init__(
+        self, config: EngineConfig, launch: Launch = on_thread, disk: DiskRoom | None = None
+    ) -> None:
+        """`disk`: where this or an earlier engine keeps blocks of chats."""
+        self._config, self._launch, self._disk = config, launch, disk
         self._engine: EngineClient | None = None
         self._handlers: list[Handover[Event]] = []
         self._unsubscribe: list[Callable[[], None]] = []
@@ -147,9 +152,10 @@ class LocalBackend:
         tag: str = "",
         reply_prefix: Sequence[int] = (),
         deadline: float | None = None,
+        chat: str = "",
     ) -> LocalReply:
         stream = await in_thread(
-            lambda: self._host.submit(prompt, params, deadline=deadline, reply_prefix=reply_prefix)
+            lambda: self._host.submit(prompt, params, deadline=deadline, reply_prefix=reply_prefix, chat=chat)
         )
         await asyncio.wrap_future(stream.accepted)
         return LocalReply(stream)
@@ -160,10 +166,14 @@ class LocalBackend:
     async def send(self, command: Command[T]) -> T:
         return await asyncio.wrap_future(self._host.send(command))
 
-    async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> LocalReply:
-        stream = self._host.fork(id, params)
+    async def fork(self, id: int, params: SamplingParams, *, tag: str = "", chat: str = "") -> LocalReply:
+        stream = self._host.fork(id, params, chat)
         await asyncio.wrap_future(stream.accepted)
         return LocalReply(stream)
+
+    async def forget_chat(self, chat: str) -> None:
+        if (disk := self._disk) is not None:
+            await in_thread(lambda: delete_chat(disk, chat))
 
     async def count(self, prompt: Prompt) -> int:
         return await in_thread(lambda: self._host.count(prompt))

@@ -87,11 +87,12 @@ class Backend(Protocol):
         tag: str = "",
         reply_prefix: Sequence[int] = (),
         deadline: float | None = None,
+        chat: str = "",
     ) -> Reply:
         """Start a reply. `tag` is a unique name to find it with `resume`.
 
         `reply_prefix`: tokens the reply already starts with; the deltas continue after them.
-        `deadline`: seconds until the first token is due.
+        `deadline`: seconds until the first token is due. `chat`: whose blocks an engine's disk keeps.
         """
         ...
 
@@ -106,8 +107,12 @@ class Backend(Protocol):
         """Send a command of engine/api/commands.py and return its result; raises if it is refused."""
         ...
 
-    async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> Reply:
+    async def fork(self, id: int, params: SamplingParams, *, tag: str = "", chat: str = "") -> Reply:
         """Continue from a running reply, sharing its blocks; `prompt_tokens` counts all tokens before it."""
+        ...
+
+    async def forget_chat(self, chat: str) -> None:
+        """Delete the cache blocks on disk that belong to this chat alone."""
         ...
 
     async def count(self, prompt: Prompt) -> int:

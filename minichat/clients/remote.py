@@ -173,6 +173,7 @@ class RemoteBackend:
         tag: str = "",
         reply_prefix: Sequence[int] = (),
         deadline: float | None = None,
+        chat: str = "",
     ) -> RemoteReply:
         value = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
         name = tag or token_hex(12)  # makes a repeated request idempotent
@@ -181,7 +182,7 @@ class RemoteBackend:
         body |= {} if deadline is None else {"deadline_ms": 1000 * deadline}
         return self._track(await self._link.ask("POST", "/engine/replies", body))
 
-    async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> RemoteReply:
+    async def fork(self, id: int, params: SamplingParams, *, tag: str = "", chat: str = "") -> RemoteReply:
         if id not in self._replies:
             raise UnknownRequest(f"request {id} is not one of this screen's replies")
         body = {"params": params_to_json(params), "keep": True, "tag": tag or token_hex(12)}
@@ -248,6 +249,9 @@ class RemoteBackend:
         return there + time.monotonic() - here
 
     # Text
+
+    async def forget_chat(self, chat: str) -> None:
+        """The server keeps no blocks by chat."""
 
     async def count(self, prompt: Prompt) -> int:
         return len((await self._laid_out(prompt)).ids)

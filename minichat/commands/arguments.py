@@ -37,6 +37,12 @@ def add_model(command: argparse.ArgumentParser) -> None:
         help="scheduling policy: fcfs, priority, latency, or a plugin's (see doctor; default: fcfs)",
     )
     group.add_argument(
+        "--target-ms",
+        type=number,
+        metavar="N",
+        help="when first tokens without a deadline are due, for --policy latency (default: 1000)",
+    )
+    group.add_argument(
         "--blocks", type=whole, metavar="N", help="KV cache blocks (default: from free memory)"
     )
     group.add_argument(
@@ -45,6 +51,12 @@ def add_model(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="blocks in main memory for preempted requests (default: as many as --blocks on a GPU, at most "
         "2 GiB; 0 on a CPU)",
+    )
+    group.add_argument(
+        "--kv-disk",
+        metavar="DIR:GB",
+        help="keep the cache blocks of chats in a folder, so that they resume after a restart; auto, off "
+        "(default: auto for the screen, off for other commands)",
     )
     group.add_argument("--max-context", type=whole, metavar="N", help="maximum tokens in a request")
     group.add_argument(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from engine.api.errors import BadInput, EngineError
 from minichat.clients.address import Address, find_key, server_url
-from minichat.commands.again import words_of
 from minichat.commands.options import failed
 from minichat.commands.screen import show
 from minichat.models.residents import Resident, Waiting, home_of
 from minichat.settings import load
+from minichat.shell.again import words_of
 from minichat.shell.paths import Paths, locate
 
 

@@ -191,6 +191,12 @@ def _family(name: str) -> str:
         return str(error)
     plain = [each.__name__ for each in parts if not each.launches()]
     own = [f"operator {each}" for each in (family.product, family.norm) if each]
+    if not family.chained:
+        return (
+            "on a GPU, its blocks run as plain torch around attention, as their parts are not a plain chain"
+        )
+    if family.rope.interleaved:
+        plain.insert(0, f"{parts[0].__name__} (interleaved positions)")
     if not plain + own:
         return "all parts have their own GPU kernels"
     some = f"{len(plain)} of {len(parts)} parts" if plain else "custom operators"

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from engine.api.config import EngineConfig
+from engine.api.config import EngineConfig, is_seconds
 from engine.api.errors import BadInput, EngineError
 from engine.api.params import SamplingParams
+from minichat.shell.disk_room import disk_room
 from minichat.shell.interpreter import loading
+from minichat.shell.paths import locate
 
 if TYPE_CHECKING:
     from engine.host.thread import EngineThread
@@ -43,6 +45,12 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
         if options.kv_window is None:
             raise BadInput("--kv-sinks requires --kv-window")
         more["kv_sinks"] = options.kv_sinks
+    if options.target_ms is not None:
+        if options.policy in ("fcfs", "priority"):
+            raise BadInput(f"--target-ms has no effect with --policy {options.policy}; use --policy latency")
+        if not is_seconds(options.target_ms / 1000):
+            raise BadInput(f"--target-ms must be at least 0, got {options.target_ms:g}")
+        more["latency_target"] = options.target_ms / 1000
     return EngineConfig(
         model=options.model,
         device=options.device,
@@ -54,6 +62,7 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
         blocks=options.blocks,
         host_blocks=options.host_blocks,
         max_context=options.max_context,
+        kv_disk=disk_room(options.kv_disk, locate().cache),
         draft=options.draft,
         kv_scheme=options.kv,
         kv_window=options.kv_window,

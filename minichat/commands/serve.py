@@ -42,6 +42,7 @@ _OF_WEIGHTS = {  # options of the weights and their cache, with their defaults
     "kv": "none",
     "kv_window": None,
     "host_blocks": None,
+    "kv_disk": None,
     "draft": None,
     "dummy_weights": False,
     "no_warm": False,

@@ -4,14 +4,15 @@ import argparse
 import os
 import sys
 
+from engine.api.config import DiskRoom
 from engine.api.errors import BadInput, EngineError
 from minichat.chats.model import Message
 from minichat.clients.local import LocalBackend, in_process, on_thread
-from minichat.commands.again import words_of
 from minichat.commands.options import engine_config, failed
 from minichat.commands.screen import show
 from minichat.session.attachments import CannotAttach, attach
 from minichat.settings import Settings, load
+from minichat.shell.again import words_of
 from minichat.shell.first import First, first_message, keys_from_terminal, read_pipe
 from minichat.shell.paths import locate
 
@@ -35,6 +36,8 @@ def run(options: argparse.Namespace) -> int:
         return chat.run(options)
     if not _on_screen(options):
         return _answered(options, first)
+    if options.kv_disk is None:  # other commands keep nothing unless asked to
+        options.kv_disk = loaded.settings.engine.kv_disk
     try:
         config = engine_config(options)
     except EngineError as error:
@@ -42,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
 
     def engine() -> LocalBackend:
         launch = in_process(paths.engine_log) if options.runs_in == "process" else on_thread
-        return LocalBackend(config, launch)
+        disk = DiskRoom.parse(config.kv_disk or f"{paths.cache}:1")
+        return LocalBackend(config, launch, disk)
 
     def again(model: str) -> list[str]:
         return words_of(options, model=model)

@@ -6,7 +6,6 @@ import sys
 
 from engine.api.errors import BadInput, EngineError
 from minichat.cli import parser
-from minichat.commands.again import words_of
 from minichat.commands.attach import attach_to, check_terminal
 from minichat.commands.options import engine_config, failed, show_progress
 from minichat.commands.serve import check
@@ -14,6 +13,7 @@ from minichat.commands.tui import settle
 from minichat.models.catalog import identity
 from minichat.models.residents import Resident, Waiting, home_of
 from minichat.settings import load
+from minichat.shell.again import words_of
 from minichat.shell.paths import locate
 
 

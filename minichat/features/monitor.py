@@ -1,11 +1,13 @@
 """F2: the monitor beside the chats, or one engine line while it is hidden."""
 
+from collections.abc import Sequence
 from typing import Self
 
 from textual import on
 from textual.widget import Widget
 
 from engine.api.commands import Abort, Preempt
+from engine.api.events import Event
 from engine.api.snapshot import Snapshot
 from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 from minichat.ui.monitor import EngineLine, KVMap, MonitorPanel, Queues
@@ -27,7 +29,8 @@ class MonitorSide(MonitorPanel):
         context.leaving.append(self._restored)
         context.signals.arranged.connect(self._arranged)
         context.signals.snapshot.connect(self._see_snapshot)
-        context.signals.events.connect(self.add_events)
+        context.signals.owned.connect(self.draw)
+        context.signals.events.connect(self._see_events)
 
     def focus(self, scroll_visible: bool = True) -> Self:
         self.focus_first()
@@ -52,8 +55,12 @@ class MonitorSide(MonitorPanel):
     def _see_snapshot(self, snapshot: Snapshot) -> None:
         owners = self.context.engine.owners
         self.update_from(snapshot, owners)
-        if not self.display:
-            self.context.part(EngineLine).update_from(snapshot, owners)
+        self.context.part(EngineLine).update_from(snapshot, owners)  # it may be shown before the next one
+
+    def _see_events(self, events: Sequence[Event]) -> None:
+        self.add_events(events)
+        self.show_cut(self.context.engine.cut)
+        self.context.part(EngineLine).note = self.context.engine.cut
 
     @on(MonitorPanel.RateRequested)
     def _change_rate(self, event: MonitorPanel.RateRequested) -> None:

@@ -26,7 +26,8 @@ def join(child: "Conversation", other: "Conversation") -> None:
 
     async def begin(run: "RunningReply", params: SamplingParams) -> Reply:
         run.stays = bool(child.services.backend.elsewhere)
-        reply, count, before = await branch(child.services.backend, source, params, tag_of(run.message))
+        chat, tag = child.chat.key, tag_of(run.message)
+        reply, count, before = await branch(child.services.backend, source, params, tag, chat)
         if source.trace is not None:
             child.trace(run, copied_trace(source.trace, reply.id, count, theirs, child.chat.messages))
         child.set_prefix(run, count, before)
@@ -44,7 +45,9 @@ def go_on_with(child: "Conversation", walk: "Walk", token: int) -> None:
         backend = child.services.backend
         child.set_prefix(run, len(prefix), await walk.text(prefix))
         run.stays = bool(backend.elsewhere)
-        reply = await backend.submit(trace.prompt, params, tag=tag_of(run.message), reply_prefix=prefix)
+        reply = await backend.submit(
+            trace.prompt, params, tag=tag_of(run.message), reply_prefix=prefix, chat=child.chat.key
+        )
         copy = copied_trace(trace, reply.id, at, theirs, child.chat.messages)
         copy.tokens.append(token)
         copy.logprobs = {place: each for place, each in trace.logprobs.items() if place < at}
@@ -55,14 +58,14 @@ def go_on_with(child: "Conversation", walk: "Walk", token: int) -> None:
 
 
 async def branch(
-    backend: Backend, source: "RunningReply", params: SamplingParams, tag: str
+    backend: Backend, source: "RunningReply", params: SamplingParams, tag: str, chat: str
 ) -> tuple[Reply, int, str]:
     """Fork the reply. Return it with the number and text of the tokens before it.
 
     The engine is ahead of the displayed text, so wait for the missing tokens.
     """
     assert source.reply is not None and source.trace is not None
-    reply = await backend.fork(source.reply.id, params, tag=tag)
+    reply = await backend.fork(source.reply.id, params, tag=tag, chat=chat)
     count = reply.prompt_tokens - source.reply.prompt_tokens
     while len(source.trace.tokens) < count and source.task is not None and not source.task.done():
         await asyncio.sleep(_LOOK_EVERY)

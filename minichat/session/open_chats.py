@@ -111,8 +111,13 @@ class OpenChats:
     async def delete(self, conversation: Conversation) -> None:
         """Delete the chat from the screen and the store."""
         await conversation.stop_and_wait()
-        self.services.store.delete_chat(conversation.chat.id)
+        await self.erase(conversation.chat.id)
         self._take_away(conversation)
+
+    async def erase(self, chat_id: int) -> None:
+        """Delete a chat from the store, and its cache blocks from the engine's disk."""
+        if key := self.services.store.delete_chat(chat_id):
+            await self.services.backend.forget_chat(key)
 
     def catch_up(self) -> None:
         """Load changes of other screens; a chat with a running reply is updated once it ends."""

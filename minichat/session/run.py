@@ -62,6 +62,7 @@ class RunningReply:
     first: float | None = None
     tokens: int = 0
     blocks: int = 0  # the last known number of its blocks
+    loaded: tuple[int, str] = (0, "")  # prompt tokens that a tier had, and the tier
     saved: float = 0.0
     stopping: bool = False
     reason: str = ""  # why it was stopped, unless the user did it
@@ -95,7 +96,7 @@ class RunningReply:
             if delta.choice:
                 self.others.setdefault(delta.choice, Sample()).take(delta)
             elif delta.finish:
-                self.blocks = delta.blocks
+                self.blocks, self.loaded = delta.blocks, (delta.loaded, delta.tier)
         return [delta for delta in batch if not delta.choice]
 
     def beside(self, message: Message) -> list[Message]:
@@ -137,4 +138,6 @@ class RunningReply:
             strategy=strategy(params),
             left_out=self.left_out,
             blocks=self.blocks,
+            loaded=self.loaded[0],
+            tier=self.loaded[1],
         )

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from minichat.chats.model import Message
 from minichat.chats.store import Store
@@ -12,6 +12,13 @@ from minichat.clients.protocol import Backend
 from minichat.session.pacer import Pacer
 
 Chatting = TypeVar("Chatting")  # Conversation, which imports this module
+Taking = TypeVar("Taking", contravariant=True)
+
+
+class Took(Protocol[Taking]):
+    """Called when a conversation has a new request. `role`: what it is for, if not for a reply."""
+
+    def __call__(self, conversation: Taking, request: int, role: str = "", /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +29,7 @@ class ChatServices(Generic[Chatting]):
     backend: Backend
     pacer: Pacer
     ready: asyncio.Event  # set once the engine is ready or has failed
-    took: Callable[[Chatting, int], None]  # a conversation has a new request
+    took: Took[Chatting]
     changed: Callable[[Chatting], None]  # it started, ended or was renamed
     spread: Callable[[Chatting, list[Message]], None]  # it received other samples
     report: Callable[[str], None]

@@ -61,8 +61,9 @@ class Reading:
         while True:
             prompt, parts = self.prompt()
             try:
-                deadline = self._services.deadline
-                reply = await self._services.backend.submit(prompt, params, tag=tag, deadline=deadline)
+                reply = await self._services.backend.submit(
+                    prompt, params, tag=tag, deadline=self._services.deadline, chat=self._chat.key
+                )
             except RequestTooLong:
                 start = _later(history, self.left_out)
                 self.left_out = before if start is None else start

@@ -1,8 +1,9 @@
 """The tokens of a reply: their positions, and the alternatives at each."""
 
+import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from engine.api.errors import EngineError
 from engine.api.events import TokenLogprob
@@ -28,6 +29,7 @@ class Walk:
     messages: tuple[Message, ...]  # of the chat up to the reply
     places: tuple[TokenSpan, ...]  # of each token, in the reply's text
     at: int = 0
+    _probes: dict[int, asyncio.Task[TokenLogprob]] = field(default_factory=dict)  # in flight, by position
 
     @property
     def message(self) -> Message:
@@ -44,19 +46,33 @@ class Walk:
         return None if entry is None else math.exp(entry.logprob)
 
     async def look(self, at: int) -> TokenLogprob:
-        """The likeliest tokens at a position. If unknown, the engine samples one more token there."""
+        """The likeliest tokens at a position. If unknown, the engine samples one more token there.
+
+        A canceled look still owns its request, and the next look at the position waits for the same one.
+        """
         if at not in self.trace.logprobs:
-            params = SamplingParams(temperature=0.0, max_tokens=at + 1, logprobs=MOST, ignore_eos=True)
-            prefix = self.trace.tokens[:at]
-            reply = await self.chat.services.backend.submit(self.trace.prompt, params, reply_prefix=prefix)
-            self.chat.services.took(self.chat, reply.id)
-            found = [
-                one async for batch in reply.batches(_at_once) for delta in batch for one in delta.logprobs
-            ]
-            if not found:
-                raise EngineError("the engine returned no alternatives here")
-            self.trace.logprobs[at] = _as_if_sampled(self.trace.tokens[at], found[0])
+            if at not in self._probes:
+                self._probes[at] = probe = asyncio.create_task(self._probe(at), name="probe")
+                probe.add_done_callback(lambda done: self._probed(at, done))
+            await asyncio.shield(self._probes[at])
         return self.trace.logprobs[at]
+
+    async def _probe(self, at: int) -> TokenLogprob:
+        services = self.chat.services
+        params = SamplingParams(temperature=0.0, max_tokens=at + 1, logprobs=MOST, ignore_eos=True)
+        prefix = self.trace.tokens[:at]
+        key = self.chat.chat.key
+        reply = await services.backend.submit(self.trace.prompt, params, reply_prefix=prefix, chat=key)
+        services.took(self.chat, reply.id, "probe")
+        found = [one async for batch in reply.batches(_at_once) for delta in batch for one in delta.logprobs]
+        if not found:
+            raise EngineError("the engine returned no alternatives here")
+        return _as_if_sampled(self.trace.tokens[at], found[0])
+
+    def _probed(self, at: int, done: asyncio.Task[TokenLogprob]) -> None:
+        del self._probes[at]  # one that failed may be tried again
+        if not done.cancelled() and done.exception() is None:
+            self.trace.logprobs[at] = done.result()
 
     async def spell(self, at: int) -> None:
         """Load the texts of the candidates, which a remote engine returns asynchronously."""

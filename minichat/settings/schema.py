@@ -115,6 +115,12 @@ class EngineSettings:
         whole(0, 2**31 - 1),
         "Blocks in main memory for preempted requests; if unset, as many as `blocks` on a GPU, 0 on a CPU.",
     )
+    kv_disk: str = setting(
+        "auto",
+        NAME,
+        "Where chats keep their cache blocks, so that they resume after a restart: DIR:GB, off, or auto: in "
+        "the cache folder, 2 GB or a tenth of what is free.",
+    )
     max_context: int | None = setting(
         None, whole(1, 2**31 - 1), "Maximum tokens of one request; if unset, the model's limit."
     )

@@ -3,10 +3,14 @@
 Measured with four streaming panes: docs/screen.md.
 """
 
+import ctypes
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 
 # Seconds that a thread may hold the interpreter lock while another waits for it. A step of a small model
 # needs the lock dozens of times, once after each operation, and each time waited up to 5 ms while
@@ -34,6 +38,29 @@ def loading() -> Iterator[None]:
         gc.freeze()
     finally:
         gc.enable()
+
+
+def open_torch() -> None:
+    """Open torch's libraries before torch is imported, so that the screen does not freeze meanwhile.
+
+    The import opens them with the interpreter locked, which took one to two seconds. It finds them open.
+    """
+    spec = None if "torch" in sys.modules else find_spec("torch")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        suffix = "dylib" if sys.platform == "darwin" else "so"
+        # As torch does: first what it needs, visible to all libraries.
+        open_library(Path(folder, "lib", f"libtorch_global_deps.{suffix}"), os.RTLD_GLOBAL)
+        open_library(Path(folder, "lib", f"libtorch.{suffix}"))
+
+
+def open_library(file: Path, visible: int = os.RTLD_LOCAL) -> bool:
+    """Open a library while other threads run: a call through ctypes releases the lock, `CDLL()` does not.
+
+    Return whether that worked. If not, the import reports the error.
+    """
+    dlopen = ctypes.CDLL(None).dlopen
+    dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    return dlopen(os.fsencode(file), os.RTLD_NOW | visible) is not None
 
 
 def tidy() -> None:

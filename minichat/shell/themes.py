@@ -1,15 +1,14 @@
 """Themes as TOML files: the built-in ones, and the user's in a folder beside the settings."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from itertools import combinations, product, starmap
 from math import dist
 from pathlib import Path
 from typing import Any
 
-from textual.color import Color, ColorParseError, rgb_to_lab
+from textual.color import Color, ColorParseError, Lab, rgb_to_lab
 from textual.theme import Theme
 
 from minichat.settings.load import Problem, TomlDocument, read
@@ -44,7 +43,9 @@ OKABE_ITO = (
 _EVEN = 0.179  # the luminance at which black and white have equal contrast
 MUTED = 0.72  # position between background and text color
 THUMB = 0.6  # likewise, for a dragged scroll bar
-_SHADES = (0.3, 0.6)  # positions toward white or black
+_ENDS = ("white", "black")
+_SHADES = (0.3, 0.5, 0.7)  # positions toward white or black
+_MORE = 16  # colors beyond a theme's own, so that 24 chats differ
 _SEEN = 3.0  # the minimum contrast of a mark
 _KEYS = ("name", "about", "dark", "owners", "colours", "map", "syntax", "variables")
 _NAME = re.compile(r"^name\s*=.*$", re.MULTILINE)
@@ -62,7 +63,7 @@ class ThemeColors:
     dark: bool
     colors: Mapping[str, str]
     owners: tuple[str, ...]
-    shades: tuple[str, ...]  # lighter or darker variants, so that a ninth chat differs from the first eight
+    shades: tuple[str, ...]  # lighter and darker variants, so that a ninth chat differs from the first eight
     map: Mapping[str, str]
     syntax: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -207,30 +208,39 @@ def _palette(document: TomlDocument) -> ThemeColors | None:
     owners, variables = _owners(document), _variables(document)
     if document.problems:
         return None
-    shades = _shades_of(owners, (colors["background"], colors["surface"]))
+    shades = _shades_of(owners, (colors["background"], colors["surface"]), tuple(on_map.values()))
     return ThemeColors(called, about, dark, colors, owners, shades, on_map, syntax, variables)
 
 
 @lru_cache(maxsize=64)  # themes are read again whenever one is edited
-def _shades_of(owners: tuple[str, ...], grounds: tuple[str, ...]) -> tuple[str, ...]:
-    """Lighter or darker variants, whichever are easier to distinguish; none for terminal colors."""
-    known = [Color.parse(owner) for owner in owners]
-    behind = [Color.parse(ground) for ground in grounds]
-    if any(color.ansi is not None for color in (*known, *behind)):
+def _shades_of(owners: tuple[str, ...], grounds: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
+    """Lighter and darker variants of the owners' colors; none for terminal colors.
+
+    Each is the visible one that differs most from all before it and from the `others` on the map.
+    """
+    behind, there = [*map(Color.parse, grounds)], [*map(Color.parse, (*owners, *others))]
+    if any(color.ansi is not None for color in (*there, *behind)):
         return ()
-    tried = [
-        [color.blend(end, share) for color in known]
-        for end in (Color.parse("white"), Color.parse("black"))
-        for share in _SHADES
-    ]
-    seen = [each for each in tried if min(starmap(_contrast, product(each, behind))) >= _SEEN]
-    best = max(seen or tried, key=lambda each: _least_difference([*known, *each]))
-    return tuple(color.hex for color in best)
+    tried = _variants(owners)
+    seen = [each for each in tried if min(_contrast(each, ground) for ground in behind) >= _SEEN] or tried
+    apart = [min(dist(_lab(each), _lab(color)) for color in there) for each in seen]
+    chosen: list[str] = []
+    for _ in range(_MORE):
+        best = seen[max(range(len(seen)), key=apart.__getitem__)]
+        chosen.append(best.hex)
+        apart = [min(near, dist(_lab(each), _lab(best))) for near, each in zip(apart, seen, strict=True)]
+    return tuple(chosen)
 
 
-def _least_difference(colors: Sequence[Color]) -> float:
-    """The smallest difference of any two colors, in CIE Lab."""
-    return min(starmap(dist, combinations(map(rgb_to_lab, colors), 2)))
+@cache  # many themes have the same colors of owners
+def _variants(owners: tuple[str, ...]) -> tuple[Color, ...]:
+    ends, known = [*map(Color.parse, _ENDS)], [*map(Color.parse, owners)]
+    return tuple(color.blend(end, share) for end in ends for share in _SHADES for color in known)
+
+
+@cache
+def _lab(color: Color) -> Lab:
+    return rgb_to_lab(color)
 
 
 def _contrast(one: Color, other: Color) -> float:

@@ -4,7 +4,7 @@ from textual.timer import Timer
 
 from minichat.features.feature import Context
 
-LATE = 1.0  # seconds, at most
+_LATE = 0.25  # seconds; the timer itself may be late while a model loads
 
 
 class SavedDrafts:
@@ -18,7 +18,7 @@ class SavedDrafts:
     def note(self) -> None:
         """Schedule a save: the text has changed."""
         if self._timer is None:
-            self._timer = self._context.app.set_timer(LATE, self.keep)
+            self._timer = self._context.app.set_timer(_LATE, self.keep)
 
     def keep(self) -> None:
         """Save the drafts of all chats now: the active chat may have changed."""

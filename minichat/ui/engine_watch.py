@@ -1,11 +1,14 @@
 """The engine's latest snapshots and the owners of its requests, for all parts of the screen."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.api.events import Event
 from engine.api.snapshot import Snapshot
+from minichat.clients.protocol import LinkBack, LinkLost
 from minichat.session.conversation import Conversation
+from minichat.ui.monitor.figures import clock_time
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.signals import Signals
 
@@ -19,17 +22,20 @@ class Observer(Protocol):
 class EngineWatch:
     """Passes snapshots and events to subscribers, and snapshots to visible panels."""
 
-    def __init__(self, signals: Signals) -> None:
+    def __init__(self, signals: Signals, clock: Callable[[], float] = time.time) -> None:
         self.owners: dict[int, Owner] = {}  # by request, finished ones too: their cached blocks remain
         self.latest: Snapshot | None = None
         self.at_work: Snapshot | None = None  # the latest one with running requests
+        self.cut = ""  # while the link to the engine is down: how old the latest snapshot is
         self.observers: list[Observer] = []  # those visible now
+        self.clock, self._seen_at = clock, 0.0
         self._signals = signals
 
-    def took(self, conversation: Conversation, request: int) -> None:
-        self.owners[request] = Owner(conversation.chat.letter.upper(), conversation.color)
+    def took(self, conversation: Conversation, request: int, role: str = "") -> None:
+        self.owners[request] = Owner(conversation.chat.letter.upper(), conversation.color, role)
         if self.latest is not None:
             self._share(self.latest)
+        self._signals.owned()
 
     def forget(self) -> None:
         """Forget all requests: a new engine starts counting again."""
@@ -38,7 +44,7 @@ class EngineWatch:
         self._signals.replaced()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
-        self.latest = snapshot
+        self.latest, self._seen_at = snapshot, self.clock()
         self._share(snapshot)
         if snapshot.running and snapshot.rates.steps:
             self.at_work = snapshot
@@ -53,7 +59,18 @@ class EngineWatch:
                 self.owners.setdefault(view.id, self.owners[view.group])
 
     def show_events(self, events: Sequence[Event]) -> None:
+        before = self.cut
+        for event in events:
+            match event:
+                case LinkLost(ended=False):
+                    seen = f", as of {clock_time(self._seen_at)}" if self.latest is not None else ""
+                    self.cut = f"no link{seen}"
+                case LinkLost(ended=True) | LinkBack():
+                    self.cut = ""
         self._signals.events(events)
+        if self.cut != before and self.latest is not None:
+            for each in tuple(self.observers):
+                self._show_to(each, self.latest)
 
     def observe(self, observer: Observer) -> None:
         """Start showing snapshots to an observer that became visible, from the latest one on."""

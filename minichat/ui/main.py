@@ -23,7 +23,7 @@ from minichat.ui.dialogs.dialog import closed_by
 from minichat.ui.drafts import SavedDrafts
 from minichat.ui.engine_watch import EngineWatch
 from minichat.ui.frames import FrameScreen
-from minichat.ui.layout import layout
+from minichat.ui.layout import SHORT, layout
 from minichat.ui.marks import ASCII
 from minichat.ui.panels import Dock, Panels
 from minichat.ui.panes.banner import Banner
@@ -110,6 +110,7 @@ class MainScreen(FrameScreen[None]):
         self.shown = self.chats.shown(plan.panes)
         self._panes.show(self.shown, list(self.chats))
         self.set_class(len(self.shown) > 1, "-several")
+        self.set_class(self.size.height < SHORT, "-short")
         self.label()
         self.wake()
 
@@ -170,8 +171,8 @@ class MainScreen(FrameScreen[None]):
         self.label()
         self.wake()
 
-    def took(self, conversation: Conversation, request: int) -> None:
-        self.engine.took(conversation, request)
+    def took(self, conversation: Conversation, request: int, role: str = "") -> None:
+        self.engine.took(conversation, request, role)
         self.wake()
 
     def forget_requests(self) -> None:

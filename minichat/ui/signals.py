@@ -35,6 +35,7 @@ class Signals:
         self.contain = contain
         self.snapshot = Signal[Snapshot](contain)  # each one, also while no panel shows it
         self.events = Signal[Sequence[Event]](contain)
+        self.owned = Signal[[]](contain)  # a request got its owner, perhaps after its first events
         self.replaced = Signal[[]](contain)  # a new engine counts requests from the start
         self.chat_changed = Signal[[]](contain)  # the active chat changed
         self.arranged = Signal[[]](contain)  # a panel was opened or closed

@@ -50,7 +50,7 @@ class SnapshotPoller:
                 self._woken = False
                 snapshot = await self._backend.snapshot()
                 self._show(snapshot)
-                if not _quiet(snapshot):
+                if not quiet(snapshot):
                     ran = True
                 elif not self._woken:
                     if ran:
@@ -59,6 +59,6 @@ class SnapshotPoller:
                 await asyncio.sleep(1 / self.rate)
 
 
-def _quiet(snapshot: Snapshot) -> bool:
+def quiet(snapshot: Snapshot) -> bool:
     """Whether nothing runs and the rates have dropped to zero."""
     return not snapshot.requests and not snapshot.rates.decode and not snapshot.rates.prefill

@@ -16,14 +16,19 @@ class CachedStylesheet(Stylesheet):
     """Rules depend only on their source and the variables, so all stylesheets of the process share them."""
 
     parsed: ClassVar[LRUCache[tuple[object, ...], list[RuleSet]]] = LRUCache(512)
+    _themes: ClassVar[dict[frozenset[tuple[str, str]], int]] = {}  # as numbers, which compare faster
 
     def __init__(self, *, variables: dict[str, str]) -> None:
         super().__init__(variables=variables)
-        self._colors = frozenset(variables.items())
+        self._theme = self._number(variables)
 
     def set_variables(self, variables: dict[str, str]) -> None:
         super().set_variables(variables)
-        self._colors = frozenset(variables.items())
+        self._theme = self._number(variables)
+
+    @classmethod
+    def _number(cls, variables: dict[str, str]) -> int:
+        return cls._themes.setdefault(frozenset(variables.items()), len(cls._themes))
 
     def _parse_rules(
         self,
@@ -33,7 +38,7 @@ class CachedStylesheet(Stylesheet):
         tie_breaker: int = 0,
         scope: str = "",
     ) -> list[RuleSet]:
-        key = (self._colors, css, read_from, is_default_rules, tie_breaker, scope)
+        key = (self._theme, css, read_from, is_default_rules, tie_breaker, scope)
         rules = self.parsed.get(key)
         if rules is None:
             rules = super()._parse_rules(css, read_from, is_default_rules, tie_breaker, scope)

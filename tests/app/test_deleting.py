@@ -32,8 +32,10 @@ async def test_a_chat_is_deleted_after_confirmation(bench: Callable[..., Any]) -
         await it.pilot.press("enter")  # which keeps it
         await it.until(lambda: it.app.focused is it.main.prompt)
         assert titles(it) == ["first", "second"]
+        key = it.app.chats.active.chat.key
         await it.pilot.press("alt+d", "down", "enter")
         await it.until(lambda: titles(it) == ["first"])
+        assert it.backend.forgotten == [key], "its blocks on disk are not deleted"
         assert [each.title for each in it.app.store.listing()] == ["first"]
         await it.pilot.press("alt+z")
         await it.until(lambda: "There is no closed chat" in it.notices())
@@ -65,6 +67,7 @@ async def test_open_and_closed_chats_are_deleted_from_the_list(bench: Callable[.
         await it.until(lambda: "Delete first and its 2 messages?" in it.screen_text())
         await it.pilot.press("down", "enter")
         await it.until(lambda: [each.title for each in it.app.store.listing()] == ["second"])
+        assert len(it.backend.forgotten) == 1, "a closed chat's blocks on disk are not deleted"
         await it.until(lambda: "Delete first" not in it.screen_text())
         assert "first" not in "".join(it.screen_text().splitlines()[1:-1]).replace("fir", "", 1)
         await it.pilot.press("escape")

@@ -1,9 +1,12 @@
 """How the screen and the engine share one interpreter."""
 
 import gc
+import os
+import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +57,39 @@ def test_a_model_that_cannot_be_loaded_freezes_nothing() -> None:
         raise OSError
     assert gc.isenabled()
     assert gc.get_freeze_count() == frozen
+
+
+_OPENS_A_PIPE = """
+import sys, threading
+from pathlib import Path
+from minichat.shell.interpreter import open_library
+pipe = Path(sys.argv[1])
+threading.Thread(target=pipe.write_bytes, args=(b"no library",)).start()
+assert not open_library(pipe)
+"""
+
+
+def test_other_threads_run_while_a_library_opens(tmp_path: Path) -> None:
+    """Opening a pipe blocks until another thread writes to it, so this never ends if the lock is held."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    subprocess.run([sys.executable, "-c", _OPENS_A_PIPE, str(pipe)], check=True, timeout=60)
+
+
+_OPENS_TORCH = """
+import sys
+from pathlib import Path
+from minichat.shell.interpreter import open_torch
+open_torch()
+assert "torch" not in sys.modules
+assert "libtorch_cpu" in Path("/proc/self/maps").read_text()
+import torch
+assert torch.ones(2).sum() == 2
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_torch_finds_its_libraries_open() -> None:
+    subprocess.run([sys.executable, "-c", _OPENS_TORCH], check=True, timeout=60)
 
 
 def _cycle() -> "weakref.ref[Cycle]":

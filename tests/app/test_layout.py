@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minichat.features.chats.find import FindBar
-from minichat.ui.layout import MOST_PANES, layout
+from minichat.ui.layout import MOST_PANES, SHORT, layout
 from minichat.ui.monitor import EngineLine
 from tests.app.conftest import run
 
@@ -209,3 +209,14 @@ async def test_opening_something_else_restores_the_screen(bench: Callable[..., A
         if key == "f2":
             await it.pilot.press("f2")
             await it.until(lambda: it.monitor.display and it.monitor.kvmap.display)
+
+
+@run
+async def test_a_short_screen_has_no_key_bar(bench: Callable[..., Any]) -> None:
+    async with bench((80, SHORT - 1)) as it:
+        assert not it.main.keybar.display and it.main.prompt.styles.border_top[0] == ""
+        await it.pilot.resize_terminal(80, SHORT)
+        await it.until(lambda: it.main.keybar.display)
+        assert it.main.prompt.styles.border_top[0]
+        await it.pilot.resize_terminal(80, SHORT - 1)
+        await it.until(lambda: not it.main.keybar.display)

@@ -1,5 +1,6 @@
 """Stepping through the tokens of a reply: the likely tokens at each, and forking with another one."""
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,11 +9,12 @@ from typing import Any
 import pytest
 
 from engine.api.errors import EngineError
-from engine.api.events import Delta, TokenLogprob
+from engine.api.events import Delta, Queued, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from minichat.clients.fake import FakeBackend, FakeReply
 from minichat.session.resuming import tag_of
+from minichat.ui.monitor.owners import Owner
 from tests.app.conftest import Bench, run, snapshot
 
 TOP = tuple((token, math.log(share)) for token, share in ((97, 0.5), (98, 0.25), (99, 0.125)))
@@ -33,11 +35,11 @@ class Letters(FakeBackend):
         *,
         tag: str = "",
         reply_prefix: Sequence[int] = (),
-        deadline: float | None = None,
+        **named: Any,
     ) -> FakeReply:
         if self.full:
             raise EngineError("the engine is full")
-        reply = await super().submit(prompt, params, tag=tag, reply_prefix=reply_prefix, deadline=deadline)
+        reply = await super().submit(prompt, params, tag=tag, reply_prefix=reply_prefix, **named)
         reply.prompt_tokens = len((await self.layout(prompt)).ids)
         if params.max_tokens == len(reply_prefix) + 1:  # a position is viewed
             drawn = TokenLogprob(97, TOP[0][1], 1, TOP)
@@ -266,3 +268,46 @@ async def test_on_a_small_screen_a_drawer_closes(bench: Callable[..., Any]) -> N
         await it.until(lambda: not it.main.query_one("#panes").display)
         await it.pilot.press("alt+c")
         await it.until(lambda: "token 1 of 4" in it.screen_text() and not it.drawer.display)
+
+
+@run
+async def test_the_monitor_names_the_requests_for_alternatives(bench: Callable[..., Any]) -> None:
+    """Also those that were no longer needed when the engine accepted them."""
+
+    class Slow(Letters):
+        async def submit(self, *given: Any, **more: Any) -> FakeReply:
+            if more.get("reply_prefix") is not None:
+                submitted.append(len(more["reply_prefix"]))
+                await accepts.wait()
+            return await super().submit(*given, **more)
+
+    accepts, submitted = asyncio.Event(), list[int]()
+    backend = Slow([snapshot()])
+    async with bench((200, 60), backend=backend) as it:
+        reply = await replied(it, "ab")
+        await it.pilot.press("alt+c")
+        await it.until(lambda: submitted)
+        await it.pilot.press("escape")
+        accepts.set()
+        await it.until(lambda: len(it.replies) == 2)
+        assert submitted == [0], "one request for a position, although the new line of tokens asked twice"
+        probe = it.replies[-1].id
+        assert it.main.engine.owners[reply.id] == Owner("A", 0)
+        await it.until(lambda: it.main.engine.owners.get(probe) == Owner("A", 0, "probe"))
+        it.main.show_events([Queued(0, 0.0, probe, 16)])
+        await it.until(lambda: it.app.poller.resting)
+        it.main.show_snapshot(snapshot(running=(reply.id, probe)))
+        await it.until(lambda: "A probe 2" in it.screen_text())  # in the legend of the map
+        lines = it.screen_text().splitlines()
+        assert any("decode" in line and line.rstrip().endswith("probe") for line in lines), "in the queues"
+        assert any("queued" in line and "probe: prompt of 16 tokens" in line for line in lines)
+
+
+@run
+async def test_a_late_owner_replaces_the_question_mark(bench: Callable[..., Any]) -> None:
+    """The engine's events may arrive before the answer to the submission."""
+    async with bench((120, 40), backend=letters()) as it:
+        it.main.show_events([Queued(0, 0.0, 7, 16)])
+        await it.until(lambda: "?  queued" in it.screen_text())
+        it.main.engine.took(it.app.chats.active, 7)
+        await it.until(lambda: "A  queued" in it.screen_text())

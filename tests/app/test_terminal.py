@@ -153,8 +153,9 @@ def test_piped_input_is_attached_and_keys_come_from_the_terminal(
     store.close()
 
 
-def test_a_chat_with_the_built_in_model(terminal: Callable[..., Tmux]) -> None:
-    tmux = terminal("--temperature", "0")
+def test_a_chat_with_the_built_in_model(terminal: Callable[..., Tmux], tmp_path: Path) -> None:
+    """It draws on the terminal wherever stderr goes, and nothing else goes there."""
+    tmux = terminal("--temperature", "0", "2>", str(tmp_path / "errors"))
     tmux.until(lambda screen: "Enter send" in screen)
     tmux.type("What is the KV cache?")
     tmux.until(lambda screen: "What is the KV cache?" in screen)
@@ -168,13 +169,6 @@ def test_a_chat_with_the_built_in_model(terminal: Callable[..., Tmux]) -> None:
     tmux.type("C-q")
     left_clean(tmux.until(lambda screen: f"{ENDED} 0" in screen and "speed" in screen))
     assert tmux.messages()[-1].state == "done"
-
-
-def test_it_draws_on_the_terminal_wherever_stderr_goes(terminal: Callable[..., Tmux], tmp_path: Path) -> None:
-    tmux = terminal("2>", str(tmp_path / "errors"))
-    tmux.until(lambda screen: "Enter send" in screen)
-    tmux.type("C-q")
-    left_clean(tmux.until(lambda screen: f"{ENDED} 0" in screen and "speed" in screen))
     assert (tmp_path / "errors").read_bytes() == b""
 
 

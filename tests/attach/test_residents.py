@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from websockets.sync.client import ClientConnection, unix_connect
 
 from engine.api.errors import BadInput, EngineError
 from engine.host.thread import EngineThread
@@ -31,6 +33,7 @@ from tests.waiting import becomes
 __all__ = ["run"]
 
 RATE = 40  # tokens a second
+ENDLESS = {"max_tokens": 10_000, "ignore_eos": True}
 
 
 class User:
@@ -75,6 +78,21 @@ def begin_reply(client: httpx.Client, tokens: int) -> str:
     return str(answer.json()["id"])
 
 
+def accepts_connections(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as tried:
+        return tried.connect_ex(str(path)) == 0
+
+
+def end_once_no_other_is_accepted(reply: ClientConnection, resident: Resident) -> str:
+    """Shorten a reply once the engine is shutting down. Return all that it sent."""
+    sent = str(reply.recv(10))
+    assert becomes(lambda: not accepts_connections(resident.socket))
+    reply.send(json.dumps({"type": "update", "id": "a", "changes": {"max_tokens": 1}}))
+    while '"done"' not in sent:
+        sent += str(reply.recv(10))
+    return sent
+
+
 def test_the_life_cycle_of_an_engine(user: User, root: Path) -> None:
     """Two concurrent `up`s share one engine, a killed engine is cleaned up, and `down` waits for replies."""
     resident = user.resident
@@ -109,23 +127,17 @@ def test_the_life_cycle_of_an_engine(user: User, root: Path) -> None:
     user.up()
     assert user.ps()[0]["state"] == "ready"
 
-    with user.client() as client:
-        id = begin_reply(client, 2 * RATE)
-        begin_reply(client, RATE * 5 // 2)  # has no reader
-        reading: list[str] = []
-
-        def read() -> None:
-            with client.stream("GET", f"/engine/replies/{id}") as response:
-                reading.extend(response.iter_lines())
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        assert becomes(lambda: any("deltas" in line for line in reading))
-        assert '"finish"' not in "".join(reading), "the reply ended before `down` could wait for it"
-        assert user.say("down")[0] == 0
-        assert not resident.running()
-        reader.join(10)
-        assert '"finish":"length"' in "".join(reading)
+    with user.client() as client, unix_connect(str(resident.socket), "ws://localhost/ws") as endless:
+        id = begin_reply(client, RATE)
+        begin_reply(client, RATE)  # has no reader
+        endless.send(json.dumps({"type": "generate", "id": "a", "prompt": "tell me", "params": ENDLESS}))
+        with ThreadPoolExecutor() as readers:
+            reading = readers.submit(client.get, f"/engine/replies/{id}")
+            shortened = readers.submit(end_once_no_other_is_accepted, endless, resident)
+            assert user.say("down")[0] == 0
+            assert not resident.running()
+            assert '"finish":"length"' in reading.result(10).text
+            assert '"finish":"length"' in shortened.result(10)
     assert user.ps() == []
     assert not resident.socket.exists()
     code, _, err = user.say("down")

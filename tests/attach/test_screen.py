@@ -11,6 +11,7 @@ from minichat.app import MinichatApp
 from minichat.chats.queries import INTERRUPTED
 from minichat.clients.fake import FakeBackend, FakeReply
 from minichat.clients.protocol import LinkBack, LinkLost, Past
+from minichat.ui.monitor.figures import clock_time
 from tests.app.conftest import bench, run, snapshot
 
 __all__ = ["bench"]
@@ -110,6 +111,33 @@ async def test_rates_of_a_lost_engine_are_cleared(bench: Callable[..., Any], siz
         shown = it.screen_text()
         assert "0 running" in shown or "no engine: the engine has ended" in shown
         assert it.main.engine.latest.state == "dead"
+
+
+@run
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+async def test_figures_of_a_cut_link_are_dated(bench: Callable[..., Any], size: tuple[int, int]) -> None:
+    at_work = FakeBackend([snapshot(running=(1, 2))], elsewhere="box:8000")
+    async with bench(size, backend=at_work) as it:
+        await it.until(lambda: "80 tok/s" in it.screen_text())
+        seen = clock_time(0)
+        it.main.engine.clock = it.monitor.rates.clock = lambda: 0.0
+        it.main.show_snapshot(snapshot(running=(1, 2)))
+        it.backend.emit(lost())
+        it.backend.emit(lost("no connection"))
+        as_of = f"no link, as of {seen}"
+        panes = [pane for pane in it.monitor.panes.values() if pane.seen]
+        await it.until(lambda: it.screen_text().count(as_of) == max(len(panes), 1))
+        await it.until(lambda: not it.monitor.event_log.seen or "connection lost" in it.screen_text())
+        await it.pilot.press("alt+m", "3")
+        await it.until(lambda: it.screen_text().count(as_of) == 1)
+        axis = next(line for line in it.screen_text().splitlines() if "-30 s" in line)
+        assert axis.split()[-1] == seen
+        await it.pilot.press("f8")
+        await it.until(lambda: f"Why this speed ({as_of})" in it.screen_text())
+        await it.pilot.press("escape", "f4")
+        await it.until(lambda: f"scheme  {as_of}" in it.screen_text())
+        it.backend.emit(back())
+        await it.until(lambda: "no link" not in it.screen_text())
 
 
 @run

@@ -14,10 +14,10 @@ import pytest
 
 from minichat.chats import opening
 from minichat.chats.errors import StoreBusy
-from minichat.chats.filesystems import networked
 from minichat.chats.model import Message
 from minichat.chats.schema import MIGRATIONS, migrate
 from minichat.chats.store import Store
+from minichat.shell.filesystems import networked
 
 from .conftest import Opener
 

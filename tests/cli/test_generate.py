@@ -195,6 +195,8 @@ USAGE = {
     ),
     "blocks": (["--blocks", "0"], "blocks must be a whole number above 0, not 0"),
     "deadline-and-fcfs": (["--deadline-ms", "50"], "--deadline-ms has no effect with --policy fcfs"),
+    "target-and-fcfs": (["--target-ms", "50"], "--target-ms has no effect with --policy fcfs"),
+    "target": (["--policy", "latency", "--target-ms", "-1"], "--target-ms must be at least 0, got -1"),
     "deadline": (["--policy", "latency", "--deadline-ms", "-1"], "--deadline-ms must be at least 0, got -1"),
     "endless-deadline": (
         ["--policy", "latency", "--deadline-ms", "inf"],
@@ -282,7 +284,7 @@ class TestBadInput:
             ({"model_type": "no-such-thing"}, "no-such-thing"),
             ({"hidden_act": "gelu"}, "hidden_act"),
             ({"quantization_config": {"quant_method": "aqlm"}}, "aqlm"),
-            ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+            ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "short_factor"),
             ({"num_attention_heads": 0}, "num_attention_heads"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",

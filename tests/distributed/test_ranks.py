@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.api.events import Delta, Transferred
 from engine.api.params import SPECULATION, Grammar, SamplingParams
 from engine.distributed.runner import RankedRunner
+from engine.execution.changes import Recache
 from engine.serving.engine import Engine
 from engine.serving.replay import replay
 from tests.distributed.conftest import CONFIG
@@ -82,7 +83,7 @@ def test_every_kind_of_request_and_a_recording_of_it(two: Engine, drafted: Path,
     assert {each.load for each in moved} == {False, True}, "no preempted blocks were stored and loaded"
     assert not [each.error for each in moved if each.error]
     for runner, origin in ((one.runner, one.origin), (two.runner, two.origin)):
-        one.scheduler.pool.forget_all()
+        runner.apply(Recache("none"))  # empties the cache and the tiers on every rank
         steps = list(replay(tmp_path / "recording", runner, origin))
         assert steps and all(each.now == each.then for each in steps)
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 
 from engine.kv.tiers.cost import MeasuredCost
-from engine.kv.tiers.tier import BlockName, DeviceBlocks, Transfer, front
+from engine.kv.tiers.tier import BlockName, DeviceBlocks, Tier, Transfer, front
 from engine.serving.engine import Engine
 
 
@@ -28,17 +28,21 @@ class DelayedTransfer:
         return 0.001
 
 
-class ByteTier:
+class ByteTier(Tier):
     name = "bytes"
 
     def __init__(self, size: int = 100, looks: int = 0, fails: Callable[[], str] = lambda: "") -> None:
         """`fails` is called for each store and load. It returns "begin" or "end" to fail there, or "" to
         succeed.
         """
-        self.size, self.cost = size, MeasuredCost()
+        self._size, self.cost = size, MeasuredCost()
         self._looks, self._fails = looks, fails
         self._kept: dict[BlockName, np.ndarray] = {}
         self.moved: list[tuple[str, int]] = []  # the kind of each finished transfer, and its number of blocks
+
+    @property
+    def size(self) -> int:
+        return self._size
 
     def room(self) -> int:
         return self.size - len(self._kept)

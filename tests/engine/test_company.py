@@ -18,6 +18,7 @@ from engine.kv.window import Window
 from engine.serving.engine import Engine
 from tests.engine.ledger import alone
 from tests.engine.workloads import AFTER, Workload, prompts, run, workloads
+from tests.examples import examples
 from tests.outputs import Output
 
 
@@ -61,7 +62,7 @@ def nothing(engine: Engine, step: int) -> None:
     """The default for `meddle`."""
 
 
-@settings(max_examples=150)
+@examples(60)
 @given(any_workload)
 def test_other_requests_do_not_change_a_reply(work: Workload[Job]) -> None:
     run_workload(work)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api import events
@@ -12,6 +12,7 @@ from engine.scheduling.policy import PriorityPolicy
 from engine.serving.engine import Engine
 from tests.engine.ledger import Clock, alone, drain, ledger_engine
 from tests.engine.workloads import EngineSetup, engine_setups, run
+from tests.examples import examples
 from tests.outputs import Output
 
 LEVEL = PriorityPolicy.level
@@ -164,7 +165,7 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=150)
+@examples(60)
 @given(engine_setups([6, 7, 9, 16, 40]), arrivals, st.sampled_from([0.05, 20.0]))
 def test_random_arrivals_preempt_by_priority_and_all_replies_are_right(
     place: EngineSetup, work: list[Arrival], pace: float
@@ -186,7 +187,7 @@ def test_random_arrivals_preempt_by_priority_and_all_replies_are_right(
         assert reply.tokens == expected
 
 
-@settings(max_examples=100)
+@examples(50)
 @given(engine_setups([9, 16, 40]), st.lists(st.integers(5, 60), min_size=1, max_size=12), st.integers(0, 12))
 def test_the_highest_priority_starts_within_a_few_steps_whatever_runs(
     place: EngineSetup, prompts: list[int], after: int

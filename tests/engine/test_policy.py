@@ -1,10 +1,17 @@
 """Policies by name, and the error for a plugin whose policy is incomplete."""
 
+from contextlib import closing
 from importlib.metadata import EntryPoint
 
 import pytest
 
+from engine.api.commands import SetLatencyTarget
+from engine.api.config import EngineConfig
 from engine.api.errors import BadInput
+from engine.api.params import SamplingParams
+from engine.api.request import Request
+from engine.dry import dry_engine
+from engine.host.thread import EngineThread
 from engine.scheduling import policy
 
 
@@ -21,3 +28,32 @@ def test_the_error_for_an_incomplete_policy_names_the_missing_method(monkeypatch
     with pytest.raises(BadInput, match="policy 'half' is not usable: its class lacks rank"):
         policy.choose("half")
     assert "half" not in policy.POLICIES
+
+
+def test_the_target_holds_for_requests_that_arrive_after_it_was_set() -> None:
+    latency = policy.choose("latency", 2.0)
+    assert isinstance(latency, policy.LatencyPolicy)
+
+    def due(arrived: float, deadline: float | None = None) -> float:
+        params = SamplingParams()
+        request = Request(0, [1], 1, params, 0, 9, arrived=arrived, deadline=deadline)
+        return float(latency.rank(request)[0])
+
+    assert (due(0.0), due(5.0), due(5.0, 5.1)) == (2.0, 7.0, 5.1)
+    policy.set_latency_target(latency, 0.5, 4.0)
+    policy.set_latency_target(latency, 0.25, 4.0)
+    policy.set_latency_target(latency, 9.0, 6.0)
+    assert (due(0.0), due(4.0), due(5.0), due(6.0), due(6.0, 6.1)) == (2.0, 4.25, 5.25, 15.0, 6.1)
+    with pytest.raises(BadInput, match="the policy fcfs has no target"):
+        policy.set_latency_target(policy.choose("fcfs", 2.0), 0.5, 4.0)
+
+
+def test_the_target_is_an_option_and_a_command() -> None:
+    engine = dry_engine(EngineConfig(model="pocket", policy="latency", latency_target=7.0))
+    rank = engine.scheduler.policy.rank
+    request = Request(0, [1], 1, SamplingParams(), 0, 9, arrived=engine.clock())
+    with closing(EngineThread(engine)) as host:
+        assert rank(request)[0] == request.arrived + 7.0
+        host.send(SetLatencyTarget(0.5)).result()
+        later = Request(1, [1], 1, SamplingParams(), 0, 9, arrived=engine.clock())
+        assert (rank(request)[0], rank(later)[0]) == (request.arrived + 7.0, later.arrived + 0.5)

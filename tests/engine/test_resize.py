@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.kv.window import GONE, Window
@@ -14,6 +14,7 @@ from tests.engine.ledger import EMPTY, LedgerRunner, alone, drain, ledger_engine
 from tests.engine.test_company import Job, any_workload, run_workload
 from tests.engine.test_window import PROMPT, WINDOW, ask, long_workloads, windows
 from tests.engine.workloads import Workload
+from tests.examples import examples
 
 LEAST = 6  # blocks: the longest of the jobs needs this many
 STEPS = st.dictionaries(st.integers(0, 28), st.integers(0, 40), max_size=5)  # step -> blocks above the least
@@ -43,13 +44,13 @@ def resizes_at(steps: dict[int, int], least: int) -> Callable[[Engine, int], Non
     return meddle
 
 
-@settings(max_examples=60)
+@examples(30)
 @given(any_workload, STEPS)
 def test_resizing_does_not_change_replies(work: Workload[Job], steps: dict[int, int]) -> None:
     run_workload(work, resizes_at(steps, LEAST))
 
 
-@settings(max_examples=50)
+@examples(25)
 @given(st.data(), windows, STEPS)
 def test_resizing_does_not_change_replies_with_a_window(
     data: st.DataObject, window: Window, steps: dict[int, int]

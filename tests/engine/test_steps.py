@@ -13,12 +13,23 @@ from engine.execution.protocol import StepResult
 from engine.kv.tables import BlockTables, TableDelta, TableMirror
 from engine.kv.tiers.host import HostTier
 from engine.kv.tiers.tier import TransferOrder
-from engine.scheduling.step import LAST, Drafts, Rows, SlotSampling, SlotTokens, Step, StepRow
+from engine.scheduling.step import (
+    LAST,
+    Drafts,
+    PromptSpan,
+    PromptTargets,
+    Rows,
+    SlotSampling,
+    SlotTokens,
+    Step,
+    StepRow,
+)
 from engine.scheduling.step_bytes import Bounds, decode, encode
 from engine.serving.engine import Engine
 from tests.engine.ledger import LedgerRunner, LedgerSpace
 from tests.engine.test_company import Job, any_workload, run_workload
 from tests.engine.workloads import Workload
+from tests.examples import examples
 
 BOUNDS = Bounds(slots=4, width=8, block_size=16, blocks=20, vocab=1000)
 STEP = Step(
@@ -43,6 +54,8 @@ STEP = Step(
     history=(SlotTokens(1, 4, (5, 6)),),
     guided=(1,),
     drafts={5: Drafts("ngram", 2, (21, 22), 11)},
+    targets={9: PromptTargets(1, (5, 6), 3)},
+    spans={9: PromptSpan(1, 3)},
 )
 
 
@@ -101,6 +114,9 @@ WRONG: dict[str, dict[str, Any]] = {
     "seed of 1": sampling(seed=2**64),
     "position of tokens of 128": {"history": (SlotTokens(0, 128, (1,)),)},
     "drafts for other rows": {"drafts": {3: Drafts("exit", 1, (), 0)}},
+    "a span of request 3": row() | {"spans": {3: PromptSpan(0, 1)}},
+    "length of a span of 0": row() | {"spans": {1: PromptSpan(0, 0)}},
+    "start of a span of 1": row() | {"spans": {1: PromptSpan(1, 1)}},
 }
 
 
@@ -133,7 +149,7 @@ def test_corrupt_bytes_are_refused_or_stay_within_bounds(data: st.DataObject) ->
     assert int(fresh.tables.grid.max()) < BOUNDS.blocks
 
 
-@settings(max_examples=60)
+@examples(30)
 @given(any_workload)
 def test_replayed_steps_give_the_same_tokens(work: Workload[Job]) -> None:
     recorded: list[tuple[bytes | TransferOrder, StepResult | None]] = []

@@ -1,7 +1,7 @@
 """Switches change how the engine works at any moment, and never change its replies."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.errors import BadInput
@@ -10,12 +10,13 @@ from engine.api.params import SamplingParams
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.test_company import Job, any_workload, run_workload
 from tests.engine.workloads import Workload
+from tests.examples import examples
 from tests.outputs import Output
 
 NAMES = ("prefix_cache", "chunked_prefill", "overlap")
 
 
-@settings(max_examples=150)
+@examples(60)
 @given(
     any_workload,
     st.dictionaries(st.integers(0, 28), st.lists(st.sampled_from(NAMES), min_size=1), max_size=12),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.events import Event, Finished
@@ -16,6 +16,7 @@ from engine.execution.protocol import StepKind
 from engine.serving.engine import Engine
 from engine.serving.warm_up import WarmUp
 from tests.engine.ledger import alone, ledger_engine
+from tests.examples import examples
 from tests.outputs import Output
 
 SIZES = (1, 2, 4, 8)
@@ -121,7 +122,7 @@ def test_without_graphs_there_is_nothing_to_do() -> None:
     assert not warm_up.step()
 
 
-@settings(max_examples=60)
+@examples(30)
 @given(
     st.dictionaries(st.integers(0, 150), st.tuples(st.integers(1, 60), st.integers(1, 12)), max_size=8),
     st.sampled_from([0, 1]),

@@ -10,6 +10,7 @@ from engine.serving.engine import Engine
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.test_company import Job, jobs, run_workload
 from tests.engine.workloads import BLOCK, Workload, workloads
+from tests.examples import examples
 from tests.outputs import Output
 
 WINDOW = Window(size=32, sinks=4, block_size=BLOCK)
@@ -35,7 +36,7 @@ def long_workloads(window: Window) -> st.SearchStrategy[Workload[Job]]:
     return workloads([window.peak + more for more in range(7)], lambda place: jobs(250), most=6)
 
 
-@settings(max_examples=50)
+@examples(25)
 @given(st.data(), windows)
 def test_other_requests_do_not_change_a_reply(data: st.DataObject, window: Window) -> None:
     run_workload(data.draw(long_workloads(window)), window=window)

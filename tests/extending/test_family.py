@@ -149,6 +149,10 @@ def test_the_doctor_lists_parts_that_run_as_plain_torch() -> None:
     reason = "on a GPU, 1 of 2 parts run as plain torch: SquaredMLP, operator transposed, operator centered"
     assert found["families"]["squared"] == reason
     assert f"  squared: {reason}" in report(found)
+    assert found["families"]["gemma2"].startswith("on a GPU, its blocks run as plain torch around attention")
+    plain = "on a GPU, 1 of 2 parts run as plain torch"
+    assert found["families"]["gemma"] == f"{plain}: GatedMLP"
+    assert found["families"]["glm"] == f"{plain}: GroupedAttention (interleaved positions)"
 
 
 def test_a_scheme_quantizes_plain_products_and_skips_operators(folder: Path) -> None:

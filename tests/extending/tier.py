@@ -8,18 +8,22 @@ from pathlib import Path
 import numpy as np
 
 from engine.kv.tiers.cost import MeasuredCost
-from engine.kv.tiers.tier import BlockName, DeviceBlocks, Transfer, front
+from engine.kv.tiers.tier import BlockName, DeviceBlocks, Tier, Transfer, front
 
 
-class FileTier:
+class FileTier(Tier):
     """Its transfers are futures, so no step waits for the file system."""
 
     name = "files"
 
     def __init__(self, folder: Path, size: int) -> None:
-        self.size, self.cost = size, MeasuredCost()
+        self._size, self.cost = size, MeasuredCost()
         self._folder, self._names = folder, set[BlockName]()
         self._thread = ThreadPoolExecutor(1, "files")
+
+    @property
+    def size(self) -> int:
+        return self._size
 
     def room(self) -> int:
         return self.size - len(self._names)

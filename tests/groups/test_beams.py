@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.serving.engine import Engine
+from tests.examples import examples
 from tests.outputs import Outputs
 from tests.runner.letters import EOS, byte_tokenizer
 from tests.runner.small import drain, engine_on, turn
@@ -123,7 +123,7 @@ def searches(draw: st.DrawFn) -> SamplingParams:
     )
 
 
-@settings(max_examples=40)
+@examples(25)
 @given(params=searches(), length=st.integers(1, 38), depth=st.integers(0, 1))
 def test_every_option_means_the_same_as_in_transformers(
     engines: list[Engine], theirs: Any, params: SamplingParams, length: int, depth: int
@@ -133,6 +133,8 @@ def test_every_option_means_the_same_as_in_transformers(
 
 
 def test_stop_strings_end_a_hypothesis(checkpoint: Callable[[str], Model]) -> None:
+    from transformers import PreTrainedTokenizerFast
+
     folder, theirs = checkpoint("llama")
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     ends = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.params import SamplingParams
@@ -17,6 +17,7 @@ from engine.serving.groups.samples import seed_of
 from engine.serving.groups.search import BeamSearch, SearchRules, tokens_of
 from tests.engine.ledger import alone, drain, ledger_engine, most_likely_tokens
 from tests.engine.workloads import AFTER, EngineSetup, Workload, prompts, run, workloads
+from tests.examples import examples
 from tests.outputs import Outputs
 
 STOPS = tuple(range(0, 1000, 100))  # ten tokens in a thousand, so that most searches meet one
@@ -87,7 +88,7 @@ def jobs(draw: st.DrawFn, place: EngineSetup) -> Job:
     )
 
 
-@settings(max_examples=80)
+@examples(40)
 @given(work=workloads([4, 6, 9, 16, 40], jobs, most=6))
 def test_other_requests_do_not_change_a_reply(work: Workload[Job]) -> None:
     engine = work.place.engine()

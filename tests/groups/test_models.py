@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
 
 from engine.api.params import SamplingParams
 from tests.groups.test_beams import assert_same, generate, search
@@ -102,6 +101,8 @@ def test_other_families(checkpoint: Callable[[str], tuple[Path, Any]], family: s
 
 
 def assert_same_as_transformers(folder: Path, prompt: list[int], ends: list[int]) -> None:
+    from transformers import AutoModelForCausalLM
+
     engine = engine_on(folder, dtype="float32")
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
     for width, more in ((4, {}), (10, {"length_penalty": 0.2, "early_stopping": True})):

@@ -1,6 +1,6 @@
 """Third-party parts in the fused chain: what runs instead of kernels, and which kernels wait."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.api.config import DecoderConfig
+from engine.api.config import DecoderConfig, RopeSpec
 from engine.kv.store import KVLayer, KVStore
 from engine.models.decoder import Decoder
 from engine.models.layers.mlp import DenseMLP
@@ -151,3 +151,32 @@ def test_a_product_is_added_once_and_none_is_lost() -> None:
         residual.plus(ModuleProduct(nn.Identity()), given, step())
     assert torch.equal(residual.total(), torch.full((2, 4), 4.0))
     assert torch.equal(residual.total(), torch.full((2, 4), 4.0))
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"family": "gemma2", "embed_scale": 32.0, "activation": "gelu_tanh"}, "NormedTermBlock"),
+        ({"family": "olmo2", "qk_norm": False}, "NormedTermBlock"),
+        ({"family": "cohere"}, "ParallelBlock"),
+        ({"family": "granite", "residual_scale": 0.5}, "ScaledBlock"),
+    ],
+)
+def test_a_block_with_another_arrangement_runs_in_torch(
+    rows: int, changes: dict[str, Any], name: str
+) -> None:
+    """Only the cache and attention have kernels there."""
+    found = run_changed(rows, lambda *_: None, replace(QWEN, **changes))
+    blocks = len(QWEN.layers)
+    assert found.fused.plain == {name: blocks}
+    assert found.names.count("attention") == found.names.count("_write") == blocks
+    assert not any(map(starts_early, found.record.lines[:-1]))
+
+
+def test_parts_with_other_rotations_or_norms_run_in_torch() -> None:
+    """An interleaved or partial rotation, a norm of queries other than RMS norm, an activation."""
+    partial = replace(QWEN, family="phi3", qk_norm=False, rope=RopeSpec(theta=1e4, share=0.75))
+    assert run_changed(8, lambda *_: None, partial).fused.plain == {"GroupedAttention": len(QWEN.layers)}
+    gemma = replace(QWEN, family="gemma", qk_norm=False, activation="gelu_tanh")
+    assert run_changed(8, lambda *_: None, gemma).fused.plain == {"GatedMLP": len(QWEN.layers)}

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from engine.api.config import ModelPlace
 from engine.api.errors import BadCheckpoint, BadInput, UnsupportedModel
 from engine.execution.weights import Weights
-from engine.models.bridge.interface import BridgedModel
-from engine.models.registry import load_model
+from engine.models.load_request import LoadRequest
+from engine.models.registry import bridged, load_model
 from tests.models.tiny import plain_attend
 
 SHAPE: dict[str, Any] = {
@@ -65,10 +64,18 @@ BRIDGED: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", {"logits_scaling": 4.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5}),
     "starcoder2": ("Starcoder2", {"sliding_window": 5}),
     "deepseek": ("DeepseekV3", LATENT),
+    "jetmoe": ("JetMoe", {"kv_channels": 8, "num_key_value_heads": 2}),
+    "afmoe": (
+        "Afmoe",
+        {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
 }
 
 
 def reference(family: str, changes: dict[str, Any], folder: Path) -> Any:
+    import transformers  # seconds, which every test process would spend
+
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**SHAPE | changes)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -80,10 +87,17 @@ def reference(family: str, changes: dict[str, Any], folder: Path) -> Any:
     return model
 
 
+def load_bridged(name: str, folder: Path) -> Any:
+    """Load through the bridge, even if the family has a native decoder."""
+    return bridged(LoadRequest(place=ModelPlace(name, folder), device=torch.device("cpu")))
+
+
 @pytest.mark.parametrize(("family", "changes"), BRIDGED.values(), ids=BRIDGED)
 def test_logits_are_those_of_transformers(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    from engine.models.bridge.interface import BridgedModel
+
     theirs = reference(family, changes, tmp_path)
-    model = load_model(ModelPlace(family, tmp_path))
+    model = load_bridged(family, tmp_path)
     config = model.config
     assert isinstance(model, BridgedModel)
     assert [spec.sinks for spec in config.layers] == [n in model.sinks for n in range(len(config.layers))]
@@ -100,7 +114,7 @@ def test_logits_are_those_of_transformers(family: str, changes: dict[str, Any], 
 
 def test_layer_shapes_are_found_by_tracing_the_model(tmp_path: Path) -> None:
     reference("Gemma2", BRIDGED["gemma2"][1], tmp_path)
-    config = load_model(ModelPlace("gemma2", tmp_path)).config
+    config = load_bridged("gemma2", tmp_path).config
     first, second = config.layers
     assert (first.heads, first.kv_heads, first.key_dim, first.value_dim) == (4, 2, 8, 8)
     assert (first.window, second.window) == (5, None)
@@ -111,7 +125,7 @@ def test_layer_shapes_are_found_by_tracing_the_model(tmp_path: Path) -> None:
 
 def test_longrope_is_limited_to_its_original_context(tmp_path: Path) -> None:
     reference(*BRIDGED["phi3-long"], tmp_path)
-    config = load_model(ModelPlace("phi3", tmp_path)).config
+    config = load_bridged("phi3", tmp_path).config
     assert config.max_context == 32
 
 
@@ -145,6 +159,49 @@ def test_models_that_cannot_be_paged_are_refused_by_name(model_type: str, tmp_pa
     assert len(str(refused.value)) < 600 and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("Bloom", {}),
+        ("Mamba", {}),
+        ("RecurrentGemma", {"lru_width": 32}),
+        ("Mpt", {"d_model": 32, "n_heads": 4}),
+    ],
+)
+def test_a_config_without_a_context_is_refused_for_what_its_layers_do(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """The config is as transformers writes it: without max_position_embeddings."""
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")(num_hidden_layers=2, hidden_size=32, **changes)
+    config.save_pretrained(tmp_path)
+    assert "max_position_embeddings" not in json.loads((tmp_path / "config.json").read_text())
+    with pytest.raises(UnsupportedModel, match="model_type is") as refused:
+        load_bridged(family, tmp_path)
+    assert "max_position_embeddings" not in str(refused.value)
+
+
+def test_positions_that_start_elsewhere_are_refused(tmp_path: Path) -> None:
+    """RoBERTa's first position follows its padding token, so ours would read other embeddings."""
+    reference("Roberta", {"is_decoder": True}, tmp_path)
+    with pytest.raises(UnsupportedModel, match="its results over the paged cache differ"):
+        load_bridged("roberta", tmp_path)
+
+
+def test_an_error_in_their_forward_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
+
+    def fails(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x if x.is_meta else x.view(3, -1, 5)
+
+    monkeypatch.setattr(GPT2MLP, "forward", fails)
+    with pytest.raises(
+        UnsupportedModel, match=r"does not run it as a plain decoder .shape '.3, -1, 5.' is invalid"
+    ):
+        load_model(config_only(tmp_path, "gpt2"), dummy=True)
+
+
 def test_the_refusal_names_an_unsupported_kind_of_layer(tmp_path: Path) -> None:
     refusal = r"its conv layers are not supported, only full_attention and sliding_att"
     with pytest.raises(UnsupportedModel, match=refusal):
@@ -169,6 +226,8 @@ def test_a_model_that_mixes_tokens_outside_attention_is_refused(
 
 
 def test_dummy_weights_are_determined_by_the_seed(tmp_path: Path) -> None:
+    from engine.models.bridge.interface import BridgedModel
+
     def made(seed: int) -> torch.Tensor:
         model = load_model(config_only(tmp_path, "gpt2"), dummy=True, seed=seed, dtype="bfloat16")
         assert isinstance(model, BridgedModel)
@@ -224,4 +283,4 @@ def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path) -> None:
 
 def test_quantized_models_are_refused_by_method(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="quantized with mxfp4"):
-        load_model(config_only(tmp_path, "gpt_oss", quantization_config={"quant_method": "mxfp4"}))
+        load_model(config_only(tmp_path, "gpt2", quantization_config={"quant_method": "mxfp4"}))

@@ -63,6 +63,8 @@ REFUSED = [
     ("hidden_act", "gelu"),
     ("dtype", "int8"),
     ("partial_rotary_factor", 0.5),
+    ("use_bidirectional_attention", True),
+    ("clip_qkv", 8.0),
 ]
 
 
@@ -78,11 +80,40 @@ def test_the_method_of_quantization_is_named() -> None:
         config(quantization_config={"quant_method": "aqlm"})
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "mrope"])
+@pytest.mark.parametrize("kind", ["ntk", "mrope"])
 @pytest.mark.parametrize("key", ["rope_type", "type"])
 def test_unknown_rotary_kinds_are_named(kind: str, key: str) -> None:
     with pytest.raises(UnsupportedModel, match=f'rope_scaling.{key} is "{kind}"'):
         config(rope_scaling={key: kind, "factor": 2.0})
+
+
+SCALED = {"short_factor": [1.0, 1.5, 2, 3], "long_factor": [2, 4, 6, 8.0]}
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+def test_longrope_has_two_lists_of_factors(kind: str) -> None:
+    """Without a longer context asked for, the model is as trained, up to the original context."""
+    read = config(rope_scaling=SCALED | {"type": kind}, original_max_position_embeddings=64)
+    assert (read.max_context, read.usual_context) == (128, 64)
+    rope = read.rope
+    assert (rope.short_factors, rope.long_factors) == ((1.0, 1.5, 2.0, 3.0), (2.0, 4.0, 6.0, 8.0))
+    assert rope.attention_factor == pytest.approx(math.sqrt(1 + math.log(2) / math.log(64)))
+    short, long = frequencies(rope, 8, 64), frequencies(rope, 8, 65)
+    assert (short / long).tolist() == pytest.approx([2.0, 4 / 1.5, 3.0, 8 / 3])
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        {"short_factor": [1.0, 2.0]},
+        {"long_factor": []},
+        {"long_factor": [1, 2, 3, "x"]},
+        {"short_factor": [0] * 4},
+    ],
+)
+def test_bad_longrope_factors_are_named(factors: dict[str, Any]) -> None:
+    with pytest.raises((BadCheckpoint, UnsupportedModel), match=r"rope_scaling.*(short|long)_factor"):
+        config(rope_scaling=SCALED | {"type": "longrope"} | factors)
 
 
 def test_rotary_positions_that_differ_by_layer_are_refused() -> None:
@@ -90,10 +121,77 @@ def test_rotary_positions_that_differ_by_layer_are_refused() -> None:
         config(rope_parameters={"full_attention": {"rope_type": "default"}})
 
 
+def test_sliding_layers_may_have_their_own_base() -> None:
+    gemma: dict[str, Any] = {"model_type": "gemma3_text", "sliding_window": 16, "head_dim": 8}
+    older = config(
+        **gemma, rope_theta=1e6, rope_local_base_freq=5e3, rope_scaling={"type": "linear", "factor": 8}
+    )
+    newer = config(
+        **gemma,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8},
+        },
+    )
+    assert older == newer and older.local == (0, 1)
+    assert (older.rope.theta, older.rope.factor) == (1e6, 8)
+    assert older.local_rope is not None and (older.local_rope.theta, older.local_rope.kind) == (
+        5e3,
+        "default",
+    )
+
+
 def test_layers_of_other_kinds_are_refused() -> None:
     changes = {"model_type": "qwen3", "use_sliding_window": True, "layer_types": ["linear_attention"] * 2}
     with pytest.raises(UnsupportedModel, match="layer_types"):
         config(**changes)
+
+
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+HOSTILE: dict[str, list[tuple[str, Any]]] = {
+    "gemma2": [
+        ("attn_logit_softcapping", -1.0),
+        ("final_logit_softcapping", "30"),
+        ("query_pre_attn_scalar", 0),
+        ("hidden_activation", "tanhshrink"),
+        ("sliding_window", None),
+        ("sliding_window", 0),
+        ("layer_types", ["sliding_attention"]),
+        ("layer_types", ["full_attention", "chunked_attention"]),
+    ],
+    "gemma3_text": [
+        ("rope_local_base_freq", 0.5),
+        ("sliding_window_pattern", 0),
+        ("rope_parameters", {"full_attention": {}, "sliding_attention": 3}),
+    ],
+    "phi3": [("partial_rotary_factor", 0.2), ("partial_rotary_factor", 1.5), ("partial_rotary_factor", True)],
+    "granite": [("residual_multiplier", math.inf), ("logits_scaling", 0), ("attention_multiplier", [1])],
+    "cohere": [("logit_scale", 0), ("use_qk_norm", 1), ("layer_norm_eps", 2.0)],
+    "qwen2_moe": [
+        ("num_experts_per_tok", 5),
+        ("num_experts", 1 << 20),
+        ("moe_intermediate_size", 0),
+        ("shared_expert_intermediate_size", None),
+        ("norm_topk_prob", "yes"),
+        ("decoder_sparse_step", 0),
+        ("mlp_only_layers", ["0"]),
+        ("qkv_bias", 1),
+    ],
+    "starcoder2": [("use_bias", "yes"), ("norm_epsilon", -1), ("hidden_act", 3)],
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"), [(family, *each) for family, cases in HOSTILE.items() for each in cases]
+)
+def test_bad_values_of_a_family_are_named(family: str, key: str, value: Any) -> None:
+    with pytest.raises((BadCheckpoint, UnsupportedModel), match=f"^{NOWHERE}: .*{key.split('.')[0]}"):
+        config(**(EXPERTS if family.endswith("moe") else {}) | {"model_type": family, key: value})
 
 
 BROKEN = [
@@ -142,14 +240,28 @@ KEYS = [
     *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "sliding_window"),
     *("use_sliding_window", "max_window_layers", "layer_types", "no_rope_layers", "no_rope_layer_interval"),
     *("bos_token_id", "eos_token_id", "quantization_config", "original_max_position_embeddings"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "hidden_activation"),
+    *("sliding_window_pattern", "rope_local_base_freq", "logit_scale", "layer_norm_eps", "norm_epsilon"),
+    *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "use_bias"),
 ]
 ROPE_KEYS = [
     *("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "truncate"),
     *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
-    "original_max_position_embeddings",
+    *("original_max_position_embeddings", "short_factor", "long_factor", "partial_rotary_factor"),
 ]
 WORDS = st.sampled_from(
-    ["default", "linear", "llama3", "yarn", "silu", "auto", "full_attention", "float16", *FAMILIES]
+    [
+        "default",
+        "linear",
+        "llama3",
+        "yarn",
+        "longrope",
+        "silu",
+        "auto",
+        "full_attention",
+        "float16",
+        *FAMILIES,
+    ]
 )
 SCALARS = (
     st.none()
@@ -175,11 +287,11 @@ def test_any_json_is_read_or_refused(changes: dict[str, Any], generation: dict[s
     assert len(read.layers) == (CONFIG | changes)["num_hidden_layers"]
 
 
-@given(st.sampled_from(["linear", "llama3", "yarn"]), ROPES)
+@given(st.sampled_from(["linear", "llama3", "yarn", "longrope"]), ROPES)
 def test_accepted_rotary_settings_give_finite_frequencies(kind: str, values: dict[str, Any]) -> None:
     try:
         read = config(rope_scaling=values | {"rope_type": kind})
     except (UnsupportedModel, BadCheckpoint):
         return
-    assert frequencies(read.rope, 8).isfinite().all()
+    assert frequencies(read.rope, int(8 * read.rope.share)).isfinite().all()
     assert math.isfinite(read.rope.attention_factor)

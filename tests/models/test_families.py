@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from engine.api.config import DTypeName, ModelPlace
 from engine.models.config_json import read_config
@@ -51,6 +50,38 @@ LLAMAS: dict[str, dict[str, Any]] = {
     "yarn-mscale": {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}},
     "yarn-unrounded": {"rope_parameters": YARN | {"truncate": False}},
 }
+MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+GEMMA3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
+}
+OLMO3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": YARN,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.2, 1.5, 1.6, 1.7, 2.0],
+    "long_factor": [4.0 + n for n in range(8)],
+    "original_max_position_embeddings": 200,
+}
+LONG = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 200}
+SCALES = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 5.0,
+}
+CAPPED = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 7}
+EXPERTS = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
+GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 24, "sliding_window": 5}
+PADDED = {"pad_token_id": 0}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     *(("Llama", name, changes) for name, changes in LLAMAS.items()),
     ("Mistral", "window", {"sliding_window": 5}),
@@ -67,14 +98,52 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("SmolLM3", "unrotated", {"no_rope_layer_interval": 2, "pad_token_id": 0}),
     ("SmolLM3", "slides", SLIDING | {"no_rope_layers": [1, 0, 0], "pad_token_id": 0, "mlp_bias": True}),
+    ("Ministral", "mixed", MIXED | {"head_dim": 24}),
+    ("Gemma", "plain", {"head_dim": 24}),
+    ("Gemma", "exact-gelu", {"head_dim": 24, "hidden_act": "gelu", "attention_bias": True}),
+    ("Gemma2", "caps", CAPPED | {"head_dim": 24, "sliding_window": 5}),
+    ("Gemma2", "no-caps", dict.fromkeys(CAPPED, None) | {"query_pre_attn_scalar": 24, "head_dim": 24}),
+    ("Gemma3Text", "two-bases", {"head_dim": 24, "rope_parameters": GEMMA3_ROPE} | MIXED),
+    ("Gemma3Text", "caps", CAPPED | MIXED | {"head_dim": 16}),
+    ("Phi3", "plain", PADDED),
+    ("Phi3", "window", PADDED | {"sliding_window": 5, "num_key_value_heads": 1}),
+    ("Phi3", "longrope", PADDED | LONG),
+    ("Phi3", "partial", PADDED | {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.75}}),
+    ("Olmo2", "plain", {}),
+    ("Olmo2", "biases", {"attention_bias": True, "num_key_value_heads": 4}),
+    ("Olmo3", "mixed", MIXED | {"rope_parameters": OLMO3_ROPE}),
+    ("Granite", "scales", SCALES),
+    ("Granite", "biases", SCALES | {"attention_bias": True, "mlp_bias": True}),
+    ("Glm", "plain", PADDED | {"head_dim": 24}),
+    ("Glm4", "plain", PADDED | {"head_dim": 24}),
+    ("Glm4", "no-bias", PADDED | {"head_dim": 16, "attention_bias": False}),
+    ("Cohere", "plain", {"logit_scale": 0.3}),
+    ("Cohere", "norms", {"use_qk_norm": True, "attention_bias": True}),
+    ("Cohere2", "mixed", MIXED | {"head_dim": 24}),
+    ("Starcoder2", "plain", {}),
+    ("Starcoder2", "window", {"sliding_window": 5, "use_bias": False}),
+    ("Mixtral", "plain", EXPERTS | {"num_experts_per_tok": 3, "head_dim": 16}),
+    ("Mixtral", "window", EXPERTS | {"sliding_window": 5, "head_dim": 24}),
+    ("Qwen3Moe", "plain", EXPERTS | {"head_dim": 24}),
+    ("Qwen3Moe", "normalized", EXPERTS | {"norm_topk_prob": True, "mlp_only_layers": [1]}),
+    ("Qwen3Moe", "window", EXPERTS | SLIDING | {"decoder_sparse_step": 2}),
+    ("Qwen2Moe", "shared", EXPERTS),
+    ("Qwen2Moe", "some-slide", EXPERTS | SLIDING | {"qkv_bias": False, "norm_topk_prob": True}),
+    ("GptOss", "plain", GPT_OSS),
+    ("GptOss", "yarn", GPT_OSS | {"rope_parameters": YARN | {"truncate": False}, "swiglu_limit": 0.5}),
+    ("GptOss", "no-bias", GPT_OSS | {"attention_bias": False, "layer_types": MIXED["layer_types"]}),
+    ("Olmoe", "plain", EXPERTS),
+    ("Olmoe", "normalized", EXPERTS | {"norm_topk_prob": True, "attention_bias": True}),
 ]
 
 
 def reference(family: str, changes: dict[str, Any], folder: Path) -> Any:
     """Save a transformers model with random tensors to the folder, and return it."""
+    import transformers  # seconds, which every test process would spend
+
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**SHAPE | changes)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for tensor in model.parameters():
             if tensor.dim() == 1:  # biases and norms start as constants
@@ -92,7 +161,7 @@ def test_every_layer_equals_transformers(
     config = ours.config
     assert isinstance(ours, Decoder)
     ids = torch.randint(3, 96, (150,), generator=torch.Generator().manual_seed(1))
-    attend = plain_attend(config.layers)
+    attend = plain_attend(config.layers, sinks=ours.sinks)
     with torch.inference_mode():
         expected = theirs(ids[None], output_hidden_states=True)
         for depth, hidden in enumerate(expected.hidden_states):
@@ -135,6 +204,8 @@ def test_concatenated_rows_do_not_attend_to_each_other(tmp_path: Path) -> None:
 
 
 def test_the_norm_rounds_as_transformers_does() -> None:
+    import transformers
+
     theirs = transformers.models.llama.modeling_llama.LlamaRMSNorm(64, eps=1e-5).bfloat16()
     ours = Norm(64, eps=1e-5, dtype=torch.bfloat16)
     weight = torch.randn(64, generator=torch.Generator().manual_seed(2)).bfloat16()
@@ -143,6 +214,33 @@ def test_the_norm_rounds_as_transformers_does() -> None:
         theirs.weight.copy_(weight)
         x = torch.randn(33, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
         assert torch.equal(ours(x), theirs(x))
+
+
+def test_longrope_has_other_factors_if_a_longer_context_is_asked_for(tmp_path: Path) -> None:
+    """The keys in a cache cannot change when a text grows, so the context decides once."""
+    theirs = reference("Phi3", PADDED | LONG, tmp_path)
+    usual, longer = (load_model(ModelPlace("tiny", tmp_path), max_context=n) for n in (None, 256))
+    assert (usual.config.max_context, longer.config.max_context) == (200, 256)
+    ids = torch.randint(3, 96, (250,), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = theirs(ids[None]).logits[0]
+        found = longer.logits(longer.forward(ids, torch.arange(250), plain_attend(longer.config.layers)))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Gemma2", "Phi3", "Olmo2", "Granite", "Glm4", "Cohere", "Starcoder2"])
+@pytest.mark.parametrize("scheme", ["int8", "int4-32"])
+def test_quantized_weights_stay_near(family: str, scheme: str, tmp_path: Path) -> None:
+    changes = next(changes for name, _, changes in CASES if name == family)
+    reference(family, changes, tmp_path)
+    exact, ours = (load_model(ModelPlace("tiny", tmp_path), quantization=name) for name in ("none", scheme))
+    ids, attend = torch.arange(3, 40), plain_attend(exact.config.layers)
+    with torch.inference_mode():
+        expected, found = (
+            model.logits(model.forward(ids, torch.arange(len(ids)), attend)) for model in (exact, ours)
+        )
+    error = (found - expected).norm() / expected.norm()
+    assert 0 < error < {"int8": 0.05, "int4-32": 0.5}[scheme]
 
 
 def test_half_precision_stays_near_transformers(tmp_path: Path) -> None:
@@ -158,6 +256,8 @@ def test_half_precision_stays_near_transformers(tmp_path: Path) -> None:
 
 
 def test_a_trained_model_equals_transformers(shared: Path) -> None:
+    import transformers
+
     folder = shared / "models" / "stories260K"
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     ours = load_model(ModelPlace("stories260K", folder))

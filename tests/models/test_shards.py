@@ -1,5 +1,6 @@
 """A checkpoint sharded by its declared cuts: partial sums, added in rank order, give its logits."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,32 @@ from engine.models.layers.step import StepContext
 from engine.models.registry import load_model
 from engine.models.source import finalize
 from engine.quant.registry import named as scheme_named
-from tests.models.test_families import SHAPE, reference
+from tests.models.test_families import EXPERTS, GPT_OSS, SCALES, SHAPE, reference
 from tests.models.tiny import plain_attend, write_config
 
-NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "smollm3": "SmolLM3"}
-CASES: dict[str, dict[str, Any]] = {
-    "llama": {"attention_bias": True, "mlp_bias": True},
-    "mistral": {"sliding_window": 5},
-    "qwen2": {"tie_word_embeddings": True},
-    "qwen3": {"head_dim": 24, "attention_bias": True},
-    "smollm3": {"no_rope_layer_interval": 2, "pad_token_id": 0, "mlp_bias": True},
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("Mistral", {"sliding_window": 5}),
+    "ministral": ("Ministral", {"sliding_window": 5, "head_dim": 16}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 24, "attention_bias": True}),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2, "pad_token_id": 0, "mlp_bias": True}),
+    "gemma": ("Gemma", {"head_dim": 24}),
+    "gemma2": ("Gemma2", {"head_dim": 24, "sliding_window": 5}),
+    "gemma3_text": ("Gemma3Text", {"head_dim": 24, "sliding_window": 5}),
+    "phi3": ("Phi3", {"pad_token_id": 0}),
+    "granite": ("Granite", SCALES),
+    "glm": ("Glm", {"pad_token_id": 0, "head_dim": 24}),
+    "glm4": ("Glm4", {"pad_token_id": 0, "head_dim": 24}),
+    "cohere": ("Cohere", {"use_qk_norm": True}),
+    "cohere2": ("Cohere2", {"head_dim": 16, "sliding_window": 5}),
+    "starcoder2": ("Starcoder2", {}),
+    "mixtral": ("Mixtral", EXPERTS | {"head_dim": 16}),
+    "qwen2_moe": ("Qwen2Moe", EXPERTS),
+    "qwen3_moe": ("Qwen3Moe", EXPERTS | {"mlp_only_layers": [1], "head_dim": 16}),
+    "gpt_oss": ("GptOss", GPT_OSS),
 }
+UNSHARED = {"olmo2", "olmo3", "olmoe"}  # a norm over all heads would need all ranks
 IDS = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1))
 
 
@@ -62,6 +78,14 @@ class Rank:
         return F.linear(hidden, self.mine[name])
 
 
+def norms_of(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
+    """The loaded norms outside the parts, by their names in the model."""
+    for index, layer in enumerate(model.blocks):
+        for name, child in layer.named_children():
+            if not isinstance(child, Part):
+                yield f"layers.{index}.{name}", child
+
+
 def sum_of(terms: list[Tensor]) -> Tensor:
     """Add the terms in rank order."""
     total = terms[0]
@@ -74,37 +98,46 @@ def sum_of(terms: list[Tensor]) -> Tensor:
 def shared_logits(whole: Decoder, tensors: dict[str, Tensor], ranks: int) -> Tensor:
     team = [Rank(whole, tensors, rank, ranks) for rank in range(ranks)]
     x = sum_of([each.embedded(IDS) for each in team])
-    for index in range(len(whole.config.layers)):
-        for kind in ("attention", "feed_forward"):
-            terms = []
-            for each in team:
-                part = getattr(each.blocks[index], kind)
-                specs = [one.attention.cache for one in each.blocks]
-                step = StepContext(torch.arange(len(IDS)), whole.rope, plain_attend(specs))
-                terms.append(part.forward(x, step))
-            x = x + sum_of(terms)
+    x = whole.scaled(x)
+    steps = []
+    for each in team:
+        sinks = {one.index: one.attention.sinks for one in each.blocks if one.attention.sinks is not None}
+        attend = plain_attend([one.attention.cache for one in each.blocks], sinks=sinks)
+        steps.append(StepContext(torch.arange(len(IDS)), whole.rope, attend, local_rope=whole.local_rope))
+
+    for index, layer in enumerate(whole.blocks):
+
+        def term(part: Part, read: Tensor, index: int = index, layer: Block = layer) -> Tensor:
+            kind = "attention" if part is layer.attention else "feed_forward"
+            shares = [getattr(each.blocks[index], kind) for each in team]
+            return sum_of([mine.forward(read, step) for mine, step in zip(shares, steps, strict=True)])
+
+        layer.add_terms(x, term)
     hidden = whole.norm(x)
-    return torch.cat([each.logits(hidden, whole.tied) for each in team], 1)
+    return whole.capped(torch.cat([each.logits(hidden, whole.tied) for each in team], 1))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in UNSHARED])
 def test_all_ranks_together_give_the_logits_of_the_model(family: str, ranks: int, tmp_path: Path) -> None:
     """With four ranks and two key/value heads, two ranks share each head."""
-    reference(NAMES[family], CASES[family], tmp_path)
+    reference(*CASES[family], tmp_path)
     whole = load_model(ModelPlace("tiny", tmp_path))
     assert isinstance(whole, Decoder)
     plain = Decoder(read_config(tmp_path), torch.float32)  # with the shapes before any scheme
     tensors = load_file(tmp_path / "model.safetensors")
     assert plain.shards(ranks).keys() == tensors.keys() - ({"lm_head.weight"} if whole.tied else set())
     with torch.inference_mode():
-        expected = whole.logits(whole.forward(IDS, torch.arange(len(IDS)), plain_attend(whole.config.layers)))
-    plain.norm = whole.norm
+        expected = whole.logits(
+            whole.forward(IDS, torch.arange(len(IDS)), plain_attend(whole.config.layers, sinks=whole.sinks))
+        )
+    for name, norm in (("norm", whole.norm), *norms_of(whole)):
+        plain.set_submodule(name, norm)
     torch.testing.assert_close(shared_logits(plain, tensors, ranks), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_the_shares_together_hold_every_number(tmp_path: Path) -> None:
-    reference("Qwen3", CASES["qwen3"], tmp_path)
+    reference(*CASES["qwen3"], tmp_path)
     whole = Decoder(read_config(tmp_path), torch.float32)
     tensors = load_file(tmp_path / "model.safetensors")
     for name, cut in whole.shards(2).items():
@@ -159,6 +192,13 @@ def test_a_part_may_hold_several_products_of_a_kind(tmp_path: Path) -> None:
     assert torch.equal(part.ups[1].weight, torch.full((48, 32), 7.0))  # type: ignore[arg-type]
     finalize(part, scheme_named("int8"))
     assert not any(isinstance(each, Linear) for each in part.modules())
+
+
+@pytest.mark.parametrize("name", ["Olmo2", "Olmo3", "Olmoe"])
+def test_a_norm_over_all_heads_is_not_split(name: str, tmp_path: Path) -> None:
+    reference(name, {}, tmp_path)
+    with pytest.raises(BadInput, match="a norm over all heads cannot be split over ranks"):
+        block(read_config(tmp_path), 0, torch.float32, 2)
 
 
 def test_more_ranks_than_heads_share_heads() -> None:

@@ -77,7 +77,7 @@ BROKEN = {
     "backwards": written(entry(data_offsets=[8, 0]), bytes(8)),
     "cut short": written(entry(), bytes(7)),
     "another shape": written(entry(shape=[3]), bytes(8)),
-    "another kind": written(entry(dtype="U8", shape=[8]), bytes(8)),
+    "another kind": written(entry(dtype="I16", shape=[4]), bytes(8)),
 }
 
 

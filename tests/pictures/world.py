@@ -187,6 +187,17 @@ class World(Bench):
     async def still(self) -> None:
         """Wait until nothing is left to draw."""
         await self.until(lambda: not any(pane.transcript.busy for pane in self.main.panes))
+        before: list[object] = []
+        while (now := self._geometry()) != before:  # a scroll bar may need a second layout
+            before = now
+            await self.pilot.pause()
+
+    def _geometry(self) -> list[object]:
+        widgets = self.app.screen.walk_children()
+        return [
+            (each.region, each.virtual_size, each.scroll_offset, each.show_vertical_scrollbar)
+            for each in widgets
+        ]
 
     async def resize(self, size: tuple[int, int]) -> None:
         if self.app.size != size:
@@ -237,7 +248,7 @@ async def opened(
     async with bench((80, 24), backend=backend, clock=clock, wall_clock=noon, **more) as it:
         world = World(it.app, it.pilot, it.backend, it.notified, it.failures)
         world.clock = clock
-        it.monitor.event_log.clock = noon
+        it.monitor.event_log.clock = it.monitor.rates.clock = noon
         await it.until(lambda: it.app.lifecycle.ready.is_set() or not backend.loaded.is_set())
         yield world
 

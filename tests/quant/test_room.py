@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from engine import assembly
 from engine.api.errors import BadInput
 from engine.api.request import Finish
-from engine.execution.changes import Resize
-from engine.scheduling.resize import shrink
+from engine.execution.weights import Weights
 from engine.serving.engine import Engine
 from tests.quant.changing import PROMPT, drain_of, engine_on, switch
 from tests.runner.small import GREEDY, ask, drain, turn, turn_until
@@ -22,19 +22,17 @@ class TestRoom:
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, blocks: int = 40, **config: Any
     ) -> Engine:
         """An engine with memory for `blocks` blocks, which uses all that int4 weights free."""
-        engine = engine_on(folder, blocks=None, **config)
-        runner = engine.runner
-        each = runner.store.nbytes // engine.scheduler.pool.size  # type: ignore[attr-defined]
-        runner._budget = replace(runner._budget, nbytes=blocks * each, most=None)  # type: ignore[attr-defined]
-        runner.weights._share = 1.0  # type: ignore[attr-defined]
-        shrink(engine.scheduler, blocks)
-        runner.apply(Resize(blocks, ()))
-        return engine
+        plain = engine_on(folder, blocks=1, **config)
+        each = plain.runner.store.nbytes  # type: ignore[attr-defined]
+        monkeypatch.setattr(assembly, "free_memory", lambda device: 4 * blocks * each)  # a quarter is used
+        monkeypatch.setattr(assembly, "Weights", lambda *given, share: Weights(*given, share=1.0))
+        made = engine_on(folder, blocks=None, **config)
+        assert made.scheduler.pool.size == blocks
+        return made
 
     def test_it_grows_at_once_and_shrinks_back(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = self.engine(folder, monkeypatch, blocks=40)
-        room = engine.runner._budget  # type: ignore[attr-defined]
-        assert room.fit("none").blocks == 40
+        assert engine.runner.fit().blocks == 40
         sizes = []
         for scheme in ("int8", "int4", "none", "int4"):
             prompt = [len(sizes) + at for at in PROMPT]

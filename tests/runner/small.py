@@ -15,15 +15,20 @@ from engine.attention.base import Attend
 from engine.models.base import LanguageModel
 from engine.serving.engine import Engine
 from engine.start import start
-from tests.models.test_families import reference
+from tests.models.test_families import EXPERTS, GPT_OSS, reference
 from tests.outputs import Output, transfers_idle
 from tests.runner.letters import VOCAB, byte_tokenizer
 
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "mistral": ("Mistral", {"sliding_window": 21}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 24}),
+    "gemma3": ("Gemma3Text", {"head_dim": 24, "sliding_window": 21, "layer_types": MIXED}),
+    "qwen3_moe": ("Qwen3Moe", EXPERTS | {"head_dim": 16, "norm_topk_prob": True}),
+    "gpt_oss": ("GptOss", GPT_OSS | {"sliding_window": 21}),
+    "cohere2": ("Cohere2", {"head_dim": 24, "sliding_window": 21, "layer_types": MIXED}),
 }
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.params import FIELDS, Grammar, SamplingParams
 from engine.api.request import Finish
 from engine.serving.engine import Engine
+from tests.examples import examples
 from tests.outputs import Output
 from tests.runner.letters import EOS, byte_tokenizer
 from tests.runner.small import alone, close_to, drain, engine_on, turn
@@ -108,7 +109,7 @@ def engine_for(folder: Path, work: Workload, **more: Any) -> Engine:
     )
 
 
-@settings(max_examples=40)
+@examples(25)
 @given(work=workloads)
 def test_other_requests_do_not_change_a_reply(llama: Path, work: Workload) -> None:
     assert_nothing_changes(engine_for(llama, work), llama, work)

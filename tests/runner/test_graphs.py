@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.api.params import SamplingParams
 from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
-from engine.execution.cuda.graphs import BIASES, DecodeSteps, SamplingFlags, write_sampling
+from engine.execution.cuda.graphs import BIASES, SamplingFlags, write_sampling
 from engine.execution.cuda.recording import Recording
 from engine.execution.protocol import Compilation
 from engine.execution.runner import ModelRunner
@@ -51,6 +51,9 @@ class PlainStage:
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.attention = runner, TorchAttention()
+        self.sizes: list[int] = []  # of each forward
+        self.draws: list[SamplingFlags] = []  # of each call of `draw`
+        self.mirror = torch.empty(0)
 
     def work(self, rows: int) -> Lists:
         return Lists(rows)
@@ -59,11 +62,12 @@ class PlainStage:
         raise AssertionError("no kernel is compiled on a CPU")
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
-        contexts, mirror = metadata
+        contexts, self.mirror = metadata
         rows = int((contexts > 0).sum())
         assert (fields["places"][rows:] == -1).all()
         ids, slots = fields["ids"], fields["slots"]
-        tables = mirror[slots[:rows]]
+        self.sizes.append(len(ids))
+        tables = self.mirror[slots[:rows]]
         starts = torch.arange(rows + 1, dtype=torch.int32)
         batch = Batch(
             ids=torch.where(ids < 0, last_ids[slots], ids),
@@ -96,6 +100,7 @@ class PlainStage:
         seen: SeenTokens | None,
     ) -> tuple[Tensor, ...]:
         slots, rows = fields["slots"], int((fields["places"] >= 0).sum())  # padding has no slot
+        self.draws.append(draws)
         view = RowsView(
             np.ascontiguousarray(fields["columns"].numpy().T),
             fields["columns"],
@@ -126,16 +131,17 @@ def edits(fields: Mapping[str, Tensor], vocab: int) -> Edits:
 
 def with_staging(engine: Engine) -> Engine:
     """Return the engine with its decode steps running through staging buffers."""
+    staged(engine)
+    return engine
+
+
+def staged(engine: Engine) -> PlainStage:
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
-    runner._steps = DecodeSteps(
-        PlainStage(runner),
-        tables=runner._tables,
-        block_size=engine.scheduler.pool.block_size,
-        last_ids=runner._sampling_state.last_ids,
-    )
-    runner.graphs = True
-    return engine
+    stage = PlainStage(runner)
+    runner.use_stages(None, stage)
+    assert runner.graphs
+    return stage
 
 
 @settings(max_examples=15)
@@ -166,25 +172,24 @@ def test_rows_of_all_kinds_join_and_leave(llama: Path, depth: int) -> None:
         SamplingParams(**{"temperature": 0.9, "seed": 7, "max_tokens": 30, "ignore_eos": True} | kind)
         for kind in kinds
     ]
-    engine = with_staging(engine_on(llama, depth=depth, max_running=11))
-    outputs = []
+    engine = engine_on(llama, depth=depth, max_running=11)
+    stage, outputs = staged(engine), []
     for number, params in enumerate(asked):
         prompt = [1, *range(40, 55 + number)]
         outputs.append((prompt, params, ask(engine, prompt, params)[1]))
         for _ in range(4):
             turn(engine)
     drain(engine)
-    runner, steps = engine.runner, engine.runner._steps
-    assert {size for size, _, _ in steps._recordings} >= {1, 2, 4}
-    of_any = {draws for _, draws, _ in steps._recordings}
-    assert None not in of_any
-    assert all({each[at] for each in of_any} == {True, False} for at in range(4))
+    assert {*stage.sizes} >= {1, 2, 4}
+    assert len(stage.draws) == len(stage.sizes), "a step was not sampled in its graph"
+    assert all({each[at] for each in stage.draws} == {True, False} for at in range(4))
     for prompt, params, found in outputs:
         expected = alone(llama, prompt, params)
         assert found.reply == expected.reply
         assert len(found.logprobs) == len(expected.logprobs) and close_to(found.logprobs, expected.logprobs)
+    runner = engine.runner
     runner._tables.apply(engine.scheduler.tables.take_changes())
-    mirror, unsent = steps._mirror.numpy().copy(), runner._tables.unsent()
+    mirror, unsent = stage.mirror.numpy().copy(), runner._tables.unsent()
     mirror.reshape(-1)[unsent.cells] = unsent.blocks
     assert np.array_equal(mirror, engine.scheduler.tables.grid)
 
@@ -220,7 +225,7 @@ def test_recordings_may_be_dropped(llama: Path) -> None:
     _, output = ask(engine, PROMPT)
     for _ in range(5):
         turn(engine)
-    engine.runner._steps.forget()
+    engine.runner.products_changed(recordable=True)
     drain(engine)
     assert output.reply == alone(llama, PROMPT).reply
 

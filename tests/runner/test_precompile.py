@@ -74,7 +74,7 @@ def with_stage(engine: Engine) -> tuple[Engine, Any]:
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
     stage = Stage(runner)
-    runner._stage = stage  # type: ignore[assignment]
+    runner.use_stages(stage, None)  # type: ignore[arg-type]
     return engine, stage
 
 
@@ -183,7 +183,7 @@ def test_a_rehearsal_changes_no_state(llama: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(rehearsal, "triton_run", launched)
     ask(engine, PROMPT[:7])
     drain(engine)
-    runner._stage = Rehearsing(runner.model, runner.store, TritonAttention())  # type: ignore[arg-type]
+    runner.use_stages(Rehearsing(runner.model, runner.store, TritonAttention()), None)  # type: ignore[arg-type]
     with active(FakeDriver(90)):
         _, output = ask(engine, PROMPT, replace(GREEDY, **PARAMS_OF_KERNEL[kernel]))
         drain(engine)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from engine.execution.runner import ModelRunner
 from engine.scheduling.step import PromptTargets
 from engine.serving.engine import Engine
 from engine.serving.replay import replay
+from tests.examples import examples
 from tests.outputs import Output, Outputs
 from tests.runner.small import FAMILIES, GREEDY, alone, ask, drain, engine_on, turn
 from tests.runner.test_no_memory import limit_memory
@@ -122,7 +123,7 @@ def companies(draw: st.DrawFn) -> Company:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(20)
 @given(companies())
 def test_steps_and_company_do_not_change_it(checkpoint: Checkpoint, company: Company) -> None:
     folder, theirs = checkpoint("llama")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.errors import BadInput, BadWire, EngineError
@@ -19,6 +19,7 @@ from engine.execution.changes import ReplaceLayer, Resize, RunnerChange, UseSche
 from engine.execution.runner import ModelRunner
 from engine.scheduling.step_bytes import encode
 from engine.serving.replay import Replayed, StepLog, replay
+from tests.examples import examples
 from tests.outputs import Output
 from tests.runner.small import GREEDY, Watched, ask, drain, engine_on, make, turn, turn_until
 from tests.runner.test_speculation import LETTERS, always_draft, drafted
@@ -200,7 +201,7 @@ def short_recording(
     return path.read_bytes()
 
 
-@settings(max_examples=60)
+@examples(30)
 @given(data=st.data())
 def test_a_broken_file_is_refused(
     llama: Path, short_recording: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

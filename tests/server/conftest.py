@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import OpenAI
 
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
@@ -70,7 +69,10 @@ class Served:
         return httpx.Client(base_url=self.url, verify=PLAIN, **{"headers": headers, "timeout": 30} | options)
 
     @cached_property
-    def openai(self) -> OpenAI:
+    def openai(self) -> Any:
+        """OpenAI's own client."""
+        from openai import OpenAI  # a large package, which every test process would import
+
         return OpenAI(api_key=KEY, base_url=f"{self.url}/v1", max_retries=0)
 
     def break_next_step(self) -> None:

@@ -4,25 +4,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import pytest
-from anthropic import Anthropic
 
+from tests.lazily import lazy
 from tests.server.conftest import KEY, MODEL, Served, saying, serving
 from tests.server.test_anthropic import body
 from tests.server.test_anthropic_errors import IMAGE, turn
 from tests.server.test_tools import CALL, QWEN
+
+anthropic = lazy("anthropic")
 
 Expected = Callable[..., str]
 
 
 class TestOfficialClient:
     @pytest.fixture(scope="class")
-    def claude(self, served: Served) -> Iterator[Anthropic]:
-        with Anthropic(api_key=KEY, base_url=served.url, max_retries=0) as client:
+    def claude(self, served: Served) -> Iterator[Any]:
+        with anthropic.Anthropic(api_key=KEY, base_url=served.url, max_retries=0) as client:
             yield client
 
-    def test_a_message_whole_and_streamed(self, claude: Anthropic, expected: Expected) -> None:
+    def test_a_message_whole_and_streamed(self, claude: Any, expected: Expected) -> None:
         options: dict[str, Any] = body()
         whole = claude.messages.create(**options)
         with claude.messages.stream(**options) as stream:
@@ -37,14 +38,14 @@ class TestOfficialClient:
         count = claude.messages.count_tokens(model=MODEL, messages=options["messages"]).input_tokens
         assert final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0) == count
 
-    def test_errors_are_of_its_classes(self, served: Served, claude: Anthropic) -> None:
+    def test_errors_are_of_its_classes(self, served: Served, claude: Any) -> None:
         with pytest.raises(anthropic.NotFoundError, match="does not exist") as missing:
             claude.messages.create(**body(model="claude"))
         assert missing.value.type == "not_found_error"
         with pytest.raises(anthropic.BadRequestError, match="supports only text"):
             claude.messages.create(**body() | turn([IMAGE]))
         with (
-            Anthropic(api_key="wrong", base_url=served.url, max_retries=0) as stranger,
+            anthropic.Anthropic(api_key="wrong", base_url=served.url, max_retries=0) as stranger,
             pytest.raises(anthropic.AuthenticationError),
         ):
             stranger.messages.create(**body())
@@ -61,7 +62,7 @@ class TestOfficialClient:
         text = f"I look.\n<tool_call>\n{CALL}\n</tool_call>"
         with (
             serving(saying(tmp_path, text, QWEN)) as served,
-            Anthropic(api_key=KEY, base_url=served.url, max_retries=0) as client,
+            anthropic.Anthropic(api_key=KEY, base_url=served.url, max_retries=0) as client,
         ):
             runner = client.beta.messages.tool_runner(
                 **body(), tools=[weather], max_iterations=2, stream=True

@@ -13,6 +13,7 @@ from engine.api.params import Grammar
 from engine.server.reply_grammar import ToolCallRules, reply_grammar
 from engine.server.tool_calls.formats import FORMATS, Style, reader, style
 from engine.server.tool_calls.rules import Function
+from tests.examples import examples
 from tests.grammar.walks import walk
 from tests.server.calls import cuts, read_all
 from tests.server.test_reply_grammar import accepts
@@ -48,6 +49,11 @@ ONE: dict[Style, str] = {
     "function-gemma": (
         "<start_function_call>call:weather{town:<escape>Köln<escape>,days:3}<end_function_call>"
     ),
+    "gemma-4": '<|tool_call>call:weather{town:<|"|>Köln<|"|>,days:3}<tool_call|>',
+    "qwen-xml": (
+        "<tool_call>\n<function=weather>\n<parameter=town>\nKöln\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+    ),
     "tool-code": '```tool_code\nweather(town="Köln", days=3)\n```',
     "pythonic": '[weather(town="Köln", days=3)]',
     "harmony": (
@@ -77,6 +83,11 @@ TWO: dict[Style, tuple[str, str]] = {
         f"Hm.{ONE['function-gemma']}<start_function_call>call:clock{{}}<end_function_call>",
         "Hm.",
     ),
+    "gemma-4": (
+        f"<|channel>thought\nSo.<channel|>Hm.{ONE['gemma-4']}<|tool_call>call:clock{{}}<tool_call|>",
+        "Hm.",
+    ),
+    "qwen-xml": (f"Hm.\n{ONE['qwen-xml']}\n<tool_call>\n<function=clock>\n</function>\n</tool_call>", "Hm."),
     "tool-code": ("Hm.\n" + ONE["tool-code"].removesuffix("\n```") + "\nclock()\n```", "Hm."),
     "pythonic": (ONE["pythonic"][:-1] + ", clock()]", ""),
     "harmony": (
@@ -99,6 +110,10 @@ MALFORMED: list[tuple[Style, str]] = [
     ("glm", "<tool_call>other\n<arg_key>a</arg_key></tool_call>"),
     ("function-gemma", "<start_function_call>weather{}<end_function_call>"),
     ("function-gemma", "<start_function_call>call:weather<end_function_call>"),
+    ("gemma-4", "<|tool_call>weather{}<tool_call|>"),
+    ("gemma-4", "<|channel>none"),
+    ("qwen-xml", "<tool_call>\n<function weather>\n</function>\n</tool_call>"),
+    ("qwen-xml", "<function=other>\n<parameter=a>\nb\n</parameter>\n</function>"),
     ("tool-code", "```tool_code\nprint(5)\n```"),
     ("tool-code", "```tool_code\nweather(5)\n``` so"),
     ("pythonic", "[see(page=5)] and"),
@@ -148,7 +163,7 @@ class TestReading:
         assert read(style, cuts(text, at)) == (text, [])
 
     @pytest.mark.parametrize("style", STYLES)
-    @settings(max_examples=60, deadline=None)
+    @examples(30)
     @given(data=st.data(), at=AT, cut=st.booleans())
     def test_any_text_reads_the_same_in_pieces(
         self, style: Style, data: st.DataObject, at: list[int], cut: bool
@@ -209,7 +224,7 @@ class TestValues:
         for pieces in ([wrapped], [*wrapped]):
             assert read_all(reader(style), pieces) == ("", [("f", expected or same)])
 
-    @settings(max_examples=50)
+    @examples(20)
     @given(
         value=st.dictionaries(
             st.text(min_size=1), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)
@@ -224,7 +239,7 @@ class TestValues:
             [("f", json.dumps(value, ensure_ascii=False))],
         )
 
-    @settings(max_examples=50)
+    @examples(20)
     @given(text=st.text(), number=st.integers() | st.floats(allow_nan=False, allow_infinity=False), at=AT)
     def test_pythonic_values(self, text: str, number: float, at: list[int]) -> None:
         given = f"[f(a={text!r}, b={number!r}, c=[None, {{{text!r}: False}}])]"
@@ -240,6 +255,23 @@ class TestValues:
         body = "".join(f"<arg_key>{k}</arg_key><arg_value>{v}</arg_value>" for k, v in pairs)
         _, calls = read_all(reader("glm", [function]), [f"<tool_call>f{body}</tool_call>"])
         assert json.loads(calls[0][1]) == {"s": "5", "n": [5], "other": True, "text": "a < b"}
+
+    @pytest.mark.parametrize("open", ["<tool_call>\n", ""])
+    def test_qwen_xml_values_have_the_schema_s_type(self, open: str) -> None:
+        function = Function("f", {"properties": {"s": {"type": "string"}, "n": {"type": "array"}}}, False)
+        pairs = [
+            ("s", "if a < b:\n\n  </p>\n"),
+            ("n", "[5]"),
+            ("yes", "True"),
+            ("no", "null"),
+            ("text", "a b"),
+        ]
+        body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in pairs)
+        reply = f"{open}<function=f>\n{body}</function>\n</tool_call>"
+        for pieces in ([reply], [*reply]):
+            plain, [(_, arguments)] = read_all(reader("qwen-xml", [function]), pieces)
+            expected = {"s": pairs[0][1], "n": [5], "yes": True, "no": None, "text": "a b"}
+            assert plain == "" and json.loads(arguments) == expected
 
     @pytest.mark.parametrize("text", ["[TOOL_CALLS]f[CALL_ID]abc123XYZ[ARGS]{}", "[TOOL_CALLS] f{}"])
     def test_other_spellings_of_mistral(self, text: str) -> None:
@@ -264,6 +296,19 @@ class TestHarmony:
         for event in events:
             parts[type(event).__name__] += getattr(event, "text", "")
         assert parts == {"ReasoningPiece": "Let me think.", "ContentPiece": "It is warm."}
+
+
+class TestGemma4:
+    @pytest.mark.parametrize("size", [1, 3, 1000])
+    def test_thoughts_are_reasoning(self, size: int) -> None:
+        text = "<|channel>thought\nLet me <b>.<channel|>It is warm."
+        reading = reader("gemma-4")
+        events = [e for n in range(0, len(text), size) for e in reading.push(text[n : n + size])]
+        events += reading.flush()
+        parts = dict.fromkeys(("ReasoningPiece", "ContentPiece"), "")
+        for event in events:
+            parts[type(event).__name__] += getattr(event, "text", "")
+        assert parts == {"ReasoningPiece": "Let me <b>.", "ContentPiece": "It is warm."}
 
 
 class TestStyle:
@@ -312,6 +357,12 @@ class TestGrammar:
         for text in ("", "It is warm.", ONE[style]):
             assert accepts(grammar, text), text
         assert not accepts(grammar, ONE[style].replace("3", "x"))
+
+    @pytest.mark.parametrize("style", ["qwen-xml", "glm", "function-gemma", "gemma-4"])
+    def test_a_string_may_hold_anything_but_its_end(self, style: Style) -> None:
+        grammar = reply_grammar(None, rules(style), thinking=False)
+        for text in ("", "a\n< <p></para\n</x>", '<|x"', "<<"):
+            assert accepts(grammar, ONE[style].replace("Köln", text)), text
 
     def test_a_strict_schema_that_a_format_cannot_keep_is_refused(self) -> None:
         schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "x+"}}}

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
 
 from engine.api.config import EngineConfig
@@ -25,8 +24,11 @@ from engine.host.process import EngineProcess
 from engine.host.restarting import RestartingEngine
 from minichat.commands.serve import own_key, served_names
 from tests.cli.conftest import Run
+from tests.lazily import lazy
 from tests.server.conftest import KEY, MODEL, Served, dry, half_read, listening, serving, user
 from tests.waiting import LIMIT, becomes
+
+openai = lazy("openai")
 
 
 class TestEngineErrors:

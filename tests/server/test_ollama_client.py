@@ -5,23 +5,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ollama
 import pytest
 
+from tests.lazily import lazy
 from tests.server.conftest import KEY, MODEL, PLAIN, saying, serving, user
 from tests.server.test_tools import CALL, QWEN
+
+ollama = lazy("ollama")
 
 TEXT = f"Well.\n<tool_call>{CALL}</tool_call>"
 SCHEMA = {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]}
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[ollama.Client]:
+def client(tmp_path: Path) -> Iterator[Any]:
     with serving(saying(tmp_path, TEXT, QWEN)) as served:
         yield ollama.Client(served.url, headers={"Authorization": f"Bearer {KEY}"}, verify=PLAIN)
 
 
-def test_chats_tools_formats_and_models(client: ollama.Client) -> None:
+def test_chats_tools_formats_and_models(client: Any) -> None:
     def weather(town: str) -> str:
         """The weather in a town."""
         return "15 degrees"
@@ -42,7 +44,7 @@ def test_chats_tools_formats_and_models(client: ollama.Client) -> None:
     assert client.show(MODEL).capabilities == ["completion", "tools"]
 
 
-def test_errors_are_its_own(client: ollama.Client) -> None:
+def test_errors_are_its_own(client: Any) -> None:
     with pytest.raises(ollama.ResponseError) as missing:
         client.chat("llama3.2", user("hi"))
     assert missing.value.status_code == 404

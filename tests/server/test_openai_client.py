@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
-from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from engine.api.events import TokenLogprob
 from engine.server.openai.logprobs import CompletionLogprobs
 from engine.serving.groups.samples import seed_of
+from tests.lazily import lazy
 from tests.server.conftest import KEY, MODEL, Served, saying, serving, user
 from tests.server.test_tools import QWEN
+
+openai = lazy("openai")
 
 Expected = Callable[..., str]
 
@@ -52,12 +53,12 @@ def test_a_stream_has_the_same_text(served: Served, expected: Expected) -> None:
 
 
 def test_the_async_client_streams_many_at_once(served: Served, expected: Expected) -> None:
-    async def one(client: AsyncOpenAI, n: int) -> str:
+    async def one(client: Any, n: int) -> str:
         stream = await client.chat.completions.create(model=MODEL, messages=user(f"number {n}"), stream=True)
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
     async def all_of_them() -> list[str]:
-        async with AsyncOpenAI(api_key=KEY, base_url=f"{served.url}/v1") as client:
+        async with openai.AsyncOpenAI(api_key=KEY, base_url=f"{served.url}/v1") as client:
             return await asyncio.gather(*(one(client, n) for n in range(12)))
 
     assert asyncio.run(all_of_them()) == [expected(f"number {n}") for n in range(12)]
@@ -258,7 +259,7 @@ def test_the_async_client_supports_all_features(tmp_path: Path) -> None:
     tools = [openai.pydantic_function_tool(Town)]
 
     async def everything(url: str) -> None:
-        async with AsyncOpenAI(api_key=KEY, base_url=url, max_retries=0) as client:
+        async with openai.AsyncOpenAI(api_key=KEY, base_url=url, max_retries=0) as client:
             chat = client.chat.completions
             parsed = await chat.parse(**options, response_format=Town)
             assert isinstance(parsed.choices[0].message.parsed, Town)

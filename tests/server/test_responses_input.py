@@ -4,13 +4,15 @@ import json
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from engine.server.openai.responses_api.conversation import chat_messages
+from tests.lazily import lazy
 from tests.server.conftest import MODEL, Served, user
 from tests.server.test_fields import refused
 from tests.server.test_responses import ROUTE, WEATHER
+
+openai = lazy("openai")
 
 JSON = {"content-type": "application/json"}
 

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
+from tests.examples import TIMES
 from tests.server.conftest import KEY, Served, dry, serving
 
 ENDLESS = "/events"
@@ -31,7 +32,7 @@ def test_no_request_breaks_the_server(small: Served) -> None:
             continue
 
         @settings(
-            max_examples=8,
+            max_examples=5 * TIMES,
             phases=[Phase.explicit, Phase.generate],
             suppress_health_check=list(HealthCheck),
         )

@@ -5,15 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from anthropic import Anthropic
-from openai import OpenAI
 
+from tests.lazily import lazy
 from tests.server.conftest import KEY, MODEL, Served, saying, serving, user
 from tests.server.test_anthropic import WEATHER as ANTHROPIC_WEATHER
 from tests.server.test_anthropic import body
 from tests.server.test_call_formats import KOELN, NOW, TWO
 from tests.server.test_responses import WEATHER as RESPONSES_WEATHER
 from tests.server.test_tools import QWEN, WEATHER, ask
+
+anthropic = lazy("anthropic")
 
 HARMONY = QWEN.replace("<tool_call>", "<|channel|>commentary to=functions.")
 EXPECTED = [(name, json.loads(arguments)) for name, arguments in (KOELN, NOW)]
@@ -74,7 +75,7 @@ def test_openai_s_responses(calling: Served) -> None:
 def test_anthropic_s_messages(calling: Served) -> None:
     pieces = list[str]()
     with (
-        Anthropic(api_key=KEY, base_url=calling.url, max_retries=0) as client,
+        anthropic.Anthropic(api_key=KEY, base_url=calling.url, max_retries=0) as client,
         client.messages.stream(**body(tools=[ANTHROPIC_WEATHER])) as stream,
     ):
         for event in stream:
@@ -95,7 +96,7 @@ def test_reasoning_of_harmony_without_tools(tmp_path: Path) -> None:
         "<|channel|>final<|message|>It is warm."
     )
     with serving(saying(tmp_path, text, HARMONY)) as served:
-        client: OpenAI = served.openai
+        client = served.openai
         message = ask(client).choices[0].message
         assert (message.reasoning_content, message.content) == ("Let me think.", "It is warm.")
         parts = [chunk.choices[0].delta for chunk in ask(client, True)]

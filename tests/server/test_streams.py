@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
 
 from engine.api.config import EngineConfig
 from engine.api.events import Finished
@@ -19,9 +18,12 @@ from engine.api.params import SamplingParams
 from engine.host.stream import Stream
 from engine.start import start
 from tests.cli.conftest import write_model
+from tests.lazily import lazy
 from tests.runner.small import alone
 from tests.server.conftest import KEY, MODEL, Served, dry, half_read, serving, vanish
 from tests.waiting import becomes
+
+openai = lazy("openai")
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 
@@ -40,7 +42,7 @@ def real(folder: Path) -> Iterator[Served]:
 
 
 def test_two_hundred_streams_on_a_real_model(real: Served, folder: Path) -> None:
-    async def one(client: AsyncOpenAI, n: int) -> tuple[str, int]:
+    async def one(client: Any, n: int) -> tuple[str, int]:
         stream = await client.completions.create(
             model=MODEL,
             prompt=[5 + n % 200, 7 + n // 200, 11],
@@ -61,7 +63,7 @@ def test_two_hundred_streams_on_a_real_model(real: Served, folder: Path) -> None
         limits = httpx.Limits(max_connections=None)
         async with (
             httpx.AsyncClient(timeout=60, limits=limits) as _,
-            AsyncOpenAI(api_key=KEY, base_url=f"{real.url}/v1", timeout=60, max_retries=0) as client,
+            openai.AsyncOpenAI(api_key=KEY, base_url=f"{real.url}/v1", timeout=60, max_retries=0) as client,
         ):
             return await asyncio.gather(*(one(client, n) for n in range(200)))
 

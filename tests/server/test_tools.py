@@ -7,17 +7,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai import OpenAI
 from pydantic import BaseModel
 
 from engine.server.tool_calls.formats import reader, style
 from engine.text.reasoning import Thoughts
+from tests.lazily import lazy
 from tests.server.calls import cuts, read_all, rebuilt
 from tests.server.conftest import MODEL, saying, serving, user
+
+openai = lazy("openai")
 
 QWEN = (
     "{% if tools %}Tools:{% for tool in tools %} {{ tool | tojson }}{% endfor %}"
@@ -45,12 +46,12 @@ BARE = '{"name": "weather", "parameters": {"town": "Köln"}}'
 
 
 @contextmanager
-def client_of(folder: Path, text: str, template: str) -> Iterator[OpenAI]:
+def client_of(folder: Path, text: str, template: str) -> Iterator[Any]:
     with serving(saying(folder, text, template)) as served:
         yield served.openai
 
 
-def ask(client: OpenAI, stream: bool = False, **more: Any) -> Any:
+def ask(client: Any, stream: bool = False, **more: Any) -> Any:
     options: dict[str, Any] = {"model": MODEL, "messages": user("weather in Köln?"), "stream": stream} | more
     return client.chat.completions.create(**options)
 
@@ -235,7 +236,7 @@ class TestOverHttp:
         ],
     )
     def test_the_error_for_a_bad_tool_names_the_field(
-        self, qwen_like: OpenAI, tool: dict[str, Any], param: str
+        self, qwen_like: Any, tool: dict[str, Any], param: str
     ) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             ask(qwen_like, tools=[tool])
@@ -254,7 +255,7 @@ class TestOverHttp:
 
 
 @pytest.fixture(scope="module")
-def qwen_like(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+def qwen_like(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with client_of(tmp_path_factory.mktemp("qwen"), "fine", QWEN) as client:
         yield client
 
@@ -332,7 +333,7 @@ class TestForced:
             [(name, _)] = calls_in(answer)
             assert name == "clock"
 
-    def test_an_unsupported_schema_is_refused_if_strict(self, qwen_like: OpenAI) -> None:
+    def test_an_unsupported_schema_is_refused_if_strict(self, qwen_like: Any) -> None:
         odd = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 1}
         lenient, strict = (function("f", kind, x=odd) for kind in (False, True))
         answer = ask(qwen_like, tools=[lenient], tool_choice="required", parallel_tool_calls=False)
@@ -354,13 +355,13 @@ class TestForced:
         ],
     )
     def test_a_bad_tool_choice_is_refused(
-        self, qwen_like: OpenAI, fields: dict[str, Any], param: str, words: str
+        self, qwen_like: Any, fields: dict[str, Any], param: str, words: str
     ) -> None:
         with pytest.raises(openai.BadRequestError, match=words) as refused:
             ask(qwen_like, **{"tools": [TOWN], **fields})
         assert refused.value.param == param
 
-    def test_the_client_parses_arguments_into_a_model(self, qwen_like: OpenAI) -> None:
+    def test_the_client_parses_arguments_into_a_model(self, qwen_like: Any) -> None:
         class Clock(BaseModel):
             hour: int
 

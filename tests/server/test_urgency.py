@@ -38,11 +38,19 @@ def over_websocket(served: Served, fields: dict[str, Any]) -> dict[str, Any]:
     return {} if answer["type"] == "started" else answer["error"]
 
 
+def over_ollama(served: Served, fields: dict[str, Any]) -> dict[str, Any]:
+    body = {"model": MODEL, "prompt": "hi", "stream": False, "options": {"num_predict": 1, **fields}}
+    with served.client() as client:
+        answer = client.post("/api/generate", json=body)
+    return {} if answer.is_success else {"message": answer.json()["error"].removeprefix("options.")}
+
+
 CALLS = {
     "chat": post("/v1/chat/completions", model=MODEL, messages=user("hi"), max_tokens=1),
     "completion": post("/v1/completions", model=MODEL, prompt="hi", max_tokens=1),
     "messages": post("/v1/messages", model=MODEL, messages=user("hi"), max_tokens=1),
     "replies": post("/engine/replies", prompt="hi", params={"max_tokens": 1}),
+    "ollama": over_ollama,
     "websocket": over_websocket,
 }
 

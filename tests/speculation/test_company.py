@@ -6,7 +6,7 @@ Run on the ledger with a small vocabulary, so that drafts are often right and of
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.events import Transferred
@@ -16,6 +16,7 @@ from engine.serving.engine import Engine
 from engine.speculation.gain import Prices
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.workloads import AFTER, Workload, prompts, run, workloads
+from tests.examples import examples
 from tests.outputs import Output
 
 ALPHABET = 3
@@ -69,7 +70,7 @@ class FreeDrafts(Prices):
         return False
 
 
-@settings(max_examples=100)
+@examples(50)
 @given(workloads([6, 7, 9, 40], lambda place: jobs(min(place.tokens, 90)), most=8))
 def test_drafts_do_not_change_a_reply(work: Workload[Job]) -> None:
     engine = work.place.engine(alphabet=ALPHABET)

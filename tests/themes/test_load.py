@@ -40,7 +40,7 @@ def test_missing_colors_are_derived_from_others(tmp_path: Path) -> None:
     assert problems(tmp_path, GOOD) == []
     mine = load_themes(tmp_path).palettes["mine"]
     assert mine.owners == OKABE_ITO
-    assert mine.owner(17) == OKABE_ITO[1] != mine.owner(9)
+    assert mine.owner(25) == OKABE_ITO[1] != mine.owner(9)
     variables = mine.own_variables()
     assert variables["syntax-keyword"] == "orange"
     assert variables["syntax-comment"] == mine.muted

@@ -1,4 +1,4 @@
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 from rich.color import ColorType
@@ -107,11 +107,13 @@ def test_owners_are_distinct_from_the_background_and_each_other(palette: ThemeCo
 
 
 @every
-def test_sixteen_chats_have_sixteen_colors(palette: ThemeColors) -> None:
-    colors = [palette.owner(index) for index in range(16)]
+def test_each_of_24_chats_has_its_own_color(palette: ThemeColors) -> None:
+    colors = [palette.owner(index) for index in range(24)]
     assert palette.owners == tuple(colors[:8])
     for one, other in combinations(colors, 2):
-        assert difference(one, other, "usual") > 10, (one, other)
+        assert difference(one, other, "usual") > 12, (one, other)
+    for one, other in product(colors, palette.map.values()):
+        assert difference(one, other, "usual") > 12, (one, other)
     for index, color in enumerate(colors):
         assert min(contrast(color, palette.colors[ground]) for ground in ("background", "surface")) >= 3
         ink, _, ground = palette.letter(index).partition(" on ")

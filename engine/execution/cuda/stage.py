@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend, Batch
@@ -61,7 +60,7 @@ class GpuStage:
 
     def forward(self, batch: Batch) -> Tensor:
         """A step that is not pure decode: [tokens, hidden]."""
-        x = F.embedding(batch.ids, self._decoder.model.embed)
+        x = self._decoder.model.embedded(batch.ids)
         return self._decoder.forward(x, batch.positions, batch.places, self._attention.prepare(batch))
 
     def head(self, hidden: Tensor) -> Tensor:

@@ -24,6 +24,6 @@ class CpuRmsNorm(nn.Module):
         width = self._width
         both = torch.layer_norm(torch.cat((x, -x), -1), (2 * width,), self._inside, None, self.eps)
         out = both.narrow(-1, 0, width)
-        return out if self._apart is None else out * self._apart
+        return out if self._apart is None else (out * self._apart).to(x.dtype)
 
     __call__ = forward  # as in PackedLinear

@@ -1,10 +1,10 @@
-"""Host memory, for the blocks of preempted requests."""
+"""Host memory, for blocks of preempted requests and for blocks that the device has no room for."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from engine.kv.tiers.cost import MeasuredCost
-from engine.kv.tiers.tier import BlockName, DeviceBlocks, Transfer, front
+from engine.kv.tiers.tier import BlockName, DeviceBlocks, Tier, Transfer, front
 
 Pairs = Sequence[tuple[int, int]]  # (from block, to block)
 
@@ -22,8 +22,8 @@ class SwapSpace(Protocol):
         """Copy host blocks to device blocks."""
 
 
-class HostTier:
-    """Keeps a block from its store until no request waits for it."""
+class HostTier(Tier):
+    """Keeps a block until its release."""
 
     name = "host"
 

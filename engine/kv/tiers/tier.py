@@ -13,7 +13,7 @@ import numpy as np
 from engine.kv.tiers.cost import MeasuredCost
 
 BlockName = bytes  # the hash of a block's tokens and all before them: its key in every tier
-TransferKind = Literal["store", "load", "release", "forget"]
+TransferKind = Literal["store", "load", "release", "forget", "own"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class TransferOrder:
     tier: str
     names: tuple[BlockName, ...]
     blocks: tuple[int, ...] = ()  # for a store or load: device blocks, one for each name
+    owner: str = ""  # for an own: the chat that the blocks belong to
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +78,22 @@ class Tier(Protocol):
     """Keeps blocks by name. All methods are called on the engine's thread, and none of them waits.
 
     While a transfer is in flight, only loads may name its blocks. Failures raise, here or from the
-    transfer; blocks that fail to load are recomputed.
+    transfer; blocks that fail to load are recomputed. Subclasses inherit what is not specific to them.
     """
 
     name: str
     cost: MeasuredCost
+    persistent: bool = False  # it keeps blocks after the engine ends, and makes room itself
+    problem: str = ""  # why it stores nothing now
 
     @property
     def size(self) -> int:
         """Maximum number of blocks it holds."""
+
+    @property
+    def used(self) -> int:
+        """How many blocks it holds."""
+        return self.size - self.room()
 
     def room(self) -> int:
         """How many more blocks it can take now."""
@@ -93,18 +101,27 @@ class Tier(Protocol):
     def holds(self, names: Sequence[BlockName]) -> int:
         """The length of the longest prefix of `names` that it holds."""
 
-    def store(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer: ...
+    def store(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
+        """Copy the blocks. The transfer ends once the device's blocks may change."""
 
     def load(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer: ...
 
     def release(self, names: Sequence[BlockName]) -> None:
         """No request waits for these any more; their space can be reused."""
 
+    def own(self, names: Sequence[BlockName], owner: str) -> None:
+        """These blocks belong to the owner, too. Only persistent tiers are asked."""
+        return
+
     def forget(self, names: Sequence[BlockName]) -> None:
         """The contents of these may be wrong and must not be found again."""
 
     def reset(self) -> None:
         """The cache was rebuilt in another scheme: drop all blocks of the old one."""
+
+    def close(self) -> None:
+        """The engine ends."""
+        return
 
 
 def front(names: Sequence[BlockName], held: Callable[[BlockName], bool]) -> int:

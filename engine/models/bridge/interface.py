@@ -23,11 +23,16 @@ _visit: ContextVar[Visit] = ContextVar("visit")
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Called by every attention layer, with [1, heads, T, dim] each."""
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return _visit.get()(module, q, k, v, kwargs).unsqueeze(0), None
+    return _visit.get()(module, q, k, v, kwargs).contiguous().unsqueeze(0), None  # some models call `view`
 
 
 transformers.AttentionInterface.register(NAME, _attention)

@@ -16,6 +16,9 @@ from engine.models.config_json import checkpoint_dtype, read_generation, refuse_
 from engine.models.fields import MOST_TOKENS, MOST_WIDTH, Fields
 from engine.models.load_request import LoadRequest
 
+CONTEXTS = ("max_position_embeddings", "max_seq_len", "seq_length")  # the fields that may limit it
+UNLIMITED = 1 << 15  # the context if no field does
+
 
 def load_bridged(request: LoadRequest) -> BridgedModel:
     fields = Fields.read(request.place.folder / "config.json")
@@ -41,7 +44,7 @@ def _their_config(request: LoadRequest, fields: Fields) -> Any:
 
 def _described(theirs: Any, fields: Fields) -> ModelConfig:
     text = theirs.get_text_config(decoder=True)
-    keys = ("vocab_size", "hidden_size", "max_position_embeddings", "bos_token_id", "eos_token_id")
+    keys = ("vocab_size", "hidden_size", *CONTEXTS, "bos_token_id", "eos_token_id")
     text_fields = Fields(fields.file, {key: getattr(text, key, None) for key in keys})
     generation = read_generation(fields.file.parent)
     vocab = text_fields.whole("vocab_size", high=MOST_TOKENS)
@@ -51,10 +54,16 @@ def _described(theirs: Any, fields: Fields) -> ModelConfig:
         hidden=text_fields.whole("hidden_size", high=MOST_WIDTH),
         layers=(),  # set by the probe
         vocab=vocab,
-        max_context=_steady_context(text, text_fields.whole("max_position_embeddings", high=MOST_TOKENS)),
+        max_context=_steady_context(text, _context(text_fields)),
         start_id=start_id(text_fields, generation, vocab, None),
         stop_ids=stop_ids(text_fields, generation, vocab, None),
     )
+
+
+def _context(fields: Fields) -> int:
+    """Return the longest text. Models whose positions are relative, or that have none, may not limit it."""
+    key = next((key for key in CONTEXTS if fields.get(key) is not None), None)
+    return UNLIMITED if key is None else fields.whole(key, high=MOST_TOKENS)
 
 
 def _steady_context(text: Any, context: int) -> int:

@@ -22,6 +22,8 @@ from engine.models.fields import Fields
 PASSAGE, CUT = 12, 7  # length of the passage, and where the second chunk begins
 UNREACHED = "not every layer calls transformers' attention interface, so the paged cache cannot serve it"
 
+_NOT_PLAIN: tuple[type[Exception], ...] = (TypeError, ValueError, AttributeError, LookupError)
+
 
 class ProbeRecorder:
     """Computes plain attention, stores keys and values, and records each layer's spec."""
@@ -122,8 +124,8 @@ def probe(bridged: BridgedModel, fields: Fields) -> None:
     length = min(PASSAGE, bridged.config.max_context)
     positions = torch.arange(length, device=bridged.model.device)
     ids = (positions * 37 + 5) % bridged.config.vocab
-    with _explained(recorder):
-        reached, logits = _by_their_attention(bridged, ids, positions)
+    with _explained(recorder, (RuntimeError,)):
+        reached, logits = _by_their_attention(bridged, ids)
         parts = []
         for part in (slice(0, CUT), slice(CUT, length)):
             if len(ids[part]):
@@ -137,23 +139,24 @@ def probe(bridged: BridgedModel, fields: Fields) -> None:
     bridged.set_layers(layers, recorder.sinks, hidden=ours.shape[1])
 
 
-def _by_their_attention(bridged: BridgedModel, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+def _by_their_attention(bridged: BridgedModel, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return the trunk's output and the logits."""
     reached: list[Tensor] = []
     hook = bridged.trunk.register_forward_hook(lambda *call: reached.append(call[-1].last_hidden_state[0]))
     bridged.model.set_attn_implementation("eager")
-    output = bridged.model(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+    output = bridged.model(input_ids=ids[None], use_cache=False)  # with positions as it numbers them
     bridged.model.set_attn_implementation(NAME)
     hook.remove()
     return reached[0], output.logits[0].float()
 
 
 @contextmanager
-def _explained(recorder: ProbeRecorder) -> Iterator[None]:
+def _explained(recorder: ProbeRecorder, also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turn errors inside transformers, which mean that the model is not a plain decoder, into a refusal."""
+    kinds = _NOT_PLAIN + also
     try:
         yield
-    except (TypeError, ValueError, AttributeError, LookupError) as error:
+    except kinds as error:
         reason = str(error).partition("\n")[0]  # the other lines may list supported models
         raise recorder.refusal(f"transformers does not run it as a plain decoder ({reason})") from error
 

@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from engine.api.config import CacheSpec, DecoderConfig
 from engine.api.errors import BadInput
 from engine.models.layers.build import Build
-from engine.models.layers.norm import Norm
 from engine.models.layers.part import Part, SourceTensor
-from engine.models.layers.sharding import COLUMNS, WHOLE, by_head
+from engine.models.layers.sharding import COLUMNS, WHOLE, by_head, segments
 from engine.models.layers.step import StepContext
 from engine.models.rope import rotate
+from engine.quant.linear import parameter
 
 if TYPE_CHECKING:
     from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
@@ -34,27 +35,39 @@ class GroupedAttention(Part):
         self.parts = (sum(self.heads), spec.kv_heads)  # queries and keys are adjacent: one call rotates both
         self.shape = (-1, sum(self.parts), spec.key_dim)
         self.has_rope = index not in config.unrotated
+        self.has_local_rope = config.local_rope is not None and index in config.local
+        rope = config.local_rope if self.has_local_rope and config.local_rope else config.rope
+        self.interleaved, self.partial = rope.interleaved, int(spec.key_dim * rope.share) < spec.key_dim
 
         width, dim = config.hidden, spec.key_dim
-        self.norm = build.norm(width)
+        self.norm = build.input_norm(width)
         self.qkv = build.linear(width, sum(self.parts) * dim, bias=config.qkv_bias)
-        self.qk_norm = (
-            Norm(sum(self.heads), dim, eps=build.eps, dtype=build.dtype) if config.qk_norm else None
-        )
+        self.qk_norm = build.norm(sum(self.heads), dim) if config.qk_norm else None
         self.out = build.linear(spec.heads * dim, width, bias=config.out_bias)
+        self.sinks = parameter(spec.heads, dtype=build.dtype) if spec.sinks else None
 
     def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
         dim, width = self.shape[-1], self.hidden
         (queries, keys), (heads, kv_heads), names = self.heads, self.whole, self.names
+        rows = (
+            (queries * dim, by_head(heads)),
+            (keys * dim, by_head(kv_heads)),
+            (keys * dim, by_head(kv_heads)),
+        )
+        if (joined := names.get("attention.qkv")) is not None:
+            qkv: tuple[SourceTensor, ...] = (
+                SourceTensor(joined, sum(count for count, _ in rows), segments(*rows)),
+            )
+        else:
+            parts = (names[f"attention.{each}"] for each in "qkv")
+            qkv = tuple(SourceTensor(name, *each) for name, each in zip(parts, rows, strict=True))
         found = {
             "norm": (SourceTensor(names["attention.norm"], width, WHOLE),),
-            "qkv": (
-                SourceTensor(names["attention.q"], queries * dim, by_head(heads)),
-                SourceTensor(names["attention.k"], keys * dim, by_head(kv_heads)),
-                SourceTensor(names["attention.v"], keys * dim, by_head(kv_heads)),
-            ),
+            "qkv": qkv,
             "out": (SourceTensor(names["attention.out"], width, COLUMNS),),
         }
+        if self.sinks is not None:
+            found["sinks"] = (SourceTensor(names["attention.sinks"], queries, by_head(heads)),)
         if self.qk_norm is not None:  # one scale for all query heads, another for all key heads
             found["qk_norm"] = (
                 SourceTensor(names["attention.q_norm"], queries, WHOLE, (dim,)),
@@ -66,16 +79,22 @@ class GroupedAttention(Part):
         qk, v = self.qkv(self.norm(x)).view(self.shape).split_with_sizes(self.parts, 1)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
-        if self.has_rope:
-            rotate(qk, *step.angles)
+        self._rotate(qk, step)
         q, k = qk.split_with_sizes(self.heads, 1)
         out: Tensor = self.out(step.attend(self.index, q, k, v).flatten(1))
         return out
 
-    def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual":
+    def _rotate(self, qk: Tensor, step: StepContext) -> None:
+        if self.has_rope:
+            angles = step.local_angles if self.has_local_rope else step.angles
+            rotate(qk, *angles, interleaved=self.interleaved)
+
+    def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
+        if not self._is_plain(gpu):
+            return None
         layer, qkv = step.layers[self.index], gpu.product(self.qkv)
         weight, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
-        rope = step.rope if self.has_rope else None
+        rope = (step.local_rope if self.has_local_rope else step.rope) if self.has_rope else None
         around = (layer, weight, eps, rope, step.positions, step.places)
         if step.single:
             made = x.norm_gemv(qkv, self.norm, gpu, pdl=step.pdl)
@@ -85,12 +104,62 @@ class GroupedAttention(Part):
             q = qkv.qkv_rope(x.normed(self.norm, gpu, half=half, pdl=step.pdl), around, pdl=step.pdl)
         return x.plus(gpu.product(self.out), step.mix(q, layer).flatten(1), step)
 
+    def _is_plain(self, gpu: "GpuKernels") -> bool:
+        """Whether the kernels compute its rotation and its norm of queries and keys."""
+        plain_rope = not (self.has_rope and (self.interleaved or self.partial))
+        return plain_rope and (self.qk_norm is None or gpu.norm_of(self.qk_norm) is not None)
+
     def takes_single(self, gpu: "GpuKernels") -> bool:
         return (
-            gpu.product(self.qkv).single
+            self._is_plain(gpu)
+            and gpu.product(self.qkv).single
             and gpu.product(self.out).single
             and gpu.norm_of(self.norm) is not None
         )
+
+
+class OwnNormAttention(GroupedAttention):
+    """Each head has its own weights for the norm of queries and keys."""
+
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        found = dict(super().pieces())
+        if self.qk_norm is not None:
+            found["qk_norm"] = tuple(
+                SourceTensor(self.names[f"attention.{name}"], mine, by_head(all_heads))
+                for name, mine, all_heads in zip(("q_norm", "k_norm"), self.heads, self.whole, strict=True)
+            )
+        return found
+
+
+class WideNormAttention(GroupedAttention):
+    """The norm of queries covers all heads together, and so does that of keys."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        if build.ranks > 1:
+            raise BadInput("a norm over all heads cannot be split over ranks")
+        super().__init__(config, index, build)
+        dim = self.shape[-1]
+        self.q_norm, self.k_norm = (build.norm(heads * dim) for heads in self.heads)
+
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        found, dim = dict(super().pieces()), self.shape[-1]
+        for name, heads in zip(("q_norm", "k_norm"), self.heads, strict=True):
+            found[name] = (SourceTensor(self.names[f"attention.{name}"], heads * dim, WHOLE),)
+        return found
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        widths = [heads * self.shape[-1] for heads in (*self.heads, self.parts[1])]
+        q, k, v = self.qkv(self.norm(x)).split_with_sizes(widths, 1)
+        qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1).view(-1, self.parts[0], self.shape[-1])
+        self._rotate(qk, step)
+        q, k = qk.split_with_sizes(self.heads, 1)
+        out: Tensor = self.out(step.attend(self.index, q, k, v.unflatten(1, (self.parts[1], -1))).flatten(1))
+        return out
+
+    fused = Part.fused
+
+    def takes_single(self, gpu: "GpuKernels") -> bool:
+        return False
 
 
 def of_rank(spec: CacheSpec, ranks: int) -> CacheSpec:

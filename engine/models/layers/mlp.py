@@ -1,46 +1,59 @@
-"""The dense feed-forward: silu(gate) * up, then the down projection."""
+"""Dense feed-forwards: gated, act(gate) * up, or act(up); then the down projection."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.api.config import DecoderConfig
+from engine.models.layers.activations import ACTIVATE
 from engine.models.layers.build import Build
 from engine.models.layers.part import PDL_ROWS, Part, SourceTensor
-from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE
+from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE, segments
 from engine.models.layers.step import StepContext
 
 if TYPE_CHECKING:
     from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
 
 
-class DenseMLP(Part):
-    pdl = True
+class GatedMLP(Part):
+    """With any activation."""
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
         self.width = build.share(config.mlp, "rows of the MLP")
-        self.norm = build.norm(config.hidden)
+        self.activate = ACTIVATE[config.activation]
+        self.norm = build.input_norm(config.hidden)
         self.gate_up = build.linear(config.hidden, 2 * self.width, bias=config.mlp_bias)
         self.down = build.linear(self.width, config.hidden, bias=config.mlp_bias)
 
     def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
-        hidden, names = self.hidden, self.names
+        hidden, names, width = self.hidden, self.names, self.width
+        if (joined := names.get("feed_forward.gate_up")) is not None:
+            gate_up: tuple[SourceTensor, ...] = (
+                SourceTensor(joined, 2 * width, segments((width, ROWS), (width, ROWS))),
+            )
+        else:
+            gate_up = (
+                SourceTensor(names["feed_forward.gate"], width, ROWS),
+                SourceTensor(names["feed_forward.up"], width, ROWS),
+            )
         return {
             "norm": (SourceTensor(names["feed_forward.norm"], hidden, WHOLE),),
-            "gate_up": (
-                SourceTensor(names["feed_forward.gate"], self.width, ROWS),
-                SourceTensor(names["feed_forward.up"], self.width, ROWS),
-            ),
+            "gate_up": gate_up,
             "down": (SourceTensor(names["feed_forward.down"], hidden, COLUMNS),),
         }
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
         gate, up = self.gate_up(self.norm(x)).chunk(2, dim=-1)
-        out: Tensor = self.down(F.silu(gate).mul_(up))
+        out: Tensor = self.down(self.activate(gate).mul_(up))
         return out
+
+
+class DenseMLP(GatedMLP):
+    """With silu, which the GPU kernels compute."""
+
+    pdl = True
 
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual":
         gate_up = gpu.product(self.gate_up)
@@ -61,3 +74,27 @@ class DenseMLP(Part):
     def gains_by_pdl(self, rows: int, gpu: "GpuKernels") -> bool:
         """Only for our kernels: other libraries' kernels do not let the next one start early."""
         return rows <= PDL_ROWS or gpu.product(self.down).uses_tma(rows)
+
+
+class UngatedMLP(Part):
+    """Two products around an activation."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        self.width = build.share(config.mlp, "rows of the MLP")
+        self.activate = ACTIVATE[config.activation]
+        self.norm = build.input_norm(config.hidden)
+        self.up = build.linear(config.hidden, self.width, bias=config.mlp_bias)
+        self.down = build.linear(self.width, config.hidden, bias=config.mlp_bias)
+
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        hidden, names = self.hidden, self.names
+        return {
+            "norm": (SourceTensor(names["feed_forward.norm"], hidden, WHOLE),),
+            "up": (SourceTensor(names["feed_forward.up"], self.width, ROWS),),
+            "down": (SourceTensor(names["feed_forward.down"], hidden, COLUMNS),),
+        }
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        out: Tensor = self.down(self.activate(self.up(self.norm(x))))
+        return out

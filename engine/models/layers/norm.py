@@ -1,4 +1,4 @@
-"""The RMS norm of the Llama family."""
+"""The norms of the built-in families."""
 
 import torch
 import torch.nn.functional as F
@@ -29,3 +29,37 @@ class Norm(nn.Module):
     def rms_norm(self) -> RmsNorm | None:
         """Return weight and epsilon for kernels that include the norm. None: `forward` must be called."""
         return self.weight, self.eps
+
+
+class OffsetNorm(Norm):
+    """RMS norm whose scale is 1 + weight, rounded once, as in Gemma."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.axis, None, self.eps).mul_(self.weight.float() + 1).to(x.dtype)
+
+    def finalized(self) -> nn.Module:
+        if self.weight.device.type != "cpu":
+            return self
+        return CpuRmsNorm(nn.Parameter(self.weight.float() + 1, requires_grad=False), self.eps)
+
+    def rms_norm(self) -> RmsNorm | None:
+        return None
+
+
+class LayerNorm(Norm):
+    """A norm that also subtracts the mean, in float32. With weights per head, all heads are normed apart."""
+
+    def __init__(self, *shape: int, eps: float, dtype: torch.dtype, bias: bool = False) -> None:
+        super().__init__(*shape, eps=eps, dtype=dtype)
+        self.bias = parameter(*shape, dtype=dtype) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.dim() == 1:
+            return F.layer_norm(x, self.axis, self.weight, self.bias, self.eps)
+        return F.layer_norm(x.float(), self.axis, None, None, self.eps).mul_(self.weight).to(x.dtype)
+
+    def finalized(self) -> nn.Module:
+        return self
+
+    def rms_norm(self) -> RmsNorm | None:
+        return None

@@ -32,6 +32,7 @@ class SourceTensor:
     rows: int
     cut: Sharding
     shape: tuple[int, ...] | None = None  # in the file, if one tensor covers all these rows
+    stacked: int = 0  # in the file, the rows of this many experts are one tensor [experts, inputs, outputs]
 
 
 class Part(nn.Module):
@@ -43,6 +44,7 @@ class Part(nn.Module):
     def __init__(self, config: DecoderConfig, index: int, build: "Build") -> None:
         super().__init__()
         self.index, self.hidden, self.names = index, config.hidden, build.names
+        self.sinks: Tensor | None = None  # of an attention: a learned score per head, see CacheSpec.sinks
 
     def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
         """Return the tensors that make up each product and norm (concatenated rows), by attribute name."""
@@ -81,14 +83,30 @@ class Part(nn.Module):
         """
         found = {}
         for name, parameter, piece in self._named():
-            cut = piece.cut.of_bias if name.endswith(".bias") else piece.cut
-            cut.check(name, parameter.shape[1 if cut.kind == "columns" else 0], ranks)
+            cut = piece.cut.of_bias if name.endswith("bias") else piece.cut
+            cut.check(name, parameter.shape[cut.axis], ranks)
             found[name] = cut
         return found
 
     def _named(self) -> Iterator[tuple[str, Tensor, SourceTensor]]:
         for attribute, pieces in self.pieces().items():
             rows = [piece.rows for piece in pieces]
+            if attribute in self._parameters:  # a tensor without a module has a name without a suffix
+                views = self.get_parameter(attribute).split(rows)
+                yield from ((piece.name, view, piece) for piece, view in zip(pieces, views, strict=True))
+                continue
             for kind, whole in self.get_submodule(attribute).named_parameters():
                 for piece, view in zip(pieces, whole.split(rows), strict=True):
-                    yield f"{piece.name}.{kind}", view, piece
+                    yield (
+                        (f"{piece.name}.{kind}", view, piece)
+                        if not piece.stacked
+                        else _stacked(piece, kind, view)
+                    )
+
+
+def _stacked(piece: SourceTensor, kind: str, view: Tensor) -> tuple[str, Tensor, SourceTensor]:
+    """Return the name and the view of a weight or a bias of all experts, as in the file."""
+    by_expert = view.unflatten(0, (piece.stacked, -1))
+    if kind == "weight":
+        return piece.name, by_expert.transpose(1, 2), piece
+    return f"{piece.name}_{kind}", by_expert, piece

@@ -1,4 +1,7 @@
-"""uvicorn's HTTP protocol with limits on the size of a request's head and the time it may take."""
+"""uvicorn's HTTP protocol with limits on the size of a request's head and the time it may take.
+
+A client that shuts down its writing side after its request still gets its response.
+"""
 
 import asyncio
 
@@ -11,6 +14,9 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 MAX_HEAD = 64 * 1024  # bytes of the request line and all headers
 MAX_HEADERS = 100
 _HEAD_SECONDS = 20.0
+_FIRST_PROBE, _LAST_PROBE = 0.02, 1.0  # seconds between probes of a half-closed connection
+_MAX_ZEROS = 8  # before the size of a chunk, for which clients may expect at most 16 digits
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # clients skip any number of them
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -20,6 +26,8 @@ class GuardedProtocol(HttpToolsProtocol):
     _head = 0
     _refused = False
     _timeout: asyncio.TimerHandle | None = None
+    _next_probe: asyncio.TimerHandle | None = None
+    _zeros = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -27,7 +35,39 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self._next_probe is not None:
+            self._next_probe.cancel()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection open for the response, if the client has sent a whole request.
+
+        A client that is gone looks the same until something is written to it, so probes follow. HTTP/1.0 has
+        no harmless one, TLS connections cannot stay open, and pipelined responses are not worth the care:
+        there, the client counts as gone.
+        """
+        cycle = self.cycle
+        if self._in_head or cycle.response_complete or cycle.more_body or self.pipeline:
+            return False
+        if self.scheme == "https" or cycle.scope["http_version"] == "1.0":
+            return False
+        cycle.keep_alive = False
+        self._probe(_FIRST_PROBE)
+        return True
+
+    def _probe(self, seconds: float) -> None:
+        """Write something that has no meaning. A client that is gone answers with a reset, and the next probe
+        finds it. `seconds`: until then.
+        """
+        cycle = self.cycle
+        if cycle.response_complete or self.transport.is_closing():
+            return
+        if not cycle.response_started:
+            self.transport.write(_CONTINUE)
+        elif cycle.chunked_encoding and self._zeros < _MAX_ZEROS:
+            self._zeros += 1
+            self.transport.write(b"0")  # the next chunk's size starts with it
+        self._next_probe = self.loop.call_later(seconds, self._probe, min(2 * seconds, _LAST_PROBE))
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

@@ -33,6 +33,7 @@ from engine.server.schema import openapi_answers, openapi_body
 from engine.server.state import ServerState, mode_of
 from engine.server.tool_calls.formats import reply_reader
 from engine.server.tool_definitions import check_tools, functions_of
+from engine.server.urgency import Urgency
 from engine.text.reasoning import Thoughts
 
 router = APIRouter(route_class=OllamaRoute)
@@ -120,11 +121,13 @@ async def _answer(request: Request, body: OllamaRequest, prompt: Prompt, form: F
     params = await off_loop(
         request, lambda: body.sampling(reply_grammar(body.grammar(), calls, thinking=opened))
     )
-    started = _started(state, key_of(request), prompt, params)
+    started = _started(state, key_of(request), prompt, params, body.urgency)
     if body.stream is False:
         return await gathered(request, started, reply.whole)
     return await streamed(request, started, reply.lines, LineStream)
 
 
-async def _started(state: ServerState, key: bytes, prompt: Prompt, params: SamplingParams) -> Generation:
-    return await state.run(key, [prompt], params).start()
+async def _started(
+    state: ServerState, key: bytes, prompt: Prompt, params: SamplingParams, urgency: Urgency
+) -> Generation:
+    return await state.run(key, [prompt], params, urgency=urgency).start()

@@ -7,7 +7,8 @@ from pydantic import ConfigDict, Field
 
 from engine.api.params import MAX_STOPS, Grammar, SamplingParams
 from engine.server.http.errors import ApiError
-from engine.server.schema import Messages, Strict
+from engine.server.schema import Messages, Ordered, Strict
+from engine.server.urgency import USUAL, Urgency
 
 Stop = Annotated[str, Field(min_length=1)]
 
@@ -25,8 +26,11 @@ class _Body(Strict):
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-class OllamaOptions(_Body):
-    """Sampling options. Ollama's others configure its own engine (num_ctx, num_gpu, mirostat ...)."""
+class OllamaOptions(Ordered, _Body):
+    """Sampling options, and the place in the queue, which Ollama does not have.
+
+    Ollama's other options configure its own engine (num_ctx, num_gpu, mirostat ...).
+    """
 
     temperature: float | None = Field(None, ge=0, le=100)
     top_k: int | None = Field(None, lt=2**31)
@@ -75,6 +79,10 @@ class OllamaRequest(_Body):
     def sampling(self, grammar: Grammar | None) -> SamplingParams:
         """Return the engine's sampling parameters."""
         return SamplingParams(grammar=grammar).changed(**self.options.changes() if self.options else {})
+
+    @property
+    def urgency(self) -> Urgency:
+        return self.options.urgency if self.options else USUAL
 
     def grammar(self) -> Grammar | None:
         """Return the grammar that the reply's text must match."""

@@ -57,9 +57,8 @@ class CompletionLogprobs:
                 *entry.top,
                 (entry.token, entry.logprob),
             ):  # OpenAI includes the token itself
-                likely.setdefault(
-                    self._text(token), max(value, LEAST)
-                )  # of tokens with one text, the likeliest
+                shown = self._text(token)  # of tokens with one text, the likeliest
+                likely[shown] = max(value, likely.get(shown, LEAST))
             top.append(likely)
             offsets.append(self._at)
             self._at += len(text)

@@ -12,6 +12,7 @@ from engine.api.params import (
     MAX_BEAMS,
     MAX_BIASED,
     MAX_DRAFT,
+    MAX_LOGPROB_IDS,
     MAX_LOGPROBS,
     MAX_STOPS,
     SamplingParams,
@@ -87,6 +88,7 @@ class GenerationRequest(Sparse, Ordered):
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprob_token_ids: TokenIds | None = Field(None, max_length=MAX_LOGPROB_IDS)
     allowed_token_ids: TokenIds | None = Field(None, min_length=1, max_length=MAX_ALLOWED)
     bad_words: BadWords | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -148,7 +150,7 @@ class GenerationRequest(Sparse, Ordered):
 _SAME = (
     "temperature top_p presence_penalty frequency_penalty seed stop min_p repetition_penalty "
     "ignore_eos min_tokens n best_of length_penalty early_stopping speculate draft_tokens "
-    "include_stop_str_in_output allowed_token_ids bad_words prompt_logprobs"
+    "include_stop_str_in_output allowed_token_ids bad_words prompt_logprobs logprob_token_ids"
 ).split()
 
 

@@ -7,13 +7,14 @@ from typing import Literal
 
 from engine.server.tool_calls import (
     deepseek,
-    function_gemma,
+    gemma,
     glm,
     harmony,
     hermes,
     llama,
     mistral,
     pythonic,
+    qwen_xml,
 )
 from engine.server.tool_calls.reading import CallReader, Parser, ReplyReading
 from engine.server.tool_calls.rules import CallSyntax, Function
@@ -26,6 +27,8 @@ Style = Literal[
     "mistral-args",
     "glm",
     "function-gemma",
+    "gemma-4",
+    "qwen-xml",
     "qwen",
     "tool-code",
     "pythonic",
@@ -69,7 +72,20 @@ FORMATS: dict[Style, CallFormat] = {
     ),
     "glm": CallFormat(lambda source: glm.KEY in source, glm.read, glm.SYNTAX),
     "function-gemma": CallFormat(
-        lambda source: function_gemma.OPEN in source, function_gemma.read, function_gemma.SYNTAX
+        lambda source: gemma.FUNCTION_GEMMA.open in source,
+        gemma.FUNCTION_GEMMA.read,
+        gemma.FUNCTION_GEMMA.syntax,
+    ),
+    "gemma-4": CallFormat(
+        lambda source: gemma.GEMMA_4.open in source,
+        gemma.GEMMA_4.read_with_thoughts,
+        gemma.GEMMA_4.syntax,
+        always=True,
+    ),
+    "qwen-xml": CallFormat(
+        lambda source: qwen_xml.FUNCTION in source and qwen_xml.PARAMETER in source,
+        qwen_xml.read,
+        qwen_xml.SYNTAX,
     ),
     "qwen": CallFormat(
         lambda source: hermes.OPEN in source and "<function=" not in source,  # the latter: calls as XML

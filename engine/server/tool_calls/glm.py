@@ -3,11 +3,11 @@
 A string is written as it is, any other value as JSON. The function's schema tells which.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.server.tool_calls.json_text import as_json, escaped
+from engine.server.tool_calls.by_schema import argument
+from engine.server.tool_calls.json_text import as_json
 from engine.server.tool_calls.reading import Delimiters, ReplyReading, Steps, enclosed
 from engine.server.tool_calls.rules import CallSyntax, by_argument, is_text, json_of, quoted, raw_text
 
@@ -51,19 +51,7 @@ def _argument(reading: ReplyReading, start: str, properties: Mapping[str, Any]) 
     if not (yield from reading.until(_KEY_END, parts.append)) or not (yield from reading.token(VALUE)):
         return False
     key = "".join(parts).strip()
-    reading.argue(f"{start}{json.dumps(key, ensure_ascii=False)}: ")
-    schema = properties.get(key)
-    if isinstance(schema, dict) and is_text(schema):
-        reading.argue('"')
-        if not (yield from reading.until(_VALUE_END, lambda text: reading.argue(escaped(text)))):
-            return False
-        reading.argue('"')
-        return True
-    parts = []
-    if not (yield from reading.until(_VALUE_END, parts.append)):
-        return False
-    reading.argue(json.dumps(as_json("".join(parts)), ensure_ascii=False))
-    return True
+    return (yield from argument(reading, start, key, properties.get(key), _VALUE_END, as_json))
 
 
 def _argument_rule(name: str, schema: Mapping[str, Any], strict: bool) -> str:

@@ -119,15 +119,22 @@ def _check(function: Function) -> None:
         raise BadParams("grammar", problem)
 
 
-def raw_text(schema: Mapping[str, Any], end: str, strict: bool) -> str:
-    """Return a rule's right side for a string that is written as it is, up to and with `end`."""
+def raw_text(schema: Mapping[str, Any], end: str, strict: bool, *, before: str = "") -> str:
+    """Return a rule's right side for a string that is written as it is, up to and with `end`.
+
+    `before`: text between the string and `end`. A string of any length may hold anything but `end`, whose
+    first character must not occur in it again.
+    """
+    close = before + end
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if choices and all(isinstance(each, str) for each in choices):
-        return f"({' | '.join(map(quoted, choices))}) {quoted(end)}"
+        return f"({' | '.join(map(quoted, choices))}) {quoted(close)}"
     if strict and (unmet := sorted(schema.keys() & {"pattern", "format"})):
         raise BadParams("grammar", f"{unmet[0]} is not supported in this model's call format")
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    return f"/[^{_class(end[0])}]{{{least},{most}}}/ {quoted(end)}"
+    if schema.keys() & {"minLength", "maxLength"}:
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        return f"/[^{_class(end[0])}]{{{least},{most}}}/ {quoted(close)}"
+    return f"/{_without(end)}{_literal(close)}/"
 
 
 def is_text(schema: Mapping[str, Any]) -> bool:
@@ -141,6 +148,25 @@ def json_of(schema: Mapping[str, Any], strict: bool) -> str:
 
 def quoted(literal: str) -> str:
     return json.dumps(literal, ensure_ascii=False)
+
+
+def _without(word: str) -> str:
+    """Return a regular expression for text that does not hold the word: no part after one of its first
+    characters goes on with the others.
+    """
+    other = f"[^{_class(word[0])}]*"
+    part = ""
+    for letter in reversed(word[1:]):
+        mismatch = f"[^{_class(word[0])}{_class(letter)}]{other}"
+        part = f"({mismatch}|{_literal(letter)}{part})?" if part else f"({mismatch})?"
+    return f"{other}({_literal(word[0])}{part})*"
+
+
+def _literal(text: str) -> str:
+    """Return a regular expression for this text, as Lark writes one between slashes."""
+    return "".join(
+        "\\n" if each == "\n" else each if each.isalnum() or each in "_<>=" else f"\\{each}" for each in text
+    )
 
 
 def _class(letter: str) -> str:

@@ -52,7 +52,7 @@ async def delete(context: Context, chat_id: int) -> None:
     """Delete a chat permanently, whether it is open or closed."""
     context.workspace.keep_draft()
     if (conversation := context.chats.of(chat_id)) is None:
-        context.chats.services.store.delete_chat(chat_id)
+        await context.chats.erase(chat_id)
     else:
         await context.chats.delete(conversation)
         context.workspace.take_away(conversation)

@@ -112,6 +112,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
 
     def __init__(self, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
+        self.title = Static("scheme", classes="section")
         self.scheme, self.memory, self.room = Figures(), Figures(), Figures()
         self.schemes, self.change = Schemes(), Static(classes="change")
         self.forms, self._of_forms = Schemes(), Static("KV cache per token", classes="section")
@@ -120,7 +121,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         self._snapshot: Snapshot | None = None
 
     def compose(self) -> ComposeResult:
-        yield Static("scheme", classes="section")
+        yield self.title
         yield self.scheme
         yield self.change
         yield self.schemes
@@ -264,5 +265,7 @@ def room(shot: Snapshot) -> tuple[Row, ...]:
     ]
     if shot.host_size:
         rows.append(("swapped", f"{shot.host_in_use:,} of {shot.host_size:,} blocks", None))
-    rows += [(tier.name, f"{tier.in_use:,} of {tier.size:,} blocks", None) for tier in shot.tiers]
+    rows += [
+        (tier.name, tier.problem or f"{tier.in_use:,} of {tier.size:,} blocks", None) for tier in shot.tiers
+    ]
     return tuple(rows)

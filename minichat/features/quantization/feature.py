@@ -3,6 +3,7 @@
 from textual import on
 
 from engine.api.commands import CancelQuantization, SetKvScheme, SetQuantization
+from engine.api.snapshot import Snapshot
 from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 from minichat.features.quantization.drawer import QuantizationDrawer, Schemes
 from minichat.ui.marks import ASCII
@@ -16,6 +17,10 @@ class QuantizationPanel(QuantizationDrawer):
         self.context = context
         if context.program.start.ascii:
             self.obey(ASCII)
+
+    def see_snapshot(self, snapshot: Snapshot) -> None:
+        super().see_snapshot(snapshot)
+        self.title.update("  ".join(filter(None, ("scheme", self.context.engine.cut))))
 
     @on(QuantizationDrawer.WeightSchemeChosen)
     def _quantize(self, chosen: QuantizationDrawer.WeightSchemeChosen) -> None:

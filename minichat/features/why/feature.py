@@ -83,7 +83,9 @@ class WhyScreen(Dialog[None]):
         if shot is None:
             text.update("The engine is not loaded.")
             return
-        if before is not None and before is not shot and not shot.running:
+        if self._engine.cut:
+            title = f"Why this speed ({self._engine.cut})"
+        elif before is not None and before is not shot and not shot.running:
             shot, title = before, "Why this speed (last run)"
         self.query_one(Vertical).border_title = title
         width = max(20, self.query_one(Vertical).size.width - 2)

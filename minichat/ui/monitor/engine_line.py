@@ -43,6 +43,7 @@ class EngineLine(Widget):
     EngineLine { height: 1; }
     """
     facts: reactive[EngineSummary | None] = reactive(None, layout=False)
+    note: reactive[str] = reactive("", layout=False)  # why the figures are not current
 
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -83,14 +84,15 @@ class EngineLine(Widget):
         apart = " " if width >= _AIRY else ""
         counts = {"W": facts.waiting, "P": facts.prefill, "D": facts.decode, "X": facts.out}
         parts = [
-            f" KV [{gauge}] {share:4.0%}{blocks}",
+            *([self.note] if self.note else []),
+            f"KV [{gauge}] {share:4.0%}{blocks}",
             " ".join(f"{letter}{apart}{count}" for letter, count in counts.items()),
             f"{facts.rate:.0f} tok/s {spark}",
             duration(facts.step),
         ]
         if facts.changed:
-            parts.insert(1, ", ".join(facts.changed))
+            parts.insert(-3, ", ".join(facts.changed))
         between = " | "
-        while len(parts) > 1 and len(between.join(parts)) > width:
+        while len(parts) > 1 and len(between.join(parts)) >= width:
             parts.pop()
-        return Content(between.join(parts))
+        return Content(f" {between.join(parts)}")

@@ -13,6 +13,7 @@ from textual.widgets import Input
 
 from engine.api.events import Event, Quantizing, RequestEvent
 from minichat.ui.monitor.bindings import down, up
+from minichat.ui.monitor.figures import clock_time
 from minichat.ui.monitor.pane import Pane, Row, Span, clip
 from minichat.ui.monitor.words import described, look
 
@@ -71,6 +72,7 @@ class EventLog(Pane):
         self._shown: deque[EventLine] = deque(maxlen=_KEPT)  # those that match the filter
         self._back = 0  # lines scrolled up from the end
         self._woken = False
+        self.paused = False
         self._finder = Input(placeholder="chat letter or text", compact=True)
         self._finder.cursor_blink = False
 
@@ -82,13 +84,13 @@ class EventLog(Pane):
             return
         if self._ahead is None:
             self._ahead = self.clock() - event.at
-        at = time.strftime("%H:%M:%S", time.localtime(event.at + self._ahead))
+        at = clock_time(event.at + self._ahead)
         kind, words = described(event)
         request = event.request if isinstance(event, RequestEvent) else -1
         entry = EventLine(at, request, kind, self.signs.line(words))
         self._entries.append(entry)
         self._fresh.append(entry)
-        if self.is_attached and not self._woken and not self.note:
+        if self.is_attached and not self._woken and not self.paused:
             self._woken = True
             self.call_later(self._draw_new)
 
@@ -101,7 +103,7 @@ class EventLog(Pane):
         return 1 + max(len(self._entries), 1)
 
     def rows(self, width: int, height: int) -> Sequence[Row]:
-        if not self.note:
+        if not self.paused:
             self._take_in()
         room = max(1, height - 1 - self._finder.display)
         self._back = max(0, min(self._back, len(self._shown) - room))
@@ -123,8 +125,12 @@ class EventLog(Pane):
             spans.append((f"{entry.request if entry.request >= 0 else '':>4} ", "muted"))
         spans.append((f" {entry.kind:<{_KIND}} ", look(entry.kind)))
         used = sum(len(text) for text, _ in spans)
-        spans.append((clip(entry.words, max(0, width - used - 1), self.signs.cut), "muted"))
+        spans.append((clip(self._words(entry), max(0, width - used - 1), self.signs.cut), "muted"))
         return tuple(spans)
+
+    def _words(self, entry: EventLine) -> str:
+        role = self.owner_of(entry.request).role
+        return f"{role}: {entry.words}" if role else entry.words
 
     def _take_in(self) -> None:
         while self._fresh:
@@ -136,7 +142,7 @@ class EventLog(Pane):
     def _matches(self, entry: EventLine) -> bool:
         """A term of one or two letters is a chat's letter; longer terms match anywhere in the line."""
         letter = self.owner_of(entry.request).letter.lower()
-        line = f"{entry.request} {entry.kind} {entry.words}".lower()
+        line = f"{entry.request} {entry.kind} {self._words(entry)}".lower()
         return all(
             term == letter or ((len(term) > 2 or term.isdigit()) and term in line)
             for term in self.pattern.lower().split()

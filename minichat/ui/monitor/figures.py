@@ -1,5 +1,6 @@
-"""Number formats of the monitor: short, and of a steady width."""
+"""Formats of the monitor's figures: short, and of a steady width."""
 
+import time
 from collections.abc import Iterable
 
 _RANGES = 3
@@ -13,6 +14,11 @@ def duration(seconds: float) -> str:
     if seconds < 0.01:
         return f"{seconds * 1e3:.1f} ms" if seconds >= 0.00095 else f"{seconds * 1e3:.2f} ms"
     return f"{seconds * 1e3:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
+
+
+def clock_time(at: float) -> str:
+    """Format the local time of a moment: "09:24:05"."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def size(count: float) -> str:

@@ -39,7 +39,7 @@ def legend(
     for code in np.argsort(-held, kind="stable").tolist():
         if held[code]:
             _, style = shades.swatch(State.USED, code, BRIGHT - 1)
-            parts.append(((signs.swatch, style), (f" {owners[code].letter} {held[code]:,}  ", "value")))
+            parts.append(((signs.swatch, style), (f" {owners[code].name} {held[code]:,}  ", "value")))
     return _fitting(parts or [(("nothing in use", "muted"),)], width)
 
 
@@ -59,7 +59,11 @@ def totals(
     if shot.host_size:
         parts.insert(2, (("swapped ", "muted"), (f"{shot.host_in_use:,}/{shot.host_size:,}  ", "value")))
     parts += [
-        ((f"{tier.name} ", "muted"), (f"{tier.in_use:,}/{tier.size:,}  ", "value")) for tier in shot.tiers
+        (
+            (f"{tier.name} ", "muted"),
+            (f"{tier.in_use:,}/{tier.size:,}{' (off)' * bool(tier.problem)}  ", "value"),
+        )
+        for tier in shot.tiers
     ]
     return _fitting(parts, width)
 

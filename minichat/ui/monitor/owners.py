@@ -14,6 +14,11 @@ class Owner:
 
     letter: str
     index: int  # of its color in the theme's palette
+    role: str = ""  # of its requests that are not replies
+
+    @property
+    def name(self) -> str:
+        return f"{self.letter} {self.role}".rstrip()
 
 
 UNKNOWN = Owner("?", -1)  # the request was made elsewhere

@@ -72,6 +72,7 @@ class MonitorPanel(Widget):
         }
         self.maximized: int | None = None
         self.paused = False
+        self._cut = ""
         self._places = _Places()
         self._latest: tuple[Snapshot, Mapping[int, Owner]] | None = None
         self._placed: Mapping[int, Place] = {}
@@ -165,10 +166,26 @@ class MonitorPanel(Widget):
 
     def action_pause(self) -> None:
         self.paused = not self.paused
-        for pane in self.panes.values():
-            pane.note = "paused" if self.paused else ""
-            pane.draw()
+        self._note()
         self._show_latest()
+
+    def show_cut(self, cut: str) -> None:
+        """Show how old the figures are while the link to the engine is down; empty: it is up."""
+        if cut != self._cut:
+            self._cut = cut
+            self._note()
+
+    def _note(self) -> None:
+        """Show in each pane that its figures are not current."""
+        self.event_log.paused = self.paused
+        for pane in self.panes.values():
+            pane.note = self._cut or ("paused" if self.paused else "")
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw what has changed apart from the snapshot."""
+        for pane in self.panes.values():
+            pane.draw()
 
     def action_window(self) -> None:
         self.rates.next_window()

@@ -1,12 +1,15 @@
 """The engine's throughput, now and in the last minutes."""
 
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from engine.api.snapshot import Snapshot, Speculation
 from minichat.plural import plural
+from minichat.ui.monitor.figures import clock_time
 from minichat.ui.monitor.graphs import WINDOWS, History, graph, rounded_up
 from minichat.ui.monitor.pane import Line, Pane, Row, Span
+from minichat.ui.snapshot_poller import quiet
 
 _MARKS = 32
 _LABEL = 22  # cells of ` prefill   1,234 tok/s`
@@ -18,8 +21,12 @@ class RateGraphs(Pane):
     number, title = 3, "rates"
     HINTS = (("monitor.window", "time window"), *Pane.HINTS)
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+    def __init__(
+        self, *, ascii: bool = False, id: str | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
         super().__init__(ascii=ascii, id=id)
+        self.clock = clock
+        self.as_of = ""  # the local time of the newest sample
         self.window = next(iter(WINDOWS))
         self._history = History()
         self._ran = False
@@ -30,6 +37,7 @@ class RateGraphs(Pane):
         rates = snapshot.rates
         self._history.add(snapshot.at, rates.prefill, rates.decode)
         self._ran = self._ran or rates.prefill + rates.decode > 0
+        self.as_of = clock_time(self.clock())
 
     @property
     def useful_lines(self) -> int | None:
@@ -99,10 +107,11 @@ class RateGraphs(Pane):
         return rows, top
 
     def _time_axis(self, tops: str, width: int) -> Row:
-        """The time axis below the graphs."""
-        ago = f"-{self.window}"
-        between = " " * (_cells(width) - len(ago) - len("now"))
-        return ((f"{tops:<{_LABEL + 1}.{_LABEL + 1}}", "muted"), (f" {ago}{between}now", "muted"))
+        """The time axis below the graphs. It ends now while samples arrive, else at the newest one."""
+        rests = self.snapshot is None or quiet(self.snapshot) or bool(self.note)
+        ago, end = f"-{self.window}", self.as_of if rests else "now"
+        between = " " * (_cells(width) - len(ago) - len(end))
+        return ((f"{tops:<{_LABEL + 1}.{_LABEL + 1}}", "muted"), (f" {ago}{between}{end}", "muted"))
 
     def _dots(self, cells: int) -> int:
         return cells if self.signs.ascii else 2 * cells

@@ -47,6 +47,8 @@ def described(event: Event) -> tuple[str, str]:
     match event:
         case Queued(prompt=prompt):
             return "queued", f"prompt of {plural(prompt, 'token')}"
+        case Admitted(cached=cached, tier=tier) if tier:
+            return "admitted", f"{plural(cached, 'token')} from the cache, {_choice(event)}"
         case Admitted(cached=cached):
             return "admitted", f"{plural(cached, 'token')} from the cache" if cached else "nothing cached"
         case Preempted(swapped=True, blocks=blocks):
@@ -98,6 +100,14 @@ def described(event: Event) -> tuple[str, str]:
         case LinkBack(restarted=restarted, seconds=seconds):
             return "back", f"{'another engine' if restarted else 'connected'} after {duration(seconds)}"
     return event.kind, ", ".join(f"{k} {v}" for k, v in event.record().items() if k not in _PLAIN)
+
+
+def _choice(event: Admitted) -> str:
+    """What was done with the tokens that a tier had, and the measurements that decided it."""
+    costs = f"({duration(event.loading)}; computing takes {duration(event.computing)})"
+    if event.loaded:
+        return f"{event.held:,} loaded from {event.tier} {costs}"
+    return f"{event.held:,} computed again instead of loaded from {event.tier} {costs}"
 
 
 _PLAIN = ("kind", "step", "at", "request")

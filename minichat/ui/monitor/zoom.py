@@ -64,4 +64,4 @@ def _row(
 
 def _named(request: int, owners: Mapping[int, Owner]) -> list[Span]:
     owner = owners.get(request, UNKNOWN)
-    return [(owner.letter, f"owner:{owner.index}"), (f" {request}  ", "muted")]
+    return [(owner.name, f"owner:{owner.index}"), (f" {request}  ", "muted")]

@@ -269,6 +269,7 @@ class Entry:
                 one_line(stats.strategy),
                 f"{stats.rate:.0f} tok/s" if stats.rate else "",  # one token has no rate
                 f"waited {duration(stats.ttft)}" if stats.ttft else "",
+                f"{stats.loaded:,} tok from {stats.tier}" if stats.loaded else "",
             ]
             details += [f"{stats.tokens} tok", f"{stats.blocks:,} blk" if stats.blocks else ""]
         elif message.state == "streaming":

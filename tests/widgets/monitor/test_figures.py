@@ -6,6 +6,7 @@ from textual.content import Content
 from engine.api.snapshot import Load, Quantiles, Snapshot, Speculation, StepTimes
 from engine.api.snapshot import Throughput as Speeds
 from minichat.ui.monitor import EngineLine, Latency, MonitorPanel, RateGraphs
+from minichat.ui.monitor.figures import clock_time
 from minichat.ui.monitor.graphs import History, rounded_up
 from tests.waiting import until
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
@@ -30,6 +31,17 @@ async def test_rates_have_a_history_and_axes() -> None:
             " batch 5.2  step 17 tok  prefix hits 61%",
             " 2 preemptions  7 evictions  40 done",
         ]
+
+
+async def test_an_idle_graph_ends_at_its_last_sample() -> None:
+    """An idle engine is not polled, so the graph does not move: its end is not the present."""
+    rates = RateGraphs(ascii=True, clock=lambda: 0.0)
+    async with staged(rates, (55, 6), focus=False):
+        for seconds, running in ((0.0, 9.0), (1.0, 0.0)):
+            shot = snapshot(64, at=seconds, rates=Speeds(0.0, running))
+            rates.remember(shot)
+            rates.update_from(shot, OWNERS)
+        assert lines(rates)[3].split()[-1] == clock_time(0)
 
 
 async def test_the_time_window_can_be_changed() -> None:

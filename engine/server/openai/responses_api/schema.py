@@ -58,6 +58,7 @@ class ResponsesRequest(GenerationRequest):
     n: None = None
     best_of: None = None
     prompt_logprobs: None = None
+    logprob_token_ids: None = None
     response_format: None = None
 
     def refuse_unsupported(self) -> None:

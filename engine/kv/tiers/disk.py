@@ -1,0 +1,235 @@
+"""A tier on disk. Blocks outlive the engine, and engines on the same machine share them.
+
+A store ends once the blocks are copied to memory; a thread writes them later. What it cannot write, or finds
+altered when it reads, is a block less, never a wrong one: a block's checksum covers its name and its bytes.
+"""
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TooLate
+from contextlib import suppress
+from errno import ENOSPC
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from engine.api.events import log
+from engine.kv.tiers.cost import MeasuredCost
+from engine.kv.tiers.disk_index import DiskIndex, DiskSlot
+from engine.kv.tiers.tier import BlockName, DeviceBlocks, Tier, Transfer, front
+
+_PAGE = 4096  # slots start at multiples of it
+_WAITING = 2**28  # bytes that wait to be written, at most
+_TOGETHER = 2**24  # bytes in one transaction, during which other engines wait
+_READERS = 4
+_PAUSE = 30.0  # seconds without a try after the disk failed
+_LAST = 2.0  # seconds to write what waits when the engine ends
+_LOOK = 1.0  # seconds between two looks for blocks of other engines
+
+
+class DiskTier(Tier):
+    name = "disk"
+    persistent = True
+
+    def __init__(self, folder: Path, room: int, block_bytes: Callable[[], int]) -> None:
+        """`room`: bytes on disk. `block_bytes`: of a block of the cache in its present scheme."""
+        self.cost, self.problem = MeasuredCost(), ""
+        self._folder, self._room, self._block_bytes = folder, room, block_bytes
+        self._index: DiskIndex | None = DiskIndex(folder, room)
+        self._writer = ThreadPoolExecutor(1, "kv-disk-writer")  # the only thread that uses the index
+        self._readers = ThreadPoolExecutor(_READERS, "kv-disk-reader")
+        self._waiting: dict[BlockName, np.ndarray | None] = {}  # not written yet; None: not copied yet
+        self._refused: set[BlockName] = set()  # of chats that were deleted meanwhile
+        self._retry_at = self._look_at = 0.0
+        self.reset()
+        self._writer.submit(self._guarded, self._look)
+
+    @property
+    def size(self) -> int:
+        return self._room // self._stride
+
+    @property
+    def used(self) -> int:
+        return len(self._slots) + len(self._waiting)
+
+    def room(self) -> int:
+        if self.problem and time.monotonic() < self._retry_at:
+            return 0
+        return max(0, min(_WAITING, self._room) // self._stride - len(self._waiting))
+
+    def holds(self, names: Sequence[BlockName]) -> int:
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK
+            self._writer.submit(self._guarded, self._look)
+        return front(names, lambda name: name in self._slots or name in self._waiting)
+
+    def store(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
+        copied = blocks.read()
+        self._waiting.update(dict.fromkeys(names))
+        return self._readers.submit(self._copy, tuple(names), copied)
+
+    def load(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
+        return self._readers.submit(self._load, tuple(names), blocks)
+
+    def own(self, names: Sequence[BlockName], owner: str) -> None:
+        self._writer.submit(self._guarded, partial(self._own, names, owner))
+
+    def release(self, names: Sequence[BlockName]) -> None:
+        self.forget(names)
+
+    def forget(self, names: Sequence[BlockName]) -> None:
+        for name in names:
+            self._slots.pop(name, None)
+        self._writer.submit(self._guarded, partial(self._forget, names))
+
+    def reset(self) -> None:
+        self._nbytes = self._block_bytes()
+        self._stride = -(-self._nbytes // _PAGE) * _PAGE
+        self._slots: dict[BlockName, DiskSlot] = {}
+        self._generation = -1
+        self._look_at = 0.0
+
+    def flush(self) -> None:
+        """Wait until everything is written that was stored before."""
+        self._writer.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Write what waits, but not for long: it is a cache."""
+        self._readers.shutdown(cancel_futures=True)
+        with suppress(TooLate):
+            self._writer.submit(lambda: None).result(_LAST)
+        self._writer.shutdown(cancel_futures=True)
+        if self._index is not None:
+            self._index.close()
+
+    # On a reader's thread
+
+    def _copy(self, names: tuple[BlockName, ...], copied: Callable[[], np.ndarray]) -> float:
+        began = time.monotonic()
+        try:
+            rows = copied()
+        except BaseException:
+            for name in names:
+                self._waiting.pop(name, None)
+            raise
+        self._waiting.update(zip(names, rows, strict=True))
+        most = max(1, _TOGETHER // self._stride)
+        for at in range(0, len(names), most):
+            part = names[at : at + most]
+            self._writer.submit(self._guarded, partial(self._write, part), part)
+        return time.monotonic() - began
+
+    def _load(self, names: tuple[BlockName, ...], blocks: DeviceBlocks) -> float:
+        began = time.monotonic()
+        if not all(name in self._slots or name in self._waiting for name in names):
+            self._writer.submit(self._guarded, self._look).result()  # another engine may have stored them
+        rows = np.empty((len(names), self._nbytes), np.uint8)
+        files: dict[int, int] = {}
+        try:
+            for name, row in zip(names, rows, strict=True):
+                self._read(name, row, files)
+        finally:
+            for file in files.values():
+                os.close(file)
+        blocks.write(rows)
+        self._writer.submit(self._guarded, lambda index: index.touch(names))
+        return time.monotonic() - began
+
+    def _read(self, name: BlockName, row: np.ndarray, files: dict[int, int]) -> None:
+        if (waiting := self._waiting.get(name)) is not None:
+            row[:] = waiting
+            return
+        if (slot := self._slots.get(name)) is None:
+            raise OSError(f"block {name.hex()[:12]} is gone from {self._folder}")
+        try:
+            if slot.file not in files:
+                files[slot.file] = os.open(self._folder / f"{slot.file}.kv", os.O_RDONLY)
+            read = os.preadv(files[slot.file], [row.data], slot.offset)
+        except FileNotFoundError:
+            read = 0
+        if read != self._nbytes or _checksum(name, row) != slot.sum:
+            self.forget([name])
+            raise OSError(f"block {name.hex()[:12]} in {self._folder / f'{slot.file}.kv'} is damaged or gone")
+
+    # On the writer's thread
+
+    def _guarded(self, work: Callable[[DiskIndex], None], names: Sequence[BlockName] = ()) -> None:
+        """Run work on the index. After an error nothing is written for a while, and `names` are dropped."""
+        try:
+            if self._index is None and time.monotonic() >= self._retry_at:
+                self._index = DiskIndex(self._folder, self._room)
+                self._generation = -1
+            if self._index is not None:
+                work(self._index)
+        except (OSError, sqlite3.Error) as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("the disk tier failed")
+            self._fail(error)
+        finally:
+            for name in names:
+                self._waiting.pop(name, None)
+
+    def _fail(self, error: Exception) -> None:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        problem = f"{self._folder}: {reason}"
+        if problem != self.problem:
+            log.warning("no blocks are stored on disk for now: %s", problem)
+        self.problem, self._retry_at = problem, time.monotonic() + _PAUSE
+        if self._index is not None and _lost(error):
+            self._index.close()
+            self._index, self._slots = None, {}
+
+    def _look(self, index: DiskIndex) -> None:
+        """Notice blocks that other engines, or earlier ones, stored or dropped."""
+        if self._generation != (generation := index.generation):
+            self._generation, self._slots = generation, index.slots(self._stride)
+
+    def _write(self, names: Sequence[BlockName], index: DiskIndex) -> None:
+        rows = {name: row for name in names if (row := self._waiting.get(name)) is not None}
+        kept = [name for name in rows if name not in self._refused]
+        self._refused.difference_update(names)
+        files: dict[int, int] = {}
+
+        def write(at: int, slot: DiskSlot) -> bytes:
+            if slot.file not in files:
+                path = index.path(slot.file)
+                files[slot.file] = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+            row = rows[kept[at]]
+            if os.pwrite(files[slot.file], row.data, slot.offset) != len(row):
+                raise OSError(ENOSPC, os.strerror(ENOSPC))  # a part of the block was written
+            return _checksum(kept[at], row)
+
+        try:
+            self._slots |= index.put(kept, self._stride, write)
+            self.problem = ""
+        finally:
+            for file in files.values():
+                os.close(file)
+
+    def _own(self, names: Sequence[BlockName], owner: str, index: DiskIndex) -> None:
+        if not index.own(names, owner):
+            self._refused.update(names)
+
+    def _forget(self, names: Sequence[BlockName], index: DiskIndex) -> None:
+        index.drop(names)
+        for name in names:
+            self._slots.pop(name, None)
+
+
+def _checksum(name: BlockName, row: np.ndarray) -> bytes:
+    digest = sha256(name)
+    digest.update(row.data)
+    return digest.digest()
+
+
+def _lost(error: Exception) -> bool:
+    """Whether the index must be opened again. A disk that is full or busy can still be read."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", None) not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
+    return isinstance(error, FileNotFoundError)

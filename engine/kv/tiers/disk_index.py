@@ -1,0 +1,285 @@
+"""The index of blocks on disk: which block is in which slot of which file, and to which chats it belongs.
+
+It is an SQLite database, so several engines share it, and a process killed at any moment leaves it intact.
+A block's bytes are written before the transaction that names them ends.
+"""
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.api.config import DiskRoom
+from engine.api.events import log
+
+VERSION = 1
+_FILE = "index.sqlite"
+_BUSY = 5.0  # seconds to wait for another engine
+_SEGMENT = 2**26  # bytes of a file
+_SEGMENTS = 16  # files that the room is divided into, at least
+_MANY = 500  # names in one statement
+
+_SCHEMA = (
+    "CREATE TABLE segments (id INTEGER PRIMARY KEY AUTOINCREMENT, stride INTEGER NOT NULL,"
+    " slots INTEGER NOT NULL, used INTEGER NOT NULL DEFAULT 0)",
+    "CREATE TABLE blocks (name BLOB PRIMARY KEY, segment INTEGER NOT NULL, slot INTEGER NOT NULL,"
+    " sum BLOB NOT NULL, used_at REAL NOT NULL) WITHOUT ROWID",
+    "CREATE UNIQUE INDEX by_slot ON blocks (segment, slot)",
+    "CREATE INDEX by_use ON blocks (used_at)",
+    "CREATE TABLE owners (chat TEXT NOT NULL, name BLOB NOT NULL, PRIMARY KEY (chat, name)) WITHOUT ROWID",
+    "CREATE INDEX by_block ON owners (name)",
+    "CREATE TABLE deleted (chat TEXT PRIMARY KEY) WITHOUT ROWID",
+    "CREATE TRIGGER taken AFTER INSERT ON blocks BEGIN"
+    " UPDATE segments SET used = used + 1 WHERE id = new.segment; END",
+    "CREATE TRIGGER dropped AFTER DELETE ON blocks BEGIN"
+    " UPDATE segments SET used = used - 1 WHERE id = old.segment;"
+    " DELETE FROM owners WHERE name = old.name; END",
+)
+
+
+class DiskSlot(NamedTuple):
+    """Where a block is stored, and the checksum of its bytes."""
+
+    file: int
+    offset: int
+    sum: bytes
+
+
+class Contents(NamedTuple):
+    """What a folder holds."""
+
+    blocks: int
+    nbytes: int  # of all files
+    chats: int
+    oldest: float  # when the block that is dropped next was last used, in seconds since 1970; 0: no block
+
+
+class DiskIndex:
+    """One connection. Use it from one thread at a time."""
+
+    def __init__(self, folder: Path, room: int) -> None:
+        """`room`: the maximum bytes of all files. Raises OSError or sqlite3.Error."""
+        self.folder, self._room = folder, room
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self._db = _connected(folder)
+        except sqlite3.DatabaseError as error:
+            if not _damaged(error):
+                raise
+            log.warning("the blocks in %s are dropped, because their index is damaged: %s", folder, error)
+            _remove(folder)
+            self._db = _connected(folder)
+        self._drop_stray_files()
+
+    def close(self) -> None:
+        self._db.close()
+
+    @property
+    def generation(self) -> int:
+        """Changes when another connection changes the index."""
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+
+    def path(self, file: int) -> Path:
+        return self.folder / f"{file}.kv"
+
+    def slots(self, stride: int) -> dict[bytes, DiskSlot]:
+        """All blocks in slots of `stride` bytes."""
+        rows = self._db.execute(
+            "SELECT name, segment, slot, sum FROM blocks JOIN segments ON segment = id WHERE stride = ?",
+            (stride,),
+        )
+        return {name: DiskSlot(file, slot * stride, digest) for name, file, slot, digest in rows}
+
+    def contents(self) -> Contents:
+        one = self._db.execute(
+            "SELECT (SELECT count(*) FROM blocks), (SELECT count(DISTINCT chat) FROM owners),"
+            " (SELECT min(used_at) FROM blocks)"
+        ).fetchone()
+        nbytes = sum(each.stat().st_blocks * 512 for each in self.folder.iterdir())
+        return Contents(one[0], nbytes, one[1], one[2] or 0.0)
+
+    def put(
+        self, names: Sequence[bytes], stride: int, write: Callable[[int, DiskSlot], bytes]
+    ) -> dict[bytes, DiskSlot]:
+        """Store new blocks. `write` writes the one at an index into a slot, and returns its checksum.
+
+        Blocks that were used least recently are dropped to make room. Returns the slots of the blocks stored.
+        """
+        stored = {}
+        with self._transaction() as dropped:
+            known = self._known(names)
+            fresh = [at for at, name in enumerate(names) if name not in known]
+            places = self._free_slots(stride, len(fresh), dropped)
+            now = time.time()
+            for at, (file, slot) in zip(fresh, places, strict=False):
+                written = write(at, DiskSlot(file, slot * stride, b""))
+                self._db.execute(
+                    "INSERT INTO blocks VALUES (?, ?, ?, ?, ?)", (names[at], file, slot, written, now)
+                )
+                stored[names[at]] = DiskSlot(file, slot * stride, written)
+        return stored
+
+    def touch(self, names: Iterable[bytes]) -> None:
+        """Note that blocks were used now."""
+        now = time.time()
+        with self._transaction():
+            self._db.executemany(
+                "UPDATE blocks SET used_at = ? WHERE name = ?", ((now, each) for each in names)
+            )
+
+    def own(self, names: Sequence[bytes], chat: str) -> bool:
+        """Note that the blocks belong to a chat, before or after they are stored. False: it was deleted."""
+        with self._transaction():
+            if self._db.execute("SELECT 1 FROM deleted WHERE chat = ?", (chat,)).fetchone():
+                return False
+            rows = ((chat, each) for each in names)
+            self._db.executemany("INSERT OR IGNORE INTO owners VALUES (?, ?)", rows)
+            return True
+
+    def drop(self, names: Iterable[bytes]) -> None:
+        with self._transaction() as dropped:
+            self._db.executemany("DELETE FROM blocks WHERE name = ?", ((each,) for each in names))
+            dropped += self._empty_files()
+
+    def delete_chat(self, chat: str) -> int:
+        """Drop the blocks that only this chat owns, now and later. Returns how many there were."""
+        with self._transaction() as dropped:
+            self._db.execute("INSERT OR IGNORE INTO deleted VALUES (?)", (chat,))
+            own = self._db.execute("SELECT name FROM owners WHERE chat = ?", (chat,)).fetchall()
+            self._db.execute("DELETE FROM owners WHERE chat = ?", (chat,))
+            alone = self._db.executemany(
+                "DELETE FROM blocks WHERE name = ?"
+                " AND NOT EXISTS (SELECT 1 FROM owners WHERE owners.name = blocks.name)",
+                own,
+            ).rowcount
+            dropped += self._empty_files()
+            return alone
+
+    def clear(self) -> None:
+        """Drop all blocks."""
+        with self._transaction() as dropped:
+            self._db.execute("DELETE FROM blocks")
+            self._db.execute("DELETE FROM owners")
+            dropped += self._empty_files()
+
+    # Room
+
+    def _free_slots(self, stride: int, count: int, dropped: list[int]) -> list[tuple[int, int]]:
+        """Up to `count` free slots, in files that have room, in new files, and in place of old blocks."""
+        found: list[tuple[int, int]] = []
+        slots = max(1, min(_SEGMENT, self._room // _SEGMENTS) // stride)
+        while len(found) < count:
+            before = len(found)
+            found += islice(self._free(stride, set(found)), count - before)
+            if len(found) > before:
+                continue
+            if self._files_bytes() + slots * stride <= self._room:
+                self._db.execute("INSERT INTO segments (stride, slots) VALUES (?, ?)", (stride, slots))
+            elif not self._evict(stride, count - before, dropped):
+                break
+        return found
+
+    def _free(self, stride: int, taken: set[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        query = "SELECT id, slots FROM segments WHERE stride = ? AND used < slots ORDER BY id"
+        for file, slots in self._db.execute(query, (stride,)).fetchall():
+            used = {row[0] for row in self._db.execute("SELECT slot FROM blocks WHERE segment = ?", (file,))}
+            for slot in range(slots):
+                if slot not in used and (file, slot) not in taken:
+                    yield file, slot
+
+    def _files_bytes(self) -> int:
+        return int(self._db.execute("SELECT coalesce(sum(stride * slots), 0) FROM segments").fetchone()[0])
+
+    def _evict(self, stride: int, count: int, dropped: list[int]) -> bool:
+        """Drop old blocks. If the oldest has another stride, a whole file of that stride goes."""
+        oldest = self._db.execute(
+            "SELECT stride, segment FROM blocks JOIN segments ON segment = id ORDER BY used_at LIMIT 1"
+        ).fetchone()
+        if oldest is None:
+            return False
+        if oldest[0] == stride:
+            self._db.execute(
+                "DELETE FROM blocks WHERE name IN (SELECT name FROM blocks JOIN segments ON segment = id"
+                " WHERE stride = ? ORDER BY used_at LIMIT ?)",
+                (stride, count),
+            )
+        else:
+            self._db.execute("DELETE FROM blocks WHERE segment = ?", (oldest[1],))
+            self._db.execute("DELETE FROM segments WHERE id = ?", (oldest[1],))
+            dropped.append(oldest[1])
+        return True
+
+    def _empty_files(self) -> list[int]:
+        empty = [row[0] for row in self._db.execute("SELECT id FROM segments WHERE used = 0")]
+        self._db.executemany("DELETE FROM segments WHERE id = ?", ((each,) for each in empty))
+        return empty
+
+    def _known(self, names: Sequence[bytes]) -> set[bytes]:
+        found: set[bytes] = set()
+        for at in range(0, len(names), _MANY):
+            part = names[at : at + _MANY]
+            marks = ",".join("?" * len(part))
+            rows = self._db.execute(f"SELECT name FROM blocks WHERE name IN ({marks})", part)
+            found.update(row[0] for row in rows)
+        return found
+
+    @contextmanager
+    def _transaction(self) -> Iterator[list[int]]:
+        """All or nothing. Files appended to the list are removed once the index no longer names them."""
+        dropped: list[int] = []
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield dropped
+        for file in dropped:
+            self.path(file).unlink(missing_ok=True)
+
+    def _drop_stray_files(self) -> None:
+        """Remove files that a killed process created or did not get to remove."""
+        with self._transaction() as dropped:
+            known = {row[0] for row in self._db.execute("SELECT id FROM segments")}
+            numbers = (each.stem for each in self.folder.glob("*.kv"))
+            dropped += [int(each) for each in numbers if each.isdecimal() and int(each) not in known]
+
+
+def _connected(folder: Path) -> sqlite3.Connection:
+    path = folder / _FILE
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    db = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        with db:
+            db.execute("BEGIN IMMEDIATE")
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, VERSION):
+                raise sqlite3.DatabaseError(f"it has version {version}, not {VERSION}")
+            if version == 0:
+                for statement in _SCHEMA:
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {VERSION}")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _damaged(error: sqlite3.DatabaseError) -> bool:
+    """Whether the file is not a usable index, instead of being locked or out of reach."""
+    return not isinstance(error, sqlite3.OperationalError)
+
+
+def _remove(folder: Path) -> None:
+    for each in (*folder.glob(f"{_FILE}*"), *folder.glob("*.kv")):
+        each.unlink(missing_ok=True)
+
+
+def delete_chat(disk: DiskRoom, chat: str) -> int:
+    """Drop the blocks on disk that only this chat owns. Returns how many there were."""
+    if not (disk.folder / _FILE).exists():
+        return 0
+    with closing(DiskIndex(disk.folder, disk.nbytes)) as index:
+        return index.delete_chat(chat)

@@ -1,0 +1,125 @@
+"""Mixtures of experts: a router chooses some of many feed-forwards for each token, and weighs their outputs.
+
+The tokens' rows are sorted by expert and multiplied group by group. Nothing waits for the device.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from engine.api.config import DecoderConfig, ExpertsSpec
+from engine.models.layers.activations import ACTIVATE
+from engine.models.layers.build import Build
+from engine.models.layers.part import Part, SourceTensor
+from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE, Sharding
+from engine.models.layers.step import StepContext
+from engine.quant.experts import ExactLinear
+
+
+class MoE(Part):
+    """Gated experts."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        assert config.experts is not None
+        self.spec: ExpertsSpec = config.experts
+        self.width = build.share(self.spec.width, "rows of an expert")
+        self.activate = ACTIVATE[config.activation]
+        self.norm = build.input_norm(config.hidden)
+        self.router = ExactLinear.wide(config.hidden, self.spec.count, bias=config.mlp_bias)
+        self.gate_up = build.experts(self.spec.count, config.hidden, 2 * self.width, bias=config.mlp_bias)
+        self.down = build.experts(self.spec.count, self.width, config.hidden, bias=config.mlp_bias)
+
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        hidden, names, width, every = self.hidden, self.names, self.width, range(self.spec.count)
+        return {
+            "norm": (SourceTensor(names["feed_forward.norm"], hidden, WHOLE),),
+            "router": (SourceTensor(names["router"], self.spec.count, WHOLE),),
+            "gate_up": tuple(
+                SourceTensor(names[name].format(at), width, ROWS)
+                for at in every
+                for name in ("expert.gate", "expert.up")
+            ),
+            "down": tuple(SourceTensor(names["expert.down"].format(at), hidden, COLUMNS) for at in every),
+        }
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        return self.mixed(self.norm(x))
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] -> the weighted sum of the chosen experts' outputs."""
+        weights, experts = self.routed(x)
+        chosen = self.spec.chosen
+        order = experts.flatten().argsort(stable=True)
+        counts = torch.zeros(self.spec.count, dtype=torch.int64, device=x.device)
+        counts.scatter_add_(0, experts.flatten(), torch.ones_like(order))
+        rows = self.down.grouped(self.gated(self.gate_up.grouped(x[order // chosen], counts)), counts)
+        each = torch.empty_like(rows).index_copy_(0, order, rows).unflatten(0, (-1, chosen))
+        total = each[:, 0] * weights[:, :1]
+        for at in range(1, chosen):  # one by one, so that a row's sum does not depend on other rows
+            total += each[:, at] * weights[:, at : at + 1]
+        return total.to(x.dtype)
+
+    def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights in float32 and the experts that each token chooses, [tokens, chosen] each."""
+        weights, experts = self.router(x.float()).softmax(-1).topk(self.spec.chosen, sorted=True)
+        if self.spec.normalized:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights, experts
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.activate(gate).mul_(up)
+
+
+class SharedMoE(MoE):
+    """Another expert serves all tokens, scaled by a gate of its own."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        self.shared_width = build.share(self.spec.shared, "rows of the shared expert")
+        self.shared_gate_up = build.linear(config.hidden, 2 * self.shared_width)
+        self.shared_down = build.linear(self.shared_width, config.hidden)
+        self.shared_gate = ExactLinear.wide(config.hidden, 1)
+
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        names, width = self.names, self.shared_width
+        return {
+            **super().pieces(),
+            "shared_gate_up": (
+                SourceTensor(names["shared.gate"], width, ROWS),
+                SourceTensor(names["shared.up"], width, ROWS),
+            ),
+            "shared_down": (SourceTensor(names["shared.down"], self.hidden, COLUMNS),),
+            "shared_gate": (SourceTensor(names["shared.scale"], 1, WHOLE),),
+        }
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        normed = self.norm(x)
+        shared = self.shared_down(self.gated(self.shared_gate_up(normed)))
+        return self.mixed(normed) + shared * self.shared_gate(normed.float()).sigmoid().to(x.dtype)
+
+
+class ClampedMoE(MoE):
+    """The experts of gpt-oss: gates and products alternate and are clamped; each is one tensor for all."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        self.alpha: float = config.settings["alpha"]
+        self.limit: float = config.settings["limit"]
+
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        hidden, names, count = self.hidden, self.names, self.spec.count
+        rows, columns = Sharding("rows", stacked=True), Sharding("columns", stacked=True)
+        return {
+            "norm": (SourceTensor(names["feed_forward.norm"], hidden, WHOLE),),
+            "router": (SourceTensor(names["router"], count, WHOLE),),
+            "gate_up": (SourceTensor(names["experts.gate_up"], 2 * count * self.width, rows, stacked=count),),
+            "down": (SourceTensor(names["experts.down"], count * hidden, columns, stacked=count),),
+        }
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        gate = gate_up[:, ::2].clamp(max=self.limit)
+        up = gate_up[:, 1::2].clamp(-self.limit, self.limit)
+        return (up + 1).mul_(gate * (gate * self.alpha).sigmoid())

@@ -1,0 +1,44 @@
+"""`minichat cache`: show or clear the cache blocks that chats keep on disk."""
+
+import argparse
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+from engine.api.config import DiskRoom
+from engine.kv.tiers.disk_index import Contents, DiskIndex
+from minichat.models.progress import duration
+from minichat.plural import plural
+from minichat.shell.paths import locate
+
+
+def run(options: argparse.Namespace) -> int:
+    place = Path(options.folder).expanduser() if options.folder else locate().cache
+    disk = DiskRoom.parse(f"{place}:1")
+    if not disk.folder.is_dir():
+        print(f"no blocks in {disk.folder}")
+        return 0
+    try:
+        with closing(DiskIndex(disk.folder, disk.nbytes)) as index:
+            found = index.contents()
+            if options.clear:
+                index.clear()
+    except (OSError, sqlite3.Error) as error:
+        print(f"minichat: {disk.folder}: {error}", file=sys.stderr)
+        return 1
+    print(_cleared(found) if options.clear else _shown(disk.folder, found))
+    return 0
+
+
+def _cleared(found: Contents) -> str:
+    return f"removed {plural(found.blocks, 'block')}, {found.nbytes / 1e6:,.1f} MB"
+
+
+def _shown(folder: Path, found: Contents) -> str:
+    size = f"{plural(found.blocks, 'block')} of {plural(found.chats, 'chat')}, {found.nbytes / 1e6:,.1f} MB"
+    lines = [f"folder  {folder}", f"blocks  {size}"]
+    if found.blocks:
+        lines.append(f"oldest  last used {duration(time.time() - found.oldest)} ago")
+    return "\n".join(lines)

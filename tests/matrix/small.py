@@ -1,0 +1,116 @@
+"""Small random models of each architecture."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tests.runner.letters import VOCAB, byte_tokenizer
+
+MODEL_TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+MOST = 4_000_000  # parameters; a model with more is missing something below
+PARTS = ("text_config", "vision_config", "audio_config", "decoder", "audio_encoder")  # of multimodal configs
+
+# What a config gets of these, if it has such a field. None is added to a config without it.
+FIELDS: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "init_std": 0.15,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "d_model": 64,
+    "decoder_layers": 3,
+    "encoder_layers": 1,
+    "decoder_attention_heads": 4,
+    "encoder_attention_heads": 4,
+    "decoder_ffn_dim": 96,
+    "encoder_ffn_dim": 96,
+    "ffn_dim": 96,
+    "word_embed_proj_dim": 64,
+    "embedding_size": 64,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "expert_dim": 32,
+    "rotary_dim": 16,
+    "n_positions": 256,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 3.0},
+    "gemma3_text": {"query_pre_attn_scalar": 8},
+    "mpt": {"n_heads": 4, "n_layers": 3, "max_seq_len": 256},
+    "phi3": {"original_max_position_embeddings": 256},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_hidden_layers": 2, "window_size": 21},
+    "recurrent_gemma": {"lru_width": 64, "attention_window_size": 21},
+    "granite": {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+}
+
+
+class NotSmall(Exception):
+    """The architecture cannot be made small by these fields."""
+
+
+def config_of(model_type: str) -> Any:
+    kind = transformers.CONFIG_MAPPING[model_type]
+    usual = kind().to_dict()
+    if parts := [part for part in PARTS if usual.get(part)]:
+        raise NotSmall(f"it is made of several models ({', '.join(parts)})")
+    known = usual.keys() | getattr(kind, "attribute_map", {}).keys()
+    given = {name: value for name, value in FIELDS.items() if name in known}
+    if "head_dim" in known and "qk_rope_head_dim" not in known:
+        given["head_dim"] = 16
+    if usual.get("sliding_window"):
+        given["sliding_window"] = 21
+    kinds = usual.get("layer_types")
+    if isinstance(kinds, list):
+        if set(kinds) <= {"full_attention", "sliding_attention"} and len(set(kinds)) == 2:
+            given["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+        else:
+            given["layer_types"] = (kinds * 3)[:3]
+    config = kind(**given | CHANGES.get(model_type, {}))
+    if hasattr(config, "is_decoder"):
+        config.is_decoder = True
+    return config
+
+
+def make(model_type: str, folder: Path) -> Any:
+    """Save a random model and a tokenizer to the folder, and return transformers' model."""
+    config = config_of(model_type)
+    with torch.device("meta"):
+        size = sum(
+            each.numel() for each in transformers.AutoModelForCausalLM.from_config(config).parameters()
+        )
+    if size > MOST:
+        raise NotSmall(f"it would have {size:,} parameters")
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if tensor.dim() == 1 and tensor.is_floating_point():  # biases and norms start as constants
+                tensor.uniform_(*((0.5, 1.5) if "norm" in name and "bias" not in name else (-0.3, 0.3)))
+    model.save_pretrained(folder)
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return model

@@ -1,0 +1,237 @@
+"""The index of blocks on disk: room, owners, other engines, and damage."""
+
+import sqlite3
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from engine.kv.tiers.disk_index import DiskIndex, DiskSlot
+
+STRIDE = 4096
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(32, "little")
+
+
+def put(index: DiskIndex, *numbers: int, stride: int = STRIDE) -> dict[bytes, DiskSlot]:
+    def write(at: int, slot: DiskSlot) -> bytes:
+        path = index.path(slot.file)
+        path.touch()
+        with path.open("r+b") as file:
+            file.seek(slot.offset)
+            file.write(bytes([numbers[at] % 256]) * stride)
+        return name(numbers[at])
+
+    return index.put([name(each) for each in numbers], stride, write)
+
+
+def kept(index: DiskIndex, stride: int = STRIDE) -> set[int]:
+    return {int.from_bytes(each, "little") for each in index.slots(stride)}
+
+
+def test_blocks_are_found_by_the_next_connection(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path / "kv", 64 * STRIDE)
+    stored = put(index, 1, 2, 3)
+    index.close()
+    again = DiskIndex(tmp_path / "kv", 64 * STRIDE)
+    assert again.slots(STRIDE) == stored and not again.slots(2 * STRIDE)
+    assert put(again, 2, 4).keys() == {name(4)}, "a block was stored twice"
+
+
+def test_files_are_private(tmp_path: Path) -> None:
+    put(DiskIndex(tmp_path / "kv", 64 * STRIDE), 1)
+    assert (tmp_path / "kv").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "kv" / "index.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_least_recently_used_blocks_make_room(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path, 16 * STRIDE)
+    for number in range(16):
+        put(index, number)
+    index.touch([name(0), name(1)])
+    put(index, 16, 17)
+    assert kept(index) == {0, 1, *range(4, 18)}
+    assert sum(each.stat().st_size for each in tmp_path.glob("*.kv")) <= 16 * STRIDE
+
+
+def test_more_blocks_than_there_is_room_for_are_not_all_stored(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path, 16 * STRIDE)
+    stored = put(index, *range(40))
+    assert 0 < len(stored) <= 16 and len(kept(index)) == len(stored)
+    assert not put(DiskIndex(tmp_path / "none", STRIDE - 1), 1)
+
+
+def test_old_blocks_of_another_size_give_up_their_files(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path, 16 * STRIDE)
+    for number in range(16):
+        put(index, number)
+    for number in range(100, 108):
+        put(index, number, stride=2 * STRIDE)
+    assert kept(index, 2 * STRIDE) == set(range(100, 108)) and not kept(index)
+    assert sum(each.stat().st_size for each in tmp_path.glob("*.kv")) <= 16 * STRIDE
+
+
+def test_a_deleted_chat_takes_the_blocks_that_only_it_owns(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path, 64 * STRIDE)
+    put(index, *range(6))
+    assert index.own([name(each) for each in (0, 1, 2, 3)], "a")
+    assert index.own([name(each) for each in (0, 1, 4)], "b")
+    assert index.delete_chat("a") == 2 and kept(index) == {0, 1, 4, 5}
+    assert index.delete_chat("b") == 3 and kept(index) == {5}
+    assert not index.own([name(5)], "a"), "a deleted chat owns blocks again"
+    assert index.delete_chat("never seen") == 0
+
+
+def test_a_block_owned_before_it_is_stored_is_deleted_with_its_chat(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path, 64 * STRIDE)
+    assert index.own([name(1)], "a")
+    put(index, 1)
+    assert index.delete_chat("a") == 1 and not kept(index)
+
+
+def test_another_connection_is_noticed(tmp_path: Path) -> None:
+    one, other = (DiskIndex(tmp_path, 64 * STRIDE) for _ in range(2))
+    before = one.generation
+    put(one, 1)
+    assert one.generation == before, "its own change is not another's"
+    put(other, 2)
+    assert one.generation != before and kept(one) == {1, 2}
+
+
+def test_a_write_that_fails_leaves_no_block(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path, 64 * STRIDE)
+
+    def fail(at: int, slot: DiskSlot) -> bytes:
+        if at == 1:
+            raise OSError("no space")
+        return b""
+
+    with pytest.raises(OSError, match="no space"):
+        index.put([name(1), name(2)], STRIDE, fail)
+    assert not kept(index)
+    put(index, 1, 2)
+    assert kept(index) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not a database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5000]
+)
+def test_a_damaged_index_is_started_anew_with_its_files(tmp_path: Path, content: bytes) -> None:
+    index = DiskIndex(tmp_path, 64 * STRIDE)
+    put(index, 1)
+    index.close()
+    for each in tmp_path.glob("index.sqlite*"):
+        each.unlink()
+    (tmp_path / "index.sqlite").write_bytes(content)
+    again = DiskIndex(tmp_path, 64 * STRIDE)
+    assert not kept(again) and not list(tmp_path.glob("*.kv"))
+    put(again, 1)
+    assert kept(again) == {1}
+
+
+def test_an_index_of_another_version_is_started_anew(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path, 64 * STRIDE)
+    put(index, 1)
+    index.close()
+    with sqlite3.connect(tmp_path / "index.sqlite") as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    assert not kept(DiskIndex(tmp_path, 64 * STRIDE))
+
+
+def test_files_of_a_killed_engine_are_removed(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path, 64 * STRIDE)
+    put(index, 1)
+    (tmp_path / "77.kv").write_bytes(b"never named")
+    (tmp_path / "notes.txt").write_bytes(b"not ours")
+    index.close()
+    DiskIndex(tmp_path, 64 * STRIDE)
+    assert (
+        sorted(each.name for each in tmp_path.glob("*.kv")) == ["1.kv"] and (tmp_path / "notes.txt").exists()
+    )
+
+
+def test_clear_removes_all_files(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path, 64 * STRIDE)
+    put(index, 1, 2)
+    assert index.contents().blocks == 2 and index.contents().nbytes > 2 * STRIDE
+    index.clear()
+    assert index.contents().blocks == 0 and not list(tmp_path.glob("*.kv"))
+
+
+class Index(RuleBasedStateMachine):
+    """Compared with a dictionary. Two connections take turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.room = 16 * STRIDE
+        self.indexes = [DiskIndex(Path(self.folder.name), self.room) for _ in range(2)]
+        self.owners: dict[int, set[str]] = {}
+        self.deleted: set[str] = set()
+        self._seen: set[int] = set()
+
+    @rule(which=st.integers(0, 1), numbers=st.lists(st.integers(0, 30), max_size=6, unique=True))
+    def store(self, which: int, numbers: list[int]) -> None:
+        before = kept(self.indexes[which])
+        stored = put(self.indexes[which], *numbers)
+        assert {int.from_bytes(each, "little") for each in stored} == set(numbers) - before
+        self._follow()
+
+    @rule(which=st.integers(0, 1), number=st.integers(0, 30), chat=st.sampled_from("abc"))
+    def own(self, which: int, number: int, chat: str) -> None:
+        assert self.indexes[which].own([name(number)], chat) == (chat not in self.deleted)
+        if chat not in self.deleted:
+            self.owners.setdefault(number, set()).add(chat)
+
+    @rule(which=st.integers(0, 1), chat=st.sampled_from("abc"))
+    def delete(self, which: int, chat: str) -> None:
+        before = kept(self.indexes[which])
+        alone = {each for each in before if self.owners.get(each) == {chat}}
+        assert self.indexes[which].delete_chat(chat) == len(alone)
+        assert kept(self.indexes[which]) == before - alone
+        self.deleted.add(chat)
+        for owners in self.owners.values():
+            owners.discard(chat)
+        self._follow(before)
+
+    @rule(which=st.integers(0, 1), number=st.integers(0, 30))
+    def drop(self, which: int, number: int) -> None:
+        before = kept(self.indexes[which])
+        self.indexes[which].drop([name(number)])
+        assert kept(self.indexes[which]) == before - {number}
+        self._follow(before)
+
+    def _follow(self, before: set[int] | None = None) -> None:
+        """Forget the owners of blocks that were dropped."""
+        there = kept(self.indexes[0])
+        gone = (self._seen if before is None else before) - there
+        for number in gone:
+            self.owners.pop(number, None)
+        self._seen = there
+
+    @invariant()
+    def slots_hold_their_blocks(self) -> None:
+        one, other = (index.slots(STRIDE) for index in self.indexes)
+        assert one == other
+        assert len({(slot.file, slot.offset) for slot in one.values()}) == len(one)
+        for key, slot in one.items():
+            with self.indexes[0].path(slot.file).open("rb") as file:
+                file.seek(slot.offset)
+                assert file.read(STRIDE) == bytes([key[0]]) * STRIDE
+        files = list(Path(self.folder.name).glob("*.kv"))
+        assert sum(each.stat().st_size for each in files) <= self.room
+
+    def teardown(self) -> None:
+        for index in self.indexes:
+            index.close()
+        self.folder.cleanup()
+
+
+TestIndex = Index.TestCase
+TestIndex.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)

@@ -1,0 +1,72 @@
+"""The disk tier in the program: which room is used, a chat that is deleted, and `minichat cache`."""
+
+import argparse
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from engine.api.config import DiskRoom, EngineConfig
+from engine.kv.tiers.disk_index import DiskIndex
+from minichat.clients.local import LocalBackend
+from minichat.commands import cache
+from minichat.shell import disk_room as rooms
+from minichat.shell.disk_room import disk_room
+from tests.tiers.test_disk_index import kept, name, put
+
+
+def usage(free: float) -> SimpleNamespace:
+    return SimpleNamespace(free=free)
+
+
+@pytest.mark.parametrize(("free", "room"), [(1e12, "2.000"), (5e9, "0.500"), (1e8, None)])
+def test_auto_takes_two_gigabytes_or_a_tenth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: float, room: str | None
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage(free))
+    folder = tmp_path / "not" / "there"
+    assert disk_room("auto", folder) == (room and f"{folder}:{room}")
+
+
+def test_auto_keeps_nothing_where_it_may_not_write_or_over_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda place, mode: False)
+        assert disk_room("auto", tmp_path) is None
+    monkeypatch.setattr(rooms, "networked", lambda place: "nfs4")
+    assert disk_room("auto", tmp_path) is None
+    assert disk_room("/data:5", tmp_path) == "/data:5" and disk_room("off", tmp_path) is None
+
+
+def test_a_deleted_chat_is_forgotten_without_an_engine(tmp_path: Path) -> None:
+    disk = DiskRoom.parse(f"{tmp_path}:1")
+    index = DiskIndex(disk.folder, disk.nbytes)
+    put(index, 1, 2)
+    index.own([name(1)], "7 1.5")
+    backend = LocalBackend(EngineConfig(model="pocket"), disk=disk)
+    asyncio.run(backend.forget_chat("7 1.5"))
+    assert kept(index) == {2}
+
+
+def test_nothing_is_created_for_a_chat_that_was_never_kept(tmp_path: Path) -> None:
+    backend = LocalBackend(EngineConfig(model="pocket"), disk=DiskRoom.parse(f"{tmp_path}:1"))
+    asyncio.run(backend.forget_chat("7 1.5"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_cache_command_shows_and_clears(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*, clear: bool = False) -> str:
+        assert cache.run(argparse.Namespace(folder=str(tmp_path), clear=clear)) == 0
+        return capsys.readouterr().out
+
+    assert "no blocks in" in run()
+    disk = DiskRoom.parse(f"{tmp_path}:1")
+    index = DiskIndex(disk.folder, disk.nbytes)
+    put(index, 1, 2, 3)
+    index.own([name(1), name(2)], "a")
+    assert "3 blocks of 1 chat, " in run() and kept(index) == {1, 2, 3}
+    assert "removed 3 blocks" in run(clear=True) and not kept(index)
