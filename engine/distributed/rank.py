@@ -4,6 +4,7 @@ It repeats what rank 0 does: the same calls on its own runner, in the same order
 """
 
 import faulthandler
+import gc
 import json
 import logging
 import os
@@ -38,10 +39,15 @@ def keep_alive(pulse: socket.socket) -> None:
 
 def begin(given: dict[str, Any]) -> "RankLoop":
     """Load this rank's share, and agree with the engine on the cache."""
+    gc.disable()  # as in the engine's process: startup objects are permanent
     # Imported here: torch takes seconds, and the heartbeats have started.
     from engine.distributed.setup import connect
 
-    return connect(given)
+    loop = connect(given)
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    return loop
 
 
 def main() -> None:

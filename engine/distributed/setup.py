@@ -1,6 +1,5 @@
 """Starts a rank inside its process: the model's share, the same cache as every other rank, the loop."""
 
-import gc
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +39,6 @@ def connect(given: dict[str, Any]) -> RankLoop:
 
 
 def _loop(link: RankLink, collective: SharedMemoryCollective, ring: RingReader) -> RankLoop:
-    gc.disable()  # as in the engine's process: startup objects are permanent
     start = _received(link)
     config = wire.config_from_json(start["config"])
     place = ModelPlace(start["model"], Path(start["folder"]))
@@ -55,9 +53,6 @@ def _loop(link: RankLink, collective: SharedMemoryCollective, ring: RingReader) 
     fit = budget.fit(config.kv_scheme)
     bounds = Bounds(slots, width, loaded.config.block_size, fit.blocks, loaded.model.config.vocab)
     link.send({"ready": {"blocks": fit.blocks, "slots": slots, "width": width}})
-    gc.collect()
-    gc.freeze()
-    gc.enable()
     return RankLoop(built.runner, ring, link, collective, bounds, built.tiers)
 
 

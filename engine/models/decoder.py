@@ -35,7 +35,9 @@ def family_of(config: DecoderConfig) -> Family:
     return found
 
 
-def build_of(config: DecoderConfig, dtype: torch.dtype, ranks: int = 1) -> Build:
+def build_of(
+    config: DecoderConfig, dtype: torch.dtype, ranks: int = 1, collective: Collective | None = None
+) -> Build:
     family = family_of(config)
     return Build(
         dtype=dtype,
@@ -47,6 +49,7 @@ def build_of(config: DecoderConfig, dtype: torch.dtype, ranks: int = 1) -> Build
         norm_operator=family.norm,
         product_operator=family.product,
         ranks=ranks,
+        collective=collective,
     )
 
 
@@ -58,7 +61,7 @@ def block(
     collective: Collective | None = None,
 ) -> Block:
     """Create an empty block on the current default device, with the shapes of one rank's share."""
-    family, build = family_of(config), build_of(config, dtype, ranks)
+    family, build = family_of(config), build_of(config, dtype, ranks, collective)
     attention = family.attention.part()(config, index, build)
     kind = (index in config.dense and family.dense) or family.feed_forward
     feed_forward = kind.part()(config, index, build)

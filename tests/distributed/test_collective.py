@@ -1,8 +1,9 @@
 """Sums and gathers of several ranks, which are threads here: the pipes and the memory are the same."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from engine.distributed.collective import PLACE, Interrupted, SharedMemoryCollective, memory_size, wires
 from engine.distributed.memory import anonymous
 
-Work = Callable[[SharedMemoryCollective], Tensor]
+C = TypeVar("C")
+T = TypeVar("T")
 
 
 def team(ranks: int, limit: float = 30.0) -> list[SharedMemoryCollective]:
@@ -19,7 +21,7 @@ def team(ranks: int, limit: float = 30.0) -> list[SharedMemoryCollective]:
     return [SharedMemoryCollective(rank, each, limit) for rank, each in enumerate(ends)]
 
 
-def together(members: list[SharedMemoryCollective], work: Work) -> list[Tensor]:
+def together(members: Sequence[C], work: Callable[[C], T]) -> list[T]:
     with ThreadPoolExecutor(len(members)) as pool:
         return list(pool.map(work, members))
 
