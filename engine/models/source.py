@@ -42,17 +42,19 @@ class PlainSource:
         """Raise if a group of inputs with one scale would cross the border between two ranks."""
         if (group := getattr(scheme, "group", 1)) == 1:
             return
-        with torch.device("meta"):
-            whole = block(self.config, 0, self.dtype)
-        shapes = {name: slot.shape for name, slot in whole.slots()}
-        for name, cut in whole.shards(ranks).items():
-            if cut.kind == "columns" and (inputs := shapes[name][1] // ranks) % group:
-                raise BadInput(
-                    f"quantization {scheme.name!r}: each of {ranks} ranks has {inputs} inputs of {name}, "
-                    f"which is not a multiple of the {group} that share a scale",
-                    field="scheme",
-                    value=scheme.name,
-                )
+        every = range(len(self.config.layers))
+        for index in {index in self.config.dense: index for index in every}.values():  # one of each kind
+            with torch.device("meta"):
+                whole = block(self.config, index, self.dtype)
+            shapes = {name: slot.shape for name, slot in whole.slots()}
+            for name, cut in whole.shards(ranks).items():
+                if cut.kind == "columns" and (inputs := shapes[name][1] // ranks) % group:
+                    raise BadInput(
+                        f"quantization {scheme.name!r}: each of {ranks} ranks has {inputs} inputs of {name}, "
+                        f"which is not a multiple of the {group} that share a scale",
+                        field="scheme",
+                        value=scheme.name,
+                    )
 
     def empty_layer(self, index: int) -> Block:
         ranks = 1 if self.collective is None else self.collective.ranks

@@ -47,4 +47,8 @@ class SharedTier(Tier):
         self._tier.close()
 
     def _mine(self, names: Sequence[BlockName]) -> tuple[BlockName, ...]:
-        return tuple(sha256(b"rank %d:" % self._rank + name).digest() for name in names)
+        return tuple(name_of_rank(self._rank, name) for name in names)
+
+
+def name_of_rank(rank: int, name: BlockName) -> BlockName:
+    return sha256(b"rank %d:" % rank + name).digest()
