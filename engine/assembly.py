@@ -74,6 +74,8 @@ def assemble(
     """
     if config.tp == 1:
         return _assembled(config, place, loading, progress, below, None)
+    if pick(config.device).type != "cpu":
+        raise BadInput(f"tp: {config.tp} ranks can share a model on CPUs only; add --device cpu")
     if below:
         raise BadInput(f"tp: cache tiers from other packages cannot be shared between {config.tp} ranks")
     team = Team(config, place)
@@ -166,8 +168,6 @@ def load_share(
     """Load the model, or with a `collective` the share of its rank, and measure what the cache may take."""
     config = replace(config, block_size=block_size_for(config.attention, config.block_size))
     device = pick(config.device)
-    if collective is not None and device.type != "cpu":
-        raise BadInput(f"tp: {config.tp} ranks can share a model on CPUs only; add --device cpu")
     model = _load(config, place, device, progress, collective)
     dtype = next(iter(model.parameters())).dtype
     caches = model.config.layers if collective is None else cast(Decoder, model).caches

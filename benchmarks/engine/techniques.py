@@ -51,7 +51,7 @@ class Reader:
 
 def pocket(**config: Any) -> Engine:
     plain: dict[str, Any] = {"blocks": 1024, "prefix_cache": False, "device": "cpu", "depth": 0, "seed": 0}
-    return start(EngineConfig(model="pocket", **plain | config))
+    return start(EngineConfig(**{"model": "pocket"} | plain | config))
 
 
 def prompts(seed: int = 0) -> Iterator[int]:

@@ -213,6 +213,7 @@ class RankView:
     device: str
     pid: int
     cache: int  # bytes of its share of the cache
+    joining: float = 0.0  # share of a step that it adds and gathers, which includes waiting for the others
 
 
 @dataclass(frozen=True, slots=True)

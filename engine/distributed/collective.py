@@ -7,6 +7,7 @@ place again has received all parts of the exchange in between, so the others hav
 
 import os
 import select
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -62,6 +63,7 @@ class SharedMemoryCollective:
 
     def __init__(self, rank: int, wires: Wires, limit: float = LIMIT) -> None:
         self.rank, self.ranks = rank, len(wires.wake)
+        self.seconds = 0.0  # spent in sums and gathers, most of it waiting for the others
         self._wires, self._limit, self._turn = wires, limit, 0
         size = memory_size(self.ranks)
         whole = torch.frombuffer(mapped(wires.memory, size), dtype=torch.uint8)
@@ -117,6 +119,7 @@ class SharedMemoryCollective:
 
     def _meet(self) -> None:
         """Report the own part, and wait until all others have reported theirs."""
+        began = time.perf_counter()
         for fd in self._wires.wake:
             if fd >= 0:
                 try:
@@ -135,3 +138,4 @@ class SharedMemoryCollective:
                     if not os.read(fd, 1):
                         raise Interrupted(f"rank {self._sources[fd]} has ended")
                     missing.discard(fd)
+        self.seconds += time.perf_counter() - began

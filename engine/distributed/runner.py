@@ -6,7 +6,7 @@ outside of the sums. Questions are answered by rank 0 alone: the ranks agree on 
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from engine.api.config import KvSchemeName
 from engine.api.errors import EngineDead, EngineError
@@ -24,11 +24,19 @@ from engine.serving.runner_bytes import decode_end, encode_change, encode_masks,
 Handle = tuple[int, Any]  # the step's number, and the own runner's handle
 
 
+class RankAnswer(NamedTuple):
+    """What a rank answers to a message."""
+
+    error: EngineError | None
+    digest: int  # of the tokens it has sampled
+    joined: float  # seconds that it has spent in collectives so far
+
+
 class RankedRunner:
     def __init__(self, own: ModelRunner, team: Team) -> None:
         self.own, self._team = own, team
         self._ended: dict[int, dict[int, TransferEnd]] = {}  # of each transfer in flight, by rank
-        self._dead = ""
+        self._dead, self._joined = "", [0.0] * team.ranks  # seconds that each rank has spent in collectives
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.own, name)  # questions
@@ -56,13 +64,20 @@ class RankedRunner:
         message = self._team.send(Kind.COLLECT, number.to_bytes(8, "little"))
         result: StepResult = self._together(lambda: self.own.collect(own))
         answers = self._answers(message)
-        if any(error is not None for error, _ in answers):
+        if any(each.error is not None for each in answers):
             self._recover(Interrupted("the step failed on another rank"))
-        for rank, (_, found) in enumerate(answers, 1):
-            if found != digest(result):
+        for rank, each in enumerate(answers, 1):
+            if each.digest != digest(result):
                 self._dead = f"rank {rank} has sampled other tokens than rank 0 in step {number}"
                 raise EngineDead(self._dead)
+        self._note_joined([self._team.collective.seconds, *(each.joined for each in answers)], result.seconds)
         return result
+
+    def _note_joined(self, seconds: list[float], step: float) -> None:
+        """Report the share of the step that each rank has spent in collectives."""
+        spent = [now - before for now, before in zip(seconds, self._joined, strict=True)]
+        self._joined = seconds
+        self._team.note_step(min(1.0, each / step) if step > 0 else 0.0 for each in spent)
 
     def apply(self, change: RunnerChange) -> None:
         """Apply a change on all ranks. If it fails on one, the others keep a change that can be repeated."""
@@ -72,7 +87,7 @@ class RankedRunner:
             self.own.apply(change)
         except Exception as error:
             errors.append(error)
-        errors += [error for error, _ in self._answers(message) if error is not None]
+        errors += [each.error for each in self._answers(message) if each.error is not None]
         if errors:
             if isinstance(change, Recache) and change.scheme != before:
                 self.apply(Recache(before))  # where it failed, the scheme is already the one before
@@ -103,8 +118,8 @@ class RankedRunner:
         self._ended[end.id][rank] = end
         return end.id
 
-    def _answers(self, message: int) -> list[tuple[EngineError | None, int]]:
-        """Wait for all ranks' answers to a message: an error or None, and the digest of its tokens."""
+    def _answers(self, message: int) -> list[RankAnswer]:
+        """Wait for all ranks' answers to a message."""
         found = []
         for member in self._team.members:
             while (frame := self._team.receive(member)) is not None and "end" in frame:
@@ -116,7 +131,11 @@ class RankedRunner:
                 self._dead = f"rank {member.rank} answers message {frame['to']}, not {message}"
                 raise EngineDead(self._dead)
             error = frame["error"]
-            found.append((None if error is None else EngineError.from_wire(error), frame["digest"]))
+            found.append(
+                RankAnswer(
+                    None if error is None else EngineError.from_wire(error), frame["digest"], frame["joined"]
+                )
+            )
         return found
 
     def _together(self, call: Callable[[], Any]) -> Any:
@@ -134,7 +153,7 @@ class RankedRunner:
         collective.clear()
         collective.reset()
         self._answers(self._team.send(Kind.RESET))
-        causes = [error, *(found for found, _ in stopped if found is not None)]
+        causes = [error, *(each.error for each in stopped if each.error is not None)]
         raise next((each for each in causes if not isinstance(each, Interrupted)), error)
 
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import IO, Any
@@ -38,6 +38,7 @@ _STARTS = 120.0  # seconds until a process has imported everything
 _LOADS = 3600.0  # seconds to load its weights, while its heart beats
 _ENDS = 2.0  # seconds a process has to exit after its connections close
 _CLOSES = 4.0  # seconds all of them have to write what their tiers hold, before they are killed
+_NEWEST = 0.1  # the weight of the newest step in a running mean
 _TAIL = 2000  # bytes of its log in ours
 
 
@@ -75,6 +76,7 @@ class Team:
         self._gone, self._closing, self._started = threading.Event(), threading.Event(), False
         self._losing = threading.Lock()
         self._on_loss: Callable[[], None] = lambda: None
+        self._joining = [0.0] * self.ranks  # running means, by rank
         shared, steps = anonymous(memory_size(self.ranks)), anonymous(CAPACITY)
         ends, all_wires = [pipes() for _ in range(1, self.ranks)], wires(self.ranks, shared)
         self._ends, self._wires = [ours for ours, _ in ends], all_wires[0]
@@ -189,7 +191,12 @@ class Team:
     def views(self, device: str, cache: int) -> tuple[RankView, ...]:
         """All ranks, with their process and the bytes of their share of the cache."""
         pids = [os.getpid(), *(member.process.pid for member in self.members)]
-        return tuple(RankView(rank, device, pid, cache) for rank, pid in enumerate(pids))
+        return tuple(RankView(rank, device, pid, cache, self._joining[rank]) for rank, pid in enumerate(pids))
+
+    def note_step(self, joining: Iterable[float]) -> None:
+        """Take the share of a step that each rank has spent in collectives."""
+        for rank, share in enumerate(joining):
+            self._joining[rank] += _NEWEST * (share - self._joining[rank])
 
     def close(self) -> None:
         """End the other ranks. From any thread; the second call does nothing."""

@@ -211,6 +211,21 @@ def whole_shapes(config: DecoderConfig, dtype: torch.dtype) -> Decoder:
         return Decoder(config, dtype)
 
 
+def possible_ranks(config: DecoderConfig, most: int) -> list[int]:
+    """Return the numbers of ranks, up to `most`, that can share a model."""
+    whole, found = whole_shapes(config, torch.float32), []
+    for ranks in range(1, most + 1):
+        try:
+            whole.shards(ranks)
+            with torch.device("meta"):
+                for index in range(len(config.layers)):
+                    block(config, index, torch.float32, ranks)
+        except BadInput:
+            continue
+        found.append(ranks)
+    return found
+
+
 def share_of(whole: Decoder, collective: Collective) -> RankShare:
     """Return a rank's share. Raises if a tensor cannot be split."""
     return RankShare(collective.rank, collective.ranks, whole.shards(collective.ranks))

@@ -20,6 +20,11 @@ def test_it_prints_a_report(run: Run) -> None:
     assert "Built-in model: " in ran.out
     assert "  int8: available; byte table sums" in ran.out and "  fp8: FP8 products need" in ran.out
     assert "  int8               attention torch" in ran.out
+    assert (
+        "Tensor parallel (--tp)\n  cpu                available; the built-in model runs on 1, 2, 4 ranks"
+        in ran.out
+    )
+    assert "  cuda               not supported yet" in ran.out
     assert "Scheduling policies (--policy)\n  fcfs, latency, priority" in ran.out
 
 

@@ -1,17 +1,21 @@
 """Everything that requests do gives the same on two ranks as on one, whose processes share nothing."""
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from engine.api.events import Delta, Transferred
+from engine.api.errors import EngineDead
+from engine.api.events import Delta, Died, Transferred
 from engine.api.params import SPECULATION, Grammar, SamplingParams
 from engine.distributed.runner import RankedRunner
 from engine.execution.changes import Recache
+from engine.host.thread import EngineThread
 from engine.serving.engine import Engine
 from engine.serving.replay import replay
 from tests.distributed.conftest import CONFIG
@@ -19,6 +23,7 @@ from tests.outputs import Output
 from tests.runner.small import GREEDY, alone, ask, close_to, drain, engine_on, run_to, turn
 from tests.runner.test_company import Workload, assert_nothing_changes, workloads
 from tests.runner.test_speculation import KINDS, LETTERS, always_draft, speculative
+from tests.waiting import becomes
 
 WARM = SamplingParams(temperature=0.8, max_tokens=24, ignore_eos=True)
 PROMPT = [1, *range(40, 74)]  # longer than a step: it runs in chunks
@@ -129,3 +134,18 @@ def test_each_rank_holds_half_of_the_model(two: Engine, drafted: Path) -> None:
     whole, half = engine_on(drafted, **CONFIG).runner.store, two.runner.own.store
     assert half.nbytes * 2 == whole.nbytes and half.host_nbytes * 2 == whole.host_nbytes
     assert [len(each.keys) for each in half.layers] == [len(each.keys) for each in whole.layers]
+
+
+def test_a_rank_that_dies_ends_an_idle_engine(two: Engine) -> None:
+    """The last test of this engine."""
+    died = list[Died]()
+    two.bus.subscribe(lambda event: died.append(event) if isinstance(event, Died) else None)
+    host = EngineThread(two)
+    try:
+        os.kill(two.snapshot().ranks[1].pid, signal.SIGKILL)
+        assert becomes(lambda: died)
+        assert "rank 1 was killed by SIGKILL" in died[0].error
+        with pytest.raises(EngineDead, match="killed by SIGKILL"):
+            two.submit(PROMPT, GREEDY, Output())
+    finally:
+        host.close()
