@@ -54,6 +54,32 @@ def steps(bench: Bench) -> None:
                 engine.ranks.close()
 
 
+def work(bench: Bench) -> None:
+    """What each rank holds and exchanges. These figures are counted, and the same on any machine."""
+    held = {}
+    for ranks in (1, 2):
+        engine = pocket(threads=1, tp=ranks)
+        held[ranks] = engine.runner.memory()
+        if ranks > 1:
+            collective, sizes = cast(Team, engine.ranks).collective, list[int]()
+            plain = collective._exchanges
+
+            def counted(flat: torch.Tensor, plain: Any = plain, sizes: list[int] = sizes) -> Any:
+                sizes.append(flat.nbytes)
+                return plain(flat)
+
+            _begin(engine, 8)
+            collective._exchanges = counted  # type: ignore[method-assign]
+            engine.step()
+            bench.note("exchanges in a decode step", len(sizes), "exchanges")
+            bench.note("bytes that a rank writes in a decode step of 8 rows", sum(sizes), "bytes")
+            abort_all(engine)
+            drain(engine)
+        engine.ranks.close()
+    for kind in ("weights", "cache"):
+        bench.note(f"{kind} of a rank / of one process", held[2][kind] / held[1][kind], "x")
+
+
 def sums(bench: Bench) -> None:
     """One sum of a hidden state of 1,024 float32 numbers between two processes."""
     with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +117,7 @@ def _begin(engine: Engine, rows: int) -> None:
     drain(engine, lambda: sum(each.known > 64 for each in engine.scheduler.running) == rows)
 
 
-PARTS = {each.__name__: each for each in (steps, sums)}
+PARTS = {each.__name__: each for each in (steps, work, sums)}
 
 
 def run(bench: Bench, *, only: tuple[str, ...] = tuple(PARTS)) -> None:
