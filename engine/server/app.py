@@ -25,6 +25,7 @@ from engine.server.http.request_ids import identified
 from engine.server.http.sse import SEND
 from engine.server.native import attach, commands, control, events, layout, ws
 from engine.server.ollama import chat as ollama_chat
+from engine.server.ollama import embeddings as ollama_embeddings
 from engine.server.ollama import errors as ollama_errors
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama.schema import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
@@ -40,6 +41,7 @@ _BODIES = (
     *(MessagesRequest, CountRequest),
     *(tokens.TokenizeRequest, tokens.DetokenizeRequest),
     *(OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest),
+    *(ollama_embeddings.OllamaEmbedRequest, ollama_embeddings.OllamaEmbeddingsRequest),
     *(control.Tokens, layout.LayoutRequest, layout.TextsRequest),
 )
 _ABORTED_WITHIN = 3.0  # seconds
@@ -77,7 +79,7 @@ def application(host: EngineClient, config: ServerConfig, drain: Drain | None = 
         redirect_slashes=False,
     )
     openai = (models, chat, completions, responses_api, embeddings, tokens)
-    ollama = (ollama_chat, ollama_models)
+    ollama = (ollama_chat, ollama_embeddings, ollama_models)
     for part in (*openai, *ollama, messages, control, commands, attach, layout, events, ws):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)

@@ -13,8 +13,8 @@ from rich.color import ColorSystem
 from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
-from textual._compositor import Compositor, CompositorUpdate, LayoutUpdate
-from textual.geometry import Region
+from textual._compositor import Compositor, CompositorUpdate, LayoutUpdate, ReflowResult
+from textual.geometry import Region, Size
 from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
@@ -64,6 +64,18 @@ class Frames(Compositor):
         self._sent: dict[tuple[int, int], Sent] = {}  # by line and first column
         self._pieces: dict[int, list[Piece]] = {}
         self._placed: object = None  # the layout that both belong to
+        self._laid_out = self._full_map  # as of the last reflow
+
+    def reflow(self, parent: Widget, size: Size) -> ReflowResult:
+        """Lay out, and return the widgets that get an event.
+
+        Reading a widget's region may have updated the map already. Compared with that map, a widget that was
+        resized or added meanwhile would count as unchanged, and get neither Resize nor Show.
+        """
+        self._full_map = self._laid_out
+        changed = super().reflow(parent, size)
+        self._laid_out = self._full_map
+        return changed
 
     def render_full_update(self, simplify: bool = False) -> LayoutUpdate:
         self._sent.clear()

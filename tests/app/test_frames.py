@@ -10,6 +10,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal
+from textual.geometry import Size
 from textual.pilot import Pilot
 from textual.screen import ModalScreen
 from textual.strip import Strip
@@ -17,7 +18,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from minichat.chats.model import Message
-from minichat.ui.frames import FrameScreen
+from minichat.ui.frames import Frames, FrameScreen
 from minichat.ui.transcript import Transcript
 from tests import impatient
 from tests.app.screen_cells import Cells, Recorder, cells_of
@@ -158,6 +159,20 @@ async def test_small_changes_send_few_bytes(app: Stage) -> None:
     await app.drawn()
     assert 0 < Recorder.sent - before < 100
     assert Recorder.cells.lines == cells_of(app)
+
+
+@with_stage
+async def test_a_region_read_before_the_layout_hides_no_resize(app: Stage) -> None:
+    frames, size = Frames(), Size(*SIZE)
+    frames.reflow(app.screen, size)
+    app.checkers.styles.width = 20
+    added = Static("new")
+    await app.query_one(Horizontal).mount(added)
+    frames.update_widgets({added})
+    assert frames.full_map[app.checkers].region.width == 20
+    changed = frames.reflow(app.screen, size)
+    assert app.checkers in changed.resized
+    assert added in changed.shown
 
 
 @with_stage

@@ -16,7 +16,6 @@ from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.execution.runner import ModelRunner
-from engine.models.bridge.interface import BridgedModel
 from engine.serving.engine import Engine
 from engine.serving.replay import replay
 from tests.models.test_families import reference
@@ -261,7 +260,8 @@ def test_a_bridged_model_has_them_too(tmp_path: Path) -> None:
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     theirs = reference("GPTNeoX", {"vocab_size": VOCAB}, tmp_path)
     engine = engine_on(tmp_path, max_step_tokens=20)
-    assert isinstance(engine.runner, ModelRunner) and isinstance(engine.runner.model, BridgedModel)
+    assert isinstance(engine.runner, ModelRunner)
+    assert type(engine.runner.model).__name__ == "BridgedModel"
     found = {params.pooling: embed(engine, PROMPT, params)[1] for params in (LAST, MEAN)}
     drain(engine)
     for pooling, output in found.items():

@@ -21,9 +21,12 @@ from engine.server.embedding import unit_vector
 from engine.server.http.errors import ApiError
 from engine.start import start
 from engine.text.tokenizer import Tokenizer
+from tests.lazily import lazy
 from tests.runner.small import make
-from tests.server.conftest import MODEL, TEMPLATE, Served, dry, serving, vanish
+from tests.server.conftest import KEY, MODEL, PLAIN, TEMPLATE, Served, dry, serving, vanish
 from tests.waiting import becomes
+
+ollama = lazy("ollama")
 
 PATH = "/v1/embeddings"
 TEXT = "the cat sat on the mat, then the käse"
@@ -151,6 +154,49 @@ def test_what_cannot_be_is_refused_by_name(embedder: Embedder, fields: dict[str,
     response = embedder.post(**fields)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"].partition("[")[0] == param
+
+
+class TestOllama:
+    def post(self, embedder: Embedder, path: str = "/api/embed", **body: Any) -> httpx.Response:
+        with embedder.served.client() as client:
+            return client.post(path, json={"model": MODEL} | body)
+
+    def test_its_client_gets_the_same_vectors(self, embedder: Embedder) -> None:
+        client = ollama.Client(embedder.served.url, headers={"Authorization": f"Bearer {KEY}"}, verify=PLAIN)
+        ids = [embedder.tokenizer.encode_raw(text) for text in (TEXT, "b")]
+        found = client.embed(MODEL, [TEXT, "b"], keep_alive="5m")
+        for vector, each in zip(found.embeddings, ids, strict=True):
+            assert list(vector) == pytest.approx(embedder.expected(each), abs=1e-4)
+        assert found.prompt_eval_count == len(ids[0]) + len(ids[1]) and found.total_duration
+        assert list(client.embed(MODEL, TEXT, dimensions=5).embeddings[0]) == pytest.approx(
+            embedder.expected(ids[0], dimensions=5), abs=1e-4
+        )
+        assert client.embeddings(MODEL, TEXT).embedding == pytest.approx(embedder.expected(ids[0]), abs=1e-4)
+
+    def test_a_long_text_is_cut_unless_truncate_is_false(self, embedder: Embedder) -> None:
+        longest = embedder.served.host.snapshot().max_context - 1
+        ids = embedder.tokenizer.encode_raw("b" * (longest + 9))
+        assert len(ids) > longest
+        [vector] = self.post(embedder, input="b" * (longest + 9)).json()["embeddings"]
+        assert vector == pytest.approx(embedder.expected(ids[:longest]), abs=1e-4)
+        refusal = self.post(embedder, input="b" * (longest + 9), truncate=False)
+        assert refusal.status_code == 400 and str(longest) in refusal.json()["error"]
+
+    def test_bad_input_is_refused_in_its_form(self, embedder: Embedder) -> None:
+        assert self.post(embedder, input=[]).json()["embeddings"] == []
+        for fields, status, sentence in (
+            ({"input": ""}, 400, "input must not be an empty text"),
+            ({}, 400, "input"),
+            ({"input": ["a"] * 2049}, 400, "input"),
+            ({"input": "a", "model": "x"}, 404, "'x'"),
+            ({"input": "a", "dimensions": 1000}, 400, "dimensions must be at most 64"),
+        ):
+            refusal = self.post(embedder, **fields)
+            assert refusal.status_code == status and sentence in refusal.json()["error"]
+        assert self.post(embedder, "/api/embeddings", prompt="").status_code == 400
+
+    def test_a_disconnected_client_ends_it(self, chunked: Served) -> None:
+        vanish(chunked, "/api/embed", {"model": MODEL, "input": ["a b " * 2000] * 2})
 
 
 def test_it_takes_places_like_other_requests(slow: Served) -> None:

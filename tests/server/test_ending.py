@@ -1,5 +1,6 @@
 """How a server ends: by a signal under load, a step that raises, or an engine that dies."""
 
+import asyncio
 import json
 import os
 import re
@@ -18,10 +19,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.sync.client import connect
 
 from engine.api.config import EngineConfig
 from engine.host.process import EngineProcess
 from engine.host.restarting import RestartingEngine
+from engine.server.generation import Generation
 from minichat.commands.serve import own_key, served_names
 from tests.cli.conftest import Run
 from tests.lazily import lazy
@@ -169,6 +172,26 @@ class TestSignals:
                 served.server.end()  # as a signal does
                 lines_read = [line for line in lines if line]
             assert json.loads(lines_read[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
+
+    def test_a_reply_that_starts_while_the_server_ends_is_finished(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        start = Generation.start
+        with serving(dry()) as served:
+
+            async def starts_late(generation: Generation) -> None:
+                served.server.end()
+                await served.state.drain.wait()
+                await asyncio.sleep(0)  # let the socket see the drain, too
+                await start(generation)
+
+            monkeypatch.setattr(Generation, "start", starts_late)
+            with connect(
+                f"ws://127.0.0.1:{served.port}/ws", additional_headers={"Authorization": f"Bearer {KEY}"}
+            ) as client:
+                client.send(json.dumps({"type": "generate", "id": "a", "prompt": "tell me"}))
+                kinds = [json.loads(message)["type"] for message in client]
+            assert (kinds[0], kinds[-1]) == ("started", "done")
 
     def test_a_second_signal_ends_it_at_once(self, tmp_path: Path) -> None:
         rate = 20  # tokens a second at most, so more of them than fit into the time are later ones

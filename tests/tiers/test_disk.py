@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from engine.api.events import Event, Transferred
 from engine.api.params import SamplingParams
 from engine.kv.tiers.disk import DiskTier
 from engine.kv.tiers.disk_index import DiskIndex
+from engine.kv.tiers.tier import DeviceBlocks
 from engine.serving.engine import Engine
 from tests.engine.ledger import alone
 from tests.outputs import Output
@@ -24,6 +26,15 @@ from tests.tiers.disk_engine import ask, computed, disk_engine, drain_slowly
 from tests.waiting import becomes
 
 LONG = [*range(100, 180)]  # a prompt of five blocks
+
+
+class OneBlock(DeviceBlocks):
+    """A block of the device that can only be read."""
+
+    numbers = (0,)
+
+    def read(self) -> Callable[[], np.ndarray]:
+        return lambda: np.full((1, 8), 7, np.uint8)
 
 
 def errors(engine: Engine) -> list[str]:
@@ -282,6 +293,27 @@ def test_a_deleted_chat_leaves_no_block_behind(tmp_path: Path) -> None:
         tier.flush()
     with disk_engine(tmp_path) as (_, tier):
         assert tier.used == with_b - 3
+
+
+@pytest.mark.parametrize("stored_first", [False, True])
+def test_a_block_of_a_deleted_chat_is_not_kept_in_either_order(tmp_path: Path, stored_first: bool) -> None:
+    """A copy to disk takes its time, so it is written before or after the engine says whose block it is."""
+    tier = DiskTier(tmp_path, 64 * 4096, lambda: 8)
+    DiskIndex(tmp_path, 64 * 4096).delete_chat("a")
+    block = OneBlock()
+    if stored_first:
+        tier.store([b"name"], block).result()
+        tier.flush()
+    tier.own([b"name"], "a")
+    tier.flush()
+    if not stored_first:
+        tier.store([b"name"], block).result()
+        tier.flush()
+    assert tier.used == 0 and tier.holds([b"name"]) == 0
+    tier.store([b"name"], block).result()  # for a request of no chat
+    tier.flush()
+    assert tier.used == 1
+    tier.close()
 
 
 def test_requests_of_a_warm_up_leave_nothing_on_disk(tmp_path: Path) -> None:

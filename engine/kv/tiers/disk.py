@@ -213,8 +213,10 @@ class DiskTier(Tier):
                 os.close(file)
 
     def _own(self, names: Sequence[BlockName], owner: str, index: DiskIndex) -> None:
-        if not index.own(names, owner):
-            self._refused.update(names)
+        if index.own(names, owner):
+            return
+        self._refused.update(name for name in names if name not in self._slots)
+        self._slots = index.slots(self._stride)
 
     def _forget(self, names: Sequence[BlockName], index: DiskIndex) -> None:
         index.drop(names)

@@ -132,9 +132,14 @@ class DiskIndex:
             )
 
     def own(self, names: Sequence[bytes], chat: str) -> bool:
-        """Note that the blocks belong to a chat, before or after they are stored. False: it was deleted."""
-        with self._transaction():
+        """Note that the blocks belong to a chat, before or after they are stored.
+
+        False: the chat was deleted. What is stored of them and no other chat owns is dropped.
+        """
+        with self._transaction() as dropped:
             if self._db.execute("SELECT 1 FROM deleted WHERE chat = ?", (chat,)).fetchone():
+                self._drop_unowned(names)
+                dropped += self._empty_files()
                 return False
             rows = ((chat, each) for each in names)
             self._db.executemany("INSERT OR IGNORE INTO owners VALUES (?, ?)", rows)
@@ -151,11 +156,7 @@ class DiskIndex:
             self._db.execute("INSERT OR IGNORE INTO deleted VALUES (?)", (chat,))
             own = self._db.execute("SELECT name FROM owners WHERE chat = ?", (chat,)).fetchall()
             self._db.execute("DELETE FROM owners WHERE chat = ?", (chat,))
-            alone = self._db.executemany(
-                "DELETE FROM blocks WHERE name = ?"
-                " AND NOT EXISTS (SELECT 1 FROM owners WHERE owners.name = blocks.name)",
-                own,
-            ).rowcount
+            alone = self._drop_unowned(row[0] for row in own)
             dropped += self._empty_files()
             return alone
 
@@ -190,6 +191,13 @@ class DiskIndex:
             for slot in range(slots):
                 if slot not in used and (file, slot) not in taken:
                     yield file, slot
+
+    def _drop_unowned(self, names: Iterable[bytes]) -> int:
+        return self._db.executemany(
+            "DELETE FROM blocks WHERE name = ?"
+            " AND NOT EXISTS (SELECT 1 FROM owners WHERE owners.name = blocks.name)",
+            ((each,) for each in names),
+        ).rowcount
 
     def _files_bytes(self) -> int:
         return int(self._db.execute("SELECT coalesce(sum(stride * slots), 0) FROM segments").fetchone()[0])

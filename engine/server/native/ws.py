@@ -67,32 +67,41 @@ class GenerationSocket:
         self._socket, self._state = socket, state_of(socket)
         self._runs: dict[str, Generation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._handling = asyncio.Lock()  # held from the arrival of a message to its answer
 
     async def listen(self) -> None:
         while (message := await self._socket.receive())["type"] != "websocket.disconnect":
-            name = None
-            try:
-                text = message.get("text") or ""
-                value = await off_loop(self._socket, partial(parse_json, text), len(text))
-                if isinstance(value, dict) and isinstance(value.get("id"), str):
-                    name = value["id"][:64]
-                await self._handle(value)
-            except ApiError as error:
-                await self._send_error(name, error)
-            except EngineError as error:
-                await self._send_error(name, from_engine(error))
+            async with self._handling:
+                await self._answer(message.get("text") or "")
 
     async def stop_when_draining(self) -> None:
-        """At shutdown, let running replies finish, then close the socket."""
+        """At shutdown, let replies that start or run finish, then close the socket."""
         await self._state.drain.wait()
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        while await self._started():
+            await asyncio.wait(self._tasks)
         await self._socket.close(1001, "the server is shutting down")
+
+    async def _started(self) -> bool:
+        """Return whether replies run, once the message at hand is answered."""
+        async with self._handling:
+            return bool(self._tasks)
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _answer(self, text: str) -> None:
+        name = None
+        try:
+            value = await off_loop(self._socket, partial(parse_json, text), len(text))
+            if isinstance(value, dict) and isinstance(value.get("id"), str):
+                name = value["id"][:64]
+            await self._handle(value)
+        except ApiError as error:
+            await self._send_error(name, error)
+        except EngineError as error:
+            await self._send_error(name, from_engine(error))
 
     async def _handle(self, value: Any) -> None:
         kind = value.get("type") if isinstance(value, dict) else None

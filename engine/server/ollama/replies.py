@@ -82,12 +82,12 @@ class OllamaReply:
             **self._form(part),
             "done": True,
             "done_reason": part.finish and part.finish.value,
-            "total_duration": _nanoseconds(now - self._arrived),
+            "total_duration": nanoseconds(now - self._arrived),
             "load_duration": 0,  # the model was loaded before
             "prompt_eval_count": run.usage.prompt,
-            "prompt_eval_duration": _nanoseconds(first - self._arrived),
+            "prompt_eval_duration": nanoseconds(first - self._arrived),
             "eval_count": run.usage.completion,
-            "eval_duration": _nanoseconds(now - first),
+            "eval_duration": nanoseconds(now - first),
         }
 
 
@@ -96,7 +96,7 @@ def _deltas(batch: Batch) -> list[Delta]:
     return deltas
 
 
-def _nanoseconds(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
     return max(int(seconds * 1e9), 1)
 
 

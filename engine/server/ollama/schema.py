@@ -22,11 +22,11 @@ _REFUSED = {
 _SAME = "temperature top_p min_p stop presence_penalty frequency_penalty".split()
 
 
-class _Body(Strict):
+class OllamaBody(Strict):
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-class OllamaOptions(Ordered, _Body):
+class OllamaOptions(Ordered, OllamaBody):
     """Sampling options, and the place in the queue, which Ollama does not have.
 
     Ollama's other options configure its own engine (num_ctx, num_gpu, mirostat ...).
@@ -56,7 +56,7 @@ class OllamaOptions(Ordered, _Body):
         return {name: value for name, value in given.items() if value is not None}
 
 
-class OllamaRequest(_Body):
+class OllamaRequest(OllamaBody):
     """The fields of both routes."""
 
     model: str
@@ -109,6 +109,6 @@ class OllamaGenerateRequest(OllamaRequest):
     raw: bool | None = None
 
 
-class OllamaShowRequest(_Body):
+class OllamaShowRequest(OllamaBody):
     model: str | None = None
     name: str | None = None  # its older name
