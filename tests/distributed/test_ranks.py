@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -22,10 +23,11 @@ from tests.distributed.conftest import CONFIG
 from tests.outputs import Output
 from tests.runner.small import GREEDY, alone, ask, close_to, drain, engine_on, run_to, turn
 from tests.runner.test_company import Workload, assert_nothing_changes, workloads
+from tests.runner.test_pooling import MEAN, embed
 from tests.runner.test_speculation import KINDS, LETTERS, always_draft, speculative
 from tests.waiting import becomes
 
-WARM = SamplingParams(temperature=0.8, max_tokens=24, ignore_eos=True)
+WARM = SamplingParams(temperature=0.8, max_tokens=14, ignore_eos=True)
 PROMPT = [1, *range(40, 74)]  # longer than a step: it runs in chunks
 
 
@@ -60,7 +62,7 @@ def everything(engine: Engine) -> tuple[list[Any], list[Transferred]]:
     engine.preempt(id)
     drain(engine)
     for kind in SPECULATION:
-        params = WARM.changed(speculate=kind, logit_bias=LETTERS, presence_penalty=0.2, max_tokens=40)
+        params = WARM.changed(speculate=kind, logit_bias=LETTERS, presence_penalty=0.2, max_tokens=20)
         outputs += [ask(engine, [*PROMPT[:9], 90 + n], replace(params, seed=n))[1] for n in range(2)]
         drain(engine)
     outputs.append(ask(engine, PROMPT, replace(WARM, seed=9, grammar=Grammar("regex", "[ab]+")))[1])
@@ -99,6 +101,15 @@ def test_the_logprobs_are_those_of_one_rank(two: Engine, drafted: Path) -> None:
     drain(two)
     expected = alone(drafted, PROMPT, params)
     assert output.tokens == expected.tokens and close_to(output.logprobs, expected.logprobs)
+
+
+def test_embeddings_are_those_of_one_rank(two: Engine, drafted: Path) -> None:
+    vectors = []
+    for engine in (two, engine_on(drafted, **CONFIG)):
+        _, output = embed(engine, PROMPT, MEAN)
+        drain(engine)
+        vectors.append(output.vector)
+    np.testing.assert_allclose(*vectors, atol=1e-4)
 
 
 def test_the_schemes_of_weights_and_cache_change_at_run_time(two: Engine, drafted: Path) -> None:
