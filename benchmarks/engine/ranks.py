@@ -3,6 +3,7 @@
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -44,7 +45,7 @@ def steps(bench: Bench) -> None:
 
         for name, start, rows in (("pocket", pocket, 8), ("110M", wide, 8)):
             engines = {each: start(threads=of[0], tp=of[1]) for each, of in CONTENDERS.items()}
-            contenders = {
+            contenders: dict[str, Callable[[], float]] = {
                 each: partial(_decode, engine, rows, CONTENDERS[each][0]) for each, engine in engines.items()
             }
             note_all(bench, f"decode step, {name}, {rows} rows", rounds(bench, contenders))
