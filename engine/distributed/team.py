@@ -140,12 +140,24 @@ class Team:
             raise self._loss() from None
 
     def _reported(self, member: Member, what: str, seconds: float, *, whole: bool = False) -> Any:
-        frame = self.receive(member, seconds)
+        try:
+            frame = self.receive(member, seconds)
+        except EngineDead as error:
+            raise self._start_error() or error from None
         if frame is None:
             raise EngineError(f"rank {member.rank} did not start within {seconds:g} seconds")
         if "error" in frame:
             raise EngineError.from_wire(frame["error"])
         return frame if whole else frame[what]
+
+    def _start_error(self) -> EngineError | None:
+        """Return the error that a rank has reported before it ended."""
+        for member in self.members:
+            with suppress(EOFError):
+                while (frame := member.link.receive(0.0)) is not None:
+                    if "error" in frame:
+                        return EngineError.from_wire(frame["error"])
+        return None
 
     # While it runs
 

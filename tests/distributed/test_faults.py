@@ -14,7 +14,9 @@ from engine.distributed.runner import RankedRunner
 from engine.distributed.team import Team
 from engine.serving.engine import Engine
 from tests.distributed import broken_rank
+from tests.distributed.threads import ranked
 from tests.runner.small import Watched, alone, ask, drain, engine_on, turn_until
+from tests.waiting import becomes
 
 PROMPT = [1, 5, 9, 30]
 FOLDER = Path(__file__).parent
@@ -76,6 +78,22 @@ def test_a_rank_that_cannot_start_is_named(llama: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Team, "command", (sys.executable, "-P", "-c", "raise SystemExit(3)"))
     with pytest.raises(EngineDead, match="rank 1 ended with exit code 3"):
         engine_on(llama, tp=2)
+
+
+def test_the_reason_of_a_rank_that_ends_first_is_reported(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank finds that the heads do not divide, and ends, while the engine waits for what it reports."""
+    check = Team.check_identities
+
+    def late(team: Team) -> None:
+        check(team)
+        assert becomes(lambda: team.lost)
+        team._reported(team.members[1], "nbytes", 10.0)
+
+    monkeypatch.setattr(Team, "check_identities", late)
+    with pytest.raises(BadInput, match=r"rank [12]: .* cannot be split over 3 ranks"), ranked(llama, tp=3):
+        pass
 
 
 def test_gpus_are_refused_before_any_rank_starts(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
