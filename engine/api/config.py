@@ -1,7 +1,7 @@
 """The configuration of an engine and the shape of a model. Plain values, no tensors."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -141,9 +141,22 @@ class CacheSpec:
     kept: int = 0  # with a window: the first tokens of a request, also visible
     softcap: float | None = None  # scores pass through cap * tanh(score / cap)
     sinks: bool = False  # a learned score per head in addition to the keys, stored in KVLayer.sinks
+    latent: bool = False  # values are the first numbers of the keys, and not stored again
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many numbers of a key positions may rotate: in a latent, those that are not values."""
+        return self.key_dim - self.value_dim if self.latent else self.key_dim
 
 
 LayerSpec = CacheSpec  # the older name
+
+
+def why_not_packed(specs: Iterable[CacheSpec], scheme: KvSchemeName) -> str | None:
+    """Return why these layers cannot be cached in that scheme, or None."""
+    if scheme != "none" and any(spec.latent for spec in specs):
+        return f"a cache of latents cannot be stored as {scheme}: one scale for a whole latent loses too much"
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +187,21 @@ class ExpertsSpec:
     chosen: int  # by each token
     width: int  # of each expert
     normalized: bool = False  # whether the weights of the chosen ones are scaled to a sum of 1
-    shared: int = 0  # the width of an expert that all tokens use, scaled by a gate; 0: none
+    shared: int = 0  # the width of an expert that all tokens use; 0: none
+    groups: int = 1  # a token chooses from some groups of experts
+    chosen_groups: int = 1
+    scaling: float = 1.0  # multiplies the weights of the chosen ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """The sizes of an attention that makes each head's keys and values from a latent per token."""
+
+    rank: int  # of the latent
+    rotated: int  # numbers of a key that positions rotate, which all heads share
+    unrotated: int  # numbers of a head's key that are made from the latent
+    value: int  # numbers of a head's value
+    query_rank: int = 0  # of the latent that queries are made from; 0: they are made directly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +236,7 @@ class DecoderConfig(ModelConfig):
     local_rope: RopeSpec | None = None
     activation: str = "silu"  # of the feed-forward
     experts: ExpertsSpec | None = None
+    latent: LatentSpec | None = None
     dense: tuple[int, ...] = ()  # layers with the family's dense feed-forward instead of experts
     embed_scale: float = 1.0
     residual_scale: float = 1.0  # multiplies each part's term
@@ -216,6 +244,9 @@ class DecoderConfig(ModelConfig):
     logit_cap: float | None = None  # logits pass through cap * tanh(logit / cap)
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)  # read by the family's own parts
     exits: tuple[int, ...] = ()  # layers trained for early exit, through the last norm and head
+    extra_layers: int = (
+        0  # layers in the checkpoint after these that predict further tokens; they are not read
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from engine.api.config import KvSchemeName, LayerSpec
+from engine.attention.latent import LatentProjections
 from engine.kv.store import KVLayer
 
-__all__ = ["Attend", "AttentionBackend", "Batch", "KVLayer", "attending", "why_not_on"]
+__all__ = ["Attend", "AttentionBackend", "Batch", "KVLayer", "LatentProjections", "attending", "why_not_on"]
 
 OLDEST = (8, 0)  # compute capability with bf16 products and asynchronous copies
 
 # What a model calls in each layer: (layer, queries [T, heads, key_dim], keys [T, kv_heads, key_dim], values
 # [T, kv_heads, value_dim]) -> [T, heads, value_dim]. The model does not handle where the keys are stored.
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+# In latent attention the keys are latents [T, 1, key_dim], and the projections of latents replace the values.
+Attend = Callable[[int, Tensor, Tensor, Tensor | LatentProjections], Tensor]
 
 
 @dataclass(slots=True)
@@ -44,6 +46,7 @@ class AttentionBackend(Protocol):
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]]  # cache schemes it supports; if absent: "none"
     keeps_first: ClassVar[bool]  # whether it supports LayerSpec.kept; if absent, it does not
     # Optional: `block_sizes`, a tuple of the block sizes it reads; if absent, it reads any.
+    # Optional: `attend_latents`, like `attend` for a layer whose spec is latent; if absent, it supports none.
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
@@ -58,8 +61,12 @@ class AttentionBackend(Protocol):
 def attending(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch) -> Attend:
     """Prepare a step and return the function the model calls in each of its layers."""
     metadata = backend.prepare(batch)
+    latents: Any = getattr(backend, "attend_latents", None)  # choose() has checked that there is one
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor | LatentProjections) -> Tensor:
+        if isinstance(v, LatentProjections):
+            mixed: Tensor = latents(q, k, v, layers[layer], metadata)
+            return mixed
         return backend.attend(q, k, v, layers[layer], metadata)
 
     return attend

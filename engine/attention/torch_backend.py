@@ -1,5 +1,6 @@
 """Plain torch: the CPU backend, and the reference that other backends are tested against."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, NamedTuple
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
-from engine.attention.base import Batch, KVLayer
+from engine.attention.base import Batch, KVLayer, LatentProjections
 from engine.attention.packing import pack, unpack
 from engine.attention.registry import register
 from engine.kv.store import bits
@@ -17,6 +18,10 @@ from engine.kv.store import bits
 TILES = (8, 64)  # minimum and maximum number of queries per product
 SCORES = 2**21  # the scores of a tile should stay in the CPU cache until they are used
 PIECE = 1024  # context tokens per pass of one query, so that their copy stays in the cache too
+EXPANDED = 2**24  # most numbers of keys and values that are made from latents at once
+
+# Returns keys and values [tokens, kv_heads, dim] of a row's positions from start to stop, in float32.
+ReadCells = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
 class AttentionRow(NamedTuple):
@@ -115,8 +120,22 @@ class TorchAttention:
                 _attend_token(row, queries[row.start], out[row.start], keys, values, layer)
             else:
                 chunk = slice(row.start, row.stop)
-                _attend_chunk(row, queries[chunk], out[chunk], keys, values, layer)
+                _attend_chunk(row, queries[chunk], out[chunk], _reader(row, keys, values), layer)
         return out.flatten(1, 2).to(q.dtype)
+
+    def attend_latents(
+        self, q: Tensor, k: Tensor, up: LatentProjections, layer: KVLayer, metadata: TorchMetadata
+    ) -> Tensor:
+        cells = CacheCells.of_layer(layer.keys, None)
+        cells.write(metadata.places, k)
+        up, scale = up.exact(), _float32(layer.spec.scale, q.device)
+        out = scale.new_empty(*q.shape[:2], up.value)
+        for row in metadata.rows:
+            chunk = slice(row.start, row.stop)
+            way = _expanded if up.expands(row.stop - row.start) else _absorbed
+            # Each row has its own tensor, since a product's last bits depend on how its inputs are aligned.
+            out[chunk] = way(row, q[chunk] * scale, up, cells, layer)
+        return out.to(q.dtype)
 
 
 @cache
@@ -145,22 +164,56 @@ def _attend_token(
         out.baddbmm_(weight, values.of(row, *piece).transpose(0, 1))
 
 
-def _attend_chunk(
-    row: AttentionRow, queries: Tensor, out: Tensor, keys: CacheCells, values: CacheCells, layer: KVLayer
-) -> None:
+def _reader(row: AttentionRow, keys: CacheCells, values: CacheCells) -> ReadCells:
+    return lambda start, stop: (keys.of(row, start, stop), values.of(row, start, stop))
+
+
+def _absorbed(
+    row: AttentionRow, q: Tensor, up: LatentProjections, cells: CacheCells, layer: KVLayer
+) -> Tensor:
+    """Attend from a row's tokens over latents, which serve all heads as one KV head."""
+    queries = up.absorbed(q).unsqueeze(1)
+    out = queries.new_empty(len(q), 1, len(up.weight), up.rank)
+    values = CacheCells.of_layer(layer.values, None)
+    if len(q) == 1:
+        _attend_token(row, queries[0], out[0], cells, values, layer)
+    else:
+        _attend_chunk(row, queries, out, _reader(row, cells, values), layer)
+    return up.outputs(out.squeeze(1))
+
+
+def _expanded(
+    row: AttentionRow, q: Tensor, up: LatentProjections, cells: CacheCells, layer: KVLayer
+) -> Tensor:
+    """Attend from a row's tokens over the keys and values made from latents, some heads at a time."""
+    queries, out = q.unsqueeze(2), q.new_empty(*q.shape[:2], 1, up.value)
+    step = max(1, EXPANDED // (row.context * (q.shape[2] + up.value)))
+    for first in range(0, q.shape[1], step):
+        heads = slice(first, first + step)
+        read = _expander(row, cells, up.part(heads))
+        _attend_chunk(row, queries[:, heads], out[:, heads], read, layer)
+    return out.squeeze(2)
+
+
+def _expander(row: AttentionRow, cells: CacheCells, up: LatentProjections) -> ReadCells:
+    return lambda start, stop: up.expanded(cells.of(row, start, stop))
+
+
+def _attend_chunk(row: AttentionRow, queries: Tensor, out: Tensor, read: ReadCells, layer: KVLayer) -> None:
     """Attend for tokens [count, kv_heads, group, key_dim], one tile at a time."""
     spec = layer.spec
     before = row.context - len(queries)  # tokens of the row from earlier chunks
     window = spec.window or row.context
     low = max(0, before + 1 - window)
-    seen_keys = keys.of(row, low, row.context).permute(1, 2, 0)
-    seen_values = values.of(row, low, row.context).transpose(0, 1)
+    keys, values = read(low, row.context)
+    seen_keys, seen_values = keys.permute(1, 2, 0), values.transpose(0, 1)
     first_keys = first_values = None
     if spec.kept and row.context > window:  # first tokens that stay visible outside the window
-        first_keys = keys.of(row, 0, min(spec.kept, row.context)).permute(1, 2, 0)
-        first_values = values.of(row, 0, min(spec.kept, row.context)).transpose(0, 1)
+        keys, values = read(0, min(spec.kept, row.context))
+        first_keys, first_values = keys.permute(1, 2, 0), values.transpose(0, 1)
     width = min(row.context, spec.kept + window + TILES[1])
-    step = min(max(SCORES // (spec.heads * width), TILES[0]), TILES[1])
+    heads = queries.shape[1] * queries.shape[2]
+    step = min(max(SCORES // (heads * width), TILES[0]), TILES[1])
     for start in range(0, len(queries), step):
         tile = queries[start : start + step].transpose(0, 1)
         grid = tile.shape[1:3]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from engine.api.config import KvSchemeName
+from engine.api.config import KvSchemeName, why_not_packed
 from engine.api.errors import BadInput, NoMemory
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
 from engine.attention.base import AttentionBackend, Batch, attending
@@ -192,6 +192,8 @@ class ModelRunner:
         return () if self._budget is None else self._budget.views(self._kv_problem)
 
     def _kv_problem(self, scheme: KvSchemeName) -> str | None:
+        if problem := why_not_packed((each.spec for each in self.store.layers), scheme):
+            return problem
         able = getattr(self.attention, "kv_schemes", ("none",))  # external backends may predate the attribute
         if scheme in able:
             return None

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.config import KvSchemeName, LayerSpec
+from engine.api.config import KvSchemeName, LayerSpec, why_not_packed
 from engine.api.errors import BadInput
 from engine.api.events import log
 
@@ -26,6 +26,7 @@ Mover = Callable[[Sequence[Tensor], Sequence[Tensor], Pairs], None]
 class KVLayer:
     """One layer's part of the cache; each tensor is [blocks, block_size, kv_heads, dim].
 
+    In a cache of latents, the values are a view of the keys.
     In a compressed cache, a value is the stored number times its scale [blocks, block_size, kv_heads].
     """
 
@@ -42,7 +43,9 @@ class KVLayer:
 
     def tensors(self) -> Iterator[Tensor]:
         """The tensors that together hold a block."""
-        yield from (self.keys, self.values)
+        yield self.keys
+        if not self.spec.latent:
+            yield self.values
         if self.key_scales is not None and self.value_scales is not None:
             yield from (self.key_scales, self.value_scales)
 
@@ -65,11 +68,15 @@ class KVStore:
         sinks: Mapping[int, Tensor] = MappingProxyType({}),
         scheme: KvSchemeName = "none",
     ) -> None:
+        if problem := why_not_packed(specs, scheme):
+            raise BadInput(problem)
         stored = PACKED.get(scheme, dtype)
 
         def layer(spec: LayerSpec, count: int, allocate: _Allocate) -> KVLayer:
             shape = (count, block_size, spec.kv_heads)
             keys = allocate((*shape, spec.key_dim), stored)
+            if spec.latent:
+                return KVLayer(spec, keys, keys[..., : spec.value_dim])
             values = allocate((*shape, spec.value_dim), stored)
             if scheme == "none":
                 return KVLayer(spec, keys, values)
@@ -144,12 +151,14 @@ class KVStore:
         at = torch.as_tensor(held, dtype=torch.int64)
         for each in self.layers:
             there = at.to(each.keys.device)
-            for name in ("keys", "values", "key_scales", "value_scales"):
+            for name in ("keys",) if each.spec.latent else ("keys", "values", "key_scales", "value_scales"):
                 if (old := getattr(each, name)) is not None and len(old) != blocks:
                     new = zeros((blocks, *old.shape[1:]), old.dtype, old.device)
                     bits(new)[there] = bits(old)[there]
                     setattr(each, name, new)
                     del old, new
+            if each.spec.latent:
+                each.values = each.keys[..., : each.spec.value_dim]
 
     def copy(self, pairs: Pairs) -> None:
         """Copy whole blocks on the device, each (from, to)."""
@@ -187,7 +196,8 @@ def _cell_bytes(spec: LayerSpec, dtype: torch.dtype, scheme: KvSchemeName) -> in
     """Bytes of one token in one layer."""
     size = PACKED.get(scheme, dtype).itemsize
     scales = 0 if scheme == "none" else 2 * SCALE.itemsize
-    return spec.kv_heads * ((spec.key_dim + spec.value_dim) * size + scales)
+    values = 0 if spec.latent else spec.value_dim
+    return spec.kv_heads * ((spec.key_dim + values) * size + scales)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

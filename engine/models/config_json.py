@@ -43,6 +43,7 @@ def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
         local_rope=local_rope,
         tied=fields.flag("tie_word_embeddings", family.tied),
         exits=_exits(fields, layers),
+        extra_layers=fields.whole("num_nextn_predict_layers", 0, low=0, high=MOST_LAYERS),
         start_id=start_id(fields, generation, vocab, family.start_id),
         stop_ids=stop_ids(fields, generation, vocab, family.stop_id),
         **family.attention.read(fields, layers),
@@ -50,7 +51,7 @@ def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
         **family.ends.read(fields),
     )
     for spec in (rope, local_rope):
-        _check_rope(fields, spec, made.layers[0].key_dim)
+        _check_rope(fields, spec, made.layers[0].rotary_dim)
     return made
 
 

@@ -133,7 +133,7 @@ class Decoder(nn.Module):
         self.head: nn.Module = Linear(self.embed if own is None else own)
         self._embed_scale = float(torch.tensor(config.embed_scale, dtype=dtype, device="cpu"))
         for name, spec in (("rope", config.rope), ("local_rope", config.local_rope)):
-            room = (config.layers[0].key_dim, config.max_context, dtype)
+            room = (config.layers[0].rotary_dim, config.max_context, dtype)
             self.register_buffer(name, None if spec is None else rope_table(spec, *room), persistent=False)
 
     @property

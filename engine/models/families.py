@@ -7,7 +7,18 @@ from typing import Literal
 
 from engine.api.errors import BadInput
 from engine.api.plugins import missing_members
-from engine.models.kinds import Dense, Ends, Grouped, PartKind, Routed, RoutedClamped, Ungated
+from engine.models.kinds import (
+    Dense,
+    Ends,
+    EndsBySize,
+    Grouped,
+    Latent,
+    PartKind,
+    Routed,
+    RoutedByGroup,
+    RoutedClamped,
+    Ungated,
+)
 from engine.models.kinds.rope import RopeKind
 from engine.models.kinds.windows import (
     full_every,
@@ -18,6 +29,7 @@ from engine.models.kinds.windows import (
     unrotated,
     windows_by_layer,
     windows_of_first,
+    windows_of_last,
     windows_where_unrotated,
 )
 
@@ -65,6 +77,20 @@ EXPERTS: Mapping[str, str] = {
     "shared.down": "mlp.shared_expert.down_proj",
     "shared.scale": "mlp.shared_expert_gate",
 }
+DEEPSEEK: Mapping[str, str] = {
+    **EXPERTS,
+    "attention.q_down": "self_attn.q_a_proj",
+    "attention.q_norm": "self_attn.q_a_layernorm",
+    "attention.q_up": "self_attn.q_b_proj",
+    "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+    "attention.latent_norm": "self_attn.kv_a_layernorm",
+    "attention.kv_up": "self_attn.kv_b_proj.weight",
+    "router.bias": "mlp.gate.e_score_correction_bias",
+    "shared.gate": "mlp.shared_experts.gate_proj",
+    "shared.up": "mlp.shared_experts.up_proj",
+    "shared.down": "mlp.shared_experts.down_proj",
+}
+GLM4_MOE: Mapping[str, str] = {**DEEPSEEK, "attention.q_norm": NAMES["attention.q_norm"]}
 MIXTRAL: Mapping[str, str] = {
     **NAMES,
     "router": "block_sparse_moe.gate",
@@ -109,10 +135,11 @@ class Family:
     @property
     def chained(self) -> bool:
         """Whether a block is its parts, one after the other, as their GPU launches require."""
-        return self.arrangement == "pre" and self.ends.residual_scale is None
+        return self.arrangement == "pre" and not self.ends.scales_terms
 
 
 BIAS = ("attention_bias", False)
+PAIRS = ("rope_interleave", True)
 GELU = ("hidden_activation", "gelu_pytorch_tanh")
 GEMMA = Family(
     attention=Grouped(bias=BIAS, head_dim=256),
@@ -124,6 +151,7 @@ GLM4 = Family(
     feed_forward=Dense(), names=GLM, rope=RopeKind(partial=0.5, interleaved=True),
     ends=Ends(eps=("rms_norm_eps", 1.5625e-07)),
 )  # fmt: skip
+GLM4_EXPERTS = RoutedByGroup(normalized=("norm_topk_prob", True), biased=True, first=1)
 OLMO2 = Family(
     attention=Grouped(bias=BIAS, norm_weights="wide"), feed_forward=Dense(),
     names=SANDWICHED, arrangement="post", ends=Ends(eps=("rms_norm_eps", 1e-5)), stop_id=50_279,
@@ -233,6 +261,41 @@ FAMILIES: dict[str, Family] = {
     "olmoe": Family(
         attention=Grouped(bias=BIAS, norm_weights="wide"), feed_forward=Routed(width="intermediate_size"),
         names=EXPERTS, ends=Ends(eps=("rms_norm_eps", 1e-5)), stop_id=50_279,
+    ),
+    "deepseek_v2": Family(
+        attention=Latent(), feed_forward=RoutedByGroup(), dense=Dense(), names=DEEPSEEK,
+        rope=RopeKind(interleaved=True), start_id=1, stop_id=2,
+    ),
+    "deepseek_v3": Family(
+        attention=Latent(), dense=Dense(), names=DEEPSEEK, rope=RopeKind(interleaved=PAIRS),
+        feed_forward=RoutedByGroup(
+            normalized=("norm_topk_prob", True), biased=True, groups=(8, 4), scaling=2.5, first=3
+        ),
+        start_id=0, stop_id=1,
+    ),
+    "glm4_moe_lite": Family(
+        attention=Latent(query_rank=768, unrotated=192, value=256), feed_forward=GLM4_EXPERTS,
+        dense=Dense(), names=DEEPSEEK, rope=RopeKind(interleaved=PAIRS),
+        ends=Ends(eps=("rms_norm_eps", 1e-5)), start_id=0, stop_id=1,
+    ),
+    "youtu": Family(
+        attention=Latent(), feed_forward=Dense(), names=DEEPSEEK, rope=RopeKind(interleaved=PAIRS), tied=True,
+        start_id=128_000, stop_id=128_001,
+    ),
+    "minicpm3": Family(
+        attention=Latent(rank=256, query_rank=768, unrotated=64, rotated=32, value=None),
+        feed_forward=Dense(), names=DEEPSEEK, tied=True, start_id=1, stop_id=2,
+        ends=EndsBySize(eps=("rms_norm_eps", 1e-5), embed_scale=("scale_emb", 12.0)),
+    ),
+    "glm4_moe": Family(
+        attention=Grouped(bias=BIAS, out_biased=False, qk_norm=("use_qk_norm", False)),
+        feed_forward=GLM4_EXPERTS, dense=Dense(), names=GLM4_MOE,
+        rope=RopeKind(partial=0.5), ends=Ends(eps=("rms_norm_eps", 1e-5)),
+    ),
+    "dots1": Family(
+        attention=Grouped(windows=windows_of_last, bias=BIAS, qk_norm=True),
+        feed_forward=RoutedByGroup(normalized=("norm_topk_prob", False), biased=True), dense=Dense(),
+        names=GLM4_MOE,
     ),
     "gpt_oss": Family(
         attention=Grouped(

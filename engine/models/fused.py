@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
+from typing import cast
 
 from torch import Tensor, nn
 
+from engine.attention.latent import LatentProjections
 from engine.attention.triton_backend import GraphMetadata, TritonAttention, TritonMetadata, gpu
 from engine.kernels.triton.attention.write import write
 from engine.kernels.triton.norm.embed import embed
@@ -68,8 +70,8 @@ class FusedDecoder:
         def mix(q: Tensor, layer: KVLayer) -> Tensor:
             return self._attention.mix(q, layer, metadata)
 
-        def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            write(self._layers[index], k, v, places, pdl=False)
+        def attend(index: int, q: Tensor, k: Tensor, v: Tensor | LatentProjections) -> Tensor:
+            write(self._layers[index], k, cast(Tensor, v), places, pdl=False)  # it supports no latents
             return mix(q, self._layers[index])
 
         return GpuStep(

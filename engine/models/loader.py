@@ -26,8 +26,8 @@ from engine.quant.packing import Packing
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # some exports include these computed values
 
-# Tensors that accompany quantized weights: scales for rounding activations and the KV cache.
-ROUNDING = re.compile(r"\.(input|activation|output|k|v)_scale$")
+# Tensors that accompany quantized weights: for rounding activations and the KV cache.
+ROUNDING = re.compile(r"\.(input|activation|output|k|v)_(scale|zero_point)$")
 
 
 class Checkpoint:
@@ -50,12 +50,15 @@ class Checkpoint:
         """
         self._progress, self._packing, self._share = progress, packing, share
         self._device = device or model.embed.device
-        names = model.family.names
+        names, layers = model.family.names, len(model.config.layers)
+        unread = tuple(f"{names['block'].format(layers + n)}." for n in range(model.config.extra_layers))
         self._embedding, self._head = f"{names['embed']}.weight", f"{names['head']}.weight"
         self._headers = {
             name: header
             for name, header in headers(folder).items()
-            if not HARMLESS.search(name) and not (model.tied and name.startswith(f"{names['head']}."))
+            if not HARMLESS.search(name)
+            and not name.startswith(unread)
+            and not (model.tied and name.startswith(f"{names['head']}."))
         }
         self._states = {header.file: state(header.file) for header in self._headers.values()}
         self._shapes = {name: slot.shape for name, slot in decoder_slots(model).items()}
@@ -126,7 +129,7 @@ class Checkpoint:
                 return found
             if isinstance(found, Mxfp4Weight):
                 return self._share.of(slot, found.dequantized())
-            return joined_rows([found.part(*span) for span in self._share.spans(slot, shape)])
+            return joined_rows([found.cut(*span) for span in self._share.spans(slot, shape)])
         except BadCheckpoint as error:
             raise BadCheckpoint(f"{self._headers[next(iter(parts))].file}: {slot}: {error}") from None
 

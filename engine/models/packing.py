@@ -8,7 +8,7 @@ from typing import NamedTuple
 from engine.api.errors import BadCheckpoint
 from engine.models.checkpoint import FLOATS, Header, check
 from engine.models.fields import MOST_WIDTH, Fields
-from engine.quant.packing import BITS, BLOCK, MX, NUMBERS, STEPS, Packing
+from engine.quant.packing import BITS, BLOCK, BYTES, MX, NUMBERS, STEPS, Packing
 
 KNOWN = "gptq, awq, fp8, mxfp4 and compressed-tensors can be loaded"
 
@@ -54,15 +54,16 @@ def _stacked(headers: dict[str, Header], slot: str, shape: tuple[int, ...]) -> l
 def _tensors_of(
     packing: Packing, headers: dict[str, Header], product: str, shape: tuple[int, int]
 ) -> list[str]:
-    mark = f"{product}.weight" if packing.method == "fp8" else f"{product}.qweight"
-    if mark not in headers or (packing.method == "fp8" and headers[mark].kind != "F8_E4M3"):
+    parts = _parts(packing, *shape)
+    mark = f"{product}.{next(iter(parts))}"
+    if mark not in headers or (mark.endswith(".weight") and headers[mark].kind in FLOATS):
         return []
-    if packing.method != "fp8" and any(side % NUMBERS for side in shape):
+    if packing.method in ("gptq", "awq") and any(side % NUMBERS for side in shape):
         raise BadCheckpoint(
             f"{headers[mark].file}: {mark} has shape {list(shape)}; both must be multiples of {NUMBERS}"
         )
     found = []
-    for suffix, part in _parts(packing, *shape).items():
+    for suffix, part in parts.items():
         if (name := f"{product}.{suffix}") in headers:
             check(name, headers[name], part.kinds, part.shapes)
             found.append(name)
@@ -75,7 +76,9 @@ def _tensors_of(
 
 
 def _parts(packing: Packing, outputs: int, inputs: int) -> dict[str, StoredTensor]:
-    """Return the tensors that make up a weight of this shape."""
+    """Return the tensors that make up a weight of this shape. The first one marks it as quantized."""
+    if packing.method in ("packed", "int8"):
+        return _compressed_parts(packing, outputs, inputs)
     if packing.method == "fp8":
         blocks = -(-outputs // BLOCK), -(-inputs // BLOCK)
         shapes = (blocks,) if packing.blocks else ((), (1,), (1, 1), (outputs,), (outputs, 1))
@@ -94,6 +97,26 @@ def _parts(packing: Packing, outputs: int, inputs: int) -> dict[str, StoredTenso
     }
     if packing.method == "gptq":
         found["g_idx"] = StoredTensor(("I32", "I64"), ((inputs,),), needed=packing.ordered)
+    return found
+
+
+def _compressed_parts(packing: Packing, outputs: int, inputs: int) -> dict[str, StoredTensor]:
+    by_output = StoredTensor(tuple(FLOATS), ((), (1,), (1, 1), (outputs,), (outputs, 1)))
+    if packing.method == "int8" and not packing.words:
+        return {"weight": StoredTensor(("I8",), ((outputs, inputs),)), "weight_scale": by_output}
+    numbers = NUMBERS if packing.method == "packed" else BYTES
+    found = {
+        "weight_packed": StoredTensor(("I32",), ((outputs, -(-inputs // numbers)),)),
+        "weight_scale": by_output,
+        "weight_shape": StoredTensor(("I64", "I32"), ((2,),)),
+    }
+    if packing.method == "packed":
+        groups = -(-inputs // packing.group) if packing.group else 1
+        found["weight_scale"] = StoredTensor(tuple(FLOATS), ((outputs, groups),))
+        if packing.zeros:
+            found["weight_zero_point"] = StoredTensor(("I32",), ((-(-outputs // NUMBERS), groups),))
+        if packing.ordered:
+            found["weight_g_idx"] = StoredTensor(("I32", "I64"), ((inputs,),))
     return found
 
 
@@ -171,22 +194,64 @@ def _fp8(fields: Fields) -> Packing:
 
 
 def _compressed(fields: Fields) -> Packing:
-    if fields.text("format", "none is named") != "float-quantized":
-        raise fields.unsupported("format", "of compressed-tensors, only float-quantized can be loaded")
-    groups, strategies = fields.inside("config_groups"), set()
+    form = fields.text("format", "none is named")
+    if form not in ("float-quantized", "int-quantized", "pack-quantized"):
+        able = "only float-quantized, int-quantized and pack-quantized can be loaded"
+        raise fields.unsupported("format", f"of compressed-tensors, {able}")
+    for key in ("sparsity_config", "transform_config"):
+        if fields.get(key):
+            raise fields.unsupported(key, "only weights without it can be loaded")
+    groups, found = fields.inside("config_groups"), set[Packing]()
     for name in groups.values:
-        weights = groups.inside(name).inside("weights")
-        if not weights.values:
-            continue  # not about weights
-        if (weights.whole("num_bits", high=64), weights.text("type")) != (8, "float"):
-            raise weights.unsupported("num_bits", "only floats of 8 bits can be loaded")
-        strategy = weights.text("strategy", "tensor")
-        if strategy not in ("tensor", "channel", "block"):
-            raise weights.unsupported("strategy", "only tensor, channel and block can be loaded")
-        usual = (None, [BLOCK, BLOCK], f"{BLOCK}x{BLOCK}")
-        if strategy == "block" and weights.get("block_structure") not in usual:
-            raise weights.unsupported("block_structure", f"only [{BLOCK}, {BLOCK}] can be loaded")
-        strategies.add(strategy == "block")
-    if len(strategies) > 1:
-        raise fields.unsupported("config_groups", "only blocks or only whole outputs can be loaded")
-    return Packing("fp8", blocks=True in strategies)
+        group = groups.inside(name)
+        if group.get("format") not in (None, form):
+            raise group.unsupported("format", "all groups must have the same format")
+        if (weights := group.inside("weights")).values:  # the others are not about weights
+            found.add(_floats(weights) if form == "float-quantized" else _whole_numbers(weights, form))
+    if len(found) > 1:
+        raise fields.unsupported("config_groups", "all weights must be stored in the same way")
+    if not found and form != "float-quantized":
+        raise fields.unsupported("config_groups", "it does not describe the weights")
+    return next(iter(found), Packing("fp8"))
+
+
+def _floats(weights: Fields) -> Packing:
+    if (weights.whole("num_bits", high=64), weights.text("type")) != (8, "float"):
+        raise weights.unsupported("num_bits", "only floats of 8 bits can be loaded")
+    strategy = _strategy(weights, ("tensor", "channel", "block"), "tensor")
+    usual = (None, [BLOCK, BLOCK], f"{BLOCK}x{BLOCK}")
+    if strategy == "block" and weights.get("block_structure") not in usual:
+        raise weights.unsupported("block_structure", f"only [{BLOCK}, {BLOCK}] can be loaded")
+    return Packing("fp8", blocks=strategy == "block")
+
+
+def _whole_numbers(weights: Fields, form: str) -> Packing:
+    bits, words = weights.whole("num_bits", high=64), form == "pack-quantized"
+    if weights.text("type", "int") != "int":
+        raise weights.unsupported("type", f"of {form}, only int can be loaded")
+    if bits != 8 and not (words and bits == BITS):
+        raise weights.unsupported(
+            "num_bits", f"of {form}, only {'4 and 8 bits' if words else '8 bits'} can be loaded"
+        )
+    zeros = not weights.flag("symmetric", True)
+    if bits == 8:
+        if zeros:
+            raise weights.unsupported(
+                "symmetric", "of 8 bits, only weights without zero points can be loaded"
+            )
+        _strategy(weights, ("tensor", "channel"), "tensor")
+        return Packing("int8", words=words)
+    strategy = _strategy(weights, ("channel", "group"), "group")
+    order = weights.get("actorder")
+    if order not in (None, False, True, "group", "dynamic", "weight", "static"):
+        raise weights.unsupported("actorder", "only group and weight can be loaded")
+    size = _group(weights, "group_size") if strategy == "group" else 0
+    return Packing("packed", size, ordered=order in (True, "group", "dynamic"), zeros=zeros)
+
+
+def _strategy(weights: Fields, able: tuple[str, ...], default: str) -> str:
+    strategy = weights.text("strategy", default)
+    if strategy not in able:
+        *others, last = able
+        raise weights.unsupported("strategy", f"only {', '.join(others)} and {last} can be loaded")
+    return strategy

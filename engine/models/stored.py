@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.models.layers.block import Block
+from engine.models.layers.part import Slot
 from engine.models.loader import Checkpoint
 from engine.models.source import PlainSource, finalize
 from engine.quant.base import Scheme
@@ -57,16 +58,25 @@ class StoredSource:
                 kept[name] = weight
         for part in layer.parts:
             for attribute, pieces in part.pieces().items():
+                if attribute in part._parameters:
+                    self._read(slots, kept, [layer.named(piece.name) for piece in pieces])
+                    continue
                 linear = part.get_submodule(attribute)
                 names = [layer.named(f"{piece.name}.weight") for piece in pieces]
                 if not isinstance(linear, Linear) or kept.keys().isdisjoint(names):
                     continue
                 if not linear.quantizes:
-                    for name in kept.keys() & names:
-                        slots[name].view.copy_(kept[name].dequantized()[:, : linear.weight.shape[1]])
+                    self._read(slots, kept, names)
                     continue
                 parts = [kept[name] if name in kept else slots[name].view.clone() for name in names]
                 make = partial(product, inputs=linear.weight.shape[1], dtype=self.dtype)
                 part.set_submodule(attribute, linear.replaced(parts, make))
         finalize(layer, named("none"))
         return layer
+
+    @staticmethod
+    def _read(slots: dict[str, Slot], kept: dict[str, Stored], names: list[str]) -> None:
+        """Fill weights that are never quantized."""
+        for name in kept.keys() & names:
+            view = slots[name].view
+            view.copy_(kept[name].dequantized()[:, : view.shape[1]])

@@ -8,6 +8,9 @@ gptq  AutoGPTQ, auto_gptq/nn_modules/qlinear/qlinear_cuda.py: eight inputs of an
 awq   AutoAWQ, awq/modules/linear/gemm.py: eight outputs of an input in one number, in the order of AWQ.
 mxfp4 OCP Microscaling Formats (MX) 1.0: 4-bit floats, two to a byte, the first in the lower bits; 32 share
       a scale, a power of two with an offset of 127.
+packed compressed-tensors, compressors/pack_quantized: like gptq, but eight inputs of an output in one number
+      along the inputs, numbers and zeros with an offset of 8, and the shape of the weight in a tensor.
+int8  compressed-tensors: 8-bit integers times a scale, or four of them packed with an offset of 128.
 fp8   DeepSeek-V3, inference/kernel.py, and compressed-tensors: float8 times a scale (called the inverse in
       one of them), per tensor, per output, or per block of 128 by 128.
 """
@@ -20,19 +23,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.api.errors import BadCheckpoint
-from engine.quant import fp8, int4
+from engine.quant import fp8, int4, int8
 from engine.quant.base import Scheme
 from engine.quant.fp8_linear import KIND, ScaledWeight
 from engine.quant.grouped import GroupedWeight
 from engine.quant.int4 import Int4
+from engine.quant.int8 import Int8Weight
 from engine.quant.linear import Linear
 from engine.quant.mxfp4 import Mxfp4Weight
-from engine.quant.packing import BLOCK, Packing
+from engine.quant.packing import BITS, BLOCK, Packing
 from engine.quant.plain import parameter_of
 from engine.quant.registry import named
 from engine.quant.shapes import rounded_up
 
-Stored = GroupedWeight | ScaledWeight
+Stored = GroupedWeight | ScaledWeight | Int8Weight
 
 AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs each 4 bits belong to, from the lowest bits up
 _ONES = 0x11111111
@@ -47,6 +51,10 @@ def stored(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Stored | 
             return _awq(packing, parts)
         case "fp8":
             return _scaled(packing, parts)
+        case "packed":
+            return _packed(packing, parts, inputs)
+        case "int8":
+            return _bytes(parts, inputs)
         case "mxfp4":
             return Mxfp4Weight(parts["blocks"], parts["scales"])
 
@@ -69,6 +77,31 @@ def _awq(packing: Packing, parts: dict[str, Tensor]) -> GroupedWeight:
     back = torch.tensor(AWQ, device=parts["qweight"].device).argsort()
     numbers, zeros = (_nibbles(parts[name])[..., back].flatten(1) for name in ("qweight", "qzeros"))
     return _whole(packing, numbers.T, zeros, parts["scales"])
+
+
+def _packed(packing: Packing, parts: dict[str, Tensor], inputs: int) -> GroupedWeight:
+    packed, scales = parts["weight_packed"], parts["weight_scale"].T
+    _check_shape(parts, len(packed), inputs)
+    numbers, zeros = _nibbles(packed).flatten(1)[:, :inputs], torch.full_like(scales, 1 << BITS - 1)
+    if "weight_zero_point" in parts:
+        zeros = _nibbles(parts["weight_zero_point"].T).flatten(1)[:, : len(packed)]
+    whole = _whole(packing, numbers, zeros, scales)
+    index = parts.get("weight_g_idx")
+    return whole if index is None else _in_order(whole, index.long(), packing.group or inputs)
+
+
+def _bytes(parts: dict[str, Tensor], inputs: int) -> Int8Weight:
+    numbers = parts.get("weight")
+    if numbers is None:
+        packed = parts["weight_packed"].contiguous()
+        _check_shape(parts, len(packed), inputs)
+        numbers = (packed.view(torch.uint8)[:, :inputs] ^ 128).view(torch.int8)
+    return Int8Weight(numbers, parts["weight_scale"].float().flatten().expand(len(numbers)).contiguous())
+
+
+def _check_shape(parts: dict[str, Tensor], *shape: int) -> None:
+    if (found := parts["weight_shape"].tolist()) != [*shape]:
+        raise BadCheckpoint(f"weight_shape is {found}, but the config requires {[*shape]}")
 
 
 def _whole(packing: Packing, numbers: Tensor, zeros: Tensor, scales: Tensor) -> GroupedWeight:
@@ -103,7 +136,8 @@ def _scaled(packing: Packing, parts: dict[str, Tensor]) -> ScaledWeight:
 
 def own(packing: Packing) -> Scheme:
     """Return the scheme that uses the checkpoint's numbers unchanged."""
-    return named("fp8") if packing.method == "fp8" else Int4("int4", packing.step)
+    eight = packing.method in ("fp8", "int8")
+    return named(packing.method) if eight else Int4("int4", packing.step)
 
 
 def product(
@@ -115,6 +149,8 @@ def product(
             return int4.held(weight, bias, inputs, dtype)
         case ScaledWeight() as weight:
             return fp8.held(weight, bias)
+        case Int8Weight() as weight:
+            return int8.held(weight, bias)
         case Tensor() as weight:
             return Linear(parameter_of(weight), None if bias is None else parameter_of(bias))
     biases: Sequence[Tensor | None] = [None] * len(parts)
@@ -142,6 +178,11 @@ def _joined(parts: Sequence[Tensor | Stored]) -> Tensor | Stored | None:
     plain = [each for each in parts if isinstance(each, Tensor)]
     grouped = [each for each in parts if isinstance(each, GroupedWeight)]
     scaled = [each for each in parts if isinstance(each, ScaledWeight)]
+    whole = [each for each in parts if isinstance(each, Int8Weight)]
+    if len(whole) == len(parts):
+        return Int8Weight(
+            torch.cat([each.numbers for each in whole]), torch.cat([each.scale for each in whole])
+        )
     if len(plain) == len(parts):
         return torch.cat(plain)
     if len(scaled) == len(parts):

@@ -29,7 +29,7 @@ class ScaledWeight:
     scale: Tensor  # [outputs, groups] float32
     group: int
 
-    def part(self, rows: slice, columns: slice = slice(None)) -> "ScaledWeight":
+    def cut(self, rows: slice, columns: slice = slice(None)) -> "ScaledWeight":
         """Return these outputs and inputs. Raises if a group of inputs would be cut."""
         numbers, scale, group = self.numbers[rows], self.scale[rows], self.group
         if columns == slice(None):

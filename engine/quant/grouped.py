@@ -21,7 +21,7 @@ class GroupedWeight:
     def group(self) -> int:
         return self.numbers.shape[1] // self.scale.shape[1]
 
-    def part(self, rows: slice, columns: slice = slice(None)) -> "GroupedWeight":
+    def cut(self, rows: slice, columns: slice = slice(None)) -> "GroupedWeight":
         """Return these outputs and inputs. Raises if a group of inputs would be cut."""
         numbers, scale, zero = self.numbers[rows], self.scale[rows], self.zero[rows]
         if columns == slice(None):

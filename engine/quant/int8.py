@@ -30,6 +30,39 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     return numbers, scale
 
 
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    """A weight that is already stored as 8-bit integers: numbers * scale, with a scale per output."""
+
+    numbers: Tensor  # [outputs, inputs] int8
+    scale: Tensor  # [outputs] float32
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
+    def part(self, rows: slice) -> tuple[Tensor, Tensor]:
+        return self.numbers[rows], self.scale[rows]
+
+    def cut(self, rows: slice, columns: slice = slice(None)) -> "Int8Weight":
+        """Return these outputs and inputs."""
+        return Int8Weight(self.numbers[rows, columns].contiguous(), self.scale[rows])
+
+    def dequantized(self) -> Tensor:
+        """[outputs, inputs] in float32."""
+        return self.numbers.float() * self.scale[:, None]
+
+
+def held(weight: Int8Weight, bias: Tensor | None) -> nn.Module:
+    """Return a product with this weight."""
+    if weight.numbers.device.type == "cpu":
+        return Int8Table(weight, bias)
+    # Imported here: it needs Triton, which may be missing without a GPU.
+    from engine.quant.gpu_products import Int8Product
+
+    return Int8Product(weight.numbers, weight.scale, bias)
+
+
 class Int8Table(nn.Module):
     """On a CPU. Inputs are rows of a table, in blocks of outputs; a product is a weighted sum of rows.
 
@@ -41,7 +74,7 @@ class Int8Table(nn.Module):
     table: Tensor
     scale: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor | Int8Weight, bias: Tensor | None) -> None:
         super().__init__()
         outputs, inputs = weight.shape
         self.outputs, self.inputs = outputs, inputs
@@ -52,7 +85,8 @@ class Int8Table(nn.Module):
         scale = torch.empty(outputs)
         for at in range(self.blocks):
             here = slice(at * self.width, (at + 1) * self.width)
-            numbers, scale[here] = quantized(weight[here])
+            rounded = weight.part(here) if isinstance(weight, Int8Weight) else quantized(weight[here])
+            numbers, scale[here] = rounded
             table[at, :, : len(numbers)] = (numbers.view(torch.uint8) ^ 128).T  # offset by 128
         self.register_buffer("table", table, persistent=False)
         self.register_buffer("scale", scale, persistent=False)
@@ -124,10 +158,7 @@ class Int8:
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         if weight.device.type == "cpu":
             return Int8Table(weight, bias)
-        # Imported here: it needs Triton, which may be missing without a GPU.
-        from engine.quant.gpu_products import Int8Product
-
-        return Int8Product(*quantized(weight), bias)
+        return held(Int8Weight(*quantized(weight)), bias)
 
 
 register(Int8())

@@ -25,7 +25,7 @@ WIDE: dict[str, tuple[str, dict[str, Any]]] = {"olmo2": ("Olmo2", {}), "olmoe": 
 FAMILIES = CASES | WIDE
 # One of each arrangement of norms, of joined tensors, and of experts.
 ARRANGEMENTS = ("llama", "gemma2", "gemma3_text", "phi3", "granite", "cohere", "mixtral", "qwen2_moe")
-ARRANGEMENTS += ("qwen3_moe", "gpt_oss", *WIDE)
+ARRANGEMENTS += ("qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", *WIDE)
 
 
 def load(folder: Path, collective: Collective | None = None, scheme: str = "none") -> Decoder:

@@ -16,7 +16,7 @@ from tests.distributed.test_families import assert_shared, load, logits
 from tests.distributed.threads import ranked
 from tests.models.test_mxfp4 import published
 from tests.models.tiny import CONFIG, checkpoint
-from tests.quant.packers import Awq, Fp8, Gptq, write
+from tests.quant.packers import Awq, Compressed, Fp8, Gptq, write
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.small import ask, drain, engine_on, turn
 
@@ -40,10 +40,17 @@ def quantized(weights: dict[str, Tensor], folder: Path, packer: Any) -> Path:
 
 @pytest.mark.parametrize(
     "packer",
-    [Gptq(), Gptq(group=-1, symmetric=False), Gptq(version=2), Awq(group=64)],
-    ids=["gptq", "one group", "second version", "awq"],
+    [
+        Gptq(),
+        Gptq(group=-1, symmetric=False),
+        Gptq(version=2),
+        Awq(group=64),
+        Compressed(),
+        Compressed(bits=8, group=-1),
+    ],
+    ids=["gptq", "one group", "second version", "awq", "packed", "bytes"],
 )
-def test_four_bits_are_cut_as_stored(weights: dict[str, Tensor], packer: Any, tmp_path: Path) -> None:
+def test_whole_numbers_are_cut_as_stored(weights: dict[str, Tensor], packer: Any, tmp_path: Path) -> None:
     assert_shared(quantized(weights, tmp_path, packer), 2)
 
 

@@ -41,6 +41,7 @@ FIELDS: dict[str, Any] = {
     "num_experts": 4,
     "num_local_experts": 4,
     "n_routed_experts": 4,
+    "n_shared_experts": 1,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
@@ -82,6 +83,8 @@ def config_of(model_type: str) -> Any:
     given = {name: value for name, value in FIELDS.items() if name in known}
     if "head_dim" in known and "qk_rope_head_dim" not in known:
         given["head_dim"] = 16
+    if "kv_lora_rank" in known:  # transformers makes keys and values for every head from a latent
+        given["num_key_value_heads"] = FIELDS["num_attention_heads"]
     if usual.get("sliding_window"):
         given["sliding_window"] = 21
     kinds = usual.get("layer_types")

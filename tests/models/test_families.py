@@ -82,6 +82,25 @@ EXPERTS = {
 }
 GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 24, "sliding_window": 5}
 PADDED = {"pad_token_id": 0}
+LATENT = {
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+}
+GROUPED = {
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+}
+DEEPSEEK = LATENT | GROUPED | {"first_k_dense_replace": 1}
+MSCALE = YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     *(("Llama", name, changes) for name, changes in LLAMAS.items()),
     ("Mistral", "window", {"sliding_window": 5}),
@@ -132,6 +151,24 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("GptOss", "plain", GPT_OSS),
     ("GptOss", "yarn", GPT_OSS | {"rope_parameters": YARN | {"truncate": False}, "swiglu_limit": 0.5}),
     ("GptOss", "no-bias", GPT_OSS | {"attention_bias": False, "layer_types": MIXED["layer_types"]}),
+    ("DeepseekV2", "plain", DEEPSEEK | {"num_experts_per_tok": 3}),
+    ("DeepseekV2", "groups", DEEPSEEK | {"topk_method": "group_limited_greedy", "q_lora_rank": None}),
+    ("DeepseekV3", "plain", DEEPSEEK),
+    ("DeepseekV3", "yarn", DEEPSEEK | {"rope_parameters": MSCALE, "norm_topk_prob": False}),
+    ("DeepseekV3", "halves", DEEPSEEK | {"rope_interleave": False, "q_lora_rank": None}),
+    ("Glm4MoeLite", "plain", LATENT | GROUPED | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    ("Glm4MoeLite", "tied", LATENT | GROUPED | {"tie_word_embeddings": True}),
+    ("Youtu", "plain", LATENT),
+    ("MiniCPM3", "plain", LATENT | {"v_head_dim": None}),
+    ("MiniCPM3", "no-scales", LATENT | {"scale_depth": None, "dim_model_base": None, "scale_emb": 2}),
+    ("Glm4Moe", "plain", GROUPED | {"head_dim": 24}),
+    (
+        "Glm4Moe",
+        "norms",
+        GROUPED | {"use_qk_norm": True, "attention_bias": True, "partial_rotary_factor": 1.0},
+    ),
+    ("Dots1", "plain", GROUPED | {"head_dim": 24}),
+    ("Dots1", "window", GROUPED | {"sliding_window": 5, "max_window_layers": 1, "first_k_dense_replace": 2}),
     ("Olmoe", "plain", EXPERTS),
     ("Olmoe", "normalized", EXPERTS | {"norm_topk_prob": True, "attention_bias": True}),
 ]
@@ -148,6 +185,9 @@ def reference(family: str, changes: dict[str, Any], folder: Path) -> Any:
         for tensor in model.parameters():
             if tensor.dim() == 1:  # biases and norms start as constants
                 tensor.uniform_(0.5, 1.5)
+        for name, tensor in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                tensor.uniform_(-0.3, 0.3)
     model.save_pretrained(folder)
     return model
 

@@ -17,7 +17,7 @@ from engine.models.layers.moe import MoE
 from engine.models.registry import load_model
 from engine.quant.experts import ExpertsLinear, ExpertsProduct, all_rows, own_rows
 from engine.quant.registry import named
-from tests.models.test_families import EXPERTS, reference
+from tests.models.test_families import DEEPSEEK, EXPERTS, GPT_OSS, reference
 from tests.models.tiny import plain_attend
 from tests.quant.packers import Fp8, Gptq, write
 
@@ -72,12 +72,14 @@ def test_chosen_experts_are_weighed_and_summed(rows: int, tmp_path: Path) -> Non
         torch.testing.assert_close(part.mixed(x), expected(part, tensors, x), atol=1e-5, rtol=1e-5)
 
 
-def test_a_row_depends_on_no_other_row(tmp_path: Path) -> None:
-    reference("Qwen2Moe", EXPERTS | WIDE, tmp_path)
-    part, x = part_of(loaded(tmp_path)), numbers(70)
+@pytest.mark.parametrize("family", ["Qwen2Moe", "DeepseekV3", "GptOss"])
+def test_a_row_depends_on_no_other_row(family: str, tmp_path: Path) -> None:
+    shapes = {"Qwen2Moe": EXPERTS | WIDE, "DeepseekV3": DEEPSEEK, "GptOss": GPT_OSS}
+    reference(family, shapes[family], tmp_path)
+    part, x = part_of(loaded(tmp_path), 1), numbers(70)
     with torch.inference_mode():
         whole = part.forward(x, NO_STEP)
-        for rows in (slice(0, 1), slice(5, 8), slice(20, 61)):
+        for rows in (slice(5, 8), slice(20, 61), *(slice(at, at + 1) for at in range(70))):
             assert torch.equal(part.forward(x[rows], NO_STEP), whole[rows])
 
 

@@ -24,7 +24,7 @@ from engine.models.layers.step import StepContext
 from engine.models.registry import load_model
 from engine.models.source import finalize
 from engine.quant.registry import named as scheme_named
-from tests.models.test_families import EXPERTS, GPT_OSS, SCALES, SHAPE, reference
+from tests.models.test_families import DEEPSEEK, EXPERTS, GPT_OSS, GROUPED, LATENT, SCALES, SHAPE, reference
 from tests.models.tiny import plain_attend, write_config
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -48,6 +48,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_moe": ("Qwen2Moe", EXPERTS),
     "qwen3_moe": ("Qwen3Moe", EXPERTS | {"mlp_only_layers": [1], "head_dim": 16}),
     "gpt_oss": ("GptOss", GPT_OSS),
+    "deepseek_v2": ("DeepseekV2", DEEPSEEK),
+    "deepseek_v3": ("DeepseekV3", DEEPSEEK | {"q_lora_rank": None}),
+    "glm4_moe_lite": ("Glm4MoeLite", LATENT | GROUPED),
+    "youtu": ("Youtu", LATENT),
+    "minicpm3": ("MiniCPM3", LATENT),
+    "dots1": ("Dots1", GROUPED),
+    "glm4_moe": ("Glm4Moe", GROUPED | {"head_dim": 24, "use_qk_norm": True}),
 }
 JOINED = {"olmo2", "olmo3", "olmoe"}  # a norm inside a part joins the ranks: tests/distributed
 IDS = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1))

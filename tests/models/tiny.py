@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.api.config import LayerSpec
-from engine.attention.base import Attend
+from engine.attention.base import Attend, LatentProjections
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder
 from engine.models.loader import decoder_slots, random_weights
@@ -51,8 +52,13 @@ def plain_attend(
 ) -> Attend:
     """Attend over whole rows of these lengths, concatenated, with every score written out."""
 
-    def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(index: int, q: Tensor, k: Tensor, v: Tensor | LatentProjections) -> Tensor:
         spec = specs[index]
+        if isinstance(v, LatentProjections):
+            assert k.shape[1:] == (spec.kv_heads, spec.key_dim)
+            k, v = v.expanded(k)
+            dims = {"key_dim": k.shape[2], "value_dim": v.shape[2]}
+            spec = replace(spec, kv_heads=spec.heads, **dims)
         assert q.shape[1:] == (spec.heads, spec.key_dim)
         assert k.shape[1:] == (spec.kv_heads, spec.key_dim)
         assert v.shape[1:] == (spec.kv_heads, spec.value_dim)

@@ -2,6 +2,7 @@
 
 gptq: AutoGPTQ's qlinear_cuda.py, `pack`; gptq_v2 keeps zeros as they are (GPTQModel, utils/model.py).
 awq: AutoAWQ's modules/linear/gemm.py, `from_linear`.
+packed, int8: compressed-tensors, compressors/pack_quantized and naive_quantized.
 fp8: DeepSeek-V3's inference/fp8_cast_bf16.py (`weight_scale_inv`, 128 by 128); compressed-tensors.
 """
 
@@ -166,6 +167,71 @@ class Fp8:
         if self.static:
             tensors["input_scale"] = torch.tensor(0.02)
         return Packed(tensors, means)
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """Whole numbers of compressed-tensors."""
+
+    bits: int = 4
+    group: int = 32  # -1: one for each output
+    symmetric: bool = True
+    ordered: bool = False
+    packed: bool = True
+
+    @property
+    def config(self) -> dict[str, Any]:
+        weights = {
+            "num_bits": self.bits,
+            "type": "int",
+            "symmetric": self.symmetric,
+            "strategy": "channel" if self.group == -1 else "group",
+            "group_size": None if self.group == -1 else self.group,
+            "actorder": "group" if self.ordered else None,
+        }
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized" if self.packed else "int-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+            "ignore": ["lm_head"],
+        }
+
+    def __call__(self, weight: Tensor, number: int) -> Packed:
+        return self._bytes(weight) if self.bits == 8 else self._nibbles(weight)
+
+    def _nibbles(self, weight: Tensor) -> Packed:
+        outputs, inputs = weight.shape
+        size = inputs if self.group == -1 else self.group
+        index = np.arange(inputs) // size
+        if self.ordered:
+            index = np.random.default_rng(inputs).permutation(index)
+        numbers, scales, zeros = rounded(weight, index, -(-inputs // size), self.symmetric)
+        columns = np.pad(numbers.T, ((0, 0), (0, -inputs % 8)), constant_values=8)
+        tensors = {
+            "weight_packed": as_int32(packed_columns(columns)),
+            "weight_scale": torch.from_numpy(scales.T.copy()),
+            "weight_shape": torch.tensor([outputs, inputs]),
+        }
+        if not self.symmetric:
+            rows = np.pad(zeros, ((0, 0), (0, -outputs % 8)), constant_values=8)
+            tensors["weight_zero_point"] = as_int32(packed_columns(rows).T)
+        if self.ordered:
+            tensors["weight_g_idx"] = torch.from_numpy(index.astype(np.int32))
+        return Packed(tensors, dequantized(numbers, scales, zeros, index))
+
+    def _bytes(self, weight: Tensor) -> Packed:
+        scale = weight.abs().amax(1, keepdim=True).float() / 100  # less than the whole range is used
+        numbers = (weight.float() / scale).round().to(torch.int8)
+        tensors = {"weight": numbers, "weight_scale": scale}
+        if self.packed:
+            outputs, inputs = weight.shape
+            tensors = {"weight_scale": scale, "weight_shape": torch.tensor([outputs, inputs])}
+            words = np.zeros((outputs, -(-inputs // 4)), np.uint32)
+            for column in range(inputs):
+                byte = (numbers[:, column].numpy().astype(np.int64) + 128).astype(np.uint32)
+                words[:, column // 4] |= byte << np.uint32(8 * (column % 4))
+            tensors["weight_packed"] = as_int32(words)
+        return Packed(tensors, numbers.float() * scale)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from engine.models.packing import packing
 from engine.models.registry import load_model
 from engine.models.support import support
 from tests.models.tiny import CONFIG, checkpoint, plain_attend, write_config
-from tests.quant.packers import Awq, Checkpoints, Fp8, Gptq, write
+from tests.quant.packers import Awq, Checkpoints, Compressed, Fp8, Gptq, write
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 160, "head_dim": 16, "tie_word_embeddings": False}
 FOUR_BITS = {
@@ -36,6 +36,10 @@ FOUR_BITS = {
     "gptq, second version": Gptq(symmetric=False, version=2),
     "awq": Awq(),
     "awq, one group": Awq(group=-1),
+    "compressed-tensors, 4 bits": Compressed(),
+    "compressed-tensors, 4 bits, zeros": Compressed(group=64, symmetric=False),
+    "compressed-tensors, 4 bits, one group": Compressed(group=-1),
+    "compressed-tensors, 4 bits, in order of activations": Compressed(ordered=True, symmetric=False),
 }
 EIGHT_BITS = {
     "fp8, an output": Fp8(),
@@ -166,7 +170,7 @@ def test_other_schemes_are_made_from_the_dequantized_numbers(made: Checkpoints) 
 
 def test_products_excluded_from_quantization_stay_plain(weights: dict[str, Tensor], tmp_path: Path) -> None:
     """Tools list exclusions under various names, so the stored tensors decide."""
-    for number, packer in enumerate((Gptq(), Awq(), Fp8())):
+    for number, packer in enumerate((Gptq(), Awq(), Fp8(), Compressed())):
         made = write(
             weights, CONFIG | SHAPE, tmp_path / str(number), packer, but=("k_proj", "1.mlp.down_proj")
         )
@@ -277,6 +281,7 @@ def test_fp8_needs_exactly_one_scale(weights: dict[str, Tensor], tmp_path: Path)
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+COMPRESSED = Compressed().config
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (GPTQ | {"bits": 8}, "bits is 8; only 4 bits can be loaded"),
     (GPTQ | {"bits": 3}, "bits is 3; only 4 bits can be loaded"),
@@ -291,7 +296,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (AWQ | {"zero_point": False}, "zero_point is false"),
     ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size is [64, 64]; only [128"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, 'fmt is "e5m2"; only e4m3'),
-    ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, 'format is "pack-quantized"'),
+    (
+        COMPRESSED | {"format": "nvfp4-pack-quantized"},
+        'format is "nvfp4-pack-quantized"; of compressed-tensors',
+    ),
+    (COMPRESSED | {"config_groups": {}}, "config_groups is {}; it does not describe the weights"),
+    (COMPRESSED | {"transform_config": {"config_groups": {"u": {}}}}, "transform_config is"),
+    (COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config is"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 'quant_method is "bitsandbytes"'),
     ({"bits": 4}, "quant_method is null"),
     ({"quant_method": 4}, "quant_method is 4; it must be a string"),
@@ -380,4 +391,4 @@ def test_any_json_is_read_or_refused(values: dict[str, Any]) -> None:
         found = packing(Fields(Path("nowhere/config.json"), {"quantization_config": values}))
     except (UnsupportedModel, BadCheckpoint):
         return
-    assert found is not None and found.method in ("gptq", "awq", "fp8")
+    assert found is not None and found.method in ("gptq", "awq", "fp8", "packed", "int8")

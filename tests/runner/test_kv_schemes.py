@@ -231,6 +231,19 @@ def test_measured_memory_holds_more_compressed_blocks(llama: Path, monkeypatch: 
     assert engine.scheduler.pool.size == sizes["int8"] > 2 * sizes["none"]  # which is float32
 
 
+def test_a_cache_of_latents_is_not_compressed(checkpoint: Callable[[str], tuple[Path, Any]]) -> None:
+    folder, _ = checkpoint("deepseek_v3")
+    with pytest.raises(BadInput, match="a cache of latents cannot be stored as int8"):
+        engine_on(folder, kv_scheme="int8")
+    engine = engine_on(folder)
+    before = reply(engine, PROMPT).reply
+    with pytest.raises(BadInput, match="a cache of latents cannot be stored as fp8"):
+        engine.set_kv_scheme("fp8")
+    assert reply(engine, PROMPT).reply == before
+    views = {view.name: view.why_not for view in engine.snapshot().kv_schemes}
+    assert views["none"] == "" and "latents" in views["int8"]
+
+
 class OldBackend(TorchAttention):
     """A third-party backend from before caches could be compressed."""
 

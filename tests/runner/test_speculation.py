@@ -83,6 +83,19 @@ def test_a_long_reply(drafted: Path, kind: str, temperature: float, depth: int) 
     assert total.accepted >= 3, f"drafts of this text are often right: {total}"
 
 
+def test_drafts_over_latents_change_no_bit(checkpoint: Callable[[str], tuple[Path, Any]]) -> None:
+    """Rows with drafts are several tokens of one step, and the routers of its experts see them together."""
+    folder, _ = checkpoint("deepseek_v3")
+    engine = always_draft(engine_on(folder))
+    params = replace(GREEDY, max_tokens=60, logit_bias=LETTERS, logprobs=1)
+    _, output = ask(engine, [1, A, B, A, B], params.changed(speculate="ngram"))
+    drain(engine)
+    expected = alone(folder, [1, A, B, A, B], params)
+    assert output.reply == expected.reply
+    assert [each.logprob for each in output.logprobs] == [each.logprob for each in expected.logprobs]
+    assert engine.scheduler.speculator.total().accepted >= 3
+
+
 @pytest.mark.parametrize("kind", SPECULATION)
 def test_penalties_see_the_drafts_before_a_token(drafted: Path, kind: str) -> None:
     params = SamplingParams(

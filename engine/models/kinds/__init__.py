@@ -5,8 +5,20 @@ Needs no torch until a class is requested.
 
 from engine.models.kinds.attention import Grouped
 from engine.models.kinds.base import PartKind
-from engine.models.kinds.ends import Ends
-from engine.models.kinds.experts import Routed, RoutedClamped
+from engine.models.kinds.ends import Ends, EndsBySize
+from engine.models.kinds.experts import Routed, RoutedByGroup, RoutedClamped
 from engine.models.kinds.feed_forward import Dense, Ungated
+from engine.models.kinds.latent import Latent
 
-__all__ = ["Dense", "Ends", "Grouped", "PartKind", "Routed", "RoutedClamped", "Ungated"]
+__all__ = [
+    "Dense",
+    "Ends",
+    "EndsBySize",
+    "Grouped",
+    "Latent",
+    "PartKind",
+    "Routed",
+    "RoutedByGroup",
+    "RoutedClamped",
+    "Ungated",
+]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine.api.config import ExpertsSpec
@@ -51,7 +52,67 @@ class Routed:
     def part(self) -> type[Part]:
         from engine.models.layers import moe
 
-        return moe.SharedMoE if self.shared else moe.MoE
+        return moe.ScaledSharedMoE if self.shared else moe.MoE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedByGroup(Routed):
+    """The experts of DeepSeek: a token chooses groups of experts first, and some experts serve all tokens."""
+
+    count: str = "n_routed_experts"
+    biased: bool = False  # scores are sigmoids, and a learned bias takes part in the choice
+    groups: tuple[int, int] = (1, 1)  # the default number of groups, and of those that a token chooses
+    scaling: float = 1.0
+    first: int = 0  # how many layers at the front are dense
+
+    def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
+        self._check(fields)
+        found = Routed.read(self, fields, layers)
+        spec: ExpertsSpec = found["experts"]
+        groups, chosen = (
+            fields.whole(key, default, high=MOST_EXPERTS)
+            for key, default in zip(("n_group", "topk_group"), self.groups, strict=True)
+        )
+        if not self.biased and fields.text("topk_method", "greedy") == "greedy":
+            groups = chosen = 1
+        if spec.count % groups or (self.biased and spec.count // groups < 2):
+            raise fields.bad("n_group", f"must divide the {spec.count} experts into equal groups")
+        if chosen > groups or spec.chosen > spec.count // groups * chosen:
+            raise fields.bad("topk_group", f"must leave {spec.chosen} experts, and be at most {groups}")
+        spec = replace(
+            spec,
+            groups=groups,
+            chosen_groups=chosen,
+            scaling=fields.real("routed_scaling_factor", self.scaling),
+            shared=fields.whole("n_shared_experts", high=MOST_EXPERTS) * spec.width,
+        )
+        return {**found, "experts": spec, "dense": self._dense(fields, layers)}
+
+    def part(self) -> type[Part]:
+        from engine.models.layers import moe
+
+        return moe.BiasedMoE if self.biased else moe.GroupedMoE
+
+    def _check(self, fields: Fields) -> None:
+        """Refuse settings that transformers ignores, and what these models do not use."""
+        able: dict[str, tuple[Any, ...]] = {
+            "topk_method": ("noaux_tc",) if self.biased else ("greedy", "group_limited_greedy"),
+            "scoring_func": ("sigmoid",) if self.biased else ("softmax",),
+            "moe_layer_freq": (1,),
+        }
+        if not self.biased:
+            able["norm_topk_prob"] = (False,)
+        for key, values in able.items():
+            if fields.get(key) is not None and fields.get(key) not in values:
+                raise fields.unsupported(key, f"only {' and '.join(map(json.dumps, values))} is supported")
+
+    def _dense(self, fields: Fields, layers: int) -> tuple[int, ...]:
+        if fields.get("mlp_layer_types") is None:
+            return tuple(range(fields.whole("first_k_dense_replace", self.first, low=0, high=MOST_LAYERS)))
+        kinds = fields.list("mlp_layer_types")
+        if len(kinds) != layers or any(kind not in ("dense", "sparse") for kind in kinds):
+            raise fields.bad("mlp_layer_types", f"must list dense or sparse for each of the {layers} layers")
+        return tuple(i for i, kind in enumerate(kinds) if kind == "dense")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

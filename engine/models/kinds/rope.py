@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from engine.api.config import RopeSpec
 from engine.models.fields import MOST_HEAD_DIM, MOST_TOKENS, Fields
+from engine.models.kinds.base import Flag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +14,7 @@ class RopeKind:
 
     theta: float = 10_000.0
     partial: float | None = None  # share of a head that is rotated; None: always all of it
-    interleaved: bool = False
+    interleaved: bool | Flag = False
     local: bool = False  # sliding layers have their own settings
     local_theta: tuple[str, float] | None = None  # key and default of their base; None: that of full layers
 
@@ -23,7 +24,7 @@ def rope_specs(fields: Fields, context: int, kind: RopeKind) -> tuple[RopeSpec, 
 
     Read `rope_scaling` and `rope_theta`, or the newer `rope_parameters` that holds both.
     """
-    scaling = fields.inside("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
+    scaling = scaling_of(fields)
     if not any(isinstance(value, dict) for value in scaling.values.values()):
         spec = _spec(fields, scaling, context, kind)
         return spec, _local(fields, spec, kind) if kind.local else None
@@ -35,6 +36,10 @@ def rope_specs(fields: Fields, context: int, kind: RopeKind) -> tuple[RopeSpec, 
     return spec, replace(_spec(fields, sliding, context, kind), theta=theta)
 
 
+def scaling_of(fields: Fields) -> Fields:
+    return fields.inside("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
+
+
 def _local(fields: Fields, spec: RopeSpec, kind: RopeKind) -> RopeSpec:
     """Sliding layers never need the scaling for a longer context."""
     theta = spec.theta if kind.local_theta is None else fields.real(*kind.local_theta, above=1.0)
@@ -44,7 +49,9 @@ def _local(fields: Fields, spec: RopeSpec, kind: RopeKind) -> RopeSpec:
 def _spec(fields: Fields, scaling: Fields, context: int, kind: RopeKind) -> RopeSpec:
     theta = scaling.real("rope_theta", fields.real("rope_theta", kind.theta), above=1.0)
     share = _share(fields, scaling, kind.partial)
-    return replace(_scaled(fields, scaling, context, theta), share=share, interleaved=kind.interleaved)
+    pairs = kind.interleaved
+    interleaved = fields.flag(*pairs) if isinstance(pairs, tuple) else pairs
+    return replace(_scaled(fields, scaling, context, theta), share=share, interleaved=interleaved)
 
 
 def _share(fields: Fields, scaling: Fields, default: float | None) -> float:

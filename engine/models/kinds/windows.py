@@ -47,6 +47,15 @@ def windows_of_first(fields: Fields, layers: int) -> tuple[int | None, ...]:
     return _mixed(fields, layers, sliding)
 
 
+def windows_of_last(fields: Fields, layers: int) -> tuple[int | None, ...]:
+    """A window from one layer on, unless config.json has a null for it; `layer_types` may name the layers."""
+    if fields.given("sliding_window") and fields.get("sliding_window") is None:
+        return (None,) * layers
+    return _by_type(
+        fields, layers, range(fields.whole("max_window_layers", 62, low=0, high=MOST_TOKENS), layers)
+    )
+
+
 def windows_where_unrotated(fields: Fields, layers: int) -> tuple[int | None, ...]:
     return _mixed(fields, layers, lambda: unrotated(fields, layers))
 

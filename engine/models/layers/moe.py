@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from engine.api.config import DecoderConfig, ExpertsSpec
-from engine.models.layers.activations import ACTIVATE
+from engine.models.layers.activations import ACTIVATE, sigmoid
 from engine.models.layers.build import Build
 from engine.models.layers.part import Part, SourceTensor
 from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE, Sharding
 from engine.models.layers.step import StepContext
 from engine.quant.experts import ExactLinear
+from engine.quant.linear import parameter
 
 
 class MoE(Part):
@@ -74,14 +75,13 @@ class MoE(Part):
 
 
 class SharedMoE(MoE):
-    """Another expert serves all tokens, scaled by a gate of its own."""
+    """Another expert serves all tokens."""
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
         self.shared_width = build.share(self.spec.shared, "rows of the shared expert")
         self.shared_gate_up = build.linear(config.hidden, 2 * self.shared_width)
         self.shared_down = build.linear(self.shared_width, config.hidden)
-        self.shared_gate = ExactLinear.wide(config.hidden, 1)
 
     def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
         names, width = self.names, self.shared_width
@@ -92,13 +92,71 @@ class SharedMoE(MoE):
                 SourceTensor(names["shared.up"], width, ROWS),
             ),
             "shared_down": (SourceTensor(names["shared.down"], self.hidden, COLUMNS),),
-            "shared_gate": (SourceTensor(names["shared.scale"], 1, WHOLE),),
         }
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
         normed = self.norm(x)
-        shared = self.shared_down(self.gated(self.shared_gate_up(normed)))
-        return self.mixed(normed) + shared * self.shared_gate(normed.float()).sigmoid().to(x.dtype)
+        return self.mixed(normed) + self.shared(normed)
+
+    def shared(self, x: Tensor) -> Tensor:
+        """Return the output of the expert that serves all tokens."""
+        out: Tensor = self.shared_down(self.gated(self.shared_gate_up(x)))
+        return out
+
+
+class ScaledSharedMoE(SharedMoE):
+    """The expert that serves all tokens is scaled by a gate of its own."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        self.shared_gate = ExactLinear.wide(config.hidden, 1)
+
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        scale = SourceTensor(self.names["shared.scale"], 1, WHOLE)
+        return {**super().pieces(), "shared_gate": (scale,)}
+
+    def shared(self, x: Tensor) -> Tensor:
+        return super().shared(x) * sigmoid(self.shared_gate(x.float())).to(x.dtype)
+
+
+class GroupedMoE(SharedMoE):
+    """A token chooses from the experts of some groups, those with the highest score of an expert."""
+
+    def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.router(x.float()).softmax(-1)
+        experts = self.chosen(scores, best=1)
+        return scores.gather(1, experts) * self.spec.scaling, experts
+
+    def chosen(self, scores: Tensor, best: int) -> Tensor:
+        """[tokens, experts] -> [tokens, chosen]; a group's score is the sum of its `best` experts' scores."""
+        spec = self.spec
+        if spec.groups > 1:
+            grouped = scores.unflatten(1, (spec.groups, -1))
+            groups = grouped.topk(best).values.sum(-1).topk(spec.chosen_groups).indices
+            hidden = torch.ones(grouped.shape[:2], dtype=torch.bool, device=scores.device)
+            hidden.scatter_(1, groups, False)
+            scores = grouped.masked_fill(hidden[..., None], -torch.inf).flatten(1)
+        return scores.topk(spec.chosen).indices
+
+
+class BiasedMoE(GroupedMoE):
+    """Scores are sigmoids. A learned bias takes part in the choice of experts, but not in their weights."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        self.router_bias = parameter(self.spec.count, dtype=torch.float32)
+
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        bias = SourceTensor(self.names["router.bias"], self.spec.count, WHOLE)
+        return {**super().pieces(), "router_bias": (bias,)}
+
+    def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = sigmoid(self.router(x.float()))
+        experts = self.chosen(scores + self.router_bias, best=2)
+        weights = scores.gather(1, experts)
+        if self.spec.normalized:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return weights * self.spec.scaling, experts
 
 
 class ClampedMoE(MoE):

@@ -1,0 +1,71 @@
+"""Latent attention: of each token, one latent for all heads is cached instead of their keys and values."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.api.config import DecoderConfig
+from engine.attention.latent import LatentProjections
+from engine.models.layers.attention import of_rank
+from engine.models.layers.build import Build
+from engine.models.layers.part import Part, SourceTensor
+from engine.models.layers.sharding import COLUMNS, WHOLE, by_head
+from engine.models.layers.step import StepContext
+from engine.models.rope import rotate
+from engine.quant.linear import parameter
+
+EPS = 1e-6  # of the norms of latents, whatever config.json has for the others
+
+
+class LatentAttention(Part):
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        assert config.latent is not None
+        self.sizes = sizes = config.latent
+        whole = config.layers[index]
+        self.whole_heads = whole.heads  # over all ranks
+        self.cache = spec = of_rank(whole, build.ranks)
+        self.heads, self.interleaved = spec.heads, config.rope.interleaved
+        queries, inner = spec.heads * (sizes.unrotated + sizes.rotated), replace(build, eps=EPS)
+        self.parts = (sizes.query_rank or queries, sizes.rank, sizes.rotated)
+
+        self.norm = build.input_norm(config.hidden)
+        self.down = build.linear(config.hidden, sum(self.parts))
+        self.q_norm = inner.norm(sizes.query_rank) if sizes.query_rank else None
+        self.q_up = build.linear(sizes.query_rank, queries) if sizes.query_rank else None
+        self.latent_norm = inner.norm(sizes.rank)
+        self.kv_up = parameter(spec.heads * (sizes.unrotated + sizes.value), sizes.rank, dtype=build.dtype)
+        self.out = build.linear(spec.heads * sizes.value, config.hidden)
+
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        names, heads, (queries, rank, rotated) = self.names, by_head(self.whole_heads), self.parts
+        first = ("attention.q_down", WHOLE) if self.q_up is not None else ("attention.q", heads)
+        found = {
+            "norm": (SourceTensor(names["attention.norm"], self.hidden, WHOLE),),
+            "down": (
+                SourceTensor(names[first[0]], queries, first[1]),
+                SourceTensor(names["attention.kv_down"], rank + rotated, WHOLE),
+            ),
+            "latent_norm": (SourceTensor(names["attention.latent_norm"], rank, WHOLE),),
+            "kv_up": (SourceTensor(names["attention.kv_up"], len(self.kv_up), heads),),
+            "out": (SourceTensor(names["attention.out"], self.hidden, COLUMNS),),
+        }
+        if self.q_up is not None:
+            rows = self.heads * (self.sizes.unrotated + rotated)
+            found["q_norm"] = (SourceTensor(names["attention.q_norm"], queries, WHOLE),)
+            found["q_up"] = (SourceTensor(names["attention.q_up"], rows, heads),)
+        return found
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        q, latent, rotated = self.down(self.norm(x)).split_with_sizes(self.parts, 1)
+        if self.q_norm is not None and self.q_up is not None:
+            q = self.q_up(self.q_norm(q))
+        q = q.unflatten(1, (self.heads, -1))
+        cell = torch.cat((self.latent_norm(latent), rotated), 1).unsqueeze(1)
+        for part in (q[..., self.sizes.unrotated :], cell[..., self.sizes.rank :]):
+            rotate(part, *step.angles, interleaved=self.interleaved)
+        up = LatentProjections(self.kv_up.unflatten(0, (self.heads, -1)), self.sizes.unrotated)
+        out: Tensor = self.out(step.attend(self.index, q, cell, up).flatten(1))
+        return out
