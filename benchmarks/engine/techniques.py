@@ -29,7 +29,7 @@ from minichat.bench.traffic import Reader, abort_all, ask, drain, prompts
 
 def pocket(**config: Any) -> Engine:
     plain: dict[str, Any] = {"blocks": 1024, "prefix_cache": False, "device": "cpu", "depth": 0, "seed": 0}
-    return start(EngineConfig(model="pocket", **plain | config))
+    return start(EngineConfig(**{"model": "pocket"} | plain | config))
 
 
 def paging(bench: Bench) -> None:

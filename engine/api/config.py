@@ -68,6 +68,7 @@ class EngineConfig:
     dtype: DTypeName = "auto"  # auto: the checkpoint's
     quantization: str = "none"  # the scheme of the weights; none: the checkpoint's own
     device: str = "auto"
+    tp: int = 1  # ranks that share the model, each a process with a part of every weight
     threads: int | None = None  # on a CPU; None: all cores, and one for a small model
     dummy_weights: bool = False  # random weights of the model's shape
     attention: str = "auto"
@@ -131,12 +132,16 @@ class EngineConfig:
         if None not in (self.kv_host, self.host_blocks):
             raise BadInput("kv_host and host_blocks cannot be used together")
         self._need_whole("first_request", 0)
+        self._need_whole("tp", 1)
         self._need_whole("kv_window", self.block_size, optional=True)
         sinks = -(-self.kv_sinks // self.block_size)
         self._need_whole("kv_budget", (4 + sinks) * self.block_size, optional=True)
         for other in ("kv_window", "kv_disk", "kv_host", "host_blocks"):
             if self.kv_budget is not None and getattr(self, other):
                 raise BadInput(f"kv_budget cannot be used with {other}; choose one of the two")
+        for other in ("kv_budget", "adapters"):
+            if self.tp > 1 and getattr(self, other):
+                raise BadInput(f"{other} cannot be used with tp yet; run on one rank")
         self._need("seed", "a whole number", self.seed is None or _is_whole(self.seed))
 
     @property

@@ -237,6 +237,17 @@ class Throughput:
 
 
 @dataclass(frozen=True, slots=True)
+class RankView:
+    """One of the processes that share a model."""
+
+    rank: int
+    device: str
+    pid: int
+    cache: int  # bytes of its share of the cache
+    joining: float = 0.0  # share of a step that it adds and gathers, which includes waiting for the others
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The state of an engine. Nothing in it changes after it is made."""
 
@@ -284,6 +295,7 @@ class Snapshot:
     loading: int = 0  # requests whose blocks are loading from a tier; neither waiting nor running
     iteration_tokens: Counts = field(default_factory=Counts)  # tokens of each step so far
     adapters: tuple[AdapterView, ...] = ()  # loaded LoRA adapters
+    ranks: tuple[RankView, ...] = ()  # that share the model; none if it is not shared
 
     @property
     def tier_names(self) -> tuple[str, ...]:

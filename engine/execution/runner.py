@@ -71,9 +71,10 @@ class ModelRunner:
         weights: Weights | None = None,
         tiers: Sequence[Tier] = (),
         eviction: EvictionName | None = None,
+        shared: bool = False,
     ) -> None:
-        """`slots` rows of at most `width` blocks each."""
-        self._drafters = drafters
+        """`slots` rows of at most `width` blocks each. `shared`: other ranks run the same steps."""
+        self._drafters, self._tries = drafters, 1 if shared else 2  # a rank cannot repeat a step alone
         self.model, self.attention, self.device, self._budget = model, attention, device, room
         self._tables, self._block_size = TableMirror(slots, width), block_size
         self.adapters = AdapterBank(model, device)
@@ -246,7 +247,7 @@ class ModelRunner:
 
     def _with_memory(self, work: Callable[[], T], step: Step | None = None) -> T:
         """Run `work`. If it runs out of memory, release reserves and retry once; then raise NoMemory."""
-        for _ in range(2):
+        for _ in range(self._tries):
             try:
                 return work()
             except torch.OutOfMemoryError as error:

@@ -94,7 +94,10 @@ class Weights:
         source = model.source
         if problem := why_not(name, source.device, source.dtype):
             return SchemeView(name, problem, 0)
-        scheme = source.scheme(name)
+        try:
+            scheme = source.scheme(name)
+        except BadInput as error:  # the ranks cannot share weights in it
+            return SchemeView(name, str(error), 0)
         if scheme.name != name:
             return SchemeView(name, f"for this checkpoint, use {scheme.name}", 0)
         blocks = blocks_with(self._freed_bytes(model, scheme))
@@ -104,11 +107,12 @@ class Weights:
 def nbytes(model: Decoder, scheme: Scheme) -> int:
     """The approximate size of the weights under a scheme; exact if they are unquantized."""
     config, dtype = model.config, model.embed.dtype
+    ranks = 1 if model.collective is None else model.collective.ranks
     total = sum({id(each): each.nbytes for each in _outside(model)}.values())
     if not config.tied:
-        total += model.source.of_head(scheme).nbytes(config.vocab, config.hidden, dtype)
+        total += model.source.of_head(scheme).nbytes(len(model.embed), config.hidden, dtype)
     with torch.device("meta"):
-        layers = [block(config, index, dtype) for index in range(len(config.layers))]
+        layers = [block(config, index, dtype, ranks) for index in range(len(config.layers))]
     products = [part for layer in layers for part in layer.modules() if isinstance(part, Linear)]
     counted = {id(part.weight) for part in products}
     total += sum(each.nbytes for layer in layers for each in layer.parameters() if id(each) not in counted)

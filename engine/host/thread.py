@@ -28,6 +28,7 @@ class EngineThread(EngineClient):
         engine.warmed = self._warm_up.share
         self._chat = ChatFormat(engine.tokenizer)
         self._mailbox = Mailbox(engine)
+        engine.ranks.on_loss(self._mailbox.wake)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -58,6 +59,8 @@ class EngineThread(EngineClient):
         while not mailbox.closed:
             try:
                 mailbox.drain(wait=not engine.busy and (engine.warmed == 1 or bool(engine.error)))
+                if not engine.error:
+                    engine.ranks.check()
                 if not engine.error and not self._step() and engine.busy:
                     mailbox.drain(wait=True, timeout=engine.pause())
                 problems.report()
@@ -69,6 +72,7 @@ class EngineThread(EngineClient):
         mailbox.drain()
         for tier in engine.scheduler.transfers.tiers.values():
             tier.close()
+        engine.ranks.close()
         self._chat.close()
 
     def _step(self) -> bool:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from engine.api.errors import BadCheckpoint
 from engine.api.events import log
-from engine.models.unmapped import unmapped
+from engine.models.unmapped import Unmapped, unmapped
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -134,6 +134,13 @@ def headers(folder: Path) -> dict[str, Header]:
                 header = tensors.get_slice(name)
                 found[name] = Header(file, header.get_dtype(), tuple(header.get_shape()))
     return found
+
+
+def sliced(tensors: Any, name: str, span: tuple[slice, ...]) -> Any:
+    """Read part of a tensor from an open file."""
+    if isinstance(tensors, Unmapped):
+        return tensors.get_tensor(name)[span]
+    return tensors.get_slice(name)[span]
 
 
 def check(name: str, header: Header, kinds: Iterable[str], shapes: Sequence[tuple[int, ...]]) -> None:

@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.api.config import DecoderConfig
+from engine.api.config import CacheSpec, DecoderConfig
 from engine.api.errors import BadInput
 from engine.attention.base import Attend
 from engine.models.adapters.products import StepAdapters
 from engine.models.families import Family, named, names
 from engine.models.layers.block import Block, NormedTermBlock, ParallelBlock, ScaledBlock
 from engine.models.layers.build import Build
+from engine.models.layers.collective import Collective
 from engine.models.layers.norm import Norm
 from engine.models.layers.sharding import VOCABULARY, WHOLE, Sharding
 from engine.models.layers.step import StepContext
@@ -35,7 +36,9 @@ def family_of(config: DecoderConfig) -> Family:
     return found
 
 
-def build_of(config: DecoderConfig, dtype: torch.dtype, ranks: int = 1) -> Build:
+def build_of(
+    config: DecoderConfig, dtype: torch.dtype, ranks: int = 1, collective: Collective | None = None
+) -> Build:
     family = family_of(config)
     return Build(
         dtype=dtype,
@@ -47,22 +50,32 @@ def build_of(config: DecoderConfig, dtype: torch.dtype, ranks: int = 1) -> Build
         norm_operator=family.norm,
         product_operator=family.product,
         ranks=ranks,
+        collective=collective,
     )
 
 
-def block(config: DecoderConfig, index: int, dtype: torch.dtype, ranks: int = 1) -> Block:
+def block(
+    config: DecoderConfig,
+    index: int,
+    dtype: torch.dtype,
+    ranks: int = 1,
+    collective: Collective | None = None,
+) -> Block:
     """Create an empty block on the current default device, with the shapes of one rank's share."""
-    family, build = family_of(config), build_of(config, dtype, ranks)
+    family, build = family_of(config), build_of(config, dtype, ranks, collective)
     attention = family.attention.part()(config, index, build)
     kind = (index in config.dense and family.dense) or family.feed_forward
     feed_forward = kind.part()(config, index, build)
     parts = (index, attention, feed_forward, family.names["block"].format(index))
     match family.arrangement:
         case "parallel":
-            return ParallelBlock(*parts, build)
+            made: Block = ParallelBlock(*parts, build)
         case "sandwich" | "post":
-            return NormedTermBlock(*parts, build)
-    return Block(*parts) if family.chained else ScaledBlock(*parts, scale=config.residual_scale)
+            made = NormedTermBlock(*parts, build)
+        case _:
+            made = Block(*parts) if family.chained else ScaledBlock(*parts, scale=config.residual_scale)
+    made.collective = collective
+    return made
 
 
 class Source(Protocol):
@@ -70,6 +83,7 @@ class Source(Protocol):
 
     device: torch.device
     dtype: torch.dtype
+    collective: Collective | None  # of the ranks that share the layers
 
     def scheme(self, name: str) -> Scheme:
         """Return the scheme of that name if it runs here; `none` is the checkpoint's own format."""
@@ -97,13 +111,25 @@ class Decoder(nn.Module):
     local_rope: Tensor | None
     source: Source  # set by the loader
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, *, hollow: bool = False) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        *,
+        hollow: bool = False,
+        collective: Collective | None = None,
+    ) -> None:
+        """`collective`: of the ranks that share the model; this is the share of its rank."""
         super().__init__()
-        self.config, self.family = config, family_of(config)
-        self.embed = parameter(config.vocab, config.hidden, dtype=dtype)
+        self.config, self.family, self.collective = config, family_of(config), collective
+        ranks = 1 if collective is None else collective.ranks
+        rows = -(-config.vocab // ranks)
+        self.embed = parameter(rows, config.hidden, dtype=dtype)
         with torch.device("meta") if hollow else nullcontext():
-            self.layers = nn.ModuleList(block(config, i, dtype) for i in range(len(config.layers)))
-            own = None if config.tied else parameter(config.vocab, config.hidden, dtype=dtype)
+            self.layers = nn.ModuleList(
+                block(config, i, dtype, ranks, collective) for i in range(len(config.layers))
+            )
+            own = None if config.tied else parameter(rows, config.hidden, dtype=dtype)
         self.norm: nn.Module = build_of(config, dtype).norm(config.hidden)
         self.head: nn.Module = Linear(self.embed if own is None else own)
         self._embed_scale = float(torch.tensor(config.embed_scale, dtype=dtype, device="cpu"))
@@ -145,7 +171,15 @@ class Decoder(nn.Module):
         return out
 
     def embedded(self, ids: Tensor) -> Tensor:
-        return self.scaled(F.embedding(ids, self.embed))
+        return self.scaled(self._looked_up(ids))
+
+    def _looked_up(self, ids: Tensor) -> Tensor:
+        if self.collective is None:
+            return F.embedding(ids, self.embed)
+        own = ids - self.collective.rank * len(self.embed)
+        elsewhere = (own < 0) | (own >= len(self.embed))
+        found = F.embedding(own.masked_fill(elsewhere, 0), self.embed)
+        return self.collective.sum(found.masked_fill_(elsewhere[:, None], 0))
 
     def scaled(self, x: Tensor) -> Tensor:
         """Scale embeddings in place. The factor is rounded to their type, as the models were trained."""
@@ -153,7 +187,10 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, vocab], in float32 for any weight dtype."""
-        return self.capped(self.head(hidden).float())
+        logits: Tensor = self.head(hidden)
+        if self.collective is not None:
+            logits = self.collective.gather(logits)[:, : self.config.vocab]  # the last shares are padded
+        return self.capped(logits.float())
 
     def capped(self, logits: Tensor) -> Tensor:
         """Scale and cap logits in place."""
@@ -161,6 +198,11 @@ class Decoder(nn.Module):
         if scale != 1.0:
             logits.mul_(scale)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    @property
+    def caches(self) -> tuple[CacheSpec, ...]:
+        """What each layer caches: this rank's heads."""
+        return tuple(each.attention.cache or self.config.layers[each.index] for each in self.blocks)
 
     def shards(self, ranks: int) -> dict[str, Sharding]:
         """Return each checkpoint tensor's sharding. Embeddings are summed over ranks, logits concatenated."""

@@ -7,6 +7,7 @@ import torch
 from engine.api.config import DTypeName, ModelConfig, ModelPlace
 from engine.api.errors import BadInput
 from engine.models.find import Progress
+from engine.models.layers.collective import Collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class LoadRequest:
     dummy: bool = False  # random weights; reads no files
     seed: int = 0  # for random weights
     progress: Progress | None = None
+    collective: Collective | None = None  # of the ranks that share the model
 
     def dtype_of(self, config: ModelConfig) -> torch.dtype:
         dtype = getattr(torch, config.dtype if self.dtype == "auto" else self.dtype)

@@ -5,18 +5,22 @@ import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from engine.api.config import DecoderConfig
 from engine.api.errors import BadCheckpoint, BadInput
-from engine.models.checkpoint import FLOATS, Header, check, headers, opened, state
-from engine.models.decoder import Decoder, Linear
+from engine.models.checkpoint import FLOATS, Header, check, headers, opened, sliced, state
+from engine.models.decoder import Decoder, Linear, block
 from engine.models.find import Progress
 from engine.models.layers.block import Block
+from engine.models.layers.collective import Collective
 from engine.models.layers.part import Slot
+from engine.models.layers.sharding import RankShare, joined
 from engine.models.packing import tensors_of
-from engine.quant.formats import Stored, stored
+from engine.quant.formats import Stored, joined_rows, stored
 from engine.quant.mxfp4 import Mxfp4Weight
 from engine.quant.packing import Packing
 
@@ -30,13 +34,22 @@ class Checkpoint:
     """The tensors of a folder. All headers are read up front, so a bad checkpoint is refused immediately."""
 
     def __init__(
-        self, model: Decoder, folder: Path, progress: Progress | None = None, packing: Packing | None = None
+        self,
+        model: Decoder,
+        folder: Path,
+        progress: Progress | None = None,
+        packing: Packing | None = None,
+        *,
+        device: torch.device | None = None,
+        share: RankShare | None = None,
     ) -> None:
         """The model provides only shapes, so it may be hollow. `progress` is called on the first read.
 
-        `packing`: the format of the quantized weights.
+        `packing`: the format of the quantized weights. `device`: where they are decoded, the model's device
+        by default. `share`: read only this part of the tensors; the model is the whole one.
         """
-        self._progress, self._packing, self._device = progress, packing, model.embed.device
+        self._progress, self._packing, self._share = progress, packing, share
+        self._device = device or model.embed.device
         names, layers = model.family.names, len(model.config.layers)
         unread = tuple(f"{names['block'].format(layers + n)}." for n in range(model.config.extra_layers))
         self._embedding, self._head = f"{names['embed']}.weight", f"{names['head']}.weight"
@@ -69,7 +82,8 @@ class Checkpoint:
         """Fill these slots, file by file, dequantizing weights that are stored quantized."""
         for name, weight in self.weights(slots):
             view = slots[name].view
-            view.copy_(weight if isinstance(weight, Tensor) else weight.dequantized()[:, : view.shape[1]])
+            plain = weight if isinstance(weight, Tensor) else weight.dequantized()[:, : view.shape[1]]
+            view.copy_(self._share.padded(name, plain, self._shapes[name][0]) if self._share else plain)
 
     def fill(self, part: Block | Linear) -> None:
         """Fill a layer or the head."""
@@ -82,25 +96,40 @@ class Checkpoint:
         for file in dict.fromkeys(self._headers[name].file for name in owner):
             with opened(file) as tensors:
                 for name in (name for name in owner if self._headers[name].file == file):
-                    slot, tensor = owner[name], tensors.get_tensor(name)
-                    self._count(tensor.nbytes)
+                    slot = owner[name]
+                    self._count(self._headers[name].nbytes)
                     if slot not in self._packed:
-                        yield slot, tensor
+                        yield slot, self._plain(tensors, name)
                         continue
                     parts = waiting.setdefault(slot, {})
-                    parts[name] = tensor.to(self._device)
+                    parts[name] = tensors.get_tensor(name).to(self._device)
                     if len(parts) == len(self._packed[slot]):
                         yield slot, self._stored(slot, waiting.pop(slot))
+
+    def _plain(self, tensors: Any, name: str) -> Tensor:
+        """Read an unquantized tensor, or the rank's share of it."""
+        if (share := self._share) is None:
+            whole: Tensor = tensors.get_tensor(name)
+            return whole
+        if share.zero(name):
+            return torch.zeros(self._shapes[name])
+        return joined([sliced(tensors, name, span) for span in share.spans(name, self._shapes[name])])
 
     def _tensors(self, slot: str) -> list[str]:
         return self._packed.get(slot, [slot])
 
-    def _stored(self, slot: str, parts: dict[str, Tensor]) -> Stored | Mxfp4Weight:
+    def _stored(self, slot: str, parts: dict[str, Tensor]) -> Tensor | Stored | Mxfp4Weight:
         assert self._packing is not None
+        shape = self._shapes[slot]
         mark = "_" if self._packing.method == "mxfp4" else "."
         kinds = {name.rpartition(mark)[2]: tensor for name, tensor in parts.items()}
         try:
-            return stored(self._packing, kinds, self._shapes[slot][1])
+            found = stored(self._packing, kinds, shape[1])
+            if self._share is None:
+                return found
+            if isinstance(found, Mxfp4Weight):
+                return self._share.of(slot, found.dequantized())
+            return joined_rows([found.cut(*span) for span in self._share.spans(slot, shape)])
         except BadCheckpoint as error:
             raise BadCheckpoint(f"{self._headers[next(iter(parts))].file}: {slot}: {error}") from None
 
@@ -177,3 +206,56 @@ def random_weights(module: nn.Module, seed: int, prefix: str = "") -> None:
         else:
             generator = torch.Generator(tensor.device).manual_seed(seed ^ zlib.crc32(name.encode()))
             tensor.normal_(0, 0.02, generator=generator)
+
+
+def whole_shapes(config: DecoderConfig, dtype: torch.dtype) -> Decoder:
+    """Return the model that the ranks share, without memory: its shapes are those of the checkpoint."""
+    with torch.device("meta"):
+        return Decoder(config, dtype)
+
+
+def possible_ranks(config: DecoderConfig, most: int) -> list[int]:
+    """Return the numbers of ranks, up to `most`, that can share a model."""
+    whole, found = whole_shapes(config, torch.float32), []
+    for ranks in range(1, most + 1):
+        try:
+            whole.shards(ranks)
+            with torch.device("meta"):
+                for index in range(len(config.layers)):
+                    block(config, index, torch.float32, ranks)
+        except BadInput:
+            continue
+        found.append(ranks)
+    return found
+
+
+def share_of(whole: Decoder, collective: Collective) -> RankShare:
+    """Return a rank's share. Raises if a tensor cannot be split."""
+    return RankShare(collective.rank, collective.ranks, whole.shards(collective.ranks))
+
+
+@torch.no_grad()
+def random_share(part: Block | Linear | Decoder, model: Decoder, seed: int, share: RankShare) -> None:
+    """Fill a rank's layer, its head, or what is outside of both, with its share of random weights.
+
+    The numbers are those of the whole model. `model`: the rank's, for its configuration.
+    """
+    config, dtype = model.config, model.embed.dtype
+    slots: dict[str, Slot]
+    with model.embed.device:
+        if isinstance(part, Block):
+            made = block(config, part.index, dtype)
+            random_weights(made, seed, f"layers.{part.index}")
+            slots, sources = dict(part.slots()), dict(made.slots())
+        elif isinstance(part, Decoder):
+            whole = Decoder(config, dtype, hollow=True)
+            random_weights(whole, seed)
+            slots, sources = outer_slots(part), outer_slots(whole)
+        else:
+            head = Linear.empty(config.hidden, config.vocab, bias=False, dtype=dtype)
+            random_weights(head, seed, "head")
+            slots, sources = head_slots(model, part), head_slots(model, head)
+    for name, slot in slots.items():
+        found = sources[name].view
+        repeated = found.dim() > len(slot.shape)  # one scale for each head
+        slot.view.copy_(found[0] if repeated else share.of(name, found))

@@ -13,8 +13,16 @@ from engine.models.families import named as family_named
 from engine.models.fields import Fields
 from engine.models.find import Progress
 from engine.models.layers.block import Block
+from engine.models.layers.collective import Collective
 from engine.models.load_request import LoadRequest
-from engine.models.loader import Checkpoint, outer_slots, random_weights
+from engine.models.loader import (
+    Checkpoint,
+    outer_slots,
+    random_share,
+    random_weights,
+    share_of,
+    whole_shapes,
+)
 from engine.models.packing import packing
 from engine.models.source import PlainSource, finalize
 from engine.models.stored import StoredSource
@@ -28,15 +36,24 @@ def native(request: LoadRequest) -> LanguageModel:
     dtype = request.dtype_of(config)
     try:
         with request.device:
-            model = Decoder(config, dtype, hollow=True).eval()
+            model = Decoder(config, dtype, hollow=True, collective=request.collective).eval()
     except RuntimeError as error:
         raise BadInput(f"{request.place.name} does not fit on {request.device}: {error}") from error
     packed = packing(Fields.read(request.place.folder / "config.json"))
-    checkpoint = None if request.dummy else Checkpoint(model, request.place.folder, request.progress, packed)
+    whole, share = model, None
+    if request.collective is not None:
+        whole = whole_shapes(config, dtype)
+        share = share_of(whole, request.collective)
+    checkpoint = None
+    if not request.dummy:
+        folder, device = request.place.folder, request.device
+        checkpoint = Checkpoint(whole, folder, request.progress, packed, device=device, share=share)
 
     def fill(part: Block | Linear) -> None:
         if checkpoint is not None:
             checkpoint.fill(part)
+        elif share is not None:
+            random_share(part, model, request.seed, share)
         else:
             name = f"layers.{part.index}" if isinstance(part, Block) else "head"
             random_weights(part, request.seed, name)
@@ -45,14 +62,16 @@ def native(request: LoadRequest) -> LanguageModel:
         if checkpoint is not None:
             checkpoint.check()
 
-    model.source = PlainSource(config, dtype, request.device, fill, check)
+    model.source = PlainSource(config, dtype, request.device, fill, check, request.collective)
     if packed is not None and packed.names and checkpoint is not None and checkpoint.quantized:
         model.source = StoredSource(model.source, checkpoint, packed)
     scheme = model.source.scheme(request.quantization)
-    if checkpoint is None:
-        random_weights(model, request.seed)
-    else:
+    if checkpoint is not None:
         checkpoint.read(outer_slots(model))
+    elif share is not None:
+        random_share(model, model, request.seed, share)
+    else:
+        random_weights(model, request.seed)
     if not config.tied:
         model.head = model.source.head(scheme)
     for index in range(len(config.layers)):
@@ -62,6 +81,11 @@ def native(request: LoadRequest) -> LanguageModel:
 
 
 def bridged(request: LoadRequest) -> LanguageModel:
+    if request.collective is not None:
+        raise BadInput(
+            f"tp: {request.place.name} is run by transformers, which cannot share it between "
+            f"{request.collective.ranks} ranks; leave tp at 1"
+        )
     if request.quantization != "none":
         raise BadInput(
             f"quantization {request.quantization!r}: {request.place.name} is run by transformers, so it "
@@ -83,8 +107,12 @@ def load_model(
     dummy: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
+    collective: Collective | None = None,
 ) -> LanguageModel:
-    """Load a model on its device. Models of no native family run through transformers."""
+    """Load a model on its device. Models of no native family run through transformers.
+
+    `collective`: of the ranks that share the model; only the share of its own rank is loaded.
+    """
     request = LoadRequest(
         place=place,
         device=torch.device(device),
@@ -94,6 +122,7 @@ def load_model(
         dummy=dummy,
         seed=seed,
         progress=progress,
+        collective=collective,
     )
     model_type = Fields.read(place.folder / "config.json").text("model_type")
     return bridged(request) if family_named(model_type) is None else native(request)

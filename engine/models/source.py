@@ -9,6 +9,7 @@ from engine.api.config import DecoderConfig
 from engine.api.errors import BadInput
 from engine.models.decoder import block
 from engine.models.layers.block import Block
+from engine.models.layers.collective import Collective
 from engine.models.layers.norm import Norm
 from engine.quant.base import Scheme
 from engine.quant.linear import Linear
@@ -25,16 +26,46 @@ class PlainSource:
         device: torch.device,
         fill: Callable[[Block | Linear], None],
         check: Callable[[], None],
+        collective: Collective | None = None,
     ) -> None:
         """`fill`: fills a layer or the head. `check`: raises if that is no longer possible."""
-        self.config, self.dtype, self.device = config, dtype, device
+        self.config, self.dtype, self.device, self.collective = config, dtype, device, collective
         self._fill, self.check = fill, check
 
     def scheme(self, name: str) -> Scheme:
-        return choose(name, self.device, self.dtype)
+        scheme = choose(name, self.device, self.dtype)
+        if self.collective is not None:
+            self._check_groups(scheme, self.collective.ranks)
+        return scheme
+
+    def _check_groups(self, scheme: Scheme, ranks: int) -> None:
+        """Raise if a group of inputs with one scale would cross the border between two ranks."""
+        if (group := getattr(scheme, "group", 1)) == 1:
+            return
+        every = range(len(self.config.layers))
+        for index in {index in self.config.dense: index for index in every}.values():  # one of each kind
+            with torch.device("meta"):
+                whole = block(self.config, index, self.dtype)
+            shapes = {name: slot.shape for name, slot in whole.slots()}
+            for name, cut in whole.shards(ranks).items():
+                if cut.kind == "columns" and (inputs := shapes[name][1] // ranks) % group:
+                    raise BadInput(
+                        f"quantization {scheme.name!r}: each of {ranks} ranks has {inputs} inputs of {name}, "
+                        f"which is not a multiple of the {group} that share a scale",
+                        field="scheme",
+                        value=scheme.name,
+                    )
+
+    def empty_layer(self, index: int) -> Block:
+        ranks = 1 if self.collective is None else self.collective.ranks
+        try:
+            with self.device:
+                return block(self.config, index, self.dtype, ranks, self.collective).eval()
+        except RuntimeError as error:
+            raise BadInput(f"layer {index} does not fit on {self.device}: {error}") from error
 
     def layer(self, index: int, scheme: Scheme) -> Block:
-        layer = empty_layer(index, self.config, self.dtype, self.device)
+        layer = self.empty_layer(index)
         self._fill(layer)
         finalize(layer, scheme)
         return layer
@@ -44,25 +75,18 @@ class PlainSource:
 
     @torch.no_grad()
     def head(self, scheme: Scheme) -> nn.Module:
-        head = empty_head(self.config, self.dtype, self.device)
+        head = self._empty_head()
         self._fill(head)
         return self.of_head(scheme).make(head.weight, head.bias)
 
-
-def empty_layer(index: int, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> Block:
-    try:
-        with device:
-            return block(config, index, dtype).eval()
-    except RuntimeError as error:
-        raise BadInput(f"layer {index} does not fit on {device}: {error}") from error
-
-
-def empty_head(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> Linear:
-    try:
-        with device:
-            return Linear.empty(config.hidden, config.vocab, bias=False, dtype=dtype)
-    except RuntimeError as error:
-        raise BadInput(f"the head does not fit on {device}: {error}") from error
+    def _empty_head(self) -> Linear:
+        ranks = 1 if self.collective is None else self.collective.ranks
+        rows = -(-self.config.vocab // ranks)
+        try:
+            with self.device:
+                return Linear.empty(self.config.hidden, rows, bias=False, dtype=self.dtype)
+        except RuntimeError as error:
+            raise BadInput(f"the head does not fit on {self.device}: {error}") from error
 
 
 @torch.no_grad()

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from engine.models.layers.block import Block
 from engine.models.layers.part import Slot
 from engine.models.loader import Checkpoint
-from engine.models.source import PlainSource, empty_layer, finalize
+from engine.models.source import PlainSource, finalize
 from engine.quant.base import Scheme
 from engine.quant.formats import Stored, own, product
 from engine.quant.linear import Linear
 from engine.quant.mxfp4 import Mxfp4Weight
 from engine.quant.packing import Packing
-from engine.quant.registry import choose, named
+from engine.quant.registry import named
 
 
 class StoredSource:
@@ -26,12 +26,13 @@ class StoredSource:
     def __init__(self, plain: PlainSource, checkpoint: Checkpoint, packing: Packing) -> None:
         self._plain, self._checkpoint = plain, checkpoint
         self.device, self.dtype, self.check = plain.device, plain.dtype, plain.check
+        self.collective = plain.collective
         self._own, self._names = own(packing), packing.names
 
     def scheme(self, name: str) -> Scheme:
         if name == "none" and self._own.why_not(self.device, self.dtype) is None:
             return self._own
-        scheme = choose(name, self.device, self.dtype)
+        scheme = self._plain.scheme(name)
         return self._own if name in self._names else scheme
 
     def layer(self, index: int, scheme: Scheme) -> Block:
@@ -47,7 +48,7 @@ class StoredSource:
     @torch.no_grad()
     def _as_stored(self, index: int) -> Block:
         """Create a layer in the checkpoint's format; weights that are stored plain stay plain."""
-        layer = empty_layer(index, self._plain.config, self.dtype, self.device)
+        layer = self._plain.empty_layer(index)
         slots, kept = dict(layer.slots()), dict[str, Stored]()
         for name, weight in self._checkpoint.weights(slots):
             if isinstance(weight, Tensor):

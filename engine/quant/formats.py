@@ -164,6 +164,13 @@ def outputs(weight: Tensor | Stored) -> int:
     return len(weight if isinstance(weight, Tensor) else weight.numbers)
 
 
+def joined_rows(parts: Sequence[Stored]) -> Stored:
+    """Concatenate parts of one weight."""
+    whole = _joined(parts)
+    assert isinstance(whole, Stored), "they have one format"
+    return whole
+
+
 def _joined(parts: Sequence[Tensor | Stored]) -> Tensor | Stored | None:
     """Concatenate to one weight; None if the formats or the column orders differ."""
     if len(parts) == 1:

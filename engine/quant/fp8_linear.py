@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.api.errors import BadCheckpoint
 from engine.quant.shapes import rounded_up, trimmed
 
 KIND = torch.float8_e4m3fn
@@ -27,6 +28,21 @@ class ScaledWeight:
     numbers: Tensor  # [outputs, inputs] of KIND
     scale: Tensor  # [outputs, groups] float32
     group: int
+
+    def cut(self, rows: slice, columns: slice = slice(None)) -> "ScaledWeight":
+        """Return these outputs and inputs. Raises if a group of inputs would be cut."""
+        numbers, scale, group = self.numbers[rows], self.scale[rows], self.group
+        if columns == slice(None):
+            return ScaledWeight(numbers, scale, group)
+        width = columns.stop - columns.start
+        if scale.shape[1] == 1:
+            return ScaledWeight(numbers[:, columns].contiguous(), scale, width)
+        if columns.start % group or columns.stop % group:
+            raise BadCheckpoint(
+                f"the inputs {columns.start} to {columns.stop} of a rank are not whole groups of {group}"
+            )
+        groups = slice(columns.start // group, columns.stop // group)
+        return ScaledWeight(numbers[:, columns].contiguous(), scale[:, groups], group)
 
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32."""

@@ -44,6 +44,10 @@ class Int8Weight:
     def part(self, rows: slice) -> tuple[Tensor, Tensor]:
         return self.numbers[rows], self.scale[rows]
 
+    def cut(self, rows: slice, columns: slice = slice(None)) -> "Int8Weight":
+        """Return these outputs and inputs."""
+        return Int8Weight(self.numbers[rows, columns].contiguous(), self.scale[rows])
+
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32."""
         return self.numbers.float() * self.scale[:, None]

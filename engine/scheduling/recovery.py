@@ -1,5 +1,7 @@
 """How the scheduler recovers from a failed step or transfer."""
 
+from engine.api.errors import NoMemory
+from engine.api.events import log
 from engine.api.request import Finish, Phase, Request
 from engine.kv.tiers.tier import TransferEnd
 from engine.scheduling.scheduler import Scheduler
@@ -7,7 +9,7 @@ from engine.scheduling.step import Step
 from engine.scheduling.transfers import Moving
 
 
-def undo_step(scheduler: Scheduler, step: Step) -> Request | None:
+def undo_step(scheduler: Scheduler, step: Step, error: NoMemory) -> Request | None:
     """Undo a step that ran out of memory, and halve the size of steps for a while.
 
     Requests beyond the smaller step are preempted. If the step cannot be made smaller, it has one request,
@@ -22,9 +24,15 @@ def undo_step(scheduler: Scheduler, step: Step) -> Request | None:
         if row.drafted:
             scheduler.kv.drop_draft_blocks(request)
     resend(scheduler, step)
-    if len(step.rows) == 1 and (step.tokens == 1 or not rules.chunked_prefill):
+    smaller = len(step.rows) > 1 or (step.tokens > 1 and rules.chunked_prefill)
+    if smaller:
+        rules.halve(step.tokens, scheduler.step)
+    log.warning(
+        "out of memory for step %d, %d tokens in %d rows; the next steps have at most %d tokens: %s",
+        step.number, step.tokens, len(step.rows), rules.step_tokens, error,
+    )  # fmt: skip
+    if not smaller:
         return scheduler.requests.get(step.rows[0].request)
-    rules.halve(step.tokens, scheduler.step)
     rows = rules.step_tokens if rules.chunked_prefill else max(1, len(scheduler.running) // 2)
     for request in sorted(scheduler.running, key=scheduler.policy.rank)[rows:]:
         scheduler.preempt(request)

@@ -26,8 +26,9 @@ from engine.serving.limits import Limits, check_order
 from engine.serving.meters import Meters
 from engine.serving.observe import snapshot
 from engine.serving.outputs import OutputProcessor
-from engine.serving.recording import EngineRecording
-from engine.serving.replay import Origin
+from engine.serving.ranks import ALONE, Ranks
+from engine.serving.recordings.recorder import EngineRecording
+from engine.serving.recordings.replay import Origin
 from engine.serving.reply import Sink, TextStream
 from engine.serving.switches import Switches
 from engine.text.tokenizer import Tokenizer
@@ -48,10 +49,11 @@ class Engine:
         seed: int | None = None,
         first_request: int = 0,
         grammars: Grammars | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.scheduler, self.runner, self.tokenizer = scheduler, runner, tokenizer
         self.limits, self.info, self.bus = limits, info, bus
-        self.clock, self.grammars, self.meters = scheduler.clock, grammars, Meters()
+        self.clock, self.grammars, self.meters, self.ranks = scheduler.clock, grammars, Meters(), ranks
         self.error, self.warmed = "", 1.0  # why the engine is dead, or ""; the finished share of a warm-up
         self._number = itertools.count(first_request).__next__
         self.outputs = OutputProcessor(scheduler, self.meters, bus, self.clock, self._number, limits.stop_ids)
@@ -218,7 +220,7 @@ class Engine:
         return snapshot(
             self.scheduler, self.runner, self.meters, self.info, self.limits, error=self.error,
             warmed=self.warmed, switches=self.switches, change=self.change, beams=self.outputs.beams(),
-            adapters=self.adapters.view(),
+            adapters=self.adapters.view(), ranks=self.ranks,
         )  # fmt: skip
 
     def warm(self) -> None:
@@ -351,6 +353,8 @@ class Engine:
 
     def _step_failed(self, step: Step, error: Exception) -> None:
         """Fail the requests of the step. The engine continues if the device still works."""
+        if isinstance(error, EngineDead):
+            raise error
         reason = f"the step failed: {type(error).__name__}: {error} ({place(error)})"
         log.error("step %d failed", step.number, exc_info=error)
         rows = tuple(row.request for row in step.rows)
@@ -363,11 +367,7 @@ class Engine:
 
     def _shrink_steps(self, step: Step, error: NoMemory) -> None:
         """Undo a step that ran out of memory and make the next ones smaller. A request alone in it fails."""
-        alone = recovery.undo_step(self.scheduler, step)
-        log.warning(
-            "out of memory for step %d, %d tokens in %d rows; the next steps have at most %d tokens: %s",
-            step.number, step.tokens, len(step.rows), self.scheduler.rules.step_tokens, error,
-        )  # fmt: skip
+        alone = recovery.undo_step(self.scheduler, step, error)
         if alone is not None:
             self.outputs.end(alone, Finish.FAILED, f"no memory for a step of {step.tokens} tokens: {error}")
 

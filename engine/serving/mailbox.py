@@ -74,6 +74,10 @@ class Mailbox:
             self._waiting.put(None)
             self._helpers.shutdown(wait=False)  # work that has started still gets an answer
 
+    def wake(self) -> None:
+        """End a waiting `drain`, from any thread."""
+        self._waiting.put(None)
+
     def drain(self, *, wait: bool = False, timeout: float | None = None) -> None:
         """Run the queued commands, on the engine's thread. `wait`: block until there is at least one."""
         if not wait and self._waiting.empty():

@@ -22,6 +22,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.serving.info import EngineInfo
 from engine.serving.limits import Limits
 from engine.serving.meters import Meters
+from engine.serving.ranks import Ranks
 
 _SHOWN_WAITING = 64  # waiting requests shown; the others are only counted
 
@@ -39,10 +40,12 @@ def snapshot(
     change: Change | None,
     beams: tuple[BeamsView, ...],
     adapters: tuple[AdapterView, ...],
+    ranks: Ranks,
 ) -> Snapshot:
     tiers = [
         TierView(each.name, each.used, each.size, each.problem) for each in scheduler.transfers.tiers.values()
     ]
+    memory = {} if error else runner.memory()  # a lost GPU does not respond
     now = scheduler.clock()
     line = itertools.islice(scheduler.waiting, _SHOWN_WAITING)
     parked = scheduler.waiting.parked.values()
@@ -78,13 +81,14 @@ def snapshot(
         itl=meters.itl(),
         iteration_tokens=meters.iteration_tokens.view(),
         finished=meters.finished,
-        memory={} if error else runner.memory(),  # a lost GPU does not respond
+        memory=memory,
         switches=switches,
         reads=runner.reads(),
         kv_dtype=info.kv_dtype if scheduler.kv.kv_scheme == "none" else scheduler.kv.kv_scheme,
         schemes=runner.weight_schemes(),
         change=change,
         beams=beams,
+        ranks=ranks.views(info.device, memory.get("cache", 0)),
         speculation=scheduler.speculator.total(),
         speculates=limits.speculation,
         kv_scheme=scheduler.kv.kv_scheme,

@@ -16,6 +16,14 @@ def add_model(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1 ... (default: best)")
     group.add_argument(
+        "--tp",
+        type=whole,
+        default=1,
+        metavar="N",
+        help="tensor parallel: share the model between N processes, each with a part of every weight "
+        "(default: 1; CPUs only)",
+    )
+    group.add_argument(
         "--dtype",
         default="auto",
         choices=["auto", "float32", "bfloat16", "float16"],

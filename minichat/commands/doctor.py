@@ -19,7 +19,9 @@ from engine.attention import registry
 from engine.devices import free_host_memory, host_memory, host_speeds
 from engine.kv.tiers.speeds import TierSpeeds, disk_speeds
 from engine.models import families
+from engine.models.config_json import read_config
 from engine.models.find import find_model
+from engine.models.loader import possible_ranks
 from engine.quant import registry as schemes
 from engine.scheduling import policy
 from minichat import __version__
@@ -38,6 +40,7 @@ if sys.platform == "linux":
     PACKAGES.append("bitsandbytes")  # not installed on other systems
 OPTIONAL = ("triton", "flash-attn", "flashinfer-python")
 _GB = 1e9
+_MOST_RANKS = 16
 _SPEC = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-0.5)  # a typical layer
 
 
@@ -70,6 +73,7 @@ def examine() -> dict[str, Any]:
         "kernels": _kernels(),
         "kv": {str(device): _kv(device) for device in devices},
         "tiers": _tiers(devices),
+        "ranks": _ranks(),
         "policies": policy.names(),
         "families": {name: _family(name) for name in families.names()},
         "built_in_model": _built_in(),
@@ -118,6 +122,11 @@ def report(found: dict[str, Any]) -> str:
     lines += ["", "Cache tiers, GB/s (--kv-host, --kv-disk)"]
     lines += [f"  {name:18s} {_speeds(speeds)}" for name, speeds in found["tiers"].items()]
     lines += ["", "Model families with a native decoder", *_by_status(found["families"])]
+    lines += [
+        "",
+        "Tensor parallel (--tp)",
+        *(f"  {name:18s} {what}" for name, what in found["ranks"].items()),
+    ]
     lines += ["", "Scheduling policies (--policy)", f"  {', '.join(found['policies'])}"]
     lines += ["", f"Built-in model: {found['built_in_model']}"]
     settings = found["settings"]
@@ -194,6 +203,16 @@ def _speeds(found: dict[str, float] | str) -> str:
 
 def _why_not(name: str, device: torch.device, kv_scheme: KvSchemeName = "none") -> str | None:
     return registry.why_not(name, device, [_SPEC], _dtype(device), kv_scheme)
+
+
+def _ranks() -> dict[str, str]:
+    """How many processes can share the built-in model on each kind of device."""
+    found = {"cuda": "not supported yet"}
+    try:
+        able = possible_ranks(read_config(find_model(None).folder), _MOST_RANKS)
+    except EngineError as error:
+        return {"cpu": str(error), **found}
+    return {"cpu": f"available; the built-in model runs on {', '.join(map(str, able))} ranks", **found}
 
 
 def _quantization(device: torch.device) -> dict[str, str | None]:

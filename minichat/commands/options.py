@@ -66,6 +66,7 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
     return EngineConfig(
         model=options.model,
         device=options.device,
+        tp=options.tp,
         dtype=options.dtype,
         attention=options.attention,
         policy=options.policy,

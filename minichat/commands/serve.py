@@ -35,6 +35,7 @@ _LONGEST_DRAIN = 3600.0  # seconds
 _LARGEST_BODY = 1024  # MiB
 _OF_WEIGHTS: dict[str, object] = {  # options of the weights and their cache, with their defaults
     "device": "auto",
+    "tp": 1,
     "dtype": "auto",
     "attention": "auto",
     "quantization": "none",

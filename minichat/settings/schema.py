@@ -90,6 +90,11 @@ class EngineSettings:
     model: str = setting("pocket", NAME, "A folder, a hub name, or pocket, the built-in model.")
     folders: Sequence[str] = setting((), TEXTS, "Folders in which the model picker looks for models.")
     device: str = setting("auto", NAME, "auto, cpu, cuda, cuda:1 ...")
+    tp: int = setting(
+        1,
+        whole(1, 1024),
+        "Processes that share the model (tensor parallel), each with a part of all weights.",
+    )
     dtype: str = setting(
         "auto",
         one_of("auto", "float32", "bfloat16", "float16"),

@@ -31,6 +31,11 @@ def test_it_prints_a_report(run: Run) -> None:
     assert re.search(
         r"\n  host, cpu +store \d+\.\d, load \d+\.\d\n  disk +store \d+\.\d, load \d+\.\d\n", ran.out
     )
+    assert (
+        "Tensor parallel (--tp)\n  cpu                available; the built-in model runs on 1, 2, 4 ranks"
+        in ran.out
+    )
+    assert "  cuda               not supported yet" in ran.out
     assert "Scheduling policies (--policy)\n  fcfs, latency, priority" in ran.out
 
 

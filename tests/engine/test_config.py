@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ BAD = {
     "dtype": ["int8", None],
     "device": [0, None],
     "adapters": ["a=b", ["a=b"], ("a=b", 3), None],
+    "tp": [0, -1, 1.5, "2", True, None],
     "threads": [0, -1, 1.0, "2", True],
     "dummy_weights": ["no", 1, None],
     "attention": [None, 3],
@@ -64,3 +66,9 @@ def test_any_integer_is_a_valid_seed(seed: int | None) -> None:
 def test_host_memory_has_one_size() -> None:
     with pytest.raises(BadInput, match="kv_host and host_blocks cannot be used together"):
         EngineConfig(model="m", kv_host=1, host_blocks=8)
+
+
+@pytest.mark.parametrize(("name", "value"), [("kv_budget", 128), ("adapters", ("a=b",))])
+def test_what_ranks_cannot_do_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(BadInput, match=f"{name} cannot be used with tp yet"):
+        EngineConfig(model="m", tp=2, **{name: value})

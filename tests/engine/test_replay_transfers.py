@@ -8,7 +8,7 @@ from engine.api.errors import BadWire
 from engine.kv.tables import BlockTables
 from engine.kv.tiers.tier import TransferEnd, TransferOrder
 from engine.scheduling.step_bytes import Bounds
-from engine.serving.replay_transfers import TransferReplay
+from engine.serving.recordings.transfers import TransferReplay
 from tests.engine.byte_tier import ByteTier
 from tests.engine.ledger import LedgerRunner, LedgerSpace
 

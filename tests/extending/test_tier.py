@@ -11,7 +11,7 @@ from engine.api.errors import BadWire
 from engine.api.events import Event, Resumed, Transferred
 from engine.api.snapshot import TierView
 from engine.serving.engine import Engine
-from engine.serving.replay import replay
+from engine.serving.recordings.replay import replay
 from engine.start import start
 from tests.engine.byte_tier import closed
 from tests.extending.tier import FileTier

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("Dots1", GROUPED),
     "glm4_moe": ("Glm4Moe", GROUPED | {"head_dim": 24, "use_qk_norm": True}),
 }
-UNSHARED = {"olmo2", "olmo3", "olmoe"}  # a norm over all heads would need all ranks
+JOINED = {"olmo2", "olmo3", "olmoe"}  # a norm inside a part joins the ranks: tests/distributed
 IDS = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1))
 
 
@@ -125,7 +125,7 @@ def shared_logits(whole: Decoder, tensors: dict[str, Tensor], ranks: int) -> Ten
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in UNSHARED])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in JOINED])
 def test_all_ranks_together_give_the_logits_of_the_model(family: str, ranks: int, tmp_path: Path) -> None:
     """With four ranks and two key/value heads, two ranks share each head."""
     reference(*CASES[family], tmp_path)
@@ -199,13 +199,6 @@ def test_a_part_may_hold_several_products_of_a_kind(tmp_path: Path) -> None:
     assert torch.equal(part.ups[1].weight, torch.full((48, 32), 7.0))  # type: ignore[arg-type]
     finalize(part, scheme_named("int8"))
     assert not any(isinstance(each, Linear) for each in part.modules())
-
-
-@pytest.mark.parametrize("name", ["Olmo2", "Olmo3", "Olmoe"])
-def test_a_norm_over_all_heads_is_not_split(name: str, tmp_path: Path) -> None:
-    reference(name, {}, tmp_path)
-    with pytest.raises(BadInput, match="a norm over all heads cannot be split over ranks"):
-        block(read_config(tmp_path), 0, torch.float32, 2)
 
 
 def test_more_ranks_than_heads_share_heads() -> None:

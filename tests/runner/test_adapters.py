@@ -14,7 +14,7 @@ from engine.api.errors import BadInput, UnknownAdapter
 from engine.api.events import AdapterChanged
 from engine.api.params import SamplingParams
 from engine.serving.engine import Engine
-from engine.serving.replay import replay
+from engine.serving.recordings.replay import replay
 from tests.examples import examples
 from tests.models.lora import merge, random_adapter
 from tests.outputs import Output

@@ -17,7 +17,7 @@ from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.execution.runner import ModelRunner
 from engine.serving.engine import Engine
-from engine.serving.replay import replay
+from engine.serving.recordings.replay import replay
 from tests.models.test_families import reference
 from tests.outputs import Output
 from tests.runner.company import Company, companies

@@ -20,7 +20,7 @@ from engine.execution.prompt_logprobs import read_prompts
 from engine.execution.runner import ModelRunner
 from engine.scheduling.step import PromptTargets
 from engine.serving.engine import Engine
-from engine.serving.replay import replay
+from engine.serving.recordings.replay import replay
 from tests.examples import examples
 from tests.outputs import Output, Outputs
 from tests.runner.company import Company, companies

@@ -18,7 +18,7 @@ from engine.api.params import SPECULATION, Grammar, SamplingParams
 from engine.execution.changes import ReplaceLayer, Resize, RunnerChange, UseScheme
 from engine.execution.runner import ModelRunner
 from engine.scheduling.step_bytes import encode
-from engine.serving.replay import Replayed, StepLog, replay
+from engine.serving.recordings.replay import Replayed, StepLog, replay
 from tests.examples import examples
 from tests.outputs import Output
 from tests.runner.small import GREEDY, Watched, ask, drain, engine_on, make, turn, turn_until

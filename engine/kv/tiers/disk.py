@@ -126,6 +126,8 @@ class DiskTier(Tier):
 
     def _load(self, names: tuple[BlockName, ...], blocks: DeviceBlocks) -> float:
         began = time.monotonic()
+        if not all(name in self._slots or name in self._waiting for name in names):
+            self._writer.submit(self._guarded, self._look).result()  # another engine may have stored them
         rows = np.empty((len(names), self._nbytes), np.uint8)
         files: dict[int, int] = {}
         try:

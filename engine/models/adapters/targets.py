@@ -23,13 +23,12 @@ class AdapterTarget:
 
 
 def adaptable(model: LanguageModel) -> DecoderConfig:
-    """Return the configuration of a model that can have adapters, else raise the reason.
-
-    A model that is split over ranks would be refused here: each rank needs its share of the matrices.
-    """
+    """Return the configuration of a model that can have adapters, else raise the reason."""
     if not isinstance(model, Decoder):
         family = model.config.family
         raise UnsupportedModel(f"adapters need a native model family, and {family} runs over transformers")
+    if model.collective is not None:
+        raise UnsupportedModel("adapters are not supported by a model on several ranks (tp) yet")
     return model.config
 
 

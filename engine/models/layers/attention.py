@@ -135,26 +135,39 @@ class WideNormAttention(GroupedAttention):
     """The norm of queries covers all heads together, and so does that of keys."""
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
-        if build.ranks > 1:
-            raise BadInput("a norm over all heads cannot be split over ranks")
         super().__init__(config, index, build)
         dim = self.shape[-1]
         self.q_norm, self.k_norm = (build.norm(heads * dim) for heads in self.heads)
+        self.collective = build.collective
+        # Numbers that the ranks add to each sum of squares. Ranks that share a key head count it twice.
+        self.counted = [heads * dim * build.ranks for heads in self.heads]
 
     def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
         found, dim = dict(super().pieces()), self.shape[-1]
-        for name, heads in zip(("q_norm", "k_norm"), self.heads, strict=True):
-            found[name] = (SourceTensor(self.names[f"attention.{name}"], heads * dim, WHOLE),)
+        for name, heads, in_all in zip(("q_norm", "k_norm"), self.heads, self.whole, strict=True):
+            cut = by_head(in_all)
+            found[name] = (SourceTensor(self.names[f"attention.{name}"], heads * dim, cut),)
         return found
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
         widths = [heads * self.shape[-1] for heads in (*self.heads, self.parts[1])]
         q, k, v = self.product("qkv", self.norm(x), step).split_with_sizes(widths, 1)
-        qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1).view(-1, self.parts[0], self.shape[-1])
+        qk = torch.cat(self._normed(q, k), 1).view(-1, self.parts[0], self.shape[-1])
         self._rotate(qk, step)
         q, k = qk.split_with_sizes(self.heads, 1)
         mixed = step.attend(self.index, q, k, v.unflatten(1, (self.parts[1], -1)))
         return self.product("out", mixed.flatten(1), step)
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.collective is None:
+            return self.q_norm(q), self.k_norm(k)
+        squares = self.collective.sum(torch.stack([x.float().square().sum(-1) for x in (q, k)], 1))
+        norms = zip((q, k), (self.q_norm, self.k_norm), squares.unbind(1), self.counted, strict=True)
+        queries, keys = (
+            (x.float() * torch.rsqrt(square[:, None] / count + norm.eps)).to(x.dtype) * norm.weight
+            for x, norm, square, count in norms
+        )
+        return queries, keys
 
     fused = Part.fused
 

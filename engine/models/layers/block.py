@@ -6,6 +6,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from engine.models.layers.build import Build
+from engine.models.layers.collective import Collective
 from engine.models.layers.part import Part, Slot
 from engine.models.layers.sharding import WHOLE, Sharding
 from engine.models.layers.step import StepContext
@@ -17,6 +18,7 @@ class Block(nn.Module):
     """Each part reads the stream, which it norms, and adds its term."""
 
     chained: ClassVar[bool] = True  # whether the GPU launches of its parts can follow each other
+    collective: Collective | None = None  # sums the terms of the ranks that share this block
 
     def __init__(self, index: int, attention: Part, feed_forward: Part, names: str) -> None:
         """`names`: the prefix of this block's tensors in a checkpoint."""
@@ -30,7 +32,12 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, step: StepContext) -> None:
         """Add the two residual terms of this block to x, in place."""
-        self.add_terms(x, lambda part, read: part.forward(read, step))
+
+        def term(part: Part, read: Tensor) -> Tensor:
+            found = part.forward(read, step)
+            return found if self.collective is None else self.collective.sum(found)
+
+        self.add_terms(x, term)
 
     def add_terms(self, x: Tensor, term: Term) -> None:
         """Add the terms that `term` computes to x, in place."""

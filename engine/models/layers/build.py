@@ -8,6 +8,7 @@ from torch import nn
 
 from engine.api.errors import BadInput
 from engine.models.layers import operators
+from engine.models.layers.collective import Collective
 from engine.models.layers.norm import LayerNorm, Norm, OffsetNorm
 from engine.models.layers.operators import OperatorLinear, OperatorNorm
 from engine.quant.experts import ExpertsLinear
@@ -16,7 +17,10 @@ from engine.quant.linear import Linear, parameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """The dtype, names and operators of a model. `ranks`: the number of ranks that share it."""
+    """The dtype, names and operators of a model. `ranks`: the number of ranks that share it.
+
+    `collective`: joins them. Only shapes are needed of a part that is built without it for several ranks.
+    """
 
     dtype: torch.dtype
     eps: float
@@ -27,6 +31,7 @@ class Build:
     norm_operator: str = ""  # empty: the built-in norm
     product_operator: str = ""
     ranks: int = 1
+    collective: Collective | None = None
 
     def linear(self, inputs: int, outputs: int, *, bias: bool = False) -> Linear:
         made = Linear.empty(inputs, outputs, bias=bias, dtype=self.dtype)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
-from engine.api.snapshot import Load, Quantiles, Snapshot, StepTimes
+from engine.api.snapshot import Load, Quantiles, RankView, Snapshot, StepTimes
 from minichat.ui.monitor.figures import duration, size
 from minichat.ui.monitor.graphs import shares
 from minichat.ui.monitor.owners import Owner
@@ -35,7 +35,7 @@ class Latency(Pane):
         if (shot := self.snapshot) is None:
             return super().rows(width, height)
         times = shot.step_times
-        heading = self.heading(f"step {duration(times.total)}", right=_load(shot.load))
+        heading = self.heading(f"step {duration(times.total)}", right=_load(shot.load) or _ranks(shot.ranks))
         if not _measured(shot) and height == 2:
             return (heading, ((" no measurements yet", "muted"),))
         return (
@@ -84,6 +84,13 @@ def _parts(times: StepTimes, signs: str, width: int) -> Row:
         if sum(len(text) for text, _ in spans) <= width + 1:
             break
     return tuple(spans)
+
+
+def _ranks(ranks: Sequence[RankView]) -> str:
+    """The ranks that share the model, and the mean share of a step in which they join their results."""
+    if not ranks:
+        return ""
+    return f"{len(ranks)} ranks  joining {sum(each.joining for each in ranks) / len(ranks):.0%}"
 
 
 def _memory(memory: dict[str, int], width: int) -> Row:

@@ -3,7 +3,7 @@
 import pytest
 from textual.content import Content
 
-from engine.api.snapshot import Load, Quantiles, Snapshot, Speculation, StepTimes
+from engine.api.snapshot import Load, Quantiles, RankView, Snapshot, Speculation, StepTimes
 from engine.api.snapshot import Throughput as Speeds
 from minichat.ui.monitor import EngineLine, Latency, MonitorPanel, RateGraphs
 from minichat.ui.monitor.figures import clock_time
@@ -231,3 +231,13 @@ async def test_an_engine_that_ended_has_no_latencies() -> None:
         assert "step -" in lines(latency)[0]
         assert "p50       -  p99       -  n 0" in lines(latency)[1]
         assert "p50       -  p99       -  n 0" in lines(latency)[2]
+
+
+async def test_ranks_are_counted_with_the_share_of_a_step_in_which_they_join() -> None:
+    latency = Latency(ascii=True)
+    async with staged(latency, (55, 6), focus=False):
+        ranks = tuple(
+            RankView(rank, "cpu", 100 + rank, 2**20, share) for rank, share in enumerate((0.1, 0.3))
+        )
+        latency.update_from(snapshot(64, ranks=ranks), OWNERS)
+        assert lines(latency)[0].rstrip().endswith("2 ranks  joining 20%")

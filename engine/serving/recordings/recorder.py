@@ -8,7 +8,7 @@ from engine.api.errors import BadInput
 from engine.execution.changes import AttachAdapter
 from engine.execution.protocol import Runner
 from engine.scheduling.scheduler import Scheduler
-from engine.serving.replay import LoggedRunner, Origin, StepLog
+from engine.serving.recordings.replay import LoggedRunner, Origin, StepLog
 
 
 class EngineRecording:

@@ -12,36 +12,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import numpy as np
-
-from engine.api.codec import DecodeError, codec
+from engine.api.codec import codec
 from engine.api.config import KvSchemeName
 from engine.api.errors import BadInput, BadWire
-from engine.execution.changes import (
-    AttachAdapter,
-    DetachAdapter,
-    Recache,
-    ReplaceLayer,
-    Resize,
-    RunnerChange,
-    UseGraphs,
-    UseScheme,
-)
+from engine.execution.changes import Recache, Resize, RunnerChange
 from engine.execution.protocol import Runner, StepResult
 from engine.kv.tiers.tier import TransferEnd, TransferOrder
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Masks, Step
 from engine.scheduling.step_bytes import Bounds, decode, encode
-from engine.serving.replay_transfers import TransferReplay
+from engine.serving.recordings.runner_bytes import (
+    checked,
+    decode_change,
+    decode_end,
+    decode_json,
+    decode_masks,
+    decode_order,
+    encode_change,
+    encode_end,
+    encode_masks,
+    encode_order,
+)
+from engine.serving.recordings.transfers import TransferReplay
 
 VERSION = 3
 MOST = 2**28  # maximum bytes of a frame
 _FRAME = struct.Struct("<cQ")  # kind, payload size in bytes
 _NUMBER = struct.Struct("<q")  # the step that a frame is about
-_CHANGES: dict[str, Any] = {
-    each.__name__: each
-    for each in (ReplaceLayer, UseScheme, Resize, Recache, UseGraphs, AttachAdapter, DetachAdapter)
-}
 
 _HEADER, _STEP, _FAILED, _MASKS, _TAKEN_BACK, _RESULT, _CHANGE, _TRANSFER, _END = _KINDS = tuple(
     bytes([each]) for each in b"HSFMBRCTE"
@@ -80,7 +77,6 @@ class Recorded(NamedTuple):
 
 
 _RECORDED, _ORIGIN = codec(Recorded), codec(Origin)
-_ORDER, _TRANSFER_END = codec(TransferOrder), codec(TransferEnd)
 
 
 class StepLog:
@@ -95,8 +91,7 @@ class StepLog:
         self._write(_FAILED if failed else _STEP, encode(step))
 
     def masks(self, step: int, masks: Masks) -> None:
-        head = np.array([step, len(masks.slots), *masks.slots], "<i8").tobytes()
-        self._write(_MASKS, head + np.ascontiguousarray(masks.bits).tobytes())
+        self._write(_MASKS, encode_masks(step, masks))
 
     def taken_back(self, step: int) -> None:
         """Record that a launched step has no result."""
@@ -107,15 +102,13 @@ class StepLog:
         self._write(_RESULT, _NUMBER.pack(step) + written.encode())
 
     def change(self, change: RunnerChange) -> None:
-        name = type(change).__name__
-        written = [name, codec(_CHANGES[name]).write(change)]
-        self._write(_CHANGE, json.dumps(written, separators=(",", ":")).encode())
+        self._write(_CHANGE, encode_change(change))
 
     def transfer(self, order: TransferOrder) -> None:
-        self._write(_TRANSFER, json.dumps(_ORDER.write(order), separators=(",", ":")).encode())
+        self._write(_TRANSFER, encode_order(order))
 
     def transferred(self, end: TransferEnd) -> None:
-        self._write(_END, json.dumps(_TRANSFER_END.write(end), separators=(",", ":")).encode())
+        self._write(_END, encode_end(end))
 
     def close(self) -> None:
         self._file.close()
@@ -206,7 +199,7 @@ def replay(path: Path, runner: Runner, origin: Origin) -> Iterator[Replayed]:
             elif kind == _FAILED:
                 runner.skip(decode(payload, bounds))
             elif kind == _CHANGE:
-                change = _change(payload)
+                change = decode_change(payload)
                 try:
                     runner.apply(change)
                 except BadInput as error:
@@ -217,12 +210,12 @@ def replay(path: Path, runner: Runner, origin: Origin) -> Iterator[Replayed]:
                     fit = runner.fit()
                     bounds = dataclasses.replace(bounds, blocks=fit.blocks)
             elif kind == _MASKS:
-                number, masks = _masks(payload)
+                number, masks = decode_masks(payload)
                 runner.supply(pending.guided(number, masks, bounds), masks)
             elif kind == _TRANSFER:
-                transfers.begin(_read(_ORDER.read, _json(payload)), bounds)
+                transfers.begin(decode_order(payload), bounds)
             elif kind == _END:
-                transfers.end(_read(_TRANSFER_END.read, _json(payload)))
+                transfers.end(decode_end(payload))
             elif kind == _TAKEN_BACK:
                 pending.drop(_number(payload))
             elif kind == _RESULT:
@@ -248,7 +241,7 @@ def _frames(file: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
 def _check_header(frame: tuple[bytes, bytes] | None, origin: Origin) -> None:
     if frame is None or frame[0] != _HEADER:
         raise BadWire("the file is not an engine recording")
-    found: Origin = _read(_ORIGIN.read, _json(frame[1]))
+    found: Origin = checked(_ORIGIN.read, decode_json(frame[1]))
     if found != origin:
         raise BadWire(f"the recording starts with {found}, but this runner with {origin}")
 
@@ -303,40 +296,6 @@ def _number(payload: bytes) -> int:
     return int(_NUMBER.unpack_from(payload)[0])
 
 
-def _masks(payload: bytes) -> tuple[int, Masks]:
-    words = np.frombuffer(payload[: len(payload) // 8 * 8], "<i8")
-    if len(words) < 2 or not 0 <= words[1] <= len(words) - 2:
-        raise BadWire("the recording has truncated masks")
-    slots = tuple(words[2 : 2 + words[1]].tolist())
-    bits = np.frombuffer(payload[8 * (2 + len(slots)) :], np.uint8).copy()
-    if len(bits) % max(1, len(slots)):
-        raise BadWire("the recording has truncated masks")
-    return int(words[0]), Masks(slots, bits.reshape(len(slots), -1) if slots else bits.reshape(0, 0))
-
-
-def _change(payload: bytes) -> RunnerChange:
-    pair = _json(payload)
-    kind = _CHANGES.get(pair[0]) if type(pair) is list and len(pair) == 2 and type(pair[0]) is str else None
-    if kind is None:
-        raise BadWire(f"the recording has an unknown change {pair!r:.60}")
-    change: RunnerChange = _read(codec(kind).read, pair[1])
-    return change
-
-
 def _recorded(payload: bytes) -> Recorded:
-    recorded: Recorded = _read(_RECORDED.read, _json(payload))
+    recorded: Recorded = checked(_RECORDED.read, decode_json(payload))
     return recorded
-
-
-def _read(read: Any, value: Any) -> Any:
-    try:
-        return read(value)
-    except DecodeError as error:
-        raise BadWire(f"the recording: {error}") from None
-
-
-def _json(payload: bytes) -> Any:
-    try:
-        return json.loads(payload)
-    except (ValueError, RecursionError) as error:
-        raise BadWire(f"the recording has a frame that is not JSON: {error}") from None

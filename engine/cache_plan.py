@@ -1,0 +1,103 @@
+"""How large the KV cache may be, and which tokens it keeps, from the configuration and the free memory."""
+
+from dataclasses import replace
+
+import torch
+
+from engine.api.config import EngineConfig, LayerSpec
+from engine.api.errors import BadInput
+from engine.devices import free_host_memory, free_memory, host_memory, memory
+from engine.execution.budget import CacheBudget
+from engine.execution.draft.drafters import DraftModels
+from engine.kv.eviction import TokenBudget
+from engine.kv.store import KVStore
+from engine.kv.window import Window
+from engine.models.base import LanguageModel
+
+# The share of free memory for the cache. A GPU is ours alone, but steps need memory too; main memory is
+# shared with other programs.
+_GPU_SHARE, _HOST_SHARE = 0.85, 0.25
+_PINNED = 2 * 2**30  # bytes of host memory for blocks on a GPU machine, unless kv_host asks for more
+_FULL_CONTEXTS = 32  # on a CPU, blocks for more full-length requests than this would never be used
+
+
+def cache_budget(
+    config: EngineConfig,
+    model: LanguageModel,
+    specs: tuple[LayerSpec, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    draft_models: DraftModels,
+) -> CacheBudget:
+    """On a CPU, the host tier is empty unless it is asked for: it takes the same memory as the cache."""
+    on_gpu, longest = device.type == "cuda", model.config.max_context
+    full = -(-longest // config.block_size)
+    own = KVStore.block_bytes(specs, config.block_size, dtype, config.kv_scheme)
+    _refuse_beyond("blocks", config.blocks, own, memory(device))
+    _refuse_beyond("host_blocks", config.host_blocks, own, host_memory())
+    host_nbytes = min(int(free_host_memory() * _HOST_SHARE), _PINNED) if on_gpu else 0
+    if config.kv_host is not None:
+        host_nbytes = round(config.kv_host * 1e9)
+        if host_nbytes > (there := host_memory()):
+            raise BadInput(f"kv_host: {config.kv_host:g} GB exceed the {there / 1e9:.1f} GB of memory")
+    share = own / (own + draft_models.block_bytes(config.block_size, dtype))
+    return CacheBudget(
+        specs=specs,
+        sinks=model.sinks,
+        block_size=config.block_size,
+        dtype=dtype,
+        device=device,
+        longest=longest,
+        blocks=config.blocks,
+        host_blocks=config.host_blocks if config.kv_budget is None else 0,
+        nbytes=int(free_memory(device) * memory_share(device) * share) // (1 if on_gpu else config.tp),
+        host_nbytes=host_nbytes // config.tp,
+        host_beyond=config.kv_host is not None,
+        most=None if on_gpu else full * min(_FULL_CONTEXTS, config.max_running),
+        window=_window(config),
+        budget=_budget(config),
+    )
+
+
+def _refuse_beyond(name: str, requested: int | None, each: int, there: int) -> None:
+    """Reject sizes beyond the device's memory. The system would grant them and later kill the process."""
+    if requested is not None and requested * each > there:
+        raise BadInput(f"{name}: {requested} blocks of {each} bytes exceed the {there} bytes of memory")
+
+
+def windowed(specs: tuple[LayerSpec, ...], config: EngineConfig) -> tuple[LayerSpec, ...]:
+    """Apply the configured window. A layer with a narrower window keeps it."""
+    if (size := config.kv_window) is None:
+        return specs
+    return tuple(
+        each if each.window is not None and each.window <= size
+        else replace(each, window=size, kept=config.kv_sinks)
+        for each in specs
+    )  # fmt: skip
+
+
+def _window(config: EngineConfig) -> Window | None:
+    if config.kv_window is None:
+        return None
+    return Window(config.kv_window, config.kv_sinks, config.block_size)
+
+
+def _budget(config: EngineConfig) -> TokenBudget | None:
+    if config.kv_budget is None:
+        return None
+    return TokenBudget(config.kv_budget, config.kv_sinks, config.block_size, config.kv_eviction)
+
+
+def refuse_budget(config: EngineConfig, specs: tuple[LayerSpec, ...], device: torch.device) -> None:
+    if config.kv_budget is None:
+        return
+    if any(spec.window is not None for spec in specs):
+        raise BadInput("kv_budget is not available: some layers of this model have a window of their own")
+    if any(spec.latent for spec in specs):
+        raise BadInput("kv_budget is not available: this model caches latents")
+    if config.kv_eviction == "attention" and device.type == "cuda":
+        raise BadInput("kv_eviction attention runs on CPUs only; use norms on a GPU")
+
+
+def memory_share(device: torch.device) -> float:
+    return _GPU_SHARE if device.type == "cuda" else _HOST_SHARE

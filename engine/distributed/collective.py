@@ -1,0 +1,141 @@
+"""Sums and gathers over the ranks of one machine, through memory they share.
+
+Each rank writes its part, wakes the others, waits for theirs, and reads all parts in rank order. So every
+rank computes the same bits. There are two places for each part, which alternate: a rank that writes to a
+place again has received all parts of the exchange in between, so the others have read what was there.
+"""
+
+import os
+import select
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.api.errors import EngineError
+from engine.distributed.memory import mapped
+from engine.distributed.waiting import readable
+
+PLACE = 2**20  # bytes of a part; a larger tensor takes several exchanges
+LIMIT = 600.0  # seconds a rank waits for another, which may be loading or compiling
+
+
+class Interrupted(EngineError):
+    """A collective call ended early: another rank has failed or is lost."""
+
+
+class Wires(NamedTuple):
+    """What a rank needs to meet the others. All are file descriptors."""
+
+    memory: int
+    wake: tuple[int, ...]  # by rank: where to write a byte once the own part is there; -1 for itself
+    woken: tuple[int, ...]  # by rank: where its byte arrives; -1 for itself
+    alarm: tuple[int, int]  # a pipe that is never read while the ranks work: a byte in it stops all of them
+
+    def fds(self) -> list[int]:
+        return [each for each in (self.memory, *self.wake, *self.woken, *self.alarm) if each >= 0]
+
+
+def memory_size(ranks: int) -> int:
+    return 2 * ranks * PLACE
+
+
+def wires(ranks: int, memory: int) -> list[Wires]:
+    """Return the wires of each rank. The memory and the alarm are common to all."""
+    pairs = {(a, b): os.pipe() for a in range(ranks) for b in range(ranks) if a != b}
+    alarm = os.pipe()
+    everyone = range(ranks)
+    return [
+        Wires(
+            memory,
+            tuple(-1 if other == rank else pairs[rank, other][1] for other in everyone),
+            tuple(-1 if other == rank else pairs[other, rank][0] for other in everyone),
+            alarm,
+        )
+        for rank in everyone
+    ]
+
+
+class SharedMemoryCollective:
+    """For tensors on a CPU. One thread of each rank uses it."""
+
+    def __init__(self, rank: int, wires: Wires, limit: float = LIMIT) -> None:
+        self.rank, self.ranks = rank, len(wires.wake)
+        self.seconds = 0.0  # spent in sums and gathers, most of it waiting for the others
+        self._wires, self._limit, self._turn = wires, limit, 0
+        size = memory_size(self.ranks)
+        whole = torch.frombuffer(mapped(wires.memory, size), dtype=torch.uint8)
+        self._places = whole.view(2, self.ranks, PLACE)
+        self._sources = {fd: other for other, fd in enumerate(wires.woken) if fd >= 0}
+        self._poll = select.poll()
+        for fd in (*self._sources, wires.alarm[0]):
+            self._poll.register(fd, select.POLLIN)
+
+    def sum(self, term: Tensor) -> Tensor:
+        out = torch.empty(term.shape, dtype=term.dtype)
+        flat, into = term.contiguous().view(-1), out.view(-1)
+        for here, parts in self._exchanges(flat):
+            total = torch.add(parts[0], parts[1], out=into[here])
+            for part in parts[2:]:
+                total += part
+        return out
+
+    def gather(self, part: Tensor) -> Tensor:
+        flat = part.contiguous().view(-1)
+        found = torch.empty(self.ranks, len(flat), dtype=part.dtype)
+        for here, parts in self._exchanges(flat):
+            for rank, each in enumerate(parts):
+                found[rank, here] = each
+        return torch.cat([each.view(part.shape) for each in found], -1)
+
+    def interrupt(self) -> None:
+        """Stop all ranks' calls, now and until `reset`. From any thread."""
+        os.write(self._wires.alarm[1], b"!")
+
+    def clear(self) -> None:
+        """Take back the interruption. Called on one rank, once all have stopped."""
+        while readable(self._wires.alarm[0], 0):
+            os.read(self._wires.alarm[0], PLACE)
+
+    def reset(self) -> None:
+        """Forget the parts that were on the way. Called on every rank, while all have stopped."""
+        for fd in self._sources:
+            while readable(fd, 0):
+                os.read(fd, PLACE)
+        self._turn = 0
+
+    def _exchanges(self, flat: Tensor) -> Iterator[tuple[slice, list[Tensor]]]:
+        """Exchange a tensor in pieces: where each is, and all ranks' numbers for it, valid until the next."""
+        most = PLACE // flat.dtype.itemsize
+        for at in range(0, len(flat), most):
+            piece = flat[at : at + most]
+            places = self._places[self._turn, :, : piece.nbytes].view(flat.dtype)
+            places[self.rank] = piece
+            self._meet()
+            self._turn = 1 - self._turn
+            yield slice(at, at + len(piece)), list(places)
+
+    def _meet(self) -> None:
+        """Report the own part, and wait until all others have reported theirs."""
+        began = time.perf_counter()
+        for fd in self._wires.wake:
+            if fd >= 0:
+                try:
+                    os.write(fd, b".")
+                except BrokenPipeError:
+                    raise Interrupted("another rank has ended") from None
+        missing = set(self._sources)
+        while missing:
+            if not (ready := self._poll.poll(self._limit * 1e3)):
+                late = ", ".join(str(self._sources[fd]) for fd in sorted(missing))
+                raise Interrupted(f"rank {late} did not answer within {self._limit:g} seconds")
+            for fd, _ in ready:
+                if fd == self._wires.alarm[0]:
+                    raise Interrupted("another rank has stopped")
+                if fd in missing:
+                    if not os.read(fd, 1):
+                        raise Interrupted(f"rank {self._sources[fd]} has ended")
+                    missing.discard(fd)
+        self.seconds += time.perf_counter() - began

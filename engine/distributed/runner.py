@@ -1,0 +1,163 @@
+"""A runner of several ranks: makes each call on the own runner, rank 0, and sends it to the others.
+
+All ranks get the same calls in the same order, so they compute the same tokens and none waits for another
+outside of the sums. Questions are answered by rank 0 alone: the ranks agree on everything that counts.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from engine.api.config import KvSchemeName
+from engine.api.errors import EngineDead, EngineError
+from engine.distributed.collective import LIMIT, Interrupted
+from engine.distributed.messages import STEP_KINDS, Kind, digest
+from engine.distributed.team import Team
+from engine.execution.changes import Recache, RunnerChange
+from engine.execution.protocol import Compilation, StepKind, StepResult
+from engine.execution.runner import ModelRunner
+from engine.kv.tiers.tier import TransferEnd, TransferOrder
+from engine.scheduling.step import Masks, Step
+from engine.scheduling.step_bytes import encode
+from engine.serving.recordings.runner_bytes import decode_end, encode_change, encode_masks, encode_order
+
+Handle = tuple[int, Any]  # the step's number, and the own runner's handle
+
+
+class RankAnswer(NamedTuple):
+    """What a rank answers to a message."""
+
+    error: EngineError | None
+    digest: int  # of the tokens it has sampled
+    joined: float  # seconds that it has spent in collectives so far
+
+
+class RankedRunner:
+    def __init__(self, own: ModelRunner, team: Team) -> None:
+        self.own, self._team = own, team
+        self._ended: dict[int, dict[int, TransferEnd]] = {}  # of each transfer in flight, by rank
+        self._dead, self._joined = "", [0.0] * team.ranks  # seconds that each rank has spent in collectives
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)  # questions
+
+    def start_compiling(self, kinds: Sequence[StepKind]) -> Sequence[Compilation]:
+        self._team.send(Kind.COMPILE, json.dumps(STEP_KINDS.write((*kinds,))).encode())
+        return self.own.start_compiling(kinds)
+
+    def launch(self, step: Step) -> Handle:
+        self._team.send(Kind.STEP, encode(step))
+        return step.number, self._together(lambda: self.own.launch(step))
+
+    def supply(self, handle: Handle, masks: Masks) -> None:
+        number, own = handle
+        self._team.send(Kind.MASKS, encode_masks(number, masks))
+        self._together(lambda: self.own.supply(own, masks))
+
+    def skip(self, step: Step) -> None:
+        self._team.send(Kind.SKIP, encode(step))
+        self.own.skip(step)
+
+    def collect(self, handle: Handle) -> StepResult:
+        """Wait for a step on all ranks. Raises EngineDead if they did not sample the same tokens."""
+        number, own = handle
+        message = self._team.send(Kind.COLLECT, number.to_bytes(8, "little"))
+        result: StepResult = self._together(lambda: self.own.collect(own))
+        answers = self._answers(message)
+        if any(each.error is not None for each in answers):
+            self._recover(Interrupted("the step failed on another rank"))
+        for rank, each in enumerate(answers, 1):
+            if each.digest != digest(result):
+                self._dead = f"rank {rank} has sampled other tokens than rank 0 in step {number}"
+                raise EngineDead(self._dead)
+        self._note_joined([self._team.collective.seconds, *(each.joined for each in answers)], result.seconds)
+        return result
+
+    def _note_joined(self, seconds: list[float], step: float) -> None:
+        """Report the share of the step that each rank has spent in collectives."""
+        spent = [now - before for now, before in zip(seconds, self._joined, strict=True)]
+        self._joined = seconds
+        self._team.note_step(min(1.0, each / step) if step > 0 else 0.0 for each in spent)
+
+    def apply(self, change: RunnerChange) -> None:
+        """Apply a change on all ranks. If it fails on one, the others keep a change that can be repeated."""
+        before: KvSchemeName = self.own.store.scheme
+        message, errors = self._team.send(Kind.CHANGE, encode_change(change)), list[Exception]()
+        try:
+            self.own.apply(change)
+        except Exception as error:
+            errors.append(error)
+        errors += [each.error for each in self._answers(message) if each.error is not None]
+        if errors:
+            if isinstance(change, Recache) and change.scheme != before:
+                self.apply(Recache(before))  # where it failed, the scheme is already the one before
+            raise errors[0]
+
+    def transfer(self, order: TransferOrder) -> None:
+        self._team.send(Kind.TRANSFER, encode_order(order))
+        if order.blocks:
+            self._ended[order.id] = {}
+        self.own.transfer(order)
+
+    def transferred(self, *, wait: bool = False) -> list[TransferEnd]:
+        """Transfers that have ended on every rank. One that failed on any rank has failed."""
+        for end in self.own.transferred(wait=wait):
+            self._ended[end.id][0] = end
+        for member in self._team.members:
+            lacking = {id for id, by_rank in self._ended.items() if member.rank not in by_rank}
+            while lacking and (frame := self._team.receive(member, LIMIT if wait else 0.0)) is not None:
+                lacking.discard(self._note_end(member.rank, frame))
+        whole = [id for id, by_rank in self._ended.items() if len(by_rank) == self._team.ranks]
+        return [_joined(self._ended.pop(id)) for id in whole]
+
+    def device_error(self) -> str | None:
+        return self._dead or self._team.lost or self.own.device_error()
+
+    def _note_end(self, rank: int, frame: dict[str, Any]) -> int:
+        end = decode_end(frame["end"].encode())
+        self._ended[end.id][rank] = end
+        return end.id
+
+    def _answers(self, message: int) -> list[RankAnswer]:
+        """Wait for all ranks' answers to a message."""
+        found = []
+        for member in self._team.members:
+            while (frame := self._team.receive(member)) is not None and "end" in frame:
+                self._note_end(member.rank, frame)
+            if frame is None:
+                self._dead = f"rank {member.rank} did not answer for {LIMIT:g} seconds"
+                raise EngineDead(self._dead)
+            if frame["to"] != message:
+                self._dead = f"rank {member.rank} answers message {frame['to']}, not {message}"
+                raise EngineDead(self._dead)
+            error = frame["error"]
+            found.append(
+                RankAnswer(
+                    None if error is None else EngineError.from_wire(error), frame["digest"], frame["joined"]
+                )
+            )
+        return found
+
+    def _together(self, call: Callable[[], Any]) -> Any:
+        """Make a call that waits for other ranks. If it fails here or there, all of them stop."""
+        try:
+            return call()
+        except Exception as error:
+            self._recover(error)
+
+    def _recover(self, error: Exception) -> NoReturn:
+        """Stop all ranks after a failed step, so that the next one finds them in step. Raises the cause."""
+        collective = self._team.collective
+        collective.interrupt()
+        stopped = self._answers(self._team.send(Kind.STOP))
+        collective.clear()
+        collective.reset()
+        self._answers(self._team.send(Kind.RESET))
+        causes = [error, *(each.error for each in stopped if each.error is not None)]
+        raise next((each for each in causes if not isinstance(each, Interrupted)), error)
+
+
+def _joined(by_rank: dict[int, TransferEnd]) -> TransferEnd:
+    ends = by_rank.values()
+    error = next((end.error for end in ends if end.error), "")
+    return TransferEnd(by_rank[0].id, max(end.seconds for end in ends), error)

@@ -1,0 +1,60 @@
+"""Starts a rank inside its process: the model's share, the same cache as every other rank, the loop."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engine.api import wire
+from engine.api.config import ModelPlace
+from engine.api.errors import EngineError
+from engine.assembly import build_runner, load_share
+from engine.distributed.collective import SharedMemoryCollective, Wires
+from engine.distributed.identity import identity
+from engine.distributed.link import RankLink
+from engine.distributed.loop import RankLoop
+from engine.distributed.messages import error_to_wire
+from engine.distributed.ring import RingEnds, RingReader
+from engine.scheduling.step_bytes import Bounds
+
+
+def connect(given: dict[str, Any]) -> RankLoop:
+    """Start as rank 0 does. An error is reported to the engine first.
+
+    `given`: the file descriptors, as team.py passes them.
+    """
+    link = RankLink(socket.socket(fileno=given["link"]))
+    memory, wake, woken, alarm = given["wires"]
+    collective = SharedMemoryCollective(
+        given["rank"], Wires(memory, tuple(wake), tuple(woken), (alarm[0], alarm[1]))
+    )
+    ring = RingReader(given["ring"][0], RingEnds(*given["ring"][1:]))
+    try:
+        return _loop(link, collective, ring)
+    except Exception as error:
+        link.send({"error": error_to_wire(given["rank"], error)})
+        if isinstance(error, EngineError):
+            raise
+        raise EngineError(str(error)) from error
+
+
+def _loop(link: RankLink, collective: SharedMemoryCollective, ring: RingReader) -> RankLoop:
+    start = _received(link)
+    config = wire.config_from_json(start["config"])
+    place = ModelPlace(start["model"], Path(start["folder"]))
+    link.send({"hello": identity(config, place)})
+    loaded = load_share(config, place, collective)
+    budget = loaded.budget
+    link.send({"nbytes": budget.nbytes, "host_nbytes": budget.host_nbytes})
+    agreed = _received(link)
+    budget = replace(budget, nbytes=agreed["nbytes"], host_nbytes=agreed["host_nbytes"])
+    built = build_runner(replace(loaded, budget=budget), frozenset(agreed["stop_ids"]), rank=collective.rank)
+    slots, width = built.tables
+    fit = budget.fit(config.kv_scheme)
+    bounds = Bounds(slots, width, loaded.config.block_size, fit.blocks, loaded.model.config.vocab)
+    link.send({"ready": {"blocks": fit.blocks, "slots": slots, "width": width}})
+    return RankLoop(built.runner, ring, link, collective, bounds, built.tiers)
+
+
+def _received(link: RankLink) -> Any:
+    return link.receive()  # without a limit: the heartbeat's thread ends this process with the engine

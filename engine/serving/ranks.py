@@ -1,0 +1,39 @@
+"""What an engine needs of the ranks that share its model."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.api.snapshot import RankView
+
+
+class Ranks(Protocol):
+    def check(self) -> None:
+        """Raise EngineDead if a rank is lost."""
+
+    def on_loss(self, call: Callable[[], None]) -> None:
+        """Call this, from another thread, when a rank is lost."""
+
+    def views(self, device: str, cache: int) -> tuple[RankView, ...]:
+        """All ranks. `cache`: the bytes of each one's share of the cache."""
+
+    def close(self) -> None:
+        """End the other ranks."""
+
+
+class Alone:
+    """No other process shares the model."""
+
+    def check(self) -> None:
+        """Nothing can be lost."""
+
+    def on_loss(self, call: Callable[[], None]) -> None:
+        """Nothing can be lost."""
+
+    def views(self, device: str, cache: int) -> tuple[RankView, ...]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+ALONE = Alone()

@@ -1,0 +1,1 @@
+"""What a runner did, in a file: recorded by an engine, and replayed by a fresh runner."""

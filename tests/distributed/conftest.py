@@ -1,0 +1,23 @@
+"""Two ranks of a small model, started once for each file that needs them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.serving.engine import Engine
+from tests.runner.conftest import checkpoint, llama
+from tests.runner.small import engine_on
+from tests.runner.test_speculation import always_draft, drafted
+
+__all__ = ["checkpoint", "drafted", "llama"]  # fixtures
+
+CONFIG = {"blocks": 6, "host_blocks": 6, "max_running": 6, "max_step_tokens": 20, "preemption": "swap"}
+
+
+@pytest.fixture(scope="module")
+def two(drafted: Path) -> Iterator[Engine]:
+    """An engine of two ranks, with both kinds of draft models and hardly any room."""
+    engine = always_draft(engine_on(drafted, tp=2, **CONFIG))
+    yield engine
+    engine.ranks.close()

@@ -1,0 +1,62 @@
+"""The disk tier of two ranks: each keeps its share of a block. A block without all shares is recomputed."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from engine.api.events import Event, Transferred
+from engine.kv.tiers.shared import name_of_rank
+from engine.serving.engine import Engine
+from tests.distributed.threads import ranked
+from tests.runner.small import alone, ask, drain
+
+INDEX = Path("minichat-kv", "index.sqlite")
+PROMPT = [*range(3, 63)]
+
+
+@contextmanager
+def over_disk(model: Path, disk: Path, tp: int = 2) -> Iterator[tuple[Engine, list[Transferred]]]:
+    """An engine, and the loads that it ends."""
+    loads = list[Transferred]()
+
+    def see(event: Event) -> None:
+        if isinstance(event, Transferred) and event.load:
+            loads.append(event)
+
+    with ranked(model, tp=tp, kv_disk=f"{disk}:0.1") as engine:
+        engine.bus.subscribe(see)
+        yield engine, loads
+
+
+def reply(engine: Engine, prompt: list[int]) -> list[int]:
+    _, output = ask(engine, prompt)
+    drain(engine)
+    assert not output.error
+    return output.tokens
+
+
+def test_a_chat_resumes_in_a_new_engine_if_every_rank_has_its_share(llama: Path, tmp_path: Path) -> None:
+    expected = alone(llama, PROMPT).tokens
+    second = [*PROMPT, *expected, 5, 6, 7]
+    with over_disk(llama, tmp_path) as (engine, _):
+        assert reply(engine, PROMPT) == expected
+    names = stored(tmp_path)
+    others = {name_of_rank(1, each) for each in names} & names
+    assert others and len(others) * 2 == len(names), "a rank ended before it had written its shares"
+    with over_disk(llama, tmp_path) as (engine, loads):
+        assert reply(engine, second) == alone(llama, second).tokens
+        assert [each.error for each in loads] == [""]
+    with closing(sqlite3.connect(tmp_path / INDEX)) as index, index:
+        index.executemany("DELETE FROM blocks WHERE name = ?", [(each,) for each in others])
+    with over_disk(llama, tmp_path) as (engine, loads):
+        assert reply(engine, second) == alone(llama, second).tokens
+        assert "is gone from" in loads[0].error, "rank 1 has lost its shares"
+    with over_disk(llama, tmp_path, tp=1) as (engine, loads):
+        assert reply(engine, second) == alone(llama, second).tokens
+        assert not loads, "blocks of two ranks are not those of one"
+
+
+def stored(folder: Path) -> set[bytes]:
+    with closing(sqlite3.connect(folder / INDEX)) as index:
+        return {name for (name,) in index.execute("SELECT name FROM blocks")}

@@ -1,0 +1,112 @@
+"""A rank that fails, differs, or cannot start. test_restart.py has those that die and hang."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import assembly
+from engine.api.errors import BadInput, EngineDead, EngineError
+from engine.distributed.runner import RankedRunner
+from engine.distributed.team import Team
+from engine.serving.engine import Engine
+from tests.distributed import broken_rank
+from tests.distributed.threads import ranked
+from tests.runner.small import Watched, alone, ask, drain, engine_on, turn_until
+from tests.waiting import becomes
+
+PROMPT = [1, 5, 9, 30]
+FOLDER = Path(__file__).parent
+
+
+def watched(engine: Engine, watch: Callable[[torch.Tensor], object]) -> None:
+    """Call `watch` before each forward of rank 0."""
+    assert isinstance(engine.runner, RankedRunner)
+    own = engine.runner.own
+    own.model = Watched(own.model, watch)  # type: ignore[assignment]
+
+
+def test_a_step_that_fails_on_one_rank_fails_on_all(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait in a sum, or are past it. All stop, and the next steps run on all of them again."""
+    broken = (sys.executable, "-P", str(FOLDER / "broken_rank.py"))
+    monkeypatch.setattr(Team, "command", broken)
+    files = len(os.listdir("/proc/self/fd"))
+    engine = engine_on(llama, tp=2)
+    assert isinstance(engine.runner, RankedRunner)
+    try:
+        for call in ("_compute", "_sample"):
+            _, output = ask(engine, PROMPT)
+            turn_until(engine, lambda output=output: output.finish)
+            assert "rank 1: RuntimeError: call" in output.error and call in output.error
+        fails = iter([True])
+
+        def fail(ids: torch.Tensor) -> None:
+            if len(ids) > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            if next(fails, False):
+                raise RuntimeError("rank 0 is broken")
+
+        model = engine.runner.own.model
+        watched(engine, fail)  # on rank 0, while rank 1 waits for it
+        _, output = ask(engine, PROMPT)
+        drain(engine)
+        assert "RuntimeError: rank 0 is broken" in output.error
+        engine.runner.own.model = model
+        _, output = ask(engine, PROMPT)
+        drain(engine)
+        assert output.reply == alone(llama, PROMPT).reply
+        for _ in range(broken_rank.DIFFERS):
+            ask(engine, PROMPT)
+        with pytest.raises(EngineDead, match="rank 1 has sampled other tokens than rank 0 in step"):
+            drain(engine)
+    finally:
+        engine.ranks.close()
+    del engine
+    assert len(os.listdir("/proc/self/fd")) <= files + 2
+
+
+def test_a_rank_of_another_version_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Team, "command", (sys.executable, "-P", str(FOLDER / "other_rank.py")))
+    with pytest.raises(EngineError, match=r"rank 1 has another engine than rank 0: 0\.0 instead of \w{16}"):
+        engine_on(llama, tp=2)
+
+
+def test_a_rank_that_cannot_start_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Team, "command", (sys.executable, "-P", "-c", "raise SystemExit(3)"))
+    with pytest.raises(EngineDead, match="rank 1 ended with exit code 3"):
+        engine_on(llama, tp=2)
+
+
+def test_the_reason_of_a_rank_that_ends_first_is_reported(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank finds that the heads do not divide, and ends, while the engine waits for what it reports."""
+    check = Team.check_identities
+
+    def late(team: Team) -> None:
+        check(team)
+        assert becomes(lambda: team.lost)
+        team._reported(team.members[1], "nbytes", 10.0)
+
+    monkeypatch.setattr(Team, "check_identities", late)
+    with pytest.raises(BadInput, match=r"rank [12]: .* cannot be split over 3 ranks"), ranked(llama, tp=3):
+        pass
+
+
+def test_gpus_are_refused_before_any_rank_starts(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "pick", lambda device: torch.device("cuda"))
+    monkeypatch.setattr(assembly, "Team", None)
+    with pytest.raises(BadInput, match="2 ranks can share a model on CPUs only; add --device cpu"):
+        engine_on(llama, tp=2)
+
+
+@pytest.mark.parametrize(("ranks", "problem"), [(3, "cannot be split over 3 ranks")])
+def test_what_does_not_divide_is_refused_by_name(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, problem: str
+) -> None:
+    monkeypatch.setattr(Team, "check_identities", lambda team: None)
+    with pytest.raises(BadInput, match=problem):
+        engine_on(llama, tp=ranks)
