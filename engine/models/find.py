@@ -28,7 +28,7 @@ def find_model(name: str | None, *, dummy: bool = False, progress: Progress | No
     if os.path.exists(path):  # false for text that cannot be a path, where pathlib would raise
         return _local(name, Path(path))
     if not HUB_NAME.fullmatch(name) or ".." in name or "--" in name or len(name) > 96:
-        raise ModelNotFound(f"there is no folder {name[:80]!r}, and it is not a valid name of a hub model")
+        raise ModelNotFound(f"there is no folder {name[:400]!r}, and it is not a valid name of a hub model")
     folder = _cached(name, dummy) or _fetched(name, dummy, progress)
     return ModelPlace(name, folder)
 

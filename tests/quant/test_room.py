@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine import assembly
+from engine import assembly, cache_plan
 from engine.api.errors import BadInput
 from engine.api.request import Finish
 from engine.execution.weights import Weights
@@ -24,7 +24,7 @@ class TestRoom:
         """An engine with memory for `blocks` blocks, which uses all that int4 weights free."""
         plain = engine_on(folder, blocks=1, **config)
         each = plain.runner.store.nbytes  # type: ignore[attr-defined]
-        monkeypatch.setattr(assembly, "free_memory", lambda device: 4 * blocks * each)  # a quarter is used
+        monkeypatch.setattr(cache_plan, "free_memory", lambda device: 4 * blocks * each)  # a quarter is used
         monkeypatch.setattr(assembly, "Weights", lambda *given, share: Weights(*given, share=1.0))
         made = engine_on(folder, blocks=None, **config)
         assert made.scheduler.pool.size == blocks

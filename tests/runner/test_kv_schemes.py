@@ -218,7 +218,7 @@ def test_without_memory_for_another_scheme_the_old_one_stays(
 
 
 def test_measured_memory_holds_more_compressed_blocks(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.assembly.free_memory", lambda device: 2**20)
+    monkeypatch.setattr("engine.cache_plan.free_memory", lambda device: 2**20)
     sizes = {}
     for scheme in KV_SCHEMES:
         engine = start(EngineConfig(model=str(llama), device="cpu", kv_scheme=scheme))
