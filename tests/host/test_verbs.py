@@ -14,6 +14,7 @@ import pytest
 
 from engine.api import wire
 from engine.api.commands import Abort, Command, Sender, decode_result, encode_command
+from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineDead, EngineError, UnknownCommand
 from engine.host.child import CommandServer
 from engine.host.frames import FrameSocket
@@ -214,7 +215,7 @@ def test_commands_need_a_key(served: Served) -> None:
 
 def test_from_every_backend_of_the_screen(served: Served) -> None:
     async def ask() -> list[RequestCount]:
-        local = LocalBackend(None, lambda config, progress: served.host)  # type: ignore[arg-type]
+        local = LocalBackend(EngineConfig(), lambda config, progress: served.host)
         await local.load(lambda done, total: None)
         fake = FakeBackend([])
         fake.handlers[CountHeld] = lambda asked: RequestCount(0, asked.note)
