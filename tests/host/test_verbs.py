@@ -215,7 +215,7 @@ def test_commands_need_a_key(served: Served) -> None:
 
 def test_from_every_backend_of_the_screen(served: Served) -> None:
     async def ask() -> list[RequestCount]:
-        local = LocalBackend(EngineConfig(), lambda config, progress: served.host)
+        local = LocalBackend(EngineConfig(model="pocket"), lambda config, progress: served.host)
         await local.load(lambda done, total: None)
         fake = FakeBackend([])
         fake.handlers[CountHeld] = lambda asked: RequestCount(0, asked.note)
