@@ -48,7 +48,7 @@ class BatchBuilder:
         plain = single == many
         if plain and many < len(self._ones):
             starts, positions, token_slots = self._ones[: many + 1], firsts, slots
-            cells = firsts - rows.skipped
+            cells = firsts - rows.skipped if rows.rare else firsts
         else:
             starts = np.zeros(many + 1, np.int32)
             np.cumsum(counts, out=starts[1:])
@@ -92,5 +92,7 @@ class BatchBuilder:
             host_contexts=contexts,
             host_tables=tables,
         )
-        adapters = self._adapters.of_step(rows.adapters, counts, partial(upload, device=self._device))
+        adapters = None
+        if rows.rare:
+            adapters = self._adapters.of_step(rows.adapters, counts, partial(upload, device=self._device))
         return PackedBatch(batch, ends=None if every else sent[7], slots=sent[6], adapters=adapters)

@@ -72,4 +72,4 @@ class ModelInput(NamedTuple):
         """Whether a graph can hold it: all rows decode one token, and none has an adapter."""
         if self.sampling_rows is not self.rows or self.single != len(self.rows):
             return False
-        return not (self.drafts or self.spans or self.rows.adapters.any())
+        return not (self.drafts or self.spans or (self.rows.rare and self.rows.adapters.any()))

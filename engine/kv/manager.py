@@ -280,7 +280,8 @@ class KVManager:
         return tuple(names)
 
     def _name(self, request: Request, count: int) -> None:
-        prefix.extend_chain(request.chain, self._root(request), request.tokens, self.pool.block_size, count)
+        start = request.chain[-1] if request.chain else self._root(request)
+        prefix.extend_chain(request.chain, start, request.tokens, self.pool.block_size, count)
 
     def _root(self, request: Request) -> bytes:
         own = (request.salt, request.adapter.digest)

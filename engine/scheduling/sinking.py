@@ -24,9 +24,11 @@ class Sinking:
         """Start copies if it is time to. `step_tokens`: the maximum tokens of a step. `idle`: no request is
         left, so there is time to copy at once what the next steps may take.
         """
+        if not self._transfers.tiers:
+            return
         pool, one = self._pool, -(-step_tokens // self._pool.block_size)
         early = idle or (self._found and pool.ready < one)
-        if (step < self._next and not early) or step < self._paused or not self._transfers.tiers:
+        if (step < self._next and not early) or step < self._paused:
             return
         self._next = step + _EVERY
         if self._failures != self._transfers.failed_sinks:

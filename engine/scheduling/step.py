@@ -9,7 +9,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from engine.api.params import SamplingParams
-from engine.api.request import Request
+from engine.api.request import NO_ADAPTER, Request
 from engine.kv.tables import NO_CHANGES, TableDelta
 
 LAST = -1  # in place of a token id: the token the slot sampled last, which may not have reached the host yet
@@ -31,20 +31,22 @@ class StepRow(NamedTuple):
 
     @classmethod
     def of(cls, request: Request, start: int, length: int, samples: bool, drafted: int) -> "StepRow":
-        fixed = request.skipped, request.adapter.number
-        return cls(request.id, request.slot, start, length, samples, drafted, *fixed)
+        rare = request.skipped, request.adapter.number
+        return cls(request.id, request.slot, start, length, samples, drafted, *rare)
 
 
 ROW_WIDTH = len(StepRow._fields)
+_USUAL = StepRow._fields.index("skipped")  # the fields before it; the others are 0 in most steps
 
 
 class Rows(Sequence[StepRow]):
     """The rows of a step as columns of numbers. Indexing gives a `StepRow`."""
 
-    __slots__ = ("_ends", "_listed", "_sampling", "numbers")
+    __slots__ = ("_ends", "_listed", "_rare", "_sampling", "numbers")
 
-    def __init__(self, numbers: np.ndarray) -> None:
+    def __init__(self, numbers: np.ndarray, rare: bool | None = None) -> None:
         self.numbers = numbers  # [rows, fields of StepRow] int64
+        self._rare = rare
         self._sampling: Rows | None = None  # these three are computed once
         self._ends: np.ndarray | None = None
         self._listed: list[StepRow] | None = None
@@ -81,13 +83,20 @@ class Rows(Sequence[StepRow]):
         return self.numbers[:, 5]
 
     @property
+    def rare(self) -> bool:
+        """Whether a row has evicted tokens or an adapter."""
+        if self._rare is None:
+            self._rare = bool(self.numbers[:, _USUAL:].any())
+        return self._rare
+
+    @property
     def skipped(self) -> np.ndarray:
         return self.numbers[:, 6]
 
     @property
     def contexts(self) -> np.ndarray:
         """How many tokens each row attends to, its own included."""
-        return self.ends - self.skipped
+        return self.ends - self.skipped if self.rare else self.ends
 
     @property
     def adapters(self) -> np.ndarray:
@@ -98,7 +107,11 @@ class Rows(Sequence[StepRow]):
         """The rows that sample a token. Returns this object if all of them do."""
         if self._sampling is None:
             samples = self.numbers[:, 4]
-            self._sampling = self if samples.all() else Rows(self.numbers[samples != 0])
+            self._sampling = (
+                self
+                if samples.all()
+                else Rows(self.numbers[samples != 0], None if self._rare else self._rare)
+            )
         return self._sampling
 
     def __len__(self) -> int:
@@ -241,12 +254,14 @@ class StepBuilder:
     # By request: the fields of its StepRow, then its token if it has only one. Longer rows keep tokens apart.
     _rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _longer: dict[int, Sequence[int]] = field(default_factory=dict)
+    _rare: dict[int, tuple[int, ...]] = field(default_factory=dict)  # the other fields of rows with any
     _guided: set[int] = field(default_factory=set)
 
     def decode(self, request: Request, start: int, token: int) -> None:
         """Add a row of one token that samples."""
-        fixed = request.skipped, request.adapter.number
-        self._rows[request.id] = (request.id, request.slot, start, 1, 1, 0, *fixed, token)
+        self._rows[request.id] = (request.id, request.slot, start, 1, 1, 0, token)
+        if request.skipped or request.adapter is not NO_ADAPTER:
+            self._rare[request.id] = (request.skipped, request.adapter.number)
         self.budget -= 1
 
     def add(
@@ -256,11 +271,14 @@ class StepBuilder:
         targets: PromptTargets | None = None,
         span: PromptSpan | None = None,
     ) -> None:
+        usual, rare = row[:_USUAL], row[_USUAL:]
         if row.length == 1:
-            self._rows[row.request] = (*row, tokens[0])
+            self._rows[row.request] = (*usual, tokens[0])
         else:
-            self._rows[row.request] = (*row, 0)
+            self._rows[row.request] = (*usual, 0)
             self._longer[row.request] = tokens
+        if any(rare):
+            self._rare[row.request] = rare
         if targets is not None:
             self.targets[row.request] = targets
         if span is not None:
@@ -286,6 +304,7 @@ class StepBuilder:
         self.targets.pop(request, None)
         self.spans.pop(request, None)
         self._longer.pop(request, None)
+        self._rare.pop(request, None)
         self._guided.discard(request)
         if row is not None:
             self.budget += row[3]
@@ -314,9 +333,13 @@ class StepBuilder:
         rows = list(self._rows.values())
         if self._longer:
             rows.sort(key=lambda row: 0 if row[3] == 1 else 1 if row[5] else 2)
-        width = ROW_WIDTH + 1  # the token follows
-        numbers = np.fromiter(chain.from_iterable(rows), np.int64, width * len(rows)).reshape(-1, width)
-        single, ids = len(rows) - len(self._longer), numbers[:, ROW_WIDTH].copy()
+        width = _USUAL + 1  # the token follows
+        found = np.fromiter(chain.from_iterable(rows), np.int64, width * len(rows)).reshape(-1, width)
+        numbers = np.zeros((len(rows), ROW_WIDTH), np.int64)
+        numbers[:, :_USUAL] = found[:, :_USUAL]
+        if self._rare:
+            numbers[:, _USUAL:] = [self._rare.get(row[0], (0, 0)) for row in rows]
+        single, ids = len(rows) - len(self._longer), found[:, _USUAL].copy()
         if self._longer:
             longer = [np.array(self._longer[row[0]], np.int64) for row in rows[single:]]
             ids = np.concatenate([ids[:single], *longer])
@@ -325,7 +348,7 @@ class StepBuilder:
             guided = tuple(at for at, row in enumerate(rows) if row[0] in self._guided)
         return Step(
             number=number,
-            rows=Rows(numbers[:, :ROW_WIDTH]),
+            rows=Rows(numbers, bool(self._rare)),
             ids=ids,
             single=single,
             copies=tuple(self.copies.values()),
