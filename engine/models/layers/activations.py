@@ -1,20 +1,49 @@
-"""The activations of feed-forwards, by their names in engine/models/kinds/."""
+"""The activations of feed-forwards, by their names in engine/models/kinds/.
 
+On a CPU the bits of a row must not depend on other rows. Torch computes the end of a tensor, or of a thread's
+part of it, with other instructions, and some of its functions then round differently. `exp`, `erf` and `tanh`
+in float32 do not, so the others are made of these.
+"""
+
+import math
 from collections.abc import Callable
-from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+
+def sigmoid(x: Tensor) -> Tensor:
+    if x.is_cuda:
+        return torch.sigmoid(x)
+    return ((-x.float()).exp_().add_(1)).reciprocal_().to(x.dtype)
+
+
+def silu(x: Tensor) -> Tensor:
+    if x.is_cuda or x.dtype is not torch.float32:  # in 16 bits, the difference is rounded off
+        return F.silu(x)
+    return x / (-x).exp_().add_(1)
+
+
+def gelu(x: Tensor) -> Tensor:
+    if x.is_cuda:
+        return F.gelu(x)
+    wide = x.float()
+    return (wide * math.sqrt(0.5)).erf_().add_(1).mul_(wide).mul_(0.5).to(x.dtype)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    if x.is_cuda:
+        return F.gelu(x, approximate="tanh")
+    wide = x.float()
+    inner = (wide * wide).mul_(0.044715).add_(1).mul_(wide).mul_(math.sqrt(2 / math.pi))
+    return inner.tanh_().add_(1).mul_(wide).mul_(0.5).to(x.dtype)
+
+
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
 }
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    """Return the sigmoid; its bits do not depend on other rows, as torch's do in the end of a tensor."""
-    return 1 / (1 + (-x).exp())

@@ -180,4 +180,4 @@ class ClampedMoE(MoE):
     def gated(self, gate_up: Tensor) -> Tensor:
         gate = gate_up[:, ::2].clamp(max=self.limit)
         up = gate_up[:, 1::2].clamp(-self.limit, self.limit)
-        return (up + 1).mul_(gate * (gate * self.alpha).sigmoid())
+        return (up + 1).mul_(gate * sigmoid(gate * self.alpha))
