@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.api.events import Admitted, Event
+from engine.kv.tiers.disk import DiskTier
 from engine.serving.engine import Engine
 from tests.runner.small import ask, drain, engine_on, make
 
@@ -27,6 +28,8 @@ def over_disk(model: Path, disk: Path, **config: Any) -> Iterator[tuple[Engine, 
         yield engine, seen
     finally:
         for tier in engine.scheduler.transfers.tiers.values():
+            if isinstance(tier, DiskTier):
+                tier.flush()
             tier.close()
 
 

@@ -28,7 +28,7 @@ _WAITING = 2**28  # bytes that wait to be written, at most
 _TOGETHER = 2**24  # bytes in one transaction, during which other engines wait
 _READERS = 4
 _PAUSE = 30.0  # seconds without a try after the disk failed
-_LAST = 2.0  # seconds to write what waits when the engine ends
+LAST = 2.0  # seconds to write what waits when the engine ends
 _LOOK = 1.0  # seconds between two looks for blocks of other engines
 
 
@@ -47,7 +47,7 @@ class DiskTier(Tier):
         self._refused: set[BlockName] = set()  # of chats that were deleted meanwhile
         self._retry_at = self._look_at = 0.0
         self.reset()
-        self._writer.submit(self._guarded, self._look)
+        self._guarded(self._look)  # now, so that the first request finds the blocks of earlier engines
 
     @property
     def size(self) -> int:
@@ -102,7 +102,7 @@ class DiskTier(Tier):
         """Write what waits, but not for long: it is a cache."""
         self._readers.shutdown(cancel_futures=True)
         with suppress(TooLate):
-            self._writer.submit(lambda: None).result(_LAST)
+            self._writer.submit(lambda: None).result(LAST)
         self._writer.shutdown(cancel_futures=True)
         if self._index is not None:
             self._index.close()
