@@ -69,14 +69,23 @@ def versions() -> dict[str, str]:
     return installed
 
 
+_RESULTS = ("benchmarks/results", "docs/results.md", "minichat/bench/reference.jsonl")
+
+
 @cache
 def commit() -> str | None:
-    """The measured commit, marked if files have changed since; None outside a checkout."""
+    """The measured commit, marked if files other than results have changed since; None outside a checkout."""
     if not (ROOT / ".git").exists():  # installed, maybe inside the checkout of another project
         return None
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
+    git = ["git", "-C", str(ROOT)]
     try:
-        described = subprocess.run(git, capture_output=True, text=True)
+        described = subprocess.run(
+            [*git, "describe", "--always", "--abbrev=10"], capture_output=True, text=True
+        )
     except FileNotFoundError:
         return None
-    return described.stdout.strip() if described.returncode == 0 else None
+    if described.returncode:
+        return None
+    others = [".", *(f":!{each}" for each in _RESULTS)]
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *others]).returncode
+    return described.stdout.strip() + ("-dirty" if changed else "")
