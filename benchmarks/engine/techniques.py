@@ -24,7 +24,7 @@ from engine.scheduling.step import Step
 from engine.serving.engine import Engine
 from engine.start import start
 from minichat.bench.harness import Bench, note_all, rounds
-from minichat.bench.traffic import Reader, abort_all, ask, drain, prompts
+from minichat.bench.traffic import Reader, abort_all, ask, drain, peak_blocks, prompts
 
 
 def pocket(**config: Any) -> Engine:
@@ -38,16 +38,11 @@ def paging(bench: Bench) -> None:
     sizes = [(numbers.randint(16, 256), numbers.randint(16, 256)) for _ in range(32)]
     for prompt, reply in sizes:
         ask(engine, ids, prompt, reply)
-    pool, running = engine.scheduler.pool, engine.scheduler.running
-    peak, held, own, full = 0, 0, 0, 0
-    while engine.busy:
-        engine.step()
-        if pool.in_use > peak:
-            peak, held = pool.in_use, sum(each.launched for each in running)
-            own = sum(-(-each.max_len // pool.block_size) for each in running)
-            full = len(running) * engine.limits.context // pool.block_size
+    peak, held, own, full = peak_blocks(engine)
     bench.note("blocks in use at the peak", peak, "blocks")
-    bench.note("cells of those blocks that hold a token", held / (peak * pool.block_size) * 100, "%")
+    bench.note(
+        "cells of those blocks that hold a token", held / (peak * engine.scheduler.pool.block_size) * 100, "%"
+    )
     bench.note("blocks reserved for each reply's own most", own, "blocks")
     bench.note("blocks reserved for the model's context", full, "blocks")
     bench.note("model's context reserved / paged", full / peak, "x")

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.api.errors import EngineError
 from engine.api.events import Delta
@@ -72,6 +72,30 @@ def drain(engine: Engine, until: Callable[[], object] = lambda: False) -> None:
     while engine.busy and not until():
         if not engine.step() and engine.busy:
             time.sleep(engine.pause())
+
+
+class PeakBlocks(NamedTuple):
+    """The cache when most of its blocks are in use, and how many reservations would take then."""
+
+    used: int
+    tokens: int  # in those blocks
+    own: int  # blocks reserved for each request's own maximum
+    whole: int  # blocks reserved for the model's context
+
+
+def peak_blocks(engine: Engine) -> PeakBlocks:
+    """Run all requests to their end."""
+    pool, running, peak = engine.scheduler.pool, engine.scheduler.running, PeakBlocks(0, 0, 0, 0)
+    while engine.busy:
+        engine.step()
+        if pool.in_use > peak.used:
+            peak = PeakBlocks(
+                used=pool.in_use,
+                tokens=sum(each.launched for each in running),
+                own=sum(-(-each.max_len // pool.block_size) for each in running),
+                whole=len(running) * engine.limits.context // pool.block_size,
+            )
+    return peak
 
 
 def seconds(engine: Engine, readers: Sequence[Reader]) -> float:

@@ -1,4 +1,4 @@
-"""An engine that takes 5 ms of processor time for each token of its longest reply, or fails as it is told."""
+"""A fake engine: it uses 5 ms of processor time for each token of its longest reply, or fails on request."""
 
 import os
 import sys

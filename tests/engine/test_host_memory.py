@@ -19,7 +19,7 @@ BLOCK = KVStore.block_bytes([SPEC] * 2, 16, torch.float32)
 
 
 class Pinning:
-    """Pins one slab each time it is allowed to; fails if it is told to."""
+    """Pins one slab per permit, or raises if the test asks for a failure."""
 
     def __init__(self) -> None:
         self.allowed: SimpleQueue[bool] = SimpleQueue()

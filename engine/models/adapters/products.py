@@ -4,6 +4,7 @@ Each adapter has two thin matrices for a product. They are added to its output, 
 stored in any scheme.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -72,13 +73,14 @@ def _joined(parts: Sequence[LowRank]) -> LowRank:
     return LowRank(torch.cat([each.down for each in parts]), torch.cat([each.up for each in parts]))
 
 
-@dataclass(slots=True)
-class StepAdapters:
+class StepAdapters(ABC):
     """The adapters of a step's tokens."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def add(self, layer: int, product: str, x: Tensor, out: Tensor) -> None:
         """Add to a product of [tokens, inputs], in place, what each token's adapter adds to it."""
-        raise NotImplementedError
 
 
 @dataclass(slots=True)

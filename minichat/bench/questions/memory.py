@@ -10,7 +10,7 @@ import torch
 from minichat.bench.cases import Case
 from minichat.bench.harness import Bench
 from minichat.bench.setup import Setup
-from minichat.bench.traffic import Reader, ask, drain, seconds, submit, take
+from minichat.bench.traffic import PeakBlocks, Reader, ask, drain, peak_blocks, seconds, submit, take
 
 _FORKS = 7
 
@@ -45,20 +45,12 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _peak_blocks(setup: Setup) -> tuple[int, int, int, int]:
-    """Run a mixed workload. At its peak: blocks, tokens in them, and what reservations would take."""
+def _peak_blocks(setup: Setup) -> PeakBlocks:
+    """Run a mixed workload."""
     engine, ids = setup.engine(), setup.ids()
     for _, size, count in setup.mixed():
         ask(engine, ids, size, count)
-    pool, running = engine.scheduler.pool, engine.scheduler.running
-    peak, held, own, whole = 0, 0, 0, 0
-    while engine.busy:
-        engine.step()
-        if pool.in_use > peak:
-            peak, held = pool.in_use, sum(each.launched for each in running)
-            own = sum(-(-each.max_len // pool.block_size) for each in running)
-            whole = len(running) * engine.limits.context // pool.block_size
-    return peak, held, own, whole
+    return peak_blocks(engine)
 
 
 def _paging(setup: Setup, bench: Bench) -> None:
