@@ -32,7 +32,7 @@ _STRING, _ARRAY = 8, 9
 
 def is_gguf(path: Path) -> bool:
     """Whether a model's path is a GGUF file instead of a folder."""
-    return path.suffix.lower() == SUFFIX
+    return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 
 class Array(NamedTuple):

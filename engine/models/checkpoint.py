@@ -40,15 +40,13 @@ class Header(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        if is_gguf(self.file):
-            numbers, nbytes = READABLE[self.kind]
-            return math.prod(self.shape) // numbers * nbytes
-        return math.prod(self.shape) * WIDTHS[self.kind]
+        numbers, nbytes = READABLE.get(self.kind) or (1, WIDTHS[self.kind])
+        return math.prod(self.shape) // numbers * nbytes
 
     @property
     def loadable(self) -> Iterable[str]:
         """The dtypes of weights that such a file may hold."""
-        return READABLE if is_gguf(self.file) else FLOATS
+        return READABLE if self.file.suffix.lower() == SUFFIX else FLOATS
 
 
 def has_weights(folder: Path) -> bool:
@@ -75,7 +73,7 @@ def refuse_kinds(files: Iterable[Path]) -> None:
                 f"{file} is a pickle, which can run any code when opened, so it is refused; convert it "
                 "with transformers: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
             )
-        if file.suffix == SUFFIX:
+        if is_gguf(file):
             raise BadCheckpoint(
                 f"{file} is a GGUF file, which is a whole model: specify the file, not its folder"
             )

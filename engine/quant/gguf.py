@@ -44,12 +44,10 @@ def dequantized(kind: str, raw: Tensor, dtype: torch.dtype) -> Tensor:
 def grouped(kind: str, raw: Tensor) -> GroupedWeight:
     """Return a weight of four bits [rows, bytes of a row] with its own numbers."""
     found = _READERS[kind](raw.reshape(-1, READABLE[kind].nbytes))
-    rows = len(raw)
-    scale, offset = found.scale.view(rows, -1), found.offset.view(rows, -1)
-    # A scale of 0 leaves only the offset, which our form has as a multiple of the scale.
-    none = scale == 0
-    numbers = found.numbers.view(*scale.shape, -1).masked_fill(none[..., None], 0)
-    scale = scale.masked_fill(none, 1)
+    scale, offset = (each.view(len(raw), -1) for each in (found.scale, found.offset))
+    numbers = found.numbers.view(*scale.shape, -1)
+    if (none := scale == 0).any():  # only the offset is left, which our form has as a multiple of the scale
+        numbers, scale = numbers.masked_fill(none[..., None], 0), scale.masked_fill(none, 1)
     return GroupedWeight(numbers.flatten(1).contiguous(), scale, -offset / scale)
 
 

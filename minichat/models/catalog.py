@@ -139,7 +139,7 @@ def _recent(name: str) -> list[Model]:
 
 
 def _is_file(path: str) -> bool:
-    """Whether a path is a GGUF file."""
+    """Whether a path is an existing GGUF file."""
     return is_gguf(Path(path)) and os.path.isfile(path)
 
 

@@ -19,6 +19,7 @@ from engine.quant.registry import named
 from tests.models.ggufs import gguf, random_bytes, write_gguf
 from tests.models.test_families import EXPERTS, PADDED, SCALES, SHAPE, reference
 from tests.models.tiny import plain_attend
+from tests.quant.changing import drain_of, engine_on, switch
 
 WIDE = {"intermediate_size": 96, "num_hidden_layers": 2}
 CAPS = {
@@ -166,6 +167,30 @@ def test_four_bits_stay_four_bits_and_others_become_plain(four_bits: tuple[Path,
     assert own.nbytes(*sizes) == whole.nbytes(*sizes) * 3 / 4 + 256 * 256, (
         "a quarter is plain: values and down"
     )
+
+
+def with_words(writer: Any) -> None:
+    """A tokenizer of 96 tokens, which an engine requires."""
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([f"<{n}>" for n in range(96)])
+    writer.add_token_scores([0.0] * 96)
+
+
+def test_an_engine_replies_as_transformers_does(tmp_path: Path) -> None:
+    changes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    file, theirs = made(tmp_path, "qwen3", "Qwen3", changes, kind=mixed, more=with_words)
+    engine = engine_on(file, dtype="float32")
+    assert engine.snapshot().quantization == "int4"
+    prompt = list(range(5, 25))
+    reply = drain_of(engine, prompt).tokens
+    with torch.inference_mode():
+        for token in reply:  # greedy: each is the best after those before it
+            assert token == int(theirs(torch.tensor([prompt])).logits[0, -1].argmax())
+            prompt.append(token)
+    assert len(reply) > 5
+    switch(engine, "int8")
+    switch(engine, "int4")
+    assert drain_of(engine, prompt[:20]).tokens == reply
 
 
 def test_another_scheme_is_made_from_the_files_numbers_and_undone(four_bits: tuple[Path, Any]) -> None:
