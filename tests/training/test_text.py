@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from training import evaluate
+from training import evaluate, near
 from training.chat import Chat, render
 from training.check import Terms
 from training.facts import BANKS, all_facts, known_names
@@ -20,7 +20,6 @@ from training.kinds import (
     languages,
     lists,
     manners,
-    near,
     numbers,
     unknown,
     wishes,

@@ -3,10 +3,11 @@
 from random import Random
 from string import ascii_lowercase
 
+from training import near
 from training.chat import Exchange
 from training.check import Honest
 from training.facts import known_names
-from training.kinds import cannot, near
+from training.kinds import cannot
 from training.lexicon import pick
 from training.phrasing import fill, made_up, phrase, roughly, wrapped
 
