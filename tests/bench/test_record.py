@@ -65,19 +65,31 @@ def test_another_file_is_refused_and_not_changed(tmp_path: Path, text: str) -> N
 
 
 def test_a_failed_case_is_not_stored_and_others_continue(tmp_path: Path) -> None:
-    def fails(bench: Bench) -> None:
-        bench.note("time", 1.0, "s")
-        raise CaseFailed("the server ended")
+    def failing(error: Exception) -> Callable[[Bench], None]:
+        def run(bench: Bench) -> None:
+            bench.note("time", 1.0, "s")
+            raise error
 
-    results = measured(
-        CaseFile(tmp_path / "f"), Case("a", fails), Case("b", noting(2)), Case("c", fails, "", "no GPU")
+        return run
+
+    resets: list[str] = []
+    run = Measurement("speed", {}, 0, 1, file=CaseFile(tmp_path / "f"), reset=lambda: resets.append("reset"))
+    cases = (
+        Case("a", failing(CaseFailed("the server ended"))),
+        Case("b", noting(2)),
+        Case("c", noting(3), "", "no GPU"),
+        Case("d", failing(RuntimeError("out of memory\nTried to allocate"))),
+        Case("e", noting(4)),
     )
-    assert [(each.why_not, each.failed) for each in results] == [
+    assert [(each.why_not, each.failed) for each in run.results(cases)] == [
         ("the server ended", True),
         ("", False),
         ("no GPU", False),
+        ("RuntimeError: out of memory", True),
+        ("", False),
     ]
-    assert [line["case"] for line in CaseFile(tmp_path / "f").lines] == ["b"]
+    assert [line["case"] for line in CaseFile(tmp_path / "f").lines] == ["b", "e"]
+    assert len(resets) == 2
 
 
 def test_runs_agree_if_their_spreads_overlap(tmp_path: Path) -> None:
