@@ -13,7 +13,7 @@ import pytest
 
 from engine.api.errors import BadInput
 from minichat.bench.cases import Case, CaseFailed, CaseResult, Measurement
-from minichat.bench.compare import comparisons
+from minichat.bench.compare import comparisons, summary
 from minichat.bench.harness import Bench, Figure
 from minichat.bench.machine import commit
 from minichat.bench.record import CaseFile
@@ -109,6 +109,8 @@ def test_runs_agree_if_their_spreads_overlap(tmp_path: Path) -> None:
     assert found["a, time"].ratio == pytest.approx(1.25)
     assert found["a, time"].low == pytest.approx(1.4 / 1.3)
     assert [each.agrees for each in found.values()] == [False, False, True]
+    outside = "1 of 3 figures agree within the spread of both runs. Outside: a, time; b, time."
+    assert summary(list(found.values())) == outside
     same = list(comparisons(run, [CaseResult("a", "", (Figure("time", "s", 1.25, 1.2, 1.3, 3),))], earlier))
     assert [each.agrees for each in same] == [True]
 
@@ -142,7 +144,8 @@ def test_a_table_a_plot_and_a_comparison(
     assert "paging, blocks at the peak" in capsys.readouterr().out
     assert "paging, blocks at the peak" in picture.read_text()
     assert main([*words, "--compare", str(file)]) == 0
-    assert capsys.readouterr().out.count("agrees") == 5
+    compared = capsys.readouterr().out
+    assert compared.count("agrees") == 5 and "5 of 5 figures agree within the spread" in compared
 
 
 @pytest.mark.parametrize(
