@@ -14,7 +14,7 @@ from engine.api.errors import BadInput, EngineError
 from minichat.bench.harness import Figure
 from minichat.bench.machine import origin
 
-_SAME_MACHINE = ("cpu", "simd", "cores", "gpu")
+_SAME_MACHINE = ("cpu", "cores", "gpu")
 
 
 @dataclass(frozen=True, slots=True)

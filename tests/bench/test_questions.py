@@ -1,6 +1,5 @@
 """Every question of `minichat bench` is answered at a toy size."""
 
-from functools import partial
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -11,12 +10,12 @@ from rich.console import Console
 
 from engine.api.config import EngineConfig
 from minichat.bench.cases import CaseResult, Measurement
-from minichat.bench.load.http import started_server
 from minichat.bench.questions import quick, throughput
 from minichat.bench.setup import Setup
 from minichat.bench.shapes import SHAPES
 from minichat.commands.bench.arguments import PEERS, QUESTIONS
 from minichat.commands.bench.arguments import SHAPES as OFFERED
+from tests.bench.streaming import streaming_server
 from tests.models.tiny import CONFIG
 
 NO_GPU = {"CUDA graphs", "Triton attention", "overlap"}
@@ -74,14 +73,13 @@ def test_a_server_gets_the_options_of_the_engine(tiny: Path) -> None:
     assert made.settings["blocks"] == 99 and "policy" not in made.settings
 
 
-@pytest.mark.parametrize("dry", [True, pytest.param(False, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_throughput_in_the_process_and_over_http(
-    setup: Setup, dry: bool, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, real: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server without weights starts in a fifth of the time."""
-    if dry:
-        server = partial(started_server, "--dry-run", "--rate", "2000", "--blocks", "1000")
-        monkeypatch.setattr(throughput, "started_server", lambda *options: server())
+    """A server without an engine starts at once; `make soak` measures minichat serve."""
+    if not real:
+        monkeypatch.setattr(throughput, "started_server", lambda *options: streaming_server())
     found = ask("throughput", setup, only=("2 at once", "mixed*", "HTTP, 2 clients"))
     assert values(found["2 at once"])["output"] > 0 < values(found["mixed lengths"])["output"]
     served = values(found["HTTP, 2 clients"])

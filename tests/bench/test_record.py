@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,29 @@ def test_runs_agree_if_their_spreads_overlap(tmp_path: Path) -> None:
     assert [each.agrees for each in same] == [True]
 
 
+def measuring_until_killed(path: str) -> None:
+    """The process of the test below: its second case does not end."""
+    cases = (Case("a", noting(1)), Case("b", lambda bench: time.sleep(600)), Case("c", noting(3)))
+    measured(CaseFile(Path(path)), *cases)
+
+
+def test_a_killed_run_loses_only_its_case(tmp_path: Path) -> None:
+    path = tmp_path / "found.jsonl"
+    code = f"from tests.bench.test_record import measuring_until_killed as run; run({str(path)!r})"
+    child = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
+    try:
+        assert becomes(lambda: path.exists() and path.read_bytes().endswith(b"\n"))
+    finally:
+        child.kill()
+    assert child.wait() == -signal.SIGKILL
+    [line] = CaseFile(path).lines
+    assert (line["case"], line["commit"]) == ("a", commit())
+    assert line["machine"]["cores"] == len(os.sched_getaffinity(0))
+    results = measured(CaseFile(path), Case("a", noting(9)), Case("b", noting(2)), Case("c", noting(3)))
+    assert [each.figures[0].median for each in results] == [1, 2, 3]
+
+
+@pytest.mark.soak
 def test_a_killed_run_keeps_its_finished_cases(tiny: Path, tmp_path: Path) -> None:
     """The second case is far too long. The next run measures neither again."""
     file = tmp_path / "found.jsonl"
