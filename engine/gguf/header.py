@@ -84,6 +84,11 @@ class GgufFile:
                 return [scan.string() for _ in range(span.length)]
             return scan.numbers(_NUMBERS[span.kind], span.length)
 
+    def stop_ids(self) -> list[int]:
+        """Return the tokens that end a reply."""
+        ids = (self.whole(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+        return list(dict.fromkeys(id for id in ids if id is not None))
+
     def floats(self, name: str) -> list[float] | None:
         """Read a small tensor of floats; None if there is none."""
         if (span := self.tensors.get(name)) is None:

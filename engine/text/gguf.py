@@ -65,11 +65,10 @@ def gguf_text_files(path: Path) -> TextFiles:
         raise
     except Exception as error:  # the library raises bare Exception for any problem
         raise BadCheckpoint(f"cannot load the tokenizer of {path}: {error}") from error
-    stops = [file.whole(f"tokenizer.ggml.{each}_token_id") for each in ("eos", "eot", "eom")]
     return TextFiles(
         tokenizer=tokenizer,
         settings=dict(_settings(file, tokens)),
-        generation={"eos_token_id": [id for id in stops if id is not None]},
+        generation={"eos_token_id": file.stop_ids()},
         config={},
         templates=dict(_templates(file)),
     )

@@ -37,6 +37,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "Llama", {"head_dim": 24, "attention_bias": False}),
     "llama-yarn": ("llama", "Llama", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    "llama-biases": ("llama", "Llama", {"attention_bias": True, "mlp_bias": True}),
     "mixtral": ("llama", "Mixtral", MOE),
     "qwen2": ("qwen2", "Qwen2", {}),
     "qwen3": ("qwen3", "Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
@@ -58,6 +59,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", "Starcoder2", {}),
     "olmo2": ("olmo2", "Olmo2", {}),
     "glm4": ("glm4", "Glm4", PADDED | {"head_dim": 24}),
+    "glm4-no-bias": ("glm4", "Glm4", PADDED | {"head_dim": 16, "attention_bias": False}),
     "cohere": ("command-r", "Cohere", {"logit_scale": 0.3, "use_qk_norm": False}),
     "cohere2": ("cohere2", "Cohere2", {"head_dim": 24, "sliding_window": 5, "num_hidden_layers": 4}),
     "qwen2moe": ("qwen2moe", "Qwen2Moe", MOE),

@@ -50,7 +50,6 @@ class Architecture:
     offset_norms: bool = False  # norms are stored as 1 + weight
     settings: Mapping[str, str] = field(default_factory=dict)  # keys of its metadata, and of config.json
     fixed: Mapping[str, object] = field(default_factory=dict)  # what no metadata holds
-    bias: str = ""  # the field of config.json that says whether products have a bias
     score_width: int = 0  # with this many layers, scores are scaled by the width of all heads, not of one
 
 
@@ -71,7 +70,7 @@ SCALES = {
     "attention.scale": "attention_multiplier",
     "logit_scale": "logits_scaling",
 }
-LLAMA = Architecture(family="llama", permuted=True, bias="attention_bias")
+LLAMA = Architecture(family="llama", permuted=True)
 GEMMA = Architecture(family="gemma", offset_norms=True)
 
 ARCHITECTURES = {
@@ -84,7 +83,7 @@ ARCHITECTURES = {
     "gemma2": replace(GEMMA, family="gemma2", settings={**WINDOW, **CAPS}, score_width=46),
     "gemma3": replace(GEMMA, family="gemma3_text", settings={**WINDOW, **CAPS}, score_width=62),
     "phi3": Architecture(family="phi3", settings=WINDOW),
-    "starcoder2": Architecture(family="starcoder2", bias="use_bias"),
+    "starcoder2": Architecture(family="starcoder2"),
     "olmo2": Architecture(family="olmo2"),
     "glm4": Architecture(family="glm4"),
     "command-r": Architecture(family="cohere", settings={"logit_scale": "logit_scale"}),

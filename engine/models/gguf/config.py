@@ -8,6 +8,7 @@ from engine.gguf.header import GgufFile, read_header
 from engine.models.families import Family, named
 from engine.models.fields import Fields
 from engine.models.gguf.architectures import Architecture, architecture_of
+from engine.models.kinds import Grouped
 
 _SETTINGS = {
     "context_length": "max_position_embeddings",
@@ -41,7 +42,7 @@ def _values(file: GgufFile, prefix: str, made_of: Architecture, family: Family) 
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "quantization_config": {"quant_method": "gguf"},
         "bos_token_id": file.value("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": stop_ids(file) or None,
+        "eos_token_id": file.stop_ids() or None,
         **made_of.fixed,
     }
     for key, name in {**_SETTINGS, **made_of.settings}.items():
@@ -52,21 +53,14 @@ def _values(file: GgufFile, prefix: str, made_of: Architecture, family: Family) 
     for kind in ("rms_", ""):
         if (value := given(f"attention.layer_norm_{kind}epsilon")) is not None:
             found[family.ends.eps[0]] = value
-    if made_of.bias:
-        found[made_of.bias] = "blk.0.attn_q.bias" in file.tensors
-        found["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+    found["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+    if isinstance(family.attention, Grouped) and family.attention.bias is not None:
+        found[family.attention.bias[0]] = "blk.0.attn_q.bias" in file.tensors
     if "intermediate_size" not in found:  # a file without dense layers may not have it
         found["intermediate_size"] = given("expert_feed_forward_length")
     _add_heads(file, prefix, made_of, found)
     _add_rope(file, prefix, found)
     return found
-
-
-def stop_ids(file: GgufFile) -> list[int]:
-    """Return the tokens that end a reply."""
-    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids = (file.whole(f"tokenizer.ggml.{key}") for key in keys)
-    return list(dict.fromkeys(id for id in ids if id is not None))
 
 
 def _dtype(file: GgufFile) -> str:
