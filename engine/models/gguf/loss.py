@@ -17,7 +17,8 @@ _INPUTS, _OUTPUTS = 8, 256  # how many of each product are compared
 
 def report_loss(block: Block, place: ModelPlace, scheme: str, dtype: torch.dtype) -> None:
     """Log the loss of a model's weights; as a warning if it is more than bfloat16 rounds away."""
-    loss = weight_loss(block, place.folder, dtype)
+    if (loss := weight_loss(block, place.folder, dtype)) is None:
+        return
     name = str(dtype).removeprefix("torch.")
     log.log(
         logging.WARNING if loss > _ROUNDING else logging.INFO,
@@ -27,8 +28,11 @@ def report_loss(block: Block, place: ModelPlace, scheme: str, dtype: torch.dtype
 
 
 @torch.inference_mode()
-def weight_loss(block: Block, path: Path, dtype: torch.dtype) -> float:
-    """Return the norm of the difference over that of the weights, for a sample of one layer's products."""
+def weight_loss(block: Block, path: Path, dtype: torch.dtype) -> float | None:
+    """Return the norm of the difference over that of the weights, for a sample of one layer's products.
+
+    None if all of them have a bias.
+    """
     error = norm = 0.0
     with opened_gguf(path) as tensors:
         for part in block.parts:
@@ -39,7 +43,7 @@ def weight_loss(block: Block, path: Path, dtype: torch.dtype) -> float:
                 found, exact = _compared(part.get_submodule(name), pieces, tensors, dtype)
                 error += float((found - exact).square().sum())
                 norm += float(exact.square().sum())
-    return (error / norm) ** 0.5 if norm else 0.0
+    return (error / norm) ** 0.5 if norm else None
 
 
 def _compared(
