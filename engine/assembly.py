@@ -50,6 +50,7 @@ from engine.serving.info import EngineInfo
 from engine.serving.limits import Limits
 from engine.serving.ranks import ALONE
 from engine.text.bare import BareTokenizer
+from engine.text.files import has_tokenizer
 from engine.text.tokenizer import Tokenizer
 
 _STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # small enough not to stall concurrent decodes for long
@@ -98,7 +99,7 @@ def _assembled(
     loaded = load_share(config, place, None if team is None else team.collective, progress)
     config, model, room = loaded.config, loaded.model, loaded.budget
     device, vocab, scheme = room.device, model.config.vocab, config.kv_scheme
-    bare = config.dummy_weights and not (place.folder / "tokenizer.json").is_file()
+    bare = config.dummy_weights and not has_tokenizer(place.folder)
     tokenizer = _placeholder_tokenizer(model) if bare else loading.result()
     stop_ids = tokenizer.stop_ids.union(model.config.stop_ids)
     if team is not None:

@@ -296,7 +296,7 @@ class DecoderConfig(ModelConfig):
 
 @dataclass(frozen=True, slots=True)
 class ModelPlace:
-    """A model's folder and the name that users see."""
+    """A model's folder, or its GGUF file, and the name that users see."""
 
     name: str
     folder: Path

@@ -11,6 +11,7 @@ from engine.api import wire
 from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import EngineError
 from engine.models.checkpoint import headers
+from engine.models.config_json import config_fields
 
 Identity = dict[str, str]
 
@@ -20,7 +21,7 @@ def identity(config: EngineConfig, place: ModelPlace) -> Identity:
         "engine": _digest(*(each.read_bytes() for each in sorted(_code()))),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "model": _digest((place.folder / "config.json").read_bytes(), *_weights(config, place.folder)),
+        "model": _digest(_configured(place.folder), *_weights(config, place.folder)),
         "configuration": _digest(json.dumps(wire.config_to_json(config), sort_keys=True).encode()),
     }
 
@@ -34,6 +35,10 @@ def check_same(rank: int, own: Identity, other: Identity) -> None:
 
 def _code() -> list[Path]:
     return list(Path(__file__).resolve().parents[1].rglob("*.py"))
+
+
+def _configured(folder: Path) -> bytes:
+    return json.dumps(config_fields(folder).values, sort_keys=True).encode()
 
 
 def _weights(config: EngineConfig, folder: Path) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: finds and opens safetensors files, with errors that name the file."""
+"""The files of a checkpoint: safetensors files, or one GGUF file, with errors that name the file."""
 
 import json
 import math
@@ -11,11 +11,13 @@ from safetensors import SafetensorError, safe_open
 
 from engine.api.errors import BadCheckpoint
 from engine.api.events import log
+from engine.gguf.header import SUFFIX, is_gguf
+from engine.gguf.kinds import READABLE
+from engine.models.gguf.tensors import GgufTensors, gguf_tensors, opened_gguf
 from engine.models.unmapped import Unmapped, unmapped
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-GGUF = ".gguf"
 _POINTER = b"version https://git-lfs"  # start of a git-lfs pointer, which replaces a file that is not fetched
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # loadable dtypes
 TYPES = FLOATS | {
@@ -33,12 +35,18 @@ class Header(NamedTuple):
     """A tensor's header, available before the tensor is read."""
 
     file: Path
-    kind: str  # the dtype's name in safetensors
+    kind: str  # the dtype's name in safetensors, or the type's in GGUF
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * WIDTHS[self.kind]
+        numbers, nbytes = READABLE.get(self.kind) or (1, WIDTHS[self.kind])
+        return math.prod(self.shape) // numbers * nbytes
+
+    @property
+    def loadable(self) -> Iterable[str]:
+        """The dtypes of weights that such a file may hold."""
+        return READABLE if self.file.suffix.lower() == SUFFIX else FLOATS
 
 
 def has_weights(folder: Path) -> bool:
@@ -46,7 +54,9 @@ def has_weights(folder: Path) -> bool:
 
 
 def shards(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder. No other format is ever opened."""
+    """Return the safetensors files of a folder, or the GGUF file. No other format is ever opened."""
+    if is_gguf(folder) and folder.is_file():
+        return [folder]
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
@@ -63,10 +73,9 @@ def refuse_kinds(files: Iterable[Path]) -> None:
                 f"{file} is a pickle, which can run any code when opened, so it is refused; convert it "
                 "with transformers: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
             )
-        if file.suffix == GGUF:
+        if is_gguf(file):
             raise BadCheckpoint(
-                f"{file} is a GGUF file; only safetensors files are read: load the original model "
-                "and use --quantization"
+                f"{file} is a GGUF file, which is a whole model: specify the file, not its folder"
             )
 
 
@@ -85,6 +94,10 @@ def _indexed(index: Path) -> list[Path]:
 
 @contextmanager
 def opened(file: Path, framework: str = "pt") -> Iterator[Any]:
+    if is_gguf(file):
+        with opened_gguf(file) as whole:
+            yield whole
+        return
     try:
         with _reader(file, framework) as tensors:
             yield tensors
@@ -124,7 +137,12 @@ def state(file: Path) -> tuple[int, int] | None:
 
 
 def headers(folder: Path) -> dict[str, Header]:
-    """Return the header of every tensor in a folder, by name."""
+    """Return the header of every tensor in a folder or a GGUF file, by name."""
+    if is_gguf(folder):
+        return {
+            name: Header(folder, tensor.span.kind, tensor.span.shape)
+            for name, tensor in gguf_tensors(folder).items()
+        }
     found: dict[str, Header] = {}
     for file in shards(folder):
         with opened(file) as tensors:
@@ -138,7 +156,7 @@ def headers(folder: Path) -> dict[str, Header]:
 
 def sliced(tensors: Any, name: str, span: tuple[slice, ...]) -> Any:
     """Read part of a tensor from an open file."""
-    if isinstance(tensors, Unmapped):
+    if isinstance(tensors, Unmapped | GgufTensors):
         return tensors.get_tensor(name)[span]
     return tensors.get_slice(name)[span]
 

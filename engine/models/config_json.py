@@ -4,18 +4,25 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.config import DecoderConfig, RopeSpec
+from engine.gguf.header import is_gguf
 from engine.models.checkpoint import has_weights, stored_dtype
 from engine.models.families import named, names
 from engine.models.fields import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, Fields
+from engine.models.gguf.config import gguf_fields
 from engine.models.kinds.rope import rope_specs
 from engine.models.packing import packing
 
 DTYPES = {"float32": "float32", "float64": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 
 
+def config_fields(folder: Path) -> Fields:
+    """Read config.json, or the metadata of a GGUF file."""
+    return gguf_fields(folder) if is_gguf(folder) else Fields.read(folder / "config.json")
+
+
 def read_config(folder: Path) -> DecoderConfig:
     """Read config.json and, if it exists, generation_config.json."""
-    return decoder_config(Fields.read(folder / "config.json"), read_generation(folder))
+    return decoder_config(config_fields(folder), read_generation(folder))
 
 
 def read_generation(folder: Path) -> Fields:

@@ -1,4 +1,4 @@
-"""Finds a model by name: the built-in model, a folder, or a hub model through the hub's cache."""
+"""Finds a model by name: the built-in one, a folder, a GGUF file, or a hub model through the hub's cache."""
 
 import os
 import re
@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.api.config import ModelPlace
 from engine.api.errors import BadCheckpoint, ModelNotFound
+from engine.gguf.header import is_gguf
 from engine.models.checkpoint import has_weights, refuse_kinds
 
 BUILT_IN = "pocket"
@@ -28,7 +29,9 @@ def find_model(name: str | None, *, dummy: bool = False, progress: Progress | No
     if os.path.exists(path):  # false for text that cannot be a path, where pathlib would raise
         return _local(name, Path(path))
     if not HUB_NAME.fullmatch(name) or ".." in name or "--" in name or len(name) > 96:
-        raise ModelNotFound(f"there is no folder {name[:400]!r}, and it is not a valid name of a hub model")
+        raise ModelNotFound(
+            f"there is no folder or GGUF file {name[:400]!r}, and it is not a valid name of a hub model"
+        )
     folder = _cached(name, dummy) or _fetched(name, dummy, progress)
     return ModelPlace(name, folder)
 
@@ -42,11 +45,13 @@ def _built_in() -> ModelPlace:
 
 def _local(name: str, path: Path) -> ModelPlace:
     folder = path.resolve()
+    if is_gguf(folder) and folder.is_file():
+        return ModelPlace(folder.stem, folder)
     if folder.name == CONFIG and folder.is_file():
         folder = folder.parent
     if not os.path.isfile(folder / CONFIG):  # false also without permission, where pathlib would raise
         _refuse_instead(name, folder)
-        raise ModelNotFound(f"{name} is neither a {CONFIG} nor a folder that holds one")
+        raise ModelNotFound(f"{name} is neither a {CONFIG} nor a folder that holds one, nor a GGUF file")
     return ModelPlace(name if HUB_NAME.fullmatch(name) else folder.name, folder)
 
 

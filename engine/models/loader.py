@@ -1,5 +1,6 @@
-"""Loads weights from safetensors, one shard at a time, directly into a decoder's fused parameters."""
+"""Loads weights from files, one file at a time, directly into a decoder's fused parameters."""
 
+import math
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 
 from engine.api.config import DecoderConfig
 from engine.api.errors import BadCheckpoint, BadInput
-from engine.models.checkpoint import FLOATS, Header, check, headers, opened, sliced, state
+from engine.models.checkpoint import Header, check, headers, opened, sliced, state
 from engine.models.decoder import Decoder, Linear, block
 from engine.models.find import Progress
+from engine.models.gguf.tensors import GgufTensors
 from engine.models.layers.block import Block
 from engine.models.layers.collective import Collective
 from engine.models.layers.part import Slot
@@ -49,7 +51,7 @@ class Checkpoint:
         by default. `share`: read only this part of the tensors; the model is the whole one.
         """
         self._progress, self._packing, self._share = progress, packing, share
-        self._device = device or model.embed.device
+        self._device, self._dtype = device or model.embed.device, model.embed.dtype
         names, layers = model.family.names, len(model.config.layers)
         unread = tuple(f"{names['block'].format(layers + n)}." for n in range(model.config.extra_layers))
         self._embedding, self._head = f"{names['embed']}.weight", f"{names['head']}.weight"
@@ -71,6 +73,18 @@ class Checkpoint:
     def quantized(self) -> bool:
         """Whether any weight is quantized."""
         return bool(self._packed)
+
+    @property
+    def plain_share(self) -> float:
+        """The share of the layers' weights that are not quantized."""
+        outer = (self._embedding, self._head)
+        sizes = {
+            name: math.prod(shape)
+            for name, shape in self._shapes.items()
+            if len(shape) > 1 and name not in outer
+        }
+        packed = sum(size for name, size in sizes.items() if name in self._packed)
+        return 1 - packed / sum(sizes.values())
 
     def check(self) -> None:
         """Raise if a file has changed since it was loaded: weights from two versions must not mix."""
@@ -101,6 +115,9 @@ class Checkpoint:
                     if slot not in self._packed:
                         yield slot, self._plain(tensors, name)
                         continue
+                    if isinstance(tensors, GgufTensors):
+                        yield slot, self._shared(slot, tensors.four_bits(name, self._device))
+                        continue
                     parts = waiting.setdefault(slot, {})
                     parts[name] = tensors.get_tensor(name).to(self._device)
                     if len(parts) == len(self._packed[slot]):
@@ -109,6 +126,8 @@ class Checkpoint:
     def _plain(self, tensors: Any, name: str) -> Tensor:
         """Read an unquantized tensor, or the rank's share of it."""
         if (share := self._share) is None:
+            if isinstance(tensors, GgufTensors):
+                return tensors.floats(name, self._dtype, self._device)
             whole: Tensor = tensors.get_tensor(name)
             return whole
         if share.zero(name):
@@ -120,18 +139,20 @@ class Checkpoint:
 
     def _stored(self, slot: str, parts: dict[str, Tensor]) -> Tensor | Stored | Mxfp4Weight:
         assert self._packing is not None
-        shape = self._shapes[slot]
         mark = "_" if self._packing.method == "mxfp4" else "."
         kinds = {name.rpartition(mark)[2]: tensor for name, tensor in parts.items()}
         try:
-            found = stored(self._packing, kinds, shape[1])
-            if self._share is None:
-                return found
-            if isinstance(found, Mxfp4Weight):
-                return self._share.of(slot, found.dequantized())
-            return joined_rows([found.cut(*span) for span in self._share.spans(slot, shape)])
+            return self._shared(slot, stored(self._packing, kinds, self._shapes[slot][1]))
         except BadCheckpoint as error:
             raise BadCheckpoint(f"{self._headers[next(iter(parts))].file}: {slot}: {error}") from None
+
+    def _shared(self, slot: str, weight: Stored | Mxfp4Weight) -> Tensor | Stored | Mxfp4Weight:
+        """Return the rank's share of a quantized weight."""
+        if self._share is None:
+            return weight
+        if isinstance(weight, Mxfp4Weight):
+            return self._share.of(slot, weight.dequantized())
+        return joined_rows([weight.cut(*span) for span in self._share.spans(slot, self._shapes[slot])])
 
     def _count(self, nbytes: int) -> None:
         self._done += nbytes
@@ -151,7 +172,7 @@ class Checkpoint:
             if name in packed:
                 continue  # already checked
             if name in self._shapes and name not in self._packed:
-                check(name, header, FLOATS, [self._shapes[name]])
+                check(name, header, header.loadable, [self._shapes[name]])
             elif not self._is_ignored(name, header):
                 what = "is not part of this model; its config.json may belong to another model"
                 raise BadCheckpoint(f"{header.file}: {name} {what}")

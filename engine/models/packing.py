@@ -6,6 +6,8 @@ The files decide which weights are quantized: the others are stored as plain num
 from typing import NamedTuple
 
 from engine.api.errors import BadCheckpoint
+from engine.gguf.header import is_gguf
+from engine.gguf.kinds import FOUR_BITS
 from engine.models.checkpoint import FLOATS, Header, check
 from engine.models.fields import MOST_WIDTH, Fields
 from engine.quant.packing import BITS, BLOCK, BYTES, MX, NUMBERS, STEPS, Packing
@@ -28,6 +30,11 @@ def tensors_of(packing: Packing, headers: dict[str, Header], slot: str, shape: t
     """
     if packing.method == "mxfp4":
         return _stacked(headers, slot, shape) if len(shape) == 3 else []
+    if packing.method == "gguf":
+        if slot not in headers or headers[slot].kind not in FOUR_BITS or len(shape) != 2:
+            return []
+        check(slot, headers[slot], FOUR_BITS, [shape])
+        return [slot]
     product, _, kind = slot.rpartition(".")
     return (
         _tensors_of(packing, headers, product, (shape[0], shape[1]))
@@ -145,6 +152,8 @@ def _read(fields: Fields, method: str) -> Packing:
             return Packing("mxfp4")
         case "compressed-tensors":
             return _compressed(fields)
+        case "gguf" if is_gguf(fields.file):
+            return Packing("gguf", STEPS[-1])
     raise fields.unsupported("quant_method", f"among quantized formats, {KNOWN}")
 
 

@@ -6,12 +6,13 @@ import torch
 
 from engine.api.config import DTypeName, ModelPlace
 from engine.api.errors import BadInput
+from engine.gguf.header import is_gguf
 from engine.models.base import LanguageModel
-from engine.models.config_json import read_config
+from engine.models.config_json import config_fields, read_config
 from engine.models.decoder import Decoder
 from engine.models.families import named as family_named
-from engine.models.fields import Fields
 from engine.models.find import Progress
+from engine.models.gguf.loss import report_loss
 from engine.models.layers.block import Block
 from engine.models.layers.collective import Collective
 from engine.models.load_request import LoadRequest
@@ -39,7 +40,7 @@ def native(request: LoadRequest) -> LanguageModel:
             model = Decoder(config, dtype, hollow=True, collective=request.collective).eval()
     except RuntimeError as error:
         raise BadInput(f"{request.place.name} does not fit on {request.device}: {error}") from error
-    packed = packing(Fields.read(request.place.folder / "config.json"))
+    packed = packing(config_fields(request.place.folder))
     whole, share = model, None
     if request.collective is not None:
         whole = whole_shapes(config, dtype)
@@ -77,6 +78,8 @@ def native(request: LoadRequest) -> LanguageModel:
     for index in range(len(config.layers)):
         model.layers[index] = model.source.layer(index, scheme)
     finalize(model, named("none"))  # what is not quantized keeps the checkpoint's dtype
+    if checkpoint is not None and request.collective is None and is_gguf(request.place.folder):
+        report_loss(model.blocks[0], request.place, scheme.name, dtype)
     return model
 
 
@@ -124,5 +127,5 @@ def load_model(
         progress=progress,
         collective=collective,
     )
-    model_type = Fields.read(place.folder / "config.json").text("model_type")
+    model_type = config_fields(place.folder).text("model_type")
     return bridged(request) if family_named(model_type) is None else native(request)

@@ -27,7 +27,7 @@ class StoredSource:
         self._plain, self._checkpoint = plain, checkpoint
         self.device, self.dtype, self.check = plain.device, plain.dtype, plain.check
         self.collective = plain.collective
-        self._own, self._names = own(packing), packing.names
+        self._own, self._names = own(packing, checkpoint.plain_share), packing.names
 
     def scheme(self, name: str) -> Scheme:
         if name == "none" and self._own.why_not(self.device, self.dtype) is None:

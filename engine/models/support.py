@@ -1,11 +1,12 @@
-"""Whether a folder's model can run here, judged by its small files only. Needs no torch."""
+"""Whether a model can run here, judged by its small files or its header only. Needs no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.api.errors import EngineError
+from engine.gguf.header import is_gguf
 from engine.models.checkpoint import shards
-from engine.models.config_json import read_config, refuse_quantized
+from engine.models.config_json import config_fields, read_config, refuse_quantized
 from engine.models.families import named
 from engine.models.fields import Fields
 
@@ -27,10 +28,10 @@ class Support:
 
 def support(folder: Path) -> Support:
     """Check the config and which files exist."""
-    file = folder / "config.json"
+    file = folder if is_gguf(folder) else folder / "config.json"
     family, size, native = "", 0, False
     try:
-        fields = Fields.read(file)
+        fields = config_fields(folder)
         family = fields.text("model_type")
         native = named(family) is not None
         files = shards(folder)

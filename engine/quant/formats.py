@@ -57,6 +57,8 @@ def stored(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Stored | 
             return _bytes(parts, inputs)
         case "mxfp4":
             return Mxfp4Weight(parts["blocks"], parts["scales"])
+        case "gguf":
+            raise AssertionError("it is not split into tensors; quant/gguf.py reads it")
 
 
 def _nibbles(packed: Tensor) -> Tensor:
@@ -134,10 +136,13 @@ def _scaled(packing: Packing, parts: dict[str, Tensor]) -> ScaledWeight:
     return ScaledWeight(numbers, scale.reshape(-1, 1).expand(len(numbers), 1).contiguous(), numbers.shape[1])
 
 
-def own(packing: Packing) -> Scheme:
-    """Return the scheme that uses the checkpoint's numbers unchanged."""
+def own(packing: Packing, plain: float = 0.0) -> Scheme:
+    """Return the scheme that uses the checkpoint's numbers unchanged.
+
+    `plain`: the share of weights whose numbers are not in its format.
+    """
     eight = packing.method in ("fp8", "int8")
-    return named(packing.method) if eight else Int4("int4", packing.step)
+    return named(packing.method) if eight else Int4("int4", packing.step, plain=plain)
 
 
 def product(

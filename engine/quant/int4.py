@@ -140,6 +140,9 @@ class Int4:
     rounds_activations: bool = False
     graphs: bool = True
     head: str = "int8"  # 4 bits would hurt quality most there
+    plain: float = (
+        0.0  # share of a checkpoint's weights that it stores in another form, kept as plain numbers
+    )
     kernels: str = "packed int4 or table sums on a CPU, Triton on CUDA; many rows dequantized"
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -147,7 +150,8 @@ class Int4:
 
     def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
         width = rounded_up(inputs, self.group)
-        return outputs * (width // 2 + width // self.group * (4 if dtype is torch.bfloat16 else 8))
+        kept = outputs * (width // 2 + width // self.group * (4 if dtype is torch.bfloat16 else 8))
+        return kept + int(self.plain * (outputs * inputs * dtype.itemsize - kept))
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         return held(grouped(weight, self.group), bias, weight.shape[1], weight.dtype)

@@ -6,7 +6,8 @@ Needs no torch.
 from dataclasses import dataclass
 from typing import Literal
 
-Method = Literal["gptq", "awq", "fp8", "mxfp4", "packed", "int8"]  # packed: compressed-tensors' 4 bits
+# packed: the 4 bits of compressed-tensors. gguf: those of a GGUF file, whose other types are plain.
+Method = Literal["gptq", "awq", "fp8", "mxfp4", "packed", "int8", "gguf"]
 
 BITS = 4  # bits per number in gptq and awq
 NUMBERS = 32 // BITS  # packed numbers per stored number

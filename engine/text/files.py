@@ -9,6 +9,7 @@ from typing import Any, Self
 import tokenizers
 
 from engine.api.errors import BadCheckpoint, UnsupportedModel
+from engine.gguf.header import is_gguf
 
 CONVERTIBLE = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
@@ -33,6 +34,11 @@ class TextFiles:
             config=_object(folder / "config.json"),
             templates=dict(_templates(folder, settings)),
         )
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder or a GGUF file should have a tokenizer."""
+    return is_gguf(folder) or (folder / "tokenizer.json").is_file()
 
 
 def _tokenizer(folder: Path) -> tokenizers.Tokenizer:

@@ -9,8 +9,10 @@ from typing import Any, Self
 import tokenizers
 
 from engine.api.errors import BadCheckpoint, BadInput
+from engine.gguf.header import is_gguf
 from engine.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from engine.text.files import TextFiles
+from engine.text.gguf import gguf_text_files
 from engine.text.pieces import PieceTable, byte_rule, token_name
 
 # If a chat template writes one of these, it ends a turn. Others, such as <|end|>, end a turn for some models
@@ -60,8 +62,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read tokenizer.json and the files next to it."""
-        return cls(TextFiles.read(folder), folder)
+        """Read tokenizer.json and the files next to it, or a GGUF file."""
+        return cls(gguf_text_files(folder) if is_gguf(folder) else TextFiles.read(folder), folder)
 
     @classmethod
     def loading(cls, folder: Path) -> Future[Self]:

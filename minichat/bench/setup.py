@@ -15,6 +15,7 @@ import torch
 
 from engine.api.config import EngineConfig
 from engine.devices import pick
+from engine.models.config_json import config_fields
 from engine.models.find import find_model
 from engine.serving.engine import Engine
 from engine.start import start
@@ -127,7 +128,7 @@ class Setup:
     def vocab(self) -> int:
         if self.shape:
             return int(SHAPES[self.shape]["vocab_size"])
-        config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        config = config_fields(self.folder).values
         return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
 
     def ids(self, seed: int | None = None, vocab: int | None = None) -> Iterator[int]:

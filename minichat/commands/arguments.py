@@ -12,7 +12,7 @@ def add_model(command: argparse.ArgumentParser) -> None:
         type=given,
         default="pocket",
         metavar="M",
-        help="a folder, a hub name, or pocket, the built-in model (default)",
+        help="a folder, a GGUF file, a hub name, or pocket, the built-in model (default)",
     )
     group.add_argument("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1 ... (default: best)")
     group.add_argument(

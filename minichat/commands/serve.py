@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from engine.api.commands import Warm
 from engine.api.errors import BadInput, EngineError
 from engine.api.events import Died
+from engine.gguf.header import is_gguf
 from minichat import __version__
 from minichat.clients.address import is_loopback
 from minichat.commands.options import engine_config, failed, show_progress
@@ -258,9 +259,9 @@ def _import_in_background(module: str) -> None:
 
 
 def served_names(options: argparse.Namespace) -> list[str]:
-    """The model's names for clients. The default for a folder is its last component."""
-    folder = Path(options.model).expanduser()
-    usual = folder.resolve().name if folder.is_dir() else options.model
+    """The model's names for clients. The default for a folder or a GGUF file is its last component."""
+    path = Path(options.model).expanduser()
+    usual = path.resolve().name if path.is_dir() else path.stem if is_gguf(path) else options.model
     return list(dict.fromkeys(options.served_name or [usual]))
 
 

@@ -101,9 +101,9 @@ def _value(action: argparse.Action) -> Value:
         return Value(paths="files")
     match action.dest:
         case "model":
-            return Value((BUILT_IN,), "folders")
+            return Value((BUILT_IN,), "files")
         case "draft":
-            return Value(paths="folders")
+            return Value(paths="files")
         case "device":
             return Value(("auto", "cpu", "cuda"))
         case "attention":

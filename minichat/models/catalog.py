@@ -1,4 +1,4 @@
-"""The models on this machine: the built-in one, folders, and the hub cache. Read only."""
+"""The models on this machine: the built-in one, folders, GGUF files, and the hub cache. Read only."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -7,17 +7,19 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from engine.gguf.header import is_gguf
 from engine.models.find import BUILT_IN, CONFIG, HUB_NAME, find_model
 from engine.models.support import Support, support
 
 _MOST = 500  # maximum entries of a folder to examine
+_FILE = "GGUF file"  # the label of its source
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model to choose, or the reason why it is unavailable."""
 
-    name: str  # as passed to the engine: a folder or a hub name
+    name: str  # as passed to the engine: a folder, a file or a hub name
     place: str  # a short label of its source
     support: Support | None = None  # None: not downloaded yet
     recent: bool = False
@@ -60,16 +62,17 @@ def arranged(found: Iterable[Iterable[Model]]) -> list[Model]:
 def identity(name: str) -> str:
     """The canonical name of a model."""
     path = os.path.expanduser(name)
-    return os.path.realpath(path) if name != BUILT_IN and os.path.isdir(path) else name
+    return os.path.realpath(path) if name != BUILT_IN and (os.path.isdir(path) or _is_file(path)) else name
 
 
 def local(query: str) -> Model | None:
-    """The model in the folder the user typed, if there is one. Reads the file system."""
+    """The model in the folder or the file the user typed, if there is one. Reads the file system."""
     name = query.strip()
-    if name and os.path.isfile(os.path.join(os.path.expanduser(name), CONFIG)):
-        folder = identity(name)
-        return Model(folder, "folder", support(Path(folder)))
-    return None
+    path = os.path.expanduser(name)
+    if not name or not (_is_file(path) or os.path.isfile(os.path.join(path, CONFIG))):
+        return None
+    place = identity(name)
+    return Model(place, _FILE if _is_file(path) else "folder", support(Path(place)))
 
 
 def on_hub(query: str) -> Model | None:
@@ -91,13 +94,14 @@ def _built_in() -> list[Model]:
 
 
 def _in_folder(folder: str) -> list[Model]:
-    """The folder if it is a checkpoint, and the checkpoints directly inside it."""
+    """The folder if it is a checkpoint, and the checkpoints and GGUF files directly inside it."""
     path = Path(identity(folder))
-    return [
+    found = [
         Model(str(each), "folder", looked)
         for each in [path, *_children(path)]
         if (each / CONFIG).is_file() and (looked := support(each)).family
     ]
+    return found + [Model(str(each), _FILE, support(each)) for each in _files(path)]
 
 
 def _in_cache() -> list[Model]:
@@ -134,10 +138,23 @@ def _recent(name: str) -> list[Model]:
     return [replace(model, recent=True)] if model is not None else []
 
 
+def _is_file(path: str) -> bool:
+    """Whether a path is an existing GGUF file."""
+    return is_gguf(Path(path)) and os.path.isfile(path)
+
+
 def _children(folder: Path) -> list[Path]:
+    return _entries(folder, lambda entry: entry.is_dir())
+
+
+def _files(folder: Path) -> list[Path]:
+    return _entries(folder, lambda entry: is_gguf(Path(entry.name)) and entry.is_file())
+
+
+def _entries(folder: Path, kept: Callable[[os.DirEntry[str]], bool]) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry, _ in zip(entries, range(_MOST), strict=False) if entry.is_dir()]
+            names = [entry.name for entry, _ in zip(entries, range(_MOST), strict=False) if kept(entry)]
     except OSError:
         return []
     return [folder / name for name in sorted(names)]

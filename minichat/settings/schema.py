@@ -87,7 +87,7 @@ class ChatSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    model: str = setting("pocket", NAME, "A folder, a hub name, or pocket, the built-in model.")
+    model: str = setting("pocket", NAME, "A folder, a GGUF file, a hub name, or pocket, the built-in model.")
     folders: Sequence[str] = setting((), TEXTS, "Folders in which the model picker looks for models.")
     device: str = setting("auto", NAME, "auto, cpu, cuda, cuda:1 ...")
     tp: int = setting(

@@ -87,7 +87,7 @@ def test_bash_offers_the_commands_and_all_their_options() -> None:
         ("chat --speculate s", {"suffix"}),
         ("chat --engine ", {"thread", "process"}),
         ("serve --policy ", {"fcfs", "latency", "priority"}),
-        ("serve --model ", {"pocket", "a folder"}),
+        ("serve --model ", {"pocket", "a folder", "one file"}),
         ("serve --tls-cert ", {"a folder", "one file"}),
         ("serve --tls-cert one", {"one file"}),
         ("completions ", {"bash", "zsh", "fish"}),

@@ -274,7 +274,7 @@ class TestBadInput:
         assert "no-such-owner/no-such-model is not on this machine" in self.error(
             run, "no-such-owner/no-such-model"
         )
-        assert "there is no folder './nothing'" in self.error(run, "./nothing")
+        assert "there is no folder or GGUF file './nothing'" in self.error(run, "./nothing")
 
     def test_a_folder_that_is_no_model(self, run: Run, tmp_path: Path) -> None:
         assert "neither a config.json nor a folder that holds one" in self.error(run, tmp_path)
@@ -327,7 +327,7 @@ class TestBadInput:
 
     def test_gguf_beside_a_config_is_refused(self, run: Run, tmp_path: Path) -> None:
         (write_model(tmp_path) / "model.safetensors").rename(tmp_path / "tiny-q4.gguf")
-        assert "tiny-q4.gguf is a GGUF file; only safetensors files are read" in self.error(run, tmp_path)
+        assert "tiny-q4.gguf is a GGUF file, which is a whole model: specify" in self.error(run, tmp_path)
 
     def test_unreadable_weights(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The library reports such a file as missing."""

@@ -14,6 +14,7 @@ from engine.quant.registry import names, why_not
 from tests.distributed.test_collective import team, together
 from tests.distributed.test_families import assert_shared, load, logits
 from tests.distributed.threads import ranked
+from tests.models.test_gguf import made
 from tests.models.test_mxfp4 import published
 from tests.models.tiny import CONFIG, checkpoint
 from tests.quant.packers import Awq, Compressed, Fp8, Gptq, write
@@ -64,6 +65,17 @@ def test_fp8_is_cut_as_stored(weights: dict[str, Tensor], packer: Any, tmp_path:
     rounds = why_not("fp8", torch.device("cpu"), torch.float32) is None
     tolerance = {"atol": 0.05, "rtol": 0.05} if rounds else {}
     assert_shared(quantized(weights, tmp_path, packer), 2, **tolerance)
+
+
+def test_a_gguf_file_is_cut_as_stored(tmp_path: Path) -> None:
+    """Queries by heads, up by outputs, and the output of attention by inputs; most of the file is float32."""
+    kinds = {"q_proj": "Q4_K", "up_proj": "Q4_0", "o_proj": "Q4_1", "v_proj": "Q8_0"}
+    changes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+
+    def kind(name: str) -> str:
+        return kinds.get(name.split(".")[-2], "F32")
+
+    assert_shared(made(tmp_path, "llama", "Llama", changes, kind=kind)[0], 2)
 
 
 def test_experts_in_mxfp4_are_cut(published: tuple[Path, Any]) -> None:

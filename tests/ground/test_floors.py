@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS: dict[str, int] = {
     "api": 0,
-    **dict.fromkeys(("kv", "grammar", "scheduling", "speculation", "text"), 1),
+    **dict.fromkeys(("gguf", "kv", "grammar", "scheduling", "speculation", "text"), 1),
     **dict.fromkeys(("models", "attention", "quant", "sampling", "kernels", "pocket", "devices"), 2),
     "execution": 3,
     "serving": 4,

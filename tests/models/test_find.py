@@ -51,7 +51,6 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "problem"),
     [
-        ("tiny-q4.gguf", "tiny-q4.gguf is a GGUF file; only safetensors files are read"),
         ("model.safetensors", "model.safetensors holds weights without a config.json"),
         ("pytorch_model.bin", "pytorch_model.bin is a pickle, which can run any code"),
         ("adapter_config.json", "is an adapter, not a whole model: merge it"),
@@ -63,6 +62,15 @@ def test_a_file_that_is_not_a_model_is_refused_with_advice(tmp_path: Path, file:
         with pytest.raises(BadCheckpoint) as refused:
             find_model(str(name))
         assert problem in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_gguf_file_is_a_model_but_its_folder_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "tiny-q4.gguf"
+    file.touch()
+    place = find_model(str(file))
+    assert (place.name, place.folder) == ("tiny-q4", file.resolve())
+    with pytest.raises(BadCheckpoint, match=r"tiny-q4\.gguf is a GGUF file, which is a whole model: specify"):
+        find_model(str(tmp_path))
 
 
 def test_a_folder_without_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""Reads GGUF files: their metadata and where their tensors are. Needs no torch."""
