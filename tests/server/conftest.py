@@ -30,6 +30,7 @@ from engine.server.http.listen import Server, server
 from engine.server.state import ServerState
 from engine.serving.engine import Engine
 from engine.text.chat import ChatFormat
+from engine.text.template import TemplateRenderer
 from engine.text.tokenizer import Tokenizer
 from tests.cli.conftest import run
 from tests.runner.letters import byte_tokenizer
@@ -51,6 +52,16 @@ def _tick_faster() -> None:
 
 
 _tick_faster()
+
+
+class _KeptRenderer(TemplateRenderer):
+    """One helper process for the servers of all tests: starting one takes more time than most tests."""
+
+    def close(self) -> None:
+        """It ends with the tests."""
+
+
+_RENDERER = _KeptRenderer()
 
 
 @dataclass
@@ -109,6 +120,7 @@ class Served:
 def serving(engine: Engine, *, buffer: int = 0, warm: bool = False, **config: Any) -> Iterator[Served]:
     """`buffer`: size of the socket's send buffer in bytes; 0: the system's default."""
     host = EngineThread(engine, warm=warm)
+    host._chat = ChatFormat(engine.tokenizer, _RENDERER)
     with listening(host, buffer, **config) as (port, built):
         yield Served(port, engine, host, built)
 

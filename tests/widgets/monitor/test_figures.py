@@ -211,6 +211,9 @@ async def test_the_engine_line_shows_a_dead_engine() -> None:
     async with staged(line, (80, 3)):
         line.update_from(snapshot(64, state="dead", error="out of\nmemory"), OWNERS)
         assert words(line) == " no engine: out of memory"
+        line.update_from(snapshot(64, state="dead", error=f"stopped; see {'/folder' * 12}"), OWNERS)
+        assert lines(line)[0].startswith(" no engine: stopped; see /folder/folder"), "as much as fits"
+        assert lines(line)[0].endswith("…")
 
 
 async def test_the_first_latencies_are_shown_at_once_and_then_once_a_second() -> None:
