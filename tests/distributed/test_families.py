@@ -26,8 +26,8 @@ FAMILIES = CASES | WIDE
 # One of each arrangement of norms, of joined tensors, and of experts.
 ARRANGEMENTS = ("llama", "gemma2", "gemma3_text", "phi3", "granite", "cohere", "mixtral", "qwen2_moe")
 ARRANGEMENTS += ("qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", *WIDE)
-# One each with plain blocks, norms around them, joined tensors, experts and latent attention. The others are also
-# compared for each rank alone (tests/models/test_shards.py).
+# One each with plain blocks, norms around them, joined tensors, experts and latent attention. The others are
+# also compared for each rank alone (tests/models/test_shards.py).
 USUAL = ("llama", "gemma2", "phi3", "qwen3_moe", "deepseek_v3")
 
 
