@@ -92,7 +92,9 @@ def test_a_conversation_that_is_too_long_is_reported_and_continues(talk: Talk) -
     assert talk("a").out == ran.out.split("\n", 1)[1]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8:strict", "utf-8:surrogateescape"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-8:strict", pytest.param("utf-8:surrogateescape", marks=pytest.mark.soak)]
+)
 def test_a_line_that_is_not_text_is_reported_and_the_chat_continues(
     root: Path, chat_model: Path, encoding: str
 ) -> None:

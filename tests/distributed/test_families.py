@@ -26,6 +26,9 @@ FAMILIES = CASES | WIDE
 # One of each arrangement of norms, of joined tensors, and of experts.
 ARRANGEMENTS = ("llama", "gemma2", "gemma3_text", "phi3", "granite", "cohere", "mixtral", "qwen2_moe")
 ARRANGEMENTS += ("qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", *WIDE)
+# One each with plain blocks, norms around them, joined tensors, experts and latent attention. The others are
+# also compared for each rank alone (tests/models/test_shards.py).
+USUAL = ("llama", "gemma2", "phi3", "qwen3_moe", "deepseek_v3")
 
 
 def load(folder: Path, collective: Collective | None = None, scheme: str = "none") -> Decoder:
@@ -81,7 +84,9 @@ def assert_shared(folder: Path, ranks: int, **tolerance: float) -> None:
     torch.testing.assert_close(expected, logits(load(folder)), **({"atol": 1e-4, "rtol": 1e-4} | tolerance))
 
 
-@pytest.mark.parametrize("family", ARRANGEMENTS)
+@pytest.mark.parametrize(
+    "family", [each if each in USUAL else pytest.param(each, marks=pytest.mark.soak) for each in ARRANGEMENTS]
+)
 def test_two_ranks_are_one_process_to_the_bit_and_give_the_tokens_of_one_rank(
     family: str, tmp_path: Path
 ) -> None:

@@ -296,7 +296,7 @@ class TestTheSameHost:
 class TestWhenTheChildDies:
     def test_every_caller_gets_the_reason(self, tmp_path: Path) -> None:
         log = tmp_path / "engine.log"
-        host = EngineProcess(CONFIG, log)
+        host = EngineProcess(CONFIG, log, dry_rate=20.0)
         events: list[Event] = []
         host.subscribe(events.append)
         streams = [begin(host) for _ in range(4)]
@@ -346,7 +346,7 @@ class TestWhenTheChildDies:
         assert "Traceback" in (tmp_path / "engine.log").read_text()
 
     def test_close(self, tmp_path: Path) -> None:
-        host = EngineProcess(CONFIG, tmp_path / "engine.log")
+        host = EngineProcess(CONFIG, tmp_path / "engine.log", dry_rate=20.0)
         stream = begin(host)
         host.close()
         with pytest.raises(ReplyFailed, match=r"^the engine was closed$"):

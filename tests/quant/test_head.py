@@ -296,7 +296,7 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("scheme", "whole"),
     [
-        *((scheme, False) for scheme in ("none", "int4-128")),
+        ("int4-128", False),
         # The bound of int8 is too narrow for one stretch of the text.
         *(
             pytest.param(scheme, True, marks=pytest.mark.soak)

@@ -45,12 +45,8 @@ BOUNDS_OF_A_TINY_ONE = {
 
 
 WHOLE = [False, pytest.param(True, marks=pytest.mark.soak)]  # of the text
-ALIKE = (
-    "fp32",
-    "fp16",
-    "int4-32",
-    "int4",
-)  # schemes that the tiny model and their neighbors cover in each run
+# Schemes that the tiny model and their neighbors cover in each run.
+ALIKE = ("fp32", "fp16", "fp8", "bnb-int8", "int4-32", "int4", "bnb-fp4")
 SCHEMES = [pytest.param(each, marks=pytest.mark.soak) if each in ALIKE else each for each in BOUNDS]
 
 

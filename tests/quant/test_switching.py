@@ -50,7 +50,7 @@ def modules_and_bytes() -> tuple[int, int]:
     return modules, packed + sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_twenty_changes_under_eight_chats(folder: Path, depth: int) -> None:
     engine = engine_on(folder, depth=depth, prefix_cache=False)
     first = reply(engine)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor
 
 from engine.api.params import SamplingParams
@@ -24,6 +24,7 @@ from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import COLUMNS, Edits, RowsView, SamplingInputs
 from engine.sampling.sampler import sample
 from engine.serving.engine import Engine
+from tests.examples import examples
 from tests.runner.small import alone, ask, close_to, drain, engine_on, turn
 from tests.runner.test_company import Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.test_transformers import PROMPT, WAYS, assert_as_in_transformers
@@ -144,7 +145,7 @@ def staged(engine: Engine) -> PlainStage:
     return stage
 
 
-@settings(max_examples=15)
+@examples(6)
 @given(work=workloads)
 def test_other_requests_do_not_change_a_reply(llama: Path, work: Workload) -> None:
     assert_nothing_changes(with_staging(engine_for(llama, work)), llama, work)

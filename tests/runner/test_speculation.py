@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from engine.api.errors import BadInput, BadParams
 from engine.api.params import SPECULATION, SamplingParams
 from engine.serving.engine import Engine
+from tests.examples import TIMES
 from tests.outputs import Output
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 from tests.runner.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
@@ -52,7 +53,7 @@ def speculative(work: Workload, kinds: list[str], others: list[str]) -> Workload
     return replace(work, jobs=tuple(jobs))
 
 
-@settings(max_examples=12, phases=[Phase.generate])
+@settings(max_examples=8 * TIMES, phases=[Phase.generate])
 @given(
     work=workloads,
     kinds=st.lists(KINDS, min_size=5, max_size=5),

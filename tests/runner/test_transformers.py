@@ -118,12 +118,20 @@ WAYS: dict[str, tuple[Callable[[Engine], Output], dict[str, Any]]] = {
 }
 
 
-# Depth concerns the scheduler, not families: only one family runs every case at both depths.
-BY_DEPTH = pytest.mark.parametrize(("name", "depth"), [("llama", 0), *((each, 1) for each in FAMILIES)])
+# Depth and most ways concern the scheduler, not families: one family runs every way at both depths,
+# and one with windows runs every way. Of the others `make soak` runs every way.
+EVERY_WAY, ANY_FAMILY = ("llama", "gemma3"), ("chunked", "cached")
 
 
-@BY_DEPTH
-@pytest.mark.parametrize("way", WAYS)
+def _case(way: str, name: str, depth: int) -> Any:
+    usual = name in EVERY_WAY or way in ANY_FAMILY
+    return pytest.param(way, name, depth, marks=() if usual else pytest.mark.soak)
+
+
+CASES = [_case(way, name, 1) for way in WAYS for name in FAMILIES] + [_case(way, "llama", 0) for way in WAYS]
+
+
+@pytest.mark.parametrize(("way", "name", "depth"), CASES)
 def test_logits_are_those_of_transformers(
     checkpoint: Callable[[str], tuple[Path, Any]], way: str, name: str, depth: int
 ) -> None:
