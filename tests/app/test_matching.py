@@ -9,8 +9,8 @@ from textual.css.stylesheet import Stylesheet
 from textual.dom import DOMNode
 from textual.widget import Widget
 
-from minichat.ui.matching import component
-from minichat.ui.styles import CachedStylesheet
+from minichat.ui.css.matching import component
+from minichat.ui.css.stylesheet import CachedStylesheet
 from tests.app.conftest import run
 
 FLAGS = "_has_hover_style _has_focus_within _has_order_style _has_odd_or_even".split()

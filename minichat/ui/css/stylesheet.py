@@ -15,7 +15,7 @@ from textual.css.stylesheet import Stylesheet
 from textual.css.types import CSSLocation
 from textual.dom import DOMNode
 
-from minichat.ui.matching import ComponentStyles, Matcher, component
+from minichat.ui.css.matching import ComponentStyles, Matcher, component
 
 
 class CachedStylesheet(Stylesheet):

@@ -20,7 +20,7 @@ Key = tuple[object, ...]  # what the selectors of some rules can see of a node a
 _ORDER = frozenset(("first-of-type", "last-of-type", "first-child", "last-child", "empty"))
 
 
-class Candidates:
+class MatchableRules:
     """The rules that nodes with certain names may match, and the styles that they gave so far."""
 
     def __init__(self, rules: Iterable[RuleSet]) -> None:
@@ -70,10 +70,9 @@ class Candidates:
         declared = defaultdict[str, list[tuple[Any, Any]]](list)
         for rule in reversed(self.rules):
             for specificity in Stylesheet._check_rule(rule, path):
-                for name, *value in rule.styles.extract_rules(
-                    specificity, rule.is_default_rules, rule.tie_breaker
-                ):
-                    declared[name].append((value[0], value[1]))
+                declarations = rule.styles.extract_rules(specificity, rule.is_default_rules, rule.tie_breaker)
+                for name, strength, value in declarations:
+                    declared[name].append((strength, value))
         return cast(RulesMap, {name: _strongest(name, values) for name, values in declared.items()})
 
 
@@ -91,18 +90,18 @@ def _strongest(name: str, declared: list[tuple[Any, Any]]) -> object:
 class Matcher:
     """The rules of a stylesheet, by the names that a node must have to match one."""
 
-    _known: ClassVar[LRUCache[tuple[int, ...], Candidates]] = LRUCache(2048)  # for all stylesheets
+    _known: ClassVar[LRUCache[tuple[int, ...], MatchableRules]] = LRUCache(2048)  # for all stylesheets
 
     def __init__(self, rules: list[RuleSet]) -> None:
         self.rules = rules
         self.by_name = defaultdict[str, list[RuleSet]](list)
         self._place = {id(rule): place for place, rule in enumerate(rules)}
-        self._candidates: dict[frozenset[str], Candidates] = {}
+        self._candidates: dict[frozenset[str], MatchableRules] = {}
         for rule in rules:
             for name in rule.selector_names:
                 self.by_name[name].append(rule)
 
-    def candidates(self, names: set[str]) -> Candidates:
+    def candidates(self, names: set[str]) -> MatchableRules:
         """The rules that a node with these names may match."""
         known = frozenset(self.by_name.keys() & names)
         if (found := self._candidates.get(known)) is None:
@@ -110,7 +109,7 @@ class Matcher:
             rules = [self.rules[place] for place in places]
             key = tuple(map(id, rules))
             if (found := self._known.get(key)) is None:
-                found = self._known[key] = Candidates(rules)  # keeps the rules, so their ids stay theirs
+                found = self._known[key] = MatchableRules(rules)  # keeps the rules, so their ids stay theirs
             self._candidates[known] = found
         return found
 
