@@ -1,8 +1,9 @@
 """Memorized styles are the styles that Textual computes from the same rules."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+from textual.app import App, ComposeResult
 from textual.css.model import RuleSet
 from textual.css.styles import RenderStyles, RulesMap
 from textual.css.stylesheet import Stylesheet
@@ -63,6 +64,32 @@ def check(app: Any) -> int:
             assert set_rules(widget._component_styles[name]) == set_rules(expected.styles), (widget, name)
             count += 1
     return count + len(widgets)
+
+
+class Short(Widget):
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"part--a"}
+
+
+class Long(Widget):
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"part--a", "part--b"}
+
+
+@run
+async def test_widgets_with_the_same_rules_keep_their_own_component_classes() -> None:
+    class Two(App[None]):
+        CSS = ".part--a { color: #112233; }"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stylesheet = CachedStylesheet(variables=self.get_css_variables())
+
+        def compose(self) -> ComposeResult:
+            yield from (Short(), Long(), Short())
+
+    async with Two().run_test() as pilot:
+        for widget in pilot.app.query("Short, Long"):
+            assert set(widget._component_styles.rules) == widget.COMPONENT_CLASSES
+            assert widget.get_component_styles("part--a").color.hex == "#112233"
 
 
 @run

@@ -86,7 +86,7 @@ class CachedStylesheet(Stylesheet):
             return
         matcher = self.matcher
         candidates = matcher.candidates({"*", "DOMNode", *(f".{each}" for each in components)})
-        key = candidates.key(node)
+        key = (components, candidates.key(node))
         if (rules := candidates.component_styles.get(key)) is None:
             nodes = {each: component(node, each) for each in components}
             rules = candidates.component_styles[key] = {
