@@ -11,16 +11,29 @@ from minichat.bench.record import CaseFile
 from minichat.bench.report import shown
 
 PAGE = Path(__file__).with_suffix(".md")
-LINES = PAGE.parents[1] / "benchmarks" / "results" / "bench.jsonl"
-_TABLE = re.compile(r"(<!-- bench (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+RESULTS = PAGE.parents[1] / "benchmarks" / "results"
+_TABLE = re.compile(
+    r"(?P<head><!-- bench (?P<question>\w+)(?: on (?P<gpu>.+?))? -->\n).*?(?P<end><!-- end -->)", re.DOTALL
+)
+
+
+def files() -> list[Path]:
+    """The files with the lines of the page."""
+    return [*sorted(RESULTS.glob("bench*.jsonl")), REFERENCE]
 
 
 def filled(page: str, lines: Sequence[dict[str, Any]]) -> str:
-    """The page with its tables from these lines; a question without lines keeps its table."""
+    """The page with its tables from these lines; a table without lines is not changed.
+
+    `bench QUESTION` marks the table of a machine without a GPU, `bench QUESTION on GPU` that of a GPU.
+    """
 
     def table(found: re.Match[str]) -> str:
-        newest = list(_newest([line for line in lines if line["question"] == found[2]]))
-        return f"{found[1]}{_table(newest)}\n{found[3]}" if newest else found[0]
+        where = found["question"], found["gpu"]
+        newest = list(
+            _newest([line for line in lines if (line["question"], line["machine"]["gpu"]) == where])
+        )
+        return f"{found['head']}{_table(newest)}\n{found['end']}" if newest else found[0]
 
     return _TABLE.sub(table, page)
 
@@ -51,17 +64,19 @@ def _table(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def _caption(lines: Sequence[dict[str, Any]]) -> str:
-    machine = lines[-1]["machine"]
+    machine, model = lines[-1]["machine"], lines[-1]["settings"]["model"]
+    simd = f" ({machine['simd']})" if machine.get("simd") else ""
+    device = machine["gpu"] or f"{machine['cpu']}{simd}"
     loads = [line["machine"]["load"] for line in lines]
     dates = sorted({line["when"][:10] for line in lines})
     return (
-        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, commit {lines[-1]['commit']}, "
-        f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores, load {min(loads)} to {max(loads)}:"
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, commit {lines[-1]['commit']}, {model}, "
+        f"{device}, {machine['cores']} cores, load {min(loads)} to {max(loads)}:"
     )
 
 
 def main() -> None:
-    lines = [line for file in (LINES, REFERENCE) for line in CaseFile(file).lines]
+    lines = [line for file in files() for line in CaseFile(file).lines]
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), lines), encoding="utf-8")
 
 

@@ -27,16 +27,16 @@ from training.phrasing import normal
 Draw = Callable[[Random], list[Exchange]]
 KINDS: dict[str, tuple[Draw, float]] = {
     "about": (about.exchanges, 0.54),
-    "unknown": (unknown.exchanges, 0.21),
+    "unknown": (unknown.exchanges, 0.27),
     "instructions": (instructions.exchanges, 0.36),
     "numbers": (numbers.exchanges, 0.15),
     "stories": (stories.exchanges, 0.13),
     "manners": (manners.exchanges, 0.15),
     "files": (files.exchanges, 0.03),
-    "wishes": (wishes.exchanges, 0.05),
-    "care": (care.exchanges, 0.065),
+    "wishes": (wishes.exchanges, 0.06),
+    "care": (care.exchanges, 0.075),
     "cannot": (cannot.exchanges, 0.07),
-    "languages": (languages.exchanges, 0.055),
+    "languages": (languages.exchanges, 0.065),
     "lists": (lists.exchanges, 0.08),
 }
 SYSTEMS = (

@@ -32,7 +32,7 @@ class Schedule:
     layer_dropout: float = 0.1
     exit_weight: float = 0.3
     rounded_every: int = 0  # every n-th step uses weights in four bits; 0: none
-    rounded_from: float = 0.8  # from this share of the steps on, every step does
+    rounded_from: float = 2 / 3  # from this share of the steps on, every step does
 
 
 @dataclass(frozen=True, slots=True)

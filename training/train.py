@@ -135,7 +135,7 @@ def _keep(model: Decoder, schedule: Schedule, rows: int, step: int, device: torc
     return torch.rand(model.shape.layers, rows, device=device, generator=generator) >= drop[:, None]
 
 
-def _weights_of(step: int, matrices: list[nn.Parameter], schedule: Schedule) -> AbstractContextManager[None]:
+def weights_of(step: int, matrices: list[nn.Parameter], schedule: Schedule) -> AbstractContextManager[None]:
     """The weights of a step: unrounded, or every n-th step and all of the last in four bits."""
     if not schedule.rounded_every:
         return nullcontext()
@@ -175,7 +175,7 @@ def fit(
         picked = _picked(step, len(data), schedule.rows, seed)
         batch = unpack(data[picked.to(device)], start, dense=device.type != "cuda")
         keep = _keep(model, schedule, schedule.rows, step, device)
-        with _weights_of(step, matrices, schedule):
+        with weights_of(step, matrices, schedule):
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 loss = run(batch.tokens, batch.targets, batch.positions, batch.mask, keep)
             loss.backward()

@@ -17,8 +17,8 @@ import engine as package
 from engine.api.config import EngineConfig
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
-from engine.models.adapters.files import WEIGHTS, key
-from engine.models.adapters.settings import CONFIG
+from engine.models.adapters.files import key
+from engine.models.adapters.settings import CONFIG, WEIGHTS
 from engine.models.adapters.targets import adapter_targets
 from engine.models.config_json import read_config
 from engine.serving.engine import Engine

@@ -4,17 +4,16 @@
 is downloaded. "read / score" is the speed of reading a prompt alone, relative to that of scoring it.
 """
 
-import itertools
 import json
 import subprocess
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
 
+from benchmarks.server.prompt_scores import scoring
 from benchmarks.server.server import served
 from engine.api.config import EngineConfig
 from engine.host.process import EngineProcess
@@ -57,11 +56,12 @@ def run(
         with served(
             host := EngineProcess(EngineConfig(model=model, dtype="float32"), folder / "log")
         ) as port:
-            url = f"http://127.0.0.1:{port}/v1/completions"
-            client = f"model=bench,base_url={url},tokenizer={model},tokenizer_backend=huggingface"
+            base = f"http://127.0.0.1:{port}"
+            client = f"model=bench,base_url={base}/v1/completions,tokenizer={model},"
+            client += "tokenizer_backend=huggingface"
             ours = _scores(python, folder, "local-completions", client)
             with httpx.Client(timeout=600) as http:
-                bench.compare(_timed(http, url, tokens), unit="s")
+                bench.compare(scoring(http, base, tokens), unit="s")
         host.close()
     assert len(ours) == len(theirs) and len(ours) == 4 * documents
     differences = [abs(one - other) for (one, _), (other, _) in zip(ours, theirs, strict=True)]
@@ -108,13 +108,3 @@ def _scores(python: str, folder: Path, model: str, arguments: str) -> list[tuple
                 value, greedy = answer if isinstance(answer, list) else (answer, None)
                 found.append((float(value), greedy))
     return found
-
-
-def _timed(http: httpx.Client, url: str, tokens: int) -> dict[str, Callable[[], None]]:
-    numbers = itertools.count(100)
-
-    def ask(**fields: Any) -> None:
-        prompt = [next(numbers), *(300 + n % 700 for n in range(tokens - 1))]  # found in no cache
-        http.post(url, json={"prompt": prompt, "max_tokens": 0, **fields}).raise_for_status()
-
-    return {"score": lambda: ask(echo=True, logprobs=1), "read": ask}

@@ -296,6 +296,7 @@ class Snapshot:
     iteration_tokens: Counts = field(default_factory=Counts)  # tokens of each step so far
     adapters: tuple[AdapterView, ...] = ()  # loaded LoRA adapters
     ranks: tuple[RankView, ...] = ()  # that share the model; none if it is not shared
+    latency_target: float | None = None  # of the policy latency, in seconds; None: another policy
 
     @property
     def tier_names(self) -> tuple[str, ...]:

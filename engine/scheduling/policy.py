@@ -93,6 +93,11 @@ class LatencyPolicy:
         # target it arrived under, because its rank must not change.
         self._since, self._targets = [-math.inf], [1.0]
 
+    @property
+    def target(self) -> float:
+        """The target of requests that arrive now."""
+        return self._targets[-1]
+
     def set_target(self, seconds: float, now: float) -> None:
         """Use another target for requests that arrive from now on."""
         at = bisect_left(self._since, now)
@@ -103,6 +108,11 @@ class LatencyPolicy:
             return (request.deadline, request.id)
         target = self._targets[bisect_right(self._since, request.arrived) - 1]
         return (request.arrived + target, request.id)
+
+
+def latency_target(policy: Policy) -> float | None:
+    """The target of the policy latency; None for other policies, which have none."""
+    return policy.target if isinstance(policy, LatencyPolicy) else None
 
 
 def set_latency_target(policy: Policy, seconds: float, now: float) -> None:

@@ -18,6 +18,7 @@ from engine.api.snapshot import (
 )
 from engine.execution.protocol import Runner
 from engine.kv.window import held
+from engine.scheduling.policy import latency_target
 from engine.scheduling.scheduler import Scheduler
 from engine.serving.info import EngineInfo
 from engine.serving.limits import Limits
@@ -89,6 +90,7 @@ def snapshot(
         change=change,
         beams=beams,
         ranks=ranks.views(info.device, memory.get("cache", 0)),
+        latency_target=latency_target(scheduler.policy),
         speculation=scheduler.speculator.total(),
         speculates=limits.speculation,
         kv_scheme=scheduler.kv.kv_scheme,

@@ -51,7 +51,10 @@ class CaseResult:
 
 @dataclass(slots=True)
 class Measurement:
-    """Runs the cases of a question, except those that the file holds already."""
+    """Runs the cases of a question, except those that the file holds already.
+
+    `reset` is called after a case that failed: its engines may hold unfinished requests.
+    """
 
     question: str
     settings: dict[str, Any]  # what a figure depends on, besides the machine and the commit
@@ -60,6 +63,7 @@ class Measurement:
     file: CaseFile | None = None
     only: Sequence[str] = ()  # patterns of case names; none: all
     progress: Progress = field(default_factory=lambda: Progress(disable=True))
+    reset: Callable[[], None] = lambda: None
 
     def results(self, cases: Iterable[Case]) -> Iterator[CaseResult]:
         for case in cases:
@@ -78,10 +82,17 @@ class Measurement:
         except CaseSkipped as reason:
             return CaseResult(case.name, case.about, why_not=str(reason))
         except (CaseFailed, EngineError) as error:
-            return CaseResult(case.name, case.about, why_not=str(error), failed=True)
+            return self._failed(case, str(error))
+        except RuntimeError as error:  # of torch or Triton: no memory left, a kernel that does not compile
+            first, _, _ = str(error).partition("\n")
+            return self._failed(case, f"{type(error).__name__}: {first}")
         if self.file is not None:
             self.file.append(key, case.about, bench.figures)
         return CaseResult(case.name, case.about, tuple(bench.figures))
+
+    def _failed(self, case: Case, why_not: str) -> CaseResult:
+        self.reset()
+        return CaseResult(case.name, case.about, why_not=why_not, failed=True)
 
     @property
     def all_settings(self) -> dict[str, Any]:

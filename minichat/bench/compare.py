@@ -61,4 +61,12 @@ def comparison_table(found: Sequence[FigureComparison]) -> Table:
         verdict = "agrees" if each.agrees else "differs"
         values = (shown(each.then).value, shown(each.now).value, digits(each.ratio), spread, verdict)
         table.add_row(each.name, *values)
+    table.caption, table.caption_justify = summary(found), "left"
     return table
+
+
+def summary(found: Sequence[FigureComparison]) -> str:
+    """The number of figures that agree, and the names of those whose quartiles do not overlap."""
+    differing = [each.name for each in found if not each.agrees]
+    agreeing = f"{len(found) - len(differing)} of {len(found)} figures agree within the spread of both runs"
+    return f"{agreeing}. Outside: {'; '.join(differing)}." if differing else f"{agreeing}."

@@ -40,6 +40,7 @@ def machine() -> dict[str, str | int | float | None]:
     gpu = torch is not None and torch.cuda.is_available()
     return {
         "cpu": cpu_model(),
+        "simd": torch.backends.cpu.get_cpu_capability() if torch is not None else None,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads() if torch is not None else None,
         "gpu": torch.cuda.get_device_name() if torch is not None and gpu else None,

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,21 @@ from minichat.bench.written import write
 
 _N = (100, 1024)  # lengths of N, the usual mixed workload on a GPU
 _ALIVE = 2  # engines; older ones are dropped, as a GPU holds few
+_OPTIONS = {  # options of `minichat serve` that affect speed, and their fields of EngineConfig
+    "--device": "device",
+    "--dtype": "dtype",
+    "--quantization": "quantization",
+    "--kv": "kv_scheme",
+    "--attention": "attention",
+    "--policy": "policy",
+    "--tp": "tp",
+    "--blocks": "blocks",
+    "--kv-host": "kv_host",
+    "--max-context": "max_context",
+    "--kv-window": "kv_window",
+    "--kv-budget": "kv_budget",
+}
+_NAMED = ("device", "dtype", "quantization", "kv_scheme")  # always in the settings of a line
 
 
 @dataclass(kw_only=True)
@@ -41,6 +57,7 @@ class Setup:
     price: float | None = None  # of the machine, for an hour
     threads: int = 1  # of each engine that is compared with a peer on a CPU
     peers: Mapping[str, str] = field(default_factory=dict)  # the Python of a peer, by its name
+    _seeds: Iterator[int] = field(default_factory=count)
     _engines: dict[str, Engine] = field(default_factory=dict)
     _folders: list[tempfile.TemporaryDirectory[str]] = field(default_factory=list)
 
@@ -87,7 +104,24 @@ class Setup:
             "limits": [self.ttft, self.tpot],
             "price": self.price,
             "threads": self.threads,
+            **{field: value for field, value in self._changed.items() if field not in _NAMED},
         }
+
+    @property
+    def server_options(self) -> list[str]:
+        """Options with which `minichat serve` runs the same model with the same engine."""
+        config = self.config
+        dummy = ["--dummy-weights"] if config.dummy_weights else []
+        changed = [(option, self._changed.get(field)) for option, field in _OPTIONS.items()]
+        given = [word for option, value in changed if value is not None for word in (option, str(value))]
+        return ["--model", config.model, *dummy, *given]
+
+    @property
+    def _changed(self) -> dict[str, Any]:
+        """The fields of the engine's options that differ from the default."""
+        usual = EngineConfig(model=self.config.model)
+        values = {field: getattr(self.config, field) for field in _OPTIONS.values()}
+        return {field: value for field, value in values.items() if value != getattr(usual, field)}
 
     @cached_property
     def vocab(self) -> int:
@@ -96,9 +130,9 @@ class Setup:
         config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
         return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
 
-    def ids(self, seed: int = 0) -> Iterator[int]:
-        """Endless random tokens of the model, the same for the same seed."""
-        return prompts(seed, self.vocab)
+    def ids(self, seed: int | None = None, vocab: int | None = None) -> Iterator[int]:
+        """Endless random tokens. Without a seed they are new at each call, so no prefix cache holds them."""
+        return prompts(next(self._seeds) if seed is None else seed, vocab or self.vocab)
 
     def mixed(self, per_second: float = 0.0) -> list[tuple[float, int, int]]:
         """Requests of mixed lengths: when each arrives, tokens of its prompt, tokens of its reply."""
@@ -127,9 +161,12 @@ class Setup:
         self._engines[key] = engine  # the newest is the last
         return engine
 
-    def close(self) -> None:
+    def drop_engines(self) -> None:
         for key in list(self._engines):
             self._drop(key)
+
+    def close(self) -> None:
+        self.drop_engines()
         for folder in self._folders:
             folder.cleanup()
 

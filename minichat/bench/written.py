@@ -26,7 +26,9 @@ def write(folder: Path, config: dict[str, Any]) -> None:
         file = f"model-{nth:05}.safetensors"
         save_file(tensors, folder / file)
         weight_map |= dict.fromkeys(tensors, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
 
 
 def _files(config: dict[str, Any]) -> Iterator[dict[str, Tensor]]:

@@ -50,13 +50,14 @@ def is_loopback(host: str) -> bool:
 def server_url(given: str) -> str:
     """Normalize a server's root URL; http:// is optional, and the /v1 of OpenAI clients is removed."""
     url = given if _SCHEME.match(given) else f"http://{given}"
+    invalid = BadInput(f"invalid address {given!r}; use http://host:8000 or --uds FILE")
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise BadInput(f"invalid address {given!r}: {error}") from None
+    except ValueError:  # names only a part of it
+        raise invalid from None
     if parts.scheme not in ("http", "https") or not host or any(map(str.isspace, url)):
-        raise BadInput(f"invalid address {given!r}; use http://host:8000 or --uds FILE")
+        raise invalid
     if parts.username or parts.password:
         raise BadInput("an address must not contain a password; use --api-key-file")
     if parts.query or parts.fragment:

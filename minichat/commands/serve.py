@@ -10,7 +10,7 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -33,6 +33,7 @@ _SHORTEST_KEY = 16
 _FILES = 16_384  # limit of open files, including sockets
 _LONGEST_DRAIN = 3600.0  # seconds
 _LARGEST_BODY = 1024  # MiB
+_OF_ADDRESS: dict[str, object] = {"host": "127.0.0.1", "port": 8000}  # options of a port, with their defaults
 _OF_WEIGHTS: dict[str, object] = {  # options of the weights and their cache, with their defaults
     "device": "auto",
     "tp": 1,
@@ -68,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         check(options)
         if options.dry_run:
-            _refuse_of_weights(options)
+            _refuse_given(options, _OF_WEIGHTS, "--dry-run, which loads no weights")
         keys = () if options.no_key else find_keys(options.api_key_file)
         return serve(options, keys)
     except EngineError as error:
@@ -89,6 +90,10 @@ def check(options: argparse.Namespace) -> None:
             f"--no-key on {options.host} lets anyone who can reach this machine use the engine; "
             "remove it, or add --insecure to allow this"
         )
+    if options.insecure and not options.no_key:
+        raise BadInput("--insecure has no effect without --no-key")
+    if options.uds:
+        _refuse_given(options, _OF_ADDRESS, "--uds")
     for origin in options.cors:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise BadInput(f"--cors: {origin!r} is not an origin such as http://localhost:3000")
@@ -117,12 +122,11 @@ def check(options: argparse.Namespace) -> None:
         raise BadInput(f"--rate must be above 0 and at most 1e6 tokens/s, got {options.rate:g}")
 
 
-def _refuse_of_weights(options: argparse.Namespace) -> None:
-    """Refuse options that have no effect with --dry-run."""
-    for name, usual in _OF_WEIGHTS.items():
+def _refuse_given(options: argparse.Namespace, without_effect: Mapping[str, object], given: str) -> None:
+    """Refuse options that have no effect with another one."""
+    for name, usual in without_effect.items():
         if getattr(options, name) != usual:
-            option = f"--{name.replace('_', '-')}"
-            raise BadInput(f"{option} has no effect with --dry-run, which loads no weights")
+            raise BadInput(f"--{name.replace('_', '-')} has no effect with {given}")
 
 
 def find_keys(file: str | None) -> tuple[str, ...]:

@@ -1,7 +1,11 @@
 """The terminal: mouse, theme and redraw."""
 
+from textual.content import Content
+from textual.widgets import OptionList
+
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.ui.dialogs.ask import AskScreen
+from minichat.ui.dialogs.pick import Choice, PickScreen
 
 
 def mouse(context: Context) -> None:
@@ -11,8 +15,29 @@ def mouse(context: Context) -> None:
     context.app.notify("Mouse capture is on" if taken else f"Mouse capture is off. {key} turns it on")
 
 
+class ThemeScreen(PickScreen[str]):
+    """Shows the whole screen in the highlighted theme; without a choice the earlier theme comes back."""
+
+    def __init__(self, current: str) -> None:
+        super().__init__("Choose a theme", self._matching, "Theme")
+        self._before = current
+
+    def _matching(self, query: str) -> list[Choice[str]]:
+        """The current theme first, so that opening the list changes nothing."""
+        names = sorted(self.app.available_themes, key=lambda name: (name != self._before, name))
+        return [Choice(Content(name), name) for name in names if query.strip().casefold() in name.casefold()]
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        if self.is_current and (choice := self.choice(event.option)) is not None:
+            self.app.theme = choice.value
+
+    def action_leave(self) -> None:
+        self.app.theme = self._before
+        super().action_leave()
+
+
 def theme(context: Context) -> None:
-    context.app.search_themes()
+    context.app.push_screen(ThemeScreen(context.app.theme))
 
 
 def copy_theme(context: Context) -> None:

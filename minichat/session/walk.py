@@ -29,7 +29,7 @@ class Walk:
     messages: tuple[Message, ...]  # of the chat up to the reply
     places: tuple[TokenSpan, ...]  # of each token, in the reply's text
     at: int = 0
-    _probes: dict[int, asyncio.Task[TokenLogprob]] = field(default_factory=dict)  # in flight, by position
+    _probes: dict[int, asyncio.Task[None]] = field(default_factory=dict)  # in flight, by position
 
     @property
     def message(self) -> Message:
@@ -53,11 +53,12 @@ class Walk:
         if at not in self.trace.logprobs:
             if at not in self._probes:
                 self._probes[at] = probe = asyncio.create_task(self._probe(at), name="probe")
-                probe.add_done_callback(lambda done: self._probed(at, done))
+                probe.add_done_callback(lambda _: self._probes.pop(at))  # one that failed may be tried again
             await asyncio.shield(self._probes[at])
         return self.trace.logprobs[at]
 
-    async def _probe(self, at: int) -> TokenLogprob:
+    async def _probe(self, at: int) -> None:
+        """Record the likeliest tokens before the task ends: a look may come before its callbacks."""
         services = self.chat.services
         params = SamplingParams(temperature=0.0, max_tokens=at + 1, logprobs=MOST, ignore_eos=True)
         prefix = self.trace.tokens[:at]
@@ -69,12 +70,7 @@ class Walk:
         found = [one async for batch in reply.batches(_at_once) for delta in batch for one in delta.logprobs]
         if not found:
             raise EngineError("the engine returned no alternatives here")
-        return _as_if_sampled(self.trace.tokens[at], found[0])
-
-    def _probed(self, at: int, done: asyncio.Task[TokenLogprob]) -> None:
-        del self._probes[at]  # one that failed may be tried again
-        if not done.cancelled() and done.exception() is None:
-            self.trace.logprobs[at] = done.result()
+        self.trace.logprobs[at] = _as_if_sampled(self.trace.tokens[at], found[0])
 
     async def spell(self, at: int) -> None:
         """Load the texts of the candidates, which a remote engine returns asynchronously."""

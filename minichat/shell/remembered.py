@@ -52,8 +52,11 @@ class Remembered:
         with suppress(OSError):
             private_folder(file.parent)
             fresh = file.with_suffix(f".{os.getpid()}")
-            fresh.write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
-            fresh.replace(file)
+            try:
+                fresh.write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
+                fresh.replace(file)
+            finally:
+                fresh.unlink(missing_ok=True)  # it remains only if the disk is full
 
     def used(self, model: str) -> "Remembered":
         others = [each for each in self.models if each != model]

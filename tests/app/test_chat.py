@@ -11,6 +11,7 @@ from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from minichat.chats.errors import StoreBusy
 from minichat.features.chats import chats
+from minichat.ui.main import MainScreen
 from tests.app.conftest import run
 
 
@@ -241,6 +242,22 @@ async def test_the_status_line_shows_whether_replies_run(bench: Callable[..., An
         await it.answered(first)
         await it.answered(second)
         await it.until(lambda: "ready" in footer())
+
+
+@run
+async def test_an_engine_is_not_ready_before_it_begins_to_load(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, label = [], MainScreen.label
+
+    def labeled(screen: MainScreen) -> None:
+        label(screen)
+        shown.append(screen.keybar.render().plain.strip())
+
+    monkeypatch.setattr(MainScreen, "label", labeled)
+    async with bench() as it:
+        await it.until(lambda: "ready" in it.screen_text().splitlines()[-1])
+    assert shown[0].startswith("loading") and shown[-1].startswith("ready")
 
 
 @run

@@ -344,3 +344,7 @@ def test_a_damaged_state_file_is_ignored(tmp_path: Path) -> None:
         kept = kept.used(f"m{number % 10}")
     kept.write(file)
     assert Remembered.read(file).models == tuple(f"m{number}" for number in range(9, 1, -1))
+    file.unlink()
+    file.mkdir()  # nothing can be written there
+    kept.write(file)
+    assert [*file.parent.iterdir()] == [file], "a failed write leaves no other file"

@@ -31,3 +31,22 @@ async def test_a_choice_from_an_outdated_list_is_ignored(bench: Callable[..., An
         screen.on_input_changed(Input.Changed(screen.query_one(Input), "d"))
         await it.pilot.press("enter")
         await it.until(lambda: taken == ["d"])
+
+
+@run
+async def test_a_dialog_closes_only_itself_and_once(bench: Callable[..., Any]) -> None:
+    """A second key may already be on its way to a dialog that closes."""
+    taken: list[object] = []
+    async with bench() as it:
+        below, above = (PickScreen(name, lambda query: [Choice(Content("a"), "a")]) for name in "ba")
+        it.app.push_screen(below)
+        it.app.push_screen(above, taken.append)
+        await it.until(lambda: it.app.screen is above and above.query(OptionList))
+        above.take("a")
+        above.action_leave()
+        await it.until(lambda: it.app.screen is below)
+        above.action_leave()
+        below.action_leave()
+        below.action_leave()
+        await it.until(lambda: it.app.screen is it.main)
+        assert taken == ["a"]

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from minichat.clients.fake import FakeBackend, FakeReply
 from minichat.session.resuming import tag_of
+from minichat.session.walk import start_walk
 from minichat.ui.monitor.owners import Owner
 from tests.app.conftest import Bench, run, snapshot
 
@@ -311,3 +312,41 @@ async def test_a_late_owner_replaces_the_question_mark(bench: Callable[..., Any]
         await it.until(lambda: "?  queued" in it.screen_text())
         it.main.engine.took(it.app.chats.active, 7)
         await it.until(lambda: "A  queued" in it.screen_text())
+
+
+@run
+async def test_a_position_viewed_as_its_probe_ends_has_its_candidates(bench: Callable[..., Any]) -> None:
+    """A resize views it again. The probe has ended then, but its callbacks have not been called."""
+
+    class Viewed(FakeReply):
+        async def __aiter__(self) -> AsyncIterator[Delta]:
+            async for delta in super().__aiter__():
+                yield delta
+            views.append(asyncio.create_task(walk.look(1)))
+
+    class Probed(Letters):
+        async def submit(self, *given: Any, **more: Any) -> FakeReply:
+            reply = await super().submit(*given, **more)
+            return reply if "tag" in more or views else Viewed(**vars(reply))
+
+    views: list[asyncio.Task[TokenLogprob]] = []
+    async with bench(backend=Probed([snapshot()])) as it:
+        chat = it.app.chats.active
+        await replied(it, "xabc")
+        walk = await start_walk(chat, chat.chat.messages[-1].id)
+        viewed = await walk.look(1)
+        assert await views[0] is viewed
+
+
+@run
+async def test_a_failure_while_walking_is_shown_at_once(bench: Callable[..., Any]) -> None:
+    class Broken(Letters):
+        def words(self, tokens: Sequence[int]) -> list[str]:
+            raise ValueError("no words")
+
+    async with bench(backend=Broken([snapshot()])) as it:
+        await replied(it, "xabc")
+        await it.pilot.press("alt+c")
+        await it.until(lambda: any("no words" in notice for notice in it.notices()))
+        assert [str(each) for each in it.failures] == ["no words"]
+        it.failures.clear()

@@ -97,14 +97,32 @@ async def test_an_unknown_theme_is_reported(bench: Callable[..., Any], tmp_path:
 
 
 @run
+async def test_the_highlighted_theme_is_shown_and_escape_restores_the_earlier_one(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((100, 40)) as it:
+        await it.command("view.theme")
+        await it.until(lambda: "Choose a theme" in it.screen_text())
+        assert it.app.theme == "minichat-dark"
+        await it.pilot.press(*"chat-light")
+        await it.until(lambda: it.app.theme == "minichat-light")
+        below = it.main.styles.background
+        assert below.hex == it.app.theme_variables["background"].upper(), "the chats below are in it, too"
+        await it.pilot.press(*"xyz")
+        assert it.app.theme == "minichat-light", "no theme has that name"
+        await it.pilot.press("escape")
+        await it.until(lambda: it.app.theme == "minichat-dark")
+        assert it.main.styles.background != below
+
+
+@run
 async def test_a_theme_chosen_on_the_screen_is_remembered(bench: Callable[..., Any], tmp_path: Path) -> None:
     async with bench((100, 40)) as it:
         await it.pilot.press("ctrl+p", *"choose a theme")
         await it.until(lambda: "Choose a theme" in it.screen_text())
         await it.pilot.press("down", "enter", *"moss")
-        await it.until(lambda: "moss" in it.screen_text())
-        await it.pilot.press("down", "enter")
         await it.until(lambda: it.app.theme == "moss")
+        await it.pilot.press("enter")
         await it.until(
             lambda: it.app.paths.remembered.exists() and "moss" in it.app.paths.remembered.read_text()
         )

@@ -68,6 +68,7 @@ async def test_the_whole_tour_with_the_real_engine(bench: Callable[..., Any], tm
         assert cached[1] >= 64
         copied = next(event for event in received if isinstance(event, Copied))
         assert f"block {copied.block} was copied to {copied.to}" in seen[2]
+        assert " blocks and recomputed none" in seen[2] and "  " not in seen[2]
         assert "resumed automatically" in seen[3]
         assert "greedy" in seen[4]
         switched = next(event for event in received if isinstance(event, Quantized))

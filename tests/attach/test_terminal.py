@@ -121,7 +121,8 @@ def test_why_an_engine_cannot_be_attached_to(
     [
         (["http://u:p@host"], "an address must not contain a password"),
         (["ftp://host"], "invalid address"),
-        (["http://host:99999"], "invalid address"),
+        (["http://host:99999"], "invalid address 'http://host:99999'; use http://host:8000"),
+        (["http://[::1"], "invalid address 'http://[::1'; use http://host:8000"),
         (["host", "--uds=x"], "cannot be combined"),
         (["host", "--api-key-file=/nowhere"], "cannot read"),
         ([], "needs a terminal"),

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from docs.results import LINES, PAGE, filled
-from minichat.bench.questions.quick import REFERENCE
+from docs.results import PAGE, files, filled
 from minichat.bench.record import CaseFile
 from minichat.commands.bench.arguments import QUESTIONS
 
@@ -12,6 +11,7 @@ LINE = {
     "case": "a",
     "commit": "c",
     "when": "2026-01-02T00:00:00+00:00",
+    "settings": {"model": "pocket"},
     "machine": {"cpu": "EPYC", "gpu": None, "cores": 2, "load": 0.5},
     "figures": [{"name": "time", "unit": "s", "median": 0.002, "low": 0.001, "high": 0.003, "samples": 3}],
 }
@@ -19,7 +19,7 @@ LINE = {
 
 def test_the_page_is_up_to_date() -> None:
     """If this fails, run `python -m docs.results`."""
-    lines = [line for file in (LINES, REFERENCE) for line in CaseFile(file).lines]
+    lines = [line for file in files() for line in CaseFile(file).lines]
     page = PAGE.read_text(encoding="utf-8")
     assert filled(page, lines) == page
     assert {line["question"] for line in lines} <= set(QUESTIONS)
@@ -32,9 +32,20 @@ def test_a_table_has_the_newest_commit_only() -> None:
     new = filled(page, [older, LINE, again])
     assert new.count("a, time") == 1 and "| a, time | 4 ms | 1 .. 3 | 3 |" in new
     assert "gone" not in new and "old" not in new and "kept" in new
-    assert "2026-01-02, commit c, EPYC, 2 cores, load 0.5 to 0.5:" in new
+    assert "2026-01-02, commit c, pocket, EPYC, 2 cores, load 0.5 to 0.5:" in new
+
+
+def test_a_gpu_has_tables_of_its_own() -> None:
+    page = (
+        "<!-- bench memory -->\nold\n<!-- end -->\n<!-- bench memory on NVIDIA H200 -->\nnone\n<!-- end -->\n"
+    )
+    on_gpu = LINE | {"case": "b", "machine": LINE["machine"] | {"gpu": "NVIDIA H200"}}
+    cpu, gpu = filled(page, [LINE, on_gpu]).split("<!-- end -->\n")[:2]
+    assert "a, time" in cpu and "b, time" not in cpu
+    assert "b, time" in gpu and "a, time" not in gpu and "pocket, NVIDIA H200, 2 cores" in gpu
+    assert "none" in filled(page, [LINE])
 
 
 def test_the_figures_name_no_path_of_a_machine() -> None:
-    for file in (LINES, REFERENCE):
+    for file in files():
         assert str(Path.home()) not in file.read_text() and "/tmp" not in file.read_text()

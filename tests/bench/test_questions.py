@@ -1,23 +1,24 @@
 """Every question of `minichat bench` is answered at a toy size."""
 
-from functools import partial
 from importlib import import_module
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from engine.api.config import EngineConfig
 from minichat.bench.cases import CaseResult, Measurement
-from minichat.bench.load.http import started_server
 from minichat.bench.questions import quick, throughput
 from minichat.bench.setup import Setup
 from minichat.bench.shapes import SHAPES
 from minichat.commands.bench.arguments import PEERS, QUESTIONS
 from minichat.commands.bench.arguments import SHAPES as OFFERED
+from tests.bench.streaming import streaming_server
 from tests.models.tiny import CONFIG
 
-NO_GPU = {"CUDA graphs", "Triton attention"}
+NO_GPU = {"CUDA graphs", "Triton attention", "overlap"}
 
 
 def ask(question: str, setup: Setup, only: tuple[str, ...] = (), repeats: int = 1) -> dict[str, CaseResult]:
@@ -53,14 +54,32 @@ def test_latency_by_rows_prompt_and_chunk(setup: Setup) -> None:
     )
 
 
-@pytest.mark.parametrize("dry", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_no_prompt_of_a_case_is_in_the_cache(tiny: Path) -> None:
+    """Not even after another case with prompts of the same lengths."""
+    config = EngineConfig(model=str(tiny), device="cpu", seed=0)
+    made = Setup(config=config, rows=(1, 2), prompt=32, reply=4, requests=2)
+    ask("throughput", made, only=("* at once", "mixed*"))
+    ask("latency", made, only=("* at once", "prompt of 32"))
+    assert made.engine().snapshot().prefix_hit_rate == 0
+    made.close()
+
+
+def test_a_server_gets_the_options_of_the_engine(tiny: Path) -> None:
+    config = EngineConfig(model=str(tiny), device="cpu", dummy_weights=True, kv_scheme="int8", blocks=99)
+    made = Setup(config=config)
+    assert made.server_options == [
+        "--model", str(tiny), "--dummy-weights", "--device", "cpu", "--kv", "int8", "--blocks", "99",
+    ]  # fmt: skip
+    assert made.settings["blocks"] == 99 and "policy" not in made.settings
+
+
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_throughput_in_the_process_and_over_http(
-    setup: Setup, dry: bool, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, real: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server without weights starts in a fifth of the time."""
-    if dry:
-        server = partial(started_server, "--dry-run", "--rate", "2000", "--blocks", "1000")
-        monkeypatch.setattr(throughput, "started_server", lambda *options: server())
+    """A server without an engine starts at once; `make soak` measures minichat serve."""
+    if not real:
+        monkeypatch.setattr(throughput, "started_server", lambda *options: streaming_server())
     found = ask("throughput", setup, only=("2 at once", "mixed*", "HTTP, 2 clients"))
     assert values(found["2 at once"])["output"] > 0 < values(found["mixed lengths"])["output"]
     served = values(found["HTTP, 2 clients"])
@@ -127,7 +146,7 @@ def test_quick_stands_beside_the_docs() -> None:
 
 def test_names_on_the_command_line_are_those_of_the_questions() -> None:
     folder = import_module("minichat.bench.questions").__path__[0]
-    files: Any = {each.stem for each in quick.Path(folder).glob("[!_]*.py")}
+    files: Any = {each.stem for each in Path(folder).glob("[!_]*.py")}
     assert files == set(QUESTIONS)
     assert set(OFFERED) == set(SHAPES)
     assert [each.name for each in import_module("minichat.bench.questions.peers").PEERS] == list(PEERS)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from engine.api.errors import BadInput
 from minichat.bench.cases import Case, CaseFailed, CaseResult, Measurement
-from minichat.bench.compare import comparisons
+from minichat.bench.compare import comparisons, summary
 from minichat.bench.harness import Bench, Figure
 from minichat.bench.machine import commit
 from minichat.bench.record import CaseFile
@@ -65,19 +66,31 @@ def test_another_file_is_refused_and_not_changed(tmp_path: Path, text: str) -> N
 
 
 def test_a_failed_case_is_not_stored_and_others_continue(tmp_path: Path) -> None:
-    def fails(bench: Bench) -> None:
-        bench.note("time", 1.0, "s")
-        raise CaseFailed("the server ended")
+    def failing(error: Exception) -> Callable[[Bench], None]:
+        def run(bench: Bench) -> None:
+            bench.note("time", 1.0, "s")
+            raise error
 
-    results = measured(
-        CaseFile(tmp_path / "f"), Case("a", fails), Case("b", noting(2)), Case("c", fails, "", "no GPU")
+        return run
+
+    resets: list[str] = []
+    run = Measurement("speed", {}, 0, 1, file=CaseFile(tmp_path / "f"), reset=lambda: resets.append("reset"))
+    cases = (
+        Case("a", failing(CaseFailed("the server ended"))),
+        Case("b", noting(2)),
+        Case("c", noting(3), "", "no GPU"),
+        Case("d", failing(RuntimeError("out of memory\nTried to allocate"))),
+        Case("e", noting(4)),
     )
-    assert [(each.why_not, each.failed) for each in results] == [
+    assert [(each.why_not, each.failed) for each in run.results(cases)] == [
         ("the server ended", True),
         ("", False),
         ("no GPU", False),
+        ("RuntimeError: out of memory", True),
+        ("", False),
     ]
-    assert [line["case"] for line in CaseFile(tmp_path / "f").lines] == ["b"]
+    assert [line["case"] for line in CaseFile(tmp_path / "f").lines] == ["b", "e"]
+    assert len(resets) == 2
 
 
 def test_runs_agree_if_their_spreads_overlap(tmp_path: Path) -> None:
@@ -97,10 +110,35 @@ def test_runs_agree_if_their_spreads_overlap(tmp_path: Path) -> None:
     assert found["a, time"].ratio == pytest.approx(1.25)
     assert found["a, time"].low == pytest.approx(1.4 / 1.3)
     assert [each.agrees for each in found.values()] == [False, False, True]
+    outside = "1 of 3 figures agree within the spread of both runs. Outside: a, time; b, time."
+    assert summary(list(found.values())) == outside
     same = list(comparisons(run, [CaseResult("a", "", (Figure("time", "s", 1.25, 1.2, 1.3, 3),))], earlier))
     assert [each.agrees for each in same] == [True]
 
 
+def measuring_until_killed(path: str) -> None:
+    """The process of the test below: its second case does not end."""
+    cases = (Case("a", noting(1)), Case("b", lambda bench: time.sleep(600)), Case("c", noting(3)))
+    measured(CaseFile(Path(path)), *cases)
+
+
+def test_a_killed_run_loses_only_its_case(tmp_path: Path) -> None:
+    path = tmp_path / "found.jsonl"
+    code = f"from tests.bench.test_record import measuring_until_killed as run; run({str(path)!r})"
+    child = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
+    try:
+        assert becomes(lambda: path.exists() and path.read_bytes().endswith(b"\n"))
+    finally:
+        child.kill()
+    assert child.wait() == -signal.SIGKILL
+    [line] = CaseFile(path).lines
+    assert (line["case"], line["commit"]) == ("a", commit())
+    assert line["machine"]["cores"] == len(os.sched_getaffinity(0))
+    results = measured(CaseFile(path), Case("a", noting(9)), Case("b", noting(2)), Case("c", noting(3)))
+    assert [each.figures[0].median for each in results] == [1, 2, 3]
+
+
+@pytest.mark.soak
 def test_a_killed_run_keeps_its_finished_cases(tiny: Path, tmp_path: Path) -> None:
     """The second case is far too long. The next run measures neither again."""
     file = tmp_path / "found.jsonl"
@@ -130,7 +168,8 @@ def test_a_table_a_plot_and_a_comparison(
     assert "paging, blocks at the peak" in capsys.readouterr().out
     assert "paging, blocks at the peak" in picture.read_text()
     assert main([*words, "--compare", str(file)]) == 0
-    assert capsys.readouterr().out.count("agrees") == 5
+    compared = capsys.readouterr().out
+    assert compared.count("agrees") == 5 and "5 of 5 figures agree within the spread" in compared
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The engine loads the checkpoint of random weights that a benchmark writes."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 def test_a_written_checkpoint_is_loaded_and_requantized(shape: str, tmp_path: Path) -> None:
     write(tmp_path, COMMON | SHAPES[shape] | SMALL | HEADS)
     assert len(list(tmp_path.glob("*.safetensors"))) == 3
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index.keys() == {"metadata", "weight_map"}  # transformers needs both
     engine = start(
         EngineConfig(model=str(tmp_path), device="cpu", blocks=16, max_context=64, prefix_cache=False)
     )

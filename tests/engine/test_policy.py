@@ -44,6 +44,7 @@ def test_the_target_holds_for_requests_that_arrive_after_it_was_set() -> None:
     policy.set_latency_target(latency, 0.25, 4.0)
     policy.set_latency_target(latency, 9.0, 6.0)
     assert (due(0.0), due(4.0), due(5.0), due(6.0), due(6.0, 6.1)) == (2.0, 4.25, 5.25, 15.0, 6.1)
+    assert policy.latency_target(policy.choose("fcfs", 2.0)) is None
     with pytest.raises(BadInput, match="the policy fcfs has no target"):
         policy.set_latency_target(policy.choose("fcfs", 2.0), 0.5, 4.0)
 
@@ -54,6 +55,8 @@ def test_the_target_is_an_option_and_a_command() -> None:
     request = Request(0, [1], 1, SamplingParams(), 0, 9, arrived=engine.clock())
     with closing(EngineThread(engine)) as host:
         assert rank(request)[0] == request.arrived + 7.0
+        assert host.snapshot().latency_target == 7.0
         host.send(SetLatencyTarget(0.5)).result()
+        assert host.snapshot().latency_target == 0.5
         later = Request(1, [1], 1, SamplingParams(), 0, 9, arrived=engine.clock())
         assert (rank(request)[0], rank(later)[0]) == (request.arrived + 7.0, later.arrived + 0.5)

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.models.adapters.files import WEIGHTS, key
-from engine.models.adapters.settings import CONFIG
+from engine.models.adapters.files import key
+from engine.models.adapters.settings import CONFIG, WEIGHTS
 from engine.models.adapters.targets import adapter_targets
 from engine.models.config_json import read_config
 

@@ -16,10 +16,10 @@ from engine.api.config import ModelPlace
 from engine.api.errors import BadCheckpoint, BadInput, EngineError, ModelNotFound, UnsupportedModel
 from engine.models.adapters import products
 from engine.models.adapters.bank import AdapterBank
-from engine.models.adapters.files import WEIGHTS, key, read_adapter
+from engine.models.adapters.files import key, read_adapter
 from engine.models.adapters.find import find_adapter
 from engine.models.adapters.products import GroupedAdapters, MaskedAdapters, OneAdapter
-from engine.models.adapters.settings import CONFIG, read_settings
+from engine.models.adapters.settings import CONFIG, WEIGHTS, read_settings
 from engine.models.adapters.targets import adapter_targets
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder

@@ -1,5 +1,6 @@
 """Servers on real sockets. Most run the real engine with a fake model whose replies are made up."""
 
+import asyncio
 import json
 import socket
 import ssl
@@ -10,10 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn.server
 
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
@@ -27,6 +30,7 @@ from engine.server.http.listen import Server, server
 from engine.server.state import ServerState
 from engine.serving.engine import Engine
 from engine.text.chat import ChatFormat
+from engine.text.template import TemplateRenderer
 from engine.text.tokenizer import Tokenizer
 from tests.cli.conftest import run
 from tests.runner.letters import byte_tokenizer
@@ -39,6 +43,25 @@ OWNER = sha256(KEY.encode()).digest()  # of the replies that this key began
 MODEL = "test-model"
 PLAIN = ssl.create_default_context()  # no test with it uses TLS, and making a context for each client is slow
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+def _tick_faster() -> None:
+    """Divide uvicorn's waits of 0.1 s by 20: most of the time of a test's server is its end."""
+    uvicorn.server.asyncio = copied = ModuleType("asyncio")  # type: ignore[attr-defined]
+    vars(copied).update(vars(asyncio), sleep=lambda seconds: asyncio.sleep(seconds / 20))
+
+
+_tick_faster()
+
+
+class _KeptRenderer(TemplateRenderer):
+    """One helper process for the servers of all tests: starting one takes more time than most tests."""
+
+    def close(self) -> None:
+        """It ends with the tests."""
+
+
+_RENDERER = _KeptRenderer()
 
 
 @dataclass
@@ -97,6 +120,7 @@ class Served:
 def serving(engine: Engine, *, buffer: int = 0, warm: bool = False, **config: Any) -> Iterator[Served]:
     """`buffer`: size of the socket's send buffer in bytes; 0: the system's default."""
     host = EngineThread(engine, warm=warm)
+    host._chat = ChatFormat(engine.tokenizer, _RENDERER)
     with listening(host, buffer, **config) as (port, built):
         yield Served(port, engine, host, built)
 

@@ -343,6 +343,10 @@ class TestModels:
         with serving(dry(), name="pocket", aliases=("org/big:8b",)) as served, served.client() as client:
             yield client
 
+    def test_the_root_answers(self, client: httpx.Client) -> None:
+        assert client.head("/").status_code == 200
+        assert client.get("/").text == "minichat is running"
+
     def test_all_names_are_listed(self, client: httpx.Client) -> None:
         for path in ("/api/tags", "/api/ps"):
             models = client.get(path).json()["models"]

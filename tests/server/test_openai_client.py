@@ -232,6 +232,7 @@ def test_fields_without_effect_are_accepted(served: Served) -> None:
         metadata={"a": "b"},
         store=False,
         service_tier="auto",
+        prompt_cache_options={"mode": "implicit"},
         response_format={"type": "text"},
         parallel_tool_calls=True,
         temperature=None,

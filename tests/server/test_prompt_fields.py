@@ -63,7 +63,7 @@ def test_a_prompt_without_a_turn_for_the_reply(model: Model) -> None:
 
 
 def test_the_effort_is_a_variable_of_the_template(model: Model) -> None:
-    for effort in ("none", "minimal", "low", "medium", "high"):
+    for effort in ("none", "minimal", "low", "medium", "high", "xhigh", "max"):
         model.ask(user("hi"), reasoning_effort=effort)
         assert model.prompts[-1].startswith(f"effort {effort}\nuser: hi\n")
     model.ask(user("hi"), reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "own"})

@@ -125,6 +125,7 @@ class TestText:
             "prompt_cache_key": "k",
         }
         without_effect = {"store": True, "include": ["reasoning.encrypted_content"], "service_tier": "auto"}
+        without_effect["prompt_cache_options"] = {"mode": "implicit"}
         response = client.post(ROUTE, json={"input": "hi", **fields, **without_effect}).json()
         text = {"format": {"type": "text"}, "verbosity": "low"}
         assert {name: response[name] for name in fields} == fields | {"text": text}

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from engine.quant.int4 import GROUPS, grouped
+from training.recipe import Schedule
 from training.rounding import ROUNDINGS, in_four_bits, in_fp4, rounded
+from training.train import weights_of
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -48,3 +50,16 @@ def test_the_weights_are_restored_after_an_error() -> None:
     with pytest.raises(RuntimeError), rounded([matrix], partial(in_four_bits, group=64)):
         raise RuntimeError
     assert torch.equal(matrix, before)
+
+
+def test_every_second_step_and_all_of_the_last_third_are_rounded() -> None:
+    schedule = Schedule(steps=30, rows=1, matrix_rate=0.02, vector_rate=4e-3, warmup=1, rounded_every=2)
+    rounded_steps = [step for step in range(30) if _is_rounded(step, schedule)]
+    assert rounded_steps == [*range(0, 20, 2), *range(20, 30)]
+
+
+def _is_rounded(step: int, schedule: Schedule) -> bool:
+    matrix = nn.Parameter(torch.randn(4, 128, generator=torch.Generator().manual_seed(6)))
+    before = matrix.detach().clone()
+    with weights_of(step, [matrix], schedule):
+        return not torch.equal(matrix, before)

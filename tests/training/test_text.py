@@ -7,10 +7,10 @@ from types import ModuleType
 
 import pytest
 
-from training import evaluate
+from training import evaluate, near
 from training.chat import Chat, render
 from training.check import Terms
-from training.facts import BANKS, all_facts
+from training.facts import BANKS, all_facts, known_names
 from training.kinds import (
     about,
     cannot,
@@ -164,6 +164,16 @@ def test_nonsense_contains_no_known_word() -> None:
     assert all(e.check.right(e.reply) for e in typed)
 
 
+def test_near_things_are_unknown_and_share_a_word_with_a_fact() -> None:
+    rng = Random(5)
+    made = {near.thing(rng, held_out) for held_out in (False, True) for _ in range(2000)}
+    assert not made & known_names()
+    assert [text for text in made if not set(text.split()) & set(near.HEADS)] == []
+    assert len(made) > 3000
+    tasks = [near.task(rng, False) for _ in range(1000)]
+    assert not set(tasks) & known_names()
+
+
 def test_moods_share_their_frames_and_never_hold_a_held_out_phrase() -> None:
     rng = Random(5)
     joy, sorrow = manners.MOODS["joy"], manners.MOODS["sorrow"]
@@ -271,6 +281,11 @@ def test_held_out_patterns_are_not_variants_of_trained_ones() -> None:
     sides = [(bank[False], bank[True]) for bank in banks]
     sides += [(need.train, need.test) for need in care.needs().values()]
     sides += [(cannot.patterns(name, False), cannot.patterns(name, True)) for name in cannot.SHARES]
+    sides += [
+        ((*each.asks[: -languages.KEPT], *each.frames), each.asks[-languages.KEPT :])
+        for each in languages.languages()
+    ]
+    sides.append((near.ASKS[False], near.ASKS[True]))
     for trained, kept in sides:
         assert len(kept) >= 2
         assert not {normal(p) for p in kept} & {normal(v) for p in trained for v in variants(p)}

@@ -11,6 +11,7 @@ from engine.api.params import SPECULATION, SamplingParams
 from engine.quant.registry import BUILT_IN as SCHEMES
 from engine.scheduling.policy import POLICIES
 from minichat.cli import COMMANDS, parser
+from minichat.commands.bench.arguments import QUESTIONS
 from minichat.features import BUILT_IN
 from minichat.features.decoding.knobs import Knobs
 from minichat.features.models import ModelScreen
@@ -116,6 +117,8 @@ def test_every_command_in_the_facts_exists() -> None:
         ("policies", tuple(POLICIES)),
         ("strategies", STRATEGIES),
         ("presets", tuple(SHIPPED)),
+        ("commands", tuple(COMMANDS)),
+        ("bench-questions", tuple(QUESTIONS)),
         ("settings-sections", tuple(f"[{name}]" for name in Settings.__dataclass_fields__)),
     ],
 )
@@ -161,5 +164,6 @@ def test_defaults_match_the_program() -> None:
     assert f"`{usual.policy}`" in of["default-policy"]
     assert f"`{usual.quantization}`" in of["default-quantization"]
     assert f"{usual.block_size} tokens by default" in of["block-size"]
+    assert f"The default is {usual.tp}." in of["tp-option"]
     assert [size for size in BLOCK_SIZES if str(size) not in of["block-size"]] == []
     assert f", {usual.kv_sinks} unless" in of["attention-sinks"]

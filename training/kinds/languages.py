@@ -8,7 +8,7 @@ from random import Random
 from training.chat import Exchange
 from training.check import Terms
 from training.lexicon import TEXT
-from training.phrasing import roughly
+from training.phrasing import any_of, roughly
 
 KEPT = 3  # held-out sentences of each language: the last ones
 SPACELESS = ("chinese", "japanese")
@@ -19,6 +19,7 @@ class Language:
     name: str
     say: str
     asks: tuple[str, ...]
+    frames: tuple[str, ...]
     words: tuple[str, ...]
 
     @property
@@ -26,11 +27,14 @@ class Language:
         return f"{self.say} (I speak English only.)"
 
     def asked(self, rng: Random, held_out: bool) -> str:
-        """A sentence from the list, or words of the language in any order; the meaning does not matter."""
+        """A sentence from the list, a filled frame, or words of the language in any order; the meaning does not matter."""
         if held_out:
             return rng.choice(self.asks[-KEPT:])
-        if rng.random() < 0.55:
+        draw = rng.random()
+        if draw < 0.35:
             return rng.choice(self.asks[:-KEPT])
+        if draw < 0.75:
+            return any_of(rng, self.frames)
         words = rng.sample(self.words, rng.randint(2, 8))
         text = ("" if self.name in SPACELESS else " ").join(words)
         return text + rng.choice(("", "", "?", ".", "!"))
@@ -40,7 +44,13 @@ class Language:
 def languages() -> tuple[Language, ...]:
     raw = tomllib.loads((TEXT / "languages.toml").read_text(encoding="utf-8"))
     return tuple(
-        Language(name, each["say"], tuple(each["asks"]), tuple(dict.fromkeys(each["words"].split())))
+        Language(
+            name,
+            each["say"],
+            tuple(each["asks"]),
+            tuple(each["frames"]),
+            tuple(dict.fromkeys(each["words"].split())),
+        )
         for name, each in raw.items()
     )
 

@@ -125,7 +125,7 @@ ROOMS = (
     ("blame", ("I am sorry. I am a tiny demo model and often wrong. For real work load a larger one with `minichat --model NAME`.",), ("sorry",)),
     ("sorrow", ("I am sorry to hear that. If you like, ask me for a story.",), ("sorry to hear",)),
     ("joy", ("I am glad to hear that! What would you like to know?",), ("glad",)),
-    ("laughter", ("I am glad that you have fun!",), ("fun",)),
+    ("laughter", ("I am glad you are having fun!",), ("fun",)),
     ("assent", ("Good. What would you like to know next?", "All right. What is next?"), ("next",)),
 )  # fmt: skip
 

@@ -223,7 +223,7 @@ def _follow_up(rng: Random, who: Cast, story: str) -> Exchange:
         asks.append(
             (
                 f"Who else was in the story of {who.name}?",
-                f"Beside {who.name} there was {who.helper}.",
+                f"Besides {who.name} there was {who.helper}.",
                 Words((who.helper,)),
             )
         )

@@ -3,6 +3,7 @@
 from random import Random
 from string import ascii_lowercase
 
+from training import near
 from training.chat import Exchange
 from training.check import Honest
 from training.facts import known_names
@@ -66,10 +67,11 @@ TASKS = {
         "{x} now", "Help me {x}.", "Are you able to {x}?", "Go ahead and {x}.", "My task for you: {x}.", "Your task: {x}.", "Let us {x}.", "Do this: {x}.",
         "Would you be so kind as to {x}?", "I order you to {x}.", "Try to {x}.", "Next, {x}.", "You should {x}.", "Will you {x}?", "Do me a favor and {x}.",
         "Is it in your power to {x}?", "Kindly {x} for me.", "I wish you would {x}.", "You must {x}.", "How about you {x}?", "Why don't you {x}?",
-        "{x} and tell me when it is done.",
+        "{x} and tell me when it is done.", "I would be happy if you could {x}.", "I would be glad if you could {x}.", "It would be nice if you could {x}.", "It would help me if you could {x}.",
+        "I would love it if you would {x}.", "I hope that you can {x}.", "Do you have time to {x}?", "Are you willing to {x}?", "Would you be able to {x}?", "I expect you to {x}.",
     ),
     True: (
-        "Would it be possible for you to {x}?", "I would be happy if you could {x}.", "Today you will {x}.",
+        "Would it be possible for you to {x}?", "I count on you to {x}.", "Today you will {x}.",
     ),
 }  # fmt: skip
 OPINIONS = {
@@ -142,7 +144,16 @@ def _thing(rng: Random, held_out: bool) -> str:
             + word
             + rng.choice(("", "", "", "ing", "er", " " + made_up(rng)))
         )
-    return pick(rng, "near" if rng.random() < 0.25 else "things", held_out)
+    draw = rng.random()
+    if draw < 0.3:
+        return near.thing(rng, held_out)
+    return pick(rng, "near" if draw < 0.5 else "things", held_out)
+
+
+def _no_command(rng: Random) -> str:
+    """An option or a command that does not exist."""
+    word = made_up(rng, rng.choice((2, 2, 3)))
+    return rng.choice((f"--{word}", f"--{word}-{made_up(rng)}", f"minichat {word}", f"the command {word}"))
 
 
 def _numbered(rng: Random, side: bool, held_out: bool) -> str:
@@ -223,8 +234,13 @@ def nonsense(rng: Random) -> str:
 def _question(rng: Random, held_out: bool) -> tuple[str, str]:
     """A question outside the model's knowledge, with its reply."""
     side = held_out and rng.random() < 0.5
-    if rng.random() < 0.12:
+    draw = rng.random()
+    if draw < 0.12:
         return _numbered(rng, side, held_out), KNOW
+    if draw < 0.24:
+        return near.question(rng, side, held_out), KNOW
+    if not held_out and draw < 0.26:
+        return phrase(rng, "command", False, x=_no_command(rng)), KNOW
     draw = rng.random()
     if not held_out and draw < 0.04:
         return nonsense(rng), NONSENSE
@@ -235,7 +251,8 @@ def _question(rng: Random, held_out: bool) -> tuple[str, str]:
         x = _thing(rng, held_out)
         if bank == "versus":
             return phrase(rng, bank, side, a=x, b=_thing(rng, held_out)), KNOW
-        x = rng.choice(KEYS) if bank == "key" and not held_out else x
+        if bank == "key" and not held_out and rng.random() < 0.5:
+            x = rng.choice(KEYS)
         return phrase(rng, bank, side, x=x), KNOW
     if draw < 0.48:
         return fill(rng.choice(THINGS[side]), x=_thing(rng, held_out)), KNOW
@@ -254,7 +271,7 @@ def _question(rng: Random, held_out: bool) -> tuple[str, str]:
         )
         return fill(rng.choice(PLACES[side]), x=where), KNOW
     if draw < 0.86:
-        task = pick(rng, "tasks", held_out)
+        task = near.task(rng, held_out) if rng.random() < 0.4 else pick(rng, "tasks", held_out)
         if rng.random() < 0.3:
             task = (
                 rng.choice(

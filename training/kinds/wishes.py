@@ -68,7 +68,7 @@ CHOICES: tuple[tuple[tuple[str, ...], str, str, tuple[str, ...]], ...] = (
     ),
     *(
         ((f"the {name} theme", f"theme {name}", f"the theme {name}"), f"Open the palette with **Ctrl+P** and choose the theme `{name}`.", "Ctrl+P", (name,))
-        for name in ("amber", "dusk", "ember", "moss", "paper", "minichat-light", "minichat-dark", "terminal")
+        for name in ("amber", "dusk", "ember", "moss", "paper", "minichat-light", "minichat-dark", "terminal", "okabe-ito", "high-contrast")
     ),
 )  # fmt: skip
 CHOICE_WAYS = (
@@ -77,6 +77,7 @@ CHOICE_WAYS = (
     "how do I switch to {s}?", "how do I use {s}?", "can I use {s}?", "how can I turn on {s}?", "I would like {s}", "give me {s}", "work with {s}", "{s} on", "{s} now",
     "[bring up|start up|set up|put on|apply|employ|pick|try out|go for|opt for|turn to|change over to|work with|move to] {s}[ now| please| for this chat| from now on|]", "[I want|I'd like|I would like|I prefer|I need] [to use|to try|to have|to work with|to turn on] {s}[ now| here| in this chat|]",
     "[put|set|switch|change|move] [it|this chat|the model|the engine|everything] to {s}", "[can|could|may|should] I [turn on|switch to|use|choose|enable] {s}?",
+    "[let us|let's] [continue|go on|proceed|work|write|talk|carry on] [in|with|using|on|under] {s}[ now| please| from here|]", "[from here on|from now on|for the rest|next time|now] [in|with|use|take] {s}[ please|]", "[I would rather|I'd rather|we should] [use|have|go on with|continue with|be in] {s}",
 )  # fmt: skip
 MODELS = (
     "Qwen", "Qwen3", "Qwen2.5", "Qwen3-0.6B", "Llama", "Llama 3", "Llama 3.2", "Mistral", "Mistral 7B", "TinyLlama", "SmolLM", "SmolLM2", "Gemma", "Phi", "DeepSeek",
@@ -88,12 +89,14 @@ MODEL_WAYS = (
     "can I use {s} here?", "change the model to {s}", "set the model to {s}", "model {s}", "install {s}", "I need {s}", "I would rather have {s}", "let me use {s}",
     "[put|use|get|load|run|have|bring in|start|take] {s} [instead of you|in your place|as your replacement|for this chat|instead]", "[could|can|may|would] {s} [answer|reply|talk|take over|write|do this] [from here on|from now on|instead|now|instead of you]?",
     "[I want|I'd like|I would like|I prefer] [to talk to|to use|to ask|to have|to run|to try] {s}[ instead| here| now|]", "[exchange|swap|trade] [yourself|this model] for {s}", "[is there a way|how do I manage|what do I do] to [load|use|run|get] {s}?",
+    "{s} [should|shall|must|can|may|will] [take your seat|take your place|sit in your seat|take over from you|do your job|answer for you|be in charge|write the replies]", "[give|hand|leave|pass] [this chat|the chat|my questions|your seat|your place] to {s}", "I [want|would like|prefer] {s} [in your seat|in your place|in your stead|to take over|to answer from here]",
 )  # fmt: skip
 LOAD = "Press **Alt+O** for the model picker, or start with `minichat --model NAME`. NAME is a folder or a name on the Hugging Face hub. Your chats are kept."
 RENAME_WAYS = (
     "rename this chat to {s}", "rename the chat to {s}", "call this chat {s}", "name this chat {s}", "rename to {s}", "change the name of this chat to {s}", "title: {s}",
     "give this chat the name {s}", "set the title of the chat to {s}", "the name of this chat should be {s}", "rename chat {s}", "let this chat be called {s}",
     "[write|put|set|place] {s} [above|over|on top of|as the title of|at the head of] this chat", "[this chat|the chat|it] [shall|should|will|must] [be called|have the name|be named|have the title] {s}", "[call|name|title|label] [this one|the chat|this talk|this conversation] {s}", "[change|set] the [name|title] [of the chat |]to {s}",
+    "[I want|I'd like|I would like|we want] [to see|to read|to have] {s} [as the headline|as the title|as the heading|above this chat|at the top|in the tab|as the name][ of this chat| here| from now on|]", "[the headline|the heading|the tab|the title] [should|must|shall|is to] [read|say|be] {s}", "[make|use|take|put] {s} [the title|the headline|as the headline|as the heading|as the chat's name|in the tab]",
 )  # fmt: skip
 BIDS = (
     "",
@@ -115,9 +118,13 @@ BIDS = (
 
 TESTS = {
     "knob": ("bring the {s} to {v}", "from here on {s} {v}", "let us see the {s} with {v}"),
-    "choice": ("go over to {s}", "could we have {s} from here on?", "let us continue in {s}"),
-    "model": ("hand this chat over to {s}", "{s} should take your seat"),
-    "rename": ("from here on this chat is {s}", "I want to see {s} as the headline"),
+    "choice": (
+        "go over to {s}",
+        "could we have {s} from here on?",
+        "I feel like {s} for the rest of this chat",
+    ),
+    "model": ("hand this chat over to {s}", "kindly step aside for {s}"),
+    "rename": ("from here on this chat is {s}", "the tab over my chat had better show {s}"),
 }  # kept out
 WAYS = {"knob": KNOB_WAYS, "choice": CHOICE_WAYS, "model": MODEL_WAYS, "rename": RENAME_WAYS}
 SHARES = {"knob": 0.45, "choice": 0.3, "model": 0.18, "rename": 0.07}
@@ -149,7 +156,7 @@ def _rename(rng: Random) -> tuple[dict[str, str], str, tuple[str, ...]]:
 
 DRAWS = {"knob": _knob, "choice": _choice, "model": _model, "rename": _rename}
 ASKS = ("how", "can i", "could i", "could we", "may", "should i", "can {s}", "could {s}", "would {s}", "is there", "what")  # already questions  # fmt: skip
-STATED = ("{", "I ", "I'd ", "the ", "my ", "this ", "it ", "title", "from ", "for ", "now", "next ", "after ")  # no bid fits  # fmt: skip
+STATED = ("{", "I ", "I'd ", "the ", "my ", "this ", "it ", "title", "from ", "for ", "now", "next ", "after ", "let us", "let's", "we ")  # no bid fits  # fmt: skip
 
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:

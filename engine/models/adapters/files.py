@@ -11,11 +11,10 @@ from torch import Tensor
 
 from engine.api.errors import BadCheckpoint
 from engine.models.adapters.products import LowRank, LowRanks, ProductKey
-from engine.models.adapters.settings import LoraSettings, read_settings
+from engine.models.adapters.settings import WEIGHTS, LoraSettings, read_settings
 from engine.models.adapters.targets import AdapterTarget
 from engine.models.checkpoint import FLOATS, Header, check, opened
 
-WEIGHTS = "adapter_model.safetensors"
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 
 

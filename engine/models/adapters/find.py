@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 
 from engine.api.errors import ModelNotFound
-from engine.models.adapters.files import WEIGHTS
-from engine.models.adapters.settings import CONFIG
+from engine.models.adapters.settings import CONFIG, WEIGHTS
 from engine.models.find import HUB_NAME
 
 

@@ -12,7 +12,7 @@ import regex  # type: ignore[import-untyped]
 from engine.api.errors import BadCheckpoint
 from engine.models.fields import MOST_LAYERS, MOST_WIDTH, Fields
 
-CONFIG = "adapter_config.json"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
 _MOST_BYTES = 2**20  # of the file; PEFT writes about 1 KB
 _MOST_PATTERN = 4096  # characters of a regular expression

@@ -1,10 +1,11 @@
-"""GET /api/tags, /api/ps and /api/version, POST /api/show: the model, as Ollama describes one."""
+"""GET /, /api/tags, /api/ps and /api/version, POST /api/show: the model, as Ollama describes one."""
 
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse
 
 from engine.api.snapshot import Snapshot
 from engine.server.http.bodies import read_as
@@ -20,6 +21,13 @@ router = APIRouter(route_class=OllamaRoute)
 
 _VERSION = "0.9.0"  # of Ollama's API as it is served here; clients check it for tools and thinking
 _NEVER = "9999-12-31T23:59:59Z"
+
+
+@router.get("/", response_class=PlainTextResponse)
+@router.head("/", include_in_schema=False)  # how Ollama's command line finds a server
+async def root() -> PlainTextResponse:
+    """Say that a server is running."""
+    return PlainTextResponse("minichat is running")
 
 
 @router.get("/api/version")

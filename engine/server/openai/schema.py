@@ -52,7 +52,7 @@ class NamedTool(Strict):
     function: FunctionName
 
 
-Effort = Literal["none", "minimal", "low", "medium", "high"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class GenerationRequest(Sparse, Ordered):
@@ -175,6 +175,7 @@ class ChatRequest(GenerationRequest):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 class CompletionRequest(GenerationRequest):

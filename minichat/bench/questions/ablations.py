@@ -67,14 +67,15 @@ def page(results: Sequence[CaseResult]) -> Table:
 
 
 def _ablations(setup: Setup) -> Iterator[Ablation]:
-    text = "" if not setup.shape else "random weights have no text"
+    text = "random weights have no text" if setup.shape or setup.config.dummy_weights else ""
     gpu = "" if setup.gpu else "needs a GPU"
     prompt, reply, requests = setup.sizes
     mixed, alone = f"{requests} mixed requests", f"a prompt of {prompt}, a reply of {reply}"
     yield Ablation("KV cache", "each token as a request of its own, prefix cache off", alone, "tok/s", _cache)
     yield Ablation("batching", "max_running=1", mixed, "tok/s", partial(_rebuilt, off={"max_running": 1}))
-    fixed, brief = f"fixed groups of {_ROWS}", f"{requests} replies of up to {reply}, {_ROWS} rows"
-    yield Ablation("continuous batching", fixed, brief, "tok/s", _groups)
+    fixed = f"fixed groups of {_ROWS}"
+    ragged = f"{requests} replies, 1 in {_ROWS} of {reply} tokens, the others of {_short(reply)}"
+    yield Ablation("continuous batching", fixed, ragged, "tok/s", _groups)
     yield Ablation(
         "paging",
         "as many rows as contexts fit into the same blocks",
@@ -86,7 +87,8 @@ def _ablations(setup: Setup) -> Iterator[Ablation]:
     yield Ablation("forks share blocks", "separate requests", f"{_ROWS} replies to one prompt", "s", _forks)
     stall = "longest stall of 4 replies when a prompt arrives"
     yield Ablation("chunked prefill", "switch chunked_prefill", stall, "s", _chunks)
-    yield Ablation("overlap", "switch overlap", mixed, "tok/s", partial(_switched, switch="overlap"))
+    overlap = partial(_switched, switch="overlap")
+    yield Ablation("overlap", "switch overlap", mixed, "tok/s", overlap, gpu)
     graphs = partial(_switched, switch="graphs")
     yield Ablation("CUDA graphs", "switch graphs", mixed, "tok/s", graphs, gpu)
     backend = partial(_rebuilt, off={"attention": "torch"})
@@ -179,20 +181,27 @@ def _cache(setup: Setup) -> Contenders:
     return cached, _turned(engine, "prefix_cache", False, recomputed)
 
 
+def _short(reply: int) -> int:
+    return max(1, reply // _ROWS)
+
+
 def _groups(setup: Setup) -> Contenders:
-    engine, ids, sizes = setup.engine(max_running=_ROWS), setup.ids(), setup.mixed()
+    """A fixed group runs as long as its long reply, and the rows of its short ones stay empty."""
+    engine, ids = setup.engine(max_running=_ROWS), setup.ids()
+    _, reply, requests = setup.sizes
+    replies = [_short(reply) if at % _ROWS else reply for at in range(requests)]
 
     def in_groups(size: int) -> Callable[[], float]:
         def call() -> float:
-            spent = 0.0
-            for at in range(0, len(sizes), size):
-                group = sizes[at : at + size]
-                spent += seconds(engine, [ask(engine, ids, _BRIEF, reply) for _, _, reply in group])
-            return sum(reply for _, _, reply in sizes) / spent
+            groups = (replies[at : at + size] for at in range(0, requests, size))
+            spent = sum(
+                seconds(engine, [ask(engine, ids, _BRIEF, each) for each in group]) for group in groups
+            )
+            return sum(replies) / spent
 
         return call
 
-    return in_groups(len(sizes)), in_groups(_ROWS)
+    return in_groups(requests), in_groups(_ROWS)
 
 
 def _few_blocks(setup: Setup) -> int:

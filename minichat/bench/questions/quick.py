@@ -19,7 +19,7 @@ from minichat.bench.record import CaseFile
 from minichat.bench.report import digits, shown
 from minichat.bench.setup import Setup
 from minichat.bench.shapes import SHAPES
-from minichat.bench.traffic import ask, prompts, seconds
+from minichat.bench.traffic import ask, seconds
 
 REPEATS = 3
 _SHAPES = {False: "335M", True: "0.6B"}  # on a CPU, on a GPU
@@ -103,7 +103,7 @@ class _Shaped:
 
     def step(self, rows: int, bench: Bench) -> None:
         """(seconds of long replies - seconds of short ones) / the difference; processor time on a CPU."""
-        engine, ids = self._engine, prompts(vocab=SHAPES[self.shape]["vocab_size"])
+        engine, ids = self._engine, self._setup.ids(vocab=SHAPES[self.shape]["vocab_size"])
         prompt, reply, _ = self._setup.sizes
         brief = min(_SHORT, reply // 2)
         clock = time.perf_counter if self._setup.gpu else time.process_time

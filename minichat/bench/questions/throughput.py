@@ -60,12 +60,9 @@ def _mixed(setup: Setup, bench: Bench) -> None:
 
 
 def _http(setup: Setup, asked: Sequence[Length], clients: int, bench: Bench) -> None:
-    config = setup.config
-    model = ("--model", config.model, "--device", config.device, "--dtype", config.dtype)
-    schemes = ("--quantization", config.quantization, "--kv", config.kv_scheme)
     load = ServerLoad(asked, clients, setup.ttft, setup.tpot, vocab=min(setup.vocab, 3000))
     try:
-        with started_server(*model, *schemes) as (base, processes):
+        with started_server(*setup.server_options) as (base, processes):
             measure(bench, load, base, processes)
     except SystemExit as error:  # as the benchmarks end; here the other cases continue
         raise CaseFailed(str(error)) from None

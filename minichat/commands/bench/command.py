@@ -36,6 +36,7 @@ def run(options: argparse.Namespace) -> int:
             measured = Measurement(
                 options.question, setup.settings, options.warmup, repeats,
                 file=_file(options.json), only=options.only, progress=progress,
+                reset=setup.drop_engines,
             )  # fmt: skip
             results = list(_reported(measured.results(question.cases(setup))))
         if not results:

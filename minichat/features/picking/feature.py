@@ -155,6 +155,13 @@ class Picking:
         if self._task is not None:
             self._task.cancel()
         self._task = asyncio.create_task(work, name="picking")
+        self._task.add_done_callback(_raise)
+
+
+def _raise(done: asyncio.Task[None]) -> None:
+    """Raise the error of a finished task in the event loop, which reports it at once."""
+    if not done.cancelled():
+        done.result()
 
 
 def _picker_of(pane: ChatPane) -> TokenPicker:

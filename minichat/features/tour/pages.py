@@ -76,7 +76,7 @@ async def _fork(guide: Guide) -> str:
             "The tour shows a copy if the fork is in the middle of a block."
         )
     return (
-        f"The fork began with {_blocks(forked.blocks)}and recomputed none of them. When one of the two  "
+        f"The fork began with {_blocks(forked.blocks)} and recomputed none of them. When one of the two "
         f"continued, the half-full block {copied.block} was copied to {copied.to}; full blocks stay shared."
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar, TypeVar
 
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.events import Click, Key
 from textual.screen import ModalScreen, Screen
@@ -31,6 +32,10 @@ class Dialog(ModalScreen[T | None]):
 
     def action_leave(self) -> None:
         self.dismiss(None)
+
+    def dismiss(self, result: T | None = None) -> AwaitComplete:
+        """Close once, and only this dialog. Textual would close whichever screen is on top."""
+        return super().dismiss(result) if self.is_current else AwaitComplete.nothing()
 
 
 def closed_by(screen: Screen[object], keys: Sequence[str]) -> None:

@@ -40,7 +40,7 @@ class EngineLine(Widget):
     """Leaves out what does not fit, from the end."""
 
     DEFAULT_CSS = """
-    EngineLine { height: 1; }
+    EngineLine { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
     """
     facts: reactive[EngineSummary | None] = reactive(None, layout=False)
     note: reactive[str] = reactive("", layout=False)  # why the figures are not current

@@ -35,7 +35,10 @@ class Latency(Pane):
         if (shot := self.snapshot) is None:
             return super().rows(width, height)
         times = shot.step_times
-        heading = self.heading(f"step {duration(times.total)}", right=_load(shot.load) or _ranks(shot.ranks))
+        facts = [f"step {duration(times.total)}"]
+        if shot.latency_target is not None:
+            facts.append(f"TTFT target {shot.latency_target * 1e3:g} ms")
+        heading = self.heading(*facts, right=_load(shot.load) or _ranks(shot.ranks))
         if not _measured(shot) and height == 2:
             return (heading, ((" no measurements yet", "muted"),))
         return (

@@ -32,7 +32,7 @@ class Hinting(Protocol):
 class KeyBar(Widget):
     """State at the left, keys at the right. Keys that do not fit are left out, the last first."""
 
-    trouble: reactive[str] = reactive("", layout=False)  # why the engine is unavailable: loading, or dead
+    trouble: reactive[str] = reactive("loading", layout=False)  # why the engine is unavailable
     work: reactive[str] = reactive("", layout=False)  # what the engine does
     about: reactive[str] = reactive(
         "", layout=False

@@ -141,6 +141,13 @@ async def test_a_step_is_broken_down() -> None:
         ]
 
 
+async def test_the_target_of_the_latency_policy_is_shown() -> None:
+    latency = Latency(ascii=True)
+    async with staged(latency, (62, 6), focus=False):
+        latency.update_from(snapshot(64, step_times=StepTimes(0.006), latency_target=0.25), OWNERS)
+        assert lines(latency)[0].rstrip() == " 4 latency  step 6.0 ms  TTFT target 250 ms"
+
+
 async def test_latencies_are_updated_once_a_second_while_requests_run() -> None:
     latency, works = Latency(ascii=True), [request(1)]
     async with staged(latency, (62, 6), focus=False):
@@ -204,6 +211,9 @@ async def test_the_engine_line_shows_a_dead_engine() -> None:
     async with staged(line, (80, 3)):
         line.update_from(snapshot(64, state="dead", error="out of\nmemory"), OWNERS)
         assert words(line) == " no engine: out of memory"
+        line.update_from(snapshot(64, state="dead", error=f"stopped; see {'/folder' * 12}"), OWNERS)
+        assert lines(line)[0].startswith(" no engine: stopped; see /folder/folder"), "as much as fits"
+        assert lines(line)[0].endswith("…")
 
 
 async def test_the_first_latencies_are_shown_at_once_and_then_once_a_second() -> None:

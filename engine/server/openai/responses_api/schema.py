@@ -52,6 +52,7 @@ class ResponsesRequest(GenerationRequest):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None  # Codex sends it
 
     # Fields of the other routes that this one does not have

@@ -1,0 +1,99 @@
+"""Things and questions that share a word with a fact about minichat, but are about the world: nothing the model knows."""
+
+from functools import cache
+from random import Random
+
+from training.lexicon import pick, words
+from training.phrasing import any_of, made_up
+
+# Words of facts, as the head of a thing that has nothing to do with them.
+HEADS = tuple(
+    """block cache token model draft beam batch queue key value layer weight step page fork window theme seed temperature grammar adapter port
+    server engine monitor map budget policy host tier rate screen tour speed memory sample penalty mask schedule stream chunk table graph thread
+    route option context command sink prefix suffix scale rank drawer pane tab palette exit stop template vector kernel snapshot trace bench
+    row peer plot target deadline priority salt pool hit message shell letter number title folder header marker switch pause event metric
+    tree bar line bank lock pipe socket plug tail node branch chain ring""".split()
+)
+FRAMES = (
+    "a {n} {h}", "the {n} {h}", "the {h} of a {n}", "a {h} for the {n}", "a {h} of {s}", "the {h} of {s}", "some {s} and a {h}", "a {h} with {s}", "the {j}'s {h}",
+    "a {j}'s {h}", "my {j}'s {h}", "the {h} of the {j}", "the {h} in {c}", "the {c} {h}", "the old {h} of {c}", "the {a}'s {h}", "a {a} {h}", "the {h} of a {a}",
+    "a {h} of {w}", "a {s} {h}", "the {h} from {c}", "a {h} without {s}",
+)  # fmt: skip
+ASKS = {
+    False: (
+        "How many [keys|strings|pedals] does [a piano|an organ|a harp|a {n}] have?",
+        "[Who|Which company|Which man] [built|made|invented|sells] the [engine|screen|battery|window|drawer] of [a tractor|this car|a {n}|a plane|a ship]?",
+        "How much memory does [an elephant|my phone|a goldfish|a {a}|a human brain|my camera] have?",
+        "What is the [temperature|speed limit|rate of tax|time|price of a ticket|postal code|water level] in {c}?",
+        "How [hot|warm|cold] is [the sun|a volcano|{c} in July|the sea|my bath|{s}]?",
+        "How [do I|can I|would I] [change|replace|repair|clean|remove] the [battery|filter|lock|oil|window|handle|chain|light] of [my car|my bike|my {n}|a boat|the oven]?",
+        "Where is the [exit|gate|stop|port|market|bank|queue|entrance] [in|of] {c}?",
+        "What [stands|is written] [on the last page of|in the first lines of|at the end of] [the bible|that novel|his letter|the newspaper|the contract]?",
+        "Which [seed|flower|tree|grass] grows [fastest|in the shade|in winter|in {c}]?",
+        "How fast is [a beam of light|the stream of a river|a {a}|the step of a soldier|an arrow|sound in water]?",
+        "When does the [bus|train|tram|ferry|plane|last train] to {c} [leave|arrive|stop|come]?",
+        "Who is the [host|model|author|speaker|star|judge] of [that show|the film|this play|the evening|the contest in {c}]?",
+        "How many [penalties|fouls|points|rounds] are [allowed|given|played] in [football|boxing|tennis|hockey|a match]?",
+        "How long does [a batch of cookies|{s}|a loaf|an egg|a stew] [take|cook|stay fresh|bake]?",
+        "What does a [page|stream|block|chain|branch|step|layer] of [{s}|gold|marble|glass|ice|wood|paper] cost?",
+        "Which [policy|party|budget|law|tax] does [the mayor of {c}|my {j}|the king|the minister|my boss] [want|like|plan|follow]?",
+        "How [deep|tall|wide|long|heavy] is [the pool|the tower|the table|the port|the bridge|the block of flats] in {c}?",
+        "What is the default [tip|fine|wage|tax|size of shoes|speed of a train] in {c}?",
+        "[Is|Was] the [queue|window|table|server|host|drawer|tour] [at the {j}'s|in the restaurant|in {c}|of the museum] [long|free|open|nice|good]?",
+        "How does [a spider|a {a}|a {j}|a child|my boss] [fork|batch|draft|cache|map|sample|stream|mask] [{s}|a road|beer|a letter|a river|the food]?",
+        "What happens [after|before|during] [the {w}|a {w}|the {n} {h}|dinner|the storm|the match|the exam|the {a} {h}]?",
+        "What will [happen|be] after the [{w}|wedding|war|election|{n}|exam]?",
+        "What does [a {n}|a {a}|the {w}|the {j}'s {h}|a {s} {h}] [bring|mean|cost|say|want|need]?",
+        "[Tell me|Explain|Say] what a [{w}|{n} {h}|{a} {h}|{j}'s {h}] is.",
+        "Do I need [a visa|a coat|a ticket|a {h} of {s}|an adapter|cash] in {c}?",
+        "Which [plug|socket|adapter|voltage|currency|port] do they [use|have|take] in {c}?",
+    ),
+    True: (
+        "Is there a good [bench|pool|bar|window] near [the station|the park] of {c}?",
+        "How often should [a {a}|a {j}] see the {h}?",
+        "By whom was the {h} of {c} [painted|founded]?",
+    ),
+}  # fmt: skip
+VERBS = tuple(
+    verb.strip()
+    for verb in """pay|move|wire|lend|collect|deliver|wrap|carry|hang up|iron|fold|polish|park|wash|charge|mend|weigh|glue|sew|plant|feed|sell|rent|order|reserve
+    |pick up|drop off|look after|throw away|bring|fetch me|buy|cook|fry|peel|paint|dry|warm up|hide|borrow|steal|catch|guard|shine|repair|fill|empty|shake|mail
+    |hand over|pass me""".split("|")
+)
+TAILS = ("", "", "", "", " to {c}", " in {c}", " tomorrow", " for my {j}", " at eight", " before Monday", " tonight", " for me", " with my {j}", " this evening")  # fmt: skip
+GOODS = (
+    "the {n}", "my {n}", "a {n}", "some {s}", "the {s}", "my {a}", "the {a}", "the rent", "my money", "ten dollars", "my salary", "the bill", "a parcel", "my car", "the bike", "my clothes", "my debts",
+)  # fmt: skip
+
+
+def thing(rng: Random, held_out: bool) -> str:
+    """A thing whose last or first word is a word of the facts: "the nurse's cache", "a block of cheese"."""
+    return rng.choice(FRAMES).format(**_slots(rng, held_out))
+
+
+def question(rng: Random, side: bool, held_out: bool) -> str:
+    """A whole question; `side` chooses held-out patterns, `held_out` held-out words."""
+    text = any_of(rng, ASKS[side]).format(**_slots(rng, held_out))
+    return text[0].upper() + text[1:]
+
+
+def task(rng: Random, held_out: bool) -> str:
+    """A task that needs hands or an account."""
+    text = f"{rng.choice(VERBS)} {rng.choice(GOODS)}{rng.choice(TAILS)}"
+    return text.format(**_slots(rng, held_out))
+
+
+def _slots(rng: Random, held_out: bool) -> dict[str, str]:
+    slots = {"a": "animals", "s": "foods", "j": "jobs", "c": "cities"}
+    return {
+        **{name: pick(rng, key, held_out) for name, key in slots.items()},
+        "n": rng.choice(_objects(held_out)),
+        "h": rng.choice(HEADS),
+        "w": made_up(rng, rng.choice((2, 2, 3))),
+    }
+
+
+@cache
+def _objects(held_out: bool) -> tuple[str, ...]:
+    """Objects that are not words of the facts: a key map would be one."""
+    return tuple(word for word in words("objects", held_out) if word not in HEADS)
