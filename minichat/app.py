@@ -50,13 +50,13 @@ from minichat.shell.keys import Keys
 from minichat.shell.remembered import Remembered
 from minichat.shell.terminal import when_gone
 from minichat.start import Start as Start
+from minichat.ui.css.stylesheet import CachedStylesheet
 from minichat.ui.dialogs.dialog import closed_by
 from minichat.ui.error_boundary import ErrorBoundary
 from minichat.ui.live_themes import LiveThemes
 from minichat.ui.main import MainScreen
 from minichat.ui.marks import PlainBars
 from minichat.ui.snapshot_poller import SnapshotPoller
-from minichat.ui.styles import CachedStylesheet
 from minichat.ui.transcript import glyphs
 from minichat.ui.transcript.glyphs import enterable, one_line
 

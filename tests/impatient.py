@@ -2,7 +2,8 @@
 
 After each key Textual's pilot waits until the process has used little CPU time for a while. That takes 40 ms
 per key, and on a busy machine it may end too early. Here it waits until the loop has nothing to run and no
-timer is due soon.
+timer is due soon. Then only a handler that waits for a thread is unfinished, so the pilot need not send a
+message to each widget of the screen: only to those that have such handlers.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import textual.app
 import textual.pilot
+from textual.pilot import Pilot
 
 from tests.waiting import LIMIT, tick
 
@@ -83,4 +85,29 @@ def _idle() -> asyncio.Future[float]:
     return done
 
 
+async def _wait_for_handlers(pilot: Pilot[Any], timeout: float = LIMIT) -> bool:
+    """Wait until the program, its screen and the focused widgets have processed their messages.
+
+    Return whether they have; they have not if the program failed.
+    """
+    app = pilot.app
+    if not app.screen_stack:
+        return False
+    focused = app.focused.ancestors_with_self if app.focused else ()
+    processed = list[asyncio.Event]()
+    for each in {app, app.screen, *focused}:
+        if each.call_later((event := asyncio.Event()).set):
+            processed.append(event)
+    failed = asyncio.ensure_future(app._exception_event.wait())
+    waiting = asyncio.gather(*(each.wait() for each in processed))
+    async with asyncio.timeout(timeout):
+        await asyncio.wait([waiting, failed], return_when=asyncio.FIRST_COMPLETED)
+    failed.cancel()
+    if not waiting.done():
+        waiting.cancel()
+        return False
+    return True
+
+
+Pilot._wait_for_screen = _wait_for_handlers  # type: ignore[method-assign]
 textual.app.wait_for_idle = textual.pilot.wait_for_idle = rest  # type: ignore[attr-defined]

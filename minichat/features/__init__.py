@@ -4,7 +4,10 @@ To add one, write a file here that declares a `Feature` and list it below. A pac
 registers its features under the entry point group `minichat.features`.
 """
 
-from importlib.metadata import entry_points
+import os
+import sys
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 
 from minichat.features.adapters import ADAPTERS
 from minichat.features.chats.broadcast import BROADCAST
@@ -63,7 +66,7 @@ GROUP = "minichat.features"
 def installed() -> tuple[tuple[Feature, ...], tuple[str, ...]]:
     """The built-in features and those of installed packages; and why any of those could not be loaded."""
     found, problems = list(BUILT_IN), []
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+    for entry in sorted(_entry_points(tuple(map(_changed, sys.path))), key=lambda entry: entry.name):
         try:
             feature = entry.load()
         except Exception as error:  # a broken third-party package must not keep the screen from opening
@@ -74,6 +77,20 @@ def installed() -> tuple[tuple[Feature, ...], tuple[str, ...]]:
         else:
             found.append(feature)
     return tuple(found), tuple(problems)
+
+
+@lru_cache(maxsize=1)
+def _entry_points(folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """The entry points in these folders. Python reads a file of each installed package to find them."""
+    return tuple(entry_points(group=GROUP))
+
+
+def _changed(folder: str) -> tuple[str, int]:
+    """The folder, and when a package was last installed in it."""
+    try:
+        return folder, os.stat(folder or ".").st_mtime_ns
+    except OSError:  # not every place that Python imports from is a folder
+        return folder, 0
 
 
 def conflict(feature: object, others: list[Feature]) -> str:

@@ -4,6 +4,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +37,7 @@ class TomlDocument:
     """A TOML file: its tables, the lines of its keys, and its problems."""
 
     file: Path
-    tables: dict[str, Any] = field(default_factory=dict)
+    tables: Mapping[str, Any] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
@@ -82,8 +83,7 @@ def read(file: Path) -> TomlDocument:
     """The tables of the file; empty if it is missing or not valid TOML."""
     try:
         text = file.read_text(encoding="utf-8")
-        lines = {".".join(path): line for path, line in lines_of(text).items()}
-        return TomlDocument(file, tomllib.loads(text), lines)
+        return TomlDocument(file, *_parsed(text))
     except FileNotFoundError:
         return TomlDocument(file)
     except UnicodeDecodeError as error:
@@ -95,6 +95,13 @@ def read(file: Path) -> TomlDocument:
         says = str(error)[: place.start()] if place else str(error)
         line = int(place[1]) if place and place[1] else text.count("\n") + 1
     return TomlDocument(file, problems=[Problem(file, line, "", says)])
+
+
+@lru_cache(maxsize=64)  # all themes are read again whenever one is edited
+def _parsed(text: str) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+    """The tables of the text, and the line of each key."""
+    lines = {".".join(path): line for path, line in lines_of(text).items()}
+    return tomllib.loads(text), lines
 
 
 def _table(document: TomlDocument, name: str) -> dict[str, Any]:

@@ -50,12 +50,14 @@ def stream(reply: FakeReply, draw: random.Random) -> None:
 
 
 @run
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 20))])
-async def test_random_keys(bench: Callable[..., Any], seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "steps"), [(0, 20), *(pytest.param(seed, 60, marks=pytest.mark.soak) for seed in range(20))]
+)
+async def test_random_keys(bench: Callable[..., Any], seed: int, steps: int) -> None:
     draw, keys = random.Random(seed), [*BOUND, *TYPED, *TYPED, *MOVED]
     keys = [key for key in keys if key not in LEAVING]
     async with bench(draw.choice(SIZES), backend=FakeBackend(shots())) as it:
-        for _ in range(60):
+        for _ in range(steps):
             await it.pilot.press(draw.choice(keys))
             if draw.random() < 0.1:
                 await it.pilot.resize_terminal(*draw.choice(SIZES))

@@ -13,24 +13,23 @@ from engine.api.snapshot import SchemeView, Switch
 from minichat.clients.fake import FakeBackend
 from minichat.features.chats.export import export
 from tests.app.conftest import run, snapshot
+from tests.cases import case
 
 SCHEMES = tuple(SchemeView(name, "", 1000) for name in ("none", "int8", "int4", "fp8"))
 
 
 @run
-@pytest.mark.parametrize(
-    "key",
-    "f1 f8 alt+x alt+o alt+t alt+s alt+d ctrl+o ctrl+p".split(),
-)
-async def test_the_key_of_a_dialog_closes_it(bench: Callable[..., Any], key: str) -> None:
+async def test_the_key_of_a_dialog_closes_it(bench: Callable[..., Any]) -> None:
     switched = snapshot(switches=(Switch("overlap", True, True),))
     async with bench(backend=FakeBackend([switched])) as it:
         await it.until(lambda: it.main.engine.latest)
-        await it.pilot.press(key)
-        await it.until(lambda: it.app.screen is not it.main)
-        await it.pilot.press(key)
-        await it.until(lambda: it.app.screen is it.main)
-        assert it.main.prompt.has_focus
+        for key in "f1 f8 alt+x alt+o alt+t alt+s alt+d ctrl+o ctrl+p".split():
+            with case(key):
+                await it.pilot.press(key)
+                await it.until(lambda: it.app.screen is not it.main)
+                await it.pilot.press(key)
+                await it.until(lambda: it.app.screen is it.main)
+                assert it.main.prompt.has_focus
 
 
 @run

@@ -11,6 +11,7 @@ from minichat.features.chats.find import FindBar
 from minichat.ui.layout import MOST_PANES, SHORT, layout
 from minichat.ui.monitor import EngineLine
 from tests.app.conftest import run
+from tests.cases import case
 
 
 @pytest.mark.parametrize(
@@ -195,20 +196,21 @@ async def test_a_maximized_pane_fills_the_screen(bench: Callable[..., Any], size
         await it.until(lambda: (chats.display, it.drawer.display, it.monitor.size) == before)
 
 
-@pytest.mark.parametrize("key", ["f2", "f3", "f4", "ctrl+f"])
 @run
-async def test_opening_something_else_restores_the_screen(bench: Callable[..., Any], key: str) -> None:
+async def test_opening_something_else_restores_the_screen(bench: Callable[..., Any]) -> None:
     async with bench((120, 40)) as it:
-        await it.pilot.press("alt+m", "3")
-        assert not it.main.query_one("#panes").display
-        await it.pilot.press(key)
-        assert it.main.query_one("#panes").display and it.monitor.maximized is None
-        shown = {"f3": it.drawer, "f4": it.quantization, "ctrl+f": it.main.query_one(FindBar)}
-        assert it.monitor.display is (key == "ctrl+f")
-        assert key not in shown or shown[key].display
-        if key == "f2":
-            await it.pilot.press("f2")
-            await it.until(lambda: it.monitor.display and it.monitor.kvmap.display)
+        for key in ("f2", "f3", "f4", "ctrl+f"):
+            with case(key):
+                await it.pilot.press("alt+m", "3")
+                assert not it.main.query_one("#panes").display
+                await it.pilot.press(key)
+                assert it.main.query_one("#panes").display and it.monitor.maximized is None
+                shown = {"f3": it.drawer, "f4": it.quantization, "ctrl+f": it.main.query_one(FindBar)}
+                assert it.monitor.display is (key == "ctrl+f")
+                assert key not in shown or shown[key].display
+                if key == "f2":
+                    await it.pilot.press("f2")
+                    await it.until(lambda: it.monitor.display and it.monitor.kvmap.display)
 
 
 @run

@@ -15,6 +15,7 @@ from minichat.models.welcome import found_here
 from minichat.shell.terminal import Terminal
 from tests import impatient
 from tests.app.conftest import Clock, run, snapshot
+from tests.cases import case
 
 
 @run
@@ -181,21 +182,23 @@ async def test_help_is_filtered_while_typing(bench: Callable[..., Any]) -> None:
 
 
 @run
-@pytest.mark.parametrize(("columns", "two"), [(80, False), (100, False), (120, True), (200, True)])
-async def test_help_has_two_columns_if_the_screen_is_wide(
-    bench: Callable[..., Any], columns: int, two: bool
-) -> None:
-    async with bench((columns, 60)) as it:
-        await it.pilot.press("f1")
-        await it.until(lambda: "Alt+K" in it.screen_text())
-        lines = it.screen_text().splitlines()
-        top = next(line for line in lines if "│ Prompt" in line)
-        assert ("In a chat" in top) is two
-        if not two:
-            assert top.count("│") == 2
-        assert not any("scroll" in line for line in lines[:-8]) and "Up Down scroll" in it.screen_text()
-        await it.pilot.press("down", "down")
-        await it.until(lambda: "│ Prompt" not in it.screen_text())
+async def test_help_has_two_columns_if_the_screen_is_wide(bench: Callable[..., Any]) -> None:
+    async with bench((80, 60)) as it:
+        for columns, two in ((80, False), (100, False), (120, True), (200, True)):
+            with case(columns):
+                await it.pilot.resize_terminal(columns, 60)
+                await it.pilot.press("f1")
+                await it.until(lambda: "Alt+K" in it.screen_text())
+                lines = it.screen_text().splitlines()
+                top = next(line for line in lines if "│ Prompt" in line)
+                assert ("In a chat" in top) is two
+                if not two:
+                    assert top.count("│") == 2
+                assert not any("scroll" in line for line in lines[:-8])
+                assert "Up Down scroll" in it.screen_text()
+                await it.pilot.press("down", "down")
+                await it.until(lambda: "│ Prompt" not in it.screen_text())
+                await it.pilot.press("escape")
 
 
 @run
@@ -219,17 +222,20 @@ async def test_help_lines_wrap_under_their_own_text(bench: Callable[..., Any]) -
 
 
 @run
-@pytest.mark.parametrize("typed", ["", "pairs"])
-async def test_the_palette_shows_a_title_that_looks_like_markup(
-    bench: Callable[..., Any], typed: str
-) -> None:
+async def test_the_palette_shows_a_title_that_looks_like_markup(bench: Callable[..., Any]) -> None:
     async with bench((100, 60)) as it:
         it.app.chats.active.rename("pairs [b] and [/]")
-        await it.pilot.press("ctrl+n", "ctrl+p", *typed)
+        await it.pilot.press("ctrl+n")
         entry = "Go to A: pairs [b] and [/]\nChats"
-        await it.until(
-            lambda: entry in [str(each.prompt) for each in it.app.screen.query_one(OptionList).options]
-        )
+
+        def listed() -> list[str]:
+            return [str(each.prompt) for each in it.app.screen.query_one(OptionList).options]
+
+        for typed in ("", "pairs"):
+            with case(typed):
+                await it.pilot.press("ctrl+p", *typed)
+                await it.until(lambda: entry in listed())
+                await it.pilot.press("escape")
 
 
 @run
@@ -294,13 +300,15 @@ async def test_ascii_mode_draws_only_ascii(bench: Callable[..., Any], size: tupl
 
 
 @run
-@pytest.mark.parametrize("over", ["", "ctrl+p", "ctrl+f", "alt+t", "alt+o"])
-async def test_no_timers_run_while_idle(bench: Callable[..., Any], over: str) -> None:
+async def test_no_timers_run_while_idle(bench: Callable[..., Any]) -> None:
     async with bench((200, 60)) as it:
         await it.answered(await it.say("hello"))
-        await it.pilot.press(*over.split())
-        await it.until(lambda: it.app.poller.resting)
-        await impatient.quiet()
+        for over in ("", "ctrl+p", "ctrl+f", "alt+t", "alt+o"):
+            with case(over):
+                await it.pilot.press(*over.split())
+                await it.until(lambda: it.app.poller.resting)
+                await impatient.quiet()
+                await it.pilot.press("escape")
 
 
 @run

@@ -1,7 +1,10 @@
-"""Every pair of colors on the screen, in every theme: contrast at least 4.5 for text and 3 for marks."""
+"""Every pair of colors on the screen: contrast at least 4.5 for text and 3 for marks.
+
+`make soak` checks the screen in all themes, and tests/themes checks the colors of each.
+"""
 
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,31 +64,38 @@ async def help_screen(it: World) -> None:
 
 
 PLACES = {"quantization": chosen_scheme, "decoding": chosen_field, "help": help_screen}
+THEMES = [each.name for each in load_themes(shipped_themes()).palettes.values() if not each.ansi]
 
 
 @run
-@pytest.mark.parametrize("place", PLACES)
-async def test_the_whole_screen_is_readable_in_every_theme(
+@pytest.mark.parametrize(
+    "themes",
+    [
+        pytest.param(("minichat-light", "minichat-dark"), id="usual"),
+        pytest.param(THEMES, id="all", marks=pytest.mark.soak),  # their colors are compared in tests/themes
+    ],
+)
+async def test_the_whole_screen_is_readable(
     bench: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    place: str,
+    themes: Sequence[str],
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    found = set[tuple[str, str, str, str, float]]()
+    found = set[tuple[str, str, str, str, str, float]]()
     sitting = SITTINGS["several"]
     async with (
         opened(bench, monkeypatch, tmp_path, sitting, "minichat-dark") as it,
         sitting.scenes["panes"](it),
     ):
         await it.resize((160, 40))  # drawer and monitor both fit beside a chat
-        await PLACES[place](it)
-        for palette in load_themes(shipped_themes()).palettes.values():
-            if not palette.ansi:  # a terminal's own colors are unknown
-                it.app.theme = palette.name
+        for place, show in PLACES.items():
+            await show(it)
+            for theme in themes:
+                it.app.theme = theme
                 await it.still()
                 assert "KV map" in it.screen_text() or place == "help"
-                found.update((palette.name, *each) for each in weak(it.app))
+                found.update((place, theme, *each) for each in weak(it.app))
         for reply in it.replies:
             reply.end()
         await it.until(lambda: not it.app.chats.streaming)

@@ -9,7 +9,7 @@ from textual.css.errors import StylesheetError
 from textual.css.stylesheet import StylesheetParseError
 from textual.css.tokenizer import TokenError
 
-from minichat.ui.styles import CachedStylesheet
+from minichat.ui.css.stylesheet import CachedStylesheet
 
 CSS = "Once { color: $ink; }"
 

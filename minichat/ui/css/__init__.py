@@ -1,0 +1,1 @@
+"""Matching CSS rules with the widgets of the screen."""
