@@ -85,29 +85,28 @@ def _idle() -> asyncio.Future[float]:
     return done
 
 
-async def _wait_for_handlers(pilot: Pilot[Any], timeout: float = LIMIT) -> bool:
-    """Wait until the program, its screen and the focused widgets have processed their messages.
+class ImpatientPilot(Pilot[Any]):
+    """Waits for the program, its screen and the focused widgets only."""
 
-    Return whether they have; they have not if the program failed.
-    """
-    app = pilot.app
-    if not app.screen_stack:
-        return False
-    focused = app.focused.ancestors_with_self if app.focused else ()
-    processed = list[asyncio.Event]()
-    for each in {app, app.screen, *focused}:
-        if each.call_later((event := asyncio.Event()).set):
-            processed.append(event)
-    failed = asyncio.ensure_future(app._exception_event.wait())
-    waiting = asyncio.gather(*(each.wait() for each in processed))
-    async with asyncio.timeout(timeout):
-        await asyncio.wait([waiting, failed], return_when=asyncio.FIRST_COMPLETED)
-    failed.cancel()
-    if not waiting.done():
-        waiting.cancel()
-        return False
-    return True
+    async def _wait_for_screen(self, timeout: float = LIMIT) -> bool:
+        """Return whether they have processed their messages; they have not if the program failed."""
+        app = self.app
+        if not app.screen_stack:
+            return False
+        focused = app.focused.ancestors_with_self if app.focused else ()
+        processed = list[asyncio.Event]()
+        for each in {app, app.screen, *focused}:
+            if each.call_later((event := asyncio.Event()).set):
+                processed.append(event)
+        failed = asyncio.ensure_future(app._exception_event.wait())
+        waiting = asyncio.gather(*(each.wait() for each in processed))
+        async with asyncio.timeout(timeout):
+            await asyncio.wait([waiting, failed], return_when=asyncio.FIRST_COMPLETED)
+        failed.cancel()
+        if not waiting.done():
+            waiting.cancel()
+            return False
+        return True
 
 
-Pilot._wait_for_screen = _wait_for_handlers  # type: ignore[method-assign]
 textual.app.wait_for_idle = textual.pilot.wait_for_idle = rest  # type: ignore[attr-defined]

@@ -204,7 +204,8 @@ def bench(tmp_path: Path) -> Callable[..., Any]:
         log, failures = logging.getLogger("minichat.app"), Failures()
         log.addHandler(failures)
         try:
-            async with app.run_test(size=size, message_hook=see) as pilot:
+            async with app.run_test(size=size, message_hook=see):
+                pilot = impatient.ImpatientPilot(app)
                 await pilot.pause()
                 yield Bench(app, pilot, backend, notices, failures.errors)
         finally:
