@@ -241,8 +241,9 @@ def test_four_chats_stream_while_the_terminal_changes_and_control_c_ends_it(
             tmux.until(lambda screen, tabs=number + 1: f" {tabs}  {'ABCD'[tabs - 1]} " in screen)
         tmux.type("Tell me a story.", "Enter")
     tmux.until(lambda screen: screen.splitlines()[0].count("●") == 4)
-    wide = tmux.until(lambda screen: screen.count("tok/s") >= 4)
-    assert all(f" {letter}  Tell me a story." in wide.splitlines()[1] for letter in "ABCD")
+    tmux.until(lambda screen: screen.count("tok/s") >= 4)
+    titles = [f" {letter}  Tell me a story." for letter in "ABCD"]
+    wide = tmux.until(lambda screen: all(title in screen.splitlines()[1] for title in titles))
     assert "KV map" in wide
     for columns, lines in ((40, 12), (120, 40), (300, 90)):
         tmux("resize-window", "-x", str(columns), "-y", str(lines))
