@@ -44,11 +44,14 @@ BOUNDS_OF_A_TINY_ONE = {
 }
 
 
-SOAK = pytest.mark.soak
-# A stretch of 480 tokens for those that the tiny model and their neighbors do not cover. `make soak` reads
-# the whole text with each: a stretch alone moves by up to a percent in either direction.
-QUICK = ("int8", "int4-128", "bnb-nf4")
-CASES = [(each, False) for each in QUICK] + [pytest.param(each, True, marks=SOAK) for each in BOUNDS]
+WHOLE = [False, pytest.param(True, marks=pytest.mark.soak)]  # of the text
+ALIKE = (
+    "fp32",
+    "fp16",
+    "int4-32",
+    "int4",
+)  # schemes that the tiny model and their neighbors cover in each run
+SCHEMES = [pytest.param(each, marks=pytest.mark.soak) if each in ALIKE else each for each in BOUNDS]
 
 
 @cache
@@ -57,7 +60,8 @@ def perplexity_of(scheme: str, whole: bool = False) -> float:
     return perplexity(model, whole)
 
 
-@pytest.mark.parametrize(("scheme", "whole"), CASES)
+@pytest.mark.parametrize("whole", WHOLE)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_perplexity_stays_within_its_bound(scheme: str, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if scheme.startswith("bnb"):
         skip_without_bitsandbytes()
@@ -86,7 +90,7 @@ def test_perplexity_of_a_tiny_model_stays_within_its_bound(
     assert tiny_perplexities[scheme] == pytest.approx(plain, rel=BOUNDS_OF_A_TINY_ONE[scheme])
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=SOAK)])
+@pytest.mark.parametrize("whole", WHOLE)
 @pytest.mark.parametrize(
     "packer",
     [
