@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -47,8 +47,13 @@ def _in_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
     return floats, floats.abs().amax(1, keepdim=True).clamp(min=1e-20)
 
 
+@cache
+def _table(numbers: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, device=device)
+
+
 def _nearest(numbers: tuple[float, ...], values: Tensor) -> Tensor:
-    table = torch.tensor(numbers, device=values.device)
+    table = _table(numbers, values.device)
     return table[torch.bucketize(values, (table[1:] + table[:-1]) / 2)]
 
 
