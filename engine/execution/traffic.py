@@ -7,9 +7,9 @@ from itertools import chain
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from engine.api.snapshot import Speeds
+from engine.kernels.cpu.many_rows import linear
 from engine.models.base import LanguageModel
 
 _TABLES = ("embed", "rope", "local_rope")  # a step looks up only a few rows of these
@@ -39,7 +39,7 @@ def measure(device: torch.device, dtype: torch.dtype, size: int) -> Speeds:
         source = torch.ones(size // 4, device=device)
         read = source.nbytes / _best(device, source.sum)
         left, right = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
-        # As layers multiply: `left @ right` is far slower on a CPU without instructions for bfloat16.
+        # As layers multiply, on a CPU without instructions for bfloat16 too.
         return Speeds(read, 2 * side**3 / _best(device, lambda: linear(left, right)))
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.api.errors import BadInput
+from engine.kernels.cpu.many_rows import linear
 from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant.registry import register
 from engine.quant.shapes import rounded_up, trimmed
@@ -143,7 +144,7 @@ class FourBits(nn.Module):
         elif len(x) <= FEW and x.device.type == "cuda":
             out = self._on_gpu(x)
         else:
-            out = F.linear(pad_to_bucket(x), self._plain(x.dtype))[: len(x)]
+            out = linear(pad_to_bucket(x), self._plain(x.dtype))[: len(x)]
         out = trimmed(out, self.outputs)
         return out if self.bias is None else out + self.bias
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.kernels.cpu.many_rows import linear
 from engine.quant.base import Scheme
 from engine.quant.linear import Linear, parameter
 from engine.quant.plain import plain
@@ -56,7 +57,7 @@ class ExpertsLinear(Linear):
         if x.is_cuda and x.dtype is torch.bfloat16 and self.bias is None and aligned:
             return F.grouped_mm(x, weights.transpose(1, 2), offs=counts.cumsum(0, dtype=torch.int32))
         pairs = zip(weights, self._biases(), strict=True)
-        return apply(x, counts, [partial(F.linear, weight=weight, bias=bias) for weight, bias in pairs])
+        return apply(x, counts, [partial(linear, weight=weight, bias=bias) for weight, bias in pairs])
 
     def finalized(self, scheme: Scheme) -> nn.Module:
         if self.weight.is_cuda and scheme.name == "none":

@@ -6,6 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from engine.kernels.cpu.many_rows import needs_float32
 from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant.grouped import GroupedWeight, restore_order
 from engine.quant.int4_table import Int4Table
@@ -73,8 +74,9 @@ class PackedInt4(nn.Module):
         return out if self.bias is None else out + self.bias
 
     def _many(self, x: Tensor) -> Tensor:
-        rows, x = len(x), pad_to_bucket(x)
-        outs = [x @ self._piece(at, x.dtype) for at in range(0, self.scale.shape[1], PIECE)]
+        rows, kind = len(x), x.dtype
+        x = x.float() if needs_float32(x) else pad_to_bucket(x)
+        outs = [(x @ self._piece(at, x.dtype)).to(kind) for at in range(0, self.scale.shape[1], PIECE)]
         return torch.cat(outs, 1)[:rows]
 
     def _piece(self, at: int, dtype: torch.dtype) -> Tensor:

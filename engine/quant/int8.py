@@ -6,6 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from engine.kernels.cpu.many_rows import needs_float32
 from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant.registry import register
 from engine.quant.shapes import rounded_up, side_by_side
@@ -112,9 +113,9 @@ class Int8Table(nn.Module):
 
     def _many(self, x: Tensor) -> Tensor:
         """Like `_few`, with additional rows for the padding."""
-        x = pad_to_bucket(x)
-        if x.dtype is torch.float16:
+        if x.dtype is torch.float16 or needs_float32(x):
             x = x.float()  # unscaled sums could overflow float16
+        x = pad_to_bucket(x)
         out = x.new_empty(len(x), self.blocks * self.width)
         numbers = torch.empty(self.inputs, self.width, dtype=torch.uint8)
         block = torch.empty(self.inputs, self.width, dtype=x.dtype)

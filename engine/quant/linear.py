@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.kernels.cpu.many_rows import linear
 from engine.quant.base import Scheme
 
 if TYPE_CHECKING:  # it needs Triton, which may be missing without a GPU
@@ -42,7 +42,7 @@ class Linear(nn.Module):
         return cls(parameter(outputs, inputs, dtype=dtype), parameter(outputs, dtype=dtype) if bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     @property
     def quantizes(self) -> bool:

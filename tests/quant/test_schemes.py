@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.api.errors import BadInput
+from engine.kernels.cpu import many_rows
 from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant import bnb, int4
 from engine.quant.fp8_linear import ScaledFp8
@@ -97,10 +98,11 @@ def test_padded_sizes_are_few_and_near() -> None:
 
 @pytest.mark.parametrize("name", ["int8", "int4", "int4-32", "bnb-nf4"])
 @torch.inference_mode()
-def test_prompts_of_any_length_use_few_shapes(name: str) -> None:
+def test_prompts_of_any_length_use_few_shapes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """oneDNN keeps half a megabyte for every number of rows it has seen."""
     if name.startswith("bnb"):
         skip_without_bitsandbytes()
+    monkeypatch.setattr(many_rows, "multiplies_bfloat16", lambda: True)  # else it multiplies in float32
     made = named(name).make(weight_of((64, 128), torch.bfloat16), None)
     x = rows_of(256, 128, torch.bfloat16)
     with RecordedRows() as recorded:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from engine.kernels.cpu.many_rows import linear, needs_float32
 
 # Up to this many tokens, one product over the ranks of all adapters, masked, is faster than one per adapter.
 MASKED_TOKENS = 64
@@ -31,10 +32,12 @@ class LowRank(NamedTuple):
 
     def add(self, x: Tensor, out: Tensor, mask: Tensor | None = None) -> None:
         """Add to `out` in place. `mask`: [tokens, ranks], which ranks count for each token."""
-        narrow = F.linear(x.to(self.down.dtype), self.down)
+        narrow = linear(x.to(self.down.dtype), self.down)
         if mask is not None:
             narrow.mul_(mask)
-        if narrow.dtype == out.dtype:
+        if needs_float32(out):
+            out.add_(narrow.float() @ self.up.float())
+        elif narrow.dtype == out.dtype:
             out.addmm_(narrow, self.up)
         else:
             out.add_(narrow @ self.up)
