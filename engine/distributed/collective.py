@@ -30,7 +30,7 @@ class Wires(NamedTuple):
     """What a rank needs to meet the others. All are file descriptors."""
 
     memory: int
-    wake: tuple[int, ...]  # by rank: where to write a byte once the own part is there; -1 for itself
+    wake: tuple[int, ...]  # by rank: where to write a byte once this rank's part is in memory; -1 for itself
     woken: tuple[int, ...]  # by rank: where its byte arrives; -1 for itself
     alarm: tuple[int, int]  # a pipe that is never read while the ranks work: a byte in it stops all of them
 
@@ -118,7 +118,7 @@ class SharedMemoryCollective:
             yield slice(at, at + len(piece)), list(places)
 
     def _meet(self) -> None:
-        """Report the own part, and wait until all others have reported theirs."""
+        """Report this rank's part, and wait until all others have reported theirs."""
         began = time.perf_counter()
         for fd in self._wires.wake:
             if fd >= 0:

@@ -33,7 +33,7 @@ from engine.distributed.ring import CAPACITY, RingEnds, RingWriter, pipes
 from engine.execution.budget import CacheBudget
 from engine.host.process import child_environment, describe_exit
 
-_LOOK = 0.5  # seconds between looks at the heartbeats
+_LOOK = 0.5  # seconds between checks of the heartbeats
 _STARTS = 120.0  # seconds until a process has imported everything
 _LOADS = 3600.0  # seconds to load its weights, while its heart beats
 _ENDS = 2.0  # seconds a process has to exit after its connections close
@@ -65,7 +65,7 @@ class Member:
 
 
 class Team:
-    """Used by the engine's thread, except for what says otherwise."""
+    """Used by the engine's thread, unless a docstring says otherwise."""
 
     silence = 5.0  # seconds without a heartbeat after which a rank has stopped
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "engine.distributed.rank")

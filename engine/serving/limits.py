@@ -1,4 +1,4 @@
-"""What no request may pass, checked before anything is done for it."""
+"""The limits that each request is checked against before it is accepted."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -94,7 +94,7 @@ class ReplyReading:
     # What a parser reads
 
     def knows(self, name: str) -> bool:
-        """Whether the request has this function, as far as the reader was told."""
+        """Whether the request has this function. True if the request's functions are not known."""
         return name in self.functions or not self.functions
 
     @property
