@@ -29,7 +29,7 @@ class KVManager:
         self.pool, self.tables, self.window, self.budget = pool, tables, window, budget
         self._reports: dict[bytes, np.ndarray] = {}  # with a budget: of published blocks, by name
         self.model = secrets.token_bytes(16)  # not known: no other process finds these blocks
-        self._private = b""  # set while no other process shall find blocks
+        self._private = b""  # set while no other process may find blocks
         self.weights = "none"
         self.kv_scheme = kv_scheme
         self.epoch = 0  # how often the weights have changed
