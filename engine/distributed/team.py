@@ -84,7 +84,7 @@ class Team:
         try:
             self.collective = SharedMemoryCollective(0, all_wires[0])
             for rank, (_, theirs) in enumerate(ends, 1):
-                self.members.append(_spawn(self.command, rank, steps, theirs, all_wires[rank]))
+                self.members.append(spawn(self.command, rank, steps, theirs, all_wires[rank]))
             self._ring = RingWriter(steps, self._ends, self.check)
         except BaseException:
             self._kill()
@@ -279,7 +279,7 @@ class Team:
             member.process.wait()
 
 
-def _spawn(command: tuple[str, ...], rank: int, steps: int, ring: RingEnds, wires: Wires) -> Member:
+def spawn(command: tuple[str, ...], rank: int, steps: int, ring: RingEnds, wires: Wires) -> Member:
     link, their_link = socket.socketpair()
     pulse, their_pulse = socket.socketpair()
     given = {
