@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.api.errors import BadWire
 from engine.api.events import log
-from engine.distributed.collective import Interrupted, SharedMemoryCollective
+from engine.distributed.collective import Interrupted, RankCollective
 from engine.distributed.link import RankLink
 from engine.distributed.messages import STEP_KINDS, Kind, digest, error_to_wire
 from engine.distributed.ring import RingMessage, RingReader
@@ -33,7 +33,7 @@ class RankLoop:
         runner: ModelRunner,
         ring: RingReader,
         link: RankLink,
-        collective: SharedMemoryCollective,
+        collective: RankCollective,
         bounds: Bounds,
         tiers: Sequence[Tier],
     ) -> None:

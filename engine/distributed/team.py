@@ -24,7 +24,14 @@ from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import EngineDead, EngineError
 from engine.api.events import log
 from engine.api.snapshot import RankView
-from engine.distributed.collective import LIMIT, SharedMemoryCollective, Wires, memory_size, wires
+from engine.distributed.collective import (
+    LIMIT,
+    RankCollective,
+    SharedMemoryCollective,
+    Wires,
+    memory_size,
+    wires,
+)
 from engine.distributed.identity import check_same, identity
 from engine.distributed.link import RankLink
 from engine.distributed.memory import anonymous
@@ -82,7 +89,7 @@ class Team:
         self._ends, self._wires = [ours for ours, _ in ends], all_wires[0]
         self.members: list[Member] = []
         try:
-            self.collective = SharedMemoryCollective(0, all_wires[0])
+            self.collective: RankCollective = SharedMemoryCollective(0, all_wires[0])
             for rank, (_, theirs) in enumerate(ends, 1):
                 self.members.append(spawn(self.command, rank, steps, theirs, all_wires[rank]))
             self._ring = RingWriter(steps, self._ends, self.check)

@@ -42,6 +42,14 @@ def test_its_figures_come_from_an_existing_benchmark(page: Path) -> None:
         assert f"\ndef {technique}(bench: Bench" in code
 
 
+def test_every_file_that_the_architecture_names_exists(root: Path) -> None:
+    """NAME is that of a new file in the lists of what to touch."""
+    page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:engine|minichat|tests|benchmarks|docs|training)/[\w./]+)`", page))
+    missing = {name for name in named if not (root / name).exists()}
+    assert {Path(name).name for name in missing} == {"NAME.py"}
+
+
 def test_the_index_lists_every_page() -> None:
     index = next(page for page in PAGES if page not in TECHNIQUES).read_text(encoding="utf-8")
     listed = re.findall(r"^\| \d+ \| \[.*?\]\((.*?)\)", index, re.MULTILINE)
