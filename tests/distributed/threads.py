@@ -79,6 +79,4 @@ def ranked(folder: Path, tp: int = 2, **config: Any) -> Iterator[Engine]:
         try:
             yield engine
         finally:
-            for tier in engine.scheduler.transfers.tiers.values():
-                tier.close()
-            engine.ranks.close()
+            engine.close()
