@@ -32,6 +32,16 @@ def test_every_quoted_line_is_in_the_last_named_file(page: Path, root: Path) -> 
         before += part
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_member_it_names_exists(page: Path, root: Path) -> None:
+    sources = [file.read_text(encoding="utf-8") for file in (root / "engine").rglob("*.py")]
+    for name, member in re.findall(r"`([A-Z]\w*)\.(\w+)", page.read_text(encoding="utf-8")):
+        found = (
+            source for source in sources if re.search(rf"^class {name}\b|^{name} = ", source, re.MULTILINE)
+        )
+        assert any(re.search(rf"\b{member}\b", source) for source in found), f"{name}.{member}"
+
+
 @pytest.mark.parametrize("page", TECHNIQUES, ids=lambda page: page.stem)
 def test_its_figures_come_from_an_existing_benchmark(page: Path) -> None:
     command = re.compile(r"^python -m benchmarks (\w+) --only (\w+)$", re.MULTILINE)
