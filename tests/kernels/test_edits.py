@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.sampling.logprobs import read_logprobs
+from engine.sampling.logprobs import rank_tokens, read_logprobs
 from engine.sampling.penalties import SeenTokens
 from tests.kernels import oracles
 
@@ -76,3 +76,21 @@ def test_log_probabilities(call: Call, dtype: torch.dtype) -> None:
         picked = logits[row].float()
         assert torch.equal(picked[ids[row, :count]], picked[right.ids[row, :count]])
         assert len(set(ids[row, :count].tolist())) == count
+
+
+@pytest.mark.parametrize("most", [0, 1, 20])
+def test_ranked_tokens_of_a_prompt(call: Call, most: int) -> None:
+    logits = torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(1)).mul(6)
+    logits[1, 50:] = -torch.inf
+    logits[2] = torch.nan
+    logits[3, 2300] = torch.nan
+    logits[4, :2048] = torch.nan
+    ids = torch.tensor([3, 7, 0, 5, 2499, int(logits[5].argmax()), int(logits[6].argmin())])
+    expected = rank_tokens(logits, ids, most)
+    found, _ = call("sampling.top_logprobs", "rank_tokens", logits, ids, most)
+    assert [each.shape for each in found] == [each.shape for each in expected]
+    assert [each.dtype for each in found] == [each.dtype for each in expected]
+    numbers = [0, 1, 5, 6]
+    assert found[0].isnan().tolist() == [row not in numbers for row in range(7)]
+    for mine, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine[numbers], right[numbers], rtol=1e-6, atol=1e-5)
