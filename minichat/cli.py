@@ -276,7 +276,7 @@ def _add_tour(command: argparse.ArgumentParser) -> None:
 
 def _add_fetch(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", type=given, metavar="NAME", help="such as Qwen/Qwen3-0.6B")
-    command.add_argument("--json", action="store_true", help="report progress as lines of JSON")
+    command.add_argument("--json", action="store_true", help="report progress and errors as lines of JSON")
 
 
 def _add_locate(command: argparse.ArgumentParser) -> None:

@@ -16,8 +16,9 @@ from training import evaluate
 from training.chat import START, render, token_id
 from training.decode import How
 from training.export import likeness_table, model_card, save_pocket, table
+from training.grow import grown
 from training.model import Decoder
-from training.recipe import FULL, TINY, Recipe, Schedule, Shape
+from training.recipe import FULL, LARGER, TINY, Recipe, Schedule, Shape
 from training.rows import make_rows
 from training.train import distilled_from, fit, with_exits
 from training.vocabulary import train_tokenizer
@@ -52,7 +53,9 @@ def _rows(recipe: Recipe, forbidden: frozenset[str], work: Path) -> np.ndarray:
             recipe.seed,
             recipe.workers,
         )
-        np.save(file, made)
+        part = work / "rows.part.npy"
+        np.save(part, made)
+        part.replace(file)
     return np.load(file)
 
 
@@ -61,9 +64,8 @@ def _decoder(shape: Shape, vocab: int, seed: int, device: str, base: Path | None
     torch.manual_seed(seed)
     model = Decoder(shape, vocab)
     if base:
-        model.load_state_dict(
-            {name: tensor.float() for name, tensor in load_file(base / "model.safetensors").items()}
-        )
+        weights = {name: tensor.float() for name, tensor in load_file(base / "model.safetensors").items()}
+        model.load_state_dict(grown(model, weights))
     return model.to(device)
 
 
@@ -74,7 +76,13 @@ def _samples(model: Decoder, tokenizer: Tokenizer, way: How, most: int) -> str:
 
 
 def run(
-    recipe: Recipe, work: Path, out: Path, device: str, base: Path | None = None, figures: bool = True
+    recipe: Recipe,
+    work: Path,
+    out: Path,
+    device: str,
+    base: Path | None = None,
+    figures: bool = True,
+    limit: float | None = None,
 ) -> None:
     """Run all stages in order; results already stored in `work` are reused."""
     began = time.perf_counter()
@@ -91,7 +99,7 @@ def run(
     trained = time.perf_counter()
     model = _decoder(recipe.main, vocab, recipe.seed, device, base)
     objective = with_exits(model, recipe.main_schedule.exit_weight)
-    fit(model, objective, data, start, recipe.main_schedule, work / "model.pt", recipe.seed, say)
+    fit(model, objective, data, start, recipe.main_schedule, work / "model.pt", recipe.seed, say, limit)
     taught = time.perf_counter()
     draft = _decoder(recipe.draft, vocab, recipe.seed, device, base and base / "draft")
     fit(
@@ -112,7 +120,7 @@ def run(
         torch.bfloat16 if device == "cuda" else torch.float32
     )  # a CPU is slow in bf16; the weights are rounded like the exported ones
     model, draft = (m.to(torch.bfloat16).to(computes).eval() for m in (model, draft))
-    size = save_pocket(model, draft, tokenizer, out)
+    size = save_pocket(model, draft, tokenizer, out, recipe.most_bytes)
     say(f"{out}: {size / 1e6:.2f} MB, {time.perf_counter() - began:.0f} s")
     if figures:
         card = _figures(model, draft, tokenizer, cases, recipe, made)
@@ -197,6 +205,19 @@ def main(arguments: list[str]) -> int:
         "--out", type=Path, default=Path("build/training/pocket"), help="the folder to export to"
     )
     parser.add_argument("--steps", type=int, help="training steps of the model (default: the recipe's)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="train the model for this long, over all resumed runs; the steps follow from the speed",
+    )
+    parser.add_argument(
+        "--size",
+        type=int,
+        choices=(14, *LARGER),
+        default=14,
+        help="MB of the exported folder; with a smaller --base, its weights are the start of the larger model",
+    )
+    parser.add_argument("--workers", type=int, help="processes that generate the text")
     parser.add_argument("--draft-steps", type=int, help="training steps of the draft; 0 leaves it unchanged")
     parser.add_argument(
         "--rate",
@@ -233,10 +254,12 @@ def main(arguments: list[str]) -> int:
         rows=args.rows or recipe.rows,
         seed=args.seed or recipe.seed,
         cases=args.cases or recipe.cases,
-        workers=min(recipe.workers, os.cpu_count() or 1),
+        workers=args.workers or min(recipe.workers, os.cpu_count() or 1),
         main_schedule=_schedule(recipe.main_schedule, args.steps, args.rate),
         draft_schedule=_schedule(recipe.draft_schedule, args.draft_steps, args.rate),
     )
+    if args.size in LARGER:
+        recipe = replace(recipe, main=LARGER[args.size], most_bytes=args.size * 1_020_000)
     torch.set_float32_matmul_precision("high")
     device = "cuda" if torch.cuda.is_available() and not args.tiny else "cpu"
     if args.measure and args.card:
@@ -244,7 +267,15 @@ def main(arguments: list[str]) -> int:
     elif args.measure:
         measure(recipe, args.measure, device)
     else:
-        run(recipe, args.work, args.out, device, args.base, figures=not args.no_figures)
+        run(
+            recipe,
+            args.work,
+            args.out,
+            device,
+            args.base,
+            not args.no_figures,
+            args.minutes and args.minutes * 60,
+        )
     return 0
 
 

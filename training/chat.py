@@ -10,6 +10,7 @@ from training.check import Check
 START, TURN, END_TURN, END_TEXT, PAD = "<|start|>", "<|im_start|>", "<|im_end|>", "<|end|>", "<|pad|>"
 SPECIALS = (START, TURN, END_TURN, END_TEXT, PAD)
 LEARN = 0x8000  # the high bit of a stored token: its prediction is part of the loss
+FIRST = 0x4000  # the next bit: a text begins here, without the start token
 
 CHAT_TEMPLATE = (
     "{{- bos_token }}"
@@ -46,10 +47,11 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Plain text, all of it learned, so that a raw completion reads well."""
+    """Plain text, all of it learned, so that a raw completion reads well. `whole`: it has the start and end tokens."""
 
     kind: str
     text: str
+    whole: bool = True
 
 
 def render(turns: list[tuple[str, str]], ask: bool = False) -> str:
@@ -78,6 +80,8 @@ def encode(item: Chat | Passage, tokenizer: Tokenizer) -> list[int]:
     start, turn, end_turn, end_text = (token_id(tokenizer, s) for s in (START, TURN, END_TURN, END_TEXT))
     if isinstance(item, Passage):
         ids = tokenizer.encode(item.text, add_special_tokens=False).ids
+        if not item.whole:
+            return [ids[0] | FIRST, *(i | LEARN for i in ids[1:])]
         return [start, *(i | LEARN for i in ids), end_text | LEARN]
     turns = item.turns()
     texts = [f"{role}\n{content}" for role, content in turns]

@@ -12,7 +12,6 @@ from training.evaluate import Likeness, Score
 from training.model import Decoder
 from training.vocabulary import save_tokenizer
 
-MOST_BYTES = 13_980_000  # 14 MB, minus room for the card
 GOALS = {
     "about": 0.97,
     "recall": 0.97,
@@ -87,15 +86,15 @@ def _write(path: Path, value: dict) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def save_pocket(model: Decoder, draft: Decoder, tokenizer: Tokenizer, folder: Path) -> int:
-    """Write everything except the card. Return its bytes; raise if it is larger than the limit."""
+def save_pocket(model: Decoder, draft: Decoder, tokenizer: Tokenizer, folder: Path, most: int) -> int:
+    """Write everything except the card. Return its bytes; raise if there are more than `most`."""
     save_model(model, tokenizer, folder)
     save_model(draft, tokenizer, folder / "draft")
     save_tokenizer(tokenizer, folder, model.shape.context)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    if size > MOST_BYTES:
+    if size > most:
         raise ValueError(
-            f"{folder} has {size} bytes, but the limit is {MOST_BYTES}; make the model or the vocabulary smaller"
+            f"{folder} has {size} bytes, but the limit is {most}; make the model or the vocabulary smaller"
         )
     return size
 

@@ -135,6 +135,6 @@ def dense_attend(mask: Tensor) -> Attend:
     return lambda layer, q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
-def documents(tokens: Tensor, start: int) -> Tensor:
-    """The document number of each token in a packed row."""
-    return (tokens == start).cumsum(-1, dtype=torch.int32)
+def documents(tokens: Tensor, start: int, first: Tensor) -> Tensor:
+    """The document number of each token in a packed row. `first`: where a text begins without the start token."""
+    return ((tokens == start) | first).cumsum(-1, dtype=torch.int32)

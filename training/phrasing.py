@@ -16,9 +16,10 @@ def _banks() -> dict[str, dict[str, tuple[str, ...]]]:
     return {bank: {side: tuple(lines) for side, lines in sides.items()} for bank, sides in raw.items()}
 
 
+@cache
 def families(bank: str, held_out: bool) -> tuple[str, ...]:
-    """The question patterns of a bank on one side of the split."""
-    return _banks()[bank]["test" if held_out else "train"]
+    """The question patterns of a bank on one side of the split, with every combination of options."""
+    return tuple(each for line in _banks()[bank]["test" if held_out else "train"] for each in variants(line))
 
 
 def fill(pattern: str, **slots: str) -> str:
@@ -57,7 +58,7 @@ def variants(pattern: str) -> list[str]:
 
 def phrase(rng: Random, bank: str, held_out: bool, **slots: str) -> str:
     """A question from a bank. In training some are muddled, so that unknown words next to the subject do not matter."""
-    pattern = rng.choice(families(bank, held_out))
+    pattern = any_of(rng, _banks()[bank]["test" if held_out else "train"])
     if not held_out and bank in ASIDE and rng.random() < 0.22:
         pattern = muddled(rng, pattern, loses=bank not in ("why", "how"))
     if bank in LITERAL:
@@ -91,10 +92,10 @@ def normal(text: str) -> str:
 def wrapped(rng: Random, question: str) -> str:
     """The question, sometimes with a word before or after it."""
     draw = rng.random()
-    if draw < 0.08:
-        return rng.choice(_banks()["wrap"]["before"]) + question[0].lower() + question[1:]
-    if draw < 0.14:
-        return question + rng.choice(_banks()["wrap"]["after"])
+    if draw < 0.1:
+        return any_of(rng, _banks()["wrap"]["before"]) + question[0].lower() + question[1:]
+    if draw < 0.17:
+        return question + any_of(rng, _banks()["wrap"]["after"])
     return question
 
 

@@ -51,6 +51,7 @@ class Recipe:
     workers: int
     longest_reply: int
     seed: int = 20_26
+    most_bytes: int = 13_980_000  # of the exported folder: 14 MB, minus room for the card
 
 
 FULL = Recipe(
@@ -70,6 +71,12 @@ FULL = Recipe(
     workers=16,
     longest_reply=256,
 )
+
+# Larger models with the same draft and tokenizer, by the size of the exported folder in MB.
+LARGER = {
+    20: Shape(layers=8, hidden=384, heads=6, kv_heads=2, head_dim=64, inner=512, exits=(2, 4, 6)),
+    30: Shape(layers=10, hidden=384, heads=6, kv_heads=2, head_dim=64, inner=768, exits=(2, 4, 6)),
+}
 
 TINY = Recipe(
     vocab=640,

@@ -1,11 +1,14 @@
 """One training loop for the model and its draft: packed rows in, checkpoints out, resumable at any step."""
 
+import signal
+import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,14 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from training.chat import LEARN
+from training.chat import FIRST, LEARN
 from training.model import Attend, Decoder, dense_attend, documents, flex_attend
 from training.muon import Muon
 from training.recipe import Schedule
 from training.rounding import ROUNDINGS, rounded
 
 IGNORE = -100
-SAVE_EVERY = 600
+SAVE_EVERY = 300
+PACE_EVERY = 100  # steps
 Mask = BlockMask | Tensor
 Objective = Callable[[Tensor, Tensor, Tensor, Mask, Tensor | None], Tensor]
 
@@ -35,10 +39,10 @@ class Batch:
 
 def unpack(rows: Tensor, start: int, dense: bool) -> Batch:
     """Inputs, targets (IGNORE where nothing is learned) and the mask within documents, block-sparse or dense."""
-    ids = rows & (LEARN - 1)
+    ids = rows & (FIRST - 1)
     tokens = ids[:, :-1].contiguous()
     targets = torch.where(rows[:, 1:] & LEARN > 0, ids[:, 1:], IGNORE).long()
-    docs = documents(tokens, start)
+    docs = documents(tokens, start, rows[:, :-1] & FIRST > 0)
     positions = torch.arange(tokens.size(1), device=rows.device)[None]
     return Batch(tokens, targets, positions, _dense_mask(docs) if dense else _block_mask(docs))
 
@@ -154,6 +158,52 @@ def _shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(count)
 
 
+class Progress(NamedTuple):
+    """Of a checkpoint: the steps that were made, those planned, and the seconds spent."""
+
+    step: int
+    steps: int
+    spent: float
+
+
+class Pace:
+    """The number of steps for a time limit, estimated again from the speed so far. The first steps, which compile, do not count."""
+
+    def __init__(self, first: int, spent: float, limit: float | None) -> None:
+        self._first, self._before, self._limit = first, spent, limit
+        self._began = time.perf_counter()
+        self._measured: float | None = None  # when the steady steps began
+
+    def spent(self) -> float:
+        """Seconds of training, with those of interrupted runs."""
+        return self._before + time.perf_counter() - self._began
+
+    def steps(self, step: int, usual: int) -> int:
+        """The number of steps in all, asked before `step`."""
+        ran = step - self._first
+        if self._limit is None or not ran or ran % PACE_EVERY:
+            return usual
+        if self._measured is None:
+            self._measured = time.perf_counter()
+            return usual
+        each = (time.perf_counter() - self._measured) / (ran - PACE_EVERY)
+        return step + max(0, round((self._limit - self.spent()) / each))
+
+
+@contextmanager
+def stoppable() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets, so that the step is finished and saved."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def fit(
     model: Decoder,
     objective: Objective,
@@ -163,49 +213,60 @@ def fit(
     file: Path,
     seed: int,
     say: Callable[[str], None],
+    limit: float | None = None,
 ) -> None:
-    """Train to the last step, from the checkpoint in `file` if there is one."""
+    """Train to the last step, from the checkpoint in `file` if there is one.
+
+    `limit`: seconds of training; the schedule's steps are then only a first estimate. After SIGTERM it saves and exits.
+    """
     device = data.device
     optims = optimizers(model, schedule)
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
-    first = _resume(model, optims, file)
+    first, steps, spent = _resume(model, optims, file)
+    schedule = replace(schedule, steps=steps or schedule.steps) if limit else schedule
     run = torch.compile(objective, dynamic=False) if device.type == "cuda" else objective
-    began, seen = time.perf_counter(), 0
-    for step in range(first, schedule.steps):
-        picked = _picked(step, len(data), schedule.rows, seed)
-        batch = unpack(data[picked.to(device)], start, dense=device.type != "cuda")
-        keep = _keep(model, schedule, schedule.rows, step, device)
-        with weights_of(step, matrices, schedule):
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                loss = run(batch.tokens, batch.targets, batch.positions, batch.mask, keep)
-            loss.backward()
-        for optim, base in zip(optims, (schedule.matrix_rate, schedule.vector_rate), strict=True):
-            for group in optim.param_groups:
-                group["lr"] = base * rate(step, schedule)
-            optim.step()
-            optim.zero_grad(set_to_none=True)
-        seen += batch.tokens.numel()
-        if (step + 1) % max(schedule.steps // 24, 1) == 0 or step == first:
-            spent = time.perf_counter() - began
-            say(
-                f"  step {step + 1}/{schedule.steps}  loss {loss.item():.4f}  {seen / spent / 1e6:.2f} M tokens/s  {spent:.0f} s"
-            )
-        if (step + 1) % SAVE_EVERY == 0 or step + 1 == schedule.steps:
-            save(model, optims, step + 1, file)
+    pace, began, seen, step = Pace(first, spent, limit), time.perf_counter(), 0, first
+    with stoppable() as stop:
+        while step < schedule.steps:
+            picked = _picked(step, len(data), schedule.rows, seed)
+            batch = unpack(data[picked.to(device)], start, dense=device.type != "cuda")
+            keep = _keep(model, schedule, schedule.rows, step, device)
+            with weights_of(step, matrices, schedule):
+                with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                    loss = run(batch.tokens, batch.targets, batch.positions, batch.mask, keep)
+                loss.backward()
+            for optim, base in zip(optims, (schedule.matrix_rate, schedule.vector_rate), strict=True):
+                for group in optim.param_groups:
+                    group["lr"] = base * rate(step, schedule)
+                optim.step()
+                optim.zero_grad(set_to_none=True)
+            seen += batch.tokens.numel()
+            if (step + 1) % max(schedule.steps // 24, 1) == 0 or step == first:
+                lasted = time.perf_counter() - began
+                say(
+                    f"  step {step + 1}/{schedule.steps}  loss {loss.item():.4f}  {seen / lasted / 1e6:.2f} M tokens/s  {lasted:.0f} s"
+                )
+            step += 1
+            schedule = replace(schedule, steps=pace.steps(step, schedule.steps))
+            if step % SAVE_EVERY == 0 or step >= schedule.steps or stop.is_set():
+                save(model, optims, Progress(step, schedule.steps, pace.spent()), file)
+            if stop.is_set() and step < schedule.steps:
+                raise SystemExit(f"stopped after step {step} of {schedule.steps}; the same command continues")
 
 
-def save(model: Decoder, optims: list[torch.optim.Optimizer], step: int, file: Path) -> None:
+def save(model: Decoder, optims: list[torch.optim.Optimizer], progress: Progress, file: Path) -> None:
     """Write to a temporary file and rename it, so that an interrupted write leaves the older checkpoint intact."""
     part = file.with_suffix(".part")
-    torch.save({"step": step, "model": model.state_dict(), "optims": [o.state_dict() for o in optims]}, part)
+    states = {"model": model.state_dict(), "optims": [o.state_dict() for o in optims]}
+    torch.save({**progress._asdict(), **states}, part)
     part.replace(file)
 
 
-def _resume(model: Decoder, optims: list[torch.optim.Optimizer], file: Path) -> int:
+def _resume(model: Decoder, optims: list[torch.optim.Optimizer], file: Path) -> Progress:
     if not file.exists():
-        return 0
+        return Progress(0, 0, 0.0)
     saved = torch.load(file, map_location=next(model.parameters()).device, weights_only=True)
     model.load_state_dict(saved["model"])
     for optim, state in zip(optims, saved["optims"], strict=True):
         optim.load_state_dict(state)
-    return int(saved["step"])
+    return Progress(saved["step"], saved["steps"], saved["spent"])

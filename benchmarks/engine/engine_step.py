@@ -94,12 +94,12 @@ class HollowStage:
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         return torch.zeros(len(fields["ids"]), VOCAB)
 
-    def draw(
+    def sample(
         self,
         logits: Tensor,
         fields: Mapping[str, Tensor],
         last_ids: Tensor,
-        draws: SamplingFlags,
+        flags: SamplingFlags,
         seen: SeenTokens | None,
     ) -> tuple[Tensor, ...]:
         fields["tokens"].fill_(1)

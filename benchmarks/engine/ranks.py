@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from benchmarks.engine.techniques import pocket
+from engine.distributed.collective import SharedMemoryCollective
 from engine.distributed.team import Team
 from engine.serving.engine import Engine
 from minichat.bench.harness import Bench, note_all, rounds
@@ -63,7 +64,8 @@ def work(bench: Bench) -> None:
         engine = pocket(threads=1, tp=ranks)
         held[ranks] = engine.runner.memory()
         if ranks > 1:
-            collective, sizes = cast(Team, engine.ranks).collective, list[int]()
+            collective = cast(SharedMemoryCollective, cast(Team, engine.ranks).collective)
+            sizes = list[int]()
             plain = collective._exchanges
 
             def counted(flat: torch.Tensor, plain: Any = plain, sizes: list[int] = sizes) -> Any:

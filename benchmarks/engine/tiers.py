@@ -217,8 +217,7 @@ def _first_token(engine: Engine, tokens: list[int]) -> float:
 
 def _close(*engines: Engine) -> None:
     for engine in engines:
-        for tier in engine.scheduler.transfers.tiers.values():
-            tier.close()
+        engine.close()
 
 
 PARTS: dict[str, Callable[..., None]] = {

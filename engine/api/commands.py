@@ -98,7 +98,7 @@ class Submit(StreamingCommand):
     adapter: str = ""  # the name of a loaded LoRA adapter
     sender = Sender.SCREEN  # over HTTP, prompts go through the server's routes, which check limits
     forms: ClassVar = {"params": _PARAMS}
-    wire_names: ClassVar = {"reply_prefix": "said"}  # the first edition's name
+    wire_names: ClassVar = {"reply_prefix": "said"}  # its older name
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class EngineError(Exception):
     def from_wire(cls, value: Any) -> Self:
         """Rebuild an error of its class. Unknown classes become a plain EngineError."""
         match value:
-            case {"error": str(kind), "message": str(text)}:  # the first edition's form
+            case {"error": str(kind), "message": str(text)}:  # the form of older engines
                 about = value.get("about")
                 field = about.get("field", "") if isinstance(about, dict) else ""
                 return cls.from_wire({"kind": kind, "text": text, "field": str(field), "value": None})

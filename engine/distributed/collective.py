@@ -9,7 +9,7 @@ import os
 import select
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.api.errors import EngineError
 from engine.distributed.memory import mapped
 from engine.distributed.waiting import readable
+from engine.models.layers.collective import Collective
 
 PLACE = 2**20  # bytes of a part; a larger tensor takes several exchanges
 LIMIT = 600.0  # seconds a rank waits for another, which may be loading or compiling
@@ -26,11 +27,26 @@ class Interrupted(EngineError):
     """A collective call ended early: another rank has failed or is lost."""
 
 
+class RankCollective(Collective, Protocol):
+    """A collective whose calls can be stopped on all ranks, because one has failed, and begun again."""
+
+    seconds: float  # spent in sums and gathers, most of it waiting for the others
+
+    def interrupt(self) -> None:
+        """Stop all ranks' calls, now and until `reset`. From any thread."""
+
+    def clear(self) -> None:
+        """Take back the interruption. Called on one rank, once all have stopped."""
+
+    def reset(self) -> None:
+        """Forget the parts that were on the way. Called on every rank, while all have stopped."""
+
+
 class Wires(NamedTuple):
     """What a rank needs to meet the others. All are file descriptors."""
 
     memory: int
-    wake: tuple[int, ...]  # by rank: where to write a byte once the own part is there; -1 for itself
+    wake: tuple[int, ...]  # by rank: where to write a byte once this rank's part is in memory; -1 for itself
     woken: tuple[int, ...]  # by rank: where its byte arrives; -1 for itself
     alarm: tuple[int, int]  # a pipe that is never read while the ranks work: a byte in it stops all of them
 
@@ -62,8 +78,7 @@ class SharedMemoryCollective:
     """For tensors on a CPU. One thread of each rank uses it."""
 
     def __init__(self, rank: int, wires: Wires, limit: float = LIMIT) -> None:
-        self.rank, self.ranks = rank, len(wires.wake)
-        self.seconds = 0.0  # spent in sums and gathers, most of it waiting for the others
+        self.rank, self.ranks, self.seconds = rank, len(wires.wake), 0.0
         self._wires, self._limit, self._turn = wires, limit, 0
         size = memory_size(self.ranks)
         whole = torch.frombuffer(mapped(wires.memory, size), dtype=torch.uint8)
@@ -91,16 +106,13 @@ class SharedMemoryCollective:
         return torch.cat([each.view(part.shape) for each in found], -1)
 
     def interrupt(self) -> None:
-        """Stop all ranks' calls, now and until `reset`. From any thread."""
         os.write(self._wires.alarm[1], b"!")
 
     def clear(self) -> None:
-        """Take back the interruption. Called on one rank, once all have stopped."""
         while readable(self._wires.alarm[0], 0):
             os.read(self._wires.alarm[0], PLACE)
 
     def reset(self) -> None:
-        """Forget the parts that were on the way. Called on every rank, while all have stopped."""
         for fd in self._sources:
             while readable(fd, 0):
                 os.read(fd, PLACE)
@@ -118,7 +130,7 @@ class SharedMemoryCollective:
             yield slice(at, at + len(piece)), list(places)
 
     def _meet(self) -> None:
-        """Report the own part, and wait until all others have reported theirs."""
+        """Report this rank's part, and wait until all others have reported theirs."""
         began = time.perf_counter()
         for fd in self._wires.wake:
             if fd >= 0:

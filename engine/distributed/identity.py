@@ -30,7 +30,7 @@ def check_same(rank: int, own: Identity, other: Identity) -> None:
     """Raise if rank `rank` differs from rank 0, which would make its sums wrong."""
     for name, value in own.items():
         if (found := other.get(name)) != value:
-            raise EngineError(f"rank {rank} has another {name} than rank 0: {found} instead of {value}")
+            raise EngineError(f"rank {rank} has a different {name} than rank 0: {found} instead of {value}")
 
 
 def _code() -> list[Path]:

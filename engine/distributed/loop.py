@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.api.errors import BadWire
 from engine.api.events import log
-from engine.distributed.collective import Interrupted, SharedMemoryCollective
+from engine.distributed.collective import Interrupted, RankCollective
 from engine.distributed.link import RankLink
 from engine.distributed.messages import STEP_KINDS, Kind, digest, error_to_wire
 from engine.distributed.ring import RingMessage, RingReader
@@ -24,7 +24,7 @@ from engine.serving.recordings.runner_bytes import (
     encode_end,
 )
 
-_POLL = 0.001  # seconds between looks at transfers in flight
+_POLL = 0.001  # seconds between checks of transfers in flight
 
 
 class RankLoop:
@@ -33,7 +33,7 @@ class RankLoop:
         runner: ModelRunner,
         ring: RingReader,
         link: RankLink,
-        collective: SharedMemoryCollective,
+        collective: RankCollective,
         bounds: Bounds,
         tiers: Sequence[Tier],
     ) -> None:
@@ -95,7 +95,7 @@ class RankLoop:
         slots = {step.rows[at].slot for at in step.guided}
         size = -(-self._bounds.vocab // 8)
         if not slots.issuperset(masks.slots) or (masks.slots and masks.bits.shape[1] != size):
-            raise BadWire(f"there are masks of other rows than those of step {number}")
+            raise BadWire(f"the masks are for other rows than those of step {number}")
         try:
             self._runner.supply(handle, masks)
         except Exception as error:

@@ -19,7 +19,7 @@ MOST = 2**30  # bytes of a message
 _HEAD = struct.Struct("<qqq")  # its number, its kind, its length
 _POSITION = struct.Struct("<q")
 _MANY = 2**16  # bytes: as much as a pipe holds
-_POLL = 0.25  # seconds between looks at whether the readers still live
+_POLL = 0.25  # seconds between checks that the readers are alive
 
 
 class RingEnds(NamedTuple):

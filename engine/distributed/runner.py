@@ -1,4 +1,4 @@
-"""A runner of several ranks: makes each call on the own runner, rank 0, and sends it to the others.
+"""A runner of several ranks: makes each call on its own one, that of rank 0, and sends it to the others.
 
 All ranks get the same calls in the same order, so they compute the same tokens and none waits for another
 outside of the sums. Questions are answered by rank 0 alone: the ranks agree on everything that counts.
@@ -21,7 +21,7 @@ from engine.scheduling.step import Masks, Step
 from engine.scheduling.step_bytes import encode
 from engine.serving.recordings.runner_bytes import decode_end, encode_change, encode_masks, encode_order
 
-Handle = tuple[int, Any]  # the step's number, and the own runner's handle
+Handle = tuple[int, Any]  # the step's number, and the handle of rank 0's runner
 
 
 class RankAnswer(NamedTuple):
@@ -68,7 +68,7 @@ class RankedRunner:
             self._recover(Interrupted("the step failed on another rank"))
         for rank, each in enumerate(answers, 1):
             if each.digest != digest(result):
-                self._dead = f"rank {rank} has sampled other tokens than rank 0 in step {number}"
+                self._dead = f"rank {rank} sampled different tokens than rank 0 in step {number}"
                 raise EngineDead(self._dead)
         self._note_joined([self._team.collective.seconds, *(each.joined for each in answers)], result.seconds)
         return result

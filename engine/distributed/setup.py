@@ -9,7 +9,7 @@ from engine.api import wire
 from engine.api.config import ModelPlace
 from engine.api.errors import EngineError
 from engine.assembly import build_runner, load_share
-from engine.distributed.collective import SharedMemoryCollective, Wires
+from engine.distributed.collective import RankCollective, SharedMemoryCollective, Wires
 from engine.distributed.identity import identity
 from engine.distributed.link import RankLink
 from engine.distributed.loop import RankLoop
@@ -38,7 +38,7 @@ def connect(given: dict[str, Any]) -> RankLoop:
         raise EngineError(str(error)) from error
 
 
-def _loop(link: RankLink, collective: SharedMemoryCollective, ring: RingReader) -> RankLoop:
+def _loop(link: RankLink, collective: RankCollective, ring: RingReader) -> RankLoop:
     start = _received(link)
     config = wire.config_from_json(start["config"])
     place = ModelPlace(start["model"], Path(start["folder"]))

@@ -24,7 +24,14 @@ from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import EngineDead, EngineError
 from engine.api.events import log
 from engine.api.snapshot import RankView
-from engine.distributed.collective import LIMIT, SharedMemoryCollective, Wires, memory_size, wires
+from engine.distributed.collective import (
+    LIMIT,
+    RankCollective,
+    SharedMemoryCollective,
+    Wires,
+    memory_size,
+    wires,
+)
 from engine.distributed.identity import check_same, identity
 from engine.distributed.link import RankLink
 from engine.distributed.memory import anonymous
@@ -33,7 +40,7 @@ from engine.distributed.ring import CAPACITY, RingEnds, RingWriter, pipes
 from engine.execution.budget import CacheBudget
 from engine.host.process import child_environment, describe_exit
 
-_LOOK = 0.5  # seconds between looks at the heartbeats
+_LOOK = 0.5  # seconds between checks of the heartbeats
 _STARTS = 120.0  # seconds until a process has imported everything
 _LOADS = 3600.0  # seconds to load its weights, while its heart beats
 _ENDS = 2.0  # seconds a process has to exit after its connections close
@@ -65,7 +72,7 @@ class Member:
 
 
 class Team:
-    """Used by the engine's thread, except for what says otherwise."""
+    """Used by the engine's thread, unless a docstring says otherwise."""
 
     silence = 5.0  # seconds without a heartbeat after which a rank has stopped
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "engine.distributed.rank")
@@ -82,9 +89,9 @@ class Team:
         self._ends, self._wires = [ours for ours, _ in ends], all_wires[0]
         self.members: list[Member] = []
         try:
-            self.collective = SharedMemoryCollective(0, all_wires[0])
+            self.collective: RankCollective = SharedMemoryCollective(0, all_wires[0])
             for rank, (_, theirs) in enumerate(ends, 1):
-                self.members.append(_spawn(self.command, rank, steps, theirs, all_wires[rank]))
+                self.members.append(spawn(self.command, rank, steps, theirs, all_wires[rank]))
             self._ring = RingWriter(steps, self._ends, self.check)
         except BaseException:
             self._kill()
@@ -279,7 +286,7 @@ class Team:
             member.process.wait()
 
 
-def _spawn(command: tuple[str, ...], rank: int, steps: int, ring: RingEnds, wires: Wires) -> Member:
+def spawn(command: tuple[str, ...], rank: int, steps: int, ring: RingEnds, wires: Wires) -> Member:
     link, their_link = socket.socketpair()
     pulse, their_pulse = socket.socketpair()
     given = {

@@ -361,8 +361,8 @@ class ModelRunner:
         """Run a decode step in a graph. Rows that the kernels cannot sample are sampled after it."""
         rows = piece.rows
         inputs = self._sampling_state.inputs(rows)
-        if inputs is not None and steps.may_draw(inputs):
-            tokens, *found = steps.draw(rows, piece.ids, inputs)
+        if inputs is not None and steps.may_sample(inputs):
+            tokens, *found = steps.sample(rows, piece.ids, inputs)
             sampled = by_row(tokens, found, inputs)
             return lambda masks: sampled
         (slots,) = upload([rows.slots], self.device)

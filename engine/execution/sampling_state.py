@@ -48,15 +48,15 @@ class SamplingState:
 
     def by_stage(self, stage: Stage, logits: Tensor, slots: Tensor, inputs: SamplingInputs) -> SampledTokens:
         """Sample as the graphs do."""
-        fields, draws = {"tokens": torch.empty_like(slots), "slots": slots}, SamplingFlags.of(inputs)
+        fields, flags = {"tokens": torch.empty_like(slots), "slots": slots}, SamplingFlags.of(inputs)
         arrays = {"columns": np.ascontiguousarray(inputs.numbers.T)}
-        if draws.logprobs:
+        if flags.logprobs:
             arrays["asked"] = np.empty(len(slots), np.int32)
             write_logprob_counts(arrays["asked"], inputs)
-        if draws.biased:
+        if flags.biased:
             arrays["bias_at"], arrays["biases"] = logit_biases(inputs)
         fields |= zip(arrays, upload(list(arrays.values()), self._device), strict=True)
-        found = stage.draw(logits, fields, self.last_ids, draws, inputs.seen)
+        found = stage.sample(logits, fields, self.last_ids, flags, inputs.seen)
         return by_row(fields["tokens"], found, inputs)
 
     def by_sampler(

@@ -248,5 +248,5 @@ class _Scan:
             raise UnsupportedModel(f"{self._path}: {name} is {label}; only {', '.join(READABLE)} can be read")
         blocks, numbers = READABLE[label], math.prod(shape)
         if not 0 < numbers <= self._size * blocks.numbers or shape[-1] % blocks.numbers:
-            raise self.bad(f"{name} is {label} {list(shape)}, which cannot be")
+            raise self.bad(f"{name} is {label} {list(shape)}, which is impossible")
         return GgufSpan(label, shape, self.number("Q"), numbers // blocks.numbers * blocks.nbytes)

@@ -8,8 +8,6 @@ import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-_REJECTED = "satisfy the grammar"  # part of llguidance's message for a token that the grammar rejects
-
 
 class GrammarMatcher:
     """The tokens allowed next. They depend only on the tokens read, so any matcher that reads them agrees."""
@@ -40,12 +38,12 @@ class GrammarMatcher:
         new = list(tokens[self._read :])
         if new and not self.error:
             self._read += len(new)
-            if self._matcher.consume_tokens(new):
+            if self._matcher.try_consume_tokens(new) == len(new):
                 self._look()
-            elif _REJECTED in (why := self._matcher.get_error()):
-                self._give_up("the reply does not match the grammar")
+            elif self._matcher.is_error():
+                self._too_complex(self._matcher.get_error())
             else:
-                self._too_complex(why)
+                self._give_up("the reply does not match the grammar")
 
     def allowed(self, enders: Iterable[int], *, early: bool) -> np.ndarray:
         """Return a bit per token, the lowest first. Stop tokens are allowed where the text is complete.

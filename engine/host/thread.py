@@ -70,9 +70,7 @@ class EngineThread(EngineClient):
         if not engine.error:
             engine.die("the engine was closed")
         mailbox.drain()
-        for tier in engine.scheduler.transfers.tiers.values():
-            tier.close()
-        engine.ranks.close()
+        engine.close()
         self._chat.close()
 
     def _step(self) -> bool:

@@ -29,7 +29,7 @@ class KVManager:
         self.pool, self.tables, self.window, self.budget = pool, tables, window, budget
         self._reports: dict[bytes, np.ndarray] = {}  # with a budget: of published blocks, by name
         self.model = secrets.token_bytes(16)  # not known: no other process finds these blocks
-        self._private = b""  # set while no other process shall find blocks
+        self._private = b""  # set while no other process may find blocks
         self.weights = "none"
         self.kv_scheme = kv_scheme
         self.epoch = 0  # how often the weights have changed
@@ -356,9 +356,11 @@ class KVManager:
         same = all(block in (there, GONE) for there, block in zip(row, listed, strict=True))
         assert same, f"request {each.id}: table {row}, blocks {each.blocks}"
         assert len(each.blocks) >= self.blocks_for(each.launched), f"request {each.id} lacks a block"
-        assert each.blocks.count(GONE) == each.gone, f"request {each.id} has lost count: {each.blocks}"
+        assert each.blocks.count(GONE) == each.gone, f"request {each.id}: {each.gone} gone: {each.blocks}"
         if self.budget is not None:
-            assert each.skipped == each.gone * self.pool.block_size, f"request {each.id} has lost count"
+            assert each.skipped == each.gone * self.pool.block_size, (
+                f"request {each.id}: {each.skipped} skipped"
+            )
             assert len(listed) <= self.budget.peak + 1, f"request {each.id} exceeds its budget: {each.blocks}"
             return
         if self.window is None:

@@ -22,7 +22,7 @@ class BlockPool:
         self.owner = np.full(size, -1, np.int64)  # the request that took it; kept while the block is cached
         self.place = np.zeros(size, np.int32)  # its index in its owner's blocks
         self.used_at = np.zeros(size, np.int64)  # the clock when it was last freed or shared
-        self.left = np.zeros(size, bool)  # it left a request's window or was evicted, and is not held since
+        self.left = np.zeros(size, bool)  # it left a window or was evicted, and has not been held since
         self.moved = np.zeros(size, np.int8)  # its last copy to or from a tier, until it is taken; 0: none
         self.clock = 0  # the current step, set by the scheduler
         self.evictions = 0

@@ -19,7 +19,7 @@ from engine.attention.latent import LatentProjections
 from engine.attention.triton_backend import GraphMetadata, TritonAttention, TritonMetadata, gpu
 from engine.kernels.triton.attention.write import write
 from engine.kernels.triton.norm.embed import embed
-from engine.kernels.triton.precompile import rehearsing
+from engine.kernels.triton.precompile import precompiling
 from engine.kv.store import KVLayer
 from engine.models.adapters.products import StepAdapters
 from engine.models.decoder import Decoder
@@ -58,7 +58,7 @@ class FusedDecoder:
         if adapters is not None:
             return self._adapted(x, replace(step, pdl=False, adapters=adapters))
         without_pdl, residual = replace(step, pdl=False), Residual(x)
-        for block in self._rehearsed() if rehearsing() else self.model.blocks:
+        for block in self._different_blocks() if precompiling() else self.model.blocks:
             if not block.chained:
                 residual = self._plain(block, residual, without_pdl)
                 continue
@@ -100,7 +100,7 @@ class FusedDecoder:
     def _takes_single(self, block: Block) -> bool:
         return block.chained and all(part.takes_single(self._gpu) for part in block.parts)
 
-    def _rehearsed(self) -> list[Block]:
+    def _different_blocks(self) -> list[Block]:
         """The first blocks that have every pair of neighbors, and the last block.
 
         They launch every kernel of a step.

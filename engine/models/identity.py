@@ -35,13 +35,13 @@ def files_hash(folder: Path, *, weights: bool, memo: Path) -> bytes:
     files = sorted([*(shards(folder) if weights else ()), *folder.glob("*.json")])
     known = _remembered(memo)
     stamps = {file: _stamp(file) for file in files}
-    found = {stamp: known.get(stamp) or _file_hash(file) for file, stamp in stamps.items()}
+    found = {stamp: known.get(stamp) or file_hash(file) for file, stamp in stamps.items()}
     if not found.keys() <= known.keys():
         _remember(memo, known | found)
     return _joined(f"{file.name}:{found[stamp]}".encode() for file, stamp in stamps.items())
 
 
-def _file_hash(file: Path) -> str:
+def file_hash(file: Path) -> str:
     with ThreadPoolExecutor(_THREADS, "hash") as threads:
         return _joined(threads.map(partial(_hashed, file), range(0, file.stat().st_size, _PIECE))).hex()
 

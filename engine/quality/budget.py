@@ -1,4 +1,4 @@
-"""What an engine still knows of a long text if its requests keep only some tokens: perplexity and recall."""
+"""How well an engine knows a long text if its requests keep only some tokens: perplexity and recall."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

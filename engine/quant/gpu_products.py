@@ -179,8 +179,8 @@ class Int4Product(GpuProduct):
         if len(x) <= self.FEW and x.dtype is self.kind:
             how = int4_gemm.int4_gemm_tiling(len(x), self.words)
             return int4_gemm.int4_gemm(x, self.words, self.grid, self.outputs, how, pdl=pdl)
-        spread = dequantize_int4(self.words, self.grid, self.kind, self.outputs, self.inputs, x.dtype)
-        return F.linear(x, spread).unsqueeze(0)
+        weight = dequantize_int4(self.words, self.grid, self.kind, self.outputs, self.inputs, x.dtype)
+        return F.linear(x, weight).unsqueeze(0)
 
     def dequantized(self) -> Tensor:
         """Return the weight it multiplies with, [outputs, inputs] in float32."""

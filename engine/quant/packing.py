@@ -1,4 +1,4 @@
-"""How a checkpoint's quantized weights are packed. models/packing.py finds it out.
+"""How a checkpoint's quantized weights are packed. models/packing.py determines it.
 
 Needs no torch.
 """

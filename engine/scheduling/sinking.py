@@ -3,7 +3,7 @@
 from engine.kv.pool import BlockPool
 from engine.scheduling.transfers import Transfers
 
-_EVERY = 8  # steps between two looks at the cache
+_EVERY = 8  # steps between two checks of the cache
 _REST = 500  # steps without a copy after one failed
 
 
@@ -16,10 +16,10 @@ class Sinking:
 
     def __init__(self, pool: BlockPool, transfers: Transfers) -> None:
         self._pool, self._transfers = pool, transfers
-        self._next = 0  # the step of the next look
+        self._next = 0  # the step of the next check
         self._paused = 0  # the step before which there is none
-        self._found = True  # whether the last look found something to copy
-        self._goal = pool.size  # blocks that were to be ready at the last look
+        self._found = True  # whether the last check found something to copy
+        self._goal = pool.size  # blocks that were to be ready at the last check
         self._failures = 0
 
     def turn(self, step: int, step_tokens: int, *, idle: bool = False) -> None:

@@ -64,7 +64,7 @@ class AdapterRegistry:
         if name in self._loaded:
             raise BadInput(f"an adapter {name!r} is already loaded; drop it first", field="name", value=name)
         if name == self._model:
-            raise BadInput(f"{name!r} is the model itself; name the adapter otherwise", field="name")
+            raise BadInput(f"{name!r} is the model's name; choose another one", field="name")
 
     def drop(self, name: str, runner: Runner) -> None:
         number = self.named(name).number

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.api import events
-from engine.api.errors import BadInput, BadParams, EngineDead, NoMemory, QueueFull, RequestTooLong, place
+from engine.api.errors import BadInput, BadParams, EngineDead, NoMemory, place
 from engine.api.events import Bus, log
 from engine.api.params import SamplingParams
 from engine.api.request import Finish, Request
@@ -15,6 +15,7 @@ from engine.api.snapshot import Change, Snapshot, Speeds, Switch
 from engine.execution.protocol import Runner, StepResult
 from engine.grammar.grammars import Grammars
 from engine.scheduling import forks, recovery
+from engine.scheduling.policy import set_latency_target
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 from engine.serving import transfers
@@ -22,7 +23,7 @@ from engine.serving.adapters import AdapterRegistry
 from engine.serving.flight import Flight
 from engine.serving.info import EngineInfo
 from engine.serving.lifecycle import Lifecycle
-from engine.serving.limits import Limits, check_order
+from engine.serving.limits import Limits, check_fork, check_order, check_room
 from engine.serving.meters import Meters
 from engine.serving.observe import snapshot
 from engine.serving.outputs import OutputProcessor
@@ -90,8 +91,7 @@ class Engine:
         self._check(params, prompt, reply_prefix)
         check_order(priority, deadline)
         max_len = self.limits.max_len(self.info.model, len(prompt), params)
-        if len(self.scheduler.waiting) >= self.limits.waiting:
-            raise QueueFull(f"the queue is full: {self.limits.waiting} requests are waiting; try again later")
+        self.limits.check_queue(len(self.scheduler.waiting))
         now = self.clock()
         request = Request(
             id=self._number(),
@@ -107,9 +107,7 @@ class Engine:
             chat=chat,
             adapter=self.adapters.named(adapter),
         )
-        if len(request.tokens) >= max_len:
-            room = max_len - len(prompt)
-            raise RequestTooLong(f"reply_prefix has {len(reply_prefix)} tokens; the reply may have {room}")
+        check_room("reply_prefix", len(reply_prefix), "reply", max_len - len(prompt))
         if params.guided and self.grammars:
             self.grammars.check_start(params, reply_prefix)
         written = TextStream(self.tokenizer, self.limits.stop_ids, params, prompt if continues else ())
@@ -124,22 +122,14 @@ class Engine:
         """Submit a request that continues a running one's tokens and shares its blocks."""
         self._refuse_if_dead()
         source = self.outputs.rows(parent)[0]
-        if self.outputs.searches(source):
-            beams = source.params.beams
-            raise BadInput(f"request {parent} is a beam search with {beams} beams; set beams to 1 to fork it")
-        for name in ("prompt_logprobs", "pooling"):
-            if params and getattr(params, name) != getattr(SamplingParams(), name):
-                raise BadParams(name, "is not available for a fork, which does not read the prompt")
+        check_fork(parent, source.params.beams if self.outputs.searches(source) else 1, params)
         requested = self.outputs.requested_params(source)
         params = params or requested.changed(n=1, best_of=None, prompt_logprobs=None, pooling="")
         self._check(params)
         max_len = self.limits.max_len(self.info.model, source.prompt_len, params)
         child = forks.child_of(source, self._number(), params, self._seed(params), max_len, self.clock())
         child.chat = source.chat if chat is None else chat
-        if len(child.tokens) >= child.max_len:
-            raise RequestTooLong(
-                f"request {parent} has {len(child.tokens)} tokens; the fork may have {child.max_len}"
-            )
+        check_room(f"request {parent}", len(child.tokens), "fork", max_len)
         self.outputs.open(child, self.outputs.written(source).fork(params), sink)
         forks.fork(self.scheduler, source, child)
         return child.id
@@ -175,6 +165,9 @@ class Engine:
         """Turn a technique on or off from the next step on. Replies do not change."""
         self._switches.turn(name, on, self.runner)
 
+    def set_latency_target(self, seconds: float) -> None:
+        set_latency_target(self.scheduler.policy, seconds, self.clock())
+
     def set_quantization(self, scheme: str) -> None:
         """Change the scheme of the weights. Requests pause and keep their cache.
 
@@ -192,15 +185,19 @@ class Engine:
         self._refuse_if_dead()
         self._drain()  # a step of ended requests may be in flight
         if fit := self._lifecycle.set_kv_scheme(scheme, self.runner, alive=self.outputs.alive):
-            form = self.scheduler.kv.kv_scheme
             self.limits = replace(self.limits, context=fit.context)
+            form = self.scheduler.kv.kv_scheme
             self.bus.emit(events.Recached(self.scheduler.step, self.clock(), form, fit.blocks))
 
     def load_adapter(self, name: str, folder: Path) -> None:
-        """Load a LoRA adapter from its folder. It is faster if the runner has read it before."""
+        """Load a LoRA adapter from its folder. It is faster if `read_adapter` has read it before."""
         self._refuse_if_dead()
         self._drain()
         self.adapters.load(name, folder, self.runner)
+
+    def read_adapter(self, name: str, folder: Path) -> None:
+        """Read the files of an adapter for `load_adapter`, from any thread, so that steps continue."""
+        self.adapters.prepare(name, folder, self.runner)
 
     def drop_adapter(self, name: str) -> None:
         """Drop an adapter that no request uses."""
@@ -378,6 +375,12 @@ class Engine:
         self.outputs.end_all(reason)
         self.bus.emit(events.Died(self.scheduler.step, self.clock(), reason))
 
+    def close(self) -> None:
+        """Close the tiers and the ranks. Call `die` first if requests are alive."""
+        for tier in self.scheduler.transfers.tiers.values():
+            tier.close()
+        self.ranks.close()
+
     def _refuse_if_dead(self) -> None:
         if self.error:
             raise EngineDead(f"the engine has stopped: {self.error}")
@@ -385,10 +388,8 @@ class Engine:
     def _seed(self, params: SamplingParams) -> int:
         return self._seeds.getrandbits(64) if params.seed is None else params.seed % 2**64
 
-    def _check(
-        self, params: SamplingParams, prompt: Sequence[int] = (), reply_prefix: Sequence[int] = ()
-    ) -> None:
-        self.limits.check(self.info.model, len(self.scheduler.tables.grid), params, prompt, reply_prefix)
+    def _check(self, params: SamplingParams, prompt: Sequence[int] = (), prefix: Sequence[int] = ()) -> None:
+        self.limits.check(self.info.model, len(self.scheduler.tables.grid), params, prompt, prefix)
         if params.guided:
             self.check_guided(params)
 

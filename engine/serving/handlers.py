@@ -9,7 +9,6 @@ from engine.api import commands
 from engine.api.commands import Accepted, Command
 from engine.api.params import Grammar, SamplingParams
 from engine.models.adapters.find import find_adapter
-from engine.scheduling.policy import set_latency_target
 from engine.serving.engine import Engine
 from engine.serving.reply import Sink
 
@@ -49,10 +48,6 @@ def _abort(engine: Engine, command: commands.Abort) -> None:
         engine.abort(id)
 
 
-def _set_latency_target(engine: Engine, command: commands.SetLatencyTarget) -> None:
-    set_latency_target(engine.scheduler.policy, command.seconds, engine.clock())
-
-
 def _guided_by_params(engine: Engine, command: Any) -> Callable[[], object] | None:
     params = command.params
     return partial(engine.check_guided, params) if params and params.guided else None
@@ -72,7 +67,7 @@ def _load_adapter(engine: Engine, command: commands.LoadAdapter) -> None:
 
 def _read_adapter(engine: Engine, command: commands.LoadAdapter) -> Callable[[], object]:
     """Find, fetch and read the files on a helper thread, so that steps continue."""
-    return lambda: engine.adapters.prepare(command.name, find_adapter(command.path), engine.runner)
+    return lambda: engine.read_adapter(command.name, find_adapter(command.path))
 
 
 HANDLERS: dict[type[Command[Any]], Handler] = {
@@ -82,7 +77,7 @@ HANDLERS: dict[type[Command[Any]], Handler] = {
     commands.Abort: Handler(_abort),
     commands.Preempt: Handler(lambda engine, c: engine.preempt(c.id)),
     commands.SetSwitch: Handler(lambda engine, c: engine.set_switch(c.name, c.on)),
-    commands.SetLatencyTarget: Handler(_set_latency_target),
+    commands.SetLatencyTarget: Handler(lambda engine, c: engine.set_latency_target(c.seconds)),
     commands.SetQuantization: Handler(lambda engine, c: engine.set_quantization(c.scheme)),
     commands.CancelQuantization: Handler(lambda engine, c: engine.cancel_quantization()),
     commands.SetKvScheme: Handler(lambda engine, c: engine.set_kv_scheme(c.scheme)),

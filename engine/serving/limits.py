@@ -1,10 +1,10 @@
-"""What no request may pass, checked before anything is done for it."""
+"""The limits that each request is checked against before it is accepted."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from engine.api.errors import BadInput, BadParams, RequestTooLong
+from engine.api.errors import BadInput, BadParams, QueueFull, RequestTooLong
 from engine.api.params import SamplingParams
 from engine.speculation.speculator import LACKS, WINDOWED
 
@@ -69,6 +69,25 @@ class Limits:
                 f"in all. Shorten the prompt or lower max_tokens to {context - prompt}"
             )
         return prompt + max(params.max_tokens, 1)  # without a reply, the last step's token is dropped
+
+    def check_queue(self, waiting: int) -> None:
+        if waiting >= self.waiting:
+            raise QueueFull(f"the queue is full: {self.waiting} requests are waiting; try again later")
+
+
+def check_fork(parent: int, beams: int, params: SamplingParams | None) -> None:
+    if beams > 1:
+        raise BadInput(f"request {parent} is a beam search with {beams} beams; set beams to 1 to fork it")
+    if params is not None:
+        asked = {"prompt_logprobs": params.prompt_logprobs is not None, "pooling": bool(params.pooling)}
+        for name in (each for each, given in asked.items() if given):
+            raise BadParams(name, "is not available for a fork, which does not read the prompt")
+
+
+def check_room(what: str, tokens: int, whole: str, most: int) -> None:
+    """Raise unless a token is left of those that a reply or a fork may have."""
+    if tokens >= most:
+        raise RequestTooLong(f"{what} has {tokens} tokens; the {whole} may have {most}")
 
 
 def check_order(priority: object, deadline: object) -> None:

@@ -168,7 +168,7 @@ class OutputProcessor:
             return
         self._note(request, step, now)
         if (samples := self._samples.get(request.group)) and not samples.whole:
-            for child, reply in samples.spread():
+            for child, reply in samples.start_others():
                 self._replies[child.id] = reply
                 forks.branch(self._scheduler, request, child)
         if request.guide:

@@ -195,8 +195,7 @@ class Setup:
         return replace(self.config, **(usual | changes))
 
     def _drop(self, key: str) -> None:
-        for tier in self._engines.pop(key).scheduler.transfers.tiers.values():
-            tier.close()
+        self._engines.pop(key).close()
         gc.collect()
         if self.gpu:
             torch.cuda.empty_cache()

@@ -6,6 +6,7 @@ import sys
 import time
 
 from engine.api.errors import EngineError
+from engine.api.wire import encode_error
 from engine.models.find import find_model
 from minichat.commands.options import failed
 from minichat.models.progress import ProgressMeter
@@ -18,6 +19,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         place = find_model(options.name, progress=printer)
     except EngineError as error:
+        if options.json:
+            print(json.dumps({"error": encode_error(error)}))
         return failed(error)
     print(json.dumps({"folder": str(place.folder)}) if options.json else place.folder)
     return 0

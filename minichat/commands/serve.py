@@ -303,11 +303,6 @@ def announce(
         say(f"the key is in {locate().server_key}{shown}")
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether to log the record. Invalid HTTP requests are dropped, because strangers could fill the disk."""
-    return not record.getMessage().startswith("Invalid ")
-
-
 def _room_for_sockets() -> None:
     """Raise the limit of open files: the usual 1024 are too few for many clients."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -332,7 +327,6 @@ def say(line: str) -> None:
 def _log(options: argparse.Namespace) -> None:
     """Configure logging. Logs contain no prompts, replies or keys unless requested."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="minichat: %(message)s")
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
     if options.access_log:
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     if options.log_prompts:

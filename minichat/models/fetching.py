@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from engine.api.errors import ModelNotFound
+from engine.api.wire import decode_error
 from minichat.clients.protocol import Progress
 
 
@@ -25,9 +26,11 @@ async def fetch(name: str, progress: Progress, command: Sequence[str] = ()) -> N
             record = json.loads(line)
             if "done" in record:
                 progress(record["done"], record["total"])
+            elif "error" in record:
+                raise decode_error(record["error"])
         if await process.wait():
-            lines = (await errors).decode(errors="replace").strip().splitlines()
-            raise ModelNotFound(lines[-1].removeprefix("minichat: ") if lines else f"cannot download {name}")
+            last = (await errors).decode(errors="replace").strip().splitlines()[-1:]
+            raise ModelNotFound(": ".join([f"cannot download {name}", *last]))
     finally:
         errors.cancel()
         if process.returncode is None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from engine.api.errors import ModelNotFound
+from engine.api.errors import EngineError
 from engine.api.snapshot import Snapshot
 from minichat.clients.protocol import LinkBack, LinkLost, Progress
 from minichat.models.catalog import Model, identity
@@ -218,7 +218,7 @@ class EngineLifecycle:
         except asyncio.CancelledError:
             self._end_fetching(f"Download of {short(name)} canceled; the partial download is kept")
             raise
-        except ModelNotFound as error:
+        except EngineError as error:
             self._end_fetching(str(error), fault=True)
             return
         self._end_fetching("")

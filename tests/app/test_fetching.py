@@ -1,12 +1,15 @@
 """A model is downloaded from the hub by a separate process that reports its progress."""
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from engine.api.errors import ModelNotFound
+from engine.api.errors import BadInput, ModelNotFound
+from engine.api.wire import decode_error, encode_error
+from minichat.cli import main
 from minichat.models.fetching import fetch
 from minichat.models.progress import ProgressMeter, duration, size
 from tests.app.conftest import run
@@ -26,11 +29,24 @@ async def test_a_download_reports_progress() -> None:
 
 @run
 async def test_a_failed_download_reports_why() -> None:
-    line = "sys.exit('a warning\\nminichat: a/b is not on this machine, and the hub cannot be reached')"
-    with pytest.raises(ModelNotFound, match=r"^a/b is not on this machine"):
-        await fetch("a/b", lambda *_: None, script(line))
-    with pytest.raises(ModelNotFound, match="cannot download a/b"):
+    """The error arrives as a value with its class and field, whatever else the process prints."""
+    sent = BadInput("name: a/b is not on this machine, and the hub cannot be reached", field="name")
+    lines = (f"print({json.dumps({'error': encode_error(sent)})!r})", "sys.exit('a warning')")
+    with pytest.raises(BadInput, match=r"^name: a/b is not on this machine") as raised:
+        await fetch("a/b", lambda *_: None, script(*lines))
+    assert raised.value.field == "name"
+    with pytest.raises(ModelNotFound, match=r"^cannot download a/b: MemoryError$"):
+        await fetch("a/b", lambda *_: None, script("sys.exit('Traceback ...\\nMemoryError')"))
+    with pytest.raises(ModelNotFound, match=r"^cannot download a/b$"):
         await fetch("a/b", lambda *_: None, script("sys.exit(1)"))
+
+
+def test_the_command_prints_its_error_as_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fetch", "--json", "no such name"]) == 1
+    printed = capsys.readouterr()
+    error = decode_error(json.loads(printed.out)["error"])
+    assert isinstance(error, ModelNotFound)
+    assert printed.err == f"minichat: {error}\n"
 
 
 @run

@@ -60,7 +60,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(llama: Path, monkeypatch: py
         assert output.reply == alone(llama, PROMPT).reply
         for _ in range(broken_rank.DIFFERS):
             ask(engine, PROMPT)
-        with pytest.raises(EngineDead, match="rank 1 has sampled other tokens than rank 0 in step"):
+        with pytest.raises(EngineDead, match="rank 1 sampled different tokens than rank 0 in step"):
             drain(engine)
     finally:
         engine.ranks.close()
@@ -70,7 +70,9 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(llama: Path, monkeypatch: py
 
 def test_a_rank_of_another_version_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Team, "command", (sys.executable, "-P", str(FOLDER / "other_rank.py")))
-    with pytest.raises(EngineError, match=r"rank 1 has another engine than rank 0: 0\.0 instead of \w{16}"):
+    with pytest.raises(
+        EngineError, match=r"rank 1 has a different engine than rank 0: 0\.0 instead of \w{16}"
+    ):
         engine_on(llama, tp=2)
 
 

@@ -74,11 +74,9 @@ def spawn(command: tuple[str, ...], rank: int, steps: int, ring: RingEnds, wires
 @contextmanager
 def ranked(folder: Path, tp: int = 2, **config: Any) -> Iterator[Engine]:
     """An engine whose other ranks are threads."""
-    with patch.object(team, "_spawn", spawn), patch.object(team.Team, "silence", 1e9):
+    with patch.object(team, "spawn", spawn), patch.object(team.Team, "silence", 1e9):
         engine = engine_on(folder, tp=tp, **config)
         try:
             yield engine
         finally:
-            for tier in engine.scheduler.transfers.tiers.values():
-                tier.close()
-            engine.ranks.close()
+            engine.close()

@@ -225,15 +225,17 @@ def test_a_wrong_operator_is_refused(broken: Any, reason: str) -> None:
 
 
 def test_a_wrong_operator_prevents_its_family_from_loading(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     minichat_family = import_module("minichat_family")
     right = minichat_family.CenteredNorm.forward
     monkeypatch.setattr(minichat_family.CenteredNorm, "forward", lambda self, x: right(self, x) + x * 0.1)
     with pytest.raises(
         BadInput, match="operator 'centered' on cpu in float32: 1 rows, 64 numbers: its relative error is"
-    ):
+    ) as raised:
         engine_on(folder)
+    page = (root / "docs" / "extending.md").read_text(encoding="utf-8")
+    assert f"```\n{raised.value}\n```" in page, "docs/extending.md shows another error"
 
 
 def test_missing_parts_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

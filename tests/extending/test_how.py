@@ -32,6 +32,16 @@ def test_every_quoted_line_is_in_the_last_named_file(page: Path, root: Path) -> 
         before += part
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_member_it_names_exists(page: Path, root: Path) -> None:
+    sources = [file.read_text(encoding="utf-8") for file in (root / "engine").rglob("*.py")]
+    for name, member in re.findall(r"`([A-Z]\w*)\.(\w+)", page.read_text(encoding="utf-8")):
+        found = (
+            source for source in sources if re.search(rf"^class {name}\b|^{name} = ", source, re.MULTILINE)
+        )
+        assert any(re.search(rf"\b{member}\b", source) for source in found), f"{name}.{member}"
+
+
 @pytest.mark.parametrize("page", TECHNIQUES, ids=lambda page: page.stem)
 def test_its_figures_come_from_an_existing_benchmark(page: Path) -> None:
     command = re.compile(r"^python -m benchmarks (\w+) --only (\w+)$", re.MULTILINE)
@@ -40,6 +50,14 @@ def test_its_figures_come_from_an_existing_benchmark(page: Path) -> None:
     for name, technique in commands:
         code = discovered()[name].file.read_text(encoding="utf-8")
         assert f"\ndef {technique}(bench: Bench" in code
+
+
+def test_every_file_that_the_architecture_names_exists(root: Path) -> None:
+    """NAME is that of a new file in the lists of what to touch."""
+    page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:engine|minichat|tests|benchmarks|docs|training)/[\w./]+)`", page))
+    missing = {name for name in named if not (root / name).exists()}
+    assert {Path(name).name for name in missing} == {"NAME.py"}
 
 
 def test_the_index_lists_every_page() -> None:

@@ -120,10 +120,10 @@ class Parent:
         ours, theirs = socket.socketpair()
         self._frames, self._theirs = FrameSocket(ours), FrameSocket(theirs)
         self._outbox = Outbox(self._theirs, lost=lambda: None)
-        self._desk = CommandServer(host, ledger_engine().tokenizer, self._outbox)
+        self._server = CommandServer(host, ledger_engine().tokenizer, self._outbox)
 
     def answer(self, command: Any) -> dict[str, Any]:
-        self._desk.take(json.loads(json.dumps({"ask": 7, "command": command})))
+        self._server.take(json.loads(json.dumps({"ask": 7, "command": command})))
         [answer] = next(iter(self._frames))["answers"]
         assert answer["to"] == 7
         return dict(answer)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from engine.kv.store import KVLayer
 from engine.models.rope import rotate
+from engine.sampling import sampler
 from engine.sampling.rows import COLUMNS, RowsView
-from engine.sampling.sampler import sample
 
 
 def added(parts: Tensor, dtype: torch.dtype) -> Tensor:
@@ -56,11 +56,11 @@ def embed(table: Tensor, ids: Tensor, slots: Tensor, last_ids: Tensor) -> Tensor
     return table[torch.where(ids < 0, last_ids[slots], ids)]
 
 
-def draw(
+def sample(
     out: Tensor, last_ids: Tensor, logits: Tensor, columns: Tensor, slots: Tensor, *, filtered: bool
 ) -> None:
     host = np.ascontiguousarray(columns.cpu().numpy().T)
-    sampled = sample(logits.float(), RowsView(host, columns))
+    sampled = sampler.sample(logits.float(), RowsView(host, columns))
     last_ids[slots] = sampled.ids
     out.copy_(sampled.ids.masked_fill(sampled.bad, -1))
 

@@ -188,7 +188,7 @@ def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName) -> N
         tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
         prepared = work.metadata(torch.empty(work.numbers, dtype=torch.int32), tables, cut=rows < 32)
         logits = stage.logits(fields, last_ids, prepared)
-        stage.draw(logits, fields, last_ids, SamplingFlags(rows == 8, False, False, False), None)
+        stage.sample(logits, fields, last_ids, SamplingFlags(rows == 8, False, False, False), None)
 
 
 @pytest.mark.parametrize("kv", ["none", "int8", "fp8"])

@@ -21,7 +21,10 @@ def sample_both(
     filtered = any("top_k" in row or "top_p" in row for row in rows)
     slots = torch.arange(len(rows)).flip(0) + 1
     found = []
-    for call in (lambda *a, **k: kernels.call("sampling.draw", "draw", *a, **k, **room)[1], restore_order):
+    for call in (
+        lambda *a, **k: kernels.call("sampling.sample", "sample", *a, **k, **room)[1],
+        restore_order,
+    ):
         empty = torch.full((len(rows),), -7), torch.full((len(rows) + 2,), -7)
         out, last_ids, *_ = call(*empty, logits, columns, slots, filtered=filtered)
         assert last_ids[slots].tolist() == [max(0, token) for token in out.tolist()]
@@ -31,7 +34,7 @@ def sample_both(
 
 
 def restore_order(*given: Tensor, **named: bool) -> tuple[Tensor, ...]:
-    oracles.draw(*given, **named)
+    oracles.sample(*given, **named)
     return given
 
 

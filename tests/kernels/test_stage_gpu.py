@@ -85,7 +85,7 @@ def test_the_fused_forward_equals_the_decoder(rows: int, changes: dict[str, Any]
 @pytest.mark.parametrize("rows", [1, 9, 70])
 def test_sampling_equals_the_definition(rows: int, filtered: bool, dtype: torch.dtype) -> None:
     """Nearly always the same token. Rounding may select its neighbor in the cumulative mass."""
-    from engine.kernels.triton.sampling.draw import draw
+    from engine.kernels.triton.sampling.sample import sample
 
     pick, vocab = random.Random(rows), 151936
     settings = []
@@ -101,8 +101,8 @@ def test_sampling_equals_the_definition(rows: int, filtered: bool, dtype: torch.
     logits[rows // 2, 5] = torch.nan
     columns, slots = oracles.settings(settings, vocab).to(GPU), torch.randperm(rows, device=GPU)
     found, expected = (torch.full((2, rows + 1), -7, device=GPU) for _ in range(2))
-    draw(found[0, :rows], found[1], logits, columns, slots, filtered=filtered)
-    oracles.draw(expected[0, :rows], expected[1], logits, columns, slots, filtered=filtered)
+    sample(found[0, :rows], found[1], logits, columns, slots, filtered=filtered)
+    oracles.sample(expected[0, :rows], expected[1], logits, columns, slots, filtered=filtered)
     assert found[0, rows // 2] == -1
     same = (found == expected).all(0)[:rows].float().mean()
     assert same > 0.97, f"{same:.3f} of the tokens agree"

@@ -128,16 +128,16 @@ def test_the_warm_up_compiles_in_parallel_what_its_steps_launch(
 
 
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> dict[bool, list[str]]:
-    """Make all kernels uncompiled. Returns the names of those compiled in a rehearsal (True), and others."""
+    """Make all kernels uncompiled. Returns the names of those compiled ahead (True), and others."""
     from triton import knobs
     from triton.runtime.jit import JITFunction
 
     from engine import kernels
-    from engine.kernels.triton.precompile import rehearsing
+    from engine.kernels.triton.precompile import precompiling
 
     asked: dict[bool, list[str]] = {True: [], False: []}
     monkeypatch.setattr(
-        knobs.runtime, "jit_cache_hook", lambda *, fn, **rest: asked[rehearsing()].append(fn.name)
+        knobs.runtime, "jit_cache_hook", lambda *, fn, **rest: asked[precompiling()].append(fn.name)
     )
     for found in pkgutil.walk_packages(kernels.__path__, "engine.kernels."):
         for each in vars(importlib.import_module(found.name)).values():

@@ -53,7 +53,7 @@ class PlainStage:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.attention = runner, TorchAttention()
         self.sizes: list[int] = []  # of each forward
-        self.draws: list[SamplingFlags] = []  # of each call of `draw`
+        self.flags: list[SamplingFlags] = []  # of each call of `sample`
         self.mirror = torch.empty(0)
 
     def work(self, rows: int) -> Lists:
@@ -92,22 +92,22 @@ class PlainStage:
 
         return self.runner.model.logits(self.runner.model.forward(batch.ids, batch.positions, attend))
 
-    def draw(
+    def sample(
         self,
         logits: Tensor,
         fields: Mapping[str, Tensor],
         last_ids: Tensor,
-        draws: SamplingFlags,
+        flags: SamplingFlags,
         seen: SeenTokens | None,
     ) -> tuple[Tensor, ...]:
         slots, rows = fields["slots"], int((fields["places"] >= 0).sum())  # padding has no slot
-        self.draws.append(draws)
+        self.flags.append(flags)
         view = RowsView(
             np.ascontiguousarray(fields["columns"].numpy().T),
             fields["columns"],
             slots if seen else None,
             seen,
-            edits(fields, logits.shape[1]) if draws.biased else None,
+            edits(fields, logits.shape[1]) if flags.biased else None,
             tuple((row, n) for row, n in enumerate(fields["asked"].tolist()) if n >= 0),
         ).part(0, rows)
         sampled = sample(logits[:rows], view)
@@ -117,7 +117,7 @@ class PlainStage:
             strengths = view.columns[4:7] != torch.tensor([[1.0], [0.0], [0.0]])
             counted = strengths.any(0) & ~sampled.bad
             seen.add(slots[:rows][counted], sampled.ids[counted])
-        if not draws.logprobs:
+        if not flags.logprobs:
             return ()
         asked = [(row, min(20, logits.shape[1])) for row in range(rows)]
         found = read_logprobs(logits[:rows], sampled.ids, tuple(asked))
@@ -182,8 +182,8 @@ def test_rows_of_all_kinds_join_and_leave(llama: Path, depth: int) -> None:
             turn(engine)
     drain(engine)
     assert {*stage.sizes} >= {1, 2, 4}
-    assert len(stage.draws) == len(stage.sizes), "a step was not sampled in its graph"
-    assert all({each[at] for each in stage.draws} == {True, False} for at in range(4))
+    assert len(stage.flags) == len(stage.sizes), "a step was not sampled in its graph"
+    assert all({each[at] for each in stage.flags} == {True, False} for at in range(4))
     for prompt, params, found in outputs:
         expected = alone(llama, prompt, params)
         assert found.reply == expected.reply

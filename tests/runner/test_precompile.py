@@ -58,7 +58,7 @@ class Stage:
     def head(self, hidden: Tensor) -> Tensor:
         return self.runner.model.logits(hidden)
 
-    def draw(
+    def sample(
         self, logits: Tensor, fields: Mapping[str, Tensor], last_ids: Tensor, *rest: object
     ) -> tuple[Tensor, ...]:
         fields["tokens"].copy_(logits.argmax(1))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
 from engine.api.errors import BadInput
@@ -105,6 +105,18 @@ def test_a_refused_websocket_gives_the_reason(
     assert word in json.loads(refused.value.response.body)["error"]["message"]
     httpx.get(f"{served.url}/health")  # the server has finished the refused one by now
     assert not caplog.records
+
+
+def test_what_strangers_send_is_not_logged(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    assert b" 400 " in exchange(served, b"nothing like HTTP\r\n\r\n")
+    url = f"ws://127.0.0.1:{served.port}/ws"
+    with connect(url, additional_headers={"Authorization": f"Bearer {KEY}"}) as broken:
+        broken.send(b'{"type": "generate\xff"}', text=True)
+        with pytest.raises(ConnectionClosedError) as closed:
+            broken.recv(30)
+    assert closed.value.rcvd is not None and closed.value.rcvd.code == 1007  # not UTF-8
+    httpx.get(f"{served.url}/health")  # the server has finished the broken one by now
+    assert not caplog.records, "clients could fill the disk with log lines"
 
 
 def test_a_port_is_taken_before_the_model_loads() -> None:

@@ -198,7 +198,7 @@ def test_a_full_disk_is_reported_until_a_write_succeeds(
 
 
 def test_blocks_are_stored_again_once_there_is_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.kv.tiers.disk._PAUSE", 0.0)
+    monkeypatch.setattr("engine.kv.tiers.disk.PAUSE", 0.0)
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
@@ -240,7 +240,7 @@ def test_an_unexpected_error_of_the_writer_is_logged(
 
 
 def test_a_folder_that_vanishes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.kv.tiers.disk._PAUSE", 0.0)
+    monkeypatch.setattr("engine.kv.tiers.disk.PAUSE", 0.0)
     folder = tmp_path / "kv"
     with disk_engine(folder) as (engine, tier):
         ask(engine, LONG)

@@ -68,7 +68,7 @@ def test_files_are_hashed_once(folder: Path, monkeypatch: pytest.MonkeyPatch, me
     def again(file: Path) -> str:
         raise AssertionError(f"{file} is hashed again")
 
-    monkeypatch.setattr(identity, "_file_hash", again)
+    monkeypatch.setattr(identity, "file_hash", again)
     assert hashed(folder) == before
     assert [each.name for each in place.parent.iterdir()] == ["hashes.json"]
     assert place.stat().st_mode & 0o777 == 0o600

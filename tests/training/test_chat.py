@@ -1,10 +1,23 @@
 """The learned tokens of a chat; the chat template and the training text have the same tokens."""
 
+import torch
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from training.chat import CHAT_TEMPLATE, LEARN, START, Chat, Exchange, Passage, encode, render
+from training.chat import (
+    CHAT_TEMPLATE,
+    FIRST,
+    LEARN,
+    START,
+    Chat,
+    Exchange,
+    Passage,
+    encode,
+    render,
+    token_id,
+)
 from training.check import Terms
+from training.train import IGNORE, unpack
 
 CHAT = Chat(
     "x", (Exchange("Hi 12\n there", "Yes `x` 1.", Terms(())), Exchange("ok?", "fine", Terms(()))), "Be kind."
@@ -36,6 +49,24 @@ def test_all_of_a_passage_but_its_start_token_is_learned(tokenizer: Tokenizer) -
         tokenizer.decode([i & (LEARN - 1) for i in ids[1:]], skip_special_tokens=False)
         == "Once upon a time<|end|>"
     )
+
+
+def test_an_excerpt_has_neither_start_nor_end_and_does_not_see_the_text_before_it(
+    tokenizer: Tokenizer,
+) -> None:
+    start = token_id(tokenizer, START)
+    whole, part = Passage("plain", "Once upon a time"), Passage("plain", "Once upon a day", whole=False)
+    texts = [encode(each, tokenizer) for each in (whole, part, part)]
+    row = torch.tensor([[id for ids in texts for id in ids]])
+    batch = unpack(row, start, dense=True)
+    ids = texts[1]
+    assert tokenizer.decode([i & (FIRST - 1) for i in ids], skip_special_tokens=False) == part.text
+    assert [bool(i & LEARN) for i in ids] == [False] + [True] * (len(ids) - 1)
+    firsts = [len(texts[0]), len(texts[0]) + len(texts[1])]
+    assert batch.targets[0, [first - 1 for first in firsts]].tolist() == [IGNORE, IGNORE]
+    assert isinstance(batch.mask, torch.Tensor)
+    assert [int(batch.mask[0, 0, first].sum()) for first in firsts] == [1, 1]
+    assert int(batch.tokens.max()) < tokenizer.get_vocab_size()
 
 
 def test_digits_are_separate_tokens_and_every_text_round_trips(tokenizer: Tokenizer) -> None:

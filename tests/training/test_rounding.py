@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from engine.quant.fp8_linear import ScaledWeight, quantized
 from engine.quant.int4 import GROUPS, grouped
 from training.recipe import Schedule
-from training.rounding import ROUNDINGS, in_four_bits, in_fp4, rounded
+from training.rounding import ROUNDINGS, Rounding, in_four_bits, in_fp4, in_fp8, in_nf4, rounded
 from training.train import weights_of
 
 
@@ -18,11 +19,17 @@ def test_rounding_matches_the_int4_scheme(group: int) -> None:
     assert torch.allclose(in_four_bits(weight, group), grouped(weight, group).dequantized(), atol=1e-5)
 
 
-def test_rounding_matches_the_bnb_fp4_scheme() -> None:
+@pytest.mark.parametrize(("kind", "rounding"), [("fp4", in_fp4), ("nf4", in_nf4)])
+def test_rounding_matches_the_bnb_schemes(kind: str, rounding: Rounding) -> None:
     functional = pytest.importorskip("bitsandbytes.functional")
     weight = torch.randn(8, 256, generator=torch.Generator().manual_seed(4))
-    there_and_back = functional.dequantize_4bit(*functional.quantize_4bit(weight, quant_type="fp4"))
-    assert torch.allclose(in_fp4(weight), there_and_back, atol=1e-3)
+    there_and_back = functional.dequantize_4bit(*functional.quantize_4bit(weight, quant_type=kind))
+    assert torch.allclose(rounding(weight), there_and_back, atol=1e-3)
+
+
+def test_rounding_matches_the_weights_of_the_fp8_scheme() -> None:
+    weight = torch.randn(8, 256, generator=torch.Generator().manual_seed(7))
+    assert torch.allclose(in_fp8(weight), ScaledWeight(*quantized(weight), 256).dequantized(), atol=1e-5)
 
 
 def test_training_rounds_with_every_group_size_of_int4() -> None:
@@ -30,7 +37,8 @@ def test_training_rounds_with_every_group_size_of_int4() -> None:
     made = [rounding(weight) for rounding in ROUNDINGS]
     missing = [g for g in GROUPS if not any(torch.equal(in_four_bits(weight, g), each) for each in made)]
     assert missing == []
-    assert any(torch.equal(in_fp4(weight), each) for each in made)
+    for other in (in_fp4, in_nf4, in_fp8):
+        assert any(torch.equal(other(weight), each) for each in made)
 
 
 def test_the_gradient_is_taken_at_the_rounded_weights_and_the_weights_are_restored() -> None:

@@ -1,6 +1,8 @@
 """The command that trains the shipped model, at a tiny size, on a CPU."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from training.muon import orthogonal
 from training.newcomers import newcomers
 from training.recipe import TINY, Schedule
 from training.rows import pack
-from training.train import fit, with_exits
+from training.train import Pace, fit, with_exits
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +126,36 @@ def test_an_interrupted_run_resumes_to_the_same_weights(
         train(3, tmp_path / "cut.pt")
     resumed = train(4, tmp_path / "cut.pt")  # step 3 was lost and is repeated
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_run_that_is_stopped_saves_its_last_step(tmp_path: Path) -> None:
+    data = torch.randint(5, 60, (6, 33), generator=torch.Generator().manual_seed(2)).int() | 0x8000
+    model = Decoder(TINY.main, 64)
+    objective = with_exits(model, 0.3)
+
+    def stopped(*batch: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return objective(*batch)
+
+    schedule = Schedule(steps=6, rows=2, matrix_rate=0.02, vector_rate=4e-3, warmup=1)
+    with pytest.raises(SystemExit, match="after step 1 of 6"):
+        fit(model, stopped, data, 0, schedule, tmp_path / "it.pt", seed=1, say=lambda text: None)
+    assert torch.load(tmp_path / "it.pt")["step"] == 1
+
+
+def test_the_steps_follow_from_the_time_and_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("training.train.time.perf_counter", lambda: now)
+    pace = Pace(first=500, spent=40.0, limit=100.0)
+    now = 20.0  # most of it to compile
+    assert pace.steps(600, usual=5000) == 5000
+    now = 25.0
+    assert pace.steps(650, usual=5000) == 5000
+    now = 30.0  # ten steps a second, 30 s left
+    assert pace.steps(700, usual=5000) == 1000
+    now = 61.0
+    assert pace.steps(1000, usual=1000) == 1000
+    assert Pace(first=0, spent=0.0, limit=None).steps(700, usual=5000) == 5000
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60))

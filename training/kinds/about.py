@@ -111,7 +111,7 @@ BETWEEN = (
 def both(rng: Random) -> Exchange:
     """Two questions in one message, answered in order."""
     first, second = rng.sample(all_facts(), 2)
-    asked = [rng.choice(fact.questions(held_out=False)) for fact in (first, second)]
+    asked = [fact.ask(rng, held_out=False) for fact in (first, second)]
     between = rng.choice(BETWEEN)
     head, tail = asked[0].rstrip("?.! "), asked[1]
     if not between.endswith(("? ", "\n")):

@@ -39,8 +39,17 @@ def _table(rng: Random) -> str:
     ))  # fmt: skip
 
 
+def _excerpt(rng: Random) -> str:
+    """Some stories, perhaps from the middle of the first one on: what a model reads when only text is given to it."""
+    text = "\n\n".join(tell(rng, cast(rng)) for _ in range(rng.randint(1, 5)))
+    at = rng.randrange(len(text) // 2) if rng.random() < 0.4 else 0
+    return text[at:]
+
+
 def passage(rng: Random) -> Passage:
     draw = rng.random()
+    if draw < 0.3:
+        return Passage("plain", _excerpt(rng), whole=False)
     if draw < 0.62:
         stories = [tell(rng, cast(rng)) for _ in range(rng.choice((1, 1, 2)))]
         return Passage("plain", "\n\n".join(stories))

@@ -63,12 +63,12 @@ class Stage(Protocol):
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         """[rows, vocab] for the tokens `ids`; where an id is -1, for `last_ids` of the row's slot."""
 
-    def draw(
+    def sample(
         self,
         logits: Tensor,
         fields: Mapping[str, Tensor],
         last_ids: Tensor,
-        draws: SamplingFlags,
+        flags: SamplingFlags,
         seen: SeenTokens | None,
     ) -> tuple[Tensor, ...]:
         """Sample into the field `tokens` and into `last_ids`. Returns the data for Logprobs, if requested.
@@ -99,26 +99,26 @@ class DecodeSteps:
         self._recordings: dict[tuple[int, SamplingFlags | None, bool], Recording] = {}
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
 
-    def draw(self, rows: Rows, ids: np.ndarray, inputs: SamplingInputs) -> tuple[Tensor, ...]:
-        """The rows' tokens, -1 where logits were NaN; then what `Stage.draw` returns."""
+    def sample(self, rows: Rows, ids: np.ndarray, inputs: SamplingInputs) -> tuple[Tensor, ...]:
+        """The rows' tokens, -1 where logits were NaN; then what `Stage.sample` returns."""
         return self._run(rows, ids, inputs)
 
     def logits(self, rows: Rows, ids: np.ndarray) -> Tensor:
         return self._run(rows, ids, None)[0]
 
-    def may_draw(self, inputs: SamplingInputs) -> bool:
+    def may_sample(self, inputs: SamplingInputs) -> bool:
         return inputs.edits is None or len(inputs.edits[0]) <= BIASES
 
     def _run(self, rows: Rows, ids: np.ndarray, inputs: SamplingInputs | None) -> tuple[Tensor, ...]:
-        count, draws = len(rows), None if inputs is None else SamplingFlags.of(inputs)
+        count, flags = len(rows), None if inputs is None else SamplingFlags.of(inputs)
         size = self._size(count)
-        form, work = self._form(size, draws)
+        form, work = self._form(size, flags)
         fields = form.next_fields()
         cut = self._fill(fields, rows, ids, work)
         if inputs is not None:
             write_sampling(fields, inputs)
         self._send_table_changes(fields["news"])
-        found = self._recording(size, draws, None if inputs is None else inputs.seen, cut).run()
+        found = self._recording(size, flags, None if inputs is None else inputs.seen, cut).run()
         self._tables.sent()  # not earlier: a step that runs out of memory is launched again
         tokens = form.advance()
         if inputs is not None:
@@ -130,8 +130,8 @@ class DecodeSteps:
             return None
         missing = []
         for kind in kinds:
-            draws = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
-            recording = self._recording(self._size(kind.rows), draws, None, kind.long)
+            flags = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
+            recording = self._recording(self._size(kind.rows), flags, None, kind.long)
             if not recording.compiled:
                 missing.append(recording)
         with self._recorder.launching():
@@ -149,16 +149,16 @@ class DecodeSteps:
         return self.sizes[bisect_left(self.sizes, rows)]
 
     def _recording(
-        self, size: int, draws: SamplingFlags | None, seen: SeenTokens | None, cut: bool
+        self, size: int, flags: SamplingFlags | None, seen: SeenTokens | None, cut: bool
     ) -> Recording:
-        key = (size, draws, cut)
+        key = (size, flags, cut)
         if key not in self._recordings:
-            launches = self._launches(*self._form(size, draws), draws, seen, cut)
+            launches = self._launches(*self._form(size, flags), flags, seen, cut)
             self._recordings[key] = Recording(self._recorder, launches, self._stage.start_compiling)
         return self._recordings[key]
 
-    def _form(self, size: int, draws: SamplingFlags | None) -> tuple[StagingBuffers, MetadataBuilder]:
-        key = (size, draws is not None and draws.biased)
+    def _form(self, size: int, flags: SamplingFlags | None) -> tuple[StagingBuffers, MetadataBuilder]:
+        key = (size, flags is not None and flags.biased)
         if key not in self._forms:
             self._forms[key] = self._new_form(*key)
         return self._forms[key]
@@ -193,7 +193,7 @@ class DecodeSteps:
         self,
         form: StagingBuffers,
         work: MetadataBuilder,
-        draws: SamplingFlags | None,
+        flags: SamplingFlags | None,
         seen: SeenTokens | None,
         cut: bool,
     ) -> Callable[[], tuple[Tensor, ...]]:
@@ -203,7 +203,7 @@ class DecodeSteps:
         def launches() -> tuple[Tensor, ...]:
             form.copy_in()
             logits = stage.logits(fields, last_ids, metadata)
-            found = (logits,) if draws is None else stage.draw(logits, fields, last_ids, draws, seen)
+            found = (logits,) if flags is None else stage.sample(logits, fields, last_ids, flags, seen)
             form.copy_out()
             return found
 

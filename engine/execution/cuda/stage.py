@@ -10,8 +10,8 @@ from engine.attention.triton_backend import GraphWork, TritonAttention
 from engine.execution.cuda.graphs import SamplingFlags
 from engine.execution.protocol import Compilation
 from engine.kernels.triton.precompile import start_compiling
-from engine.kernels.triton.sampling.draw import draw
 from engine.kernels.triton.sampling.edits import edit, note
+from engine.kernels.triton.sampling.sample import sample
 from engine.kernels.triton.sampling.top_logprobs import top_logprobs
 from engine.kv.store import KVStore
 from engine.models.adapters.products import StepAdapters
@@ -40,24 +40,24 @@ class GpuStage:
         hidden = self._decoder.forward(x, fields["positions"], fields["places"], metadata)
         return self._decoder.logits(hidden)
 
-    def draw(
+    def sample(
         self,
         logits: Tensor,
         fields: Mapping[str, Tensor],
         last_ids: Tensor,
-        draws: SamplingFlags,
+        flags: SamplingFlags,
         seen: SeenTokens | None,
     ) -> tuple[Tensor, ...]:
         scores, columns, slots, tokens = logits, fields["columns"], fields["slots"], fields["tokens"]
-        if draws.penalized or draws.biased:
+        if flags.penalized or flags.biased:
             counts = None if seen is None else (seen.prompt, seen.reply)
-            biases = (fields["bias_at"], fields["biases"]) if draws.biased else None
+            biases = (fields["bias_at"], fields["biases"]) if flags.biased else None
             scores = edit(logits, columns, slots, counts, biases)
         pdl = self._decoder.pdl(len(logits))
-        draw(tokens, last_ids, scores, columns, slots, filtered=draws.filtered, pdl=pdl)
+        sample(tokens, last_ids, scores, columns, slots, filtered=flags.filtered, pdl=pdl)
         if seen is not None:
             note(seen.reply, tokens, columns, slots)
-        return top_logprobs(logits, tokens, fields["asked"]) if draws.logprobs else ()
+        return top_logprobs(logits, tokens, fields["asked"]) if flags.logprobs else ()
 
     def forward(self, batch: Batch, adapters: StepAdapters | None = None) -> Tensor:
         """A step that is not pure decode, or that has adapters: [tokens, hidden]."""

@@ -23,7 +23,7 @@ from engine.scheduling.step import LAST, Drafts, Rows, SlotTokens, Step, StepRow
 PIECE = 512  # tokens that a draft model computes at a time when it catches up on a prompt
 
 # (logits, slots, rows) -> tokens, recorded as each slot's last
-Draw = Callable[[Tensor, Tensor, Rows], Tensor]
+Sample = Callable[[Tensor, Tensor, Rows], Tensor]
 
 DraftRow = tuple[StepRow, Sequence[int]]  # a row of the drafter, and its tokens
 
@@ -162,7 +162,7 @@ def drafts_of(
     rows: Sequence[tuple[StepRow, int]],
     batches: BatchBuilder,
     last_ids: Tensor,
-    draw: Draw,
+    sample: Sample,
 ) -> dict[int, tuple[int, ...]]:
     """Drafts by request, as many as each row has room for. `rows`: each row and its token."""
     requested = {row.request: row.drafted for row, _ in rows}
@@ -175,7 +175,7 @@ def drafts_of(
         hidden = drafter.hidden(packed)
         if packed.ends is not None:
             hidden = hidden[packed.ends]
-        sampled.append((list(of), draw(drafter.logits(hidden), packed.slots, of)))
+        sampled.append((list(of), sample(drafter.logits(hidden), packed.slots, of)))
         draft_rows = [
             (row._replace(start=row.start + row.length, length=1), [LAST])
             for row, _ in draft_rows

@@ -1,8 +1,8 @@
 """Compiles the kernels of a step in parallel, before its first launch.
 
 Otherwise a step compiles its kernels one after another, on one core. So the first step of a kind is
-rehearsed: it runs without launching any kernel, and each missing kernel is compiled in a thread. Most of the
-time is spent in Triton's compiler and in subprocesses, which both release the GIL.
+precompiled: it runs without launching any kernel, and each missing kernel is compiled in a thread. Most of
+the time is spent in Triton's compiler and in subprocesses, which both release the GIL.
 """
 
 import os
@@ -18,8 +18,8 @@ from triton.runtime._async_compile import FutureKernel
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-_rehearsing = ContextVar("rehearsing", default=False)
-rehearsing = _rehearsing.get  # whether kernels are compiled and not launched
+_precompiling = ContextVar("precompiling", default=False)
+precompiling = _precompiling.get  # whether kernels are compiled and not launched
 parsing = Lock()
 
 
@@ -47,7 +47,7 @@ def start_compiling(launches: Callable[[], object]) -> CompilingKernels:
 
 
 def _start_compiling(launches: Callable[[], object]) -> CompilingKernels:
-    _rehearsing.set(True)
+    _precompiling.set(True)
     mode = AsyncCompileMode(_Loading(_threads_for(driver.active.get_current_device()))).__enter__()
     launches()
     return CompilingKernels({each.future: each for each in mode.future_kernels.values()})
@@ -76,7 +76,7 @@ class _Loading:
 
 
 def _run(kernel: Any, *given: Any, grid: Any, warmup: bool, **named: Any) -> Any:
-    return triton_run(kernel, *given, grid=grid, warmup=warmup or rehearsing(), **named)
+    return triton_run(kernel, *given, grid=grid, warmup=warmup or precompiling(), **named)
 
 
 # With `warmup`, Triton only compiles. All launches go through here.

@@ -27,9 +27,9 @@ _PAGE = 4096  # slots start at multiples of it
 _WAITING = 2**28  # bytes that wait to be written, at most
 _TOGETHER = 2**24  # bytes in one transaction, during which other engines wait
 _READERS = 4
-_PAUSE = 30.0  # seconds without a try after the disk failed
+PAUSE = 30.0  # seconds to wait after the disk failed, before the next try
 LAST = 2.0  # seconds to write what waits when the engine ends
-_LOOK = 1.0  # seconds between two looks for blocks of other engines
+_LOOK = 1.0  # seconds between checks for blocks of other engines
 
 
 class DiskTier(Tier):
@@ -180,7 +180,7 @@ class DiskTier(Tier):
         problem = f"{self._folder}: {reason}"
         if problem != self.problem:
             log.warning("no blocks are stored on disk for now: %s", problem)
-        self.problem, self._retry_at = problem, time.monotonic() + _PAUSE
+        self.problem, self._retry_at = problem, time.monotonic() + PAUSE
         if self._index is not None and _lost(error):
             self._index.close()
             self._index, self._slots = None, {}

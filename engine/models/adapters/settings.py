@@ -131,7 +131,7 @@ def _refuse(fields: Fields) -> None:
     if fields.text("bias", "none") != "none":
         raise fields.unsupported("bias", "adapters with biases are not supported")
     if fields.get("init_lora_weights") not in _STARTS:
-        why = "this way to start changes the base weights; convert the adapter to plain LoRA with PEFT"
+        why = "this initialization changes the base weights; convert the adapter to plain LoRA with PEFT"
         raise fields.unsupported("init_lora_weights", why)
     for key, value in fields.values.items():
         if value and key not in _READ | _IGNORED:

@@ -1,1 +1,1 @@
-"""Anthropic's routes: what a client may ask, and what it gets."""
+"""Anthropic's routes: their requests and responses."""

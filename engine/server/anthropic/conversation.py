@@ -83,7 +83,7 @@ def _user(blocks: Sequence[tuple[str, Any]]) -> Turns:
                 result = _text(block.get("content") or "", f"{place}.content")
                 turns.append({"role": "tool", "tool_call_id": id, "content": result})
             case _:
-                raise _misfit(block, place, ("text", "tool_result"))
+                raise _block_error(block, place, ("text", "tool_result"))
     return turns + _said(texts)
 
 
@@ -104,7 +104,7 @@ def _assistant(blocks: Sequence[tuple[str, Any]]) -> dict[str, Any]:
             case {"type": "redacted_thinking"}:
                 pass
             case _:
-                raise _misfit(block, place, ("text", "tool_use", "thinking"))
+                raise _block_error(block, place, ("text", "tool_use", "thinking"))
     turn: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
     if calls:
         turn["tool_calls"] = calls
@@ -123,7 +123,7 @@ def _text(content: Any, place: str) -> str:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
             case _:
-                raise _misfit(block, inner, ("text",))
+                raise _block_error(block, inner, ("text",))
     return "\n".join(texts)
 
 
@@ -134,9 +134,9 @@ def _blocks(content: Any, place: str) -> Iterator[tuple[str, Any]]:
         yield f"{place}[{n}]", block
 
 
-def _misfit(block: Any, place: str, kinds: Sequence[str]) -> ApiError:
+def _block_error(block: Any, place: str, kinds: Sequence[str]) -> ApiError:
     """Return the error for a block that is none of these kinds, or is one in another form."""
-    kind = str(block.get("type")) if isinstance(block, dict) else "no object"
+    kind = str(block.get("type")) if isinstance(block, dict) else "not an object"
     if kind in kinds:
         return _bad(place, f"must have the form {_FORMS[kind]}")
     if kind in ("image", "document"):

@@ -49,7 +49,7 @@ class CountRequest(Sparse):
     tools: list[Tool] | None = Field(None, max_length=128)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
-    thread: dict[str, Any] | None = None  # refused in the way that makes clients do without
+    thread: dict[str, Any] | None = None  # refused; clients then send the whole conversation
 
     # Accepted and ignored
     cache_control: dict[str, Any] | None = None

@@ -4,6 +4,7 @@ A client that shuts down its writing side after its request still gets its respo
 """
 
 import asyncio
+from collections.abc import Sequence
 
 import httptools
 from uvicorn._types import ASGISendEvent
@@ -149,6 +150,15 @@ class LenientWebSocket(WebSocketsSansIOProtocol):
         if not self.handshake_complete:
             super().shutdown()
 
+    def send_receive_event_to_app(self) -> None:
+        """Close the socket after text that is not UTF-8. uvicorn would log a traceback each time."""
+        if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(self.frames):
+            self.frames = []
+            self.conn.send_close(1007)
+            self.handle_parser_exception()
+        else:
+            super().send_receive_event_to_app()
+
     async def send(self, message: ASGISendEvent) -> None:
         """Send a message. After a close frame, sent for instance for a broken frame, nothing can be sent."""
         if self.handshake_complete and self.close_sent:
@@ -156,3 +166,11 @@ class LenientWebSocket(WebSocketsSansIOProtocol):
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True  # refused; otherwise uvicorn would log an error
+
+
+def _is_utf8(pieces: Sequence[bytes]) -> bool:
+    try:
+        b"".join(pieces).decode()
+    except UnicodeDecodeError:
+        return False
+    return True

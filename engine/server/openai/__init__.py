@@ -1,1 +1,1 @@
-"""OpenAI's routes: what a client may ask, and what it gets."""
+"""OpenAI's routes: their requests and responses."""

@@ -159,13 +159,13 @@ class _ChatForm:
     def chunks(self, choice: int, deltas: Sequence[Delta]) -> Sequence[bytes]:
         writer = self._writers[choice]
         part = writer.push(deltas)
-        told = (part.logprobs and self._pieces) or (part.tokens and self._with_ids)
+        extra = (part.logprobs and self._pieces) or (part.tokens and self._with_ids)
         members = [*_members(part)]
         if not writer.begun:
             writer.begun = True
             first = b'"role":"assistant"'
             members[:1] = [first + b"," + (members[0] if members else b'"content":""')]
-        if not members and not part.finish and not told:
+        if not members and not part.finish and not extra:
             return ()
         *before, last = members or [b""]
         return [*(self._early(choice, each) for each in before), self._last(choice, last, part, deltas)]

@@ -56,7 +56,7 @@ class ReplyReading:
         self._short_ids = short_ids
         self._text, self._at, self._end = "", 0, 0  # unread: from `_at` to `_end`
         self._bound: Delimiters | None = None
-        self._closed = False  # whether the text goes on with a word of the bound at `_end`
+        self._closed = False  # whether the text continues with a word of the bound at `_end`
         self._found: tuple[Delimiters | None, int] = None, 0  # where the bound was last found in `_text`
         self._ended = self._cut = False
         self._attempt: list[str] | None = None  # the text of a possible call that is no longer in `_text`
@@ -94,7 +94,7 @@ class ReplyReading:
     # What a parser reads
 
     def knows(self, name: str) -> bool:
-        """Whether the request has this function, as far as the reader was told."""
+        """Whether the request has this function. True if the request's functions are not known."""
         return name in self.functions or not self.functions
 
     @property

@@ -152,7 +152,7 @@ def quoted(literal: str) -> str:
 
 def _without(word: str) -> str:
     """Return a regular expression for text that does not hold the word: no part after one of its first
-    characters goes on with the others.
+    characters continues with the others.
     """
     other = f"[^{_class(word[0])}]*"
     part = ""

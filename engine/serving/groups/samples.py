@@ -81,7 +81,7 @@ class SampleGroup:
     def reply(self, written: TextStream, choice: int = 0) -> ReplyOutput:
         return ReplyOutput(written, partial(self._forward, choice))
 
-    def spread(self) -> Iterable[tuple[Request, ReplyOutput]]:
+    def start_others(self) -> Iterable[tuple[Request, ReplyOutput]]:
         """Start the other replies from the end of the prompt, which the first has computed."""
         root, self.whole = self.members[0], True
         for choice, id in enumerate(self._ids[1:], 1):

@@ -104,8 +104,8 @@ class Queues(Pane):
         changed = self._phases.get(request.id, ("", 0))[1] > 0
         base = " selected" if selected and self.has_focus else ""
         mark = self.signs.pointer if selected else "*" if changed else " "
-        told = request._replace(why=request.why or owner.role)
-        words = [fitted(column, column.text(told), self.signs) for column in columns]
+        shown = request._replace(why=request.why or owner.role)
+        words = [fitted(column, column.text(shown), self.signs) for column in columns]
         look = _LOOKS.get(request.phase, "value") + (" strong" if changed else "")
         return (
             (f"{mark} ", f"strong{base}"),

@@ -66,11 +66,11 @@ class Transposed:
 class TransposedProduct(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.register_buffer("turned", weight.T.contiguous())
+        self.register_buffer("transposed", weight.T.contiguous())
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        out = x @ self.turned
+        out = x @ self.transposed
         return out if self.bias is None else out + self.bias
 
 

@@ -29,15 +29,15 @@ def _rope_and_cache(
     at = tl.arange(0, PADDED)
     other = (at + DIM // 2) % DIM  # the element it is rotated with
     ALL: tl.constexpr = QUERIES + 2 * KV_HEADS
-    turned = head < QUERIES + KV_HEADS
+    rotated = head < QUERIES + KV_HEADS
     there = (head < ALL)[:, None] & (at < DIM)[None, :]
     place = tl.load(places + token)
     dtype = q.dtype.element_ty
     line = head[:, None] * DIM
     if NORM:
-        scale = tl.load(weight + line + at[None, :], mask=there & turned[:, None], other=0.0).to(tl.float32)
+        scale = tl.load(weight + line + at[None, :], mask=there & rotated[:, None], other=0.0).to(tl.float32)
         if ROPE:
-            scale_other = tl.load(weight + line + other[None, :], mask=there & turned[:, None], other=0.0)
+            scale_other = tl.load(weight + line + other[None, :], mask=there & rotated[:, None], other=0.0)
             scale_other = scale_other.to(tl.float32)
     if ROPE:
         angles = rope + tl.load(positions + token) * (2 * DIM) + at
@@ -64,8 +64,8 @@ def _rope_and_cache(
         q + (token * QUERIES + head)[:, None] * DIM + at[None, :], value,
         mask=there & (head < QUERIES)[:, None],
     )  # fmt: skip
-    written = tl.where(turned[:, None], value, kept)
-    is_key = turned & (head >= QUERIES) & (place >= 0)
+    written = tl.where(rotated[:, None], value, kept)
+    is_key = rotated & (head >= QUERIES) & (place >= 0)
     is_value = (head >= QUERIES + KV_HEADS) & (head < ALL) & (place >= 0)
     cell = place * KV_HEADS + head - QUERIES
     if MOST > 0:

@@ -30,13 +30,13 @@ def _of_chunk(
         at = chunk * CHUNK + tl.arange(0, CHUNK)
         score = tl.load(logits + row * vocab + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
         token = tl.maximum(tl.load(tokens + row), 0)
-        drawn = tl.load(logits + row * vocab + token).to(tl.float32)
+        chosen = tl.load(logits + row * vocab + token).to(tl.float32)
         top = tl.max(score, 0)
         anchor = tl.where(top == float("-inf"), 0.0, top)
         to = row * CHUNKS + chunk
         tl.store(tops + to, top)
         tl.store(sums + to, tl.sum(tl.exp(score - anchor), 0))
-        tl.store(above + to, tl.sum((score > drawn).to(tl.int32), 0))
+        tl.store(above + to, tl.sum((score > chosen).to(tl.int32), 0))
         for nth in range(count):
             best = tl.max(score, 0)
             place = tl.min(tl.where(score == best, at, NOWHERE), 0)

@@ -32,7 +32,7 @@ class _TextItem:
         self._place = {"item_id": id, "output_index": index, "content_index": 0}
         self.record: dict[str, Any] = {"id": id, "type": kind, "status": "in_progress", "content": []}
         if self._reasons:
-            self.record["summary"] = []  # the text is there in full
+            self.record["summary"] = []  # the content has the full text
         else:
             self.record["role"] = "assistant"
 

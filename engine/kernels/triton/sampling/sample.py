@@ -159,7 +159,7 @@ def _pick(
     tl.store(out + row, tl.where(sound, token, -1))
 
 
-def draw(
+def sample(
     out: Tensor,
     last_ids: Tensor,
     logits: Tensor,
