@@ -30,7 +30,7 @@ class Sinking:
             return
         pool, one = self._pool, -(-step_tokens // self._pool.block_size)
         ready = pool.ready + self._transfers.sinking
-        early = idle or (self._found and ready < min(one, self._goal))
+        early = idle or (self._found and ready < min(one, self._goal - self._goal // _EVERY))
         if (step < self._next and not early) or step < self._paused:
             return
         self._next = step + _EVERY
