@@ -15,6 +15,7 @@ from engine.scheduling.step import PromptTargets, Step
 
 SLICE = 256  # positions whose logits are in memory at a time: 4,096 of 150,000 tokens would take 2.4 GB
 
+Ranked = tuple[Tensor, Tensor, Tensor, Tensor]  # as `rank_tokens` returns them
 TargetRows = Sequence[tuple[int, int, PromptTargets]]  # request; index of the first position in the step
 
 
@@ -23,7 +24,7 @@ class PromptLogprobs:
     """Of all targets of a step, end to end: on the device, or on the host once the copies are done."""
 
     rows: TargetRows
-    columns: tuple[Tensor, Tensor, Tensor, Tensor]  # as `rank_tokens` returns them
+    columns: Ranked
 
     def to_host(self) -> "PromptLogprobs":
         chosen, ranks, ids, values = map(to_host, self.columns)
@@ -33,12 +34,10 @@ class PromptLogprobs:
         chosen, ranks, ids, values = (column.tolist() for column in self.columns)
         found, at = {}, 0
         for request, _, (_, tokens, most) in self.rows:
-            found[request] = tuple(
-                TokenLogprob(
-                    token, chosen[n], ranks[n], (*zip(ids[n][:most], values[n][:most], strict=True),)
-                )
-                for n, token in enumerate(tokens, at)
-            )
+            part = slice(at, at + len(tokens))
+            pairs = zip(ids[part], values[part], strict=True)
+            tops = [(*zip(top[:most], of_top[:most], strict=True),) for top, of_top in pairs]
+            found[request] = (*map(TokenLogprob, tokens, chosen[part], ranks[part], tops),)
             at += len(tokens)
         return found
 
@@ -53,14 +52,25 @@ def target_rows(step: Step) -> TargetRows:
     ]
 
 
+def ranker_on(device: torch.device) -> Callable[[Tensor, Tensor, int], Ranked]:
+    """What ranks tokens on a device. On a GPU, a kernel that reads the logits once, and sorts nothing."""
+    if device.type != "cuda":
+        return rank_tokens
+    # Imports Triton, which is only installed with a GPU.
+    from engine.kernels.triton.sampling import top_logprobs
+
+    return top_logprobs.rank_tokens
+
+
 def read_prompts(logits: Callable[[Tensor], Tensor], hidden: Tensor, rows: TargetRows) -> PromptLogprobs:
     """Compute them in slices. `hidden`: of all tokens of the step; `logits`: the model's head."""
     places = np.concatenate([np.arange(at, at + len(targets.tokens)) for _, at, targets in rows])
     tokens = np.concatenate([np.array(targets.tokens, np.int64) for _, _, targets in rows])
     most = max(targets.most for _, _, targets in rows)
     sent = upload([places, tokens], hidden.device)
+    rank = ranker_on(hidden.device)
     slices = [
-        rank_tokens(logits(hidden[at]), following, most)
+        rank(logits(hidden[at]), following, most)
         for at, following in zip(sent[0].split(SLICE), sent[1].split(SLICE), strict=True)
     ]
     chosen, ranks, ids, values = (torch.cat(column) for column in zip(*slices, strict=True))

@@ -8,7 +8,8 @@ _REST = 500  # steps without a copy after one failed
 
 
 class Sinking:
-    """Keeps as many blocks free, or copied below, as the next steps may take.
+    """Keeps as many blocks free, or copied below, as the next steps may take, but at most half of what the
+    tier holds: the other half is for blocks that the device has lost.
 
     An eviction never waits for a copy: a block that is evicted before its copy will be computed again.
     """
@@ -18,6 +19,7 @@ class Sinking:
         self._next = 0  # the step of the next check
         self._paused = 0  # the step before which there is none
         self._found = True  # whether the last check found something to copy
+        self._goal = pool.size  # blocks that were to be ready at the last check
         self._failures = 0
 
     def turn(self, step: int, step_tokens: int, *, idle: bool = False) -> None:
@@ -27,14 +29,20 @@ class Sinking:
         if not self._transfers.tiers:
             return
         pool, one = self._pool, -(-step_tokens // self._pool.block_size)
-        early = idle or (self._found and pool.ready < one)
+        ready = pool.ready + self._transfers.sinking
+        early = idle or (self._found and ready < min(one, self._goal - self._goal // _EVERY))
         if (step < self._next and not early) or step < self._paused:
             return
         self._next = step + _EVERY
         if self._failures != self._transfers.failed_sinks:
             self._failures, self._paused = self._transfers.failed_sinks, step + _REST
             return
-        self._found = True
-        if (wanted := min(_EVERY * one, pool.size) - pool.ready) > 0:
+        tier = self._transfers.below
+        self._found = tier is not None
+        if tier is None:
+            return
+        self._goal = min(_EVERY * one, pool.size, -(-tier.size // 2))
+        wanted = self._goal - ready
+        if wanted > (0 if idle else self._goal // _EVERY):  # a copy of one block costs as much as one of many
             most = pool.cached if idle else -(-pool.available // 2)  # what is being copied cannot be taken
-            self._found = self._transfers.sink(min(wanted, most))
+            self._found = self._transfers.sink(tier, min(wanted, most))

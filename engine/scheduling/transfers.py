@@ -74,6 +74,11 @@ class Transfers:
             for block in moving.blocks
         )
 
+    @property
+    def sinking(self) -> int:
+        """Cached blocks that are being copied."""
+        return sum(len(each.blocks) for each in self.in_flight.values() if each.request is None)
+
     # Storing
 
     def store(self, victim: Request) -> str:
@@ -92,14 +97,19 @@ class Transfers:
                     return tier.name
         return ""
 
-    def sink(self, most: int) -> bool:
-        """Copy the blocks that are evicted next to the first tier from which loading them would pay.
+    @property
+    def below(self) -> Tier | None:
+        """The first tier from which loading blocks would pay."""
+        return next((each for each in self.tiers.values() if self._loading_pays(each, 1)), None)
+
+    def sink(self, tier: Tier, most: int) -> bool:
+        """Copy the blocks that are evicted next to the tier, as many as it can take.
 
         Returns whether there were any that the tier has now or will have.
         """
         pool = self._kv.pool
-        tier = next((each for each in self.tiers.values() if self._loading_pays(each, 1)), None)
-        if tier is None or not (blocks := pool.oldest(most)):
+        most = min(most, self._room(tier) + self.residence.idle(tier.name))  # looking for others is in vain
+        if most <= 0 or not (blocks := pool.oldest(most)):
             return False
         missing = set(self._missing(tier, [name for _, name in blocks]))
         there = [block for block, name in blocks if name not in missing]
@@ -148,10 +158,7 @@ class Transfers:
 
     def _make_room(self, tier: Tier, count: int, keep: Sequence[BlockName]) -> bool:
         """Whether the tier can take `count` blocks; drops the oldest ones other than `keep` if necessary."""
-        room = tier.room()
-        for order in self.orders:
-            if order.tier == tier.name and order.kind in ("store", "release"):
-                room += len(order.names) * (1 if order.kind == "release" else -1)
+        room = self._room(tier)
         if room >= count:
             return True
         if room + self.residence.idle(tier.name) < count:
@@ -160,6 +167,14 @@ class Transfers:
         if dropped:
             self._order("release", tier.name, dropped)
         return room + len(dropped) >= count
+
+    def _room(self, tier: Tier) -> int:
+        """How many more blocks the tier can take once it has the orders that are not sent yet."""
+        room = tier.room()
+        for order in self.orders:
+            if order.tier == tier.name and order.kind in ("store", "release"):
+                room += len(order.names) * (1 if order.kind == "release" else -1)
+        return room
 
     def _store_victim(
         self, tier: str, victim: Request, names: tuple[BlockName, ...], missing: set[BlockName]

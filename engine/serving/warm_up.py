@@ -21,6 +21,7 @@ from engine.serving.engine import Engine
 _STEPS = 2  # of a batch size: capture, replay
 _TOGETHER = 8  # kinds of steps; commands wait until their kernels are handed to the compiler
 _PATIENCE = 0.02  # seconds that commands wait for the compiler
+_SCORED = 256  # tokens of a prompt whose log-probabilities are returned
 _LONG = 2048  # tokens of the context that attention splits among programs
 _PLAIN: dict[str, Any] = {"temperature": 1.0}
 _FILTERED = _PLAIN | {"top_p": 0.9}
@@ -106,6 +107,7 @@ class WarmUp:
         for params in (_PLAIN, _FILTERED):
             for context in (1, min(_LONG, longest // 2)):
                 yield partial(self._batch, params, context, self._fitting(context))
+        yield partial(self._prompt, min(_SCORED, longest), _PLAIN | {"prompt_logprobs": 1})
         for params in _RARE:
             yield partial(self._batch, params, 1, self._sizes[:1])
 
@@ -130,8 +132,8 @@ class WarmUp:
         rows = min(slots, 1 + free // (tokens // pool.block_size + 2))
         return [size for size in self._sizes if size <= rows]
 
-    def _prompt(self, length: int) -> Iterator[None]:
-        self._submit(length, 1, _PLAIN)
+    def _prompt(self, length: int, params: dict[str, Any] = _PLAIN) -> Iterator[None]:
+        self._submit(length, 1, params)
         yield from self._until_done()
 
     def _prompt_beside_a_row(self, length: int) -> Iterator[None]:

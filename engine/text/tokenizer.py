@@ -111,6 +111,9 @@ class Tokenizer:
 
     def piece(self, token: int) -> bytes:
         """Return the token's bytes inside a text; empty if the tokenizer has no such token."""
+        if self._all is not None and token < self.vocab_size:  # the table keeps what it is asked for
+            piece = self._all[token]
+            return piece.encode() if isinstance(piece, str) else piece
         name = token_name(self.library, token)
         if name is None:
             return b""

@@ -38,14 +38,20 @@ class ByteTier(Tier):
         self._size, self.cost = size, MeasuredCost()
         self._looks, self._fails = looks, fails
         self._kept: dict[BlockName, np.ndarray] = {}
+        self._coming: set[BlockName] = set()  # of stores in flight
         self.moved: list[tuple[str, int]] = []  # the kind of each finished transfer, and its number of blocks
 
     @property
     def size(self) -> int:
         return self._size
 
+    @property
+    def names(self) -> Sequence[BlockName]:
+        """The names of its blocks."""
+        return list(self._kept)
+
     def room(self) -> int:
-        return self.size - len(self._kept)
+        return self.size - len(self._kept) - len(self._coming)
 
     def holds(self, names: Sequence[BlockName]) -> int:
         return front(names, self._kept.__contains__)
@@ -57,23 +63,26 @@ class ByteTier(Tier):
         def work() -> None:
             self._kept.update(zip(names, blocks.read()(), strict=True))
 
-        return self._transfer("store", work, len(names))
+        transfer = self._transfer("store", work, names)
+        self._coming.update(names)
+        return transfer
 
     def load(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
         data = np.stack([self._kept[name] for name in names])
         blocks.write(np.full_like(data, 255))  # -1 in each cell, so a reader that is too early finds it empty
-        return self._transfer("load", lambda: blocks.write(data), len(names))
+        return self._transfer("load", lambda: blocks.write(data), names)
 
-    def _transfer(self, kind: str, work: Callable[[], None], count: int) -> Transfer:
+    def _transfer(self, kind: str, work: Callable[[], None], names: Sequence[BlockName]) -> Transfer:
         failure = self._fails()
         if failure == "begin":
             raise OSError("simulated failure at once")
 
         def moved() -> None:
+            self._coming.difference_update(names)
             if failure == "end":
                 raise OSError("simulated failure late")
             work()
-            self.moved.append((kind, count))
+            self.moved.append((kind, len(names)))
 
         return DelayedTransfer(moved, self._looks)
 
@@ -86,6 +95,7 @@ class ByteTier(Tier):
 
     def reset(self) -> None:
         self._kept.clear()
+        self._coming.clear()
 
 
 @contextmanager

@@ -1,11 +1,16 @@
 """Cached blocks are copied to a lower tier before they are evicted, and loaded from there."""
 
+from collections.abc import Sequence
+from unittest.mock import patch
+
 import pytest
 
 from engine.api.events import Event, Transferred
 from engine.api.params import SamplingParams
 from engine.api.request import Request
 from engine.kv.pool import BlockPool
+from engine.kv.tiers.tier import BlockName
+from engine.scheduling.residence import Residence
 from engine.serving.engine import Engine
 from tests.engine.byte_tier import ByteTier
 from tests.engine.ledger import alone, drain, ledger_engine
@@ -95,6 +100,52 @@ def test_blocks_do_not_sink_where_loading_them_would_cost_more_than_computing() 
     for first in range(8):
         answer(engine, first)
     assert not tier.moved
+
+
+class CountingTier(ByteTier):
+    """Counts how many names it was asked for."""
+
+    asked = 0
+
+    def holds(self, names: Sequence[BlockName]) -> int:
+        self.asked += len(names)
+        return super().holds(names)
+
+
+def test_a_reply_costs_no_more_lookups_than_blocks_where_the_tier_is_smaller_than_a_step() -> None:
+    """On a GPU a step may take 512 blocks, and host memory may hold about 1,000."""
+    tier = CountingTier(size=8)
+    engine = ledger_engine(below=[tier], blocks=64, step_tokens=256, preemption="swap")
+    for first in range(24):  # the cache is full after the first few, before anything is copied
+        engine.submit(prompt(first), SamplingParams(max_tokens=20, seed=0), Output())
+    drain(engine)
+    assert engine.scheduler.pool.evictions
+    tier.asked = 0
+    answer(engine, 30, count=320)
+    assert tier.asked <= tier.size + (len(prompt(30)) + 320) // 16
+
+
+def test_a_tier_smaller_than_a_step_holds_blocks_that_the_device_has_lost() -> None:
+    tier = ByteTier(size=16)
+    engine = ledger_engine(below=[tier], blocks=64, step_tokens=256, preemption="swap")
+    for first in range(40):
+        answer(engine, first)
+    pool, stored = engine.scheduler.pool, set(tier.names)
+    lost = [name for name in stored if pool.find(name) is None]
+    assert len(stored) == 16 and 6 <= len(lost) <= 10, "half of it is for blocks that are evicted next"
+    assert {name for _, name in [*pool.oldest(64)]}.isdisjoint(stored), "copied blocks are counted as such"
+
+
+def test_a_tier_without_room_is_not_asked_again_and_again() -> None:
+    """All it holds are blocks of preempted requests."""
+    tier = CountingTier(size=100)
+    engine = ledger_engine(below=[tier], blocks=16, preemption="swap")
+    for first in range(8):
+        answer(engine, first)
+    tier.asked = 0
+    with patch.object(tier, "room", return_value=0), patch.object(Residence, "idle", return_value=0):
+        answer(engine, 8, count=100)
+    assert tier.asked <= len(prompt(8)) // 16 + 1
 
 
 def test_nothing_sinks_while_there_is_room() -> None:

@@ -52,6 +52,7 @@ def test_every_prompt_length_and_every_batch_size_runs(depth: int) -> None:
     steps = engine.runner.steps
     prompts = {step.tokens for step in steps if len(step.rows) == 1 and step.single == 0}
     assert prompts >= {2, 4, 8, 16, 32, 64}
+    assert any(step.targets for step in steps), "a prompt whose log-probabilities are returned"
     beside = {step.tokens - 1 for step in steps if len(step.rows) == 2 and step.single == 1}
     assert beside >= {2, 4, 8, 16, 32}
     batches = Counter(len(step.rows) for step in steps if step.single == len(step.rows) == step.tokens)

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -185,3 +186,19 @@ def test_packed_deltas_keep_everything() -> None:
     other = [(2, delta(1)), (5, Delta(9, (4,), "y", finish=Finish.STOP, blocks=3)), (2, Delta(3, tail="z"))]
     mixed = [plain[0], other[0], plain[1], other[1], other[2], plain[2]]
     assert list(unpacked(json.loads(json.dumps(packed(mixed))))) == plain + other
+
+
+def test_log_probabilities_of_a_prompt_are_sent_as_arrays() -> None:
+    """Others wait for the frame, and for the pause after it. As JSON a prompt of 1,024 tokens took 5 ms."""
+    entries = tuple(
+        TokenLogprob(n, -n / 3, n % 7 + 1, tuple((n + k, -n / 3 + k) for k in range(n % 3)))
+        for n in range(1000)
+    )
+    scored = Delta(4, prompt_logprobs=(*entries, TokenLogprob(7, -math.inf, 2**17, ())))
+    sent = json.dumps(
+        packed([(9, scored), (9, Delta(4, (1,), "x")), (8, Delta(5, prompt_logprobs=entries[:1]))])
+    )
+    assert sent.count(",") < 50
+    assert [*unpacked(json.loads(sent))] == [
+        (9, scored), (8, Delta(5, prompt_logprobs=entries[:1])), (9, Delta(4, (1,), "x"))
+    ]  # fmt: skip

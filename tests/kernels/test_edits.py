@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.sampling.logprobs import read_logprobs
+from engine.execution.prompt_logprobs import read_prompts
+from engine.sampling.logprobs import rank_tokens, read_logprobs
 from engine.sampling.penalties import SeenTokens
+from engine.scheduling.step import PromptTargets
 from tests.kernels import oracles
 
 Call = Callable[..., Any]
@@ -76,3 +78,35 @@ def test_log_probabilities(call: Call, dtype: torch.dtype) -> None:
         picked = logits[row].float()
         assert torch.equal(picked[ids[row, :count]], picked[right.ids[row, :count]])
         assert len(set(ids[row, :count].tolist())) == count
+
+
+@pytest.mark.parametrize("most", [0, 1, 20])
+def test_ranked_tokens_of_a_prompt(call: Call, most: int) -> None:
+    logits = torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(1)).mul(6)
+    logits[1, 50:] = -torch.inf
+    logits[2] = torch.nan
+    logits[3, 2300] = torch.nan
+    logits[4, :2048] = torch.nan
+    ids = torch.tensor([3, 7, 0, 5, 2499, int(logits[5].argmax()), int(logits[6].argmin())])
+    expected = rank_tokens(logits, ids, most)
+    found, _ = call("sampling.top_logprobs", "rank_tokens", logits, ids, most)
+    assert [each.shape for each in found] == [each.shape for each in expected]
+    assert [each.dtype for each in found] == [each.dtype for each in expected]
+    numbers = [0, 1, 5, 6]
+    assert found[0].isnan().tolist() == [row not in numbers for row in range(7)]
+    for mine, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine[numbers], right[numbers], rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.cuda
+def test_log_probabilities_of_prompts_on_a_gpu_are_those_of_a_cpu() -> None:
+    logits = torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(2)).mul(4)
+    targets = PromptTargets(1, tuple(range(0, 600, 2)), 3)
+    [expected] = read_prompts(lambda hidden: hidden, logits, [(7, 0, targets)]).by_request().values()
+    with torch.inference_mode():
+        there = read_prompts(lambda hidden: hidden, logits.cuda(), [(7, 0, targets)]).to_host()
+    torch.cuda.synchronize()
+    [found] = there.by_request().values()
+    assert [(each.token, each.rank) for each in found] == [(each.token, each.rank) for each in expected]
+    assert [[id for id, _ in each.top] for each in found] == [[id for id, _ in each.top] for each in expected]
+    assert [each.logprob for each in found] == pytest.approx([each.logprob for each in expected], abs=1e-4)

@@ -1,7 +1,7 @@
 """The official client, sync and async, on the routes it supports."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,21 @@ def test_the_sampled_token_is_listed_with_the_likeliest() -> None:
     entries.append(TokenLogprob(2, -float("inf"), 3, ()))
     listed = logprobs.record(entries)["top_logprobs"]
     assert listed == [{"a": -0.1, "b": -2.5, "c": -4.0}, {"a": -0.1}, {"b": -9999.0}]
+
+
+def test_the_text_of_each_token_is_looked_up_once() -> None:
+    asked: list[int] = []
+
+    def pieces(ids: Sequence[int]) -> list[bytes]:
+        asked.extend(ids)
+        return [b"%d" % id for id in ids]
+
+    logprobs = CompletionLogprobs(pieces)
+    entries = [TokenLogprob(n % 5, -1.0, 2, ((n % 3, -0.5), (7, -2.0))) for n in range(100)]
+    found = logprobs.record(entries)
+    assert sorted(asked) == [0, 1, 2, 3, 4, 7]
+    assert found["tokens"] == [f"{n % 5}" for n in range(100)]
+    assert found["text_offset"] == [*range(100)] and logprobs.record(entries)["text_offset"][0] == 100
 
 
 def test_completions_of_token_ids_and_as_a_stream(served: Served) -> None:

@@ -82,8 +82,10 @@ class _Echo:
     def logprobs(
         self, logprobs: CompletionLogprobs, ids: Sequence[int], entries: Sequence[TokenLogprob]
     ) -> dict[str, Any]:
-        cut = [entry._replace(top=entry.top[: self._most]) for entry in entries]
-        return logprobs.echo(ids, self._texts(ids), cut)
+        cut = self._most or 0
+        if any(len(entry.top) > cut for entry in entries):  # vLLM's field has more
+            entries = [entry._replace(top=entry.top[:cut]) for entry in entries]
+        return logprobs.echo(ids, self._texts(ids), entries)
 
 
 class _Choice:

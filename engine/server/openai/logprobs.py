@@ -1,6 +1,6 @@
 """Log probabilities of tokens, in the forms of both routes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -40,29 +40,32 @@ class CompletionLogprobs:
         found = self.record(entries)
         self._at = offsets.pop()
         return {
-            "tokens": [self._text(prompt[0]), *found["tokens"]],
+            "tokens": [*self._texts(prompt[:1]).values(), *found["tokens"]],
             "token_logprobs": [None, *found["token_logprobs"]],
             "top_logprobs": [None, *found["top_logprobs"]],
             "text_offset": offsets,
         }
 
     def record(self, entries: Iterable[TokenLogprob]) -> dict[str, Any]:
-        tokens, own, top, offsets = list[str](), list[float](), list[dict[str, float]](), list[int]()
-        for entry in entries:
-            text = self._text(entry.token)
-            tokens.append(text)
-            own.append(max(entry.logprob, LEAST))
+        entries = list(entries)
+        shown = self._texts(
+            {entry.token for entry in entries} | {token for entry in entries for token, _ in entry.top}
+        )
+        tokens = [shown[entry.token] for entry in entries]
+        *offsets, self._at = accumulate(map(len, tokens), initial=self._at)
+        top = list[dict[str, float]]()
+        for token, logprob, _, likeliest in entries:
             likely = dict[str, float]()
-            for token, value in (
-                *entry.top,
-                (entry.token, entry.logprob),
-            ):  # OpenAI includes the token itself
-                shown = self._text(token)  # of tokens with one text, the likeliest
-                likely[shown] = max(value, likely.get(shown, LEAST))
+            for each, value in (*likeliest, (token, logprob)):  # OpenAI includes the token itself
+                text = shown[each]
+                likely[text] = max(value, likely.get(text, LEAST))  # of tokens with one text, the likeliest
             top.append(likely)
-            offsets.append(self._at)
-            self._at += len(text)
+        own = [max(entry.logprob, LEAST) for entry in entries]
         return {"tokens": tokens, "token_logprobs": own, "top_logprobs": top, "text_offset": offsets}
 
-    def _text(self, token: int) -> str:
-        return self._pieces([token])[0].decode(errors="replace")
+    def _texts(self, tokens: Collection[int]) -> dict[int, str]:
+        """The text of each token, which is looked up once."""
+        ids = [*tokens]
+        return {
+            token: piece.decode(errors="replace") for token, piece in zip(ids, self._pieces(ids), strict=True)
+        }

@@ -58,7 +58,7 @@ def _of_row(
         high = tl.load(tops + at, mask=chunk < CHUNKS, other=float("-inf"))
         part = tl.load(sums + at, mask=chunk < CHUNKS, other=0.0)
         top = tl.max(high, 0)
-        total = top + tl.log(tl.sum(tl.where(high > float("-inf"), part * tl.exp(high - top), 0.0), 0))
+        total = top + tl.log(tl.sum(tl.where(high == float("-inf"), 0.0, part * tl.exp(high - top)), 0))
         token = tl.maximum(tl.load(tokens + row), 0)
         tl.store(chosen + row, tl.load(logits + row * vocab + token).to(tl.float32) - total)
         tl.store(ranks + row, tl.sum(tl.load(above + at, mask=chunk < CHUNKS, other=0), 0).to(tl.int64) + 1)
@@ -101,3 +101,12 @@ def top_logprobs(logits: Tensor, tokens: Tensor, counts: Tensor) -> tuple[Tensor
         CHUNKS=chunks, PADDED=power(chunks), MOST=MAX_LOGPROBS, MOST_PADDED=power(MAX_LOGPROBS), num_warps=8,
     )  # fmt: skip
     return chosen, ranks, ids, likely
+
+
+def rank_tokens(logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same for all rows, with `most` top tokens each. The definition has the same name."""
+    rows, vocab = logits.shape
+    most = min(most, vocab)
+    counts = torch.full((rows,), most, dtype=torch.int32, device=logits.device)
+    chosen, ranks, best, likely = top_logprobs(logits, ids, counts)
+    return chosen, ranks, best[:, :most], likely[:, :most]
