@@ -1,7 +1,10 @@
-"""Several cases in one test, where each would have to start a program: a failure names its case."""
+"""Cases of a test: several in one, where each would have to start a program, and those of `make soak`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import pytest
 
 
 @contextmanager
@@ -11,3 +14,19 @@ def case(name: object) -> Iterator[None]:
     except BaseException as error:
         error.add_note(f"in the case {name!r}")
         raise
+
+
+def soak(*cases: Any) -> list[Any]:
+    """Mark cases as soak tests. A tuple is a case of several arguments."""
+    return [
+        pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.soak)
+        for each in cases
+    ]
+
+
+def one_of(count: int, cases: Iterable[Any]) -> list[Any]:
+    """Every `count`-th case; the others are soak tests. For many similar cases."""
+    return [
+        each if at % count == 0 else pytest.param(each, marks=pytest.mark.soak)
+        for at, each in enumerate(cases)
+    ]

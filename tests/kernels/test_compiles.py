@@ -19,6 +19,7 @@ from engine.models.source import finalize
 from engine.quant.registry import named, of_head
 from engine.sampling.rows import COLUMNS
 from tests.attention.cases import make_batch
+from tests.cases import soak
 from tests.kernels import ptx
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -45,11 +46,6 @@ BEFORE = {
     "_merge": {"merges"}, "_scan": {"columns"}, "_bound": {"columns"}, "_spread": {"columns"},
     "_gather": {"columns"}, "_find": {"columns"}, "_weigh": {"columns"}, "_pick": {"columns", "slots"},
 }  # fmt: skip
-
-
-def soak(*rows: tuple[Any, ...]) -> list[Any]:
-    """Mark variants as soak tests. The other variants are always compiled."""
-    return [pytest.param(*row, marks=pytest.mark.soak) for row in rows]
 
 
 class FakeDriver:
@@ -148,11 +144,12 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
 @pytest.mark.parametrize(
     ("config", "rows", "scheme", "kv"),
     [
-        (SMALL, 8, "none", "none"), (SMALL, 40, "none", "none"), (LARGE, 1, "none", "none"),
-        (SMALL, 1, "int8", "int8"), (SMALL, 4, "int4", "fp8"), (SMALL, 1, "fp8", "none"),
-        (BETWEEN, 1, "int4", "none"), (SMALL, 128, "none", "fp8"),
+        (SMALL, 8, "none", "none"), (SMALL, 1, "int8", "int8"), (BETWEEN, 1, "int4", "fp8"),
+        (SMALL, 128, "none", "none"),
         *soak(
-            (SMALL, 1, "none", "none"), (SMALL, 128, "none", "none"), (LARGE, 32, "none", "none"),
+            (SMALL, 40, "none", "none"), (LARGE, 1, "none", "none"), (SMALL, 4, "int4", "fp8"),
+            (SMALL, 1, "fp8", "none"), (BETWEEN, 1, "int4", "none"), (SMALL, 128, "none", "fp8"),
+            (SMALL, 1, "none", "none"), (LARGE, 32, "none", "none"),
             (SMALL, 4, "int8", "none"), (SMALL, 1, "int4", "none"), (SMALL, 64, "int4-128", "none"),
             (LARGE, 1, "int8", "none"), (LARGE, 1, "int4", "none"), (LARGE, 40, "none", "int8"),
         ),
@@ -167,8 +164,11 @@ def test_steps_that_decode(
 @pytest.mark.parametrize(
     ("compiled", "config", "rows", "scheme"),
     [
-        (80, SMALL, 4, "int8"), (120, SMALL, 4, "fp8"),
-        *soak((80, SMALL, 4, "int4"), (80, LARGE, 1, "int4"), (100, SMALL, 128, "none")),
+        (80, SMALL, 4, "int8"),
+        *soak(
+            (120, SMALL, 4, "fp8"), (80, SMALL, 4, "int4"), (80, LARGE, 1, "int4"),
+            (100, SMALL, 128, "none"),
+        ),
     ],
     indirect=["compiled"],
 )  # fmt: skip
@@ -191,7 +191,7 @@ def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName) -> N
         stage.sample(logits, fields, last_ids, SamplingFlags(rows == 8, False, False, False), None)
 
 
-@pytest.mark.parametrize("kv", ["none", "int8", "fp8"])
+@pytest.mark.parametrize("kv", ["none", *soak("int8", "fp8")])
 def test_steps_with_prompts(compiled: dict[str, int], kv: KvSchemeName) -> None:
     prompts(kv)
 
@@ -209,11 +209,10 @@ def prompts(kv: KvSchemeName, config: DecoderConfig = SMALL) -> None:
 @pytest.mark.parametrize(
     ("compiled", "tokens", "context"),
     [
-        (80, 3000, 3000), (90, 3000, 3000), (90, 300, 4000), (90, 300, 300), (100, 3000, 3000),
-        (120, 300, 300),
+        (90, 3000, 3000), (80, 300, 300), (120, 300, 4000),
         *soak(
-            (80, 300, 4000), (80, 300, 300), (100, 300, 4000), (100, 300, 300),
-            (120, 3000, 3000), (120, 300, 4000),
+            (80, 3000, 3000), (90, 300, 4000), (90, 300, 300), (100, 3000, 3000), (120, 300, 300),
+            (80, 300, 4000), (100, 300, 4000), (100, 300, 300), (120, 3000, 3000),
         ),
     ],
     indirect=["compiled"],

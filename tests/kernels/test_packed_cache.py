@@ -12,6 +12,7 @@ from engine.kv.store import KVLayer, bits
 from engine.models.rope import rope_table
 from tests.attention import oracle
 from tests.attention.cases import Case, make_case
+from tests.cases import soak
 from tests.kernels import oracles
 from tests.kernels.cases import packed
 from tests.kernels.interpreted import Interpreted
@@ -33,13 +34,19 @@ def same(mine: KVLayer, theirs: KVLayer) -> None:
 TYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 2e-3)])
 
 
-@PACKED
-@TYPES
+@pytest.mark.parametrize(
+    ("scheme", "dtype", "tolerance"),
+    [
+        ("int8", torch.float32, 1e-5),
+        ("fp8", torch.float16, 2e-3),
+        *soak(("fp8", torch.float32, 1e-5), ("int8", torch.float16, 2e-3)),
+    ],
+)
 @pytest.mark.parametrize(
     ("rows", "programs"),
     [([(1, 70), (1, 3)], 1), ([(1, 70), (1, 3)], 300), ([(1, 40), (5, 60)], 300), ([(20, 55)], 1)],
     ids=["decode", "cut", "verify", "prompt"],
-)
+)  # fmt: skip
 def test_attention_reads_what_it_packed(
     kernels: Interpreted,
     rows: list[tuple[int, int]],
@@ -164,10 +171,13 @@ def test_rope_writes_packed_cells(kernels: Interpreted, scheme: KvSchemeName, dt
 @pytest.mark.parametrize(
     ("window", "kept", "programs", "scheme", "dtype"),
     [
-        (8, 4, 1, "none", torch.float32), (20, 17, 300, "none", torch.float32),
-        (20, 17, 8, "int8", torch.float32), (60, 4, 8, "fp8", torch.float32),
-        (3, 1, 300, "int8", torch.float32), (20, 17, 8, "fp8", torch.float16),
-        (3, 1, 300, "int8", torch.float16), (60, 4, 8, "int8", torch.float16),
+        (8, 4, 1, "none", torch.float32), (20, 17, 8, "fp8", torch.float16),
+        (3, 1, 300, "int8", torch.float32),
+        *soak(
+            (20, 17, 300, "none", torch.float32), (20, 17, 8, "int8", torch.float32),
+            (60, 4, 8, "fp8", torch.float32), (3, 1, 300, "int8", torch.float16),
+            (60, 4, 8, "int8", torch.float16),
+        ),
     ],
 )  # fmt: skip
 def test_the_sinks_stay_visible(

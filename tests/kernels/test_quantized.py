@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.quant import fp8_linear, int4, int8
 from engine.quant.grouped import GroupedWeight
+from tests.cases import soak
 from tests.kernels import oracles
 from tests.kernels.interpreted import Interpreted
 
@@ -109,7 +110,7 @@ def test_one_row(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("rows", "parts", "tall"), [(2, 1, 0), (2, 3, 8), (19, 1, 16), (19, 3, 0)])
+@pytest.mark.parametrize(("rows", "parts", "tall"), [(2, 3, 8), (19, 3, 0), *soak((2, 1, 0), (19, 1, 16))])
 def test_few_rows(kernels: Interpreted, rows: int, parts: int, tall: int, kind: str) -> None:
     """`tall`: the rows of a program, which then has two warps; 0: all rows, and four warps."""
     from engine.kernels.triton.gemm.skinny_gemm import ProductTiling

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import regex  # type: ignore[import-untyped]
-
 from engine.api.errors import BadCheckpoint
 from engine.models.fields import MOST_LAYERS, MOST_WIDTH, Fields
 
@@ -44,6 +42,8 @@ class _Patterns:
     left: float  # seconds
 
     def match(self, pattern: str, name: str) -> bool:
+        import regex  # type: ignore[import-untyped]  # here, since it takes a tenth of a second
+
         began = time.monotonic()
         try:
             if len(pattern) > _MOST_PATTERN:
