@@ -16,8 +16,7 @@ from training import evaluate
 from training.chat import START, render, token_id
 from training.decode import How
 from training.export import likeness_table, model_card, save_pocket, table
-from training.grow import grown
-from training.model import Decoder
+from training.model import Decoder, grown
 from training.recipe import FULL, LARGER, TINY, Recipe, Schedule, Shape
 from training.rows import make_rows
 from training.train import distilled_from, fit, with_exits

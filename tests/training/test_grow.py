@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from training.grow import grown
-from training.model import Decoder, dense_attend
+from training.model import Decoder, dense_attend, grown
 from training.recipe import FULL, LARGER, TINY, Shape
 
 WIDER = Shape(layers=4, hidden=48, heads=6, kv_heads=1, head_dim=16, inner=80, exits=(1,), context=512)
