@@ -71,16 +71,26 @@ def assemble(
     """
     if config.tp == 1:
         return _assembled(config, place, loading, progress, below, None)
-    if pick(config.device).type != "cpu":
-        raise BadInput(f"tp: {config.tp} ranks can share a model on CPUs only; add --device cpu")
     if below:
         raise BadInput(f"tp: cache tiers from other packages cannot be shared between {config.tp} ranks")
-    team = Team(config, place)
+    team = Team(config, place, gpus_of_ranks(config))
     try:
         return _assembled(config, place, loading, progress, below, team)
     except BaseException:
         team.close()
         raise
+
+
+def gpus_of_ranks(config: EngineConfig) -> list[str]:
+    """The GPUs of each rank's process; empty on CPUs. Raises if the ranks cannot have one each."""
+    if (device := pick(config.device)).type == "cpu":
+        return []
+    # Imports Triton, which is only installed with a GPU.
+    from engine.distributed.peers import visible_to, why_not_peers
+
+    if problem := why_not_peers(config, device):
+        raise BadInput(f"tp: {problem}")
+    return [visible_to(rank, device) for rank in range(config.tp)]
 
 
 def _assembled(
@@ -96,7 +106,9 @@ def _assembled(
     policy = choose_policy(config.policy, config.latency_target)
     if team is not None:
         team.check_identities()
-    loaded = load_share(config, place, None if team is None else team.collective, progress)
+        if (device := pick(config.device)).type == "cuda":
+            team.connect(device)
+    loaded = load_share(config, place, None if team is None else team.sums, progress)
     config, model, room = loaded.config, loaded.model, loaded.budget
     device, vocab, scheme = room.device, model.config.vocab, config.kv_scheme
     bare = config.dummy_weights and not has_tokenizer(place.folder)
@@ -170,6 +182,8 @@ def load_share(
     device = pick(config.device)
     model = _load(config, place, device, progress, collective)
     dtype = next(iter(model.parameters())).dtype
+    if collective is not None and device.type == "cuda" and dtype is not torch.bfloat16:
+        raise BadInput(f"tp: ranks on GPUs compute in bfloat16, and {place.name} is in {_name(dtype)}")
     caches = model.config.layers if collective is None else cast(Decoder, model).caches
     specs = windowed(caches, config)
     refuse_budget(config, specs, device)

@@ -9,7 +9,7 @@ import os
 import select
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -58,6 +58,33 @@ def wires(ranks: int, memory: int) -> list[Wires]:
     ]
 
 
+class RankCollective(Protocol):
+    """A collective of processes, and how its calls are stopped when one of them fails."""
+
+    rank: int
+    ranks: int
+    seconds: float  # spent in sums and gathers, most of it waiting for the others
+
+    def sum(self, term: Tensor) -> Tensor: ...
+
+    def gather(self, part: Tensor) -> Tensor: ...
+
+    def interrupt(self) -> None:
+        """Stop all ranks' calls, now and until `reset`. From any thread."""
+
+    def check(self) -> None:
+        """Raise Interrupted if a call of a step that has ended was stopped."""
+
+    def finish(self) -> None:
+        """Wait until none of this rank's calls runs."""
+
+    def clear(self) -> None:
+        """Take back the interruption. Called on one rank, once all have stopped."""
+
+    def reset(self) -> None:
+        """Forget the parts that were on the way. Called on every rank, while all have stopped."""
+
+
 class SharedMemoryCollective:
     """For tensors on a CPU. One thread of each rank uses it."""
 
@@ -68,6 +95,7 @@ class SharedMemoryCollective:
         size = memory_size(self.ranks)
         whole = torch.frombuffer(mapped(wires.memory, size), dtype=torch.uint8)
         self._places = whole.view(2, self.ranks, PLACE)
+        self.memory = whole  # common to all ranks
         self._sources = {fd: other for other, fd in enumerate(wires.woken) if fd >= 0}
         self._poll = select.poll()
         for fd in (*self._sources, wires.alarm[0]):
@@ -91,16 +119,19 @@ class SharedMemoryCollective:
         return torch.cat([each.view(part.shape) for each in found], -1)
 
     def interrupt(self) -> None:
-        """Stop all ranks' calls, now and until `reset`. From any thread."""
         os.write(self._wires.alarm[1], b"!")
 
+    def check(self) -> None:
+        """A call that was stopped has raised already."""
+
+    def finish(self) -> None:
+        """A call has ended when it returns."""
+
     def clear(self) -> None:
-        """Take back the interruption. Called on one rank, once all have stopped."""
         while readable(self._wires.alarm[0], 0):
             os.read(self._wires.alarm[0], PLACE)
 
     def reset(self) -> None:
-        """Forget the parts that were on the way. Called on every rank, while all have stopped."""
         for fd in self._sources:
             while readable(fd, 0):
                 os.read(fd, PLACE)

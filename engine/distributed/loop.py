@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.api.errors import BadWire
 from engine.api.events import log
-from engine.distributed.collective import Interrupted, SharedMemoryCollective
+from engine.distributed.collective import Interrupted, RankCollective
 from engine.distributed.link import RankLink
 from engine.distributed.messages import STEP_KINDS, Kind, digest, error_to_wire
 from engine.distributed.ring import RingMessage, RingReader
@@ -33,7 +33,7 @@ class RankLoop:
         runner: ModelRunner,
         ring: RingReader,
         link: RankLink,
-        collective: SharedMemoryCollective,
+        collective: RankCollective,
         bounds: Bounds,
         tiers: Sequence[Tier],
     ) -> None:
@@ -70,6 +70,7 @@ class RankLoop:
             case Kind.COMPILE:
                 self._runner.start_compiling(checked(STEP_KINDS.read, decode_json(payload)))
             case Kind.STOP:
+                self._collective.finish()
                 self._answer(message.number, self._error)
             case Kind.RESET:
                 self._error = None
@@ -109,6 +110,7 @@ class RankLoop:
             if number not in self._launched:
                 raise self._error or Interrupted(f"step {number} was not launched")
             result = self._runner.collect(self._launched.pop(number)[1])
+            self._collective.check()
         except Exception as error:
             self._fail(error)
             self._answer(message, error)

@@ -62,7 +62,7 @@ class RankedRunner:
         """Wait for a step on all ranks. Raises EngineDead if they did not sample the same tokens."""
         number, own = handle
         message = self._team.send(Kind.COLLECT, number.to_bytes(8, "little"))
-        result: StepResult = self._together(lambda: self.own.collect(own))
+        result: StepResult = self._together(lambda: self._collected(own))
         answers = self._answers(message)
         if any(each.error is not None for each in answers):
             self._recover(Interrupted("the step failed on another rank"))
@@ -70,7 +70,12 @@ class RankedRunner:
             if each.digest != digest(result):
                 self._dead = f"rank {rank} has sampled other tokens than rank 0 in step {number}"
                 raise EngineDead(self._dead)
-        self._note_joined([self._team.collective.seconds, *(each.joined for each in answers)], result.seconds)
+        self._note_joined([self._team.sums.seconds, *(each.joined for each in answers)], result.seconds)
+        return result
+
+    def _collected(self, own: Any) -> StepResult:
+        result = self.own.collect(own)
+        self._team.sums.check()
         return result
 
     def _note_joined(self, seconds: list[float], step: float) -> None:
@@ -147,9 +152,10 @@ class RankedRunner:
 
     def _recover(self, error: Exception) -> NoReturn:
         """Stop all ranks after a failed step, so that the next one finds them in step. Raises the cause."""
-        collective = self._team.collective
+        collective = self._team.sums
         collective.interrupt()
         stopped = self._answers(self._team.send(Kind.STOP))
+        collective.finish()
         collective.clear()
         collective.reset()
         self._answers(self._team.send(Kind.RESET))
