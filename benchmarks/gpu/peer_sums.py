@@ -1,0 +1,219 @@
+"""Sums between two GPUs by our kernels: right to the bit, and how long they take in a graph.
+
+`python -m benchmarks.gpu.peer_sums` starts a process for each GPU. With `--others` it measures NCCL and torch's
+symmetric memory instead.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from engine.distributed.collective import SharedMemoryCollective, Wires, memory_size, wires
+from engine.distributed.memory import anonymous
+
+RANKS = 2
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+WIDTH = 4096
+LOOPS, REPLAYS = 20, 20
+
+
+def microseconds(call: Callable[[], object], meet: Callable[[], object]) -> float:
+    """Time of a call in a graph of several, replayed."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+        for _ in range(LOOPS):
+            call()
+    meet()
+    best = float("inf")
+    for _ in range(3):
+        graph.replay()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(REPLAYS):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        best = min(best, begin.elapsed_time(end) / LOOPS / REPLAYS * 1e3)
+    return best
+
+
+def numbers(rank: int, seed: int, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    made = torch.Generator().manual_seed(seed * RANKS + rank)
+    return torch.randn(*shape, generator=made).to("cuda", dtype)
+
+
+def summed(seed: int, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    terms = [numbers(rank, seed, *shape, dtype=dtype).float() for rank in range(RANKS)]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total.to(dtype)
+
+
+def ours(rank: int, given: Wires, folder: Path) -> None:
+    from engine.distributed.peers import PeerCollective
+
+    device = torch.device("cuda", 0)
+    peers = PeerCollective(SharedMemoryCollective(rank, given), device)
+    (folder / f"handle{rank}.part").write_text(peers.handle())
+    (folder / f"handle{rank}.part").rename(folder / f"handle{rank}")
+    while not all((folder / f"handle{each}").exists() for each in range(RANKS)):
+        pass
+    peers.connect([(folder / f"handle{each}").read_text() for each in range(RANKS)])
+
+    def meet() -> None:
+        peers.sum(torch.zeros(2, device=device))
+        torch.cuda.synchronize()
+
+    wrong = 0
+    for seed, rows in enumerate((1, 3, 8, 33, 200, 1000, 2, 8192)):
+        for dtype in (torch.bfloat16, torch.float32):
+            found = peers.sum(numbers(rank, seed, rows, WIDTH, dtype=dtype))
+            wrong += not torch.equal(found, summed(seed, rows, WIDTH, dtype=dtype))
+        if rows > 1000:
+            continue
+        share = numbers(rank, seed, rows, 1002)
+        whole = torch.cat([numbers(each, seed, rows, 1002) for each in range(RANKS)], 1)
+        wrong += not torch.equal(peers.gather(share), whole)
+        wrong += not torch.equal(
+            peers.gather(share[:, :501]), whole.view(rows, RANKS, -1)[:, :, :501].flatten(1)
+        )
+        for parts in (1, 4):
+            kind = torch.bfloat16 if parts == 1 else torch.float32
+            mine = numbers(rank, seed, parts, rows, WIDTH, dtype=kind)
+            terms = [
+                numbers(each, seed, parts, rows, WIDTH, dtype=kind).sum(0).bfloat16() for each in range(RANKS)
+            ]
+            x = numbers(0, seed + 99, rows, WIDTH)
+            weight = numbers(0, 7, WIDTH)
+            stream = x + sum(each.float() for each in terms).bfloat16()  # type: ignore[union-attr]
+            normed = torch.nn.functional.rms_norm(stream.float(), (WIDTH,), None, 1e-5).bfloat16() * weight
+            out = peers.sum_norm(x, mine, weight, 1e-5)
+            wrong += (
+                not torch.equal(x, stream)
+                if parts == 1
+                else not torch.allclose(x, stream, rtol=0.01, atol=0.04)
+            )
+            wrong += not torch.allclose(out.float(), normed.float(), rtol=0.02, atol=0.02)
+            (folder / f"out{rank}.{seed}.{parts}").write_bytes(out.view(torch.int16).cpu().numpy().tobytes())
+    meet()
+    for file in folder.glob("out0.*"):
+        wrong += file.read_bytes() != (folder / file.name.replace("out0", "out1")).read_bytes()
+    print("ours, wrong results:", wrong, flush=True)
+    weight = torch.ones(WIDTH, dtype=torch.bfloat16, device=device)
+    for rows in ROWS:
+        term, x = numbers(rank, 1, rows, WIDTH), numbers(0, 2, rows, WIDTH)
+        found = [
+            microseconds(lambda term=term: peers.sum(term), meet),
+            microseconds(lambda x=x, term=term: peers.sum_norm(x, term[None] * 0, weight, 1e-5), meet),
+            microseconds(lambda x=x, term=term: peers.sum_norm(x, term[None], weight, 1e-5), meet),
+        ]
+        if rank == 0:
+            print(
+                f"ours, {rows} rows, {rows * WIDTH * 2 // 1024} KB: sum {found[0]:.1f}, sum+norm {found[2]:.1f} "
+                f"(with a kernel more {found[1]:.1f}) us",
+                flush=True,
+            )
+    for rows in (2048, 8192):
+        term = numbers(rank, 1, rows, WIDTH)
+        found = [microseconds(lambda term=term: peers.sum(term), meet)]
+        if rank == 0:
+            print(f"ours, {rows} rows: {found[0]:.1f} us", flush=True)
+    for rows in (1, 32, 256):
+        part = numbers(rank, 1, rows, 64128)
+        found = [microseconds(lambda part=part: peers.gather(part), meet)]
+        if rank == 0:
+            print(f"ours, gather of {rows} rows of logits: {found[0]:.1f} us", flush=True)
+    # Last: stopping.
+    peers.check()
+    until = time.monotonic() + 20
+    if rank == 0:
+        time.sleep(0.2)
+        peers.interrupt()
+        while not (folder / "stopped").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+    else:
+        began = time.monotonic()
+        peers.sum(numbers(rank, 1, 8, WIDTH))  # the other rank never comes
+        peers.finish()
+        try:
+            peers.check()
+        except Exception as error:
+            print(f"stopped after {time.monotonic() - began:.2f} s: {error}", flush=True)
+        else:
+            print("WRONG: not stopped", flush=True)
+        (folder / "stopped").touch()
+
+
+def others(rank: int, folder: Path) -> None:
+    import torch.distributed as dist
+    import torch.distributed._symmetric_memory as symmetric
+
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    dist.init_process_group("nccl", f"file://{folder}/store", rank=rank, world_size=RANKS, device_id=device)
+
+    def meet() -> None:
+        dist.barrier()
+        torch.cuda.synchronize()
+
+    sizes = (*ROWS, 8192)
+    nccl = {}
+    for rows in sizes:
+        term = torch.randn(rows, WIDTH, device=device).bfloat16()
+        nccl[rows] = microseconds(lambda term=term: dist.all_reduce(term), meet)
+    if rank == 0:
+        print("NCCL:", {rows: round(each, 1) for rows, each in nccl.items()}, flush=True)
+    for name in ("one_shot_all_reduce", "two_shot_all_reduce_"):
+        found = {}
+        for rows in ROWS:
+            buffer = symmetric.empty(rows, WIDTH, dtype=torch.bfloat16, device=device)
+            symmetric.rendezvous(buffer, dist.group.WORLD.group_name)
+            call = getattr(torch.ops.symm_mem, name)
+            group = dist.group.WORLD.group_name
+            found[rows] = microseconds(lambda c=call, b=buffer, g=group: c(b, "sum", g), meet)
+        if rank == 0:
+            print(f"{name}:", {rows: round(each, 1) for rows, each in found.items()}, flush=True)
+    os._exit(0)
+
+
+def main() -> None:
+    if len(sys.argv) > 2:
+        rank, folder, given = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+        if not given:
+            return others(rank, folder)
+        memory, wake, woken, alarm = given
+        return ours(rank, Wires(memory, tuple(wake), tuple(woken), tuple(alarm)), folder)
+    compare = "--others" in sys.argv
+    with tempfile.TemporaryDirectory() as folder:
+        all_wires = [[], []] if compare else wires(RANKS, anonymous(memory_size(RANKS)))
+        started = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.gpu.peer_sums",
+                    str(rank),
+                    folder,
+                    json.dumps(all_wires[rank]),
+                ],
+                env=os.environ | ({} if compare else {"CUDA_VISIBLE_DEVICES": ("0,1", "1,0")[rank]}),
+                pass_fds=all_wires[rank].fds() if isinstance(all_wires[rank], Wires) else (),
+            )
+            for rank in range(RANKS)
+        ]
+        raise SystemExit(max(each.wait() for each in started))
+
+
+if __name__ == "__main__":
+    main()
