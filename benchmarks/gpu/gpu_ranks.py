@@ -1,7 +1,7 @@
 """The engine on several GPUs of one host, `tp`, against one: steps, a mixed workload, and sums alone.
 
-The shapes and workloads are those of `gpu.py`. `check` compares the ranks' greedy replies with transformers in
-float32 on the same weights, and those of one rank.
+The shapes and workloads are those of `gpu.py`. `check` compares the ranks' greedy replies with transformers
+in float32 on the same weights, and with those of one rank.
 """
 
 import json

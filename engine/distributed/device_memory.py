@@ -37,11 +37,17 @@ def _ask(function: str, *arguments: Any) -> None:
         raise EngineError(f"{function}: error {code}, {(name.value or b'unknown').decode()}")
 
 
+def _enter(device: torch.device) -> None:
+    """Make the device's context current on this thread."""
+    torch.empty(1, device=device)
+    torch.cuda.synchronize(device)
+
+
 class DeviceMemory:
     """Zeros on a GPU that other processes can open."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
-        torch.empty(1, device=device)  # the device's context becomes current
+        _enter(device)
         address = ctypes.c_uint64()
         _ask("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
         self.address, self._nbytes = address.value, nbytes
@@ -79,7 +85,7 @@ def opened(handle: bytes, device: torch.device) -> int:
     """Return the address of another process's memory, as kernels on `device` see it."""
     if len(handle) != HANDLE:
         raise ValueError(f"a handle has {HANDLE} bytes, not {len(handle)}")
-    torch.empty(1, device=device)
+    _enter(device)
     address, given = ctypes.c_uint64(), _OpenedHandle()
     ctypes.memmove(ctypes.byref(given), handle, HANDLE)
     _ask("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
@@ -95,7 +101,7 @@ class HostMemory:
     """Memory of this process that kernels can access: whole pages."""
 
     def __init__(self, here: int, nbytes: int, device: torch.device) -> None:
-        torch.empty(1, device=device)
+        _enter(device)
         self._here, seen = here, ctypes.c_uint64()
         _ask("cuMemHostRegister_v2", ctypes.c_void_p(here), ctypes.c_size_t(nbytes), ctypes.c_uint(_MAPPED))
         _ask("cuMemHostGetDevicePointer_v2", ctypes.byref(seen), ctypes.c_void_p(here), ctypes.c_uint(0))

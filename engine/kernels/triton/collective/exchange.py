@@ -108,7 +108,7 @@ def receive(inbox, control, sender, at, there, turn, RANKS: tl.constexpr, WORDS:
 
 
 @triton.jit
-def _sum(
+def _sum_ranks(
     out, term, addresses, inbox, counts, control, size,
     RANK: tl.constexpr, RANKS: tl.constexpr, WORDS: tl.constexpr, TILE: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
@@ -140,7 +140,7 @@ def _sum(
 def exchange_sum(term: Tensor, inbox: Inbox) -> Tensor:
     """The sum of all ranks' terms, in bfloat16 or float32, added in float32."""
     out, size = torch.empty_like(term), term.nbytes // 4
-    _sum[(min(PROGRAMS, triton.cdiv(size, TILE)),)](
+    _sum_ranks[(min(PROGRAMS, triton.cdiv(size, TILE)),)](
         out.view(-1).view(torch.int32), term.view(-1).view(torch.int32),
         inbox.addresses, inbox.words, inbox.counts, inbox.control, size,
         RANK=inbox.rank, RANKS=inbox.ranks, WORDS=WORDS, TILE=TILE, PAIRS=term.dtype is torch.bfloat16,
@@ -150,7 +150,7 @@ def exchange_sum(term: Tensor, inbox: Inbox) -> Tensor:
 
 
 @triton.jit
-def _gather(
+def _gather_ranks(
     out, part, addresses, inbox, counts, control, size, share,
     RANK: tl.constexpr, RANKS: tl.constexpr, WORDS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -180,7 +180,7 @@ def exchange_gather(part: Tensor, inbox: Inbox, *, pdl: bool = False) -> Tensor:
     rows, share = part.shape
     out = torch.empty(rows, inbox.ranks * share, dtype=part.dtype, device=part.device)
     size = part.nbytes // 4
-    _gather[(min(PROGRAMS, triton.cdiv(size, TILE)),)](
+    _gather_ranks[(min(PROGRAMS, triton.cdiv(size, TILE)),)](
         out.view(-1).view(torch.int32), part.view(-1).view(torch.int32),
         inbox.addresses, inbox.words, inbox.counts, inbox.control, size, size // rows,
         RANK=inbox.rank, RANKS=inbox.ranks, WORDS=WORDS, TILE=TILE, PDL=pdl, num_warps=8, **launch(pdl),
