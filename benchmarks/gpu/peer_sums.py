@@ -68,8 +68,11 @@ def ours(rank: int, given: Wires, folder: Path) -> None:
     peers = PeerCollective(SharedMemoryCollective(rank, given), device)
     (folder / f"handle{rank}.part").write_text(peers.handle())
     (folder / f"handle{rank}.part").rename(folder / f"handle{rank}")
+    until = time.monotonic() + 20
     while not all((folder / f"handle{each}").exists() for each in range(RANKS)):
-        pass
+        if time.monotonic() > until:
+            raise SystemExit(f"rank {rank}: the other rank did not start")
+        time.sleep(0.01)
     peers.connect([(folder / f"handle{each}").read_text() for each in range(RANKS)])
 
     def meet() -> None:
