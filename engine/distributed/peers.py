@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.api.config import EngineConfig
 from engine.distributed.collective import Interrupted, SharedMemoryCollective
 from engine.distributed.device_memory import DeviceMemory, HostMemory, closed, opened
+from engine.kernels.triton.collective import bulk
 from engine.kernels.triton.collective.exchange import (
     PROGRAMS,
     Inbox,
@@ -18,6 +19,7 @@ from engine.kernels.triton.collective.exchange import (
     exchange_sum_norm,
     inbox_words,
 )
+from engine.kernels.triton.norm.norm import norm
 
 PAGE = 4096  # bytes of the host memory that kernels read: the stop word, then a report of each rank
 
@@ -57,12 +59,12 @@ class PeerCollective:
         """`host`: between the same ranks. The stop word is in its memory, and it is not used otherwise."""
         self.rank, self.ranks, self._host, self._device = host.rank, host.ranks, host, device
         self.seconds = 0.0  # a GPU does not measure how long it waits
-        self._memory = DeviceMemory(8 * inbox_words(self.ranks), device)
+        self._memory = DeviceMemory(8 * (inbox_words(self.ranks) + bulk.bulk_words(self.ranks)), device)
         self._flags = host.memory[:PAGE].view(torch.int32)
         self._seen = HostMemory(self._flags.data_ptr(), PAGE, device)
         seen = self._seen.address
         self._control = torch.tensor([0, seen, seen + 4 * (1 + self.rank)], device=device)
-        self._counts = torch.zeros(PROGRAMS, dtype=torch.int32, device=device)
+        self._counts = torch.zeros(2 * PROGRAMS, dtype=torch.int32, device=device)
         self._inbox: Inbox | None = None
         self._others: list[int] = []
 
@@ -87,7 +89,8 @@ class PeerCollective:
         return self._inbox
 
     def sum(self, term: Tensor) -> Tensor:
-        return exchange_sum(term.contiguous(), self.inbox)
+        exchange = exchange_sum if term.nbytes < bulk.LEAST else bulk.exchange_bulk
+        return exchange(term.contiguous(), self.inbox)
 
     def gather(self, part: Tensor) -> Tensor:
         *shape, share = part.shape
@@ -101,6 +104,9 @@ class PeerCollective:
 
     def sum_norm(self, x: Tensor, parts: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
         """Add the sum of all ranks' terms to x, in place; return its norm."""
+        if x.nbytes >= bulk.LEAST:
+            term = parts[0] if len(parts) == 1 else parts.sum(0)
+            return norm(x, self.sum(term.to(x.dtype))[None], weight, eps, pdl=False)
         return exchange_sum_norm(x, parts, weight, eps, self.inbox, pdl=pdl)
 
     def interrupt(self) -> None:

@@ -36,3 +36,32 @@ def exchanged(rank: int, turns: int, call: str, own: tuple[Any, ...], parts: lis
 def _fill(inbox: Tensor, sender: int, places: Places) -> None:
     for (program, turn), words in places.items():
         inbox[program, turn & 1, sender, : len(words)] = (turn << 32) | (words.long() & 0xFFFFFFFF)
+
+
+def exchanged_bulk(rank: int, turns: int, terms: list[Tensor]) -> tuple[Tensor, bool]:
+    """Run a sum of long tensors. Returns it, and whether the own pieces and signals were sent."""
+    from engine.kernels.triton.collective import bulk, exchange
+
+    ranks, programs, skipped = len(terms), exchange.PROGRAMS, exchange.inbox_words(len(terms))
+    inboxes = [torch.zeros(skipped + bulk.bulk_words(ranks), dtype=torch.int64) for _ in terms]
+
+    def fill(inbox: Tensor, sender: int) -> None:
+        signals, pieces = inbox[skipped:].split([programs * ranks, programs * ranks * bulk.PIECE])
+        of_sender = pieces.view(torch.int32).view(programs, 2, ranks, -1)[:, :, sender]
+        for at, words in enumerate(terms[sender].view(-1).view(torch.int32).split(bulk.PIECE)):
+            turn = turns + 1 + at // programs
+            signals.view(programs, ranks)[at % programs, sender] = turn
+            of_sender[at % programs, turn & 1, : len(words)] = words
+
+    for sender in range(ranks):
+        if sender != rank:
+            fill(inboxes[rank], sender)
+    addresses = torch.tensor([each.data_ptr() for each in inboxes])
+    counts = torch.full((2 * programs,), turns, dtype=torch.int32)
+    control = torch.zeros(3, dtype=torch.int64)
+    with torch.inference_mode():
+        inbox = exchange.Inbox(rank, ranks, inboxes[rank], addresses, counts, control)
+        found = bulk.exchange_bulk(terms[rank], inbox)
+    expected = torch.zeros_like(inboxes[0])
+    fill(expected, rank)
+    return found, all(torch.equal(each, expected) for other, each in enumerate(inboxes) if other != rank)

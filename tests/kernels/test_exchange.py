@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.exchanges import Places, exchanged
+from tests.kernels.exchanges import Places, exchanged, exchanged_bulk
 from tests.kernels.interpreted import Interpreted
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -84,4 +84,15 @@ def test_a_sum_and_the_norm_after_it(
     )
     assert torch.equal(stream, expected)
     torch.testing.assert_close(found, normed, rtol=0.01, atol=0.01)
+    assert sent
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("ranks", "rank", "size"), [(2, 0, 50), (2, 1, 70_002), (3, 1, 300_000)])
+def test_a_sum_of_a_long_tensor(
+    kernels: Interpreted, dtype: torch.dtype, ranks: int, rank: int, size: int
+) -> None:
+    given = terms(ranks, size, dtype=dtype)
+    found, sent = kernels.run(exchanged_bulk, rank, 3, given)
+    assert torch.equal(found, total(given))
     assert sent

@@ -38,7 +38,7 @@ class Inbox(NamedTuple):
     ranks: int
     words: Tensor  # the own inbox, int64
     addresses: Tensor  # of all ranks' inboxes, as this GPU sees them, int64
-    counts: Tensor  # turns of each program so far, int32
+    counts: Tensor  # turns of each program so far, here and in bulk.py, int32
     control: Tensor  # int64: whether a program has given up; addresses of the stop word and of the report
 
 
