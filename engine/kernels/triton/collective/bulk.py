@@ -29,7 +29,7 @@ LEAST = 2**22  # bytes from which on this is faster
 
 
 def bulk_words(ranks: int) -> int:
-    """Words of 8 bytes behind the other inbox: a signal of each program and sender, then two pieces of each."""
+    """Words of 8 bytes behind the other inbox: a signal of each program and sender, then their pieces."""
     return PROGRAMS * ranks + PROGRAMS * 2 * ranks * PIECE // 2
 
 
