@@ -182,8 +182,6 @@ def load_share(
     device = pick(config.device)
     model = _load(config, place, device, progress, collective)
     dtype = next(iter(model.parameters())).dtype
-    if collective is not None and device.type == "cuda" and dtype is not torch.bfloat16:
-        raise BadInput(f"tp: ranks on GPUs compute in bfloat16, and {place.name} is in {_name(dtype)}")
     caches = model.config.layers if collective is None else cast(Decoder, model).caches
     specs = windowed(caches, config)
     refuse_budget(config, specs, device)

@@ -64,6 +64,7 @@ class RankCollective(Protocol):
     rank: int
     ranks: int
     seconds: float  # spent in sums and gathers, most of it waiting for the others
+    deferred: bool  # whether a call may run after it has returned, on a GPU
 
     def sum(self, term: Tensor) -> Tensor: ...
 
@@ -87,6 +88,8 @@ class RankCollective(Protocol):
 
 class SharedMemoryCollective:
     """For tensors on a CPU. One thread of each rank uses it."""
+
+    deferred = False
 
     def __init__(self, rank: int, wires: Wires, limit: float = LIMIT) -> None:
         self.rank, self.ranks = rank, len(wires.wake)

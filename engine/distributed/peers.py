@@ -55,6 +55,8 @@ def visible_to(rank: int, device: torch.device) -> str:
 class PeerCollective:
     """For tensors on a GPU. One thread of each rank uses it, except for `interrupt`."""
 
+    deferred = True
+
     def __init__(self, host: SharedMemoryCollective, device: torch.device) -> None:
         """`host`: between the same ranks. The stop word is in its memory, and it is not used otherwise."""
         self.rank, self.ranks, self._host, self._device = host.rank, host.ranks, host, device
@@ -89,6 +91,8 @@ class PeerCollective:
         return self._inbox
 
     def sum(self, term: Tensor) -> Tensor:
+        if term.dtype not in (torch.bfloat16, torch.float32):
+            return self.sum(term.float()).to(term.dtype)
         exchange = exchange_sum if term.nbytes < bulk.LEAST else bulk.exchange_bulk
         return exchange(term.contiguous(), self.inbox)
 
@@ -104,9 +108,9 @@ class PeerCollective:
 
     def sum_norm(self, x: Tensor, parts: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
         """Add the sum of all ranks' terms to x, in place; return its norm."""
-        if x.nbytes >= bulk.LEAST:
+        if x.nbytes >= bulk.LEAST or x.dtype is not torch.bfloat16:
             term = parts[0] if len(parts) == 1 else parts.sum(0)
-            return norm(x, self.sum(term.to(x.dtype))[None], weight, eps, pdl=False)
+            return norm(x, self.sum(term.to(x.dtype))[None], weight, eps)
         return exchange_sum_norm(x, parts, weight, eps, self.inbox, pdl=pdl)
 
     def interrupt(self) -> None:
