@@ -20,7 +20,7 @@ from engine.distributed.collective import SharedMemoryCollective, Wires, memory_
 from engine.distributed.memory import anonymous
 
 RANKS = 2
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ROWS = (1, 8, 32, 64, 128, 256)
 WIDTH = 4096
 LOOPS, REPLAYS = 20, 20
 
@@ -63,6 +63,7 @@ def summed(seed: int, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch
 
 def ours(rank: int, given: Wires, folder: Path) -> None:
     from engine.distributed.peers import PeerCollective
+    from engine.kernels.triton.collective import bulk, exchange
 
     device = torch.device("cuda", 0)
     peers = PeerCollective(SharedMemoryCollective(rank, given), device)
@@ -90,7 +91,7 @@ def ours(rank: int, given: Wires, folder: Path) -> None:
             found = peers.sum(numbers(rank, seed, rows, WIDTH, dtype=dtype))
             expect(torch.equal(found, summed(seed, rows, WIDTH, dtype=dtype)), "sum", rows, dtype)
 
-    for seed, rows in enumerate((1, 3, 8, 33, 200, 2)):
+    for seed, rows in enumerate((1, 3, 33, 200)):
         sums(seed, rows)
         share = numbers(rank, seed, rows, 1002)
         whole = torch.cat([numbers(each, seed, rows, 1002) for each in range(RANKS)], 1)
@@ -113,26 +114,35 @@ def ours(rank: int, given: Wires, folder: Path) -> None:
         same = file.read_bytes() == (folder / file.name.replace("out0", "out1")).read_bytes()
         expect(same, "differs between ranks:", file.name)
     print(f"ours, rank {rank}, wrong results: {wrong or 'none'}", flush=True)
+    wrong.clear()
+    for seed, rows in enumerate((600, 5001)):
+        sums(seed, rows)
+        part = numbers(rank, seed, rows, 20_000)
+        found = peers.gather(part)
+        expect(torch.equal(found[:, rank * 20_000 : (rank + 1) * 20_000], part), "gather, own part", rows)
+        there = numbers(1 - rank, seed, rows, 20_000)
+        expect(torch.equal(found[:, (1 - rank) * 20_000 :][:, :20_000], there), "gather", rows)
+    print(f"ours, rank {rank}, wrong long sums: {wrong or 'none'}", flush=True)
+
+    def row(name: str, times: dict[str, float]) -> None:
+        if rank == 0:
+            print(f"{name}: {', '.join(f'{how} {each:.1f}' for how, each in times.items())} us", flush=True)
+
     weight = torch.ones(WIDTH, dtype=torch.bfloat16, device=device)
     for rows in ROWS:
         term, x = numbers(rank, 1, rows, WIDTH), numbers(0, 2, rows, WIDTH)
-        alone = microseconds(partial(peers.sum, term), meet)
-        fused = microseconds(partial(peers.sum_norm, x, term[None] * 0, weight, 1e-5), meet)
-        if rank == 0:
-            size = rows * WIDTH // 512
-            print(f"ours, {rows} rows, {size} KB: sum {alone:.1f} us, and norm {fused:.1f} us", flush=True)
+        times = {"in pieces": microseconds(partial(bulk.sum_bulk, term, peers.inbox), meet)}
+        for how, few in (("polling all", 2**30), ("probing", 0)):
+            exchange.FEW = few
+            times |= {how: microseconds(partial(exchange.exchange_sum, term, peers.inbox), meet)}
+            call = partial(exchange.exchange_sum_norm, x, term[None] * 0, weight, 1e-5, peers.inbox)
+            times |= {f"and norm, {how}": microseconds(call, meet)}
+        row(f"sum, {rows} rows, {rows * WIDTH // 512} KB", times)
+    for rows in (1024, 8192):
+        row(f"sum, {rows} rows", {"": microseconds(partial(peers.sum, numbers(rank, 1, rows, WIDTH)), meet)})
     for rows in (1, 32, 256):
-        alone = microseconds(partial(peers.gather, numbers(rank, 1, rows, 64128)), meet)
-        if rank == 0:
-            print(f"ours, gather of {rows} rows of logits: {alone:.1f} us", flush=True)
-    wrong.clear()
-    for seed, rows in enumerate((600, 1000, 5001, 8192)):
-        sums(seed, rows)
-    print(f"ours, rank {rank}, wrong long sums: {wrong or 'none'}", flush=True)
-    for rows in (1024, 2048, 8192):
-        alone = microseconds(partial(peers.sum, numbers(rank, 1, rows, WIDTH)), meet)
-        if rank == 0:
-            print(f"ours, {rows} rows: {alone:.1f} us", flush=True)
+        part = numbers(rank, 1, rows, 64128)
+        row(f"gather of {rows} rows of logits", {"": microseconds(partial(peers.gather, part), meet)})
     # Last: stopping.
     peers.check()
     until = time.monotonic() + 20

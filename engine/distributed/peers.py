@@ -93,7 +93,7 @@ class PeerCollective:
     def sum(self, term: Tensor) -> Tensor:
         if term.dtype not in (torch.bfloat16, torch.float32):
             return self.sum(term.float()).to(term.dtype)
-        exchange = exchange_sum if term.nbytes < bulk.LEAST else bulk.exchange_bulk
+        exchange = exchange_sum if term.nbytes < bulk.LEAST else bulk.sum_bulk
         return exchange(term.contiguous(), self.inbox)
 
     def gather(self, part: Tensor) -> Tensor:
@@ -101,7 +101,8 @@ class PeerCollective:
         flat = part.contiguous().view(-1, share)
         if odd := flat.shape[1] * flat.itemsize % 4:
             flat = F.pad(flat, (0, odd // flat.itemsize))
-        found = exchange_gather(flat, self.inbox)
+        exchange = exchange_gather if flat.nbytes < bulk.LEAST else bulk.gather_bulk
+        found = exchange(flat, self.inbox)
         if odd:
             found = found.unflatten(1, (self.ranks, -1))[:, :, :share].flatten(1)
         return found.view(*shape, self.ranks * share)

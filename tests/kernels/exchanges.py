@@ -43,12 +43,13 @@ def exchanged_bulk(rank: int, turns: int, terms: list[Tensor]) -> tuple[Tensor, 
     from engine.kernels.triton.collective import bulk, exchange
 
     ranks, programs, skipped = len(terms), exchange.PROGRAMS, exchange.inbox_words(len(terms))
+    piece = bulk.piece_of(terms[0].nbytes // 4)
     inboxes = [torch.zeros(skipped + bulk.bulk_words(ranks), dtype=torch.int64) for _ in terms]
 
     def fill(inbox: Tensor, sender: int) -> None:
-        signals, pieces = inbox[skipped:].split([programs * ranks, programs * ranks * bulk.PIECE])
+        signals, pieces = inbox[skipped:].split([programs * ranks, programs * ranks * bulk.PLACE])
         of_sender = pieces.view(torch.int32).view(programs, 2, ranks, -1)[:, :, sender]
-        for at, words in enumerate(terms[sender].view(-1).view(torch.int32).split(bulk.PIECE)):
+        for at, words in enumerate(terms[sender].view(-1).view(torch.int32).split(piece)):
             turn = turns + 1 + at // programs
             signals.view(programs, ranks)[at % programs, sender] = turn
             of_sender[at % programs, turn & 1, : len(words)] = words
@@ -61,7 +62,7 @@ def exchanged_bulk(rank: int, turns: int, terms: list[Tensor]) -> tuple[Tensor, 
     control = torch.zeros(3, dtype=torch.int64)
     with torch.inference_mode():
         inbox = exchange.Inbox(rank, ranks, inboxes[rank], addresses, counts, control)
-        found = bulk.exchange_bulk(terms[rank], inbox)
+        found = bulk.sum_bulk(terms[rank], inbox)
     expected = torch.zeros_like(inboxes[0])
     fill(expected, rank)
     return found, all(torch.equal(each, expected) for other, each in enumerate(inboxes) if other != rank)

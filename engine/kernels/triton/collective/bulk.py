@@ -1,4 +1,4 @@
-"""Sums of long tensors over ranks, for prompts.
+"""Sums and gathers of long tensors over ranks: prompts, many rows, logits.
 
 `exchange.py` sends 8 bytes for 4 bytes of numbers, which is fast for little and slow for much. Here a program
 writes a whole piece into the other ranks' memory, then a number after it: a release that the receiver
@@ -22,15 +22,16 @@ from engine.kernels.triton.collective.exchange import (
     low,
     paired,
 )
+from engine.kernels.triton.launch import power
 
-PIECE = 32768  # words of 4 bytes that a program sends at a time
-TILE = 4096  # words that it adds at a time
+PLACE = 32768  # words of 4 bytes that a program sends at a time, at most
+TILE = 2048  # words that it adds at a time
 LEAST = 2**22  # bytes from which on this is faster
 
 
 def bulk_words(ranks: int) -> int:
     """Words of 8 bytes behind the other inbox: a signal of each program and sender, then their pieces."""
-    return PROGRAMS * ranks + PROGRAMS * 2 * ranks * PIECE // 2
+    return PROGRAMS * ranks + PROGRAMS * 2 * ranks * PLACE // 2
 
 
 @triton.jit
@@ -55,10 +56,10 @@ def _await(signal, control, turn):
 
 
 @triton.jit
-def _sum_bulk(
-    out, term, addresses, inbox, counts, control, size,
-    RANK: tl.constexpr, RANKS: tl.constexpr, SKIPPED: tl.constexpr, PIECE: tl.constexpr, TILE: tl.constexpr,
-    PROGRAMS: tl.constexpr, PAIRS: tl.constexpr,
+def _exchange_bulk(
+    out, term, addresses, inbox, counts, control, size, share,
+    RANK: tl.constexpr, RANKS: tl.constexpr, SKIPPED: tl.constexpr, PLACE: tl.constexpr, PIECE: tl.constexpr,
+    TILE: tl.constexpr, PROGRAMS: tl.constexpr, PAIRS: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     turn = tl.load(counts + PROGRAMS + program)
@@ -66,7 +67,7 @@ def _sum_bulk(
     for begin in range(program * PIECE, size, tl.num_programs(0) * PIECE):
         turn += 1
         last = tl.minimum(begin + PIECE, size)
-        sent = ((program * 2 + (turn & 1)) * RANKS + RANK).to(tl.int64) * PIECE
+        sent = ((program * 2 + (turn & 1)) * RANKS + RANK).to(tl.int64) * PLACE
         for other in tl.static_range(RANKS):
             if other != RANK:
                 signals = tl.load(addresses + other).to(tl.pointer_type(tl.int64)) + SKIPPED
@@ -94,28 +95,52 @@ def _sum_bulk(
                 if rank == RANK:
                     found = tl.load(term + at + lane, mask=there, other=0)
                 else:
-                    place = ((program * 2 + (turn & 1)) * RANKS + rank).to(tl.int64) * PIECE
+                    place = ((program * 2 + (turn & 1)) * RANKS + rank).to(tl.int64) * PLACE
                     found = tl.load(
                         pieces + place + (at - begin) + lane, mask=there, other=0, cache_modifier=".cg"
                     )
-                if PAIRS:
+                if GATHER:
+                    row = ((at + lane) // share).to(tl.int64)
+                    to = out + (row * RANKS + rank) * share + (at + lane) % share
+                    tl.store(to, found, mask=there)
+                elif PAIRS:
                     first += low(found)
                     second += high(found)
                 else:
                     first += found.to(tl.float32, bitcast=True)
-            total = paired(first, second) if PAIRS else first.to(tl.int32, bitcast=True)
-            tl.store(out + at + lane, total, mask=there)
+            if not GATHER:
+                total = paired(first, second) if PAIRS else first.to(tl.int32, bitcast=True)
+                tl.store(out + at + lane, total, mask=there)
     tl.debug_barrier()
     tl.store(counts + PROGRAMS + program, turn)
 
 
-def exchange_bulk(term: Tensor, inbox: Inbox) -> Tensor:
+def piece_of(size: int) -> int:
+    """Return how many words a program sends at a time, so that all programs have some."""
+    return min(PLACE, max(TILE, power(triton.cdiv(size, PROGRAMS))))
+
+
+def sum_bulk(term: Tensor, inbox: Inbox) -> Tensor:
     """Like `exchange_sum`."""
-    out, size = torch.empty_like(term), term.nbytes // 4
-    _sum_bulk[(min(PROGRAMS, triton.cdiv(size, PIECE)),)](
-        out.view(-1).view(torch.int32), term.view(-1).view(torch.int32),
-        inbox.addresses, inbox.words, inbox.counts, inbox.control, size,
-        RANK=inbox.rank, RANKS=inbox.ranks, SKIPPED=inbox_words(inbox.ranks), PIECE=PIECE, TILE=TILE,
-        PROGRAMS=PROGRAMS, PAIRS=term.dtype is torch.bfloat16, num_warps=8,
-    )  # fmt: skip
+    out = torch.empty_like(term)
+    _launch(out, term, inbox)
     return out
+
+
+def gather_bulk(part: Tensor, inbox: Inbox) -> Tensor:
+    """Like `exchange_gather`."""
+    rows, share = part.shape
+    out = torch.empty(rows, inbox.ranks * share, dtype=part.dtype, device=part.device)
+    _launch(out, part, inbox, part.nbytes // 4 // rows)
+    return out
+
+
+def _launch(out: Tensor, term: Tensor, inbox: Inbox, share: int = 0) -> None:
+    size = term.nbytes // 4
+    piece = piece_of(size)
+    _exchange_bulk[(min(PROGRAMS, triton.cdiv(size, piece)),)](
+        out.view(-1).view(torch.int32), term.view(-1).view(torch.int32),
+        inbox.addresses, inbox.words, inbox.counts, inbox.control, size, share,
+        RANK=inbox.rank, RANKS=inbox.ranks, SKIPPED=inbox_words(inbox.ranks), PLACE=PLACE, PIECE=piece,
+        TILE=TILE, PROGRAMS=PROGRAMS, PAIRS=term.dtype is torch.bfloat16, GATHER=share > 0, num_warps=8,
+    )  # fmt: skip

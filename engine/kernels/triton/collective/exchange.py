@@ -26,6 +26,7 @@ from engine.kernels.triton.padding import padded_rows
 
 PROGRAMS = 128  # at most; all of them must run at the same time, so a GPU needs as many SMs
 WORDS = 8192  # of a place: a row of 16,384 numbers of bfloat16
+FEW = 32  # programs, up to which each polls all its words
 TILE = 2048  # words of a turn, where rows do not matter
 LIMIT = tl.constexpr(60 * 10**9)  # nanoseconds
 LOOKS = tl.constexpr(1024)  # polls between two looks at the stop word, which is in host memory
@@ -83,9 +84,22 @@ def send(addresses, numbers, at, there, turn, RANK: tl.constexpr, RANKS: tl.cons
 
 
 @triton.jit
-def receive(inbox, control, sender, at, there, turn, RANKS: tl.constexpr, WORDS: tl.constexpr):
-    """Wait for a sender's words; return their numbers."""
-    place = inbox + _place(sender, turn, RANKS, WORDS) + at
+def receive(
+    inbox, control, sender, at, there, last, turn,
+    RANKS: tl.constexpr, WORDS: tl.constexpr, PROBE: tl.constexpr,
+):  # fmt: skip
+    """Wait for a sender's words; return their numbers.
+
+    `PROBE`: poll only the last word at first. Many programs that poll all words slow down their arrival.
+    """
+    place = inbox + _place(sender, turn, RANKS, WORDS)
+    if PROBE:
+        probed = (tl.load(place + last, volatile=True) >> 32) == turn
+        polls = turn * 0
+        while (probed == 0) & (polls < LOOKS):  # then the loop below looks whether to stop
+            probed = (tl.load(place + last, volatile=True) >> 32) == turn
+            polls += 1
+    place += at
     words = tl.load(place, mask=there, other=0, volatile=True)
     late = tl.max((there & ((words >> 32) != turn)).to(tl.int32), 0)
     polls = late * 0
@@ -111,12 +125,14 @@ def receive(inbox, control, sender, at, there, turn, RANKS: tl.constexpr, WORDS:
 def _sum_ranks(
     out, term, addresses, inbox, counts, control, size,
     RANK: tl.constexpr, RANKS: tl.constexpr, WORDS: tl.constexpr, TILE: tl.constexpr, PAIRS: tl.constexpr,
+    PROBE: tl.constexpr,
 ):  # fmt: skip
     turn = tl.load(counts + tl.program_id(0))
     for begin in range(tl.program_id(0) * TILE, size, tl.num_programs(0) * TILE):
         turn += 1
         at = tl.arange(0, TILE)
         there = begin + at < size
+        last = tl.minimum(size - begin, TILE) - 1
         own = tl.load(term + begin + at, mask=there, other=0)
         send(addresses, own, at, there, turn, RANK, RANKS, WORDS)
         first = tl.zeros([TILE], tl.float32)
@@ -125,7 +141,7 @@ def _sum_ranks(
             if rank == RANK:
                 found = own
             else:
-                found = receive(inbox, control, rank, at, there, turn, RANKS, WORDS)
+                found = receive(inbox, control, rank, at, there, last, turn, RANKS, WORDS, PROBE)
             if PAIRS:
                 first += low(found)
                 second += high(found)
@@ -144,7 +160,7 @@ def exchange_sum(term: Tensor, inbox: Inbox) -> Tensor:
         out.view(-1).view(torch.int32), term.view(-1).view(torch.int32),
         inbox.addresses, inbox.words, inbox.counts, inbox.control, size,
         RANK=inbox.rank, RANKS=inbox.ranks, WORDS=WORDS, TILE=TILE, PAIRS=term.dtype is torch.bfloat16,
-        num_warps=8,
+        PROBE=size > FEW * TILE,        num_warps=8,
     )  # fmt: skip
     return out
 
@@ -152,7 +168,8 @@ def exchange_sum(term: Tensor, inbox: Inbox) -> Tensor:
 @triton.jit
 def _gather_ranks(
     out, part, addresses, inbox, counts, control, size, share,
-    RANK: tl.constexpr, RANKS: tl.constexpr, WORDS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+    RANK: tl.constexpr, RANKS: tl.constexpr, WORDS: tl.constexpr, TILE: tl.constexpr, PROBE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -162,6 +179,7 @@ def _gather_ranks(
         turn += 1
         at = tl.arange(0, TILE)
         there = begin + at < size
+        last = tl.minimum(size - begin, TILE) - 1
         own = tl.load(part + begin + at, mask=there, other=0)
         send(addresses, own, at, there, turn, RANK, RANKS, WORDS)
         row = ((begin + at) // share).to(tl.int64)
@@ -169,7 +187,7 @@ def _gather_ranks(
         tl.store(to + RANK * share, own, mask=there)
         for rank in tl.static_range(RANKS):
             if rank != RANK:
-                found = receive(inbox, control, rank, at, there, turn, RANKS, WORDS)
+                found = receive(inbox, control, rank, at, there, last, turn, RANKS, WORDS, PROBE)
                 tl.store(to + rank * share, found, mask=there)
     tl.debug_barrier()
     tl.store(counts + tl.program_id(0), turn)
@@ -183,7 +201,8 @@ def exchange_gather(part: Tensor, inbox: Inbox, *, pdl: bool = False) -> Tensor:
     _gather_ranks[(min(PROGRAMS, triton.cdiv(size, TILE)),)](
         out.view(-1).view(torch.int32), part.view(-1).view(torch.int32),
         inbox.addresses, inbox.words, inbox.counts, inbox.control, size, size // rows,
-        RANK=inbox.rank, RANKS=inbox.ranks, WORDS=WORDS, TILE=TILE, PDL=pdl, num_warps=8, **launch(pdl),
+        RANK=inbox.rank, RANKS=inbox.ranks, WORDS=WORDS, TILE=TILE, PROBE=size > FEW * TILE,
+        PDL=pdl, num_warps=8, **launch(pdl),
     )  # fmt: skip
     return out
 
@@ -192,7 +211,7 @@ def exchange_gather(part: Tensor, inbox: Inbox, *, pdl: bool = False) -> Tensor:
 def _sum_norm(
     out, x, parts, weight, addresses, inbox, counts, control, rows, part_stride, eps,
     RANK: tl.constexpr, RANKS: tl.constexpr, WORDS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    PARTS: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    PARTS: tl.constexpr, WIDE: tl.constexpr, PROBE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -205,6 +224,7 @@ def _sum_norm(
     turn = tl.load(counts + tl.program_id(0))
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         turn += 1
+        last = HALF - 1
         here = tl.cast(row, tl.int64) * HALF + at
         if WIDE:  # in float32, two numbers in 8 bytes
             first = tl.zeros([PADDED], tl.float32)
@@ -224,7 +244,7 @@ def _sum_norm(
             if rank == RANK:
                 found = own
             else:
-                found = receive(inbox, control, rank, at, there, turn, RANKS, WORDS)
+                found = receive(inbox, control, rank, at, there, last, turn, RANKS, WORDS, PROBE)
             first += low(found)
             second += high(found)
         term = paired(first, second)
@@ -257,6 +277,6 @@ def exchange_sum_norm(
         weight.view(torch.int32), inbox.addresses, inbox.words, inbox.counts, inbox.control, rows,
         parts.stride(0) // 2, eps,
         RANK=inbox.rank, RANKS=inbox.ranks, WORDS=WORDS, WIDTH=width, PADDED=padded, PARTS=len(parts),
-        WIDE=wide, PDL=pdl, num_warps=max(1, min(8, padded // 128)), **launch(pdl),
+        WIDE=wide, PROBE=rows > FEW, PDL=pdl, num_warps=max(1, min(8, padded // 128)), **launch(pdl),
     )  # fmt: skip
     return out
