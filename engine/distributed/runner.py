@@ -47,8 +47,8 @@ class RankedRunner:
         return self.own.start_compiling(kinds)
 
     def launch(self, step: Step) -> Handle:
-        self._team.send(Kind.STEP, encode(step))
         self._launched = step.number
+        self._team.send(Kind.STEP, encode(step))
         return step.number, self._together(lambda: self.own.launch(step))
 
     def supply(self, handle: Handle, masks: Masks) -> None:
