@@ -97,7 +97,7 @@ def closed(address: int) -> None:
     _ask("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
 
-class HostMemory:
+class MappedPages:
     """Memory of this process that kernels can access: whole pages."""
 
     def __init__(self, here: int, nbytes: int, device: torch.device) -> None:

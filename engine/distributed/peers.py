@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.api.config import EngineConfig
 from engine.distributed.collective import Interrupted, SharedMemoryCollective
-from engine.distributed.device_memory import DeviceMemory, HostMemory, closed, opened
+from engine.distributed.device_memory import DeviceMemory, MappedPages, closed, opened
 from engine.kernels.triton.collective import bulk
 from engine.kernels.triton.collective.exchange import (
     PROGRAMS,
@@ -63,7 +63,7 @@ class PeerCollective:
         self.seconds = 0.0  # a GPU does not measure how long it waits
         self._memory = DeviceMemory(8 * (inbox_words(self.ranks) + bulk.bulk_words(self.ranks)), device)
         self._flags = host.memory[:PAGE].view(torch.int32)
-        self._seen = HostMemory(self._flags.data_ptr(), PAGE, device)
+        self._seen = MappedPages(self._flags.data_ptr(), PAGE, device)
         seen = self._seen.address
         self._control = torch.tensor([0, seen, seen + 4 * (1 + self.rank)], device=device)
         self._counts = torch.zeros(2 * PROGRAMS, dtype=torch.int32, device=device)
