@@ -117,8 +117,8 @@ def ours(rank: int, given: Wires, folder: Path) -> None:
     wrong.clear()
     for seed, (rows, width) in enumerate(((600, 20_000), (5001, 1000))):
         sums(seed, rows)
-        parts = [numbers(each, seed, rows, width) for each in range(RANKS)]
-        expect(torch.equal(peers.gather(parts[rank]), torch.cat(parts, 1)), "gather", rows)
+        shares = [numbers(each, seed, rows, width) for each in range(RANKS)]
+        expect(torch.equal(peers.gather(shares[rank]), torch.cat(shares, 1)), "gather", rows)
     print(f"ours, rank {rank}, wrong long sums: {wrong or 'none'}", flush=True)
 
     def row(name: str, times: dict[str, float]) -> None:
