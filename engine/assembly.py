@@ -54,6 +54,7 @@ from engine.text.files import has_tokenizer
 from engine.text.tokenizer import Tokenizer
 
 _STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # small enough not to stall concurrent decodes for long
+GPU_RANKS = False  # refused until a whole engine has been run on several GPUs; tests and benchmarks set it
 ALL_THREADS = torch.get_num_threads()
 ONE_THREAD = 64 * 2**20  # bytes of weights below which one thread is enough
 
@@ -71,6 +72,8 @@ def assemble(
     """
     if config.tp == 1:
         return _assembled(config, place, loading, progress, below, None)
+    if pick(config.device).type != "cpu" and not GPU_RANKS:
+        raise BadInput(f"tp: {config.tp} ranks can share a model on CPUs only; add --device cpu")
     if below:
         raise BadInput(f"tp: cache tiers from other packages cannot be shared between {config.tp} ranks")
     team = Team(config, place, gpus_of_ranks(config))

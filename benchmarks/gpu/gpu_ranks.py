@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.gpu import BLOCKS, CONTEXT, GAP, LONG, SHORT, drawn, finish, largest_gap, oracle
+from engine import assembly
 from engine.api.config import EngineConfig
 from engine.serving.engine import Engine
 from engine.start import start
@@ -60,6 +61,7 @@ def run(
 def started(bench: Bench, name: str, ranks: int) -> Iterator[Engine]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[name]))
+        assembly.GPU_RANKS = True
         began = time.perf_counter()
         engine = start(
             EngineConfig(
