@@ -54,6 +54,7 @@ from engine.text.files import has_tokenizer
 from engine.text.tokenizer import Tokenizer
 
 _STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # small enough not to stall concurrent decodes for long
+GPU_RANKS = False  # refused until a whole engine has been run on several GPUs; tests and benchmarks set it
 ALL_THREADS = torch.get_num_threads()
 ONE_THREAD = 64 * 2**20  # bytes of weights below which one thread is enough
 
@@ -71,16 +72,28 @@ def assemble(
     """
     if config.tp == 1:
         return _assembled(config, place, loading, progress, below, None)
-    if pick(config.device).type != "cpu":
+    if pick(config.device).type != "cpu" and not GPU_RANKS:
         raise BadInput(f"tp: {config.tp} ranks can share a model on CPUs only; add --device cpu")
     if below:
         raise BadInput(f"tp: cache tiers from other packages cannot be shared between {config.tp} ranks")
-    team = Team(config, place)
+    team = Team(config, place, gpus_of_ranks(config))
     try:
         return _assembled(config, place, loading, progress, below, team)
     except BaseException:
         team.close()
         raise
+
+
+def gpus_of_ranks(config: EngineConfig) -> list[str]:
+    """The GPUs of each rank's process; empty on CPUs. Raises if the ranks cannot have one each."""
+    if (device := pick(config.device)).type == "cpu":
+        return []
+    # Imports Triton, which is only installed with a GPU.
+    from engine.distributed.peers import visible_to, why_not_peers
+
+    if problem := why_not_peers(config, device):
+        raise BadInput(f"tp: {problem}")
+    return [visible_to(rank, device) for rank in range(config.tp)]
 
 
 def _assembled(
@@ -96,7 +109,9 @@ def _assembled(
     policy = choose_policy(config.policy, config.latency_target)
     if team is not None:
         team.check_identities()
-    loaded = load_share(config, place, None if team is None else team.collective, progress)
+        if (device := pick(config.device)).type == "cuda":
+            team.connect(device)
+    loaded = load_share(config, place, None if team is None else team.sums, progress)
     config, model, room = loaded.config, loaded.model, loaded.budget
     device, vocab, scheme = room.device, model.config.vocab, config.kv_scheme
     bare = config.dummy_weights and not has_tokenizer(place.folder)

@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 
 from benchmarks.engine.techniques import pocket
-from engine.distributed.collective import SharedMemoryCollective
 from engine.distributed.team import Team
 from engine.serving.engine import Engine
 from minichat.bench.harness import Bench, note_all, rounds
@@ -64,7 +63,7 @@ def work(bench: Bench) -> None:
         engine = pocket(threads=1, tp=ranks)
         held[ranks] = engine.runner.memory()
         if ranks > 1:
-            collective = cast(SharedMemoryCollective, cast(Team, engine.ranks).collective)
+            collective = cast(Team, engine.ranks).collective
             sizes = list[int]()
             plain = collective._exchanges
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from engine.api.errors import EngineError
 from engine.distributed.memory import mapped
 from engine.distributed.waiting import readable
-from engine.models.layers.collective import Collective
 
 PLACE = 2**20  # bytes of a part; a larger tensor takes several exchanges
 LIMIT = 600.0  # seconds a rank waits for another, which may be loading or compiling
@@ -25,21 +24,6 @@ LIMIT = 600.0  # seconds a rank waits for another, which may be loading or compi
 
 class Interrupted(EngineError):
     """A collective call ended early: another rank has failed or is lost."""
-
-
-class RankCollective(Collective, Protocol):
-    """A collective whose calls can be stopped on all ranks, because one has failed, and begun again."""
-
-    seconds: float  # spent in sums and gathers, most of it waiting for the others
-
-    def interrupt(self) -> None:
-        """Stop all ranks' calls, now and until `reset`. From any thread."""
-
-    def clear(self) -> None:
-        """Take back the interruption. Called on one rank, once all have stopped."""
-
-    def reset(self) -> None:
-        """Forget the parts that were on the way. Called on every rank, while all have stopped."""
 
 
 class Wires(NamedTuple):
@@ -74,8 +58,38 @@ def wires(ranks: int, memory: int) -> list[Wires]:
     ]
 
 
+class RankCollective(Protocol):
+    """A collective of processes, and how its calls are stopped when one of them fails."""
+
+    rank: int
+    ranks: int
+    seconds: float  # spent in sums and gathers, most of it waiting for the others
+    deferred: bool  # whether a call may run after it has returned, on a GPU
+
+    def sum(self, term: Tensor) -> Tensor: ...
+
+    def gather(self, part: Tensor) -> Tensor: ...
+
+    def interrupt(self) -> None:
+        """Stop all ranks' calls, now and until `reset`. From any thread."""
+
+    def check(self) -> None:
+        """Raise Interrupted if a call of a step that has ended was stopped."""
+
+    def finish(self) -> None:
+        """Wait until none of this rank's calls runs."""
+
+    def clear(self) -> None:
+        """Take back the interruption. Called on one rank, once all have stopped."""
+
+    def reset(self) -> None:
+        """Forget the parts that were on the way. Called on every rank, while all have stopped."""
+
+
 class SharedMemoryCollective:
     """For tensors on a CPU. One thread of each rank uses it."""
+
+    deferred = False
 
     def __init__(self, rank: int, wires: Wires, limit: float = LIMIT) -> None:
         self.rank, self.ranks, self.seconds = rank, len(wires.wake), 0.0
@@ -83,6 +97,7 @@ class SharedMemoryCollective:
         size = memory_size(self.ranks)
         whole = torch.frombuffer(mapped(wires.memory, size), dtype=torch.uint8)
         self._places = whole.view(2, self.ranks, PLACE)
+        self.memory = whole  # common to all ranks
         self._sources = {fd: other for other, fd in enumerate(wires.woken) if fd >= 0}
         self._poll = select.poll()
         for fd in (*self._sources, wires.alarm[0]):
@@ -107,6 +122,12 @@ class SharedMemoryCollective:
 
     def interrupt(self) -> None:
         os.write(self._wires.alarm[1], b"!")
+
+    def check(self) -> None:
+        """A call that was stopped has raised already."""
+
+    def finish(self) -> None:
+        """A call has ended when it returns."""
 
     def clear(self) -> None:
         while readable(self._wires.alarm[0], 0):

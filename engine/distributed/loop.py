@@ -70,6 +70,7 @@ class RankLoop:
             case Kind.COMPILE:
                 self._runner.start_compiling(checked(STEP_KINDS.read, decode_json(payload)))
             case Kind.STOP:
+                self._collective.finish()
                 self._answer(message.number, self._error)
             case Kind.RESET:
                 self._error = None
@@ -109,6 +110,7 @@ class RankLoop:
             if number not in self._launched:
                 raise self._error or Interrupted(f"step {number} was not launched")
             result = self._runner.collect(self._launched.pop(number)[1])
+            self._collective.check()
         except Exception as error:
             self._fail(error)
             self._answer(message, error)

@@ -36,6 +36,7 @@ class RankedRunner:
     def __init__(self, own: ModelRunner, team: Team) -> None:
         self.own, self._team = own, team
         self._ended: dict[int, dict[int, TransferEnd]] = {}  # of each transfer in flight, by rank
+        self._launched = self._stopped = -1  # the latest step, and the latest that was stopped on the GPUs
         self._dead, self._joined = "", [0.0] * team.ranks  # seconds that each rank has spent in collectives
 
     def __getattr__(self, name: str) -> Any:
@@ -46,6 +47,7 @@ class RankedRunner:
         return self.own.start_compiling(kinds)
 
     def launch(self, step: Step) -> Handle:
+        self._launched = step.number
         self._team.send(Kind.STEP, encode(step))
         return step.number, self._together(lambda: self.own.launch(step))
 
@@ -62,15 +64,23 @@ class RankedRunner:
         """Wait for a step on all ranks. Raises EngineDead if they did not sample the same tokens."""
         number, own = handle
         message = self._team.send(Kind.COLLECT, number.to_bytes(8, "little"))
-        result: StepResult = self._together(lambda: self.own.collect(own))
+        problem: Exception | None = None
+        try:
+            result: StepResult = self.own.collect(own)
+            self._team.sums.check()
+        except Exception as error:
+            problem = error
+            self._team.sums.interrupt()
         answers = self._answers(message)
-        if any(each.error is not None for each in answers):
-            self._recover(Interrupted("the step failed on another rank"))
+        if problem is not None or any(each.error is not None for each in answers):
+            self._recover(problem or Interrupted("the step failed on another rank"))
+        if number <= self._stopped:
+            raise Interrupted("the step was stopped, because one beside it failed")
         for rank, each in enumerate(answers, 1):
             if each.digest != digest(result):
                 self._dead = f"rank {rank} sampled different tokens than rank 0 in step {number}"
                 raise EngineDead(self._dead)
-        self._note_joined([self._team.collective.seconds, *(each.joined for each in answers)], result.seconds)
+        self._note_joined([self._team.sums.seconds, *(each.joined for each in answers)], result.seconds)
         return result
 
     def _note_joined(self, seconds: list[float], step: float) -> None:
@@ -147,9 +157,12 @@ class RankedRunner:
 
     def _recover(self, error: Exception) -> NoReturn:
         """Stop all ranks after a failed step, so that the next one finds them in step. Raises the cause."""
-        collective = self._team.collective
+        collective = self._team.sums
         collective.interrupt()
         stopped = self._answers(self._team.send(Kind.STOP))
+        collective.finish()
+        if collective.deferred:  # steps that were launched before may have been stopped half way
+            self._stopped = self._launched
         collective.clear()
         collective.reset()
         self._answers(self._team.send(Kind.RESET))

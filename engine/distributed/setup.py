@@ -9,6 +9,7 @@ from engine.api import wire
 from engine.api.config import ModelPlace
 from engine.api.errors import EngineError
 from engine.assembly import build_runner, load_share
+from engine.devices import pick
 from engine.distributed.collective import RankCollective, SharedMemoryCollective, Wires
 from engine.distributed.identity import identity
 from engine.distributed.link import RankLink
@@ -38,12 +39,20 @@ def connect(given: dict[str, Any]) -> RankLoop:
         raise EngineError(str(error)) from error
 
 
-def _loop(link: RankLink, collective: RankCollective, ring: RingReader) -> RankLoop:
+def _loop(link: RankLink, collective: SharedMemoryCollective, ring: RingReader) -> RankLoop:
     start = _received(link)
     config = wire.config_from_json(start["config"])
     place = ModelPlace(start["model"], Path(start["folder"]))
     link.send({"hello": identity(config, place)})
-    loaded = load_share(config, place, collective)
+    sums: RankCollective = collective
+    if (device := pick(config.device)).type == "cuda":
+        # Imports Triton, which is only installed with a GPU.
+        from engine.distributed.peers import PeerCollective
+
+        sums = peers = PeerCollective(collective, device)
+        link.send({"handle": peers.handle()})
+        peers.connect(_received(link)["handles"])
+    loaded = load_share(config, place, sums)
     budget = loaded.budget
     link.send({"nbytes": budget.nbytes, "host_nbytes": budget.host_nbytes})
     agreed = _received(link)
@@ -53,7 +62,7 @@ def _loop(link: RankLink, collective: RankCollective, ring: RingReader) -> RankL
     fit = budget.fit(config.kv_scheme)
     bounds = Bounds(slots, width, loaded.config.block_size, fit.blocks, loaded.model.config.vocab)
     link.send({"ready": {"blocks": fit.blocks, "slots": slots, "width": width}})
-    return RankLoop(built.runner, ring, link, collective, bounds, built.tiers)
+    return RankLoop(built.runner, ring, link, sums, bounds, built.tiers)
 
 
 def _received(link: RankLink) -> Any:

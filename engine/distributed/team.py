@@ -14,10 +14,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
 
 from engine.api import wire
 from engine.api.config import EngineConfig, ModelPlace
@@ -39,6 +41,9 @@ from engine.distributed.messages import Kind
 from engine.distributed.ring import CAPACITY, RingEnds, RingWriter, pipes
 from engine.execution.budget import CacheBudget
 from engine.host.process import child_environment, describe_exit
+
+if TYPE_CHECKING:
+    from engine.distributed.peers import PeerCollective
 
 _LOOK = 0.5  # seconds between checks of the heartbeats
 _STARTS = 120.0  # seconds until a process has imported everything
@@ -77,7 +82,8 @@ class Team:
     silence = 5.0  # seconds without a heartbeat after which a rank has stopped
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "engine.distributed.rank")
 
-    def __init__(self, config: EngineConfig, place: ModelPlace) -> None:
+    def __init__(self, config: EngineConfig, place: ModelPlace, visible: Sequence[str] = ()) -> None:
+        """`visible`: by rank, the GPUs of its process (CUDA_VISIBLE_DEVICES)."""
         self._config, self._place = config, place
         self.ranks, self.lost = config.tp, ""  # why the team has ended; set from the watching thread
         self._gone, self._closing, self._started = threading.Event(), threading.Event(), False
@@ -89,9 +95,12 @@ class Team:
         self._ends, self._wires = [ours for ours, _ in ends], all_wires[0]
         self.members: list[Member] = []
         try:
-            self.collective: RankCollective = SharedMemoryCollective(0, all_wires[0])
+            self.collective = SharedMemoryCollective(0, all_wires[0])
+            self.sums: RankCollective = self.collective
+            self._peers: PeerCollective | None = None
             for rank, (_, theirs) in enumerate(ends, 1):
-                self.members.append(spawn(self.command, rank, steps, theirs, all_wires[rank]))
+                gpus = {"visible": visible[rank]} if visible else {}
+                self.members.append(spawn(self.command, rank, steps, theirs, all_wires[rank], **gpus))
             self._ring = RingWriter(steps, self._ends, self.check)
         except BaseException:
             self._kill()
@@ -120,6 +129,18 @@ class Team:
             hello = self._reported(member, "hello", _STARTS)
             check_same(member.rank, own, hello)
             member.beating = True
+
+    def connect(self, device: torch.device) -> None:
+        """Let the ranks' GPUs write into each other's memory."""
+        # Imports Triton, which is only installed with a GPU.
+        from engine.distributed.peers import PeerCollective
+
+        self.sums = self._peers = peers = PeerCollective(self.collective, device)
+        theirs = [self._reported(member, "handle", _STARTS) for member in self.members]
+        handles = [peers.handle(), *theirs]
+        for member in self.members:
+            self._tell(member, {"handles": handles})
+        peers.connect(handles)
 
     def agree(self, budget: CacheBudget, stop_ids: frozenset[int]) -> CacheBudget:
         """Wait until every rank has loaded its share. All get the cache of the one with the least memory."""
@@ -225,6 +246,8 @@ class Team:
                 self._ask_to_end()
             self._watching.join()
             self._kill()
+            if self._peers is not None:
+                self._peers.close()
             for member in self.members:
                 member.link.close()
                 member.pulse.close()
@@ -275,7 +298,7 @@ class Team:
         with self._losing:
             self.lost = f"rank {member.rank} {problem}"
             call = self._on_loss
-        self.collective.interrupt()
+        self.sums.interrupt()
         self._gone.set()
         call()
 
@@ -286,7 +309,9 @@ class Team:
             member.process.wait()
 
 
-def spawn(command: tuple[str, ...], rank: int, steps: int, ring: RingEnds, wires: Wires) -> Member:
+def spawn(
+    command: tuple[str, ...], rank: int, steps: int, ring: RingEnds, wires: Wires, visible: str = ""
+) -> Member:
     link, their_link = socket.socketpair()
     pulse, their_pulse = socket.socketpair()
     given = {
@@ -304,7 +329,7 @@ def spawn(command: tuple[str, ...], rank: int, steps: int, ring: RingEnds, wires
             stdout=output,
             stderr=output,
             pass_fds=[their_link.fileno(), their_pulse.fileno(), steps, *ring, *wires.fds()],
-            env=child_environment(),
+            env=child_environment() | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {}),
             start_new_session=True,  # it must not receive Ctrl+C or the terminal's hangup
         )
     return Member(rank, process, RankLink(link), pulse, output)

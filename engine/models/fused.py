@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from engine.attention.latent import LatentProjections
 from engine.attention.triton_backend import GraphMetadata, TritonAttention, TritonMetadata, gpu
 from engine.kernels.triton.attention.write import write
-from engine.kernels.triton.norm.embed import embed
+from engine.kernels.triton.norm.embed import embed, embed_share
 from engine.kernels.triton.precompile import precompiling
 from engine.kv.store import KVLayer
 from engine.models.adapters.products import StepAdapters
 from engine.models.decoder import Decoder
 from engine.models.layers.block import Block
+from engine.models.layers.collective import GpuCollective
 from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
 from engine.models.layers.part import Part
 
@@ -36,11 +37,16 @@ class FusedDecoder:
     def __init__(self, model: Decoder, layers: Sequence[KVLayer], attention: TritonAttention) -> None:
         self.model, self._layers, self._attention = model, layers, attention
         self._gpu = GpuKernels(gpu(model.embed.device))
+        self._collective = cast(GpuCollective | None, model.collective)
         self.plain: Counter[str] = Counter()  # part name -> number of times its plain forward ran
 
     def embed(self, ids: Tensor, slots: Tensor, last_ids: Tensor) -> Tensor:
         """Return the initial residual stream; an id of -1 is the last token sampled in its slot."""
-        return self.model.scaled(embed(self.model.embed, ids, slots, last_ids))
+        table, collective = self.model.embed, self._collective
+        if collective is None:
+            return self.model.scaled(embed(table, ids, slots, last_ids))
+        own = embed_share(table, ids, slots, last_ids, first=collective.rank * len(table))
+        return self.model.scaled(collective.sum(own))
 
     def forward(
         self,
@@ -57,7 +63,7 @@ class FusedDecoder:
         step = self._step(len(x), positions, places, metadata)
         if adapters is not None:
             return self._adapted(x, replace(step, pdl=False, adapters=adapters))
-        without_pdl, residual = replace(step, pdl=False), Residual(x)
+        without_pdl, residual = replace(step, pdl=False), Residual(x, self._collective)
         for block in self._different_blocks() if precompiling() else self.model.blocks:
             if not block.chained:
                 residual = self._plain(block, residual, without_pdl)
@@ -69,7 +75,10 @@ class FusedDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, vocab], in the weights' dtype: the sampling kernels read it without conversion."""
         parts = self._gpu.product(self.model.head).parts(hidden, pdl=self.pdl(len(hidden)))
-        return self.model.capped(parts[0] if len(parts) == 1 else parts.sum(0).to(hidden.dtype))
+        logits = parts[0] if len(parts) == 1 else parts.sum(0).to(hidden.dtype)
+        if self._collective is not None:  # the last shares are padded
+            logits = self._collective.gather(logits)[:, : self.model.config.vocab].contiguous()
+        return self.model.capped(logits)
 
     def pdl(self, tokens: int) -> bool:
         """Whether the kernels of a step may start before the previous kernel ends (PDL)."""
@@ -93,7 +102,7 @@ class FusedDecoder:
             places=places,
             layers=self._layers,
             mix=mix,
-            single=rows == 1 and all(map(self._takes_single, self.model.blocks)),
+            single=rows == 1 and self._collective is None and all(map(self._takes_single, self.model.blocks)),
             pdl=self.pdl(rows),
         )
 
@@ -128,13 +137,14 @@ class FusedDecoder:
             return found
         self._count(part)
         stream = x.total()
-        return Residual(stream.add_(part.forward(stream, step)))
+        x.add(part.forward(stream, step))
+        return x
 
     def _plain(self, block: Block, x: Residual, step: GpuStep) -> Residual:
         self._count(block)
         stream = x.total()
         block.forward(stream, step)
-        return Residual(stream)
+        return x
 
     def _count(self, plain: nn.Module) -> None:
         name = type(plain).__name__

@@ -10,6 +10,7 @@ import torch
 
 from engine import assembly
 from engine.api.errors import BadInput, EngineDead, EngineError
+from engine.distributed.collective import Interrupted, SharedMemoryCollective
 from engine.distributed.runner import RankedRunner
 from engine.distributed.team import Team
 from engine.serving.engine import Engine
@@ -66,6 +67,25 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(llama: Path, monkeypatch: py
         engine.ranks.close()
     del engine
     assert len(os.listdir("/proc/self/fd")) <= files + 2
+
+
+def test_a_step_launched_before_one_that_failed_is_not_collected_from_gpus(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sums may have been stopped half way, after which its tokens mean nothing."""
+    monkeypatch.setattr(SharedMemoryCollective, "deferred", True)
+    with ranked(llama, tp=2) as engine:
+        assert isinstance(engine.runner, RankedRunner)
+        ask(engine, PROMPT)
+        step = engine.scheduler.schedule()
+        assert step is not None
+        before, own = engine.runner.launch(step), engine.runner.own
+        with monkeypatch.context() as broken:
+            broken.setattr(own, "launch", lambda step: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                engine.runner.launch(step)
+        with pytest.raises(Interrupted, match="was stopped, because one beside it failed"):
+            engine.runner.collect(before)
 
 
 def test_a_rank_of_another_version_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ short contexts.
 import io
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -46,6 +46,10 @@ class Interpreted:
     def call(self, module: str, name: str, *given: Any, **named: Any) -> tuple[Any, tuple[Any, ...]]:
         """Call a function of engine.kernels; return its result and its arguments after the call."""
         return unpickled(self._pool.submit(_call, pickled((module, name, given, named))).result())
+
+    def run(self, function: Callable[..., Any], *given: Any) -> Any:
+        """Call a function of a test's file in the interpreter's process."""
+        return unpickled(self._pool.submit(_run, function, pickled(given)).result())
 
 
 @contextmanager
@@ -158,6 +162,10 @@ class Outputs:
 
     def get_result(self, nth: int) -> Any:
         return self.made[nth]
+
+
+def _run(function: Callable[..., Any], sent: bytes) -> bytes:
+    return pickled(function(*unpickled(sent)))
 
 
 def _call(sent: bytes) -> bytes:

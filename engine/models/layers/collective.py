@@ -19,3 +19,13 @@ class Collective(Protocol):
 
     def gather(self, part: Tensor) -> Tensor:
         """Return all ranks' parts, which have one shape, concatenated along the last dimension."""
+
+
+class GpuCollective(Collective, Protocol):
+    """On GPUs: also what a fused step launches."""
+
+    def sum_norm(self, x: Tensor, parts: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
+        """Add the sum of all ranks' terms to x, in place; return its RMS norm.
+
+        `parts`: the own term, [parts, rows, width], still to be added up.
+        """

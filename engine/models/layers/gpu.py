@@ -11,6 +11,7 @@ from engine.kernels.triton.gemm.tma_gemm import ROOM
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.norm.norm import Normed, norm
 from engine.kv.store import KVLayer
+from engine.models.layers.collective import GpuCollective
 from engine.models.layers.norm import RmsNorm
 from engine.models.layers.step import StepContext
 from engine.quant.product import ModuleProduct, PlainProduct, Product
@@ -62,6 +63,7 @@ class Residual:
     """
 
     stream: Tensor  # [rows, hidden]; overwritten
+    collective: GpuCollective | None = None  # of the ranks, each of which has a part of every product's sum
     _product: Product | None = None  # multiplies `_given`
     _given: Tensor | None = None
     _pdl: bool = False
@@ -71,7 +73,7 @@ class Residual:
         assert self._product is None, "the pending product would be lost"
         if step.single:
             return Residual(product.gemv(given, residual=self.stream, pdl=step.pdl))
-        return Residual(self.stream, product, given, step.pdl)
+        return Residual(self.stream, self.collective, product, given, step.pdl)
 
     def normed(self, module: nn.Module, gpu: GpuKernels, *, half: bool = False, pdl: bool) -> Normed:
         """Return the norm of the sum. `half`: the reader can finish a half-done norm."""
@@ -81,6 +83,9 @@ class Residual:
         product, given = self._taken()
         if product is None or given is None:
             return Normed(norm(self.stream, None, *ours, pdl=pdl))
+        if self.collective is not None:
+            parts = product.parts(given, pdl=self._pdl)
+            return Normed(self.collective.sum_norm(self.stream, parts, *ours, pdl=self._pdl))
         if half and (done := product.residual_norm(self.stream, given, *ours, pdl=self._pdl)):
             return done
         parts = product.parts(given, pdl=self._pdl)
@@ -98,8 +103,12 @@ class Residual:
         product, given = self._taken()
         if product is not None and given is not None:
             parts = product.parts(given, pdl=self._pdl)
-            self.stream.add_(parts[0] if len(parts) == 1 else parts.sum(0).to(self.stream.dtype))
+            self.add(parts[0] if len(parts) == 1 else parts.sum(0).to(self.stream.dtype))
         return self.stream
+
+    def add(self, term: Tensor) -> None:
+        """Add a part's term to the stream; over ranks, the sum of theirs."""
+        self.stream.add_(term if self.collective is None else self.collective.sum(term))
 
     def _taken(self) -> tuple[Product | None, Tensor | None]:
         taken = self._product, self._given

@@ -60,6 +60,9 @@ class DenseMLP(GatedMLP):
         gate_up = gpu.product(self.gate_up)
         if step.single:
             act = x.norm_gemv(gate_up, self.norm, gpu, gated=True, pdl=step.pdl)
+        elif x.collective is not None and len(x.stream) == 1 and gate_up.single:
+            read = x.normed(self.norm, gpu, pdl=step.pdl)
+            act = gate_up.gemv(read.values, gated=True, pdl=step.pdl)
         else:
             half = gate_up.fuses_swiglu(len(x.stream))
             act = gate_up.swiglu(x.normed(self.norm, gpu, half=half, pdl=step.pdl), pdl=step.pdl)

@@ -1,0 +1,131 @@
+"""The engine on several GPUs of one host, `tp`, against one: steps, a mixed workload, and sums alone.
+
+The shapes and workloads are those of `gpu.py`. `check` compares the ranks' greedy replies with transformers
+in float32 on the same weights, and with those of one rank.
+"""
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.gpu import BLOCKS, CONTEXT, GAP, LONG, SHORT, drawn, finish, largest_gap, oracle
+from engine import assembly
+from engine.api.config import EngineConfig
+from engine.serving.engine import Engine
+from engine.start import start
+from minichat.bench.harness import Bench
+from minichat.bench.shapes import COMMON, SHAPES
+
+Replies = list[tuple[list[int], list[int]]]  # prompts and replies
+
+
+def run(
+    bench: Bench,
+    *,
+    shape: tuple[str, ...] = ("8B",),
+    rows: tuple[int, ...] = (1, 8, 32, 128, 256),
+    ranks: tuple[int, ...] = (2, 1),
+    only: tuple[str, ...] = ("check", "decode", "mixed"),
+) -> None:
+    parts = {"check", "decode", "mixed", "sums"}
+    if unknown := [name for name in only if name not in parts]:
+        raise SystemExit(f"gpu_ranks has no part {unknown[0]!r}; choose from {', '.join(sorted(parts))}")
+    if "sums" in only:
+        for more in ((), ("--others",)):
+            subprocess.run([sys.executable, "-m", "benchmarks.gpu.peer_sums", *more], check=True)
+    for name in shape if set(only) - {"sums"} else ():
+        replies: dict[int, Replies] = {}
+        for count in ranks:
+            with started(bench, name, count) as engine:
+                label = f"{name}, {count} GPU" + "s" * (count > 1)
+                if "check" in only:
+                    replies[count] = greedy(engine)
+                    if count == 1:
+                        compare(bench, name, engine, replies)
+                if "decode" in only:
+                    for each in rows:
+                        bench.note(f"{label}, D, B={each}", step_times(engine, each, bench.repeats), "ms")
+                if "mixed" in only:
+                    mixed(bench, label, engine)
+
+
+@contextmanager
+def started(bench: Bench, name: str, ranks: int) -> Iterator[Engine]:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[name]))
+        assembly.GPU_RANKS = True
+        began = time.perf_counter()
+        engine = start(
+            EngineConfig(
+                model=folder, dummy_weights=True, max_context=CONTEXT, prefix_cache=False, blocks=BLOCKS,
+                host_blocks=0, seed=0, tp=ranks,
+            )
+        )  # fmt: skip
+        finish(engine, [[1, 2, 3]], [2])
+        bench.note(f"{name}, tp {ranks}, from start to the first reply", time.perf_counter() - began, "s")
+        yield engine
+        engine.ranks.close()
+    del engine
+    torch.cuda.empty_cache()
+
+
+def step_times(engine: Engine, rows: int, repeats: int) -> list[float]:
+    """Milliseconds of a step, as in gpu.py."""
+    draw = random.Random(rows)
+
+    def seconds(count: int) -> float:
+        prompts = [[draw.randrange(10000) for _ in range(512)] for _ in range(rows)]
+        began = time.perf_counter()
+        finish(engine, prompts, [count] * rows)
+        return time.perf_counter() - began
+
+    seconds(SHORT)
+    return [(seconds(LONG) - seconds(SHORT)) / (LONG - SHORT) * 1e3 for _ in range(repeats)]
+
+
+def mixed(bench: Bench, label: str, engine: Engine) -> None:
+    """Run the mixed workload; the last run is measured."""
+    prompts, counts = drawn()
+    for _ in range(1 + (bench.warmup > 0)):
+        began = time.perf_counter()
+        finish(engine, prompts, counts)
+        spent = time.perf_counter() - began
+    bench.note(f"{label}, N", sum(counts) / spent, "tok/s")
+
+
+def greedy(engine: Engine) -> Replies:
+    draw, found = random.Random(1), Replies()
+    for count in (1, 3, 8, 20, 40):
+        prompts = [[draw.randrange(10000) for _ in range(draw.randint(2, 700))] for _ in range(count)]
+        tokens = finish(engine, prompts, [12] * count, temperature=0.0)
+        found += list(zip(prompts, tokens, strict=True))[:4]
+    return found
+
+
+def compare(bench: Bench, name: str, engine: Engine, replies: dict[int, Replies]) -> None:
+    """Check the replies by the logits of transformers, with the weights of an engine of one rank."""
+    gaps = {}
+    with oracle(name, engine) as theirs, torch.inference_mode():
+        for count, found in replies.items():
+            logits = [_logits(theirs, *each) for each in found]
+            gaps[count] = largest_gap(logits, [torch.tensor(reply, device="cuda") for _, reply in found])
+            bench.note(f"{name}, tp {count}, largest gap to transformers' argmax", gaps[count], "logit")
+    for count, found in replies.items():
+        same = [ours == one for (_, ours), (_, one) in zip(found, replies[1], strict=True)]
+        bench.note(f"{name}, tp {count}, replies equal to those of one GPU", sum(same) / len(same), "")
+        if not gaps[count] < max(GAP, 1.5 * gaps[1]):
+            raise SystemExit(f"{name}, tp {count}: wrong tokens, {gaps[count]:.2f} below the likeliest")
+
+
+def _logits(model: object, prompt: Sequence[int], reply: Sequence[int]) -> torch.Tensor:
+    ids = torch.tensor([[*prompt, *reply]], device="cuda")
+    found: torch.Tensor = model(ids).logits[0, len(prompt) - 1 : -1].float()  # type: ignore[operator]
+    return found

@@ -1,0 +1,1 @@
+"""Sums and gathers over GPUs that can access each other's memory."""

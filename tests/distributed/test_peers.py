@@ -1,0 +1,65 @@
+"""Which GPUs can be ranks, and what a rank's process sees of them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.api.config import EngineConfig
+
+pytest.importorskip("triton", reason="no Triton here")
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, gpus: int, apart: tuple[int, ...] = (), size: int = 132) -> None:
+    """A machine with as many GPUs; those in `apart` reach no other one's memory."""
+
+    def reaches(one: int, other: int) -> bool:
+        return not {one, other} & {*apart}
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", reaches)
+    properties: Any = lambda n: SimpleNamespace(uuid=f"id-{n}", multi_processor_count=size)  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+
+
+def problem(first: int, **config: Any) -> str:
+    from engine.distributed.peers import why_not_peers
+
+    return why_not_peers(EngineConfig(model="any", **config), torch.device("cuda", first))
+
+
+def test_gpus_that_can_be_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 4, apart=(0,))
+    assert problem(1, tp=3) == ""
+    assert problem(2, tp=2, attention="triton") == ""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "first", "config", "reason"),
+    [
+        (1, 0, {"tp": 2}, "2 ranks need 2 GPUs from cuda:0 on, and there are 1"),
+        (4, 3, {"tp": 2}, "2 ranks need 2 GPUs from cuda:3 on, and there are 4"),
+        (4, 1, {"tp": 3}, "cuda:1 cannot access the memory of cuda:3"),
+        (2, 0, {"tp": 2, "attention": "flashinfer"}, "ranks on GPUs do not support the attention backend"),
+        (2, 0, {"tp": 2, "quantization": "int8"}, "ranks on GPUs do not support the quantization 'int8' yet"),
+    ],
+)
+def test_gpus_that_cannot_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, first: int, config: dict[str, Any], reason: str
+) -> None:
+    machine(monkeypatch, gpus, apart=(3,))
+    assert problem(first, **config).startswith(reason)
+
+
+def test_small_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 2, size=80)
+    assert problem(0, tp=2) == "cuda:0 has 80 multiprocessors, and the sums of ranks need 128"
+
+
+def test_a_ranks_own_gpu_has_the_name_of_rank_0s(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.distributed.peers import visible_to
+
+    machine(monkeypatch, 4)
+    assert visible_to(0, torch.device("cuda", 1)) == "GPU-id-0,GPU-id-1,GPU-id-2,GPU-id-3"
+    assert visible_to(2, torch.device("cuda", 1)) == "GPU-id-0,GPU-id-3,GPU-id-2,GPU-id-1"

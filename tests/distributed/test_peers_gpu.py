@@ -1,0 +1,151 @@
+"""Ranks on two GPUs: the replies of one process, a step that fails on one rank, and a rank that dies."""
+
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import assembly
+from engine.api.config import EngineConfig
+from engine.api.errors import EngineDead
+from engine.api.params import SamplingParams
+from engine.distributed.team import Team
+from engine.models.decoder import Decoder
+from engine.serving.engine import Engine
+from engine.start import start
+from tests.distributed import broken_rank
+from tests.models.tiny import write_config
+from tests.outputs import Output
+from tests.runner.small import make
+from tests.waiting import becomes
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+FOLDER = Path(__file__).parent
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "GPU_RANKS", True)
+
+
+def engine_on(folder: Path, device: str, tp: int, **config: Any) -> Engine:
+    plain: dict[str, Any] = {"blocks": 24, "host_blocks": 8, "max_running": 9, "max_step_tokens": 64}
+    return start(EngineConfig(model=str(folder), device=device, tp=tp, seed=0, **plain | config))
+
+
+def finish(engine: Engine) -> None:
+    while engine.busy:
+        engine.step()
+
+
+def replies(engine: Engine) -> list[list[int]]:
+    """Requests of all kinds that join, leave and are preempted."""
+    draw, outputs = random.Random(3), []
+    for number in range(20):
+        odd: dict[str, Any] = (
+            {"top_k": 20, "top_p": 0.9}, {"logprobs": 3}, {"logit_bias": {5: 3.0}},
+            {"frequency_penalty": 0.5}, {},
+        )[number % 5]  # fmt: skip
+        params = SamplingParams(
+            temperature=0.7 * (number % 3 > 0), max_tokens=10 + number, ignore_eos=True, seed=number, **odd
+        )
+        outputs.append(Output())
+        engine.submit([draw.randrange(3, 90) for _ in range(draw.randint(1, 60))], params, outputs[-1])
+        for _ in range(draw.randint(0, 3)):
+            engine.step()
+            engine.scheduler.check()
+    finish(engine)
+    assert not any(each.error for each in outputs), outputs[0].error
+    return [each.tokens for each in outputs]
+
+
+@pytest.mark.parametrize(("family", "depth"), [("qwen3", 1), ("qwen3", 0), ("gemma3", 1), ("qwen3_moe", 1)])
+def test_replies_equal_those_of_a_cpu(tmp_path: Path, family: str, depth: int) -> None:
+    make(family, tmp_path)
+    expected = replies(engine_on(tmp_path, "cpu", 1, depth=depth))
+    engine = engine_on(tmp_path, "cuda", 2, depth=depth)
+    try:
+        found = replies(engine)
+    finally:
+        engine.ranks.close()
+    same = sum(a == b for a, b in zip(expected, found, strict=True))
+    assert same >= 19, f"{same} of 20 replies are the same"  # one may depend on the last bit of a number
+
+
+def test_replies_in_bfloat16(tmp_path: Path) -> None:
+    """The fused sum and norm. A token's logit is at most a little below the largest of a float32 model."""
+    write_config(tmp_path, dtype="bfloat16")
+    engine = engine_on(tmp_path, "cuda", 2, dummy_weights=True, blocks=64)
+    prompt = [*range(3, 60)]
+    try:
+        outputs = [Output() for _ in range(5)]
+        for output in outputs:
+            engine.submit(prompt, GREEDY, output)
+        finish(engine)
+    finally:
+        engine.ranks.close()
+    assert len({tuple(each.tokens) for each in outputs}) == 1
+    alone = engine_on(tmp_path, "cuda", 1, dummy_weights=True, blocks=64)
+    model: Any = alone.runner.model
+    assert isinstance(model, Decoder)
+    ids = torch.tensor(prompt + outputs[0].tokens, device="cuda")
+    with torch.inference_mode():
+        logits = model.float().logits(model.forward(ids, torch.arange(len(ids), device="cuda"), _attend))
+    chosen = logits[len(prompt) - 1 : -1].gather(1, ids[len(prompt) :, None])[:, 0]
+    assert (logits[len(prompt) - 1 : -1].amax(1) - chosen).max() < 0.1
+
+
+def _attend(index: int, q: torch.Tensor, k: torch.Tensor, v: Any) -> torch.Tensor:
+    group = q.shape[1] // k.shape[1]
+    k, v = (each.repeat_interleave(group, 1).transpose(0, 1)[None] for each in (k, v))
+    found = torch.nn.functional.scaled_dot_product_attention(q.transpose(0, 1)[None], k, v, is_causal=True)
+    return found[0].transpose(0, 1)
+
+
+def test_a_step_that_fails_on_one_rank_fails_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0's kernels wait for those of rank 1, which never come. The next requests run on both again."""
+    make("qwen3", tmp_path)
+    expected = Output()
+    one = engine_on(tmp_path, "cuda", 1)
+    one.submit([1, 5, 9, 30], GREEDY, expected)
+    finish(one)
+    monkeypatch.setattr(Team, "command", (sys.executable, "-P", str(FOLDER / "broken_rank.py")))
+    engine = engine_on(tmp_path, "cuda", 2)
+    try:
+        errors = []
+        for _ in range(3):
+            engine.submit([1, 5, 9, 30], GREEDY, output := Output())
+            finish(engine)
+            errors.append(output.error)
+        assert ["is broken" in each for each in errors] == [True, True, False], errors
+        assert output.tokens == expected.tokens
+        for _ in range(broken_rank.DIFFERS):
+            engine.submit([1, 5, 9, 30], GREEDY, Output())
+        with pytest.raises(EngineDead, match="rank 1 has sampled other tokens than rank 0 in step"):
+            finish(engine)
+    finally:
+        engine.ranks.close()
+
+
+def test_a_rank_that_dies_ends_the_engine(tmp_path: Path) -> None:
+    make("qwen3", tmp_path)
+    engine = engine_on(tmp_path, "cuda", 2)
+    try:
+        engine.submit([1, 5, 9, 30], GREEDY.changed(max_tokens=100), Output())
+        for _ in range(5):
+            engine.step()
+        os.kill(engine.snapshot().ranks[1].pid, signal.SIGKILL)
+        with pytest.raises(EngineDead, match="rank 1 was killed by SIGKILL"):
+            finish(engine)
+        assert becomes(lambda: engine.runner.device_error() or "")
+    finally:
+        engine.ranks.close()
