@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.cases import soak
 from tests.kernels.exchanges import Places, exchanged, exchanged_bulk
 from tests.kernels.interpreted import Interpreted
 
@@ -67,7 +68,7 @@ def test_a_gather(kernels: Interpreted, ranks: int, rank: int, rows: int) -> Non
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
-@pytest.mark.parametrize(("ranks", "rank", "rows"), [(2, 1, 1), (2, 0, 131), (3, 2, 2)])
+@pytest.mark.parametrize(("ranks", "rank", "rows"), [(2, 1, 1), (3, 2, 2), *soak((2, 0, 131))])
 def test_a_sum_and_the_norm_after_it(
     kernels: Interpreted, ranks: int, rank: int, rows: int, pieces: int
 ) -> None:
@@ -87,8 +88,8 @@ def test_a_sum_and_the_norm_after_it(
     assert sent
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize(("ranks", "rank", "size"), [(2, 0, 50), (2, 1, 70_002), (3, 1, 300_000)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *soak(torch.float32)], ids=str)
+@pytest.mark.parametrize(("ranks", "rank", "size"), [(2, 0, 50), (3, 1, 70_002), *soak((3, 1, 300_000))])
 def test_a_sum_of_a_long_tensor(
     kernels: Interpreted, dtype: torch.dtype, ranks: int, rank: int, size: int
 ) -> None:
