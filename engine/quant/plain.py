@@ -10,7 +10,6 @@ from engine.kernels.cpu.packed import PackedLinear, why_not
 from engine.quant.linear import Linear
 from engine.quant.registry import register
 
-
 WIDENED = 2**21  # numbers of a weight up to which it is stored in float32 where bfloat16 is slow
 
 
