@@ -14,7 +14,7 @@ RECIPE_OF_ENVIRONMENT = pyproject.toml constraints.txt install.py
 # Each test process and each program that a test starts would compile every file again without bytecode.
 PYTEST = PYTHONDONTWRITEBYTECODE= "$(BIN)/python" -m pytest
 
-.PHONY: help chat test soak cuda lint format bench results shots pictures clean
+.PHONY: help chat test soak cuda lint style types tests format bench results shots pictures clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -22,7 +22,10 @@ help:  ## list these targets
 chat: $(VENV)/.for-chat  ## install what is missing and start a chat; ARGS="--model ..." is passed to minichat
 	@"$(BIN)/python" -m minichat $(ARGS)
 
-test: lint  ## install what is missing, then run lint, types and tests; ARGS is passed to pytest
+test: style  ## install what is missing, then run lint, types and tests; ARGS is passed to pytest
+	@$(MAKE) --no-print-directory -j2 types tests
+
+tests: $(VENV)/.for-test
 	@$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 soak: $(VENV)/.for-test  ## run the long tests that `make test` skips, and more random examples
@@ -32,9 +35,13 @@ soak: $(VENV)/.for-test  ## run the long tests that `make test` skips, and more 
 cuda: $(VENV)/.for-test  ## run only the tests that need an NVIDIA GPU
 	@"$(BIN)/python" -m pytest -n 12 -m cuda --timeout 280 $(ARGS)
 
-lint: $(VENV)/.for-test  ## run ruff and mypy
+lint: style types  ## run ruff and mypy
+
+style: $(VENV)/.for-test
 	@"$(BIN)/ruff" check .
 	@"$(BIN)/ruff" format --check .
+
+types: $(VENV)/.for-test
 	@"$(BIN)/mypy"
 
 format: $(VENV)/.for-test  ## fix and format the code with ruff

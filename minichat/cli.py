@@ -346,6 +346,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         return 130
+    except RuntimeError as error:
+        if not isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11, while it creates a class
+            raise
+        return 130
     except OSError as error:
         if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
             raise

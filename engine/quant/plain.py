@@ -5,20 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engine.kernels.cpu.many_rows import needs_float32
 from engine.kernels.cpu.packed import PackedLinear, why_not
 from engine.quant.linear import Linear
 from engine.quant.registry import register
-
-WIDENED = 2**21  # numbers of a weight up to which it is stored in float32 where bfloat16 is slow
 
 
 def plain(weight: Tensor, bias: Tensor | None) -> nn.Module:
     """Return a plain product, with a packed weight if the CPU supports it."""
     if why_not(weight) is None:
         return PackedLinear(weight, bias)
-    if needs_float32(weight) and weight.numel() <= WIDENED:
-        return Cast(PackedLinear(weight.float(), None if bias is None else bias.float()), torch.float32)
     return Linear(parameter_of(weight), None if bias is None else parameter_of(bias))
 
 

@@ -32,6 +32,8 @@ def run(options: argparse.Namespace) -> int:
         if options.deadline_ms is not None:
             _check_deadline(options)
         _refuse_idle(options)
+        if options.raw and options.system is not None:
+            raise BadInput("--system has no effect with --raw")
         reply_adapter(options)  # refused before anything is loaded
         params = sampling(options).changed(grammar=_grammar(options))
         if params.max_tokens == 0:

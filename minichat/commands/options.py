@@ -18,7 +18,7 @@ from minichat.shell.paths import locate
 if TYPE_CHECKING:
     from engine.host.thread import EngineThread
 
-_SAMPLING = (
+SAMPLING = (
     "temperature",
     "top_p",
     "top_k",
@@ -37,7 +37,7 @@ _SAMPLING = (
 
 
 def sampling(options: argparse.Namespace) -> SamplingParams:
-    given = {name: value for name in _SAMPLING if (value := getattr(options, name, None)) is not None}
+    given = {name: value for name in SAMPLING if (value := getattr(options, name, None)) is not None}
     return SamplingParams(temperature=0.7).changed(**given)
 
 

@@ -6,6 +6,7 @@ It is not a command. residents.py starts it and passes on a lock, which it holds
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.api.errors import BadInput, EngineError
@@ -19,9 +20,9 @@ _UPDATE_EVERY = 0.1  # seconds between two progress updates
 class RecordWriter:
     """Writes the record that waiting processes read."""
 
-    def __init__(self, resident: Resident, model: str) -> None:
+    def __init__(self, resident: Resident, model: str, words: Sequence[str] = ()) -> None:
         self._resident = resident
-        self._record = Record(pid=os.getpid(), model=model, started=time.time())
+        self._record = Record(os.getpid(), model, time.time(), words=tuple(words))
         self._written_at = 0.0
         self._write()
 
@@ -47,7 +48,7 @@ class RecordWriter:
 def run(folder: Path, name: str, words: list[str]) -> int:
     resident = Resident(folder, name)
     options = parser().parse_args(["serve", "--no-key", "--restart=0", f"--uds={resident.socket}", *words])
-    writer = RecordWriter(resident, options.model)
+    writer = RecordWriter(resident, options.model, words)
     try:
         check(options)
         return serve(options, (), ServerCallbacks(writer.progress, writer.ready, resident.log, writer.died))

@@ -7,7 +7,7 @@ import sys
 from engine.api.errors import BadInput, EngineError
 from minichat.cli import parser
 from minichat.commands.attach import attach_to, check_terminal
-from minichat.commands.options import engine_config, failed, show_progress
+from minichat.commands.options import SAMPLING, engine_config, failed, show_progress
 from minichat.commands.serve import check
 from minichat.commands.tui import settle
 from minichat.models.catalog import identity
@@ -20,7 +20,9 @@ from minichat.shell.paths import locate
 def run(options: argparse.Namespace) -> int:
     paths = locate()
     try:
-        if not options.no_screen:
+        if options.no_screen:
+            _refuse_screen_options(options)
+        else:
             check_terminal("up (without --no-screen)")
         resident = Resident(home_of(paths), options.name)
         _fits(resident, options)
@@ -51,13 +53,23 @@ def serve_words(options: argparse.Namespace) -> list[str]:
     return words_of(argparse.Namespace(**given | {"command": "serve"}))[1:]
 
 
+def _refuse_screen_options(options: argparse.Namespace) -> None:
+    """Options of the screen and of its chats have no effect without one."""
+    for name in ("system", "ascii", *SAMPLING):
+        value = getattr(options, name, None)
+        if value is not None and value is not False:
+            raise BadInput(f"--{name.replace('_', '-')} has no effect with --no-screen")
+
+
 def _fits(resident: Resident, options: argparse.Namespace) -> None:
-    """Refuse if the running engine has another model than the requested one."""
+    """Refuse if the running engine has another model than the requested one, or not the requested options."""
     record = resident.record
-    if options.model is None or record is None or not resident.running() or resident.died():
+    if record is None or not resident.running() or resident.died():
         return
-    if identity(options.model) != record.model:
-        raise BadInput(
-            f"the engine {resident.name} runs {record.model}; stop it with minichat down, "
-            "or start another one with --name"
-        )
+    ways = "stop it with minichat down, or start another one with --name"
+    if options.model is not None and identity(options.model) != record.model:
+        raise BadInput(f"the engine {resident.name} runs {record.model}; {ways}")
+    plain = argparse.Namespace(**vars(options) | {"model": None, "dry_run": False, "rate": None})
+    for word in serve_words(plain):
+        if record.words is not None and word not in record.words:
+            raise BadInput(f"the engine {resident.name} runs without {word}; {ways}")

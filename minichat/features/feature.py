@@ -90,6 +90,7 @@ class MessageCommand:
     fits: Callable[[Message], bool] = field(default=lambda _: True)
     when_idle: bool = False  # only while no reply is streaming
     cuts: bool = False  # removes later messages; listed last
+    asks: bool = False  # asks the engine at once: not offered while it would refuse
 
 
 @dataclass(frozen=True, slots=True)

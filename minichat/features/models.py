@@ -14,6 +14,7 @@ from minichat.models.lifecycle import EngineLifecycle
 from minichat.models.progress import size
 from minichat.shell.remembered import Remembered
 from minichat.ui.dialogs.pick import Choice, PickScreen
+from minichat.ui.marks import ASCII, UNICODE, shortened
 from minichat.ui.transcript.glyphs import one_line
 
 _WIDEST, _REST = 110, 50  # cells: the dialog, and everything in it but the names
@@ -33,6 +34,7 @@ class ModelScreen(PickScreen[Model]):
         self._found_in: dict[int, list[Model]] = {}  # by source index; other sources have not answered
         self._typed: dict[str, Model | None] = {}  # typed queries, resolved on the file system
         self._present = identity(lifecycle.model)
+        self._ellipsis = (ASCII if lifecycle.program.start.ascii else UNICODE).ellipsis
         self._noted = ""  # the model that the last remark was about
 
     def on_mount(self) -> None:
@@ -88,7 +90,7 @@ class ModelScreen(PickScreen[Model]):
         else:
             state = ("Enter downloads" if support is None else model.place, "$text-muted")
         room = max(min(int(self.app.size.width * 0.96), _WIDEST) - _REST, 8)
-        name = Content(one_line(model.title)).truncate(room, ellipsis=True)
+        name = shortened(Content(one_line(model.title)), room, self._ellipsis)
         style = "$text-muted" if model.trouble else "bold" if self._runs(model) else ""
         weights = size(support.bytes) if support and support.bytes else ""
         return Content.assemble(

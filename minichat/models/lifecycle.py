@@ -28,8 +28,24 @@ class EngineLifecycle:
         self.meter = ProgressMeter()
         self.tell: Callable[[str], None] | None = None  # set by an open model dialog
         self.fetch = fetch
-        self._tried_again = False
+        self._tried_again = self._restarting = False
         self._asked_at = -_SURE_WITHIN
+
+    @property
+    def refusal(self) -> str:
+        """Why every request would fail now, and what to do. Empty if requests run, or wait for the engine."""
+        if self._restarting:
+            return "The engine is being restarted. Wait until it is ready"
+        if not self.trouble:
+            return ""
+        key, what = self.program.keys.name("program.restart"), self._restarted_part
+        ways = "reconnects" if self.program.backend.elsewhere else f"restarts {what}"
+        return f"There is no engine. {key} {ways}"
+
+    @property
+    def _restarted_part(self) -> str:
+        """What the restart key restarts: the engine in place, or if that did not help, the program."""
+        return "the program" if self._tried_again else "the engine"
 
     @property
     def alive(self) -> bool:
@@ -104,7 +120,7 @@ class EngineLifecycle:
 
     def _started(self, snapshot: Snapshot) -> None:
         program, backend, terminal = self.program, self.program.backend, self.program.start.terminal
-        self._tried_again = False
+        self._tried_again = self._restarting = False
         if snapshot.state == "dead":  # a remote engine that died but was not stopped
             self.report_loss(f"the engine has stopped: {snapshot.error}")
             return
@@ -122,8 +138,10 @@ class EngineLifecycle:
             Remembered.read(file).used(identity(self.model)).write(file)
         if program.chats.first_ever:
             program.main.found = found_here(snapshot, terminal, program.app.console.color_system)
-            program.main.label()
             program.chats.first_ever = False
+        program.main.label()
+        if snapshot.state == "restarting":
+            self.restarting(snapshot.error)
 
     def again(self) -> bool:
         """Restart a lost engine in place. Return False if that did not help or no engine is lost."""
@@ -152,22 +170,27 @@ class EngineLifecycle:
         """Report the loss of the engine and the ways to recover."""
         self.trouble = reason
         again, other = map(self.program.keys.name, ("program.restart", "model.pick"))
-        what = "the program" if self._tried_again else "the engine"
-        ways = f"{again} restarts {what}; {other} chooses another model"
+        ways = f"{again} restarts {self._restarted_part}; {other} chooses another model"
         if self.program.backend.elsewhere:
             ways = f"{again} reconnects"
         # The reason comes last, because it may be cut off.
         self.program.main.banner.say(f"{ways}  |  {reason}", fault=True)
         self.program.main.keybar.trouble, self.program.main.keybar.fault = "no engine", True
+        self._restarting = False
+        self.program.main.label()  # nothing can be retried
 
     def restarting(self, reason: str) -> None:
         """A remote engine has ended, and its server starts it again."""
         self.program.main.banner.say(f"the engine is being restarted  |  {reason}", fault=True)
         self.program.main.keybar.trouble, self.program.main.keybar.fault = "restarting", True
+        self._restarting = True
+        self.program.main.label()
 
     def restarted(self) -> None:
         self.program.main.banner.say("")
         self.program.main.keybar.trouble, self.program.main.keybar.fault = "", False
+        self._restarting = False
+        self.program.main.label()
 
     # The link to a remote engine
 

@@ -45,6 +45,7 @@ class Record:
     total: int = 0
     error: str = ""
     misused: bool = False  # the error is in its command line options
+    words: Sequence[str] | None = None  # its options; None if an older minichat started it
 
     def write(self, file: Path) -> None:
         """Write the record atomically."""

@@ -199,8 +199,13 @@ def grammar_of(answer: str) -> Grammar | None:
         return Grammar("regex", answer[1:-1])
     try:
         return Grammar("json", Path(answer).expanduser().read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadParams("grammar", f"cannot read {answer}: {error}") from None
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise BadParams(
+            "grammar", f"cannot read {answer}: {why}. A regex is written between slashes: /[a-z]+/"
+        ) from None
+    except UnicodeDecodeError:
+        raise BadParams("grammar", f"cannot read {answer}: not UTF-8 text") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,16 @@ Textual would drop what follows it and interpret that as keys, including Enter. 
 from pasted text; some, and tmux, do not.
 """
 
+import re
 from collections.abc import Iterable
 
 from textual._xterm_parser import XTermParser
 from textual.drivers import linux_driver
 from textual.message import Message
 
+# A key costs a millisecond, and nobody types this much at once: a terminal that does not mark pastes.
+_BURST = re.compile(r"[^\x00-\x1f\x7f-\x9f]{128,}")
+_REPLY = re.compile(r"\x1b[]PX^_][^\x07\x1b]*$")  # an unfinished answer of the terminal
 _BEGIN, _END, _ESCAPE, _SHOWN = "\x1b[200~", "\x1b[201~", "\x1b", "␛"
 
 
@@ -20,6 +24,7 @@ class Pasting:
         self._inside = False
         self._before = ""  # the end of the typed input: the start of a paste may be split
         self._held = ""  # a possible start of the end marker
+        self._replying = False  # the rest of the terminal's answer follows
 
     def clean(self, data: str) -> str:
         """Replace escapes inside a paste by their visible symbol."""
@@ -36,9 +41,21 @@ class Pasting:
                 seen = self._before + data
                 typed, begin, data = seen.partition(_BEGIN)
                 self._inside = bool(begin)
-                cleaned.append((typed + begin)[len(self._before) :])
+                cleaned.append(self._marked((typed + begin)[len(self._before) :]))
                 self._before = "" if begin else seen[1 - len(_BEGIN) :]
         return "".join(cleaned)
+
+    def _marked(self, typed: str) -> str:
+        """Mark long runs of text as pasted."""
+        if _ESCAPE in typed:
+            self._replying = bool(_REPLY.search(typed))
+            return typed
+        if self._replying:
+            self._replying = "\x07" not in typed
+            return typed
+        if _ESCAPE in self._before:  # perhaps a split key
+            return typed
+        return _BURST.sub(lambda run: f"{_BEGIN}{run[0]}{_END}", typed)
 
 
 def _cut(text: str) -> str:

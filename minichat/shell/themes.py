@@ -47,6 +47,8 @@ _ENDS = ("white", "black")
 _SHADES = (0.3, 0.5, 0.7)  # positions toward white or black
 _MORE = 16  # colors beyond a theme's own, so that 24 chats differ
 _SEEN = 3.0  # the minimum contrast of a mark
+_READ = 4.5  # and of text
+_DARK_ANSI = (0, 1, 4, 5, 8, 12)  # black, red, blue, magenta, gray, bright blue: dark in common terminals
 _KEYS = ("name", "about", "dark", "owners", "colours", "map", "syntax", "variables")
 _NAME = re.compile(r"^name\s*=.*$", re.MULTILINE)
 _UNFIT = re.compile(r"[^\w.-]+")  # for file names
@@ -93,7 +95,7 @@ class ThemeColors:
         owner = self.owner(index)
         ground = Color.parse(owner)
         if ground.ansi is not None:
-            return f"auto on {owner}"
+            return f"{'ansi_bright_white' if ground.ansi in _DARK_ANSI else 'ansi_black'} on {owner}"
         return f"{'#000000' if _luminance(ground) > _EVEN else '#FFFFFF'} on {owner}"
 
     def own_variables(self) -> dict[str, str]:
@@ -241,6 +243,12 @@ def _variants(owners: tuple[str, ...]) -> tuple[Color, ...]:
 @cache
 def _lab(color: Color) -> Lab:
     return rgb_to_lab(color)
+
+
+def readable(color: Color, ground: Color, text: Color) -> Color:
+    """The color, mixed with that of the text until it can be read on the ground."""
+    mixed = (color.blend(text, share / 10) for share in range(10))
+    return next((each for each in mixed if _contrast(each, ground) >= _READ), text)
 
 
 def _contrast(one: Color, other: Color) -> float:

@@ -55,7 +55,10 @@ class Composing:
             self._show(Checked())
 
     async def may_send(self, text: str, to: Sequence[Conversation]) -> bool:
-        """Return whether the text can be sent. If not, a notice says why; missing files are reported once."""
+        """Return whether the text can be sent. If not, say why; missing files are reported once."""
+        if refusal := self._context.lifecycle.refusal:
+            self._context.program.report(refusal)
+            return False
         if not self._needs_check(text, to):
             return True
         checked = await self._check(text, to)

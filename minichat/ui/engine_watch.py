@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from engine.api.events import Event
@@ -44,10 +45,12 @@ class EngineWatch:
         self._signals.replaced()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
-        self.latest, self._seen_at = snapshot, self.clock()
+        before, self.latest, self._seen_at = self.latest, snapshot, self.clock()
         self._share(snapshot)
         if snapshot.running and snapshot.rates.steps:
             self.at_work = snapshot
+        elif before is not None and before is self.at_work and snapshot.step_times.total:
+            self.at_work = replace(before, step_times=snapshot.step_times)  # with those of its last steps
         self._signals.snapshot(snapshot)
         for each in tuple(self.observers):
             self._show_to(each, snapshot)

@@ -100,13 +100,14 @@ def footer(
     keys: Keys,
     *,
     drawer: bool,
+    retries: bool,
 ) -> tuple[Key, ...]:
     """The keys for the bar: those of the focused widget, those of the reply, then global ones."""
     nodes = focused.ancestors_with_self if focused is not None else []
     here = next((node.HINTS for node in nodes if isinstance(node, Hinting)), ())
     closes = (Key(keys.name("reply.stop"), "close", command="reply.stop"),) if drawer and not here else ()
     stop = ("reply.stop",) if not here and not drawer else ()  # else Esc goes back to the chat first
-    urgent = stop if active.streaming else ("reply.retry",) if _retriable(active) else ()
+    urgent = stop if active.streaming else ("reply.retry",) if retries and _retriable(active) else ()
     listed = [each for each in commands if each.id in urgent]
     for group in _FOOTER:
         listed += [each for each in commands if each.group == group and each.footer]

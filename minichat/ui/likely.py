@@ -9,7 +9,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from engine.api.events import TokenLogprob
-from minichat.ui.marks import UNICODE, Marks
+from minichat.ui.marks import UNICODE, Marks, shortened
 
 ROWS = 10
 _WORD = 14  # cells for a token's text
@@ -72,5 +72,5 @@ def seen_as(text: str, marks: Marks = UNICODE) -> str:
 
 def visible(text: str, width: int = _WORD, marks: Marks = UNICODE) -> str:
     """A token as one line of fixed width."""
-    content = Content(seen_as(text, marks)).truncate(width, ellipsis=True)
+    content = shortened(Content(seen_as(text, marks)), width, marks.ellipsis)
     return content.plain + " " * (width - content.cell_length)

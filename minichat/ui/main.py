@@ -32,6 +32,7 @@ from minichat.ui.panes.pane import ChatPane
 from minichat.ui.panes.panes import Panes
 from minichat.ui.panes.prompt import Prompt
 from minichat.ui.panes.tabs import ChatTabs
+from minichat.ui.retries import Retries
 from minichat.ui.signals import Contain, Signals
 from minichat.ui.transcript import Glyphs, Transcript
 from minichat.ui.transcript.greeting import Greeting
@@ -67,6 +68,7 @@ class MainScreen(FrameScreen[None]):
         self.prompt = Prompt(keys.of("prompt.send"), keys.of("prompt.newline"), id="prompt")
         self.keybar = KeyBar(id="keybar")
         self.drafts, self.composing = SavedDrafts(context), Composing(context)
+        self._retries = Retries(context)
         self.panels.bind(panels, self._panes, self.prompt, self._arranged)
         yield self.tabs
         yield self.banner
@@ -123,12 +125,14 @@ class MainScreen(FrameScreen[None]):
         """Update the tabs, the pane headers, the prompt's border and the key bar."""
         context, active = self.context, self.chats.active
         elsewhere = bool(context.program.backend.elsewhere)
+        refuses = bool(context.lifecycle.refusal)
         greeting = labels.greeting(context.commands, context.keys, self.found, self.tries, attached=elsewhere)
         for each in self.shown:
             each.unread = False
             pane = self._panes.of(each)
             pane.show_label(self._colors(each), active=each is active)
             pane.transcript.greet(greeting if self.shows_greeting else Greeting())
+            pane.transcript.offer_retries(not refuses)
         self.tabs.tabs = tuple(
             labels.tab(
                 each,
@@ -139,6 +143,7 @@ class MainScreen(FrameScreen[None]):
             )
             for each in self.chats
         )
+        self._retries.look()
         self.prompt.border_title = labels.recipient(active, self.recipients)
         self.prompt.placeholder = "" if active.chat.messages else "Type a message"
         checked = self.composing.checked
@@ -152,7 +157,12 @@ class MainScreen(FrameScreen[None]):
     def _label_keys(self) -> None:
         active, context = self.chats.active, self.context
         self.keybar.keys = labels.footer(
-            active, self.focused, context.commands, context.keys, drawer=self.panels.drawer_open
+            active,
+            self.focused,
+            context.commands,
+            context.keys,
+            drawer=self.panels.drawer_open,
+            retries=not context.lifecycle.refusal,
         )
 
     def _colors(self, conversation: Conversation) -> str:
@@ -303,7 +313,7 @@ class MainScreen(FrameScreen[None]):
     @on(Transcript.RetryRequested)
     def _retry_requested(self, event: Transcript.RetryRequested) -> None:
         with self.context.program.reporting_errors():
-            self.chats.active.retry(event.message_id)
+            sending.retry(self.context, event.message_id)
 
     @on(Transcript.MessageMenu)
     def _menu_requested(self, event: Transcript.MessageMenu) -> None:

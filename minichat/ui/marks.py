@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from textual.content import Content
 from textual.scrollbar import ScrollBarRender
 
 
@@ -46,6 +47,13 @@ ASCII = Marks(
     blank="_",
     pinned="^",
 )
+
+
+def shortened(content: Content, width: int, ellipsis: str) -> Content:
+    """Cut the text to a width. Textual's own cut ends in a character that is not ASCII."""
+    if content.cell_length <= width:
+        return content
+    return Content.assemble(content.truncate(max(width - len(ellipsis), 0)), ellipsis[: max(width, 0)])
 
 
 class PlainBars(ScrollBarRender):

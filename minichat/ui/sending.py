@@ -45,6 +45,18 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
     workspace.label()
 
 
+def retry(context: Context, message_id: int | None = None) -> None:
+    """Regenerate the last or the given reply. If that must fail, say why and leave the reply as it is."""
+    active = context.chats.active
+    refused = [
+        each.error for each in active.chat.messages[-1:] if each.refused and message_id in (None, each.id)
+    ]
+    if why := context.lifecycle.refusal or "".join(refused):
+        context.program.report(why)
+    elif not active.retry(message_id):
+        context.app.notify("There is no finished reply to regenerate", severity="warning")
+
+
 async def begin(context: Context, composing: Composing) -> None:
     """Apply the command line's message and settings, in the active chat if it is empty, else in a new one."""
     start, active = context.program.start, context.chats.active

@@ -114,6 +114,9 @@ def test_the_life_cycle_of_an_engine(user: User, root: Path) -> None:
     code, _, err = user.say("up", "--no-screen", "--model=org/other")
     assert code == 2
     assert "the engine main runs pocket" in err
+    code, _, err = user.say("up", "--no-screen", "--quantization=int8", "--max-context=64")
+    assert code == 2
+    assert "the engine main runs without --max-context=64; stop it with minichat down" in err
 
     assert resident.tell(signal.SIGKILL)
     assert becomes(lambda: not resident.running())
@@ -223,6 +226,12 @@ def test_if_the_engine_cannot_start_up_returns_the_code_of_its_error(
 
     monkeypatch.setattr(Resident, "launch", launch)
     assert user.say("up", "--no-screen") == (expected, "", "minichat: unknown device 'toaster'\n")
+
+
+@pytest.mark.parametrize("option", ["--temperature=0", "--system=x", "--ascii", "--stop=x"])
+def test_options_of_the_screen_are_refused_without_one(user: User, option: str) -> None:
+    code, _, err = user.say("up", "--no-screen", option)
+    assert (code, f"{option.partition('=')[0]} has no effect with --no-screen" in err) == (2, True), err
 
 
 def test_bad_usage_is_reported_before_anything_starts(user: User) -> None:

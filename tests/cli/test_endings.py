@@ -66,6 +66,16 @@ def test_control_c_while_a_command_is_imported(run: Run, monkeypatch: pytest.Mon
     assert run("doctor") == (130, "", "")
 
 
+def test_control_c_while_a_class_is_created(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11 wraps it."""
+
+    def interrupted(name: str) -> None:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr("minichat.cli.import_module", interrupted)
+    assert run("doctor") == (130, "", "")
+
+
 @pytest.mark.parametrize("command", ["chat", "generate", "fetch", "locate", "doctor"])
 def test_help_of_a_command_loads_nothing_heavy(root: Path, command: str) -> None:
     """In a fresh interpreter, so that everything loaded was loaded by this command."""

@@ -222,6 +222,7 @@ USAGE = {
         ["--temperature", "0", "--top-p", "0.5"],
         "--top-p has no effect with --temperature 0",
     ),
+    "system-and-raw": (["--system", "Be brief.", "--raw"], "--system has no effect with --raw"),
     "length-penalty-alone": (["--length-penalty", "2"], "--length-penalty requires --beams"),
     "early-stopping-alone": (["--early-stopping"], "--early-stopping requires --beams"),
     "no-draft-in-a-window": (

@@ -34,7 +34,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 7, 8, 40])
+@pytest.mark.parametrize("rows", [1, 63, 64, 100])
 def test_many_rows_are_multiplied_in_float32_and_few_as_before(
     used: list[torch.dtype], monkeypatch: pytest.MonkeyPatch, rows: int, with_bias: bool
 ) -> None:
@@ -43,14 +43,14 @@ def test_many_rows_are_multiplied_in_float32_and_few_as_before(
     x, weight, bias = torch.randn(rows, 100).to(BF16), torch.randn(70, 100).to(BF16), torch.randn(70).to(BF16)
     module = Linear(parameter_of(weight), parameter_of(bias) if with_bias else None)
     expected = x.double() @ weight.double().T + (bias.double() if with_bias else 0)
-    assert error(module(x), expected) < 2**-8
-    assert used == ([torch.float32] * 3 if rows >= 8 else [BF16])
+    assert error(module(x), expected) < (2**-8 if rows >= 64 else 2**-7)  # the fake product rounds twice
+    assert used == ([torch.float32] * 3 if rows >= 64 else [BF16])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_other_dtypes_are_multiplied_as_they_are(used: list[torch.dtype], dtype: torch.dtype) -> None:
     module = Linear(parameter_of(torch.randn(20, 30).to(dtype)))
-    assert module(torch.randn(50, 30).to(dtype)).dtype is dtype
+    assert module(torch.randn(80, 30).to(dtype)).dtype is dtype
     assert used == [dtype]
 
 
@@ -58,7 +58,7 @@ def test_a_cpu_with_the_instructions_multiplies_bfloat16(
     used: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(many_rows, "multiplies_bfloat16", lambda: True)
-    Linear(parameter_of(torch.randn(20, 30).to(BF16)))(torch.randn(50, 30).to(BF16))
+    Linear(parameter_of(torch.randn(20, 30).to(BF16)))(torch.randn(80, 30).to(BF16))
     assert used == [BF16]
 
 

@@ -8,7 +8,7 @@ from textual.widgets import Static
 
 from minichat.chats.letters import color_index, free_letter
 from minichat.settings import Settings
-from minichat.shell.themes import OKABE_ITO, ThemeColors, load_themes, shipped_themes
+from minichat.shell.themes import OKABE_ITO, ThemeColors, load_themes, readable, shipped_themes
 from minichat.ui.picture import strips_of
 from tests import impatient
 
@@ -136,6 +136,31 @@ def test_no_two_chats_share_letter_and_color(palette: ThemeColors) -> None:
 def test_blocks_without_an_owner_are_distinct(palette: ThemeColors) -> None:
     assert contrast(palette.map["free"], palette.colors["background"]) > 1.2
     assert contrast(palette.map["cached"], palette.map["free"]) > 1.4
+    assert contrast(palette.map["cached"], palette.colors["background"]) >= 3
+
+
+@every
+def test_the_color_of_a_chat_is_readable_as_text(palette: ThemeColors) -> None:
+    ground, text = (Color.parse(palette.colors[name]) for name in ("background", "foreground"))
+    for index in range(24):
+        owner = Color.parse(palette.owner(index))
+        shown = readable(owner, ground, text)
+        assert contrast(shown.hex, ground.hex) >= 4.5
+        assert shown == owner or contrast(owner.hex, ground.hex) < 4.5
+
+
+# As xterm shows them.
+XTERM = (
+    "#000000 #CD0000 #00CD00 #CDCD00 #0000EE #CD00CD #00CDCD #E5E5E5 "
+    "#7F7F7F #FF0000 #00FF00 #FFFF00 #5C5CFF #FF00FF #00FFFF #FFFFFF"
+).split()
+
+
+@pytest.mark.parametrize("palette", [each for each in ALL if each.ansi], ids=lambda palette: palette.name)
+def test_the_letter_of_a_chat_is_readable_on_the_terminals_color(palette: ThemeColors) -> None:
+    for index in range(len(palette.owners)):
+        ink, ground = (XTERM[Color.parse(name).ansi or 0] for name in palette.letter(index).split(" on "))
+        assert contrast(ink, ground) >= 4, palette.letter(index)
 
 
 @pytest.mark.parametrize("vision", VISIONS)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FEWEST = 8  # rows from which the conversion pays for all shapes
+FEWEST = 64  # rows; it pays from 8 on, but a row of a decode step should have the same bits in most batches
 PIECE = 2**22  # numbers of a weight that are converted at a time
 
 

@@ -76,6 +76,8 @@ def _setup(options: argparse.Namespace) -> Iterator[Setup]:
         raise BadInput(f"--rows must be at least 1, got {min(options.rows)}")
     if options.trace != "poisson" and not Path(options.trace).is_file():
         raise BadInput(f"--trace {options.trace}: no such file")
+    if options.shape and options.model != "pocket":
+        raise BadInput("--model has no effect with --shape, which has random weights")
     setup = Setup(
         config=engine_config(options),
         shape=options.shape or "",

@@ -4,6 +4,7 @@ from minichat.chats.model import Message
 from minichat.features.chats.chats import fork
 from minichat.features.chats.replies import edit
 from minichat.features.feature import Context, Feature, HelpSection, MessageCommand
+from minichat.ui import sending
 from minichat.ui.transcript import Transcript
 
 
@@ -12,7 +13,7 @@ async def _copy(context: Context, message: Message) -> None:
 
 
 def _retry(context: Context, message: Message) -> None:
-    context.chats.active.retry(message.id)
+    sending.retry(context, message.id)
 
 
 def _from_user(message: Message) -> bool:
@@ -20,7 +21,7 @@ def _from_user(message: Message) -> bool:
 
 
 def _from_model(message: Message) -> bool:
-    return message.role == "assistant"
+    return message.role == "assistant" and not message.refused
 
 
 MESSAGES = Feature(
@@ -32,7 +33,9 @@ MESSAGES = Feature(
         MessageCommand(
             "Edit and resend (removes later messages)", edit, _from_user, when_idle=True, cuts=True
         ),
-        MessageCommand("Regenerate (removes later messages)", _retry, _from_model, when_idle=True, cuts=True),
+        MessageCommand(
+            "Regenerate (removes later messages)", _retry, _from_model, when_idle=True, cuts=True, asks=True
+        ),
     ),
     help=(
         HelpSection(

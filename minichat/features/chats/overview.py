@@ -11,7 +11,7 @@ from textual.widget import Widget
 from engine.api.snapshot import Snapshot
 from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 from minichat.session.conversation import Conversation
-from minichat.ui.marks import ASCII, UNICODE
+from minichat.ui.marks import ASCII, UNICODE, shortened
 from minichat.ui.panes.keybar import Hints
 from minichat.ui.panes.tabs import titled
 
@@ -82,7 +82,7 @@ class ChatOverview(Widget, can_focus=True):
         label, label_style = state_of(conversation)
         room = max(width - left.cell_length - len(label) - 1, 0)
         title = Content.styled(titled(chat.title), "bold $text" if active else "$text")
-        title = title.truncate(room, ellipsis=True, pad=True)
+        title = shortened(title, room, marks.ellipsis).truncate(room, pad=True)
         return Content.assemble(left, title, " ", (label, label_style)).truncate(width)
 
     def action_move(self, by: int) -> None:

@@ -2,6 +2,7 @@
 
 from minichat.chats.model import Message
 from minichat.features.feature import Context, Feature, HelpSection, ScreenCommand
+from minichat.ui import sending
 
 
 def stop(context: Context) -> None:
@@ -18,15 +19,6 @@ def stop(context: Context) -> None:
 def stop_all(context: Context) -> None:
     for conversation in context.chats.streaming:
         conversation.stop()
-
-
-def retry(context: Context) -> None:
-    """Regenerate the last reply. A refused request would be refused again, so show its error instead."""
-    active = context.chats.active
-    if active.chat.messages and (last := active.chat.messages[-1]).refused:
-        context.program.report(last.error)
-    elif not active.retry():
-        context.app.notify("There is no finished reply to regenerate", severity="warning")
 
 
 def edit(context: Context, message: Message | None = None) -> None:
@@ -58,7 +50,7 @@ REPLIES = Feature(
         ),
         ScreenCommand("reply.stop", "Reply", "Stop this reply", stop, "escape", "stop"),
         ScreenCommand("reply.stop_all", "Reply", "Stop all replies", stop_all),
-        ScreenCommand("reply.retry", "Reply", "Regenerate the last reply", retry, "alt+r", "retry"),
+        ScreenCommand("reply.retry", "Reply", "Regenerate the last reply", sending.retry, "alt+r", "retry"),
         ScreenCommand("reply.edit", "Reply", "Edit the last message and send it again", edit, "alt+e"),
         ScreenCommand("reply.copy", "Reply", "Copy the last reply to the clipboard", copy, "alt+y"),
     ),

@@ -24,6 +24,7 @@ from minichat.ui.monitor.pane import ASCII, UNICODE, Signs
 
 _PARTS = ("plan", "launch", "wait", "commit")
 _WORK = ("attention", "products", "sampling", "rest")
+_LATE = "Open this during a reply to see what the launch consists of."
 _STYLES = ("$primary", "$accent", "$text-success", "$text-warning")
 _ASKS_EVERY = 5.0  # seconds: an engine profiles its steps only while requested
 _LABEL = 12  # cells
@@ -89,7 +90,9 @@ class WhyScreen(Dialog[None]):
             shot, title = before, "Why this speed (last run)"
         self.query_one(Vertical).border_title = title
         width = max(20, self.query_one(Vertical).size.width - 2)
-        text.update(described(explain(shot, self._speeds), width, self._signs, self._trouble))
+        lines = described(explain(shot, self._speeds), width, self._signs, self._trouble)
+        late = shot is not self._engine.latest and shot.device == "cpu" and shot.split is None
+        text.update(Content.assemble(lines, "\n", (_LATE, "$text-muted")) if late else lines)
 
 
 def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Content:
@@ -122,15 +125,20 @@ def _shared(
     cells = shares(seconds, width - _LABEL - 10)
     parts = list(zip(signs.parts, _STYLES, names, cells, seconds, strict=True))
     drawn = [(sign * count, style) for sign, style, _, count, _ in parts]
-    legend = [
-        words
-        for sign, style, name, _, took in parts
-        for words in ((f"  {sign} ", style), (f"{name} {duration(took)}", "$text-muted"))
+    legends = [
+        Content.assemble(
+            *(
+                words
+                for sign, style, name, _, took in parts
+                for words in ((f"{gap}{sign} ", style), (f"{name} {duration(took)}", "$text-muted"))
+            )
+        )
+        for gap in ("  ", " ")
     ]
     total = f"  {duration(sum(seconds))}"
     return [
         Content.assemble((label.ljust(_LABEL), "$text-muted"), *drawn, (total, "bold")),
-        Content.assemble(*legend),
+        legends[0] if legends[0].cell_length <= width else legends[1],
     ]
 
 

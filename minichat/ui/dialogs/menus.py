@@ -23,7 +23,10 @@ def message_menu(context: Context, message_id: int) -> None:
                     await work
 
     known = [each for feature in context.features for each in feature.message_commands if each.fits(message)]
-    fitting = [each for each in known if not (each.when_idle and active.streaming)]
+    refuses = bool(context.lifecycle.refusal)
+    fitting = [
+        each for each in known if not ((each.when_idle and active.streaming) or (each.asks and refuses))
+    ]
     choices = [
         Choice(Content(f" {each.title}"), each) for each in sorted(fitting, key=lambda each: each.cuts)
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.cells import cell_len, set_cell_size
+from rich.color import Color as RichColor
 from rich.segment import Segment
 from rich.style import Style
 from textual.color import Color
@@ -15,7 +16,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from engine.api.snapshot import Snapshot
-from minichat.shell.themes import OKABE_ITO
+from minichat.shell.themes import OKABE_ITO, readable
 from minichat.ui.lines import lines_of
 from minichat.ui.monitor.owners import UNKNOWN, Owner
 from minichat.ui.panes.keybar import Hints
@@ -190,6 +191,14 @@ class Pane(Widget, can_focus=True):
         own = [variables[name] for name in _OWNERS if name in variables] or OKABE_ITO
         return Color.parse(own[index % len(own)])
 
+    def _text_hue(self, index: int) -> RichColor | None:
+        """An owner's color as that of text: some are distinct on the background, but not readable."""
+        hue, plain = self.hue(index), self.rich_style
+        if hue is None or hue.ansi is not None or plain.color is None or plain.bgcolor is None:
+            return hue.rich_color if hue else None
+        text, ground = Color.from_rich_color(plain.color), Color.from_rich_color(plain.bgcolor)
+        return readable(hue, ground, text).rich_color
+
     def style(self, look: str) -> Style:
         if (style := self._styles.get(look)) is None:
             style = self._styles[look] = sum(map(self._part, look.split()), self.rich_style)
@@ -202,8 +211,7 @@ class Pane(Widget, can_focus=True):
 
     def _part(self, name: str) -> Style:
         if name.startswith("owner:"):
-            hue = self.hue(int(name.removeprefix("owner:")))
-            return Style(color=hue.rich_color if hue else None, bold=True)
+            return Style(color=self._text_hue(int(name.removeprefix("owner:"))), bold=True)
         if name == "selected" and self.app.no_color:
             return Style(reverse=True)
         return self.get_component_rich_style(f"pane--{name}", partial=True)

@@ -15,6 +15,7 @@ from textual.widgets import Static
 from minichat.chats.model import Message
 from minichat.session.conversation import Conversation
 from minichat.session.decoding import strategy
+from minichat.ui.marks import shortened
 from minichat.ui.panes.tabs import titled
 from minichat.ui.transcript import Glyphs, Transcript
 
@@ -29,13 +30,18 @@ class PaneHead(Widget):
     label: reactive[Content] = reactive(Content(""), layout=False)
     figures: reactive[str] = reactive("", layout=False)
 
+    def __init__(self, cut: str) -> None:
+        """`cut`: where a label that is too long ends."""
+        super().__init__()
+        self._cut = cut
+
     def has_room(self, figures: str) -> bool:
         """Whether the figures fit beside the whole label."""
         return self.label.cell_length + len(figures) + 3 <= self.size.width
 
     def render(self) -> Content:
         room = self.size.width - len(self.figures) - (3 if self.figures else 1)
-        label = self.label.truncate(max(room, 0), ellipsis=True)
+        label = shortened(self.label, max(room, 0), self._cut)
         gap = " " * max(0, self.size.width - label.cell_length - len(self.figures) - 1)
         return Content.assemble(label, gap, (self.figures, "$text-muted"), " ")
 
@@ -61,7 +67,7 @@ class ChatPane(Vertical):
         self.conversation = conversation
         self._figured = 0.0
         self._below = below
-        self.head, self.transcript = PaneHead(), Transcript(glyphs)
+        self.head, self.transcript = PaneHead(glyphs.cut), Transcript(glyphs)
         self.divergence = Static(classes="divergence")
 
     def compose(self) -> ComposeResult:

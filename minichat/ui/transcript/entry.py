@@ -61,7 +61,7 @@ class Entry:
     _tail = ""
     _tail_leaf: Leaf | None = None
     _note: RenderedLeaf | None = None
-    _note_width = 0
+    _note_form = 0, False  # its width, and whether it offers a retry
 
     def __init__(self, message: Message, serial: int, letter: str, canvas: Canvas) -> None:
         self.message = message
@@ -69,6 +69,10 @@ class Entry:
         self.letter = letter
         self._canvas = canvas
         self._lines = message.text.count("\n")
+
+    @property
+    def retriable(self) -> bool:
+        return self.message.retriable and self._canvas.retries
 
     @property
     def text(self) -> str:
@@ -240,10 +244,11 @@ class Entry:
     def note(self) -> RenderedLeaf:
         """The note of a failed or stopped reply."""
         canvas = self._canvas
-        if self._note is None or self._note_width != canvas.width:
+        form = canvas.width, self.retriable
+        if self._note is None or self._note_form != form:
             if self.message.state == "failed":
                 reason = self.message.error or "unknown reason"
-                retry = f"  {RETRY}" if self.message.retriable else ""
+                retry = f"  {RETRY}" if self.retriable else ""
                 source = f"{canvas.glyphs.fault} failed: {reason}{retry}"
                 look: Look = ("fault",)
             else:
@@ -251,7 +256,7 @@ class Entry:
                 source, look = f"stopped: {reason}" if reason else "stopped", ("note",)
             source = drawable(source.expandtabs(1))
             rows = (Row((Fragment(source[start:end], look),)) for start, end in wrap(source, canvas.width))
-            self._note, self._note_width = RenderedLeaf("", tuple(rows)), canvas.width
+            self._note, self._note_form = RenderedLeaf("", tuple(rows)), form
         return self._note
 
     def _head(self) -> Row:

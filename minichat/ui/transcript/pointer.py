@@ -17,7 +17,7 @@ def click_message(painter: Painter, place: Place, x: int) -> Message | None:
     match place.spot.part:
         case EntryPart.HEAD:
             return MessageMenu(message.id)
-        case EntryPart.NOTE if message.retriable:
+        case EntryPart.NOTE if place.entry.retriable:
             return RetryRequested(message.id)
     row, drawn = painter.row(place)
     at = character_at(row, x)

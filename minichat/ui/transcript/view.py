@@ -66,6 +66,14 @@ class View:
             entry.resize()
         self._heights = Heights(entry.height for entry in self.entries)
 
+    def offer_retries(self, on: bool) -> bool:
+        """Set whether failed replies offer a retry. Return whether a message changed."""
+        changed = [entry for entry in self.entries if entry.message.retriable and self.canvas.retries != on]
+        self.canvas.retries = on
+        for entry in changed:
+            self.changed(entry)
+        return bool(changed)
+
     @property
     def streaming(self) -> bool:
         """Whether the last message is still streaming."""

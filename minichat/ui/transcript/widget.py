@@ -91,6 +91,11 @@ class Transcript(ScrollView, can_focus=True):
             self._greeting = greeting
             self.refresh()
 
+    def offer_retries(self, on: bool) -> None:
+        """Set whether failed replies offer a retry."""
+        if self._view.offer_retries(on):
+            self._window.stay(self._window.top)
+
     def prepend(self, messages: Sequence[Message]) -> None:
         """Insert older messages at the top; the view does not move."""
         before = self._view.total
@@ -181,7 +186,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         window = self._window
-        self._frame = PaintContext(window.top, window.height - 1, self._notice(), self.text_selection)
+        self._frame = PaintContext(window.top, window.height - 1, window.notice, self.text_selection)
         try:
             return lines_of(self, crop)
         finally:
@@ -195,12 +200,6 @@ class Transcript(ScrollView, can_focus=True):
         if frame.notice and y == frame.last:
             return self._painter.notice(frame.notice)
         return self._painter.strip(frame.top + y, frame.selection)
-
-    def _notice(self) -> str:
-        """The notice of unseen lines while the end is not in view."""
-        new = self._window.unseen
-        lines = f"{new:,} new line{'s' * (new != 1)}"
-        return f"-- {self._canvas.glyphs.below} {lines}, End to follow --" if new else ""
 
     def _want(self, language: str) -> None:
         """Load a language's lexer in a thread, then redraw its code."""
@@ -333,7 +332,7 @@ class Transcript(ScrollView, can_focus=True):
             self._toggle(entry)
 
     def action_retry(self) -> None:
-        if (entry := self._current(lambda each: each.message.retriable)) is not None:
+        if (entry := self._current(lambda each: each.retriable)) is not None:
             self.post_message(self.RetryRequested(entry.message.id))
 
     def action_menu(self) -> None:
@@ -361,7 +360,7 @@ class Transcript(ScrollView, can_focus=True):
         if event.chain > 1:
             event.prevent_default()  # Textual would select everything
         y = self._window.top + offset.y
-        if offset.y == self._window.height - 1 and self._notice():
+        if offset.y == self._window.height - 1 and self._window.notice:
             self.follow()
         elif y < self._view.total and (event.chain > 1 or self.text_selection is None):
             place = self._view.place(y)

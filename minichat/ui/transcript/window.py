@@ -53,6 +53,12 @@ class Viewport:
         return 0 if self.following else max(0, self._view.total - self._left_at)
 
     @property
+    def notice(self) -> str:
+        """The notice of unseen lines while the end is not in view."""
+        lines = f"{self.unseen:,} new line{'s' * (self.unseen != 1)}"
+        return f"-- {self._view.canvas.glyphs.below} {lines}, End to follow --" if self.unseen else ""
+
+    @property
     def busy(self) -> bool:
         """Whether text is still being read in slices."""
         return self._reading is not None

@@ -107,6 +107,9 @@ async def test_a_long_list_scrolls_to_the_selected_line(bench: Callable[..., Any
         await it.pilot.press(*["up"] * 30)
         assert listed(it)[1].startswith(">") and "chat 19" not in "".join(listed(it))
         assert all(line.isascii() for line in listed(it))
+        next(iter(it.app.chats)).rename("a very long title " * 9)
+        await it.until(lambda: any("a very long" in line for line in listed(it)))
+        assert it.screen_text().isascii()
 
 
 def test_a_damaged_list_of_pins_is_ignored(tmp_path: Path) -> None:

@@ -150,6 +150,28 @@ async def test_when_idle_the_last_steps_are_explained(bench: Callable[..., Any])
         await it.pilot.press("f8")
         await it.until(lambda: "(last run)" in it.screen_text())
         assert "Memory-bound (weights)" in it.screen_text()
+        assert "Open this during a reply" in it.screen_text()
+
+
+@run
+async def test_after_a_run_the_step_is_as_long_as_in_the_monitor(bench: Callable[..., Any]) -> None:
+    async with bench((200, 60), backend=FakeBackend([shot(StepTimes(launch=0.0125))])) as it:
+        await it.until(lambda: it.main.engine.latest)
+        it.app.poller.stop()
+        it.main.show_snapshot(snapshot(2000, step_times=StepTimes(launch=0.0231)))
+        it.main.show_snapshot(snapshot(2001, step_times=StepTimes(launch=0.0452)))  # a probe
+        await it.until(lambda: "latency  step 45 ms" in it.screen_text())
+        assert it.main.engine.at_work is not None
+        assert it.main.engine.at_work.step_times.launch == 0.0231
+        await it.pilot.press("f8")
+        await it.until(lambda: "launch 23 ms" in it.screen_text())
+
+
+def test_the_parts_of_a_launch_fit_one_line() -> None:
+    split = StepSplit(attention=0.0024, products=0.0037, sampling=0.0015)
+    lines = described(explain(shot(StepTimes(launch=0.0109), split=split), SPEEDS), 72, ASCII).plain
+    legend = next(line for line in lines.splitlines() if "attention" in line)
+    assert legend.endswith("rest 3.3 ms") and len(legend) <= 72
 
 
 def test_on_a_cpu_the_launch_is_broken_down() -> None:

@@ -35,6 +35,23 @@ def test_keys_are_read_as_before() -> None:
     assert read(["\x1b[200~\x1b[201~x"])[-1:] == ["x"]
 
 
+def test_an_unmarked_burst_of_text_is_a_paste() -> None:
+    """From a terminal that does not mark pastes. Enter stays a key, and short text is typed."""
+    long = "word " * 40
+    assert read([long]) == [long]
+    assert read(["a", long + "\r" + long, "b"]) == ["a", long, "enter", long, "b"]
+    assert read([long[:100]]) == [{" ": "space"}.get(each, each) for each in long[:100]]
+    assert read(["\x1b[A", "x", "yyyyy", long]) == ["up", "x", *"yyyyy", long]
+
+
+def test_a_long_answer_of_the_terminal_is_no_paste() -> None:
+    answer = "\x1b]52;c;" + "A" * 300
+    parser = PasteParser()
+    assert not any(
+        isinstance(each, Paste) for part in (answer, "B" * 300, "\x07") for each in parser.feed(part)
+    )
+
+
 def test_the_driver_uses_this_parser() -> None:
     install()
     assert vars(linux_driver)["XTermParser"] is PasteParser
