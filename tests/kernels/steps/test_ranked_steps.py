@@ -8,8 +8,9 @@ import torch
 from engine.api.config import DecoderConfig
 from engine.kv.store import KVStore
 from engine.models.decoder import Decoder
-from tests.kernels import test_compiles
-from tests.kernels.test_compiles import LARGE, META, SMALL, compiled, decode, prompts, soak
+from tests.cases import soak
+from tests.kernels.steps import test_compiles
+from tests.kernels.steps.test_compiles import LARGE, META, SMALL, compiled, decode, prompts
 
 pytest.importorskip("triton", reason="no Triton here")
 
