@@ -11,7 +11,7 @@ import pytest
 from minichat.clients.address import KEY_VARIABLE
 from minichat.models.residents import Resident, home_of
 from minichat.shell.paths import locate
-from tests.app.test_terminal import ENDED, Tmux, gone, terminal
+from tests.app.display.test_terminal import ENDED, Tmux, gone, terminal
 from tests.attach.proxy import Proxy
 from tests.cli.conftest import Run, run
 from tests.server.conftest import KEY, OWNER, Served, dry, serving

@@ -7,8 +7,8 @@ import pytest
 
 from engine.serving.engine import Engine
 from tests.runner.conftest import checkpoint, llama
+from tests.runner.rows.test_speculation import always_draft, drafted
 from tests.runner.small import engine_on
-from tests.runner.test_speculation import always_draft, drafted
 
 __all__ = ["checkpoint", "drafted", "llama"]  # fixtures
 

@@ -21,10 +21,10 @@ from engine.serving.engine import Engine
 from engine.serving.recordings.replay import replay
 from tests.distributed.conftest import CONFIG
 from tests.outputs import Output
+from tests.runner.replies.test_company import Workload, assert_nothing_changes, workloads
+from tests.runner.rows.test_pooling import MEAN, embed
+from tests.runner.rows.test_speculation import KINDS, LETTERS, always_draft, speculative
 from tests.runner.small import GREEDY, alone, ask, close_to, drain, engine_on, run_to, turn
-from tests.runner.test_company import Workload, assert_nothing_changes, workloads
-from tests.runner.test_pooling import MEAN, embed
-from tests.runner.test_speculation import KINDS, LETTERS, always_draft, speculative
 from tests.waiting import becomes
 
 WARM = SamplingParams(temperature=0.8, max_tokens=14, ignore_eos=True)

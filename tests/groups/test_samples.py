@@ -15,9 +15,9 @@ from tests.engine.ledger import alone, ledger_engine
 from tests.engine.ledger import drain as drain_ledger
 from tests.groups.test_company import STOPS
 from tests.outputs import Output, Outputs
+from tests.runner.replies.test_company import A, B
 from tests.runner.small import alone as one_alone
 from tests.runner.small import drain, engine_on
-from tests.runner.test_company import A, B
 
 PROMPT = [1, *range(40, 77)]
 SAMPLED = SamplingParams(temperature=1.2, max_tokens=16, seed=5, ignore_eos=True)

@@ -14,8 +14,8 @@ from engine.api.errors import EngineError
 from engine.models.decoder import Decoder
 from tests.matrix.small import NotSmall, make
 from tests.models.tiny import plain_attend
+from tests.runner.replies.test_transformers import PROMPT, WAYS, assert_as_in_transformers, generate
 from tests.runner.small import GREEDY, ask, drain, engine_on
-from tests.runner.test_transformers import PROMPT, WAYS, assert_as_in_transformers, generate
 
 Status = Literal["native", "bridge", "refused", "not checked", "differs"]
 TOKENS = 100

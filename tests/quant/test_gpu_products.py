@@ -21,7 +21,7 @@ from engine.quant import gpu_products
 from engine.quant.fp8_linear import quantized as to_fp8
 from engine.quant.registry import named
 from tests.kernels.cases import make_long_case
-from tests.kernels.test_stage_gpu import decoder
+from tests.kernels.steps.test_stage_gpu import decoder
 from tests.models.test_families import reference
 from tests.quant.test_schemes import (
     CLOSE,

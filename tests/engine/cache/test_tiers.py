@@ -1,0 +1,283 @@
+"""Blocks move to tiers below the device and back concurrently with the steps, and no token changes."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import cycle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.api.events import Event, Preempted, Resumed, Transferred
+from engine.api.params import SamplingParams
+from engine.api.request import Phase
+from engine.api.snapshot import loaded_from, stored_in
+from engine.kv.pool import BlockPool
+from engine.serving.engine import Engine
+from tests.engine.byte_tier import ByteTier, closed
+from tests.engine.ledger import alone, drain, ledger_engine
+from tests.engine.scheduling.test_company import Job, any_workload, run_workload
+from tests.engine.workloads import Workload
+from tests.examples import examples
+from tests.outputs import Output, transfers_idle
+
+PROMPT = 40
+
+
+def ask(engine: Engine, first: int = 0, count: int = 30, prompt: int = PROMPT) -> tuple[int, Output]:
+    output = Output()
+    return engine.submit([first, *range(1, prompt)], SamplingParams(max_tokens=count, seed=0), output), output
+
+
+def reply(first: int = 0, count: int = 30, prompt: int = PROMPT) -> list[int]:
+    return alone([first, *range(1, prompt)], count)
+
+
+def turn(engine: Engine, count: int = 1) -> None:
+    for _ in range(count):
+        engine.step()
+        engine.scheduler.check()
+
+
+def engine_over(tier: ByteTier, **config: object) -> tuple[Engine, list[Transferred]]:
+    engine, events = ledger_engine(below=[tier], **({"preemption": "swap"} | config)), list[Event]()
+    engine.bus.subscribe(lambda event: events.append(event) if isinstance(event, Transferred) else None)
+    return engine, events
+
+
+# Random workloads and tiers
+
+TIERS = st.builds(
+    lambda size, looks, failures: (size, looks, failures),
+    st.sampled_from([0, 1, 3, 8, 100]),
+    st.integers(0, 7),
+    st.lists(st.sampled_from(["", "", "begin", "end"]), min_size=1, max_size=5),
+)
+
+
+@examples(60)
+@given(any_workload, TIERS)
+def test_tiers_do_not_change_replies(work: Workload[Job], tier: tuple[int, int, list[str]]) -> None:
+    size, looks, failures = tier
+    failing: Iterator[str] = cycle(failures)
+    run_workload(work, below=[ByteTier(size, looks, lambda: next(failing))])
+
+
+# Single cases
+
+
+def test_a_block_records_its_last_copy() -> None:
+    """The snapshot's map shows it."""
+    engine, _ = engine_over(ByteTier(), blocks=12)
+    id, _ = ask(engine)
+    turn(engine, 4)
+    assert not engine.snapshot().blocks.moved.any()
+    engine.preempt(id)
+    turn(engine, 2)
+    stored = engine.snapshot()
+    assert stored.tier_names == ("host", "bytes")
+    assert Counter(stored.blocks.moved.tolist()) == {0: 9, stored_in(1): 3}
+    drain(engine)
+    engine.scheduler.pool.forget_all()
+    ask(engine)
+    drain(engine)
+    loaded = engine.snapshot().blocks
+    assert Counter(loaded.moved[loaded.owner >= 0].tolist())[loaded_from(1)] == 2
+    ask(engine, 1, prompt=185, count=1)
+    turn(engine, 6)
+    assert loaded_from(1) not in engine.snapshot().blocks.moved, "another content replaced it"
+    drain(engine)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_other_requests_continue_during_a_transfer(depth: int) -> None:
+    tier = ByteTier(looks=6)
+    engine, _ = engine_over(tier, depth=depth, slots=2)
+    _, other = ask(engine, 1, count=60)
+    id, gone = ask(engine, 0)
+    turn(engine, 4)
+    engine.preempt(id)
+    turn(engine)
+    request = engine.scheduler.requests[id]
+    assert request.phase is Phase.SWAPPED and not request.blocks
+    with closed(engine):
+        turn(engine, 8)
+    assert tier.moved == [("store", 3)]
+    before = len(other.tokens)
+    turn(engine)
+    assert id in engine.scheduler.transfers.loading and request.blocks
+    assert (engine.snapshot().loading, engine.snapshot().waiting) == (1, 0)
+    _, new = ask(engine, 2, count=2)  # admitted while the other request waits for its blocks
+    turn(engine, 5)
+    assert id in engine.scheduler.transfers.loading
+    assert len(other.tokens) >= before + 5 and len(new.tokens) == 2
+    drain(engine)
+    assert tier.moved == [("store", 3), ("load", 1)]  # the full blocks were still on the device
+    assert (gone.tokens, other.tokens, new.tokens) == (reply(0), reply(1, 60), reply(2, 2))
+
+
+def test_blocks_being_stored_are_not_taken_before_the_store_ends() -> None:
+    engine, output = engine_over(ByteTier(looks=4), blocks=6)
+    (_, first), (id, second) = ask(engine, 0, prompt=30, count=40), ask(engine, 1, prompt=30, count=40)
+    pool, transfer = engine.scheduler.pool, engine.scheduler.transfers
+    while not transfer.in_flight:
+        turn(engine)
+    [moving] = transfer.in_flight.values()
+    assert moving.order.kind == "store" and moving.request.id == id
+    before = len(first.tokens)
+    while not output:
+        assert not pool.can_allocate(1) and pool.in_use == 6 and transfer.freeing == 3
+        turn(engine)
+    turn(engine, 2)
+    assert len(first.tokens) > before  # it had been waiting for a block
+    drain(engine)
+    assert (first.tokens, second.tokens) == (reply(0, 40, 30), reply(1, 40, 30))
+
+
+def test_a_request_that_resumes_during_its_store_keeps_its_blocks() -> None:
+    tier = ByteTier(looks=5)
+    engine, _ = engine_over(tier)
+    id, output = ask(engine)
+    turn(engine, 4)
+    blocks = list(engine.scheduler.requests[id].blocks)
+    engine.preempt(id)
+    turn(engine, 2)
+    assert engine.scheduler.requests[id].blocks[:3] == blocks[:3]
+    drain(engine)
+    assert tier.moved == [("store", 3)] and output.tokens == reply()
+    assert sum(step.tokens for step in engine.runner.steps) == PROMPT + 30 - 1, "a token was computed twice"
+
+
+@pytest.mark.parametrize("kind", ["store", "load"])
+@pytest.mark.parametrize("when", ["begin", "end"])
+def test_blocks_of_a_failed_transfer_are_computed_again(kind: str, when: str) -> None:
+    failures = iter([when, ""] if kind == "store" else ["", when])
+    engine, outputs = engine_over(ByteTier(fails=lambda: next(failures)), prefix_cache=False)
+    id, recorded = ask(engine)
+    turn(engine, 4)
+    engine.preempt(id)
+    drain(engine)
+    assert [each.error for each in outputs if each.error] == [
+        f"OSError: simulated failure {'at once' if when == 'begin' else 'late'}"
+    ]
+    assert recorded.tokens == reply()
+    assert sum(step.tokens for step in engine.runner.steps) > PROMPT + 30 - 1
+
+
+@pytest.mark.parametrize("during", ["store", "load"])
+def test_a_transfer_outlives_its_aborted_request(during: str) -> None:
+    tier = ByteTier(looks=3)
+    engine, outputs = engine_over(tier)
+    ask(engine, 1)
+    id, recorded = ask(engine)
+    turn(engine, 4)
+    engine.preempt(id)
+    in_flight = engine.scheduler.transfers.in_flight
+    turn(engine)
+    if during == "load":
+        with closed(engine):
+            while in_flight:
+                turn(engine)
+        turn(engine)
+    assert [each.order.kind for each in in_flight.values()] == [during]
+    engine.abort(id)
+    engine.scheduler.check()
+    assert in_flight and engine.scheduler.pool.in_use > 4
+    drain(engine)
+    assert not in_flight and transfers_idle(engine) and len(recorded.tokens) < 30
+    assert [each.load for each in outputs] == [False, True][: 1 + (during == "load")]
+
+
+def test_the_first_tier_with_room_is_used_and_none_if_all_are_full() -> None:
+    small = ByteTier(size=3)
+    engine, events = engine_over(small, host=3)
+    gone: list[Event] = []
+    engine.bus.subscribe(lambda event: gone.append(event) if isinstance(event, Preempted) else None)
+    ids = [ask(engine, n)[0] for n in range(3)]
+    turn(engine, 4)
+    for id in ids:
+        engine.preempt(id)
+    turn(engine, 2)
+    assert [(each.tier, each.load) for each in events] == [("host", False), ("bytes", False)]
+    assert [each.swapped for each in gone if isinstance(each, Preempted)] == [True, True, False]
+    drain(engine)
+
+
+def test_shared_blocks_are_stored_once_and_kept_until_both_requests_resume() -> None:
+    tier = ByteTier()
+    engine, _ = engine_over(tier, prefix_cache=False, slots=2)
+    same = list(range(48))
+    outputs = [Output(), Output()]
+    ids = [engine.submit([*same, n], SamplingParams(max_tokens=20, seed=0), outputs[n]) for n in range(2)]
+    turn(engine, 4)
+    for id in ids:
+        engine.preempt(id)
+    with closed(engine):
+        turn(engine, 3)
+        assert tier.moved == [("store", 4), ("store", 1)], "three shared blocks, and one of each request"
+    drain(engine)
+    assert [each.tokens for each in outputs] == [alone([*same, n], 20) for n in range(2)]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_measured_costs_decide_between_load_and_recompute(slow: bool) -> None:
+    tier = ByteTier()
+    engine, events = engine_over(tier, preemption="auto", prefix_cache=False)
+    back: list[Event] = []
+    engine.bus.subscribe(lambda event: back.append(event) if isinstance(event, Resumed) else None)
+    engine.scheduler.costs.observe_step(100, 1.0)
+    id, recorded = ask(engine)
+    turn(engine, 4)
+    engine.preempt(id)
+    with closed(engine):
+        turn(engine, 3)
+    if slow:
+        tier.cost.observe(1, 1e3, load=True)
+    drain(engine)
+    assert [each.load for each in events] == [False] + [True] * (not slow)
+    assert [each.swapped for each in back if isinstance(each, Resumed)] == [not slow]
+    assert recorded.tokens == reply()
+
+
+def test_a_request_loads_the_blocks_a_tier_still_holds_and_computes_the_others() -> None:
+    tier = ByteTier()
+    engine, outputs = engine_over(tier, prefix_cache=False)
+    id, recorded = ask(engine)
+    turn(engine, 4)
+    request = engine.scheduler.requests[id]
+    engine.preempt(id)
+    with closed(engine):
+        turn(engine, 3)
+    assert request.stored is not None
+    tier.release(request.stored.names[2:])  # evicted, as if another request needed the room
+    turn(engine)
+    assert request.launched == 32
+    drain(engine)
+    assert recorded.tokens == reply()
+    assert [(each.load, each.blocks) for each in outputs] == [(False, 3), (True, 2)]
+
+
+def test_the_check_finds_a_block_that_a_transfer_has_lost() -> None:
+    pool = BlockPool(6, 16)
+    mine, moving = pool.allocate(2, owner=1), pool.allocate(2, owner=2)
+    pool.check({1: mine}, [moving])
+    for wrong in ([], [moving[:1]], [moving, moving], [[5, *moving]]):
+        with pytest.raises(AssertionError):
+            pool.check({1: mine}, wrong)
+
+
+def test_a_second_preemption_during_a_store_stores_only_new_blocks() -> None:
+    tier = ByteTier(looks=40)
+    engine, output = engine_over(tier)
+    id, recorded = ask(engine, count=60)
+    turn(engine, 4)
+    engine.preempt(id)
+    turn(engine, 20)  # it resumes at once and fills another block
+    request = engine.scheduler.requests[id]
+    assert len(request.blocks) == 4 and not output
+    engine.preempt(id)
+    turn(engine)
+    orders = [each.order.names for each in engine.scheduler.transfers.in_flight.values()]
+    assert len(orders) == 2 and not set(orders[0]) & set(orders[1]), "a block is in two stores at once"
+    drain(engine)
+    assert recorded.tokens == reply(count=60)

@@ -1,0 +1,132 @@
+"""Tiled products in Triton's interpreter and on a GPU, against plain torch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.kernels import oracles
+from tests.kernels.products.test_skinny_gemm import numbers
+
+Call = Callable[..., Any]
+
+pytest.importorskip("triton", reason="no Triton here")
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(17, 1), (40, 3), (70, 2)])
+def test_products(call: Call, rows: int, parts: int) -> None:
+    """The last tiles of rows and of outputs are not full."""
+    from engine.kernels.triton.gemm.tma_gemm import Tiling
+    from engine.kernels.triton.norm.norm import Normed
+
+    x = numbers(rows, 384, seed=0, dtype=torch.float16)
+    weight = numbers(72, 384, seed=1, dtype=torch.float16)
+    how = Tiling(32, 64, 64, warps=4, stages=2, parts=parts)
+    found, _ = call("gemm.tma_gemm", "tma_gemm", Normed(x), weight, how)
+    assert found.shape == (parts, rows, 72)
+    assert found.dtype == (torch.float32 if parts > 1 else torch.float16)
+    reference = F.linear(x.float(), weight.float())
+    torch.testing.assert_close(found.float().sum(0), reference, rtol=2e-3, atol=2e-3)
+
+
+def test_with_the_activation(call: Call) -> None:
+    """The last tile of the gates extends into up's part, which is not stored."""
+    from engine.kernels.triton.gemm.tma_gemm import Tiling
+    from engine.kernels.triton.norm.norm import Normed
+
+    x = numbers(20, 256, seed=0, dtype=torch.float16)
+    weight = numbers(2 * 72, 256, seed=1, dtype=torch.float16)
+    found, _ = call(
+        "gemm.tma_gemm", "tma_gemm", Normed(x), weight, Tiling(16, 64, 128, warps=4, stages=2), gated=True
+    )
+    reference = oracles.swiglu(F.linear(x.float(), weight.float()).unsqueeze(0), torch.float16)
+    torch.testing.assert_close(found[0].float(), reference.float(), rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_product_applies_the_last_step_of_a_norm(call: Call, gated: bool) -> None:
+    """linear_residual_norm.py scales the sum, and returns the squares in pieces."""
+    from engine.kernels.triton.gemm.tma_gemm import Tiling
+    from engine.kernels.triton.norm.norm import Normed
+
+    rows, width, inputs = 21, 72, 128
+    stream, x = (numbers(rows, each, seed=at, dtype=torch.float16) for at, each in enumerate((width, inputs)))
+    weight = (numbers(width, inputs, seed=2, dtype=torch.float32) / inputs**0.5).half()
+    scale = numbers(width, seed=3, dtype=torch.float16)
+    how = Tiling(16, 32, 64, warps=4, stages=2)
+    found, (changed, *_) = call(
+        "gemm.linear_residual_norm", "linear_residual_norm", stream.clone(), x, weight, scale, 1e-5, how
+    )
+    added = F.linear(x.float(), weight.float()).half().unsqueeze(0)
+    reference = oracles.norm(stream, added, scale, 1e-5)  # which changes the stream
+    torch.testing.assert_close(changed, stream, rtol=2e-3, atol=2e-3)
+    assert found.squares.shape == (3, rows)
+    length = torch.rsqrt(found.squares.sum(0) / width + found.eps)[:, None]
+    torch.testing.assert_close((found.values * length).half(), reference, rtol=4e-3, atol=4e-3)
+
+    padded = Normed(*(F.pad(found.values, (0, 128 - width)),), found.squares * 128 / width, found.eps)
+    after = (numbers(2 * 64, 128, seed=4, dtype=torch.float32) / width**0.5).half()
+    got, _ = call(
+        "gemm.tma_gemm", "tma_gemm", padded, after, Tiling(16, 64, 64, warps=4, stages=2), gated=gated
+    )
+    plain = F.linear(F.pad(reference, (0, 128 - width)).float(), after.float()).half()
+    if gated:
+        plain = oracles.swiglu(plain.unsqueeze(0), torch.float16)
+    torch.testing.assert_close(got[0].float(), plain.float(), rtol=6e-3, atol=6e-3)
+
+
+def test_nan_and_infinity_stay_in_their_row(call: Call) -> None:
+    """Padding rows hold anything; the squares of one may overflow."""
+    from engine.kernels.triton.gemm.tma_gemm import Tiling
+    from engine.kernels.triton.norm.norm import Normed
+
+    rows, width = 21, 128
+    stream, x = (numbers(rows, width, seed=at, dtype=torch.float16) for at in range(2))
+    weight = (numbers(width, width, seed=2, dtype=torch.float32) / width**0.5).half()
+    scale, how = numbers(width, seed=3, dtype=torch.float16), Tiling(16, 32, 64, warps=4, stages=2)
+
+    def both(stream: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        half, (changed, *_) = call(
+            "gemm.linear_residual_norm", "linear_residual_norm", stream.clone(), x, weight, scale, 1e-5, how
+        )
+        squares = torch.where(torch.arange(rows) == 7, torch.inf, half.squares)
+        out, _ = call(
+            "gemm.tma_gemm", "tma_gemm", Normed(half.values, squares, 1e-5), weight, how, gated=True
+        )
+        return changed, half.values, out[0]
+
+    reference = both(stream, x)
+    stream[5], x[11], x[20] = torch.nan, torch.nan, torch.inf
+    sound = [row for row in range(rows) if row not in (5, 7, 11, 20)]
+    for found, expected in zip(both(stream, x), reference, strict=True):
+        assert torch.equal(found[sound], expected[sound])
+        assert not found[[5, 11, 20]].isfinite().all(1).any()
+
+
+@pytest.mark.parametrize("inputs", [128, 1024, 2048, 3072, 4096, 14336])
+@pytest.mark.parametrize("outputs", [64, 1024, 4096, 28672, 151936])
+def test_tilings_divide_any_shape(inputs: int, outputs: int) -> None:
+    from engine.kernels.triton.gemm.linear_residual_norm import linear_residual_norm_tiling
+    from engine.kernels.triton.gemm.tma_gemm import ROOM, tma_gemm_tiling, tma_swiglu_tiling
+
+    weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")
+    small = outputs * inputs <= 2**23
+    for rows in range(1, 300):
+        for make, beside, fewest, most in (
+            (tma_gemm_tiling, 1, 33, 128),
+            (tma_swiglu_tiling, 2, 33, 256 if small else 128),
+            (linear_residual_norm_tiling, 1, 65, 256 if small and inputs % 256 == 0 else 0),
+        ):
+            how = make(rows, weight)
+            assert (
+                how is not None
+                or not fewest <= rows <= most
+                or (make is tma_swiglu_tiling and 128 < rows <= 160)
+            )
+            if how is not None:
+                assert inputs % (how.parts * how.inputs) == 0
+                assert (beside * how.outputs + how.rows) * how.inputs * 2 * how.stages <= ROOM
+                assert beside * how.outputs * how.rows <= how.warps * 32 * 128  # sums in registers
+    assert tma_gemm_tiling(64, weight.float()) is None

@@ -1,0 +1,210 @@
+"""Third-party parts in the fused chain: what runs instead of kernels, and which kernels wait."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.api.config import DecoderConfig, RopeSpec
+from engine.kv.store import KVLayer, KVStore
+from engine.models.adapters.products import StepAdapters
+from engine.models.decoder import Decoder
+from engine.models.layers.mlp import DenseMLP
+from tests.kernels.launches import Record, recorded
+from tests.kernels.steps.test_launches import META, QWEN
+
+pytest.importorskip("triton", reason="no Triton here")
+
+
+class PlainMLP(DenseMLP):
+    """A part without launches."""
+
+    pdl = False
+
+    def fused(self, x: Any, step: Any, gpu: Any) -> Any:
+        return None
+
+    def takes_single(self, gpu: Any) -> bool:
+        return False
+
+
+class PatientMLP(DenseMLP):
+    """A part with launches that does not declare that its kernels wait for the kernel before."""
+
+    pdl = False
+
+
+class MyNorm(nn.Module):
+    """A norm other than RMS norm."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight)
+
+
+@dataclass
+class RecordedRun:
+    record: Record
+    fused: Any
+
+    @property
+    def names(self) -> list[str]:
+        return [line.split("(")[0].split(" ")[0] for line in self.record.lines]
+
+
+def run_changed(
+    rows: int, change: Any, config: DecoderConfig = QWEN, adapters: StepAdapters | None = None
+) -> RecordedRun:
+    """Run a step of a decoder whose second block was changed."""
+    from engine.attention import triton_backend
+    from engine.attention.triton_backend import TritonAttention
+    from engine.kernels.triton.attention.tiles import GpuLimits
+    from engine.models import fused
+
+    facts = GpuLimits(227 * 2**10, overlaps=True)
+    with (
+        META,
+        patch.object(triton_backend, "gpu", lambda _: facts),
+        patch.object(fused, "gpu", lambda _: facts),
+    ):
+        model = Decoder(config, torch.bfloat16).eval()
+        change(model.blocks[1], config)
+        store: list[KVLayer] = KVStore(
+            config.layers, blocks=64, block_size=16, host_blocks=0, dtype=torch.bfloat16, device=META
+        ).layers
+        chain = fused.FusedDecoder(model, store, TritonAttention())
+        x = torch.empty(rows, config.hidden, dtype=torch.bfloat16)
+        positions, places = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
+        with recorded() as record:
+            chain.forward(x, positions, places, None, adapters)  # type: ignore[arg-type]
+    return RecordedRun(record, chain)
+
+
+def as_class(kind: type[DenseMLP]) -> Any:
+    def change(block: Any, config: DecoderConfig) -> None:
+        block.feed_forward.__class__ = kind
+
+    return change
+
+
+def own_norm(block: Any, config: DecoderConfig) -> None:
+    block.feed_forward.norm = MyNorm(block.feed_forward.norm.weight)
+
+
+def starts_early(line: str) -> bool:
+    return "launch_pdl=True" in line
+
+
+class SeenAdapters(StepAdapters):
+    """Adds nothing, and notes each product it is asked about."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, str, int]] = []
+
+    def add(self, layer: int, product: str, x: Tensor, out: Tensor) -> None:
+        self.seen.append((layer, product, out.shape[1]))
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_step_with_adapters_leaves_the_chain(rows: int) -> None:
+    """Every product runs on its own, so that an adapter can add to it, around the attention kernels."""
+    adapters = SeenAdapters()
+    found = run_changed(rows, lambda *_: None, adapters=adapters)
+    spec, hidden = QWEN.layers[0], QWEN.hidden
+    joined = (spec.heads + 2 * spec.kv_heads) * spec.key_dim
+    widths = {"qkv": joined, "out": hidden, "gate_up": 2 * QWEN.mlp, "down": hidden}
+    layers = range(len(QWEN.layers))
+    assert adapters.seen == [(layer, name, width) for layer in layers for name, width in widths.items()]
+    assert found.fused.plain == {}, "nothing is missing, so doctor has nothing to report"
+    assert not any(map(starts_early, found.record.lines))
+    assert found.names.count("linear") == 4 * len(QWEN.layers)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_a_part_without_launches_runs_in_torch_and_is_counted(rows: int) -> None:
+    usual, found = run_changed(rows, lambda *_: None), run_changed(rows, as_class(PlainMLP))
+    assert usual.fused.plain == {} and found.fused.plain == {"PlainMLP": 1}
+    at = found.names.index("rms_norm")
+    assert found.names[at:].count("linear") >= 2 and "silu" in found.names
+    before, after = found.record.lines[:at], found.record.lines[at:]
+    assert all(map(starts_early, (line for line in before if line.startswith("_"))))
+    assert all(map(starts_early, (line for line in after if line.startswith("_"))))
+    added = [line.split(" ")[1] for line in found.record.lines if line.startswith("add_ ")]
+    assert len(added) == 2 and len(set(added)) == 1, "the pending term, then its own"
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_a_part_without_early_starts_waits_for_the_kernel_before(rows: int) -> None:
+    usual, found = run_changed(rows, lambda *_: None), run_changed(rows, as_class(PatientMLP))
+    assert found.fused.plain == {} and found.names == usual.names
+    changed = [
+        (mine, theirs)
+        for mine, theirs in zip(found.record.lines, usual.record.lines, strict=True)
+        if mine != theirs
+    ]
+    assert changed and all(starts_early(theirs) and not starts_early(mine) for mine, theirs in changed)
+    assert all(
+        mine.replace("PDL=False", "PDL=True") == theirs.replace(" launch_pdl=True", "")
+        for mine, theirs in changed
+    )
+    assert len(changed) == {1: 2, 8: 2, 64: 3}[rows], "the products, and the norm before if it is a kernel"
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_a_third_party_norm_is_called(rows: int) -> None:
+    found = run_changed(rows, own_norm)
+    assert found.fused.plain == {} and found.names.count("layer_norm") == 1
+    at = found.names.index("layer_norm")
+    assert found.names[at - 1] == "add_", "the whole sum is added before the norm"
+    assert found.names[at + 1 :].count("_linear_residual_norm" if rows == 8 else "_norm") >= 1
+
+
+def test_a_product_is_added_once_and_none_is_lost() -> None:
+    from engine.models.layers.gpu import GpuStep, Residual
+    from engine.quant.product import ModuleProduct
+
+    def step() -> GpuStep:
+        none: Any = None
+        return GpuStep(none, none, none, none, (), none, single=False, pdl=False)
+
+    x, given = torch.ones(2, 4), torch.full((2, 4), 3.0)
+    residual = Residual(x).plus(ModuleProduct(nn.Identity()), given, step())
+    with pytest.raises(AssertionError, match="would be lost"):
+        residual.plus(ModuleProduct(nn.Identity()), given, step())
+    assert torch.equal(residual.total(), torch.full((2, 4), 4.0))
+    assert torch.equal(residual.total(), torch.full((2, 4), 4.0))
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"family": "gemma2", "embed_scale": 32.0, "activation": "gelu_tanh"}, "NormedTermBlock"),
+        ({"family": "olmo2", "qk_norm": False}, "NormedTermBlock"),
+        ({"family": "cohere"}, "ParallelBlock"),
+        ({"family": "granite", "residual_scale": 0.5}, "ScaledBlock"),
+    ],
+)
+def test_a_block_with_another_arrangement_runs_in_torch(
+    rows: int, changes: dict[str, Any], name: str
+) -> None:
+    """Only the cache and attention have kernels there."""
+    found = run_changed(rows, lambda *_: None, replace(QWEN, **changes))
+    blocks = len(QWEN.layers)
+    assert found.fused.plain == {name: blocks}
+    assert found.names.count("attention") == found.names.count("_write") == blocks
+    assert not any(map(starts_early, found.record.lines[:-1]))
+
+
+def test_parts_with_other_rotations_or_norms_run_in_torch() -> None:
+    """An interleaved or partial rotation, a norm of queries other than RMS norm, an activation."""
+    partial = replace(QWEN, family="phi3", qk_norm=False, rope=RopeSpec(theta=1e4, share=0.75))
+    assert run_changed(8, lambda *_: None, partial).fused.plain == {"GroupedAttention": len(QWEN.layers)}
+    gemma = replace(QWEN, family="gemma", qk_norm=False, activation="gelu_tanh")
+    assert run_changed(8, lambda *_: None, gemma).fused.plain == {"GatedMLP": len(QWEN.layers)}

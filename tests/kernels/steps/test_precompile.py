@@ -1,0 +1,224 @@
+"""Steps are rehearsed for a fake GPU, which records what is loaded and launched."""
+
+import ast
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.steps.test_compiles import META, SMALL, FakeDriver, active, decode, prompts
+from tests.waiting import LIMIT, NotingLock
+
+triton = pytest.importorskip("triton", reason="no Triton here")
+
+from engine.kernels.triton import precompile as rehearsal  # noqa: E402
+from engine.kernels.triton.precompile import start_compiling  # noqa: E402
+
+tl = triton.language
+NEW = count(1000)  # device numbers: Triton keeps compiled kernels for each
+
+
+def precompile(launches: Callable[[], object]) -> None:
+    start_compiling(launches).wait()
+
+
+class RecordingDriver(FakeDriver):
+    """A fake GPU that records what is loaded and launched."""
+
+    def __init__(self) -> None:
+        super().__init__(90)
+        self.device = next(NEW)
+        self.loaded: list[str] = []
+        self.launched: list[str] = []
+        self.missing: list[str] = []  # kernels that were launched before they were compiled
+        self.utils = SimpleNamespace(
+            load_binary=self.load, get_device_properties=lambda device: {"max_shared_mem": 2**20}
+        )
+
+    def get_current_device(self) -> int:
+        return self.device
+
+    def load(self, name: str, *rest: object) -> tuple[object, object, int, int, int]:
+        self.loaded.append(name)
+        return object(), object(), 0, 0, 1024
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        return lambda *given: self.launched.append(source.fn.__name__)
+
+    def miss(self, *, fn: Any, **rest: object) -> bool:
+        self.missing.append(fn.name)
+        return False
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingDriver]:
+    from triton import knobs
+
+    from engine.attention import triton_backend
+    from engine.kernels.triton.attention.tiles import GpuLimits
+    from engine.models import fused
+
+    gpu = RecordingDriver()
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", gpu.miss)
+    for module in (triton_backend, fused):
+        monkeypatch.setattr(module, "gpu", lambda device: GpuLimits(227 * 2**10, overlaps=True))
+    with active(gpu):
+        yield gpu
+
+
+@triton.jit
+def _one(x):
+    tl.store(x, 1.0)
+
+
+@triton.jit
+def _two(x):
+    tl.store(x, 2.0)
+
+
+@triton.jit
+def _broken(x):
+    tl.store(x, tl.load(nowhere))  # noqa: F821
+
+
+def x() -> torch.Tensor:
+    return torch.empty(1, device=META)
+
+
+def both() -> None:
+    for kernel in (_one, _two):
+        kernel[(1,)](x())
+
+
+@pytest.mark.parametrize(
+    "step", [lambda: decode(SMALL, 1, "none", "none"), lambda: prompts("none")], ids=["decode", "prompts"]
+)
+def test_a_step_launches_what_was_compiled(gpu: RecordingDriver, step: Callable[[], None]) -> None:
+    precompile(step)
+    compiled = set(gpu.missing)
+    assert not gpu.launched
+    assert len(gpu.loaded) >= len(compiled) > 4
+    gpu.missing.clear()
+    step()
+    assert not gpu.missing
+    assert set(gpu.launched) == compiled
+
+
+@pytest.mark.parametrize("narrow", [(), (0, 2, 4), (3, 5), (5,)], ids=str)
+def test_a_rehearsal_skips_layers_like_others(gpu: RecordingDriver, narrow: tuple[int, ...]) -> None:
+    """Layers of fewer heads have other kernels, and so may the layers after them."""
+    (given,) = SMALL.layers
+    layers = tuple(replace(given, heads=8) if index in narrow else given for index in range(6))
+    config = replace(SMALL, layers=layers)
+
+    def step() -> None:
+        decode(config, 4, "none", "none")
+        prompts("none", config)
+
+    precompile(step)
+    compiled = set(gpu.missing)
+    gpu.missing.clear()
+    step()
+    assert not gpu.missing
+    assert set(gpu.launched) == compiled
+
+
+def test_kernels_compile_in_parallel(gpu: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting = threading.Barrier(2, timeout=30)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **compiled: meeting.wait())
+    precompile(both)
+    assert len(gpu.loaded) == 2
+
+
+def test_a_launch_waits_for_its_kernel_alone(gpu: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    def compiling(*, src: Any, **compiled: Any) -> None:
+        assert src.fn.__name__ == "_one" or released.wait(30)
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(triton.knobs.compilation, "listener", compiling)
+    compilation = start_compiling(both)
+    _one[(1,)](x())
+    assert gpu.launched == ["_one"]
+    assert not compilation.wait(0)
+    released.set()
+    _two[(1,)](x())
+    assert compilation.wait()
+    assert gpu.launched == ["_one", "_two"]
+
+
+def test_kernels_are_parsed_one_at_a_time(gpu: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two threads in its parser, Python 3.11 may report a mismatch that does not exist."""
+    lock, parse, inside = NotingLock(), ast.parse, threading.Lock()
+
+    def parsed(source: str) -> ast.AST:
+        if not threading.current_thread().name.startswith("kernels"):
+            return parse(source)
+        assert inside.acquire(blocking=False), "two threads are in the parser"
+        try:
+            assert lock.waited.wait(LIMIT), "the other thread did not try to parse"
+            return parse(source)
+        finally:
+            inside.release()
+
+    monkeypatch.setattr(rehearsal, "parsing", lock)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)
+    monkeypatch.setattr("triton.runtime.jit.ast", SimpleNamespace(**vars(ast) | {"parse": parsed}))
+    precompile(both)
+    assert len(gpu.loaded) == 2
+
+
+def test_a_kernel_that_does_not_compile_raises_the_usual_error(gpu: RecordingDriver) -> None:
+    def launches() -> None:
+        both()
+        _broken[(1,)](x())
+
+    with pytest.raises(triton.CompilationError, match="nowhere") as rehearsed:
+        precompile(launches)
+    with pytest.raises(triton.CompilationError) as alone:
+        _broken[(1,)](x())
+    assert str(rehearsed.value) == str(alone.value)
+    both()  # launches work again
+    assert gpu.launched == ["_one", "_two"]
+    precompile(both)
+
+
+def test_an_error_between_kernels_is_raised(gpu: RecordingDriver) -> None:
+    def launches() -> None:
+        both()
+        raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        precompile(launches)
+    both()
+    assert gpu.launched == ["_one", "_two"]
+
+
+def test_other_threads_launch_during_a_rehearsal(gpu: RecordingDriver) -> None:
+    def launches() -> None:
+        other = threading.Thread(target=both, daemon=True)
+        other.start()
+        other.join()
+        assert gpu.launched == ["_one", "_two"]
+
+    precompile(launches)
+
+
+def test_no_thread_starts_if_no_kernel_is_missing(
+    gpu: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both()
+
+    def started(thread: threading.Thread) -> None:
+        raise AssertionError("a thread was started")
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    precompile(both)

@@ -1,0 +1,63 @@
+"""The kernels of a rank's steps, compiled without a GPU, as in test_compiles.py."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from engine.api.config import DecoderConfig
+from engine.kv.store import KVStore
+from engine.models.decoder import Decoder
+from tests.cases import soak
+from tests.kernels.steps import test_compiles
+from tests.kernels.steps.test_compiles import LARGE, META, SMALL, compiled, decode, prompts
+
+pytest.importorskip("triton", reason="no Triton here")
+
+__all__ = ["compiled"]  # a fixture
+MAY_READ = {"_sum_norm": {"weight"}}  # before they wait for the kernel before them
+
+
+def a_collective() -> Any:
+    """The collective of rank 1 of two, without memory."""
+    from engine.distributed.peers import PeerCollective
+    from engine.kernels.triton.collective.exchange import PROGRAMS, Inbox
+
+    made = object.__new__(PeerCollective)
+    numbers = [torch.empty(count, dtype=torch.int64) for count in (2, 2, 3)]
+    counts = torch.empty(2 * PROGRAMS, dtype=torch.int32)
+    made.rank, made.ranks = 1, 2
+    made._inbox = Inbox(1, 2, numbers[0], numbers[1], counts, numbers[2])
+    return made
+
+
+@pytest.fixture(autouse=True)
+def of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stage_of(config: DecoderConfig, scheme: str, kv: Any) -> Any:
+        from engine.attention.triton_backend import TritonAttention
+        from engine.execution.cuda.stage import GpuStage
+
+        model = Decoder(config, torch.bfloat16, collective=a_collective()).eval()
+        room: dict[str, Any] = {"blocks": 64, "block_size": 16, "host_blocks": 0, "dtype": torch.bfloat16}
+        store = KVStore(model.caches, device=META, scheme=kv, **room)
+        return GpuStage(model, store, TritonAttention())
+
+    monkeypatch.setattr(test_compiles, "stage_of", stage_of)
+    monkeypatch.setattr(test_compiles, "BEFORE", test_compiles.BEFORE | MAY_READ)
+
+
+@pytest.mark.parametrize(
+    ("config", "rows"),
+    [(LARGE, 1), (SMALL, 40), *soak((SMALL, 1), (SMALL, 8), (LARGE, 8), (LARGE, 32), (LARGE, 128))],
+)
+def test_steps_that_decode(compiled: dict[str, int], config: DecoderConfig, rows: int) -> None:
+    decode(config, rows, "none", "none")
+    assert {"_embed_share", "_sum_ranks", "_sum_norm"} <= compiled.keys()
+    assert {"_gather_ranks", "_exchange_bulk"} & compiled.keys()  # of the logits
+
+
+def test_steps_with_prompts_and_with_many_rows(compiled: dict[str, int]) -> None:
+    prompts("none")
+    with META, torch.inference_mode():
+        decode(LARGE, 512, "none", "none")
+    assert {"_exchange_bulk", "_norm"} <= compiled.keys()

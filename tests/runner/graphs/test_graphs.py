@@ -1,0 +1,254 @@
+"""Decode steps through staging buffers, run directly on a CPU: bit for bit the plain runner's results."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+from engine.api.params import SamplingParams
+from engine.attention.base import Batch
+from engine.attention.torch_backend import TorchAttention
+from engine.execution.cuda.graphs import BIASES, SamplingFlags, write_sampling
+from engine.execution.cuda.recording import Recording
+from engine.execution.protocol import Compilation
+from engine.execution.runner import ModelRunner
+from engine.sampling.logprobs import read_logprobs
+from engine.sampling.penalties import SeenTokens
+from engine.sampling.rows import COLUMNS, Edits, RowsView, SamplingInputs
+from engine.sampling.sampler import sample
+from engine.serving.engine import Engine
+from tests.examples import examples
+from tests.runner.replies.test_company import Workload, assert_nothing_changes, engine_for, workloads
+from tests.runner.replies.test_transformers import PROMPT, WAYS, assert_as_in_transformers
+from tests.runner.small import alone, ask, close_to, drain, engine_on, turn
+
+
+@dataclass
+class Lists:
+    """Attention work with one number a row: its context. Rows beyond the step's have context 0."""
+
+    numbers: int
+    cut: bool = False
+
+    def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool:
+        numbers[:] = 0
+        numbers[: len(contexts)] = contexts
+        self.cut = not self.cut  # both kinds of recording must work
+        return self.cut
+
+    def metadata(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> tuple[Tensor, Tensor]:
+        return numbers, tables
+
+
+class PlainStage:
+    """The model's own forward and the torch backend, with no input but the staging buffers."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner, self.attention = runner, TorchAttention()
+        self.sizes: list[int] = []  # of each forward
+        self.flags: list[SamplingFlags] = []  # of each call of `sample`
+        self.mirror = torch.empty(0)
+
+    def work(self, rows: int) -> Lists:
+        return Lists(rows)
+
+    def start_compiling(self, launches: Callable[[], object]) -> Compilation:
+        raise AssertionError("no kernel is compiled on a CPU")
+
+    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
+        contexts, self.mirror = metadata
+        rows = int((contexts > 0).sum())
+        assert (fields["places"][rows:] == -1).all()
+        ids, slots = fields["ids"], fields["slots"]
+        self.sizes.append(len(ids))
+        tables = self.mirror[slots[:rows]]
+        starts = torch.arange(rows + 1, dtype=torch.int32)
+        batch = Batch(
+            ids=torch.where(ids < 0, last_ids[slots], ids),
+            positions=fields["positions"],
+            places=fields["places"][:rows],
+            starts=starts,
+            contexts=contexts[:rows],
+            tables=tables,
+            single=rows,
+            block_size=self.runner.store.layers[0].block_size,
+            host_starts=starts.numpy(),
+            host_contexts=contexts[:rows].numpy(),
+            host_tables=tables.numpy(),
+        )
+        step, layers = self.attention.prepare(batch), self.runner.store.layers
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = torch.full_like(q, torch.nan)  # padding may hold anything
+            out[:rows] = self.attention.attend(q[:rows], k[:rows], v[:rows], layers[layer], step)
+            return out
+
+        return self.runner.model.logits(self.runner.model.forward(batch.ids, batch.positions, attend))
+
+    def sample(
+        self,
+        logits: Tensor,
+        fields: Mapping[str, Tensor],
+        last_ids: Tensor,
+        flags: SamplingFlags,
+        seen: SeenTokens | None,
+    ) -> tuple[Tensor, ...]:
+        slots, rows = fields["slots"], int((fields["places"] >= 0).sum())  # padding has no slot
+        self.flags.append(flags)
+        view = RowsView(
+            np.ascontiguousarray(fields["columns"].numpy().T),
+            fields["columns"],
+            slots if seen else None,
+            seen,
+            edits(fields, logits.shape[1]) if flags.biased else None,
+            tuple((row, n) for row, n in enumerate(fields["asked"].tolist()) if n >= 0),
+        ).part(0, rows)
+        sampled = sample(logits[:rows], view)
+        last_ids[slots[:rows]] = sampled.ids
+        fields["tokens"][:rows] = sampled.ids.masked_fill(sampled.bad, -1)
+        if seen is not None:
+            strengths = view.columns[4:7] != torch.tensor([[1.0], [0.0], [0.0]])
+            counted = strengths.any(0) & ~sampled.bad
+            seen.add(slots[:rows][counted], sampled.ids[counted])
+        if not flags.logprobs:
+            return ()
+        asked = [(row, min(20, logits.shape[1])) for row in range(rows)]
+        found = read_logprobs(logits[:rows], sampled.ids, tuple(asked))
+        return found.chosen, found.ranks, found.ids, found.values
+
+
+def edits(fields: Mapping[str, Tensor], vocab: int) -> Edits:
+    at = fields["bias_at"]
+    used = at >= 0
+    return Edits(at[used] // vocab, at[used] % vocab, fields["biases"][used])
+
+
+def with_staging(engine: Engine) -> Engine:
+    """Return the engine with its decode steps running through staging buffers."""
+    staged(engine)
+    return engine
+
+
+def staged(engine: Engine) -> PlainStage:
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    stage = PlainStage(runner)
+    runner.use_stages(None, stage)
+    assert runner.graphs
+    return stage
+
+
+@examples(6)
+@given(work=workloads)
+def test_other_requests_do_not_change_a_reply(llama: Path, work: Workload) -> None:
+    assert_nothing_changes(with_staging(engine_for(llama, work)), llama, work)
+
+
+@pytest.mark.parametrize(("name", "depth"), [("llama", 0), ("mistral", 1)])  # the family hardly matters
+@pytest.mark.parametrize("way", WAYS)
+def test_logits_are_those_of_transformers(
+    checkpoint: Callable[[str], tuple[Path, Any]], way: str, name: str, depth: int
+) -> None:
+    folder, theirs = checkpoint(name)
+    run, config = WAYS[way]
+    assert_as_in_transformers(theirs, PROMPT, run(with_staging(engine_on(folder, depth=depth, **config))))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_rows_of_all_kinds_join_and_leave(llama: Path, depth: int) -> None:
+    """With three or five rows some rows are padding. Each reply equals the request's reply alone."""
+    kinds: tuple[dict[str, Any], ...] = (
+        {}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"temperature": 0.0},
+        {"frequency_penalty": 0.5, "repetition_penalty": 1.2}, {"logit_bias": {41: 4.0}, "min_tokens": 9},
+        {"logprobs": 3, "presence_penalty": 0.7},
+    )  # fmt: skip
+    asked = [
+        SamplingParams(**{"temperature": 0.9, "seed": 7, "max_tokens": 30, "ignore_eos": True} | kind)
+        for kind in kinds
+    ]
+    engine = engine_on(llama, depth=depth, max_running=11)
+    stage, outputs = staged(engine), []
+    for number, params in enumerate(asked):
+        prompt = [1, *range(40, 55 + number)]
+        outputs.append((prompt, params, ask(engine, prompt, params)[1]))
+        for _ in range(4):
+            turn(engine)
+    drain(engine)
+    assert {*stage.sizes} >= {1, 2, 4}
+    assert len(stage.flags) == len(stage.sizes), "a step was not sampled in its graph"
+    assert all({each[at] for each in stage.flags} == {True, False} for at in range(4))
+    for prompt, params, found in outputs:
+        expected = alone(llama, prompt, params)
+        assert found.reply == expected.reply
+        assert len(found.logprobs) == len(expected.logprobs) and close_to(found.logprobs, expected.logprobs)
+    runner = engine.runner
+    runner._tables.apply(engine.scheduler.tables.take_changes())
+    mirror, unsent = stage.mirror.numpy().copy(), runner._tables.unsent()
+    mirror.reshape(-1)[unsent.cells] = unsent.blocks
+    assert np.array_equal(mirror, engine.scheduler.tables.grid)
+
+
+def test_staging_buffers_are_reset_for_each_step() -> None:
+    """Padding has no penalties, as it has no slot whose tokens could be counted."""
+    size, at = 4, COLUMNS.index
+    fields = {
+        "columns": np.zeros((len(COLUMNS), size)),
+        "asked": np.zeros(size, np.int32),
+        "bias_at": np.zeros(BIASES, np.int64),
+        "biases": np.zeros(BIASES, np.float32),
+    }
+    numbers = np.arange(3.0 * len(COLUMNS)).reshape(3, -1) + 2
+    three = np.array([0, 2, 2]), np.array([7, 7, 9]), np.array([1.0, -2.0, 4.0], np.float32)
+    one = tuple(each[1:2] for each in three)
+    write_sampling(fields, SamplingInputs(numbers, 50, None, three, ((0, 3), (2, 5))))
+    assert fields["bias_at"][:4].tolist() == [7, 107, 109, -1]
+    assert fields["asked"].tolist() == [3, -1, 5, -1]
+    write_sampling(fields, SamplingInputs(numbers[:1], 50, None, one, ()))
+    assert fields["bias_at"][0] == 107
+    assert fields["biases"][0] == -2.0
+    assert (fields["bias_at"][1:] == -1).all()
+    assert (fields["asked"] == -1).all()
+    assert (fields["columns"][:, 0] == numbers[0]).all()
+    assert (fields["columns"][at("temperature"), 1:] == numbers[0, at("temperature")]).all()
+    assert (fields["columns"][at("repetition"), 1:] == 1).all()
+    assert not fields["columns"][[at("presence"), at("frequency")], 1:].any()
+
+
+def test_recordings_may_be_dropped(llama: Path) -> None:
+    engine = with_staging(engine_on(llama))
+    _, output = ask(engine, PROMPT)
+    for _ in range(5):
+        turn(engine)
+    engine.runner.products_changed(recordable=True)
+    drain(engine)
+    assert output.reply == alone(llama, PROMPT).reply
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("owner", "name"), [(Recording, "run"), (PlainStage, "logits")])
+def test_staging_stays_consistent_after_a_step_without_memory(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, depth: int
+) -> None:
+    """Changes of the tables are sent again, and the next tokens are read from where they arrive."""
+    tries, call = itertools.count(), getattr(owner, name)
+
+    def sometimes_fail(*given: Any) -> Any:
+        if next(tries) in {1, 4, 5, 11, 15}:  # 4 and 5 are the first and the second try of one step
+            raise torch.OutOfMemoryError("no memory")
+        return call(*given)
+
+    monkeypatch.setattr(owner, name, sometimes_fail)
+    engine = with_staging(engine_on(llama, depth=depth))
+    prompts = [[1, *range(40, 40 + length)] for length in (5, 30, 47)]
+    outputs = [ask(engine, prompt)[1] for prompt in prompts]
+    drain(engine)
+    assert next(tries) > 16
+    for prompt, each in zip(prompts, outputs, strict=True):
+        assert each.reply == alone(llama, prompt).reply

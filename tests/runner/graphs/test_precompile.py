@@ -1,0 +1,202 @@
+"""The first step of each kind outside of graphs is rehearsed. No GPU is needed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.base import Batch
+from engine.attention.torch_backend import TorchAttention
+from engine.execution.protocol import Compilation, StepKind
+from engine.execution.results import SampledTokens
+from engine.execution.runner import ModelRunner
+from engine.execution.sampling_state import SamplingState
+from engine.models.adapters.products import StepAdapters
+from engine.serving.engine import Engine
+from tests.outputs import Outputs
+from tests.runner.small import GREEDY, alone, ask, drain, engine_on
+
+PROMPT = [1, *range(60, 100)]
+
+
+class Done:
+    def wait(self, seconds: float | None = None) -> bool:
+        return True
+
+
+class Stage:
+    """The model's own forward and greedy sampling. A rehearsal runs the step like any other here."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner, self.attention = runner, TorchAttention()
+        self.forwards: list[int] = []  # the number of tokens of each
+        self.rehearsed: list[int] = []
+        self.problem = ""
+
+    def start_compiling(self, launches: Callable[[], object]) -> "Done":
+        if self.problem:
+            raise RuntimeError(self.problem)
+        before = len(self.forwards)
+        launches()
+        self.rehearsed += self.forwards[before:]
+        del self.forwards[before:]
+        return Done()
+
+    def forward(self, batch: Batch, adapters: StepAdapters | None = None) -> Tensor:
+        self.forwards.append(len(batch.ids))
+        prepared, layers = self.attention.prepare(batch), self.runner.store.layers
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self.attention.attend(q, k, v, layers[layer], prepared)
+
+        return self.runner.model.forward(batch.ids, batch.positions, attend)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self.runner.model.logits(hidden)
+
+    def sample(
+        self, logits: Tensor, fields: Mapping[str, Tensor], last_ids: Tensor, *rest: object
+    ) -> tuple[Tensor, ...]:
+        fields["tokens"].copy_(logits.argmax(1))
+        last_ids[fields["slots"]] = fields["tokens"]
+        return ()
+
+
+@pytest.fixture
+def staged(llama: Path) -> tuple[Engine, Stage]:
+    return with_stage(engine_on(llama, prefix_cache=False))
+
+
+def with_stage(engine: Engine) -> tuple[Engine, Any]:
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    stage = Stage(runner)
+    runner.use_stages(stage, None)  # type: ignore[arg-type]
+    return engine, stage
+
+
+def test_the_first_step_of_each_kind_is_rehearsed(llama: Path, staged: tuple[Engine, Stage]) -> None:
+    engine, stage = staged
+    for length in (5, 7, 41):
+        _, output = ask(engine, PROMPT[:length])
+        drain(engine)
+        assert output.reply == alone(llama, PROMPT[:length]).reply
+    assert stage.rehearsed == [5, 1, 41]  # 7 tokens are like 5: kinds are powers of two
+    assert stage.forwards.count(1) == 3 * (GREEDY.max_tokens - 1)
+    engine.runner.products_changed(recordable=True)
+    ask(engine, PROMPT[:5])
+    drain(engine)
+    assert stage.rehearsed == [5, 1, 41, 5, 1]
+
+
+def test_kinds_compiled_ahead_are_not_rehearsed_again(llama: Path, staged: tuple[Engine, Stage]) -> None:
+    engine, stage = staged
+    engine.runner.start_compiling([StepKind(0, 7), StepKind(1, 7), StepKind(0, 1)])
+    assert (stage.rehearsed, stage.forwards) == ([7, 8, 1], [])
+    for length in (5, 7, 41):
+        _, output = ask(engine, PROMPT[:length])
+        drain(engine)
+        assert output.reply == alone(llama, PROMPT[:length]).reply
+    assert stage.rehearsed == [7, 8, 1, 1, 41]  # the steps of one row decode
+
+
+def test_chunks_of_a_prompt_sample_no_token(llama: Path) -> None:
+    engine, stage = with_stage(engine_on(llama, prefix_cache=False, max_step_tokens=16))
+    _, output = ask(engine, PROMPT)
+    drain(engine)
+    assert output.reply == alone(llama, PROMPT).reply
+    assert stage.rehearsed == [16, 9, 1]
+
+
+def test_rows_for_the_sampler_are_sampled_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beams are chosen from the logits after the kernels, and that is not rehearsed."""
+    params, drawn = replace(GREEDY, beams=3, n=3, max_tokens=8), SamplingState.by_sampler
+    recorded: list[Outputs] = []
+    rows: list[list[int]] = []  # the rows of each call of the sampler
+
+    def counted(drawing: SamplingState, logits: Tensor, *given: Any, **named: Any) -> SampledTokens:
+        rows[-1].append(len(logits))
+        return drawn(drawing, logits, *given, **named)
+
+    monkeypatch.setattr(SamplingState, "by_sampler", counted)
+    plain, (engine, stage) = engine_on(llama), with_stage(engine_on(llama))
+    for each in (plain, engine):
+        recorded.append(Outputs())
+        rows.append([])
+        each.submit(PROMPT, params, recorded[-1])
+        drain(each)
+    assert recorded[0].replies == recorded[1].replies
+    assert rows[0] == rows[1]
+    assert stage.rehearsed[0] == len(PROMPT)
+
+
+def test_a_kernel_that_does_not_compile_fails_only_its_step(
+    llama: Path, staged: tuple[Engine, Stage]
+) -> None:
+    engine, stage = staged
+    stage.problem = "ptxas is not there"
+    _, output = ask(engine, PROMPT)
+    drain(engine)
+    assert "ptxas is not there" in output.error
+    assert stage.forwards == []
+    stage.problem = ""
+    _, output = ask(engine, PROMPT)
+    drain(engine)
+    assert output.reply == alone(llama, PROMPT).reply
+
+
+PARAMS_OF_KERNEL: dict[str, dict[str, Any]] = {
+    "_attend": {}, "_find": {"top_k": 5}, "_note": {"frequency_penalty": 0.5},
+    "_bias": {"logit_bias": {41: 4.0}}, "_of_row": {"logprobs": 3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", PARAMS_OF_KERNEL)
+def test_a_rehearsal_changes_no_state(llama: Path, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    """Only kernels change state that outlives a step, and a rehearsal does not launch them."""
+    pytest.importorskip("triton", reason="no Triton here")
+
+    from engine.attention.triton_backend import TritonAttention
+    from engine.execution.cuda.stage import GpuStage
+    from engine.kernels.triton import precompile as rehearsal
+    from tests.kernels.steps.test_compiles import FakeDriver, active
+
+    engine = engine_on(llama, prefix_cache=False)
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    asked: list[str] = []
+
+    class Rehearsing(GpuStage):
+        def start_compiling(self, launches: Callable[[], object]) -> Compilation:
+            before = [each.clone() for each in state(runner)]
+            super().start_compiling(launches)
+            assert all(map(torch.equal, before, state(runner)))
+            raise RuntimeError("nothing has changed")
+
+    def launched(kernel: Any, *given: Any, warmup: bool, **named: Any) -> None:
+        assert warmup
+        asked.append(kernel.fn.__name__)
+
+    monkeypatch.setattr(rehearsal, "triton_run", launched)
+    ask(engine, PROMPT[:7])
+    drain(engine)
+    runner.use_stages(Rehearsing(runner.model, runner.store, TritonAttention()), None)  # type: ignore[arg-type]
+    with active(FakeDriver(90)):
+        _, output = ask(engine, PROMPT, replace(GREEDY, **PARAMS_OF_KERNEL[kernel]))
+        drain(engine)
+    assert "nothing has changed" in output.error
+    assert {"_rope_and_cache", "_attend", "_pick", kernel} <= set(asked)
+
+
+def state(runner: ModelRunner) -> list[Tensor]:
+    """Return the tensors that outlive a step."""
+    seen = runner._sampling_state._sampling._seen
+    kept = [
+        runner._sampling_state.last_ids,
+        *(each for layer in runner.store.layers for each in layer.tensors()),
+    ]
+    return kept if seen is None else [*kept, seen.prompt, seen.reply]

@@ -1,0 +1,160 @@
+"""The engine on a GPU gives the same replies as on a CPU.
+
+The models are float32, where rounding almost never changes a token. Graphs, overlap and small caches are
+chosen by the random workloads of this folder.
+"""
+
+import importlib
+import pkgutil
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from engine.api.params import SPECULATION, SamplingParams
+from engine.serving.warm_up import WarmUp
+from tests.outputs import Outputs
+from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
+from tests.runner.rows.test_speculation import KINDS, LETTERS, always_draft, drafted, speculative
+from tests.runner.small import alone, ask, drain, engine_on, turn
+
+__all__ = ["drafted"]
+pytestmark = pytest.mark.cuda
+
+PROMPT = [1, *range(60, 100)]
+
+
+@settings(max_examples=12, phases=[Phase.generate])
+@given(work=workloads)
+def test_other_requests_do_not_change_a_reply(llama: Path, work: Workload) -> None:
+    assert_nothing_changes(engine_for(llama, work, device="cuda"), llama, work)
+
+
+@settings(max_examples=8, phases=[Phase.generate])
+@given(
+    work=workloads,
+    kinds=st.lists(KINDS, min_size=5, max_size=5),
+    others=st.lists(KINDS, min_size=5, max_size=5),
+)
+def test_drafts_do_not_change_a_reply(
+    drafted: Path, work: Workload, kinds: list[str], others: list[str]
+) -> None:
+    engine = always_draft(engine_for(drafted, work, device="cuda"))
+    assert_nothing_changes(engine, drafted, speculative(work, kinds, others))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("kind", SPECULATION)
+def test_a_long_reply_with_drafts(drafted: Path, kind: str, depth: int) -> None:
+    params = SamplingParams(
+        temperature=0.8, max_tokens=80, ignore_eos=True, seed=3, logit_bias=LETTERS, logprobs=1
+    )
+    engine = always_draft(engine_on(drafted, device="cuda", depth=depth))
+    _, output = ask(engine, [1, A, B, A, B], params.changed(speculate=kind))
+    drain(engine)
+    assert output.reply == alone(drafted, [1, A, B, A, B], params).reply
+    assert engine.scheduler.speculator.total().accepted >= 3
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("many", [{"beams": 4, "n": 3}, {"n": 3}, {"n": 2, "best_of": 4}], ids=str)
+def test_several_replies(llama: Path, many: dict[str, int], depth: int) -> None:
+    """Beams share blocks, diverge and end, while plain rows run in graphs beside them."""
+    warm = {} if "beams" in many else {"temperature": 0.9, "seed": 3}
+    params = SamplingParams(max_tokens=20, ignore_eos=True, **{"temperature": 0.0} | warm | many)
+    results = []
+    for device in ("cpu", "cuda"):
+        engine = engine_on(llama, device=device, depth=depth, blocks=40)
+        several, plain = Outputs(), Outputs()
+        engine.submit(PROMPT, params, several)
+        for _ in range(3):
+            turn(engine)
+        engine.submit(PROMPT[:5], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True), plain)
+        drain(engine)
+        results.append((several.replies, plain.replies))
+    assert results[0] == results[1]
+
+
+def test_graphs_may_be_switched_off_and_on(llama: Path) -> None:
+    params = SamplingParams(temperature=0.8, seed=1, max_tokens=60, ignore_eos=True)
+    engine = engine_on(llama, device="cuda", depth=1)
+    _, output = ask(engine, PROMPT, params)
+    for turns in range(1000):
+        if not engine.busy:
+            break
+        engine.set_switch("graphs", turns // 7 % 2 == 0)
+        turn(engine)
+    assert output.reply == alone(llama, PROMPT, params).reply
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_every_kernel_is_compiled_before_its_first_launch(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
+) -> None:
+    asked = uncompiled(monkeypatch)
+    engine = engine_on(llama, device="cuda", depth=1, prefix_cache=False)
+    engine.set_switch("graphs", graphs)
+    params = SamplingParams(temperature=0.8, seed=1, max_tokens=4, ignore_eos=True)
+    variants: tuple[dict[str, Any], ...] = (
+        {}, {"top_k": 5}, {"frequency_penalty": 0.5}, {"logit_bias": {41: 4.0}}, {"logprobs": 3}
+    )  # fmt: skip
+    for length, variant in zip((3, 6, 12, 25, 50), variants, strict=True):
+        _, output = ask(engine, [1, *range(40, 40 + length)], params.changed(**variant))
+        drain(engine)
+        assert len(output.tokens) == 4
+    assert len(set(asked[True])) > 5
+    assert asked[False] == []
+
+
+def test_the_warm_up_compiles_in_parallel_what_its_steps_launch(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = uncompiled(monkeypatch)
+    engine = engine_on(llama, device="cuda", depth=1, prefix_cache=False)
+    warm_up = WarmUp(engine, engine.runner.graph_sizes)
+    while not warm_up.share:  # the kernels compile
+        warm_up.step()
+    ahead = set(asked[True])
+    while warm_up.share < 1:
+        warm_up.step()
+    assert asked[False] == []
+    assert len(ahead) > 5
+    rare = {"_penalize", "_note", "_bias", "_of_chunk", "_of_row"}  # compiled in steps of their own
+    assert {*asked[True][len(ahead) :]} - ahead == rare
+
+
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> dict[bool, list[str]]:
+    """Make all kernels uncompiled. Returns the names of those compiled ahead (True), and others."""
+    from triton import knobs
+    from triton.runtime.jit import JITFunction
+
+    from engine import kernels
+    from engine.kernels.triton.precompile import precompiling
+
+    asked: dict[bool, list[str]] = {True: [], False: []}
+    monkeypatch.setattr(
+        knobs.runtime, "jit_cache_hook", lambda *, fn, **rest: asked[precompiling()].append(fn.name)
+    )
+    for found in pkgutil.walk_packages(kernels.__path__, "engine.kernels."):
+        for each in vars(importlib.import_module(found.name)).values():
+            if isinstance(each, JITFunction):
+                monkeypatch.setattr(each, "device_caches", defaultdict(each.create_binder))
+    return asked
+
+
+def test_engines_on_two_threads_capture_their_own_graphs(llama: Path) -> None:
+    prompts = [[1, *range(60, 70 + more)] for more in range(8)]
+
+    def replies_at(depth: int) -> list[list[int]]:
+        engine = engine_on(llama, device="cuda", depth=depth)
+        outputs = [ask(engine, prompt)[1] for prompt in prompts]
+        drain(engine)
+        return [each.reply for each in outputs]
+
+    with ThreadPoolExecutor(2) as pool:
+        for replies in pool.map(replies_at, (0, 1)):
+            assert replies == [alone(llama, prompt).reply for prompt in prompts]
