@@ -201,9 +201,11 @@ class TestTheSameHost:
         stream = begin(host)
         with pytest.raises(BadInput, match="while requests are alive: wait for 1, or end them"):
             host.send(SetKvScheme("none")).result()
-        host.send(SetQuantization("int4")).result()  # this change need not wait
+        changing = host.send(SetQuantization("int4"))  # this change need not wait
+        refused = host.send(SetKvScheme("none"))  # right behind it, before the change can end
+        changing.result()
         with pytest.raises(BadInput, match="weights are changing to int4; wait, or cancel"):
-            host.send(SetKvScheme("none")).result()
+            refused.result()
         self.wait_for(host, "int4")
         host.send(Abort((stream.id,))).result()
         host.send(SetKvScheme("none")).result()
