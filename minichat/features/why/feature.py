@@ -44,6 +44,7 @@ class WhyScreen(Dialog[None]):
         self._speeds: Speeds | None = None
         self._trouble = ""
         self._asked = 0.0
+        self._loaded = False
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="sheet -figures") as sheet:
@@ -51,8 +52,7 @@ class WhyScreen(Dialog[None]):
             yield Static(id="why")
 
     def on_mount(self) -> None:
-        self._ask()
-        self._engine.observe(self)
+        self._engine.observe(self)  # asks if the engine is loaded
         self._show()
 
     def on_unmount(self) -> None:
@@ -62,8 +62,9 @@ class WhyScreen(Dialog[None]):
         self._show()
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
-        if self._clock() - self._asked > _ASKS_EVERY:
+        if not self._loaded or self._clock() - self._asked > _ASKS_EVERY:
             self._ask()
+        self._loaded = True
         self._show()
 
     def _ask(self) -> None:

@@ -134,6 +134,26 @@ async def test_it_waits_for_an_engine(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "Memory-bound (weights)" in it.screen_text())
 
 
+@run
+async def test_it_measures_once_the_engine_is_loaded(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([shot(StepTimes(launch=0.0125))])
+    backend.loaded.clear()
+    async with bench(backend=backend, clock=Clock()) as it:
+        answer = backend.send
+
+        async def send(command: Any) -> Any:
+            if not backend.loaded.is_set():
+                raise EngineError("the engine is not loaded")
+            return await answer(command)
+
+        backend.send = send
+        await it.pilot.press("f8")
+        await it.until(lambda: "The engine is not loaded." in it.screen_text())
+        backend.loaded.set()
+        await it.until(lambda: "GB/s measured" in it.screen_text())
+        assert "Cannot measure" not in it.screen_text()
+
+
 def test_shares_of_unknown_figures_are_not_shown() -> None:
     plain = described(explain(shot(StepTimes(launch=0.0125)), None), 60, ASCII, "it has gone").plain
     assert plain.startswith("it has gone") and "%" not in plain
