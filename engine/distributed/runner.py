@@ -72,10 +72,12 @@ class RankedRunner:
             problem = error
             self._team.sums.interrupt()
         answers = self._answers(message)
+        stopped = Interrupted("the step was stopped, because one beside it failed")
+        elsewhere = Interrupted("the step failed on another rank")
         if problem is not None or any(each.error is not None for each in answers):
-            self._recover(problem or Interrupted("the step failed on another rank"))
+            self._recover(problem or (stopped if number <= self._stopped else elsewhere))
         if number <= self._stopped:
-            raise Interrupted("the step was stopped, because one beside it failed")
+            raise stopped
         for rank, each in enumerate(answers, 1):
             if each.digest != digest(result):
                 self._dead = f"rank {rank} sampled different tokens than rank 0 in step {number}"

@@ -1,6 +1,8 @@
 """The visible lines of the column: the end while it is followed, else where the user scrolled to."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
@@ -71,7 +73,7 @@ class Viewport:
         if self.following:
             self._view.measure_end(height, budget())
         else:
-            self._view.measure(top, top + height, budget())
+            self._measure(top, top + height)
         self._resize_column()
         if self.following:
             self._jump(self._widget.max_scroll_y)
@@ -89,7 +91,7 @@ class Viewport:
             self.arrange(0)
             return
         place = self._view.place(y)
-        self._view.measure(y, y + self.height, budget())
+        self._measure(y, y + self.height)
         self._resize_column()
         self._jump(self._view.line(place))
         self._widget.refresh()
@@ -120,8 +122,20 @@ class Viewport:
         line = -1
         while line != self._view.line(place):
             line = self._view.line(place)
-            self._view.measure(line - above, line + below, budget())
+            self._measure(line - above, line + below)
         self._resize_column()
+
+    def _measure(self, top: int, bottom: int) -> None:
+        with self._not_new(bottom):
+            self._view.measure(top, bottom, budget())
+
+    @contextmanager
+    def _not_new(self, bottom: int) -> Iterator[None]:
+        """Heights above `bottom` are corrected: lines that were there when the user left are not new."""
+        before, seen = self._view.total, bottom <= self._left_at
+        yield
+        if seen:
+            self._left_at += self._view.total - before
 
     def scrolled(self, y: int) -> None:
         """Update after the user has scrolled."""
@@ -196,6 +210,7 @@ class Viewport:
     def _read_on(self) -> None:
         self._reading = None
         for entry in self._unread()[:1]:
-            entry.catch_up(budget())
-            self._view.changed(entry)
+            with self._not_new(self._view.top(entry) + entry.height):
+                entry.catch_up(budget())
+                self._view.changed(entry)
         self.stay(self.top)

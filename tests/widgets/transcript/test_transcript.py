@@ -6,7 +6,7 @@ import pytest
 
 from minichat.chats.model import Message, ReplyStats
 from minichat.ui.picture import strips_of
-from minichat.ui.transcript import ASCII, Transcript
+from minichat.ui.transcript import ASCII, Transcript, window
 from tests.widgets.transcript.reader import reading, reply, scene, streaming, user
 from tests.widgets.transcript.test_drawing import sendable
 from tests.widgets.transcript.texts import EVERYTHING
@@ -103,6 +103,23 @@ async def test_a_page_up_and_a_page_down_return_to_the_same_line() -> None:
         before = reader.lines()
         await reader.press("pageup", "pageup", "pagedown", "pagedown")
         assert reader.lines() == before
+
+
+@scene
+async def test_lines_that_are_only_measured_later_are_not_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine a text is read in many slices, and its height is estimated until then."""
+    monkeypatch.setattr(window, "budget", lambda: lambda: True)
+    async with reading() as reader:
+        reader.transcript.show([reply(EVERYTHING, number) for number in range(30)], "a")
+        await reader.settled()
+        for keys in (["pageup"] * 3, ["pagedown"], ["pageup"] * 12, ["pagedown"] * 5):
+            for key in keys:
+                await reader.press(key)
+                await reader.settled()
+                assert "to follow" not in "\n".join(reader.lines())
+        reader.transcript.append(reply("one\n\ntwo", 31))
+        await reader.settled()
+        assert "new lines, End to follow" in reader.lines()[-1]
 
 
 @scene
