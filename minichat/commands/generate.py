@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 import time
+from dataclasses import dataclass
 from fcntl import ioctl
 from pathlib import Path
 from termios import FIONREAD
@@ -154,10 +155,11 @@ def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: i
     as_json, began = options.json, time.monotonic()
     stream = host.submit(prompt, params, deadline=_deadline(options), adapter=reply_adapter(options))
     stream.accepted.result()  # a refusal raises here: it is bad usage, not a failed reply
-    pieces, tokens, first = [], 0, None
+    pieces, tokens, first, at_first = [], 0, None, 0
     for delta in stream:
-        first = first or time.monotonic()
         tokens += len(delta.tokens)
+        if first is None:
+            first, at_first = time.monotonic(), tokens
         pieces.append(delta.text)
         if not as_json:
             sys.stdout.write(delta.text)
@@ -177,7 +179,8 @@ def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: i
     elif (text := "".join(pieces)) and not text.endswith("\n"):
         print()
     if options.verbose:
-        _print_costs(stream.prompt_tokens, tokens, ended - began, (first or ended) - began)
+        costs = ReplyCosts(stream.prompt_tokens, tokens, ended - began, (first or ended) - began, at_first)
+        print(f"minichat: {costs}", file=sys.stderr)
     if delta.finish is Finish.FAILED:
         print(f"minichat: {delta.error}", file=sys.stderr)
         return 1
@@ -202,7 +205,9 @@ def _replies(host, prompt, params, options: argparse.Namespace) -> int:  # type:
     replies = stream.results()
     if options.verbose:
         count = sum(len(each.tokens) for each in replies)
-        _print_costs(stream.prompt_tokens, count, time.monotonic() - began)
+        print(
+            f"minichat: {ReplyCosts(stream.prompt_tokens, count, time.monotonic() - began)}", file=sys.stderr
+        )
     if options.json:
         records = [
             {
@@ -222,10 +227,19 @@ def _replies(host, prompt, params, options: argparse.Namespace) -> int:  # type:
     return 0
 
 
-def _print_costs(prompt: int, tokens: int, seconds: float, first: float | None = None) -> None:
-    """Print the costs to standard error, so that standard output holds only the reply."""
-    note = "" if first is None else f"; first token after {first:.3f} s"
-    rest, after = (tokens, seconds) if first is None else (tokens - 1, seconds - first)
-    rate = f", {'then ' if note else ''}{rest / after:.1f} tok/s" if rest > 0 and after > 0 else ""
-    line = f"prompt {plural(prompt, 'token')}, reply {plural(tokens, 'token')} in {seconds:.3f} s{note}{rate}"
-    print(f"minichat: {line}", file=sys.stderr)
+@dataclass(frozen=True, slots=True)
+class ReplyCosts:
+    """A reply's tokens and seconds, as a line for standard error: standard output has only the reply."""
+
+    prompt: int
+    tokens: int
+    seconds: float
+    first: float | None = None  # seconds until the first piece
+    at_first: int = 0  # the tokens of that piece, which tell nothing about the rate
+
+    def __str__(self) -> str:
+        note = "" if self.first is None else f"; first token after {self.first:.3f} s"
+        rest, after = self.tokens - self.at_first, self.seconds - (self.first or 0.0)
+        rate = f", {'then ' if note else ''}{rest / after:.1f} tok/s" if rest > 0 and after > 0 else ""
+        prompt, reply = plural(self.prompt, "token"), plural(self.tokens, "token")
+        return f"prompt {prompt}, reply {reply} in {self.seconds:.3f} s{note}{rate}"
