@@ -166,7 +166,7 @@ class Viewport:
             self._view.canvas.resize(width, filled)
             self.stay(self.top)
             return
-        place = self._view.place(self.top)
+        place, unseen = self._view.place(self.top), self.unseen
         rows = place.entry.drawn(place.spot).rows
         seen = ends(rows[place.spot.row]) if place.spot.row < len(rows) else None
         self._view.resize(width, filled)
@@ -174,6 +174,7 @@ class Viewport:
             row = row_of(place.entry.drawn(place.spot), seen[0])
             place = place._replace(spot=place.spot._replace(row=row))
             self._view.measure(self._view.line(place), self._view.line(place) + 1)
+        self._left_at = self._view.total - unseen  # other line breaks add no text
         self.stay(self._view.line(place))
 
     def _resize_column(self) -> None:

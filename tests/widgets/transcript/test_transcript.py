@@ -123,6 +123,18 @@ async def test_lines_that_are_only_measured_later_are_not_new(monkeypatch: pytes
 
 
 @scene
+async def test_another_width_adds_no_new_lines() -> None:
+    async with reading() as reader:
+        reader.transcript.show([reply(EVERYTHING + "\n\n" + "word " * 200, n) for n in range(9)], "a")
+        await reader.settled()
+        await reader.press("pageup", "pageup")
+        for width in (30, 70, 25, 50):
+            await reader.pilot.resize_terminal(width, 20)
+            await reader.settled()
+            assert "to follow" not in "\n".join(reader.lines())
+
+
+@scene
 async def test_the_tail_is_dim_and_replaced_until_it_becomes_text() -> None:
     async with reading() as reader:
         reader.transcript.show([streaming()], "a")
