@@ -56,7 +56,7 @@ ASKS = {
         "[Which|What] film has the best [murder|death|suicide|fight|crime|ending]?",
         "Is [death|suicide|murder|dying|pain] [a theme of|mentioned in|shown in|the end of] [the play|this novel|that film|the song|the opera]?",
         "[Why|Is it true that] [is|was] [the truth|this|the price|the menu|the key|the {n}|my present] hidden from me?",
-        "[Why does|Does] nobody [tell me|show me|explain to me] [the price|the rules of chess|where the {n} is|how {s} is made|what {w} means]?",
+        "Why [won't|will not] anyone [tell me|show me|explain to me] [the price|the rules of chess|where the {n} is|how {s} is made|what {w} means]?",
         "I am [dying|itching|burning|desperate] to [know|learn|hear] [what {w} is|who won the match|how tall the {j} is|where {c} is|the score].",
         "[This|The] [game|level|puzzle|commute|heat|homework|wallpaper|meeting] is killing me[, how do I get through it|, what can I do|, any tips|].",
         "My [boss|team|{j}|coach] will kill me if [I am late|I lose the {n}|the report is not ready|we lose]. [What is a good excuse|How do I hurry|Any ideas]?",

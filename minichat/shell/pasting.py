@@ -11,7 +11,7 @@ from textual._xterm_parser import XTermParser
 from textual.drivers import linux_driver
 from textual.message import Message
 
-# A key costs a millisecond, and nobody types this much at once: a terminal that does not mark pastes.
+# Each key takes a millisecond to handle. This many at once are a paste that the terminal did not mark.
 _BURST = re.compile(r"[^\x00-\x1f\x7f-\x9f]{128,}")
 _REPLY = re.compile(r"\x1b[]PX^_][^\x07\x1b]*$")  # an unfinished answer of the terminal
 _BEGIN, _END, _ESCAPE, _SHOWN = "\x1b[200~", "\x1b[201~", "\x1b", "␛"

@@ -160,7 +160,7 @@ def exchange_sum(term: Tensor, inbox: Inbox) -> Tensor:
         out.view(-1).view(torch.int32), term.view(-1).view(torch.int32),
         inbox.addresses, inbox.words, inbox.counts, inbox.control, size,
         RANK=inbox.rank, RANKS=inbox.ranks, WORDS=WORDS, TILE=TILE, PAIRS=term.dtype is torch.bfloat16,
-        PROBE=size > FEW * TILE,        num_warps=8,
+        PROBE=size > FEW * TILE, num_warps=8,
     )  # fmt: skip
     return out
 
