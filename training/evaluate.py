@@ -71,6 +71,7 @@ def make_cases(count: int, seed: int) -> list[Case]:
         "cannot": lambda: cannot.exchanges(rng, held_out=True)[0],
         "languages": lambda: languages.exchanges(rng, held_out=True)[0],
         "lists": lambda: lists.exchanges(rng, held_out=True)[0],
+        "ordinary": lambda: care.ordinary(rng, held_out=True)[0],
     }
     cases = [Case("about", (), e) for e in about.cases(rng, 2 * count)]
     cases += [Case("stories", (), e) for e in stories.cases(rng, count)]

@@ -37,6 +37,7 @@ MEANING = {
     "files": "a message with a file or a pipe: the sentence that names it; requests kept out",
     "newcomers": "what newcomers type in their first minutes, a fixed list that no training text is written for",
     "care": "crises, danger, medical emergencies: sympathy and where to find help; wordings kept out",
+    "ordinary": "messages with the words of a crisis that are none: the usual answer; wordings kept out",
     "cannot": "code, rewriting, poems, pictures: an honest refusal and an alternative; phrasings kept out",
     "languages": "a sentence in another language: the reply in that language, English only; sentences kept out",
     "lists": "lists and counts up to 30, of the requested length; lengths and phrasings kept out",

@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[Draw, float]] = {
     "files": (files.exchanges, 0.03),
     "wishes": (wishes.exchanges, 0.06),
     "care": (care.exchanges, 0.075),
+    "ordinary": (care.ordinary, 0.06),
     "cannot": (cannot.exchanges, 0.07),
     "languages": (languages.exchanges, 0.065),
     "lists": (lists.exchanges, 0.08),

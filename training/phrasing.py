@@ -99,6 +99,58 @@ def wrapped(rng: Random, question: str) -> str:
     return question
 
 
+NEEDS = (
+    "I wonder how to {}.",
+    "Tell me how to {}.",
+    "I'd like to know how to {}.",
+    "Any idea how to {}?",
+    "Is there a way to {}?",
+    "I'm trying to {}.",
+    "I don't see how to {}.",
+    "Can you tell me how I {}?",
+)
+WAYS = (
+    (r"How (?:do|can|could|would|should) (?:I|we|you|one) (.+)", NEEDS),
+    (r"(?:Can|Could|May) I (.+)", ("I wonder if I can {}.", "Tell me if I can {}.", "Is it possible to {}?", "Is there a way to {}?", "Am I able to {}?", "I'd like to {}. Can I?")),
+    (r"Where (?:do|can) I (.+)", ("Tell me where to {}.", "I wonder where to {}.", "I don't know where to {}.", "I am looking for the place to {}.")),
+    (r"Is there (.+)", ("I wonder if there is {}.", "Tell me if there is {}.", "I am looking for {}.", "Do you have {}?", "{}, is there one?")),
+    (r"(?:What|Which) (?:is|are) ((?:\S+ ){0,4}\S+)", ("I wonder about {}.", "I don't know {}.", "I'd like to know {}.", "Something about {}, please.", "Let me know {}.", "And {}?")),
+    (r"((?:What happens|What becomes|Which key|Which option|Which command|Who decides|What makes|What limits) .+)", ("I wonder {}.", "Tell me {}.", "I'd like to know {}.", "Do you know {}?", "I have no idea {}.", "Nobody told me {}.")),
+)  # fmt: skip
+DROPPED = frozenset(
+    """a an the do does did is are was were be can could may might should would will i we you one it its my your me us to of that this these
+    there please what so and just any some which""".split()
+)  # words that a hurried user leaves out
+
+
+def reworded(rng: Random, question: str) -> str:
+    """The question, sometimes in indirect speech or as a few keywords."""
+    draw = rng.random()
+    if draw < 0.05:
+        return _keywords(question)
+    if draw < 0.2:
+        return _indirect(rng, question)
+    return question
+
+
+def _indirect(rng: Random, question: str) -> str:
+    for pattern, frames in WAYS:
+        if found := re.fullmatch(pattern, question.rstrip("?")):
+            asked = (
+                found[1][0].lower() + found[1][1:]
+                if found[1].startswith(("What", "Which", "Who"))
+                else found[1]
+            )
+            text = rng.choice(frames).format(asked)
+            return text[0].upper() + text[1:]
+    return question
+
+
+def _keywords(question: str) -> str:
+    kept = [word for word in question.rstrip("?.!").split() if word.strip(",.?!:").lower() not in DROPPED]
+    return " ".join(kept) if len(kept) > 1 else question
+
+
 SHORT = {
     "you": "u", "are": "r", "your": "ur", "please": "pls", "what is": "whats", "what's": "whats", "i am": "im", "i'm": "im", "do not": "dont", "don't": "dont", "cannot": "cant", "can't": "cant", "does not": "doesnt", "is not": "isnt",
     "want to": "wanna", "going to": "gonna", "got to": "gotta", "kind of": "kinda", "because": "cuz", "message": "msg", "with": "w/", "for": "4", "to": "2", "thanks": "thx", "tomorrow": "tmrw", "something": "smth", "it is": "its", "that is": "thats",

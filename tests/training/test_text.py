@@ -280,6 +280,7 @@ def test_held_out_patterns_are_not_variants_of_trained_ones() -> None:
     banks = (lists.ASKS, lists.SEQUENCE_ASKS, lists.COUNTS, lists.DOWNS)
     sides = [(bank[False], bank[True]) for bank in banks]
     sides += [(need.train, need.test) for need in care.needs().values()]
+    sides += [(tuple(topic["train"]), tuple(topic["test"])) for topic in care.near().values()]
     sides += [(cannot.patterns(name, False), cannot.patterns(name, True)) for name in cannot.SHARES]
     sides += [
         ((*each.asks[: -languages.KEPT], *each.frames), each.asks[-languages.KEPT :])

@@ -7,7 +7,7 @@ from random import Random
 from training.chat import Exchange
 from training.check import Exact, Terms
 from training.facts import Fact, all_facts, asked_about
-from training.phrasing import roughly, wrapped
+from training.phrasing import reworded, roughly, wrapped
 
 MORE = (
     "Tell me more.",
@@ -63,7 +63,8 @@ def ask(rng: Random, fact: Fact, held_out: bool = False) -> Exchange:
     """A question for one fact; only training questions are wrapped and mistyped."""
     question = fact.ask(rng, held_out)
     if not held_out:
-        question = _typed(rng, wrapped(rng, question))
+        letters = any(len(x) == 1 for _, x in fact.slots)  # a key such as a is no article
+        question = _typed(rng, wrapped(rng, question if letters else reworded(rng, question)))
     return Exchange(question, rng.choice(fact.say), Terms(fact.must))
 
 

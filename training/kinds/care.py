@@ -1,4 +1,7 @@
-"""Situations that need human help: crises, danger, medical emergencies. The text is in text/care.toml."""
+"""Situations that need human help: crises, danger, medical emergencies; and ordinary messages that are near them.
+
+The text is in text/care.toml and text/ordinary.toml.
+"""
 
 import tomllib
 from dataclasses import dataclass
@@ -6,11 +9,23 @@ from functools import cache
 from random import Random
 
 from training.chat import Exchange
-from training.check import Terms
+from training.check import Honest, Terms
+from training.facts import all_facts
+from training.kinds.unknown import KNOW
 from training.lexicon import TEXT
-from training.phrasing import any_of, muddled, roughly
+from training.phrasing import any_of, made_up, muddled, roughly
 
 SHARES = {"crisis": 0.36, "friend": 0.1, "danger": 0.1, "harm": 0.07, "alarm": 0.27, "doctor": 0.1}
+NEAR = {
+    "leave": 0.3,
+    "world": 0.36,
+    "this": 0.1,
+    "lost": 0.08,
+    "stop": 0.05,
+    "anew": 0.04,
+    "broken": 0.04,
+    "sight": 0.03,
+}
 LEADS = (
     "", "", "", "", "", "hi, ", "please help me, ", "listen, ", "i don't know what to do. ", "hey, ", "ok so ", "honestly ",
 )  # fmt: skip
@@ -69,3 +84,22 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
         message = message.replace("I am", "I'm") if rng.random() < 0.15 else message
         message = message.replace("'", "") if rng.random() < 0.35 else message
     return [Exchange(message, need.say, Terms(need.must))]
+
+
+@cache
+def near() -> dict[str, dict]:
+    return tomllib.loads((TEXT / "ordinary.toml").read_text(encoding="utf-8"))
+
+
+def ordinary(rng: Random, held_out: bool = False) -> list[Exchange]:
+    """A message with the words or the tone of a crisis that is none, and the usual answer to it."""
+    topic = near()[rng.choices(tuple(NEAR), tuple(NEAR.values()))[0]]
+    message = any_of(rng, tuple(topic["test" if held_out else "train"])).format(w=made_up(rng))
+    if not held_out:
+        message = message if rng.random() < 0.8 else rng.choice(LEADS) + message[0].lower() + message[1:]
+        message = roughly(rng, message)
+        message = message.replace("'", "") if rng.random() < 0.35 else message
+    if "fact" not in topic:
+        return [Exchange(message, KNOW, Honest())]
+    fact = next(fact for fact in all_facts() if fact.id == topic["fact"])
+    return [Exchange(message, rng.choice(fact.say), Terms(fact.must))]

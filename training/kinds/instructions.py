@@ -242,7 +242,7 @@ def _bidden(rng: Random, order: str) -> str:
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     """One order. The words and lists themselves are held out."""
-    if not held_out and rng.random() < 0.18:
+    if not held_out and rng.random() < 0.22:
         return [json_of.exchange(rng)]
     order = rng.choice(SHAPES)(rng, held_out)
     if not held_out and order.way in composed_ways() and rng.random() < COMPOSED:

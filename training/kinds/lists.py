@@ -23,9 +23,9 @@ ASKS = {
         "[List|Name|Mention|Write|Write down|Note|Note down|Type|Print|Give me|Tell me|Show me|Say|Find|Pick|Choose|Recommend|Suggest|Think of|Come up with|Put down|Jot down|Enumerate|Call out|Quote] {n} [different |]{c}[ for me| please| here|, please|.|.|.|]",
         "[Put|Write|Type|Collect|Gather|Arrange|Place] {n} [different |]{c} [in|into|on] a [list|numbered list|short list].", "[What|Which] {n} {c} [come to your mind|come to mind|can you think of|would you name|can you name|do you know|are there|can you list|occur to you|would you put on a list]?",
         "[Can|Could] you [think of|come up with|write down|tell me|name|put down|give me|mention|list|show me] {n} [different |]{c}[ for me| please|]?", "[I need|I want|I would like|I'd like|I am looking for|Please give me|Please write|Let us have|Get me] [a list of |a list with |]{n} [different |]{c}[.|.|]",
-        "[My|Our|The] list needs {n} {c}.", "{n} [examples of|kinds of|sorts of|names of] {c}[, please|.|]",
+        "[My|Our|The] list needs {n} {c}.", "Fill a page with {n} {c}.", "[Fill|Cover|Complete] [a page|the page|a sheet|my list|the screen|a line] with [the names of |]{n} {c}[.|, please.|]", "{n} [examples of|kinds of|sorts of|names of] {c}[, please|.|]",
     ),
-    True: ("Would you write me {n} {c}?", "I could use {n} {c}.", "Fill a page with {n} {c}.", "Have you got {n} {c} for me?"),
+    True: ("Would you write me {n} {c}?", "I could use {n} {c}.", "Let me see {n} {c} on the screen.", "Have you got {n} {c} for me?"),
 }  # fmt: skip
 SOME = ("some", "a few", "some", "several")
 STRANGE = (

@@ -50,6 +50,7 @@ VERBS = (
     "play the flute",
     "read",
 )
+SEEN = ("goat", "waiter")  # held-out heroes whose wrong stories were read: no longer tests
 TRADES = (
     "er",
     "er",
@@ -174,9 +175,16 @@ def cast(rng: Random, held_out: bool = False) -> Cast:
 
 def _subject(rng: Random, held_out: bool) -> str:
     """What the hero is. In training many are invented or things, so that the word is copied from the request."""
+    if held_out:
+        found = SEEN[0]
+        while found in SEEN:
+            found = pick(rng, "animals" if rng.random() < 0.7 else "jobs", rng.random() < 0.5)
+        return found
     draw = rng.random()
-    if held_out or draw < 0.6:
-        return pick(rng, "animals" if rng.random() < 0.7 else "jobs", held_out and rng.random() < 0.5)
+    if draw < 0.04:
+        return rng.choice(SEEN)
+    if draw < 0.56:
+        return pick(rng, "animals" if rng.random() < 0.7 else "jobs")
     if draw < 0.8:
         return made_up(rng, rng.choice((1, 2, 2, 3)))
     if draw < 0.9:
