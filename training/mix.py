@@ -26,7 +26,7 @@ from training.phrasing import normal
 
 Draw = Callable[[Random], list[Exchange]]
 KINDS: dict[str, tuple[Draw, float]] = {
-    "about": (about.exchanges, 0.54),
+    "about": (about.exchanges, 0.74),
     "unknown": (unknown.exchanges, 0.27),
     "instructions": (instructions.exchanges, 0.36),
     "numbers": (numbers.exchanges, 0.15),
@@ -34,8 +34,8 @@ KINDS: dict[str, tuple[Draw, float]] = {
     "manners": (manners.exchanges, 0.15),
     "files": (files.exchanges, 0.03),
     "wishes": (wishes.exchanges, 0.06),
-    "care": (care.exchanges, 0.075),
-    "ordinary": (care.ordinary, 0.06),
+    "care": (care.exchanges, 0.1),
+    "ordinary": (care.ordinary, 0.08),
     "cannot": (cannot.exchanges, 0.07),
     "languages": (languages.exchanges, 0.065),
     "lists": (lists.exchanges, 0.08),
@@ -105,13 +105,13 @@ def _draw(rng: Random) -> Chat | Passage:
     if draw < 0.07:
         return plain.passage(rng)
     system = rng.choice(SYSTEMS) if rng.random() < 0.2 else ""
-    if draw < 0.48:
+    if draw < 0.58:
         kind, talk = _single(rng)
-    elif draw < 0.62:
+    elif draw < 0.71:
         kind, talk = "mixed", [e for _ in range(rng.randint(2, 7)) for e in _any(rng)]
-    elif draw < 0.88:
+    elif draw < 0.905:
         kind, talk = "memory", memory.exchanges(rng, small_talk, gaps=rng.choice((0, 0, 0, 1, 2, 3, 5)))
-    elif draw < 0.95:
+    elif draw < 0.955:
         kind, talk = "memory", memory.exchanges(rng, _any, gaps=rng.choice((7, 10, 14)))
     elif draw < 0.978:
         kind, talk = "mixed", [e for _ in range(rng.randint(10, 24)) for e in _any(rng)]

@@ -32,7 +32,7 @@ from training.kinds.numbers import spell
 from training.kinds.ordering import compose, composed_ways, holds
 from training.lexicon import every_key, words
 from training.mix import conversation, small_talk
-from training.phrasing import families, normal, variants, varied
+from training.phrasing import families, normal, reworded, variants, varied
 
 
 def test_every_fact_passes_its_own_check() -> None:
@@ -83,6 +83,22 @@ def test_a_pattern_with_options_is_every_combination_of_them() -> None:
     assert len(made) == 8
     assert {"What do I love?", "Which food do I like best?"} < made
     assert variants("x = [{a}, {b}]") == ["x = [{a}, {b}]"]
+
+
+@pytest.mark.parametrize(
+    ("question", "made"),
+    [
+        ("How do I open the monitor?", {"How open monitor", "I wonder how to open the monitor."}),
+        ("Is there a salt?", {"Tell me if there is a salt.", "A salt, is there one?"}),
+        ("What happens when blocks run out?", {"happens when blocks run out", "I wonder what happens when blocks run out."}),
+        ("Which keys are there?", {"Which keys are there?"}),
+    ],
+)  # fmt: skip
+def test_a_question_becomes_indirect_speech_or_keywords(question: str, made: set[str]) -> None:
+    found = {reworded(Random(seed), question) for seed in range(2000)}
+    assert made | {question} <= found
+    subject = question.rstrip("?").split()[-1]
+    assert [each for each in found if subject not in each] == []
 
 
 @pytest.mark.parametrize("way", every_way())
