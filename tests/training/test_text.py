@@ -90,7 +90,7 @@ def test_a_pattern_with_options_is_every_combination_of_them() -> None:
     [
         ("How do I open the monitor?", {"How open monitor", "I wonder how to open the monitor."}),
         ("Is there a salt?", {"Tell me if there is a salt.", "A salt, is there one?"}),
-        ("What happens when blocks run out?", {"happens when blocks run out", "I wonder what happens when blocks run out."}),
+        ("What limits speed?", {"limits speed", "Tell me what limits speed."}),
         ("Which keys are there?", {"Which keys are there?"}),
     ],
 )  # fmt: skip
