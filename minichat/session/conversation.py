@@ -257,7 +257,7 @@ class Conversation:
 
     def set_prefix(self, run: RunningReply, count: int, text: str) -> None:
         """Record the tokens of a reply that precede the engine's continuation."""
-        run.pieces = [(count, text)]
+        run.pieces, run.tokens, run.copied = [(count, text)], count, count
         added = run.parts.push(text)
         if self.view is not None:
             self.view.add_text(added, "")
