@@ -100,10 +100,18 @@ class RunningReply:
         """The deltas of the displayed reply; others are stored."""
         for delta in batch:
             if delta.choice:
-                self.others.setdefault(delta.choice, Sample()).take(delta)
+                if delta.choice not in self.others:
+                    self.others[delta.choice] = self._sample()
+                self.others[delta.choice].take(delta)
             elif delta.finish:
                 self.blocks, self.loaded = delta.blocks, (delta.loaded, delta.tier)
         return [delta for delta in batch if not delta.choice]
+
+    def _sample(self) -> Sample:
+        """Another sample, which begins with the same copied tokens."""
+        sample = Sample(tokens=self.copied)
+        sample.parts.push(self.pieces[0][1] if self.copied else "")
+        return sample
 
     def beside(self, message: Message) -> list[Message]:
         """The other samples that have ended, as copies of this message."""
