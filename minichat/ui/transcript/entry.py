@@ -278,7 +278,7 @@ class Entry:
             ]
             details += [
                 f"{stats.tokens} tok",
-                f"{stats.copied} before the fork" if stats.copied else "",
+                f"{stats.copied} copied" if stats.copied else "",
                 f"{stats.blocks:,} blk" if stats.blocks else "",
             ]
         elif message.state == "streaming":

@@ -29,7 +29,7 @@ async def test_both_replies_continue(bench: Callable[..., Any]) -> None:
         stats = child.chat.messages[-1].stats
         assert (stats.tokens, stats.copied) == (3, 2), "the reply holds both parts"
         assert "Once upon the hill" in it.screen_text()
-        assert "3 tok  2 before the fork" in it.screen_text()
+        assert "3 tok  2 copied" in it.screen_text()
         stored = it.app.store.chat(child.chat.id).messages
         assert [each.text for each in stored] == ["hello", "Once upon the hill"]
 

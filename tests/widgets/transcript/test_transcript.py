@@ -45,7 +45,7 @@ async def test_a_forked_reply_says_how_much_it_copied() -> None:
         )
         reader.transcript.show([replace(reply("row"), stats=forked)], "b")
         await reader.settled()
-        expected = "▌ assistant b  12:01  greedy  20 tok/s  waited 1.00 s  121 tok  80 before the fork  9 blk"
+        expected = "▌ assistant b  12:01  greedy  20 tok/s  waited 1.00 s  121 tok  80 copied  9 blk"
         assert reader.lines()[0] == expected, "the rate is that of its own 41 tokens"
 
 
