@@ -90,6 +90,7 @@ class Chat:
     title: str
     system: str = ""
     params: SamplingParams = field(default_factory=SamplingParams)
+    own_params: SamplingParams | None = None  # the newest that no preset had
     adapter: str = ""  # the LoRA adapter of its next reply
     messages: list[Message] = field(default_factory=list)
     draft: str = ""

@@ -52,7 +52,7 @@ class Conversation:
         self.watching = False  # whether the likeliest tokens are shown
         self.compared: Comparison[Conversation] | None = None  # a comparison with other chats
         self.traces: dict[int, Trace] = {}  # by id, of the newest requests
-        self.strategies = Strategies()  # the last settings of each strategy
+        self.strategies = Strategies(chat.own_params)  # the last settings of each strategy
         self._background = BackgroundCalls()
 
     @property
@@ -143,7 +143,7 @@ class Conversation:
 
     def _set_params(self, params: SamplingParams) -> None:
         self.chat.params = params
-        self.services.store.change_chat(self.chat.id, params=params)
+        self.services.store.change_chat(self.chat.id, params=params, own_params=self.strategies.own)
         self.services.changed(self)
 
     def _update_request(self, before: SamplingParams | None = None) -> None:
