@@ -28,12 +28,13 @@ class ReplyStats:
     blocks: int = 0  # KV blocks it held at its end; 0: unknown
     loaded: int = 0  # prompt tokens whose keys and values a tier had, so that they were not computed
     tier: str = ""  # with `loaded`: the tier
+    copied: int = 0  # of the tokens, those of the reply that it was forked from
 
     @property
     def rate(self) -> float:
-        """Tokens per second after the first one."""
-        streaming = self.seconds - self.ttft
-        return (self.tokens - 1) / streaming if self.tokens > 1 and streaming > 0 else 0.0
+        """Its own tokens per second after the first one."""
+        own, streaming = self.tokens - self.copied, self.seconds - self.ttft
+        return (own - 1) / streaming if own > 1 and streaming > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Chat:
     title: str
     system: str = ""
     params: SamplingParams = field(default_factory=SamplingParams)
+    own_params: SamplingParams | None = None  # the newest that no preset had
     adapter: str = ""  # the LoRA adapter of its next reply
     messages: list[Message] = field(default_factory=list)
     draft: str = ""

@@ -83,7 +83,7 @@ def copy_chat(db: Db, chat_id: int, message_id: int, at: float) -> int:
     if not db.execute(exists, (chat_id, message_id)).fetchone():
         raise MessageGone(message_id, chat_id)
     copy = insert_chat(db, fork_title(row["title"]), row["system"], row["params"], at)
-    update_chat(db, copy, {"adapter": row["adapter"]})
+    update_chat(db, copy, {name: row[name] for name in ("adapter", "own_params")})
     db.execute(
         "INSERT INTO messages (chat_id, role, at, state, error, stats, params, text, reasoning, attachments)"
         " SELECT ?, role, at, CASE state WHEN 'streaming' THEN 'stopped' ELSE state END, error, stats,"

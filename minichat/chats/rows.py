@@ -102,6 +102,7 @@ def chat_from(row: sqlite3.Row, messages: list[Message], earlier: int) -> Chat:
         title=row["title"],
         system=row["system"],
         params=params_from(unpacked(row["params"])),
+        own_params=params_from(own) if (own := unpacked(row["own_params"])) is not None else None,
         adapter=row["adapter"],
         messages=messages,
         draft=row["draft"],

@@ -37,6 +37,7 @@ MIGRATIONS: tuple[str, ...] = (
     """,
     "ALTER TABLE messages ADD COLUMN attachments TEXT",
     "ALTER TABLE chats ADD COLUMN adapter TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE chats ADD COLUMN own_params TEXT",
 )
 
 

@@ -81,14 +81,15 @@ class Store:
         title: str | None = None,
         system: str | None = None,
         params: SamplingParams | None = None,
+        own_params: SamplingParams | None = None,
         draft: str | None = None,
         adapter: str | None = None,
     ) -> None:
         """Write the given columns, and keep others as another screen may have set them."""
         texts = {"title": title, "system": system, "draft": draft, "adapter": adapter}
         changes = {name: storable(text) for name, text in texts.items() if text is not None}
-        if params is not None:
-            changes["params"] = packed_params(params)
+        sampling = {"params": params, "own_params": own_params}
+        changes |= {name: packed_params(each) for name, each in sampling.items() if each is not None}
         if changes:
             self._database.write(lambda db: queries.update_chat(db, chat_id, changes))
 

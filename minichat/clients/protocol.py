@@ -40,6 +40,7 @@ class Past:
     age: float  # seconds since it started
     first: float | None  # seconds from the start to its first token
     lasted: float | None  # seconds from the start to its end; None while it runs
+    copied: int = 0  # tokens of the reply that it was forked from
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,11 @@ class RemoteReply:
         self._arrived = asyncio.Event()
         self._trouble: EngineError | None = None
 
+    @property
+    def copied(self) -> int:
+        """Tokens of the reply that it was forked from."""
+        return sum(len(each.tokens) for each in self._before)
+
     async def batches(self, pace: Pace) -> AsyncIterator[list[Delta]]:
         reader = asyncio.create_task(self._read(), name=f"read-{self.name}")
         try:
@@ -193,7 +198,8 @@ class RemoteBackend:
     async def resume(self, tag: str) -> Past | None:
         answer = check_version("replies", await self._link.ask("GET", f"/engine/replies?tag={tag}"))
         for record in answer["replies"]:
-            return Past(self._track(record), record["age"], record["first"], record["lasted"])
+            reply = self._track(record)
+            return Past(reply, record["age"], record["first"], record["lasted"], reply.copied)
         return None
 
     def _track(self, record: Any) -> RemoteReply:

@@ -21,8 +21,9 @@ from minichat.plural import plural
 from minichat.session.attachments import MOST, PIPED
 
 _RANDOM_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
-_FILTERS = ("top_p", "top_k", "min_p")
+_CHANCES = ("top_p", "top_k", "min_p", "seed", "n", "best_of")  # without effect if greedy
 _BEAM_FIELDS = ("length_penalty", "early_stopping")
+_QUOTED = 40  # characters of a text in an error
 _STDIN = "-"  # as an argument: append standard input
 
 
@@ -71,7 +72,7 @@ def _check_deadline(options: argparse.Namespace) -> None:
 def _refuse_idle(options: argparse.Namespace) -> None:
     """Refuse options that have no effect with or without --beams, or with a temperature of 0."""
     searches = (options.beams or 1) > 1
-    greedy = [name for name in _FILTERS if options.temperature == 0 and getattr(options, name) is not None]
+    greedy = [name for name in _CHANCES if options.temperature == 0 and getattr(options, name) is not None]
     if greedy and not searches:
         raise BadInput(f"--{greedy[0].replace('_', '-')} has no effect with --temperature 0")
     for name in _RANDOM_FIELDS if searches else _BEAM_FIELDS:
@@ -136,6 +137,9 @@ def _grammar(options: argparse.Namespace) -> Grammar | None:
     try:
         return Grammar("json", Path(options.json_schema).read_text("utf-8"))
     except OSError as error:
+        if options.json_schema.lstrip().startswith("{"):
+            named = options.json_schema[:_QUOTED]
+            raise BadInput(f"--json-schema takes the name of a file, got the text {named!r}") from None
         raise BadInput(f"cannot read --json-schema {options.json_schema}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise BadInput(f"--json-schema {options.json_schema} is not UTF-8 text: {error}") from None

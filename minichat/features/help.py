@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
+from textual.events import Key
 from textual.widgets import Input, Static
 
 from minichat.features.feature import Context, Feature, HelpSection, ScreenCommand
@@ -24,12 +25,13 @@ _NARROW = 50  # columns below which the key column shrinks
 _GAP = 3  # cells between two columns
 _TWO = 2 * 52 + _GAP  # cells needed for two columns
 _IDS = re.compile(r"\{([\w. ]+)\}")  # binding ids, replaced by their keys
+_FUNCTION = re.compile(r"f\d+")
 _CHATS = [f"chat.{number}" for number in range(1, 10)]
 _LAST = "Terminals and tmux intercept some keys. {program.palette} lists every command."
 _NONE = ". {program.palette} lists every command"
 
 
-class HelpScreen(Dialog[None]):
+class HelpScreen(Dialog[ScreenCommand]):
     """The help, filtered by the typed text. Scrolls if it does not fit; wide screens have two columns."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -57,6 +59,13 @@ class HelpScreen(Dialog[None]):
 
     def on_mount(self) -> None:
         self._field.focus()
+
+    def on_key(self, event: Key) -> None:
+        """Close, and run the command of a function key: the help has just explained it."""
+        found = next((each for each in self._commands if event.key in self._keys.of(each.id)), None)
+        if _FUNCTION.fullmatch(event.key) and found and event.key not in self.opened_by:
+            event.stop()
+            self.dismiss(found)
 
     def on_resize(self) -> None:
         self._show()
@@ -137,7 +146,12 @@ def _columns(sections: Sequence[list[Content]], column: int, width: int) -> list
 
 def help(context: Context) -> None:
     sections = [section for feature in context.features for section in feature.help]
-    context.app.push_screen(HelpScreen(context.commands, sections, context.keys))
+
+    async def take(command: ScreenCommand | None) -> None:
+        if command is not None:
+            await context.run(command)
+
+    context.app.push_screen(HelpScreen(context.commands, sections, context.keys), take)
 
 
 HELP = Feature(

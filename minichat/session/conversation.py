@@ -52,7 +52,7 @@ class Conversation:
         self.watching = False  # whether the likeliest tokens are shown
         self.compared: Comparison[Conversation] | None = None  # a comparison with other chats
         self.traces: dict[int, Trace] = {}  # by id, of the newest requests
-        self.strategies = Strategies()  # the last settings of each strategy
+        self.strategies = Strategies(chat.own_params)  # the last settings of each strategy
         self._background = BackgroundCalls()
 
     @property
@@ -143,7 +143,7 @@ class Conversation:
 
     def _set_params(self, params: SamplingParams) -> None:
         self.chat.params = params
-        self.services.store.change_chat(self.chat.id, params=params)
+        self.services.store.change_chat(self.chat.id, params=params, own_params=self.strategies.own)
         self.services.changed(self)
 
     def _update_request(self, before: SamplingParams | None = None) -> None:
@@ -257,7 +257,7 @@ class Conversation:
 
     def set_prefix(self, run: RunningReply, count: int, text: str) -> None:
         """Record the tokens of a reply that precede the engine's continuation."""
-        run.pieces = [(count, text)]
+        run.pieces, run.tokens, run.copied = [(count, text)], count, count
         added = run.parts.push(text)
         if self.view is not None:
             self.view.add_text(added, "")

@@ -60,7 +60,8 @@ class RunningReply:
     reply: Reply | None = None
     handed: asyncio.Event = field(default_factory=asyncio.Event)  # the engine has accepted the request
     first: float | None = None
-    tokens: int = 0
+    tokens: int = 0  # the copied ones, too
+    copied: int = 0  # tokens of the reply that it was forked from
     blocks: int = 0  # the last known number of its blocks
     loaded: tuple[int, str] = (0, "")  # prompt tokens that a tier had, and the tier
     saved: float = 0.0
@@ -99,10 +100,18 @@ class RunningReply:
         """The deltas of the displayed reply; others are stored."""
         for delta in batch:
             if delta.choice:
-                self.others.setdefault(delta.choice, Sample()).take(delta)
+                if delta.choice not in self.others:
+                    self.others[delta.choice] = self._sample()
+                self.others[delta.choice].take(delta)
             elif delta.finish:
                 self.blocks, self.loaded = delta.blocks, (delta.loaded, delta.tier)
         return [delta for delta in batch if not delta.choice]
+
+    def _sample(self) -> Sample:
+        """Another sample, which begins with the same copied tokens."""
+        sample = Sample(tokens=self.copied)
+        sample.parts.push(self.pieces[0][1] if self.copied else "")
+        return sample
 
     def beside(self, message: Message) -> list[Message]:
         """The other samples that have ended, as copies of this message."""
@@ -133,6 +142,7 @@ class RunningReply:
         self.stays = self.stale = True
         self.began, self.lasted = now - past.age, past.lasted
         self.first = None if past.first is None else self.began + past.first
+        self.copied = past.copied  # the first batch has them
 
     def stats(self, now: float, params: SamplingParams) -> ReplyStats:
         return ReplyStats(
@@ -145,4 +155,5 @@ class RunningReply:
             blocks=self.blocks,
             loaded=self.loaded[0],
             tier=self.loaded[1],
+            copied=self.copied,
         )

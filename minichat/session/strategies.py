@@ -31,8 +31,8 @@ def name_of(params: SamplingParams) -> str:
 class Strategies:
     """Remembers the settings of each strategy in a chat, to restore them on return."""
 
-    def __init__(self) -> None:
-        self.own: SamplingParams | None = None  # the newest unsaved settings
+    def __init__(self, own: SamplingParams | None = None) -> None:
+        self.own = own  # the newest settings that no preset has
         self._last = dict(_FIRST)
         self._followed = _PLAIN  # the newest settings without beam search
 

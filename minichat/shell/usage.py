@@ -4,7 +4,10 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-_REPLACED = {"--host-blocks": "--kv-host, in GB"}
+_REPLACED = {
+    "--host-blocks": "--kv-host, in GB",
+    "--theme": "the setting screen.theme, or choose one in ^P",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,7 +27,8 @@ def near_to(word: str, known: Iterable[str]) -> str:
     """A suggestion for a mistyped word, as the end of a sentence."""
     from difflib import get_close_matches
 
-    return "".join(f"; did you mean {each}?" for each in get_close_matches(word, list(known), n=1))
+    bare = {each.lstrip("-"): each for each in known}  # dashes would make any two options similar
+    return "".join(f"; did you mean {bare[each]}?" for each in get_close_matches(word.lstrip("-"), bare, n=1))
 
 
 def given(text: str) -> str:

@@ -66,6 +66,7 @@ def test_the_next_screen_resumes_a_fork(
             assert message.state == "stopped"
             assert message.error.startswith("max tokens")
             assert message.text.startswith(start)
+            assert (message.stats.tokens, message.stats.copied) == (70, before[0])
             [trace] = child.traces.values()
             assert (trace.prompt_tokens, len(trace.tokens)) == (prompt_tokens, 70)
             await it.backend.detach()

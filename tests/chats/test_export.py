@@ -22,6 +22,7 @@ stats = st.builds(
     prompt_tokens=st.integers(0),
     strategy=text,
     left_out=st.integers(0),
+    copied=st.integers(0),
     blocks=st.integers(0),
 )
 messages = st.builds(
@@ -64,7 +65,7 @@ def test_json_round_trip(chat: Chat) -> None:
 def test_a_chat_is_moved_from_one_store_to_another(store: Store) -> None:
     chat = store.create_chat("moving", "Be brief.", SamplingParams(min_p=0.1))
     store.append(chat.id, "user", "hello", attachments=(Attachment("a.py", "print()\n"),))
-    store.append(chat.id, "assistant", "hi", stats=ReplyStats(2, 0.5, 0.25, 7, "greedy"))
+    store.append(chat.id, "assistant", "hi", stats=ReplyStats(2, 0.5, 0.25, 7, "greedy", copied=1))
     store.append(chat.id, "assistant", "well", state="streaming")
     target = Store(None)
     target.create_chat("already here")

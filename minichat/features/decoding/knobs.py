@@ -134,11 +134,10 @@ class Knobs(Widget, can_focus=True):
         line = Content.assemble(
             (f" {label:{_LABEL}}", "$text on $panel" if here else "$text-muted"), (value, style)
         )
-        return (
-            line.pad_right(max(0, self.size.width - line.cell_length)).stylize_before("on $panel")
-            if here
-            else line
-        )
+        if not here:
+            return line
+        whole = line.pad_right(max(0, self.size.width - line.cell_length)).stylize_before("on $panel")
+        return whole.stylize("reverse") if self.app.no_color else whole
 
     def _clipped(self, value: str) -> str:
         room = max(self.size.width - _LABEL - 5, 8)

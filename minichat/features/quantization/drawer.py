@@ -17,6 +17,7 @@ from textual.widgets.option_list import Option
 
 from engine.api.snapshot import SchemeView, Snapshot
 from minichat.models.progress import size
+from minichat.ui.dialogs.options import Options
 from minichat.ui.marks import UNICODE, Marks
 from minichat.ui.panes.keybar import Hints
 
@@ -52,7 +53,7 @@ class Figures(Widget):
         return Content.assemble(*line)
 
 
-class Schemes(OptionList):
+class Schemes(Options):
     """The available schemes: the current one marked, and why others are unavailable."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -12,6 +12,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from minichat.ui.dialogs.dialog import Dialog
+from minichat.ui.dialogs.options import Options
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ class PickScreen(Dialog[T], Generic[T]):
             sheet.border_title, sheet.border_subtitle = self._title, "Enter select  Esc cancel"
             if self._hint:
                 yield Input(placeholder=self._hint, compact=True)
-            yield OptionList(compact=True)
+            yield Options(compact=True)
             yield self._note
 
     def on_mount(self) -> None:

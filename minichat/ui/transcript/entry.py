@@ -276,7 +276,11 @@ class Entry:
                 f"waited {duration(stats.ttft)}" if stats.ttft else "",
                 f"{stats.loaded:,} tok from {stats.tier}" if stats.loaded else "",
             ]
-            details += [f"{stats.tokens} tok", f"{stats.blocks:,} blk" if stats.blocks else ""]
+            details += [
+                f"{stats.tokens} tok",
+                f"{stats.copied} copied" if stats.copied else "",
+                f"{stats.blocks:,} blk" if stats.blocks else "",
+            ]
         elif message.state == "streaming":
             details.append("writing" if self.text else "thinking" if self._tail else "waiting")
         bar = ">" if self.marked else glyphs.bar

@@ -26,8 +26,10 @@ async def test_both_replies_continue(bench: Callable[..., Any]) -> None:
         assert parent.chat.messages[-1].text == "Once upon a time"
         assert child.chat.messages[-1].text == "Once upon the hill"
         assert child.chat.messages[-1].state == "done"
-        assert child.chat.messages[-1].stats.tokens == 1, "earlier tokens belong to the original reply"
+        stats = child.chat.messages[-1].stats
+        assert (stats.tokens, stats.copied) == (3, 2), "the reply holds both parts"
         assert "Once upon the hill" in it.screen_text()
+        assert "3 tok  2 copied" in it.screen_text()
         stored = it.app.store.chat(child.chat.id).messages
         assert [each.text for each in stored] == ["hello", "Once upon the hill"]
 

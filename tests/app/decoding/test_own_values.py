@@ -88,3 +88,28 @@ async def test_changes_in_one_chat_do_not_affect_another(bench: Callable[..., An
         row(it, "preset")
         await it.pilot.press("left", "right")
         assert fresh.chat.params == SamplingParams(temperature=0.9), "its own, not the other chat's"
+
+
+@run
+async def test_values_set_by_the_user_are_still_offered_after_a_restart(bench: Callable[..., Any]) -> None:
+    async with bench((100, 40)) as it:
+        await it.pilot.press("f3")
+        row(it, "temperature")
+        await it.pilot.press("right")
+        row(it, "preset")
+        await it.pilot.press("right")
+        assert it.drawer.knobs.preset == "greedy"
+        await it.pilot.press("escape")
+        await it.answered(await it.say("hello"))
+    async with bench((100, 40)) as it:
+        await it.pilot.press("f3")
+        row(it, "preset")
+        await it.pilot.press("left")
+        assert it.drawer.knobs.preset == "own"
+        assert it.app.chats.active.chat.params == SamplingParams(temperature=0.75)
+        await it.pilot.press("right", "alt+k")
+        await it.until(lambda: len(it.app.chats) == 2)
+        it.drawer.knobs.focus()
+        row(it, "preset")
+        await it.pilot.press("left")
+        assert it.app.chats.active.chat.params == SamplingParams(temperature=0.75), "a fork has them, too"

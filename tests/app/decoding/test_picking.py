@@ -350,3 +350,23 @@ async def test_a_failure_while_walking_is_shown_at_once(bench: Callable[..., Any
         await it.until(lambda: any("no words" in notice for notice in it.notices()))
         assert [str(each) for each in it.failures] == ["no words"]
         it.failures.clear()
+
+
+@run
+async def test_each_of_several_continuations_starts_with_the_copied_tokens(bench: Callable[..., Any]) -> None:
+    async with bench(backend=letters(), params=SamplingParams(n=2)) as it:
+        await replied(it, "abc")
+        await it.pilot.press("alt+c")
+        await it.until(lambda: picker(it).rows)
+        await it.pilot.press("right", "up", "up", "enter")
+        await it.until(lambda: it.app.chats.active.run and it.app.chats.active.run.reply)
+        reply = it.replies[-1]
+        reply.send(Delta(reply.id, (ord("y"),), "y"))
+        reply.send(Delta(reply.id, (ord("z"),), "z", finish=Finish.STOP, choice=1))
+        reply.end()
+        await it.until(lambda: len(it.app.chats) == 3)
+        found = [each.chat.messages[-1] for each in it.app.chats][1:]
+        assert [(each.text, each.stats.tokens, each.stats.copied) for each in found] == [
+            ("aay", 3, 2),
+            ("aaz", 3, 2),
+        ]

@@ -33,6 +33,23 @@ async def test_the_key_of_a_dialog_closes_it(bench: Callable[..., Any]) -> None:
 
 
 @run
+async def test_function_keys_in_the_help_close_it_and_act(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        await it.until(lambda: it.main.engine.latest)
+        await it.pilot.press("f1", "f3")
+        await it.until(lambda: it.app.screen is it.main and it.drawer.display)
+        await it.pilot.press("f1", "f4")
+        await it.until(lambda: it.app.screen is it.main and it.quantization.display)
+        await it.pilot.press("f1")
+        await it.until(lambda: it.app.screen is not it.main)
+        shown = it.app.screen
+        await it.pilot.press("f8")
+        await it.until(lambda: it.app.screen not in (it.main, shown))
+        await it.pilot.press("f8")
+        await it.until(lambda: it.app.screen is it.main)
+
+
+@run
 async def test_a_remapped_key_of_a_dialog_closes_it(bench: Callable[..., Any], tmp_path: Path) -> None:
     config = tmp_path / ".config" / "minichat" / "config.toml"
     config.parent.mkdir(parents=True)

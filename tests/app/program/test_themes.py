@@ -147,3 +147,24 @@ async def test_without_colors_the_active_chat_is_still_marked(
         bold = "".join(segment.text for segment in strip if segment.style and segment.style.bold)
         assert "new chat" in bold
         assert "hello" not in bold
+
+
+@run
+async def test_without_colors_the_selected_line_of_each_list_is_marked(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def reversed_text(attribute: str = "reverse") -> str:
+        segments = (segment for strip in strips_of(it.app.screen) for segment in strip)
+        return "".join(each.text for each in segments if each.style and getattr(each.style, attribute))
+
+    async with bench((100, 40)) as it:
+        await it.answered(await it.say("hello"))
+        await it.pilot.press("ctrl+p")
+        await it.until(lambda: "Stop this reply" in reversed_text("underline"))
+        await it.pilot.press("escape", "ctrl+o")
+        await it.until(lambda: "hello" in reversed_text())
+        await it.pilot.press("escape", "f3")
+        await it.until(lambda: "preset" in reversed_text())
+        assert "strategy" not in reversed_text()

@@ -38,6 +38,18 @@ async def test_one_token_has_no_rate() -> None:
 
 
 @scene
+async def test_a_forked_reply_says_how_much_it_copied() -> None:
+    async with reading((90, 12)) as reader:
+        forked = ReplyStats(
+            tokens=121, seconds=3.0, ttft=1.0, prompt_tokens=3, strategy="greedy", blocks=9, copied=80
+        )
+        reader.transcript.show([replace(reply("row"), stats=forked)], "b")
+        await reader.settled()
+        expected = "▌ assistant b  12:01  greedy  20 tok/s  waited 1.00 s  121 tok  80 copied  9 blk"
+        assert reader.lines()[0] == expected, "the rate is that of its own 41 tokens"
+
+
+@scene
 async def test_a_long_wait_is_shown_in_seconds() -> None:
     async with reading((70, 12)) as reader:
         late = ReplyStats(tokens=1, seconds=13.0, ttft=12.649, prompt_tokens=3, strategy="greedy")
