@@ -98,7 +98,7 @@ def test_names_of_schemes() -> None:
         " ,": "no schemes given",
         "int8+int4": "at most one part for the weights and one for the cache",
         "kv-int8+kv-fp8": "at most one part for the weights and one for the cache",
-        "kv-int5": "unknown cache scheme kv-int5; must be one of kv-none, kv-int8, kv-fp8",
+        "kv-int5": "unknown cache scheme kv-int5; must be one of kv-none, kv-int8, kv-fp8, kv-int4",
     }.items():
         with pytest.raises(BadInput, match=problem):
             choices(bad)

@@ -142,7 +142,7 @@ def test_a_compressed_cache_changes_logprobs_slightly(llama: Path, scheme: str) 
     packed = reply(engine_on(llama, kv_scheme=scheme), PROMPT, **forced, **bias)
     first, other = plain.logprobs[0].logprob, packed.logprobs[0].logprob
     assert first != other
-    assert abs(first - other) < 0.05
+    assert abs(first - other) < (0.2 if scheme == "int4" else 0.05)
 
 
 def test_an_idle_engine_changes_its_kv_scheme(llama: Path) -> None:
