@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.api.config import LayerSpec, why_not_packed
 from engine.api.errors import BadInput
-from engine.attention import registry
+from engine.attention.base import why_no_kv_scheme
 from engine.attention.channels import keys_of
 from engine.attention.torch_backend import TorchAttention
 from engine.kv.store import GROUP, KVLayer, KVStore
@@ -17,6 +17,7 @@ from tests.attention import oracle
 from tests.attention.cases import Case, make_batch
 
 SPEC = LayerSpec(heads=4, kv_heads=2, key_dim=8, value_dim=6, scale=0.3)
+DULL = 0.01  # times a key: a query whose scores the oracle can exponentiate
 
 
 def empty(blocks: int, block_size: int) -> KVLayer:
@@ -72,7 +73,7 @@ def written(layer: KVLayer, table: list[int], parts: list[tuple[int, Tensor, Ten
     out = []
     for first, k, v in parts:
         batch = make_batch([(len(k), first + len(k))], [table], layer.block_size)
-        q = torch.cat((k, k), 1)
+        q = torch.cat((k, k), 1) * DULL
         backend = TorchAttention()
         out.append(backend.attend(q, k, v, layer, backend.prepare(batch)))
     return torch.cat(out)
@@ -102,9 +103,10 @@ def test_the_bytes_do_not_depend_on_how_a_prompt_is_cut(block_size: int) -> None
             stop = min(length, at + chance.choice([1, 1, 1, 2, 7, 30]))
             drafts, _ = sequence(min(length - at, 5), seed + 99)
             parts += [(at, keys[at:stop], values[at:stop])]
-            if chance.random() < 0.3:
+            if chance.random() < 0.3 and stop < length:
                 written(cut, table, parts)
-                written(cut, table, [(stop, drafts[: length - stop], values[: len(drafts[: length - stop])])])
+                drafts = drafts[: length - stop]
+                written(cut, table, [(stop, drafts, values[: len(drafts)])])
                 parts = []
             at = stop
         written(cut, table, parts)
@@ -135,7 +137,7 @@ def test_rows_of_one_step_do_not_touch_each_other() -> None:
     q = torch.cat((fresh_keys, fresh_keys), 1)
     backend.attend(q, fresh_keys, fresh_values, together, backend.prepare(batch))
     for ours, theirs in zip(together.tensors(), alone.tensors(), strict=True):
-        assert torch.equal(ours, theirs)
+        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
 
 
 def test_keys_are_what_the_oracle_keeps() -> None:
@@ -157,8 +159,9 @@ def test_attention_is_that_of_the_kept_numbers() -> None:
     fours = torch.tensor([[fours_of(head) for head in token] for token in values.tolist()])
     batch = make_batch([(60, 60)], [[0, 1, 2, 3]], 16)
     plain = KVLayer(SPEC, torch.zeros(4, 16, 2, 8), torch.zeros(4, 16, 2, 6))
-    case = Case(batch, plain, torch.cat((keys, keys), 1), kept, fours)
+    case = Case(batch, plain, torch.cat((keys, keys), 1) * DULL, kept, fours)
     expected = oracle.attend(case.q, case.k, case.v, case.layer, case.batch)
+    assert expected.isfinite().all()
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
 
 
@@ -187,5 +190,8 @@ def test_odd_heads_are_refused() -> None:
 
 def test_triton_refuses_it_by_name() -> None:
     pytest.importorskip("triton", reason="no Triton here")
-    registry.why_not("triton", torch.device("cpu"), [SPEC], torch.float32)
-    assert "int4" not in registry.BACKENDS["triton"].kv_schemes
+    from engine.attention.triton_backend import TritonAttention
+
+    assert why_no_kv_scheme(TritonAttention(), [SPEC], "int4") == (
+        "attention triton supports the KV schemes none, int8, fp8, not int4"
+    )
