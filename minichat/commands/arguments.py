@@ -84,8 +84,8 @@ def add_model(command: argparse.ArgumentParser) -> None:
         "--kv",
         default="none",
         choices=["none", "int8", "fp8", "int4"],
-        help="quantize the KV cache to one byte per value, or four bits: 1.9 or 3.4 times the capacity "
-        "(default: none)",
+        help="quantize the KV cache to one byte per value: nearly twice the capacity; int4, to half a byte: "
+        "3.4 times, on CPUs only (default: none)",
     )
     group.add_argument(
         "--kv-window",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.api.config import LayerSpec, why_not_packed
 from engine.api.errors import BadInput
+from engine.attention import registry
 from engine.attention.base import why_no_kv_scheme
 from engine.attention.channels import keys_of
 from engine.attention.torch_backend import TorchAttention
@@ -188,10 +189,21 @@ def test_odd_heads_are_refused() -> None:
         )  # fmt: skip
 
 
+def test_gpus_refuse_it_by_name() -> None:
+    """At the start, and when a running engine is to change its cache."""
+    gpu = torch.device("cuda")
+    sentence = "the KV cache scheme int4 runs on CPUs only so far, and the device is cuda"
+    assert registry.why_not("torch", gpu, [SPEC], torch.float32, "int4") == sentence
+    assert why_no_kv_scheme(TorchAttention(), [SPEC], "int4", device=gpu) == sentence
+    with pytest.raises(BadInput, match=sentence):
+        registry.choose("auto", gpu, [SPEC], torch.float32, "int4")
+    assert registry.why_not("torch", torch.device("cpu"), [SPEC], torch.float32, "int4") is None
+
+
 def test_triton_refuses_it_by_name() -> None:
     pytest.importorskip("triton", reason="no Triton here")
     from engine.attention.triton_backend import TritonAttention
 
-    assert why_no_kv_scheme(TritonAttention(), [SPEC], "int4") == (
+    assert why_no_kv_scheme(TritonAttention(), [SPEC], "int4", device=torch.device("cpu")) == (
         "attention triton supports the KV schemes none, int8, fp8, not int4"
     )
