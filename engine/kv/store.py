@@ -95,12 +95,12 @@ class KVStore:
             values = allocate((*shape, spec.value_dim // each_byte), stored)
             if scheme == "none":
                 return KVLayer(spec, keys, values)
-            scales = (allocate(shape, SCALE) for _ in range(2))
-            if scheme != "int4":
-                return KVLayer(spec, keys, values, None, *scales)
-            grouped = (count, block_size // GROUP, spec.kv_heads, 2)
-            channels = allocate((*grouped, spec.key_dim), torch.int8), allocate(grouped, torch.float32)
-            return KVLayer(spec, keys, values, None, *scales, *channels)
+            found = KVLayer(spec, keys, values, None, allocate(shape, SCALE), allocate(shape, SCALE))
+            if scheme == "int4":
+                grouped = (count, block_size // GROUP, spec.kv_heads, 2)
+                found.channels = allocate((*grouped, spec.key_dim), torch.int8)
+                found.channel_scales = allocate(grouped, torch.float32)
+            return found
 
         self.scheme, self.dtype = scheme, dtype  # dtype: of the uncompressed values
         self.mover: Mover = move_blocks

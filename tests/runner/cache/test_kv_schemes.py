@@ -22,6 +22,7 @@ from engine.serving.engine import Engine
 from engine.start import start
 from tests.outputs import Output, Outputs
 from tests.runner.small import GREEDY, ask, drain, engine_on, run_to, turn, turn_until
+from tests.speculation.test_company import FreeDrafts
 
 PACKED = pytest.mark.parametrize("scheme", KV_SCHEMES[1:])
 PROMPT = [1, *(40 + n % 150 for n in range(37))]
@@ -132,6 +133,20 @@ def test_other_requests_do_not_change_a_reply(llama: Path, scheme: str, preempti
         assert three.reply == alone[0]
         assert [*three.tokens[: len(three.tokens) - len(four.tokens)], *four.tokens] == three.tokens
         assert engine.scheduler.cached_tokens > hits
+
+
+@PACKED
+def test_rejected_drafts_leave_no_trace(llama: Path, scheme: str) -> None:
+    """Drafts across the ends of blocks, at either depth."""
+    changes, prompt = {"max_tokens": 40, "logit_bias": {70: 22.0, 71: 21.5}}, [1, 70, 71, 70, 71]
+    plain = reply(engine_on(llama, kv_scheme=scheme), prompt, **changes)
+    for depth in (0, 1):
+        engine = engine_on(llama, kv_scheme=scheme, depth=depth)
+        engine.scheduler.speculator.prices = FreeDrafts()
+        found = reply(engine, prompt, speculate="ngram", **changes)
+        assert found.reply == plain.reply
+        total = engine.scheduler.speculator.total()
+        assert total.drafted - total.accepted >= 3, f"drafts of this text are often wrong: {total}"
 
 
 @PACKED
