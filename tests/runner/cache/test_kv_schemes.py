@@ -138,7 +138,8 @@ def test_other_requests_do_not_change_a_reply(llama: Path, scheme: str, preempti
 @PACKED
 def test_rejected_drafts_leave_no_trace(llama: Path, scheme: str) -> None:
     """Drafts across the ends of blocks, at either depth."""
-    changes, prompt = {"max_tokens": 40, "logit_bias": {70: 22.0, 71: 21.5}}, [1, 70, 71, 70, 71]
+    prompt = [1, 70, 71, 70, 71]
+    changes = {"max_tokens": 40, "logit_bias": {70: 22.0, 71: 21.5}, "temperature": 1.0, "seed": 3}
     plain = reply(engine_on(llama, kv_scheme=scheme), prompt, **changes)
     for depth in (0, 1):
         engine = engine_on(llama, kv_scheme=scheme, depth=depth)
