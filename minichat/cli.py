@@ -249,7 +249,7 @@ def _add_quality(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--schemes",
-        default="none,int8,int4,kv-int8,kv-fp8",
+        default="none,int8,int4,kv-int8,kv-fp8,kv-int4",
         metavar="S,S",
         help="weight schemes, kv-... for the cache, or both as int4+kv-int8 (default: %(default)s)",
     )

@@ -12,7 +12,7 @@ BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 PreemptionName = Literal["auto", "recompute", "swap"]
-KvSchemeName = Literal["none", "int8", "fp8"]
+KvSchemeName = Literal["none", "int8", "fp8", "int4"]
 KV_SCHEMES: tuple[KvSchemeName, ...] = get_args(KvSchemeName)
 EvictionName = Literal["norms", "attention"]
 EVICTIONS: tuple[EvictionName, ...] = get_args(EvictionName)
@@ -199,8 +199,18 @@ LayerSpec = CacheSpec  # the older name
 
 def why_not_packed(specs: Iterable[CacheSpec], scheme: KvSchemeName) -> str | None:
     """Return why these layers cannot be cached in that scheme, or None."""
+    specs = tuple(specs)
     if scheme != "none" and any(spec.latent for spec in specs):
         return f"a cache of latents cannot be stored as {scheme}: one scale for a whole latent loses too much"
+    if scheme == "int4" and any(spec.key_dim % 2 or spec.value_dim % 2 for spec in specs):
+        return "int4 stores two numbers per byte, and a head of this model has an odd number of them"
+    return None
+
+
+def why_no_scheme_on(device: object, scheme: KvSchemeName) -> str | None:
+    """Return why a cache on that device cannot be stored in that scheme, or None."""
+    if scheme == "int4" and str(device) != "cpu":
+        return f"the KV cache scheme int4 runs on CPUs only so far, and the device is {device}"
     return None
 
 

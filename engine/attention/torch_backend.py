@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.attention.base import Batch, KVLayer, LatentProjections
-from engine.attention.packing import pack, unpack
+from engine.attention.cells import AttentionRow, CacheCells
+from engine.attention.channels import ChannelCells
 from engine.attention.registry import register
-from engine.kv.store import bits
 
 TILES = (8, 64)  # minimum and maximum number of queries per product
 SCORES = 2**21  # the scores of a tile should stay in the CPU cache until they are used
@@ -24,57 +24,11 @@ EXPANDED = 2**24  # most numbers of keys and values that are made from latents a
 ReadCells = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
-class AttentionRow(NamedTuple):
-    """One row of the batch, and where its context is in the cache."""
-
-    start: int  # its tokens are start..stop of the batch
-    stop: int
-    context: int
-    place: int  # index of its first token in the cache
-    table: Tensor | None  # None if its blocks are contiguous
-
-
 @dataclass(slots=True)
 class TorchMetadata:
     places: Tensor
     rows: list[AttentionRow]
     block_size: int
-
-
-@dataclass(slots=True)
-class CacheCells:
-    """All slots of a layer's keys or values, [places, kv_heads, dim], with scales if compressed."""
-
-    all: Tensor
-    scales: Tensor | None
-    block_size: int
-
-    @classmethod
-    def of_layer(cls, numbers: Tensor, scales: Tensor | None) -> "CacheCells":
-        return cls(numbers.flatten(0, 1), None if scales is None else scales.flatten(0, 1), numbers.shape[1])
-
-    def write(self, places: Tensor, fresh: Tensor) -> None:
-        if self.scales is None:
-            self.all.index_copy_(0, places, fresh)
-            return
-        packed, scales = pack(fresh, self.all.dtype)
-        bits(self.all).index_copy_(0, places, bits(packed))
-        self.scales.index_copy_(0, places, scales)
-
-    def of(self, row: AttentionRow, start: int, stop: int) -> Tensor:
-        """Return a row's positions from start to stop in float32, as a view if possible."""
-        found = self._at(self.all, row, start, stop)
-        if self.scales is None:
-            return found.float()
-        return unpack(found, self._at(self.scales, row, start, stop))
-
-    def _at(self, places: Tensor, row: AttentionRow, start: int, stop: int) -> Tensor:
-        if row.table is None:
-            return places[row.place + start : row.place + stop]
-        size = self.block_size
-        skipped = start // size
-        blocks = places.unflatten(0, (-1, size)).index_select(0, row.table[skipped : -(-stop // size)])
-        return blocks.flatten(0, 1)[start - skipped * size : stop - skipped * size]
 
 
 @register
@@ -109,10 +63,10 @@ class TorchAttention:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: TorchMetadata) -> Tensor:
         spec = layer.spec
-        keys = CacheCells.of_layer(layer.keys, layer.key_scales)
+        keys = ChannelCells.of_keys(layer)
         values = CacheCells.of_layer(layer.values, layer.value_scales)
-        keys.write(metadata.places, k)
-        values.write(metadata.places, v)
+        keys.write(metadata.places, k, metadata.rows)
+        values.write(metadata.places, v, metadata.rows)
         queries = q.view(len(q), spec.kv_heads, -1, spec.key_dim) * _float32(spec.scale, q.device)
         out = queries.new_empty(*queries.shape[:3], spec.value_dim)
         for row in metadata.rows:
@@ -127,7 +81,7 @@ class TorchAttention:
         self, q: Tensor, k: Tensor, up: LatentProjections, layer: KVLayer, metadata: TorchMetadata
     ) -> Tensor:
         cells = CacheCells.of_layer(layer.keys, None)
-        cells.write(metadata.places, k)
+        cells.write(metadata.places, k, metadata.rows)
         up, scale = up.exact(), _float32(layer.spec.scale, q.device)
         out = scale.new_empty(*q.shape[:2], up.value)
         for row in metadata.rows:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
+from engine.api.config import KvSchemeName, LayerSpec
 from engine.attention.base import Batch, KVLayer, why_not_on
 from engine.attention.registry import register
 from engine.kernels.triton.attention import tiles
@@ -61,7 +61,7 @@ class TritonAttention:
     """Two launches of one kernel: rows of one token, which are memory-bound, and rows of several."""
 
     name: ClassVar[str] = "triton"
-    kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = KV_SCHEMES
+    kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = ("none", "int8", "fp8")
     keeps_first: ClassVar[bool] = True
 
     @staticmethod

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from engine.api.config import EvictionName
 from engine.attention.base import Attend, KVLayer, LatentProjections
-from engine.attention.packing import unpack
+from engine.attention.channels import keys_of
 from engine.attention.torch_backend import score, weigh
 from engine.execution.protocol import BlockScores
 from engine.execution.results import to_host
-from engine.kv.store import bits
 from engine.kv.tables import TableMirror
 from engine.scheduling.step import Rows
 
@@ -99,10 +98,3 @@ def received(query: Tensor, layer: KVLayer, blocks: Tensor) -> Tensor:
     grouped = query.view(spec.kv_heads, -1, spec.key_dim).float() * spec.scale
     weights = weigh(score(grouped, keys.flatten(0, 1).permute(1, 2, 0), spec.softcap), layer.sinks)
     return weights.sum((0, 1)).view(len(blocks), -1).sum(1)
-
-
-def keys_of(layer: KVLayer, blocks: Tensor) -> Tensor:
-    """The keys of blocks, [blocks, block_size, kv_heads, key_dim] in float32."""
-    at = blocks.to(layer.keys.device)
-    found = bits(layer.keys)[at].view(layer.keys.dtype)
-    return found.float() if layer.key_scales is None else unpack(found, layer.key_scales[at])

@@ -14,16 +14,24 @@ from engine.api.config import KvSchemeName, LayerSpec, why_not_packed
 from engine.api.errors import BadInput
 from engine.kv.host_memory import SLAB, HostMemory, Pairs
 
-# A compressed cache stores each number in one byte, and a scale for each head of each token.
-PACKED: Mapping[KvSchemeName, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+# A compressed cache stores each number in one byte, and a scale for each head of each token. In int4, a byte
+# holds two numbers, and keys have a center and a spread for each channel of each group of tokens.
+PACKED: Mapping[KvSchemeName, torch.dtype] = {
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "int4": torch.uint8,
+}
+GROUP = 16  # tokens; the size of any block is a multiple of it
 SCALE = torch.bfloat16  # the range of float32; values are divided by the rounded scale
+
+_TENSORS = ("keys", "values", "key_scales", "value_scales", "channels", "channel_scales")
 
 Mover = Callable[[Sequence[Tensor], Sequence[Tensor], Pairs], None]
 
 
 @dataclass(slots=True)
 class KVLayer:
-    """One layer's part of the cache; each tensor is [blocks, block_size, kv_heads, dim].
+    """One layer's part of the cache; each tensor is [blocks, block_size, kv_heads, dim], in int4 dim / 2.
 
     In a cache of latents, the values are a view of the keys.
     In a compressed cache, a value is the stored number times its scale [blocks, block_size, kv_heads].
@@ -35,6 +43,9 @@ class KVLayer:
     sinks: Tensor | None = None  # [heads]: a learned score in addition to the keys, in models that have one
     key_scales: Tensor | None = None  # both scales are set, or neither
     value_scales: Tensor | None = None
+    # int4: of keys, [blocks, groups, kv_heads, 2, key_dim] bytes and [blocks, groups, kv_heads, 2] scales.
+    channels: Tensor | None = None
+    channel_scales: Tensor | None = None
 
     @property
     def block_size(self) -> int:
@@ -47,6 +58,8 @@ class KVLayer:
             yield self.values
         if self.key_scales is not None and self.value_scales is not None:
             yield from (self.key_scales, self.value_scales)
+        if self.channels is not None and self.channel_scales is not None:
+            yield from (self.channels, self.channel_scales)
 
 
 _Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
@@ -72,17 +85,22 @@ class KVStore:
         if problem := why_not_packed(specs, scheme):
             raise BadInput(problem)
         stored = PACKED.get(scheme, dtype)
+        each_byte = 2 if scheme == "int4" else 1
 
         def layer(spec: LayerSpec, count: int, allocate: _Allocate) -> KVLayer:
             shape = (count, block_size, spec.kv_heads)
-            keys = allocate((*shape, spec.key_dim), stored)
+            keys = allocate((*shape, spec.key_dim // each_byte), stored)
             if spec.latent:
                 return KVLayer(spec, keys, keys[..., : spec.value_dim])
-            values = allocate((*shape, spec.value_dim), stored)
+            values = allocate((*shape, spec.value_dim // each_byte), stored)
             if scheme == "none":
                 return KVLayer(spec, keys, values)
-            scales = (allocate(shape, SCALE) for _ in range(2))
-            return KVLayer(spec, keys, values, None, *scales)
+            found = KVLayer(spec, keys, values, None, allocate(shape, SCALE), allocate(shape, SCALE))
+            if scheme == "int4":
+                grouped = (count, block_size // GROUP, spec.kv_heads, 2)
+                found.channels = allocate((*grouped, spec.key_dim), torch.int8)
+                found.channel_scales = allocate(grouped, torch.float32)
+            return found
 
         self.scheme, self.dtype = scheme, dtype  # dtype: of the uncompressed values
         self.mover: Mover = move_blocks
@@ -131,15 +149,15 @@ class KVStore:
     def block_bytes(
         specs: Sequence[LayerSpec], block_size: int, dtype: torch.dtype, scheme: KvSchemeName = "none"
     ) -> int:
-        return block_size * sum(_cell_bytes(spec, dtype, scheme) for spec in specs)
+        return block_size * sum(_group_bytes(spec, dtype, scheme) for spec in specs) // GROUP
 
     def read_per_token(self) -> tuple[tuple[int, int], ...]:
         """Bytes read for each token of context, by the layers' window size (0: no window)."""
         found: dict[int, int] = {}
         for each in self.layers:
             window = each.spec.window or 0
-            found[window] = found.get(window, 0) + _cell_bytes(each.spec, self.dtype, self.scheme)
-        return tuple(found.items())
+            found[window] = found.get(window, 0) + _group_bytes(each.spec, self.dtype, self.scheme)
+        return tuple((window, nbytes // GROUP) for window, nbytes in found.items())
 
     def clear(self) -> None:
         """Free all memory."""
@@ -164,7 +182,7 @@ class KVStore:
         at = torch.as_tensor(held, dtype=torch.int64)
         for each in self.layers:
             there = at.to(each.keys.device)
-            for name in ("keys",) if each.spec.latent else ("keys", "values", "key_scales", "value_scales"):
+            for name in ("keys",) if each.spec.latent else _TENSORS:
                 if (old := getattr(each, name)) is not None and len(old) != blocks:
                     new = zeros((blocks, *old.shape[1:]), old.dtype, old.device)
                     bits(new)[there] = bits(old)[there]
@@ -211,12 +229,13 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8) if tensor.dtype is torch.float8_e4m3fn else tensor
 
 
-def _cell_bytes(spec: LayerSpec, dtype: torch.dtype, scheme: KvSchemeName) -> int:
-    """Bytes of one token in one layer."""
-    size = PACKED.get(scheme, dtype).itemsize
-    scales = 0 if scheme == "none" else 2 * SCALE.itemsize
-    values = 0 if spec.latent else spec.value_dim
-    return spec.kv_heads * ((spec.key_dim + values) * size + scales)
+def _group_bytes(spec: LayerSpec, dtype: torch.dtype, scheme: KvSchemeName) -> int:
+    """Bytes of GROUP tokens in one layer."""
+    numbers = GROUP * (spec.key_dim + (0 if spec.latent else spec.value_dim))
+    scales = 0 if scheme == "none" else GROUP * 2 * SCALE.itemsize
+    if scheme == "int4":
+        return spec.kv_heads * (numbers // 2 + scales + 2 * spec.key_dim + 2 * torch.float32.itemsize)
+    return spec.kv_heads * (numbers * PACKED.get(scheme, dtype).itemsize + scales)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -22,7 +22,7 @@ class Case:
     v: Tensor
 
     def copy(self) -> "Case":
-        names = ("keys", "values", "key_scales", "value_scales")
+        names = ("keys", "values", "key_scales", "value_scales", "channels", "channel_scales")
         own = {name: each.clone() for name in names if (each := getattr(self.layer, name)) is not None}
         return replace(self, layer=replace(self.layer, **own))
 

@@ -17,8 +17,9 @@ from engine.api.config import LayerSpec
 from engine.api.errors import EngineError
 from engine.attention import registry
 from engine.attention.base import KVLayer
+from engine.attention.cells import CacheCells
 from engine.attention.registry import why_not
-from engine.attention.torch_backend import CacheCells, TorchAttention
+from engine.attention.torch_backend import TorchAttention
 from tests.attention.cases import make_case
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -132,8 +133,8 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def write_like_torch(layer: KVLayer, k: Tensor, v: Tensor, places: Tensor, *, pdl: bool) -> None:
     assert not pdl
-    CacheCells.of_layer(layer.keys, None).write(places, k)
-    CacheCells.of_layer(layer.values, None).write(places, v)
+    CacheCells.of_layer(layer.keys, None).write(places, k, ())
+    CacheCells.of_layer(layer.values, None).write(places, v, ())
 
 
 def test_the_reason_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

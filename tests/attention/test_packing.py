@@ -61,3 +61,27 @@ def test_nan_and_infinity_are_kept(dtype: torch.dtype) -> None:
     assert not got[1, 0].isfinite().any()
     assert (got[2] == 0).all()
     assert got[3:].isfinite().all() and got[:2, 1:].isfinite().all()
+
+
+def test_four_bits_err_by_at_most_half_a_step() -> None:
+    for size in (1e-30, 1e-3, 1.0, 300.0, 1e30):
+        expected = numbers(2, 64, size)
+        packed, scales = pack(expected, torch.uint8)
+        assert packed.shape == (7, 3, 32)
+        bound = expected.abs().amax(-1, keepdim=True) / 15 * (1 + 2**-4)
+        assert ((unpack(packed, scales) - expected).abs() <= bound).all()
+
+
+def test_every_byte_is_two_numbers_of_four_bits() -> None:
+    every = torch.arange(256, dtype=torch.uint8).view(256, 1)
+    low, high = unpack(every, torch.full((256,), 2.0, dtype=SCALE)).T
+    assert low.tolist() == [2 * (byte % 16 - 7.5) for byte in range(256)]
+    assert high.tolist() == [2 * (byte // 16 - 7.5) for byte in range(256)]
+
+
+def test_four_bits_keep_zero_and_show_nan() -> None:
+    expected = numbers(1, 16, 1.0)
+    expected[0, 0, 3], expected[1, 0, 0], expected[2] = torch.nan, torch.inf, 0.0
+    got = unpack(*pack(expected, torch.uint8))
+    assert got[0, 0].isnan().all() and not got[1, 0].isfinite().any()
+    assert (got[2] == 0).all() and got[3:].isfinite().all()

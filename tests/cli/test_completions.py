@@ -80,10 +80,10 @@ def test_bash_offers_the_commands_and_all_their_options() -> None:
         ("--dtype ", {"auto", "float32", "bfloat16", "float16"}),
         ("generate --quantization bnb", {"bnb-int8", "bnb-nf4", "bnb-fp4"}),
         ("generate --quantization ", set(schemes())),
-        ("--kv = i", {"int8"}),  # bash splits --kv=i this way
-        ("--kv =", {"none", "int8", "fp8"}),
-        ("quality --schemes none,kv-", {"none,kv-int8", "none,kv-fp8"}),
-        ("quality --schemes fp8,fp8+kv-i", {"fp8,fp8+kv-int8"}),
+        ("--kv = i", {"int4", "int8"}),  # bash splits --kv=i this way
+        ("--kv =", {"none", "int8", "fp8", "int4"}),
+        ("quality --schemes none,kv-", {"none,kv-int8", "none,kv-fp8", "none,kv-int4"}),
+        ("quality --schemes fp8,fp8+kv-i", {"fp8,fp8+kv-int8", "fp8,fp8+kv-int4"}),
         ("chat --speculate s", {"suffix"}),
         ("chat --engine ", {"thread", "process"}),
         ("serve --policy ", {"fcfs", "latency", "priority"}),
@@ -150,7 +150,7 @@ def test_fish_completes(tmp_path: Path) -> None:
     script = fish.script(table())
     for line, found in (
         ("minichat q", ["quality"]),
-        ("minichat --kv ", ["fp8", "int8", "none"]),
+        ("minichat --kv ", ["fp8", "int4", "int8", "none"]),
         ("minichat quality --schemes none,kv-i", ["none,kv-int8"]),
         ("minichat generate --dt", ["--dtype"]),
         ("minichat ps --dt", []),

@@ -74,7 +74,11 @@ def test_an_unavailable_scheme_is_left_out_with_the_reason(llama: tuple[Path, An
 
 @pytest.mark.parametrize(
     ("scheme", "ratio", "kl", "top1"),
-    [("int8", 2e-3, 5e-4, 0.97), pytest.param("fp8", 5e-3, 2e-3, 0.96, marks=pytest.mark.soak)],
+    [
+        ("int8", 2e-3, 5e-4, 0.97),
+        ("int4", 1e-2, 4e-3, 0.96),
+        pytest.param("fp8", 5e-3, 2e-3, 0.96, marks=pytest.mark.soak),
+    ],
 )
 def test_the_cache_keeps_the_documented_quality(scheme: str, ratio: float, kl: float, top1: float) -> None:
     """On the built-in model and text like its training data; docs/quality.md has figures for all of it."""
@@ -98,7 +102,7 @@ def test_names_of_schemes() -> None:
         " ,": "no schemes given",
         "int8+int4": "at most one part for the weights and one for the cache",
         "kv-int8+kv-fp8": "at most one part for the weights and one for the cache",
-        "kv-int5": "unknown cache scheme kv-int5; must be one of kv-none, kv-int8, kv-fp8",
+        "kv-int5": "unknown cache scheme kv-int5; must be one of kv-none, kv-int8, kv-fp8, kv-int4",
     }.items():
         with pytest.raises(BadInput, match=problem):
             choices(bad)

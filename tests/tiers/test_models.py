@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.config import KV_SCHEMES
 from engine.api.events import Admitted, Event
 from engine.kv.tiers.disk import DiskTier
 from engine.serving.engine import Engine
@@ -47,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kv", ["none", "int8", "fp8"])
+@pytest.mark.parametrize("kv", KV_SCHEMES)
 @pytest.mark.parametrize("scheme", ["none", "int8"])
 def test_a_chat_goes_on_in_a_new_engine(model: Path, tmp_path: Path, kv: str, scheme: str) -> None:
     config: dict[str, Any] = {"kv_scheme": kv, "quantization": scheme}

@@ -30,7 +30,7 @@ BAD = {
     "kv_sinks": [-1, 1.5, "4", None, True],
     "kv_budget": [0, 79, 96.0, "128", True],
     "kv_eviction": ["", "lru", 1, None],
-    "kv_scheme": ["int4", "", None, 8],
+    "kv_scheme": ["int3", "", None, 8],
     "max_running": [0, None, False],
     "max_step_tokens": [0, 1.5],
     "max_waiting": [0, "9", None],

@@ -108,7 +108,8 @@ def test_a_request_longer_than_the_cache_gives_the_same_reply(llama: Path, polic
     """Preempted, chunked or beside others: the same blocks are evicted."""
     config = BUDGET | {"kv_eviction": policy}
     whole = reply(engine_on(llama, **config), LONG)
-    for changes in ({"depth": 1}, {"max_step_tokens": 7}, {"chunked_prefill": False, "kv_scheme": "int8"}):
+    packed = ({"chunked_prefill": False, "kv_scheme": each} for each in ("int8", "int4"))
+    for changes in ({"depth": 1}, {"max_step_tokens": 7}, *packed):
         expected = whole if len(changes) == 1 else reply(engine_on(llama, **config, **changes), LONG)
         engine = engine_on(llama, blocks=10, **config, **changes)
         (id, output), others = ask(engine, LONG, replace(GREEDY, max_tokens=40)), ask(engine, LONG[:50])

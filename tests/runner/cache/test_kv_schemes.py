@@ -22,8 +22,9 @@ from engine.serving.engine import Engine
 from engine.start import start
 from tests.outputs import Output, Outputs
 from tests.runner.small import GREEDY, ask, drain, engine_on, run_to, turn, turn_until
+from tests.speculation.test_company import FreeDrafts
 
-PACKED = pytest.mark.parametrize("scheme", ["int8", "fp8"])
+PACKED = pytest.mark.parametrize("scheme", KV_SCHEMES[1:])
 PROMPT = [1, *(40 + n % 150 for n in range(37))]
 OTHER = [*PROMPT[:32], *range(200, 215)]
 SPEC = LayerSpec(heads=32, kv_heads=8, key_dim=128, value_dim=128, scale=1.0)
@@ -40,7 +41,7 @@ def reply(engine: Engine, prompt: list[int], **changes: Any) -> Output:
 def test_nearly_twice_as_many_tokens_fit(scheme: KvSchemeName, dim: int) -> None:
     spec = replace(SPEC, key_dim=dim, value_dim=dim)
     plain, packed = (KVStore.block_bytes([spec] * 3, 16, torch.bfloat16, each) for each in ("none", scheme))
-    assert plain / packed >= 1.8
+    assert plain / packed >= (3.3 if scheme == "int4" else 1.8)
     store = KVStore(
         [spec], blocks=5, block_size=16, host_blocks=2, dtype=torch.bfloat16, device=torch.device("cpu"),
         scheme=scheme,
@@ -135,6 +136,21 @@ def test_other_requests_do_not_change_a_reply(llama: Path, scheme: str, preempti
 
 
 @PACKED
+def test_rejected_drafts_leave_no_trace(llama: Path, scheme: str) -> None:
+    """Drafts across the ends of blocks, at either depth."""
+    prompt = [1, 70, 71, 70, 71]
+    changes = {"max_tokens": 40, "logit_bias": {70: 22.0, 71: 21.5}, "temperature": 1.0, "seed": 3}
+    plain = reply(engine_on(llama, kv_scheme=scheme), prompt, **changes)
+    for depth in (0, 1):
+        engine = engine_on(llama, kv_scheme=scheme, depth=depth)
+        engine.scheduler.speculator.prices = FreeDrafts()
+        found = reply(engine, prompt, speculate="ngram", **changes)
+        assert found.reply == plain.reply
+        total = engine.scheduler.speculator.total()
+        assert total.drafted - total.accepted >= 3, f"drafts of this text are often wrong: {total}"
+
+
+@PACKED
 def test_a_compressed_cache_changes_logprobs_slightly(llama: Path, scheme: str) -> None:
     forced = {"logprobs": 0, "max_tokens": 12}
     plain = reply(engine_on(llama), PROMPT, **forced)
@@ -142,14 +158,14 @@ def test_a_compressed_cache_changes_logprobs_slightly(llama: Path, scheme: str) 
     packed = reply(engine_on(llama, kv_scheme=scheme), PROMPT, **forced, **bias)
     first, other = plain.logprobs[0].logprob, packed.logprobs[0].logprob
     assert first != other
-    assert abs(first - other) < 0.05
+    assert abs(first - other) < (0.2 if scheme == "int4" else 0.05)
 
 
 def test_an_idle_engine_changes_its_kv_scheme(llama: Path) -> None:
     engine, events = engine_on(llama), list[Event]()
     engine.bus.subscribe(events.append)
     replies = {each: reply(engine_on(llama, kv_scheme=each), PROMPT).reply for each in KV_SCHEMES}
-    for scheme in ("int8", "fp8", "fp8", "none", "int8", "none"):
+    for scheme in ("int8", "fp8", "fp8", "none", "int4", "int8", "none"):
         engine.set_kv_scheme(scheme)
         assert engine.snapshot().kv_dtype == ("float32" if scheme == "none" else scheme)
         for _ in range(2):  # the second one uses the prefix cache
@@ -159,6 +175,7 @@ def test_an_idle_engine_changes_its_kv_scheme(llama: Path) -> None:
         "int8",
         "fp8",
         "none",
+        "int4",
         "int8",
         "none",
     ]
@@ -172,7 +189,7 @@ def test_the_scheme_is_not_changed_while_requests_run(llama: Path) -> None:
         engine.set_kv_scheme("int8")
     drain(engine)
     assert output.reply == reply(engine, PROMPT).reply
-    with pytest.raises(BadInput, match="unknown KV scheme 'int3'; available: none, int8, fp8"):
+    with pytest.raises(BadInput, match="unknown KV scheme 'int3'; available: none, int8, fp8, int4"):
         engine.set_kv_scheme("int3")
 
 

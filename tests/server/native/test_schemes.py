@@ -116,7 +116,7 @@ def test_the_cache_changes_while_no_reply_runs(client: httpx.Client) -> None:
         ("/engine/quantization", {"scheme": "fp8"}, "FP8 products need an NVIDIA GPU"),
         ("/engine/quantization", {"scheme": 8}, "scheme"),
         ("/engine/quantization", {}, "scheme"),
-        ("/engine/kv", {"scheme": "int4"}, "unknown KV scheme 'int4'; available: none, int8, fp8"),
+        ("/engine/kv", {"scheme": "int3"}, "unknown KV scheme 'int3'; available: none, int8, fp8, int4"),
         ("/engine/kv", {"scheme": "none", "when": "now"}, "when"),
     ],
 )
