@@ -42,7 +42,7 @@ def total(each: list[Tensor]) -> Tensor:
     return found.to(each[0].dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *soak(torch.float32)], ids=str)
 @pytest.mark.parametrize(
     ("ranks", "rank", "rows", "turns"), [(2, 0, 3, 0), (2, 1, 200, 7), (3, 2, 1, 2**31 - 1), (3, 0, 5, -1)]
 )

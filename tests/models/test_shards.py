@@ -24,6 +24,7 @@ from engine.models.layers.step import StepContext
 from engine.models.registry import load_model
 from engine.models.source import finalize
 from engine.quant.registry import named as scheme_named
+from tests.cases import soak
 from tests.models.test_families import DEEPSEEK, EXPERTS, GPT_OSS, GROUPED, LATENT, SCALES, SHAPE, reference
 from tests.models.tiny import plain_attend, write_config
 
@@ -124,7 +125,7 @@ def shared_logits(whole: Decoder, tensors: dict[str, Tensor], ranks: int) -> Ten
     return whole.capped(torch.cat([each.logits(hidden, whole.tied) for each in team], 1))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [*soak(2), 4])
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in JOINED])
 def test_all_ranks_together_give_the_logits_of_the_model(family: str, ranks: int, tmp_path: Path) -> None:
     """With four ranks and two key/value heads, two ranks share each head."""

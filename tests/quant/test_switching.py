@@ -19,6 +19,7 @@ from engine.models.decoder import Decoder
 from engine.models.source import PlainSource
 from engine.quant import int8
 from engine.serving.engine import Engine
+from tests.cases import soak
 from tests.outputs import Output
 from tests.quant.changing import PROMPT, drain_of, engine_on, finish_change, switch
 from tests.runner.letters import VOCAB
@@ -153,7 +154,7 @@ def failing_at(monkeypatch: pytest.MonkeyPatch, layer: int, error: Exception) ->
     monkeypatch.setattr(PlainSource, "head", head_that_fails)
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize("layer", [*soak(0), 1, 2])
 @pytest.mark.parametrize(
     ("error", "words"),
     [

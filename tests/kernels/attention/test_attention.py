@@ -10,6 +10,7 @@ from engine.api.config import LayerSpec
 from engine.attention.torch_backend import TorchAttention
 from tests.attention import oracle
 from tests.attention.cases import Case, make_case
+from tests.cases import soak
 from tests.kernels.cases import make_long_case
 from tests.kernels.interpreted import Interpreted
 
@@ -78,7 +79,7 @@ def test_equals_the_plain_implementation(
         assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("block_size", [16, *soak(64)])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_gathered_contexts_give_the_same(
     kernels: Interpreted, block_size: int, softcap: float | None
@@ -98,7 +99,7 @@ def test_gathered_contexts_give_the_same(
 
 
 @pytest.mark.parametrize("rows", [[(1, 160), (1, 17), (1, 1)], [(1, 50), (3, 110), (11, 40)]])
-@pytest.mark.parametrize("window", [None, 90])
+@pytest.mark.parametrize("window", [*soak(None), 90])
 def test_equals_the_torch_backend(
     kernels: Interpreted, rows: list[tuple[int, int]], window: int | None
 ) -> None:

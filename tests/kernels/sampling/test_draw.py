@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.cases import soak
 from tests.kernels import oracles
 from tests.kernels.interpreted import Interpreted
 
@@ -57,7 +58,7 @@ def test_plain_rows(kernels: Interpreted, dtype: torch.dtype) -> None:
     assert found == expected
 
 
-@pytest.mark.parametrize("room", [16384, 64, 1])
+@pytest.mark.parametrize("room", [*soak(16384), 64, 1])
 def test_filters(kernels: Interpreted, room: int) -> None:
     """With room for all keys, for those of some rows, and for none."""
     rows: list[dict[str, float]] = [

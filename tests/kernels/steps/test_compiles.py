@@ -144,9 +144,9 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
 @pytest.mark.parametrize(
     ("config", "rows", "scheme", "kv"),
     [
-        (SMALL, 8, "none", "none"), (SMALL, 1, "int8", "int8"), (BETWEEN, 1, "int4", "fp8"),
-        (SMALL, 128, "none", "none"),
+        (SMALL, 8, "none", "none"), (SMALL, 1, "int8", "int8"), (SMALL, 128, "none", "none"),
         *soak(
+            (BETWEEN, 1, "int4", "fp8"),
             (SMALL, 40, "none", "none"), (LARGE, 1, "none", "none"), (SMALL, 4, "int4", "fp8"),
             (SMALL, 1, "fp8", "none"), (BETWEEN, 1, "int4", "none"), (SMALL, 128, "none", "fp8"),
             (SMALL, 1, "none", "none"), (LARGE, 32, "none", "none"),
@@ -209,8 +209,9 @@ def prompts(kv: KvSchemeName, config: DecoderConfig = SMALL) -> None:
 @pytest.mark.parametrize(
     ("compiled", "tokens", "context"),
     [
-        (90, 3000, 3000), (80, 300, 300), (120, 300, 4000),
+        (90, 3000, 3000), (80, 300, 300),
         *soak(
+            (120, 300, 4000),
             (80, 3000, 3000), (90, 300, 4000), (90, 300, 300), (100, 3000, 3000), (120, 300, 300),
             (80, 300, 4000), (100, 300, 4000), (100, 300, 300), (120, 3000, 3000),
         ),

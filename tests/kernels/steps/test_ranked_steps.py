@@ -48,7 +48,7 @@ def of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("config", "rows"),
-    [(LARGE, 1), (SMALL, 40), *soak((SMALL, 1), (SMALL, 8), (LARGE, 8), (LARGE, 32), (LARGE, 128))],
+    [(LARGE, 1), *soak((SMALL, 40), (SMALL, 1), (SMALL, 8), (LARGE, 8), (LARGE, 32), (LARGE, 128))],
 )
 def test_steps_that_decode(compiled: dict[str, int], config: DecoderConfig, rows: int) -> None:
     decode(config, rows, "none", "none")
@@ -56,6 +56,7 @@ def test_steps_that_decode(compiled: dict[str, int], config: DecoderConfig, rows
     assert {"_gather_ranks", "_exchange_bulk"} & compiled.keys()  # of the logits
 
 
+@pytest.mark.soak
 def test_steps_with_prompts_and_with_many_rows(compiled: dict[str, int]) -> None:
     prompts("none")
     with META, torch.inference_mode():

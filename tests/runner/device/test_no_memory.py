@@ -18,6 +18,7 @@ from engine.execution.runner import ModelRunner
 from engine.scheduling import settings as scheduler_settings
 from engine.serving.engine import Engine
 from engine.start import start
+from tests.cases import soak
 from tests.models.tiny import write_config
 from tests.runner.replies.test_company import Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.small import GREEDY, Watched, alone, ask, drain, engine_on, turn
@@ -38,7 +39,7 @@ def limit_memory(engine: Engine, fails: Callable[[Tensor], bool]) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [*soak(0), 1])
 @pytest.mark.parametrize("chunked", [True, False])
 @pytest.mark.parametrize("most", [1, 3, 46])
 def test_steps_shrink_until_they_fit(llama: Path, most: int, chunked: bool, depth: int) -> None:

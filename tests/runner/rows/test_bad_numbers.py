@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from engine.api.errors import BadInput
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
+from tests.cases import soak
 from tests.runner.letters import VOCAB
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on, turn
 
@@ -35,7 +36,7 @@ def poisoned(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: py
     return folder
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [*soak(0), 1])
 @pytest.mark.parametrize("params", SAMPLING, ids=["greedy", "drawn"])
 @pytest.mark.parametrize("where", [3, 20, 37], ids=str)
 def test_only_the_request_with_nan_fails(
