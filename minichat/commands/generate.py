@@ -72,7 +72,7 @@ def _check_deadline(options: argparse.Namespace) -> None:
 def _refuse_idle(options: argparse.Namespace) -> None:
     """Refuse options that have no effect with or without --beams, or with a temperature of 0."""
     searches = (options.beams or 1) > 1
-    greedy = [name for name in _CHANCES if options.temperature == 0 and getattr(options, name) is not None]
+    greedy = [name for name in _CHANCES if options.temperature == 0 and vars(options).get(name) is not None]
     if greedy and not searches:
         raise BadInput(f"--{greedy[0].replace('_', '-')} has no effect with --temperature 0")
     for name in _RANDOM_FIELDS if searches else _BEAM_FIELDS:

@@ -24,6 +24,7 @@ from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import COLUMNS, Edits, RowsView, SamplingInputs
 from engine.sampling.sampler import sample
 from engine.serving.engine import Engine
+from tests.cases import soak
 from tests.examples import examples
 from tests.runner.replies.test_company import Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.replies.test_transformers import PROMPT, WAYS, assert_as_in_transformers
@@ -161,7 +162,7 @@ def test_logits_are_those_of_transformers(
     assert_as_in_transformers(theirs, PROMPT, run(with_staging(engine_on(folder, depth=depth, **config))))
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [*soak(0), 1])
 def test_rows_of_all_kinds_join_and_leave(llama: Path, depth: int) -> None:
     """With three or five rows some rows are padding. Each reply equals the request's reply alone."""
     kinds: tuple[dict[str, Any], ...] = (
@@ -231,7 +232,7 @@ def test_recordings_may_be_dropped(llama: Path) -> None:
     assert output.reply == alone(llama, PROMPT).reply
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [*soak(0), 1])
 @pytest.mark.parametrize(("owner", "name"), [(Recording, "run"), (PlainStage, "logits")])
 def test_staging_stays_consistent_after_a_step_without_memory(
     llama: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, depth: int

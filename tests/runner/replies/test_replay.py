@@ -19,6 +19,7 @@ from engine.execution.changes import ReplaceLayer, Resize, RunnerChange, UseSche
 from engine.execution.runner import ModelRunner
 from engine.scheduling.step_bytes import encode
 from engine.serving.recordings.replay import Replayed, StepLog, replay
+from tests.cases import soak
 from tests.examples import examples
 from tests.outputs import Output
 from tests.runner.rows.test_speculation import LETTERS, always_draft, drafted
@@ -49,7 +50,7 @@ def assert_same(steps: list[Replayed]) -> None:
         assert each.now == each.then, f"step {each.step}"
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [*soak(0), 1])
 def test_every_kind_of_row(drafted: Path, tmp_path: Path, depth: int) -> None:
     engine = always_draft(engine_on(drafted, depth=depth, **CONFIG))
     path = tmp_path / "recording"
