@@ -54,6 +54,12 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
+def pytest_unconfigure() -> None:
+    """Collect what the tests left once: pytest does it five times, and each would traverse everything."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cuda"):
         import torch

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cases import soak
+from tests.cases import one_of, soak
 from tests.kernels import oracles
 from tests.kernels.interpreted import Interpreted
 
@@ -82,7 +82,7 @@ SPREADS = (0.0, 0.5, 4.0, 30.0)
 
 
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("spread", one_of(2, SPREADS))
 def test_filters_of_any_distribution(kernels: Interpreted, spread: float, every: int) -> None:
     """From equally likely tokens to one with all the mass, up to the last token that a filter keeps.
 

@@ -164,8 +164,8 @@ def test_steps_that_decode(
 @pytest.mark.parametrize(
     ("compiled", "config", "rows", "scheme"),
     [
-        (80, SMALL, 4, "int8"),
         *soak(
+            (80, SMALL, 4, "int8"),
             (120, SMALL, 4, "fp8"), (80, SMALL, 4, "int4"), (80, LARGE, 1, "int4"),
             (100, SMALL, 128, "none"),
         ),

@@ -48,7 +48,7 @@ def of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("config", "rows"),
-    [(LARGE, 1), *soak((SMALL, 40), (SMALL, 1), (SMALL, 8), (LARGE, 8), (LARGE, 32), (LARGE, 128))],
+    [*soak((LARGE, 1), (SMALL, 40), (SMALL, 1), (SMALL, 8), (LARGE, 8), (LARGE, 32), (LARGE, 128))],
 )
 def test_steps_that_decode(compiled: dict[str, int], config: DecoderConfig, rows: int) -> None:
     decode(config, rows, "none", "none")
