@@ -13,6 +13,7 @@ from minichat.clients.fake import FakeBackend, FakeReply
 from minichat.clients.protocol import LinkBack, LinkLost, Past
 from minichat.ui.monitor.figures import clock_time
 from tests.app.conftest import bench, run, snapshot
+from tests.cases import SIZES
 
 __all__ = ["bench"]
 
@@ -114,7 +115,7 @@ async def test_rates_of_a_lost_engine_are_cleared(bench: Callable[..., Any], siz
 
 
 @run
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize("size", SIZES)
 async def test_figures_of_a_cut_link_are_dated(bench: Callable[..., Any], size: tuple[int, int]) -> None:
     at_work = FakeBackend([snapshot(running=(1, 2))], elsewhere="box:8000")
     async with bench(size, backend=at_work) as it:

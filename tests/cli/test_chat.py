@@ -138,6 +138,7 @@ def typed(root: Path, model: Path, lines: bytes, *words: str, term: str) -> byte
     return output
 
 
+@pytest.mark.soak
 def test_a_dumb_terminal_gets_the_line_mode(root: Path, chat_model: Path) -> None:
     output = typed(root, chat_model, b"/quit\n", term="dumb")
     assert b"/help for commands" in output and b"\x1b" not in output

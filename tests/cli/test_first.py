@@ -50,13 +50,14 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], None]]:
 
 
 def test_a_dash_attaches_piped_input_to_generate(
-    run: Run, pipe: Callable[[bytes], None], root: Path, long_model: Path
+    run: Run, pipe: Callable[[bytes], None], long_model: Path
 ) -> None:
     words = ("--model", long_model, *OPTIONS)
-    asked = ask(root, "generate", "what is this?", "-", *words, stdin=b"+ a line\n")
-    assert (asked.returncode, asked.stderr) == (0, b"")
+    pipe(b"+ a line\n")
+    asked = run("generate", "what is this?", "-", *words)
+    assert (asked.code, asked.err) == (0, "")
     whole = "what is this? @stdin\n\nstdin:\n```\n+ a line\n```"
-    assert asked.stdout.decode() == run("generate", whole, *words).out != ""
+    assert asked.out == run("generate", whole, *words).out != ""
     plain = run("generate", "what is this?", *words).out
     pipe(b"a script's next line\n")
     assert run("generate", "what is this?", *words) == (0, plain, "")

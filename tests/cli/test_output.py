@@ -56,5 +56,10 @@ def test_a_closed_stream_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_characters_outside_the_locale_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     assert output("hi", "generate --choice=gr\u00fcn", out=True) == (0, "gr\\xfcn\n")
+
+
+@pytest.mark.soak
+def test_json_keeps_characters_outside_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     code, record = output("hi", "generate --json --choice=gr\u00fcn", out=True)
     assert code == 0 and json.loads(record)["text"] == "gr\u00fcn"

@@ -13,6 +13,7 @@ from engine.api.config import ModelPlace
 from engine.models.decoder import Decoder
 from engine.models.layers.collective import Collective
 from engine.models.registry import load_model
+from tests.cases import soak
 from tests.distributed.test_collective import team, together
 from tests.distributed.threads import ranked
 from tests.models.test_families import EXPERTS, reference
@@ -28,7 +29,7 @@ ARRANGEMENTS = ("llama", "gemma2", "gemma3_text", "phi3", "granite", "cohere", "
 ARRANGEMENTS += ("qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", *WIDE)
 # One each with plain blocks, norms around them, joined tensors, experts and latent attention. The others are
 # also compared for each rank alone (tests/models/test_shards.py).
-USUAL = ("llama", "gemma2", "phi3", "qwen3_moe", "deepseek_v3")
+USUAL = ("llama", "qwen3_moe", "deepseek_v3")
 
 
 def load(folder: Path, collective: Collective | None = None, scheme: str = "none") -> Decoder:
@@ -84,9 +85,7 @@ def assert_shared(folder: Path, ranks: int, **tolerance: float) -> None:
     torch.testing.assert_close(expected, logits(load(folder)), **({"atol": 1e-4, "rtol": 1e-4} | tolerance))
 
 
-@pytest.mark.parametrize(
-    "family", [each if each in USUAL else pytest.param(each, marks=pytest.mark.soak) for each in ARRANGEMENTS]
-)
+@pytest.mark.parametrize("family", [each if each in USUAL else soak(each)[0] for each in ARRANGEMENTS])
 def test_two_ranks_are_one_process_to_the_bit_and_give_the_tokens_of_one_rank(
     family: str, tmp_path: Path
 ) -> None:
@@ -102,7 +101,7 @@ def test_two_ranks_are_one_process_to_the_bit_and_give_the_tokens_of_one_rank(
         assert [each.reply for each in outputs] == [alone(tmp_path, prompt).reply for prompt in prompts]
 
 
-@pytest.mark.parametrize("family", ["llama", "cohere", "phi3", "olmo2"])
+@pytest.mark.parametrize("family", ["llama", *soak("cohere", "phi3", "olmo2")])
 def test_more_ranks_than_kv_heads_share_them(family: str, tmp_path: Path) -> None:
     """Two ranks cache the same head, and a norm over all heads counts it once."""
     name, changes = FAMILIES[family]

@@ -39,7 +39,7 @@ def imported(folder: str) -> set[str]:
                 names.update(alias.name.split(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.add(node.module.split(".")[0])
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "lazy":  # tests/lazily.py
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "lazy":  # tests/lazily.py
                 names.add(ast.literal_eval(node.args[0]))
     return {distribution(name) for name in names - OURS - sys.stdlib_module_names}
 

@@ -1,6 +1,7 @@
 """Beam search in the engine gives the same tokens as transformers, whatever else is in the batch."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.serving.engine import Engine
+from tests.cases import one_of
 from tests.examples import examples
 from tests.outputs import Outputs
 from tests.runner.letters import EOS, byte_tokenizer
@@ -87,8 +89,7 @@ def assert_same(result: Outputs, expected: list[tuple[list[int], float]]) -> Non
     assert scores == pytest.approx([score for _, score in expected], rel=1e-5, abs=1e-4)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("width", [2, 4, 10])
+@pytest.mark.parametrize(("depth", "width"), one_of(2, product([0, 1], [2, 4, 10])))
 def test_tokens_equal_those_of_generate(checkpoint: Callable[[str], Model], width: int, depth: int) -> None:
     folder, theirs = checkpoint("llama")
     params = SamplingParams(beams=width, n=width, max_tokens=30, ignore_eos=True)

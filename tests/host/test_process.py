@@ -254,7 +254,8 @@ class TestTheSameHost:
         assert type(caught.value) is kind
         assert words in str(caught.value)
         host.send(Abort(tuple([view.id for view in host.snapshot().requests]))).result()
-        assert host.submit([70, 71], GREEDY).result().finish is Finish.LENGTH  # the engine still works
+        short = GREEDY.changed(max_tokens=2)
+        assert host.submit([70, 71], short).result().finish is Finish.LENGTH  # the engine still works
 
     def test_a_full_queue(self, process: EngineProcess) -> None:
         big = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)

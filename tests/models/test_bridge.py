@@ -13,6 +13,7 @@ from engine.api.errors import BadCheckpoint, BadInput, UnsupportedModel
 from engine.execution.weights import Weights
 from engine.models.load_request import LoadRequest
 from engine.models.registry import bridged, load_model
+from tests.cases import one_of
 from tests.models.tiny import plain_attend
 
 SHAPE: dict[str, Any] = {
@@ -152,7 +153,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("model_type", REFUSED)
+@pytest.mark.parametrize("model_type", one_of(2, REFUSED))
 def test_models_that_cannot_be_paged_are_refused_by_name(model_type: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=f'model_type is "{model_type}"') as refused:
         load_model(config_only(tmp_path, model_type, **REFUSED[model_type]))

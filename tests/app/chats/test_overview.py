@@ -10,6 +10,7 @@ from engine.api.request import Finish
 from minichat.features.chats.overview import ChatOverview, state_of
 from minichat.shell.remembered import Remembered
 from tests.app.conftest import Bench, run, snapshot
+from tests.cases import SIZES
 
 
 def listed(it: Bench) -> list[str]:
@@ -30,7 +31,7 @@ async def open_chats(it: Bench, *names: str) -> None:
 
 
 @run
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize("size", SIZES)
 async def test_it_shows_the_state_of_each_chat(bench: Callable[..., Any], size: tuple[int, int]) -> None:
     async with bench(size) as it:
         it.app.chats.active.rename("first")

@@ -11,7 +11,7 @@ from minichat.features.chats.find import FindBar
 from minichat.ui.layout import MOST_PANES, SHORT, layout
 from minichat.ui.monitor import EngineLine
 from tests.app.conftest import run
-from tests.cases import case
+from tests.cases import SIZES, case
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ async def test_a_completion_list_closes_before_the_drawer(bench: Callable[..., A
         assert not it.drawer.display
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize("size", SIZES)
 @run
 async def test_a_maximized_pane_fills_the_screen(bench: Callable[..., Any], size: tuple[int, int]) -> None:
     async with bench(size) as it:

@@ -10,6 +10,7 @@ from textual.drivers.headless_driver import HeadlessDriver
 
 from tests.app.conftest import run
 from tests.app.screen_cells import Cells, cells_of
+from tests.cases import soak
 
 SIZE = (100, 24)
 
@@ -24,7 +25,7 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> Cells:
 
 
 @run
-@pytest.mark.parametrize("over", [(), ("f1",), ("ctrl+p",), ("f3",)])
+@pytest.mark.parametrize("over", [(), ("f1",), *soak((("ctrl+p",),), (("f3",),))])
 async def test_control_l_redraws_everything(
     bench: Callable[..., Any], cells: Cells, over: tuple[str, ...]
 ) -> None:

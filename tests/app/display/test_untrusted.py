@@ -10,6 +10,7 @@ from minichat.chats.store import Store
 from minichat.shell.first import First
 from minichat.shell.paths import locate
 from tests.app.conftest import Bench, run
+from tests.cases import one_of
 
 EVIL = "\x1b]52;c;aGk=\x07\x1b[31mred\x9b2J\x00\x7f \u202egnol"
 
@@ -20,7 +21,7 @@ def harmless(it: Bench) -> bool:
 
 
 @run
-@pytest.mark.parametrize("where", ["", "alt+t", "alt+s", "ctrl+o", "ctrl+f", "alt+o"])
+@pytest.mark.parametrize("where", one_of(2, ["", "alt+t", "alt+s", "ctrl+o", "ctrl+f", "alt+o"]))
 async def test_pasted_text_is_shown_not_obeyed(bench: Callable[..., Any], where: str) -> None:
     async with bench((100, 24)) as it:
         await it.until(lambda: it.app.lifecycle.ready.is_set())

@@ -10,6 +10,7 @@ from textual.widgets import Input
 from minichat.app import MinichatApp
 from minichat.shell.key_order import KeyOrder
 from tests.app.conftest import Bench, run
+from tests.cases import one_of
 
 NAMED = ("enter", "escape", "tab")
 
@@ -43,7 +44,7 @@ async def test_text_after_a_message_is_the_next_one(bench: Callable[..., Any]) -
         assert [each.prompt[-1]["content"] for each in it.replies] == ["one", "two"]
 
 
-@pytest.mark.parametrize("opens", ["ctrl+p", "ctrl+o", "alt+o", "alt+t"])
+@pytest.mark.parametrize("opens", one_of(2, ["ctrl+p", "ctrl+o", "alt+o", "alt+t"]))
 @run
 async def test_text_after_opening_a_dialog_goes_into_it(bench: Callable[..., Any], opens: str) -> None:
     async with bench() as it:

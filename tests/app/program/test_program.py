@@ -15,7 +15,7 @@ from minichat.models.welcome import found_here
 from minichat.shell.terminal import Terminal
 from tests import impatient
 from tests.app.conftest import Clock, run, snapshot
-from tests.cases import case
+from tests.cases import case, soak
 
 
 @run
@@ -282,7 +282,7 @@ async def test_over_ssh_the_frame_rate_is_lower(bench: Callable[..., Any]) -> No
 
 
 @run
-@pytest.mark.parametrize("size", [(40, 12), (80, 24), (200, 60)])
+@pytest.mark.parametrize("size", [(40, 12), *soak(((80, 24),), ((200, 60),))])
 async def test_ascii_mode_draws_only_ascii(bench: Callable[..., Any], size: tuple[int, int]) -> None:
     async with bench(size, ascii=True) as it:
         await it.answered(await it.say("hello"), "- a list\n- of two\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")

@@ -26,6 +26,7 @@ from minichat.features.tour.feature import KEEP
 from minichat.features.tour.pages import BLOCKS, PAGES, SCHEME
 from minichat.features.tour.panel import TourPanel
 from tests.app.conftest import run
+from tests.cases import soak
 
 
 def outcome(it: Any) -> str:
@@ -144,7 +145,7 @@ async def test_a_page_can_be_played_again(bench: Callable[..., Any]) -> None:
 
 
 @run
-@pytest.mark.parametrize("size", [(40, 12), (80, 16), (80, 24), (200, 60)])
+@pytest.mark.parametrize("size", [(40, 12), *soak(((80, 16),), ((80, 24),), ((200, 60),))])
 async def test_all_of_a_page_can_be_read(bench: Callable[..., Any], size: tuple[int, int]) -> None:
     async with bench(size, tour=True) as it:
         await it.until(lambda: it.main.query(TourPanel))

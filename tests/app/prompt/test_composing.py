@@ -14,6 +14,7 @@ from minichat.clients.fake import FakeBackend
 from minichat.session.attachments import CannotAttach, Missing, attach, missing
 from minichat.session.fitting import PromptFit
 from tests.app.conftest import Bench, run, snapshot
+from tests.cases import SIZES
 
 
 def narrow(**more: Any) -> FakeBackend:
@@ -140,7 +141,7 @@ async def test_no_retry_is_offered_for_a_request_that_must_fail(bench: Callable[
 
 
 @run
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize("size", SIZES)
 async def test_no_retry_is_offered_while_the_engine_is_dead(
     bench: Callable[..., Any], size: tuple[int, int]
 ) -> None:

@@ -10,6 +10,7 @@ from engine.api.config import LayerSpec
 from engine.api.errors import BadInput
 from engine.attention import registry
 from engine.attention.torch_backend import TorchAttention
+from tests.cases import soak
 from tests.outputs import Output
 from tests.runner.small import GREEDY, ask, drain, engine_on, run_to
 
@@ -24,7 +25,7 @@ def reply(engine, prompt, count=40) -> Output:  # type: ignore[no-untyped-def]
     return output
 
 
-@pytest.mark.parametrize("scheme", ["none", "int8", "int4"])
+@pytest.mark.parametrize("scheme", ["none", "int4", *soak("int8")])
 def test_a_request_longer_than_the_cache_gives_the_same_reply(llama: Path, scheme: str) -> None:
     """Compared with the same window and enough blocks for the whole request."""
     whole = reply(engine_on(llama, kv_scheme=scheme, prefix_cache=False, **WINDOW), LONG)

@@ -24,7 +24,7 @@ from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import COLUMNS, Edits, RowsView, SamplingInputs
 from engine.sampling.sampler import sample
 from engine.serving.engine import Engine
-from tests.cases import soak
+from tests.cases import one_of, soak
 from tests.examples import examples
 from tests.runner.replies.test_company import Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.replies.test_transformers import PROMPT, WAYS, assert_as_in_transformers
@@ -153,7 +153,7 @@ def test_other_requests_do_not_change_a_reply(llama: Path, work: Workload) -> No
 
 
 @pytest.mark.parametrize(("name", "depth"), [("llama", 0), ("mistral", 1)])  # the family hardly matters
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", one_of(2, WAYS))
 def test_logits_are_those_of_transformers(
     checkpoint: Callable[[str], tuple[Path, Any]], way: str, name: str, depth: int
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from engine.api.errors import BadInput, BadParams
 from engine.api.params import SPECULATION, SamplingParams
 from engine.serving.engine import Engine
+from tests.cases import one_of
 from tests.examples import TIMES
 from tests.outputs import Output
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
@@ -66,8 +67,10 @@ def test_drafts_do_not_change_a_reply(
     assert_nothing_changes(engine, drafted, speculative(work, kinds, others))
 
 
-@pytest.mark.parametrize(("temperature", "depth"), [(0.8, 0), (0.0, 1)])
-@pytest.mark.parametrize("kind", SPECULATION)
+@pytest.mark.parametrize(
+    ("kind", "temperature", "depth"),
+    one_of(3, ((kind, *how) for kind in SPECULATION for how in ((0.8, 0), (0.0, 1)))),
+)
 def test_a_long_reply(drafted: Path, kind: str, temperature: float, depth: int) -> None:
     params = SamplingParams(
         temperature=temperature, max_tokens=80, ignore_eos=True, seed=3, logit_bias=LETTERS, logprobs=1
