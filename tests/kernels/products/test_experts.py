@@ -15,6 +15,7 @@ from tests.kernels.products.test_quantized import QuantizedWeight, kept
 pytest.importorskip("triton", reason="no Triton here")
 
 EXPERTS, CHOSEN = 5, 2
+GROUPED = {"groups": 4, "chosen_groups": 2, "best": 2}
 
 
 def numbers(*shape: int, seed: int, dtype: torch.dtype = torch.float16) -> Tensor:
@@ -25,6 +26,10 @@ def chosen(rows: int, experts: int = EXPERTS) -> Tensor:
     """Each row's experts, the third of which nobody chooses."""
     draw = torch.Generator().manual_seed(rows)
     return torch.rand(rows, experts, generator=draw).index_fill_(1, torch.tensor(2), -1).topk(CHOSEN)[1].int()
+
+
+def shares(rows: int) -> Tensor:
+    return torch.rand(rows, CHOSEN, generator=torch.Generator().manual_seed(5))
 
 
 @dataclass(frozen=True)
@@ -59,14 +64,24 @@ def multiplied(
 
     how = Tiling(tiles.rows, 32, turn, warps=2, stages=2)
     if of.of is not None and of.of.in_nibbles:
-        return kernels.call(
-            "experts.int4", "experts_int4", x, *of.given, outputs, tiles, how, rows, **named
-        )[0]
+        return kernels.call("experts.int4", "experts_int4", x, *of.given, outputs, tiles, how, rows, **named)[
+            0
+        ]
     if of.of is not None and of.of.rounds:
         (eight, steps), _ = kernels.call("gemm.quantize_fp8", "quantize_fp8", x, x.shape[1])
         weight, scale = of.given
         return kernels.call(
-            "experts.gemm", "experts_gemm", eight, weight, tiles, how, rows, scale, steps, dtype=x.dtype, **named
+            "experts.gemm",
+            "experts_gemm",
+            eight,
+            weight,
+            tiles,
+            how,
+            rows,
+            scale,
+            steps,
+            dtype=x.dtype,
+            **named,
         )[0]
     weight, *scales = of.given
     return kernels.call("experts.gemm", "experts_gemm", x, weight, tiles, how, rows, *scales, **named)[0]
@@ -89,8 +104,13 @@ def test_experts_of_rows(kernels: Interpreted, kind: str, rows: int, gate: str) 
 
     width, hidden, ids = 40, 200, chosen(rows)
     up, down = weights(kind, 2 * width, hidden), weights(kind, hidden, width)
-    x, by = numbers(rows, hidden, seed=0), torch.rand(rows, CHOSEN, generator=torch.Generator().manual_seed(5))
-    biases = [numbers(EXPERTS, outputs, seed=7) if gate == "clamped" else None for outputs in (2 * width, hidden)]
+    x, by = (
+        numbers(rows, hidden, seed=0),
+        torch.rand(rows, CHOSEN, generator=torch.Generator().manual_seed(5)),
+    )
+    biases = [
+        numbers(EXPERTS, outputs, seed=7) if gate == "clamped" else None for outputs in (2 * width, hidden)
+    ]
     how = Gate(alternating=True, alpha=1.7, limit=0.5) if gate == "clamped" else Gate()
     tiles, _ = kernels.call("experts.tiles", "expert_tiles", ids, EXPERTS, rows=16)
     assert (tiles.owners is not None) == (rows > 16)
@@ -139,7 +159,10 @@ def test_pairs_are_sorted_by_expert(kernels: Interpreted, rows: int, tall: int) 
 @pytest.mark.parametrize(
     ("experts", "changes"),
     [
-        (12, {"sigmoid": True, "groups": 4, "chosen_groups": 2, "best": 2, "normalized": True, "scaling": 2.5}),
+        (
+            12,
+            {"sigmoid": True, "groups": 4, "chosen_groups": 2, "best": 2, "normalized": True, "scaling": 2.5},
+        ),
         (8, {"normalized": True}),
         *soak((12, {"groups": 3, "chosen_groups": 2, "scaling": 16.0}), (60, {})),
     ],
@@ -185,3 +208,35 @@ def test_a_row_of_nan_chooses_experts_that_exist(kernels: Interpreted) -> None:
     (found, ids), _ = kernels.call("experts.route", "route", parts, Routing(2))
     assert found[0].isnan().any() and not found[1].isnan().any()
     assert ids.min() >= 0 and ids.max() < 5 and ids[1].tolist() == [4, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "gate"), [("plain", "clamped"), ("int8", "silu"), *soak(("plain", "silu"), ("int8", "clamped"))]
+)
+def test_one_row_has_its_own_kernels(kernels: Interpreted, kind: str, gate: str) -> None:
+    from engine.kernels.triton.experts.gemm import Gate
+    from engine.kernels.triton.gemm.skinny_gemm import ProductTiling
+
+    width, hidden, ids = 40, 200, chosen(1)
+    up, down = weights(kind, 2 * width, hidden), weights(kind, hidden, width)
+    x, by, biased = numbers(1, hidden, seed=0), shares(1), gate == "clamped"
+    biases = [numbers(EXPERTS, outputs, seed=7) if biased else None for outputs in (2 * width, hidden)]
+    how = Gate(alternating=True, alpha=1.7, limit=0.5) if biased else Gate()
+    of, *scales = up.given
+    cut = ProductTiling(16, 128, warps=4)
+    act, _ = kernels.call(
+        "experts.gemv", "experts_gate_up_gemv", x, of, ids, how, *scales, bias=biases[0], cut=cut
+    )
+    own = ids[0].long()
+    both = up.exact[own] @ x[0].float() + (0 if biases[0] is None else biases[0][own])
+    torch.testing.assert_close(act.float(), gated(both.half().float(), gate), rtol=4e-3, atol=4e-3)
+    of, *scales = down.given
+    residual = numbers(1, hidden, seed=9)
+    found, _ = kernels.call(
+        "experts.gemv", "experts_down_gemv", act, of, ids, by, *scales, bias=biases[1], residual=residual,
+        cut=ProductTiling(64, 32, warps=4),
+    )  # fmt: skip
+    out = torch.einsum("poi,pi->po", down.exact[own], act.float())
+    out = out + (0 if biases[1] is None else biases[1][own])
+    wanted = (by @ out).half() + residual
+    torch.testing.assert_close(found, wanted, rtol=4e-3, atol=4e-3)

@@ -1,9 +1,9 @@
 """Products of rows with the weights of their experts, for any number of rows.
 
-A program has some outputs of an expert, for all rows of a tile (tiles.py): a tile of the weight is one operand
-of a tensor core product, the gathered rows the other. So only weights of experts that a row chose are read.
-The product of gate and up ends with the activation; its rows are pairs. That of `down` ends with the pair's
-weight, and leaves one part per slot of a row, [chosen, rows, outputs], which the next reader adds up in order.
+A program has some outputs of an expert, for all rows of a tile (tiles.py): a tile of the weight is one
+operand of a tensor core product, the gathered rows the other. Only weights of chosen experts are read. The
+product of gate and up ends with the activation; its rows are pairs. That of `down` ends with the pair's
+weight, and leaves a part for each slot of a row, [chosen, rows, outputs]; the next reader adds them up.
 
 A weight may have 8 bits, as in skinny_gemm.py; int4.py has the products for 4 bits.
 """

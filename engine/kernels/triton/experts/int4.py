@@ -96,7 +96,7 @@ def experts_int4(
     bias: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """Like gemm.experts_gemm, with `words` [experts, tiles, units, 64, 32], `grid` [experts, groups, outputs].
+    """Like experts_gemm, with `words` [experts, tiles, units, 64, 32] and `grid` [experts, groups, outputs].
 
     x must have the dtype of the grid.
     """

@@ -42,7 +42,8 @@ class ExpertTiles:
 @triton.jit
 def own_pairs(
     pairs, owners, tile, rows,
-    ROWS: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr, SORTED: tl.constexpr, BY_PAIR: tl.constexpr,
+    ROWS: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr, SORTED: tl.constexpr,
+    BY_PAIR: tl.constexpr,
 ):  # fmt: skip
     """The expert of a tile, -1 if it has none, and its pairs [ROWS]; -1: none."""
     n = tl.arange(0, ROWS)
@@ -121,11 +122,13 @@ def unsorted_tiles(ids: Tensor, experts: int, rows: int) -> ExpertTiles:
     return ExpertTiles(rows, min(experts, ids.numel()), ids.shape[1], experts, ids)
 
 
-def expert_tiles(ids: Tensor, experts: int, *, rows: int = 0, pdl: bool = False) -> ExpertTiles:
-    """Tiles for these experts' ids [rows, chosen]. `rows`: of a tile; 0: as many as suit."""
+def expert_tiles(
+    ids: Tensor, experts: int, *, rows: int = 0, most: int = 128, pdl: bool = False
+) -> ExpertTiles:
+    """Tiles for these experts' ids [rows, chosen]. `rows`: of a tile; 0: as many as suit, `most` at most."""
     if len(ids) <= (rows or FEW):
         return unsorted_tiles(ids, experts, rows or max(16, power(len(ids))))
-    return sort_pairs(ids, experts, rows or tile_height(ids.numel() / experts), pdl=pdl)
+    return sort_pairs(ids, experts, rows or min(most, tile_height(ids.numel() / experts)), pdl=pdl)
 
 
 def tile_height(pairs: float) -> int:
