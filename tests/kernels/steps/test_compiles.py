@@ -35,7 +35,10 @@ LARGE = replace(SMALL, hidden=4096, layers=(replace(GIVEN, heads=32),), mlp=1433
 # In int4, one row has a kernel for gate and up and one for down, and none for the other two.
 BETWEEN = replace(LARGE, hidden=2048, layers=LARGE.layers * 2)
 ROUTED = replace(
-    SMALL, family="qwen3_moe", hidden=2048, experts=ExpertsSpec(count=128, chosen=8, width=768, normalized=True)
+    SMALL,
+    family="qwen3_moe",
+    hidden=2048,
+    experts=ExpertsSpec(count=128, chosen=8, width=768, normalized=True),
 )
 CLAMPED = replace(
     ROUTED, family="gpt_oss", hidden=2880, experts=ExpertsSpec(count=32, chosen=4, width=2880), mlp_bias=True,

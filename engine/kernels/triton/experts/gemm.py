@@ -77,13 +77,13 @@ def finish(
 
 
 @triton.jit
-def _operand(w, dtype: tl.constexpr, SCALED: tl.constexpr, ROUNDED: tl.constexpr, SHORT: tl.constexpr):
+def _operand(w, x, SCALED: tl.constexpr, ROUNDED: tl.constexpr, SHORT: tl.constexpr):
     if ROUNDED:  # a float16 holds any FP8 number
         w = w.to(tl.float16)
     elif SHORT is not None:
-        w = tl.inline_asm_elementwise(SHORT, "=r,=r,r", [w], dtype=dtype, is_pure=True, pack=4)
+        w = tl.inline_asm_elementwise(SHORT, "=r,=r,r", [w], dtype=x.dtype, is_pure=True, pack=4)
     elif SCALED:
-        w = as_operand(w).to(dtype)
+        w = as_operand(w).to(x.dtype)
     return w
 
 
@@ -124,10 +124,10 @@ def _experts_gemm(
         if ROUNDED:
             v = v.to(tl.float16)
         w = tl.load(of_weight + begin, mask=there, other=0.0)
-        total = tl.dot(_operand(w, v.dtype, SCALED, ROUNDED, SHORT), v, total, input_precision="ieee")
+        total = tl.dot(_operand(w, v, SCALED, ROUNDED, SHORT), v, total, input_precision="ieee")
         if GATED:
             w = tl.load(of_weight + (UP * INPUTS + begin), mask=there, other=0.0)
-            w = _operand(w, v.dtype, SCALED, ROUNDED, SHORT)
+            w = _operand(w, v, SCALED, ROUNDED, SHORT)
             total_up = tl.dot(w, v, total_up, input_precision="ieee")
     if SCALED:
         of_scale = weight_scale + expert * ALL + output * STEP

@@ -55,16 +55,14 @@ def _experts_int4(
             x2 = tl.load(of_x + (at + 64), mask=_fits(known, at + 64 + n, INPUTS), other=0.0)
             x3 = tl.load(of_x + (at + 96), mask=_fits(known, at + 96 + n, INPUTS), other=0.0)
             word = tl.load(of_words + unit * (64 * 32))
-            w0, w1, w2, w3 = floats_of_unit(word, own_grid + packed, at, ALL, GROUP, FLOATS, x0.dtype)
+            w0, w1, w2, w3 = floats_of_unit(word, own_grid + packed, at, x, ALL, GROUP, FLOATS)
             total = tl.dot(w0, x0, total)
             total = tl.dot(w1, x1, total)
             total = tl.dot(w2, x2, total)
             total = tl.dot(w3, x3, total)
             if GATED:
                 word = tl.load(of_up + unit * (64 * 32))
-                w0, w1, w2, w3 = floats_of_unit(
-                    word, own_grid + packed + UP, at, ALL, GROUP, FLOATS, x0.dtype
-                )
+                w0, w1, w2, w3 = floats_of_unit(word, own_grid + packed + UP, at, x, ALL, GROUP, FLOATS)
                 total_up = tl.dot(w0, x0, total_up)
                 total_up = tl.dot(w1, x1, total_up)
                 total_up = tl.dot(w2, x2, total_up)
