@@ -195,7 +195,7 @@ def experts_gemm_tiling(tall: int, weight: Tensor, *, gated: bool) -> Tiling:
     inputs = weight.shape[2]
     turn = 128 if inputs % 128 == 0 else 64
     if tall >= 128:
-        return Tiling(tall, 64 if gated else 128, 64, warps=8 if not gated else 4, stages=3)
+        return Tiling(tall, 64 if gated else 128, 64, warps=8, stages=3)
     if tall == 64:
         return Tiling(tall, 64, 64, warps=4, stages=4)
     if weight.itemsize == 1:
