@@ -6,7 +6,7 @@ The tensors are shared with the products of the single experts, which multiply w
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -146,15 +146,21 @@ class WeighedProduct(Product):
         return self.experts.down_gemv(x, self.ids, self.pair_weights, **around)
 
 
+class HasBias(Protocol):
+    """A product, of which either all experts have a bias or none."""
+
+    bias: Tensor | None
+
+
 def stacked(module: nn.Module) -> StackedExperts | None:
     """Return the kernels of a module with the products of experts. None: there are none."""
     made: Callable[[], StackedExperts | None] | None = getattr(module, "gpu_experts", None)
     return None if made is None else made()
 
 
-def stack_biases(products: Sequence[nn.Module]) -> Tensor | None:
-    biases = [each.bias for each in products]
-    return None if biases[0] is None else torch.stack(biases)  # type: ignore[arg-type]
+def stack_biases(products: Sequence[HasBias]) -> Tensor | None:
+    biases = [each.bias for each in products if each.bias is not None]
+    return torch.stack(biases) if biases else None
 
 
 def stack_buffer(products: Sequence[nn.Module], name: str) -> Tensor:
