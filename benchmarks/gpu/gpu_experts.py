@@ -18,6 +18,7 @@ from benchmarks.gpu.gpu_attention import REPLAYS, copy_speeds
 from engine.api.config import DecoderConfig, ExpertsSpec, LayerSpec, RopeSpec
 from engine.attention.triton_backend import gpu as limits
 from engine.kernels.triton.experts.gemv import down_gemv_tiling, gate_up_gemv_tiling
+from engine.kernels.triton.experts.stacked import PlainExperts, StackedExperts
 from engine.kernels.triton.experts.tiles import expert_tiles
 from engine.kernels.triton.gemm.skinny_gemm import ProductTiling
 from engine.kernels.triton.gemm.tma_gemm import Tiling
@@ -28,7 +29,6 @@ from engine.models.layers.moe import ClampedMoE, GroupedMoE, MoE, SharedMoE
 from engine.models.layers.routed import RoutedExperts
 from engine.models.source import finalize
 from engine.quant.experts import ExpertsLinear, ExpertsProduct
-from engine.quant.gpu_experts import PlainExperts, StackedExperts
 from engine.quant.registry import named
 from minichat.bench.harness import Bench
 
@@ -93,7 +93,8 @@ class Layers:
 
     def choice(self, part: MoE, x: Tensor) -> tuple[Tensor, Tensor]:
         how: dict[str, Any] = {"best": part.best, "sigmoid": part.sigmoid, "bias": part.choice_bias()}
-        return self.experts(part).routed(self.normed(part, x), part.router, **how, pdl=False)
+        router, given = part.router, self.normed(part, x)
+        return self.experts(part).routed(given, router.weight, router.bias, **how, pdl=False)
 
     def normed(self, part: MoE, x: Tensor) -> Tensor:
         """Rounded as in `fused`, so that it chooses the same experts."""

@@ -18,7 +18,7 @@ from engine.quant.linear import Linear, parameter
 from engine.quant.plain import plain
 
 if TYPE_CHECKING:  # it needs Triton, which may be missing without a GPU
-    from engine.quant.gpu_experts import StackedExperts
+    from engine.kernels.triton.experts.stacked import StackedExperts
 
 _T = TypeVar("_T")
 
@@ -63,7 +63,7 @@ class ExpertsLinear(Linear):
         return apply(x, counts, [partial(linear, weight=weight, bias=bias) for weight, bias in pairs])
 
     def gpu_experts(self) -> "StackedExperts":
-        from engine.quant.gpu_experts import PlainExperts
+        from engine.kernels.triton.experts.stacked import PlainExperts
 
         weight, bias = (
             None if each is None else each.unflatten(0, (self.experts, -1))

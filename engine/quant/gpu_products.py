@@ -14,14 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.kernels.triton.gemm import int4_gemm, int4_gemv, skinny_gemm
-from engine.kernels.triton.gemm.dequantize import dequantize_int4, dequantize_int8
-from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
-from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
-from engine.kernels.triton.norm.norm import Normed
-from engine.kv.store import KVLayer
-from engine.quant.fp8_linear import ScaledFp8
-from engine.quant.gpu_experts import (
+from engine.kernels.triton.experts.stacked import (
     Fp8Experts,
     Int4Experts,
     Int8Experts,
@@ -29,6 +22,13 @@ from engine.quant.gpu_experts import (
     stack_biases,
     stack_buffer,
 )
+from engine.kernels.triton.gemm import int4_gemm, int4_gemv, skinny_gemm
+from engine.kernels.triton.gemm.dequantize import dequantize_int4, dequantize_int8
+from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
+from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
+from engine.kernels.triton.norm.norm import Normed
+from engine.kv.store import KVLayer
+from engine.quant.fp8_linear import ScaledFp8
 from engine.quant.grouped import GroupedWeight, restore_order
 from engine.quant.linear import Launcher
 from engine.quant.product import ModuleProduct, Product, Rotation

@@ -11,6 +11,7 @@ from engine.api.config import ExpertsSpec
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.experts.gemm import Gate
 from engine.kernels.triton.experts.route import MOST_EXPERTS
+from engine.kernels.triton.experts.stacked import stacked
 from engine.kernels.triton.gemm.tma_gemm import ROOM
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.norm.norm import Normed, norm
@@ -19,7 +20,6 @@ from engine.models.layers.collective import GpuCollective
 from engine.models.layers.norm import RmsNorm
 from engine.models.layers.routed import RoutedExperts
 from engine.models.layers.step import StepContext
-from engine.quant.gpu_experts import stacked
 from engine.quant.product import ModuleProduct, PlainProduct, Product
 
 

@@ -77,7 +77,7 @@ class MoE(Part):
         pdl = step.pdl
         given = x.normed(self.norm, gpu, pdl=pdl).values
         how: dict[str, Any] = {"best": self.best, "sigmoid": self.sigmoid, "bias": self.choice_bias()}
-        weights, ids = experts.routed(given, self.router, **how, pdl=pdl)
+        weights, ids = experts.routed(given, self.router.weight, self.router.bias, **how, pdl=pdl)
         self.add_shared(x, given, step, gpu)
         return x.plus(*experts.activated(given, weights, ids, gpu.gate(**self.gate()), pdl=pdl), step)
 

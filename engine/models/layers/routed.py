@@ -1,16 +1,35 @@
 """A mixture of experts on a GPU: the router's kernels, and the products with the chosen experts' weights."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.api.config import ExpertsSpec
 from engine.kernels.triton.experts.gemm import Gate
 from engine.kernels.triton.experts.route import Routing, route, router_logits
-from engine.kernels.triton.experts.tiles import expert_tiles
-from engine.quant.gpu_experts import StackedExperts, WeighedProduct
-from engine.quant.linear import Linear
+from engine.kernels.triton.experts.stacked import StackedExperts
+from engine.kernels.triton.experts.tiles import ExpertTiles, expert_tiles
 from engine.quant.product import Product
+
+
+@dataclass(frozen=True, slots=True)
+class WeighedProduct(Product):
+    """The last product of experts, weighed for each pair; the reader adds up the chosen experts."""
+
+    experts: StackedExperts
+    ids: Tensor  # [rows, chosen]
+    pair_weights: Tensor  # the same shape
+    tiles: ExpertTiles | None = None  # None: of one row, for which there are kernels
+
+    def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
+        if self.tiles is None:
+            return self.gemv(x, pdl=pdl).unsqueeze(0)
+        rows = len(self.ids)
+        return self.experts.multiplied(x, self.tiles, rows, pair_weights=self.pair_weights, pdl=pdl)
+
+    def gemv(self, x: Tensor, **around: Any) -> Tensor:
+        return self.experts.down_gemv(x, self.ids, self.pair_weights, **around)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +46,22 @@ class RoutedExperts:
         return self.gate_up.single and self.down.single
 
     def routed(
-        self, x: Tensor, router: nn.Module, *, best: int, sigmoid: bool, bias: Tensor | None, pdl: bool
+        self,
+        x: Tensor,
+        router: Tensor,
+        logit_bias: Tensor | None,
+        *,
+        best: int,
+        sigmoid: bool,
+        bias: Tensor | None,
+        pdl: bool,
     ) -> tuple[Tensor, Tensor]:
         """Return each row's weights and experts. `best` as in Routing; `bias` takes part in the choice."""
-        assert isinstance(router, Linear)
         spec = self.spec
         how = Routing(
             spec.chosen, sigmoid, spec.groups, spec.chosen_groups, best, spec.normalized, spec.scaling
         )
-        parts = router_logits(x, router.weight, pdl=pdl)
-        return route(parts, how, router.bias, bias, pdl=pdl)
+        return route(router_logits(x, router, pdl=pdl), how, logit_bias, bias, pdl=pdl)
 
     def activated(
         self, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate, *, pdl: bool

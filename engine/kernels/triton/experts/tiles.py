@@ -80,8 +80,9 @@ def _sort_pairs(
     counts = tl.zeros([PADDED], tl.int32)
     for begin in tl.range(0, count, CHUNK):
         at = begin + n
-        id = tl.load(ids + at, mask=at < count, other=0)
-        counts += tl.histogram(id, PADDED, mask=at < count)
+        counts += tl.histogram(tl.load(ids + at, mask=at < count, other=0), PADDED)
+    none = (count + CHUNK - 1) // CHUNK * CHUNK - count  # behind the pairs, counted for the first expert
+    counts -= tl.where(expert == 0, none, 0)
     tiles = (counts + ROWS - 1) // ROWS
     first = tl.sum(tl.where(expert < own, tiles, 0), 0)
     mine = tl.sum(tl.where(expert == own, tiles, 0), 0)

@@ -18,7 +18,6 @@ from engine.kernels.triton.experts.tiles import ExpertTiles
 from engine.kernels.triton.gemm.int4_gemm import TALL
 from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
 from engine.kernels.triton.gemm.tma_gemm import Tiling
-from engine.quant.product import Product
 
 
 class StackedExperts(ABC):
@@ -125,25 +124,6 @@ class Int4Experts(StackedExperts):
         return experts_int4(
             x, self.words, self.grid, self.outputs, tiles, how, rows, bias=self.bias, **around
         )
-
-
-@dataclass(frozen=True, slots=True)
-class WeighedProduct(Product):
-    """The last product of experts, weighed for each pair; the reader adds up the chosen experts."""
-
-    experts: StackedExperts
-    ids: Tensor  # [rows, chosen]
-    pair_weights: Tensor  # the same shape
-    tiles: ExpertTiles | None = None  # None: of one row, for which there are kernels
-
-    def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
-        if self.tiles is None:
-            return self.gemv(x, pdl=pdl).unsqueeze(0)
-        rows = len(self.ids)
-        return self.experts.multiplied(x, self.tiles, rows, pair_weights=self.pair_weights, pdl=pdl)
-
-    def gemv(self, x: Tensor, **around: Any) -> Tensor:
-        return self.experts.down_gemv(x, self.ids, self.pair_weights, **around)
 
 
 class HasBias(Protocol):
