@@ -34,6 +34,7 @@ from minichat.bench.harness import Bench
 
 LAYERS = 6
 PLAIN = (1, 8, 128)  # rows at which plain torch is measured too
+EARLY = (64, 128, 256)  # rows at which PDL is measured too, which such steps do not use
 WRONG = {"fp8": 8e-2}  # relative error from which on the result is wrong, 2e-2 for other schemes
 HEADS = LayerSpec(heads=1, kv_heads=1, key_dim=64, value_dim=64, scale=1.0)
 
@@ -161,6 +162,9 @@ def measure(bench: Bench, name: str, made: Layers, rows: Sequence[int], speed: f
         found = bench.note(label, layer_times(bench, made, x, step), "us").median
         least = bytes_read(made, x) / speed / 1e6
         bench.note(f"{label}, of the limit by bytes ({least:.1f} us)", 100 * least / found, "%")
+        if count in EARLY:
+            early = made.step(count, pdl=made.kernels.overlaps)
+            bench.note(f"{label}, with PDL", layer_times(bench, made, x, early), "us")
         if count in PLAIN:
             bench.note(f"{label}, plain torch", plain_times(bench, made.parts[:2], x, step), "us")
 
