@@ -6,7 +6,7 @@ product reads it there, and where there is none, each expert multiplies all rows
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,9 @@ from engine.kernels.cpu.many_rows import linear
 from engine.quant.base import Scheme
 from engine.quant.linear import Linear, parameter
 from engine.quant.plain import plain
+
+if TYPE_CHECKING:  # it needs Triton, which may be missing without a GPU
+    from engine.kernels.triton.experts.stacked import StackedExperts
 
 _T = TypeVar("_T")
 
@@ -59,8 +62,18 @@ class ExpertsLinear(Linear):
         pairs = zip(weights, self._biases(), strict=True)
         return apply(x, counts, [partial(linear, weight=weight, bias=bias) for weight, bias in pairs])
 
+    def gpu_experts(self) -> "StackedExperts":
+        from engine.kernels.triton.experts.stacked import PlainExperts
+
+        weight, bias = (
+            None if each is None else each.unflatten(0, (self.experts, -1))
+            for each in (self.weight, self.bias)
+        )
+        assert weight is not None
+        return PlainExperts(weight, bias)
+
     def finalized(self, scheme: Scheme) -> nn.Module:
-        if self.weight.is_cuda and scheme.name == "none":
+        if self.weight.device.type != "cpu" and scheme.name == "none":
             return self
         weights = self.weight.unflatten(0, (self.experts, -1))
         return ExpertsProduct(
@@ -85,6 +98,13 @@ class ExpertsProduct(nn.Module):
     def __init__(self, products: Iterable[nn.Module]) -> None:
         super().__init__()
         self.products = nn.ModuleList(products)
+        kinds = {type(each) for each in self.products}
+        stacked = getattr(next(iter(kinds)), "stacked", None) if len(kinds) == 1 else None
+        self._stacked: StackedExperts | None = None if stacked is None else stacked(self.products)
+
+    def gpu_experts(self) -> "StackedExperts | None":
+        """Return all experts for a kernel that reads those of its rows. None: there is no such kernel."""
+        return self._stacked
 
     def grouped(self, x: Tensor, counts: Tensor) -> Tensor:
         return apply(x, counts, list(self.products))

@@ -7,12 +7,21 @@ rows are multiplied with a weight dequantized for the call. The first two can be
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.kernels.triton.experts.stacked import (
+    Fp8Experts,
+    Int4Experts,
+    Int8Experts,
+    StackedExperts,
+    stack_biases,
+    stack_buffer,
+)
 from engine.kernels.triton.gemm import int4_gemm, int4_gemv, skinny_gemm
 from engine.kernels.triton.gemm.dequantize import dequantize_int4, dequantize_int8
 from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
@@ -88,6 +97,12 @@ class Int8Product(GemvProduct):
             return skinny_gemm.skinny_gemm(x, self.numbers, cut, self.scale, pdl=pdl)
         pieces = zip(self.numbers.split(self.rows), self.scale.split(self.rows), strict=True)
         return side_by_side([F.linear(x, dequantize_int8(*piece, x.dtype)) for piece in pieces]).unsqueeze(0)
+
+    @staticmethod
+    def stacked(products: "Sequence[Int8Product]") -> StackedExperts | None:
+        """Return the products of experts as one."""
+        numbers, scale = (stack_buffer(products, name) for name in ("numbers", "scale"))
+        return Int8Experts(numbers, scale, stack_biases(products))
 
     def dequantized(self) -> Tensor:
         """Return the weight it multiplies with, [outputs, inputs] in float32."""
@@ -182,6 +197,15 @@ class Int4Product(GpuProduct):
         weight = dequantize_int4(self.words, self.grid, self.kind, self.outputs, self.inputs, x.dtype)
         return F.linear(x, weight).unsqueeze(0)
 
+    @staticmethod
+    def stacked(products: "Sequence[Int4Product]") -> StackedExperts | None:
+        """Return the products of experts as one. None: the inputs of one are reordered."""
+        first = products[0]
+        if any(each.order is not None or each.grid.shape != first.grid.shape for each in products):
+            return None
+        words, grid = (stack_buffer(products, name) for name in ("words", "grid"))
+        return Int4Experts(words, grid, first.outputs, first.kind, stack_biases(products))
+
     def dequantized(self) -> Tensor:
         """Return the weight it multiplies with, [outputs, inputs] in float32."""
         scale, offset = self.grid.view(self.kind).unflatten(1, (-1, 2)).float().permute(2, 1, 0)
@@ -212,6 +236,15 @@ class Fp8Product(ScaledFp8, GemvProduct):
                 numbers, self.weight, cut, self.scale[0], steps, dtype=x.dtype, pdl=pdl
             )
         return self.multiplied(numbers, steps[:, None], x.dtype).unsqueeze(0)
+
+    @staticmethod
+    def stacked(products: "Sequence[Fp8Product]") -> StackedExperts | None:
+        """Return the products of experts as one. None: the weights are padded."""
+        first = products[0]
+        if first.weight.shape != (first.outputs, first.inputs):
+            return None
+        weight, scale = (stack_buffer(products, name) for name in ("weight", "scale"))
+        return Fp8Experts(weight, scale[:, 0], stack_biases(products))
 
     def forward(self, x: Tensor) -> Tensor:
         return GpuProduct.forward(self, x)

@@ -4,15 +4,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from engine.api.config import ExpertsSpec
 from engine.kernels.triton.attention import tiles
+from engine.kernels.triton.experts.gemm import Gate
+from engine.kernels.triton.experts.route import MOST_EXPERTS
+from engine.kernels.triton.experts.stacked import stacked
 from engine.kernels.triton.gemm.tma_gemm import ROOM
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.norm.norm import Normed, norm
 from engine.kv.store import KVLayer
 from engine.models.layers.collective import GpuCollective
 from engine.models.layers.norm import RmsNorm
+from engine.models.layers.routed import RoutedExperts
 from engine.models.layers.step import StepContext
 from engine.quant.product import ModuleProduct, PlainProduct, Product
 
@@ -36,6 +42,20 @@ class GpuKernels:
 
     def called(self, module: nn.Module) -> Product:
         return ModuleProduct(module)
+
+    def experts(
+        self, gate_up: nn.Module, down: nn.Module, spec: ExpertsSpec, dtype: torch.dtype
+    ) -> RoutedExperts | None:
+        """Return the kernels of experts with these products. None: there are none."""
+        first, last = stacked(gate_up), stacked(down)
+        if first is None or last is None or spec.count > MOST_EXPERTS:
+            return None
+        if not (first.takes(dtype) and last.takes(dtype)):
+            return None
+        return RoutedExperts(first, last, spec)
+
+    def gate(self, *, alternating: bool = False, alpha: float = 0.0, limit: float = 0.0) -> Gate:
+        return Gate(alternating, alpha, limit)
 
     def norm_of(self, module: nn.Module) -> RmsNorm | None:
         """Return the weight and epsilon if the module is an RMS norm our kernels compute, else None."""
@@ -97,6 +117,18 @@ class Residual:
         assert ours is not None and self._product is None
         weight, eps = ours
         return product.gemv(self.stream, norm_weight=weight, eps=eps, **how)
+
+    def add_gated(
+        self, gate_up: Product, down: Product, given: Tensor, step: GpuStep, *, scale: Tensor | None = None
+    ) -> None:
+        """Add a gated feed-forward of normed rows at once. `scale`: what multiplies each row's term."""
+        if len(given) == 1 and gate_up.single and down.single and scale is None:
+            act = gate_up.gemv(given, gated=True, pdl=step.pdl)
+            self.stream = down.gemv(act, residual=self.stream, pdl=step.pdl)
+            return
+        parts = down.parts(gate_up.swiglu(Normed(given), pdl=step.pdl), pdl=step.pdl)
+        term = parts[0] if len(parts) == 1 else parts.sum(0).to(self.stream.dtype)
+        self.add(term if scale is None else term * scale)
 
     def total(self) -> Tensor:
         """Return the stream with the pending product added."""

@@ -4,6 +4,7 @@ The tokens' rows are sorted by expert and multiplied group by group. Nothing wai
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,16 +18,24 @@ from engine.models.layers.step import StepContext
 from engine.quant.experts import ExactLinear
 from engine.quant.linear import parameter
 
+if TYPE_CHECKING:
+    from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
+    from engine.models.layers.routed import RoutedExperts
+
 
 class MoE(Part):
-    """Gated experts."""
+    """Gated experts. A subclass that chooses or gates differently must also tell the kernels, see `fused`."""
+
+    pdl = True
+    sigmoid: ClassVar[bool] = False  # whether scores are sigmoids, else the softmax over all experts
+    best: ClassVar[int] = 1  # experts of a group whose scores are the group's
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
         assert config.experts is not None
         self.spec: ExpertsSpec = config.experts
         self.width = build.share(self.spec.width, "rows of an expert")
-        self.activate = ACTIVATE[config.activation]
+        self.activate, self.dtype = ACTIVATE[config.activation], build.dtype
         self.norm = build.input_norm(config.hidden)
         self.router = ExactLinear.wide(config.hidden, self.spec.count, bias=config.mlp_bias)
         self.gate_up = build.experts(self.spec.count, config.hidden, 2 * self.width, bias=config.mlp_bias)
@@ -61,6 +70,35 @@ class MoE(Part):
         for at in range(1, chosen):  # one by one, so that a row's sum does not depend on other rows
             total += each[:, at] * weights[:, at : at + 1]
         return total.to(x.dtype)
+
+    def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
+        if (experts := self._kernels(gpu)) is None or x.collective is not None:
+            return None
+        pdl = step.pdl
+        given = x.normed(self.norm, gpu, pdl=pdl).values
+        how: dict[str, Any] = {"best": self.best, "sigmoid": self.sigmoid, "bias": self.choice_bias()}
+        weights, ids = experts.routed(given, self.router.weight, self.router.bias, **how, pdl=pdl)
+        self.add_shared(x, given, step, gpu)
+        return x.plus(*experts.activated(given, weights, ids, gpu.gate(**self.gate()), pdl=pdl), step)
+
+    def takes_single(self, gpu: "GpuKernels") -> bool:
+        return (experts := self._kernels(gpu)) is not None and experts.single
+
+    def _kernels(self, gpu: "GpuKernels") -> "RoutedExperts | None":
+        if self.activate is not ACTIVATE["silu"]:
+            return None
+        return gpu.experts(self.gate_up, self.down, self.spec, self.dtype)
+
+    def add_shared(self, x: "Residual", given: Tensor, step: "GpuStep", gpu: "GpuKernels") -> None:
+        """Add the output of the expert that serves all tokens to the stream."""
+
+    def choice_bias(self) -> Tensor | None:
+        """Return what is added to the scores for the choice only."""
+        return None
+
+    def gate(self) -> Mapping[str, Any]:
+        """Return the fields of the kernels' Gate."""
+        return {}
 
     def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights in float32 and the experts that each token chooses, [tokens, chosen] each."""
@@ -98,10 +136,19 @@ class SharedMoE(MoE):
         normed = self.norm(x)
         return self.mixed(normed) + self.shared(normed)
 
+    def add_shared(self, x: "Residual", given: Tensor, step: "GpuStep", gpu: "GpuKernels") -> None:
+        products = gpu.product(self.shared_gate_up), gpu.product(self.shared_down)
+        x.add_gated(*products, given, step, scale=self.shared_scale(given))
+
+    def shared_scale(self, x: Tensor) -> Tensor | None:
+        """Return what each row's output of that expert is multiplied with, [rows, 1]."""
+        return None
+
     def shared(self, x: Tensor) -> Tensor:
         """Return the output of the expert that serves all tokens."""
         out: Tensor = self.shared_down(self.gated(self.shared_gate_up(x)))
-        return out
+        scale = self.shared_scale(x)
+        return out if scale is None else out * scale
 
 
 class ScaledSharedMoE(SharedMoE):
@@ -115,8 +162,8 @@ class ScaledSharedMoE(SharedMoE):
         scale = SourceTensor(self.names["shared.scale"], 1, WHOLE)
         return {**super().pieces(), "shared_gate": (scale,)}
 
-    def shared(self, x: Tensor) -> Tensor:
-        return super().shared(x) * sigmoid(self.shared_gate(x.float())).to(x.dtype)
+    def shared_scale(self, x: Tensor) -> Tensor | None:
+        return sigmoid(self.shared_gate(x.float())).to(x.dtype)
 
 
 class GroupedMoE(SharedMoE):
@@ -124,7 +171,7 @@ class GroupedMoE(SharedMoE):
 
     def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         scores = self.router(x.float()).softmax(-1)
-        experts = self.chosen(scores, best=1)
+        experts = self.chosen(scores, best=self.best)
         return scores.gather(1, experts) * self.spec.scaling, experts
 
     def chosen(self, scores: Tensor, best: int) -> Tensor:
@@ -142,6 +189,8 @@ class GroupedMoE(SharedMoE):
 class BiasedMoE(GroupedMoE):
     """Scores are sigmoids. A learned bias takes part in the choice of experts, but not in their weights."""
 
+    sigmoid, best = True, 2
+
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
         self.router_bias = parameter(self.spec.count, dtype=torch.float32)
@@ -152,11 +201,14 @@ class BiasedMoE(GroupedMoE):
 
     def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         scores = sigmoid(self.router(x.float()))
-        experts = self.chosen(scores + self.router_bias, best=2)
+        experts = self.chosen(scores + self.router_bias, best=self.best)
         weights = scores.gather(1, experts)
         if self.spec.normalized:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return weights * self.spec.scaling, experts
+
+    def choice_bias(self) -> Tensor | None:
+        return self.router_bias
 
 
 class ClampedMoE(MoE):
@@ -181,3 +233,6 @@ class ClampedMoE(MoE):
         gate = gate_up[:, ::2].clamp(max=self.limit)
         up = gate_up[:, 1::2].clamp(-self.limit, self.limit)
         return (up + 1).mul_(gate * sigmoid(gate * self.alpha))
+
+    def gate(self) -> Mapping[str, Any]:
+        return {"alternating": True, "alpha": self.alpha, "limit": self.limit}

@@ -44,10 +44,10 @@ class QuantizedWeight:
         return eight.float() * step
 
 
-def kept(kind: str, outputs: int, inputs: int) -> QuantizedWeight:
+def kept(kind: str, outputs: int, inputs: int, seed: int = 1) -> QuantizedWeight:
     from engine.kernels.triton.gemm import int4_gemm
 
-    weight = numbers(outputs, inputs, seed=1)
+    weight = numbers(outputs, inputs, seed=seed)
     match kind:
         case "int8":
             whole, scale = int8.quantized(weight)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.api.config import DecoderConfig, KvSchemeName, LayerSpec, RopeSpec
+from engine.api.config import DecoderConfig, ExpertsSpec, KvSchemeName, LayerSpec, RopeSpec
 from engine.kv.store import KVLayer, KVStore
 from engine.models.decoder import Decoder
 from engine.models.source import finalize
@@ -34,6 +34,16 @@ SMALL = DecoderConfig(
 LARGE = replace(SMALL, hidden=4096, layers=(replace(GIVEN, heads=32),), mlp=14336, qk_norm=False, tied=False)
 # In int4, one row has a kernel for gate and up and one for down, and none for the other two.
 BETWEEN = replace(LARGE, hidden=2048, layers=LARGE.layers * 2)
+ROUTED = replace(
+    SMALL,
+    family="qwen3_moe",
+    hidden=2048,
+    experts=ExpertsSpec(count=128, chosen=8, width=768, normalized=True),
+)
+CLAMPED = replace(
+    ROUTED, family="gpt_oss", hidden=2880, experts=ExpertsSpec(count=32, chosen=4, width=2880), mlp_bias=True,
+    settings={"alpha": 1.702, "limit": 7.0},
+)  # fmt: skip
 
 
 # The arguments that kernels with an early start may read while the kernel before them, or the one before
@@ -145,7 +155,11 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
     ("config", "rows", "scheme", "kv"),
     [
         (SMALL, 8, "none", "none"), (SMALL, 1, "int8", "int8"), (SMALL, 128, "none", "none"),
+        (ROUTED, 4, "none", "none"),
         *soak(
+            (ROUTED, 1, "none", "none"), (ROUTED, 1, "int8", "none"), (ROUTED, 128, "int4", "none"),
+            (ROUTED, 256, "fp8", "none"), (ROUTED, 8, "int4", "none"), (CLAMPED, 1, "none", "none"),
+            (CLAMPED, 64, "int8", "none"), (CLAMPED, 2, "int4-32", "none"),
             (BETWEEN, 1, "int4", "fp8"),
             (SMALL, 40, "none", "none"), (LARGE, 1, "none", "none"), (SMALL, 4, "int4", "fp8"),
             (SMALL, 1, "fp8", "none"), (BETWEEN, 1, "int4", "none"), (SMALL, 128, "none", "fp8"),

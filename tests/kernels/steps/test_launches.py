@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.api.config import DecoderConfig, KvSchemeName, LayerSpec, RopeSpec
+from engine.api.config import DecoderConfig, ExpertsSpec, KvSchemeName, LayerSpec, RopeSpec
 from engine.kv.store import KVStore
 from engine.models.decoder import Decoder
 from engine.models.source import finalize
@@ -44,6 +44,9 @@ MODELS = {
     "biases": replace(QWEN, qkv_bias=True, qk_norm=False),
     "all-biases": replace(QWEN, qkv_bias=True, out_bias=True, mlp_bias=True),
     "unrotated": replace(QWEN, layers=MIXED, unrotated=(1,), tied=False),
+    "experts": replace(
+        QWEN, family="qwen3_moe", experts=ExpertsSpec(count=32, chosen=4, width=256, normalized=True)
+    ),
     "narrow": replace(QWEN, hidden=500, mlp=700, layers=(replace(HEADS, key_dim=80, value_dim=80),) * 2),
 }
 ROWS = (1, 8, 40, 128, 300)

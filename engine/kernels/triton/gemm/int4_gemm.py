@@ -84,6 +84,32 @@ def _of_group(grid):
     return scale[:, None], offset[:, None]
 
 
+@triton.jit
+def floats_of_unit(
+    word, grid, at, x, ALL: tl.constexpr, GROUP: tl.constexpr, FLOATS: tl.constexpr
+):  # fmt: skip
+    """The weights of a unit whose first input is `at`, in four pieces of 32, in x's dtype.
+
+    `grid`: of the outputs.
+    """
+    dtype = x.dtype.element_ty
+    scale0, offset0 = _of_group(grid + at // GROUP * ALL)
+    scale1, offset1 = scale0, offset0
+    if GROUP % 64 != 0:
+        scale1, offset1 = _of_group(grid + (at + 32) // GROUP * ALL)
+    scale2, offset2 = scale0, offset0
+    if GROUP % 128 != 0:
+        scale2, offset2 = _of_group(grid + (at + 64) // GROUP * ALL)
+    scale3, offset3 = scale2, offset2
+    if GROUP % 64 != 0:
+        scale3, offset3 = _of_group(grid + (at + 96) // GROUP * ALL)
+    return tl.inline_asm_elementwise(
+        FLOATS, _FLOATS_OPERANDS,
+        [word, scale0, offset0, scale1, offset1, scale2, offset2, scale3, offset3],
+        dtype=(dtype, dtype, dtype, dtype), is_pure=True, pack=2,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _int4_gemm(
     out, x, words, grid, rows,
@@ -102,7 +128,6 @@ def _int4_gemm(
     of_words = words + (output // 64).to(tl.int64)[:, None] * (UNITS * 64 * 32)
     of_words += (output % 64 * 32)[:, None] + n[None, :]
     of_x = x + row.to(tl.int64)[None, :] * INPUTS + n[:, None]
-    dtype = x.dtype.element_ty
     there = (row < rows)[None, :]
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -112,21 +137,7 @@ def _int4_gemm(
             unit = begin + nth
             at = unit * 128
             word = tl.load(of_words + unit * (64 * 32))
-            scale0, offset0 = _of_group(grid + at // GROUP * ALL + output)
-            scale1, offset1 = scale0, offset0
-            if GROUP % 64 != 0:
-                scale1, offset1 = _of_group(grid + (at + 32) // GROUP * ALL + output)
-            scale2, offset2 = scale0, offset0
-            if GROUP % 128 != 0:
-                scale2, offset2 = _of_group(grid + (at + 64) // GROUP * ALL + output)
-            scale3, offset3 = scale2, offset2
-            if GROUP % 64 != 0:
-                scale3, offset3 = _of_group(grid + (at + 96) // GROUP * ALL + output)
-            w0, w1, w2, w3 = tl.inline_asm_elementwise(
-                FLOATS, _FLOATS_OPERANDS,
-                [word, scale0, offset0, scale1, offset1, scale2, offset2, scale3, offset3],
-                dtype=(dtype, dtype, dtype, dtype), is_pure=True, pack=2,
-            )  # fmt: skip
+            w0, w1, w2, w3 = floats_of_unit(word, grid + output, at, x, ALL, GROUP, FLOATS)
             x0 = tl.load(of_x + at, mask=_fits(there, at + n, INPUTS, UNITS), other=0.0)
             x1 = tl.load(of_x + (at + 32), mask=_fits(there, at + 32 + n, INPUTS, UNITS), other=0.0)
             x2 = tl.load(of_x + (at + 64), mask=_fits(there, at + 64 + n, INPUTS, UNITS), other=0.0)

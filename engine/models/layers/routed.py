@@ -1,0 +1,76 @@
+"""A mixture of experts on a GPU: the router's kernels, and the products with the chosen experts' weights."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from engine.api.config import ExpertsSpec
+from engine.kernels.triton.experts.gemm import Gate
+from engine.kernels.triton.experts.route import Routing, route, router_logits
+from engine.kernels.triton.experts.stacked import StackedExperts
+from engine.kernels.triton.experts.tiles import ExpertTiles, expert_tiles
+from engine.quant.product import Product
+
+
+@dataclass(frozen=True, slots=True)
+class WeighedProduct(Product):
+    """The last product of experts, weighed for each pair; the reader adds up the chosen experts."""
+
+    experts: StackedExperts
+    ids: Tensor  # [rows, chosen]
+    pair_weights: Tensor  # the same shape
+    tiles: ExpertTiles | None = None  # None: of one row, for which there are kernels
+
+    def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
+        if self.tiles is None:
+            return self.gemv(x, pdl=pdl).unsqueeze(0)
+        rows = len(self.ids)
+        return self.experts.multiplied(x, self.tiles, rows, pair_weights=self.pair_weights, pdl=pdl)
+
+    def gemv(self, x: Tensor, **around: Any) -> Tensor:
+        return self.experts.down_gemv(x, self.ids, self.pair_weights, **around)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedExperts:
+    """The products of all experts of a layer."""
+
+    gate_up: StackedExperts
+    down: StackedExperts
+    spec: ExpertsSpec
+
+    @property
+    def single(self) -> bool:
+        """Whether one row has kernels of its own."""
+        return self.gate_up.single and self.down.single
+
+    def routed(
+        self,
+        x: Tensor,
+        router: Tensor,
+        logit_bias: Tensor | None,
+        *,
+        best: int,
+        sigmoid: bool,
+        bias: Tensor | None,
+        pdl: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Return each row's weights and experts. `best` as in Routing; `bias` takes part in the choice."""
+        spec = self.spec
+        how = Routing(
+            spec.chosen, sigmoid, spec.groups, spec.chosen_groups, best, spec.normalized, spec.scaling
+        )
+        return route(router_logits(x, router, pdl=pdl), how, logit_bias, bias, pdl=pdl)
+
+    def activated(
+        self, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate, *, pdl: bool
+    ) -> tuple[Product, Tensor]:
+        """Return the product that is still to be launched, and what it multiplies."""
+        if len(x) == 1 and self.single:
+            act = self.gate_up.gate_up_gemv(x, ids, gate, pdl=pdl)
+            return WeighedProduct(self.down, ids, weights), act
+        tallest = min(self.gate_up.tallest, self.down.tallest)
+        tiles = expert_tiles(ids, self.spec.count, most=tallest, pdl=pdl)
+        act = self.gate_up.multiplied(x, tiles, len(x), gate=gate, pdl=pdl)
+        return WeighedProduct(self.down, ids, weights, tiles), act

@@ -1,0 +1,25 @@
+"""The part of a mixture of experts in Triton's interpreter: its launches against its forward."""
+
+import pytest
+import torch
+
+from tests.cases import soak
+from tests.kernels.experts import KINDS, both_ways
+from tests.kernels.interpreted import Interpreted
+
+pytest.importorskip("triton", reason="no Triton here")
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "scheme"),
+    [
+        ("MoE", 3, "none"), ("ScaledSharedMoE", 1, "none"), ("BiasedMoE", 3, "int8"),
+        ("ClampedMoE", 1, "int4"),
+        *soak(*((kind, rows, "none") for kind in KINDS for rows in (1, 2, 40))),
+        *soak(*(("ClampedMoE", rows, scheme) for scheme in ("int8", "fp8", "int4") for rows in (1, 40))),
+    ],
+)  # fmt: skip
+def test_launches_compute_what_forward_does(kernels: Interpreted, kind: str, rows: int, scheme: str) -> None:
+    found, expected = kernels.run(both_ways, kind, rows, scheme)
+    close = 6e-2 if scheme == "fp8" else 2e-2  # activations that differ by a bit may be rounded differently
+    torch.testing.assert_close(found, expected, rtol=close, atol=close)
