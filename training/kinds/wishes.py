@@ -90,6 +90,7 @@ MODEL_WAYS = (
     "[put|use|get|load|run|have|bring in|start|take] {s} [instead of you|in your place|as your replacement|for this chat|instead]", "[could|can|may|would] {s} [answer|reply|talk|take over|write|do this] [from here on|from now on|instead|now|instead of you]?",
     "[I want|I'd like|I would like|I prefer] [to talk to|to use|to ask|to have|to run|to try] {s}[ instead| here| now|]", "[exchange|swap|trade] [yourself|this model] for {s}", "[is there a way|how do I manage|what do I do] to [load|use|run|get] {s}?",
     "hand this chat over to {s}", "[hand|turn|pass|give] [this chat|the chat|my chat|everything|the talk] over to {s}[ now| please|]", "[put|bring|get] {s} [behind|under|into] this chat[ now| please|]", "{s} [should|shall|must|can|may|will] [take your seat|take your place|sit in your seat|take over from you|do your job|answer for you|be in charge|write the replies]", "[give|hand|leave|pass] [this chat|the chat|my questions|your seat|your place] to {s}", "I [want|would like|prefer] {s} [in your seat|in your place|in your stead|to take over|to answer from here]",
+    "I [would be|am|was] [happier|better off|more at ease|more pleased] with {s}[ at the wheel| on the job| behind this| in your seat|]", "[kindly|please|now] [step aside|make room|move over|stand back|step back] for {s}[, please|]", "{s} [at the wheel|in the driver's seat|behind the screen|in your seat][, please| now|]", "[put|set|place|seat] {s} [at the wheel|in the driver's seat|in your seat|in your chair][ now| please|]", "I [wish|hoped|had hoped] {s} [were|was|would be] [here|at work|the one that answers|in your place]", "[step down|retire|rest] and [let|have] {s} [do it|work|answer|go on]",
 )  # fmt: skip
 LOAD = "Press **Alt+O** for the model picker, or start with `minichat --model NAME`. NAME is a folder or a name on the Hugging Face hub. Your chats are kept."
 RENAME_WAYS = (
@@ -97,6 +98,7 @@ RENAME_WAYS = (
     "give this chat the name {s}", "set the title of the chat to {s}", "the name of this chat should be {s}", "rename chat {s}", "let this chat be called {s}",
     "[write|put|set|place] {s} [above|over|on top of|as the title of|at the head of] this chat", "[this chat|the chat|it] [shall|should|will|must] [be called|have the name|be named|have the title] {s}", "[call|name|title|label] [this one|the chat|this talk|this conversation] {s}", "[change|set] the [name|title] [of the chat |]to {s}",
     "from here on this chat is {s}", "[from here on|from now on|from today on|as of now] [this chat|this one|the chat|this tab] [is|is called|goes by|is named|shall be] {s}", "the tab over my chat had better show {s}", "[the tab|the tab above|the tab over my chat|the title bar|the head of this chat] [should|shall|must|had better|is to|ought to] [show|carry|read|say|bear] {s}[ now| please|]", "[I want|I'd like|I would like|we want] [to see|to read|to have] {s} [as the headline|as the title|as the heading|above this chat|at the top|in the tab|as the name][ of this chat| here| from now on|]", "[the headline|the heading|the tab|the title] [should|must|shall|is to] [read|say|be] {s}", "[make|use|take|put] {s} [the title|the headline|as the headline|as the heading|as the chat's name|in the tab]",
+    "[I want to|I'd like to|so that I can|later I want to|help me] [find|see|recognize|spot] this [chat|talk|one] [as|under|by the name] {s}[ later| in the list| again|]", "[file|store|keep|list|save] this [chat|talk|one] [as|under|by the name] {s}[ please| in the list|]",
 )  # fmt: skip
 BIDS = (
     "",
@@ -123,8 +125,8 @@ TESTS = {
         "could we have {s} from here on?",
         "I feel like {s} for the rest of this chat",
     ),
-    "model": ("I would be happier with {s} at the wheel", "kindly step aside for {s}"),
-    "rename": ("I want to find this chat as {s} later", "let {s} be what this chat is known as"),
+    "model": ("{s} ought to be in charge of this conversation", "make way, I prefer an answer from {s}"),
+    "rename": ("the list of chats should file this one under {s}", "let {s} be what this chat is known as"),
 }  # kept out
 WAYS = {"knob": KNOB_WAYS, "choice": CHOICE_WAYS, "model": MODEL_WAYS, "rename": RENAME_WAYS}
 SHARES = {"knob": 0.45, "choice": 0.3, "model": 0.18, "rename": 0.07}
