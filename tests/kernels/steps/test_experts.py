@@ -14,9 +14,11 @@ pytest.importorskip("triton", reason="no Triton here")
     ("kind", "rows", "scheme"),
     [
         ("MoE", 3, "none"), ("ScaledSharedMoE", 1, "none"), ("BiasedMoE", 3, "int8"),
-        ("ClampedMoE", 1, "int4"),
+        ("ClampedMoE", 1, "int4"), ("ClampedMoE", 3, "mxfp4"),
         *soak(*((kind, rows, "none") for kind in KINDS for rows in (1, 2, 40))),
-        *soak(*(("ClampedMoE", rows, scheme) for scheme in ("int8", "fp8", "int4") for rows in (1, 40))),
+        *soak(
+            *(("ClampedMoE", rows, each) for each in ("int8", "fp8", "int4", "mxfp4") for rows in (1, 40))
+        ),
     ],
 )  # fmt: skip
 def test_launches_compute_what_forward_does(kernels: Interpreted, kind: str, rows: int, scheme: str) -> None:
