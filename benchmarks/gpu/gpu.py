@@ -1,9 +1,9 @@
 """The engine on a GPU: decode steps at several batch sizes, a mixed workload, and the parts of a step.
 
-Shapes of Qwen3-0.6B and Llama-3.1-8B (and `--shape 30B-A3B`, without `check`) with random weights, since
-speed hardly depends on them. `D, B=n`: n
-prompts of 512 tokens; a step is (seconds of 272 tokens - seconds of 16) / 256. `N`: 256 requests with prompts
-and replies of 100 to 1,024 tokens each, all submitted at the start. Temperature 0.6, the end token ignored.
+Shapes of Qwen3-0.6B and Llama-3.1-8B (and `--shape 30B-A3B`, without `check`) with random
+weights, since speed hardly depends on them. `D, B=n`: n prompts of 512 tokens; a step is (seconds of 272
+tokens - seconds of 16) / 256. `N`: 256 requests with prompts and replies of 100 to 1,024 tokens each, all
+submitted at the start. Temperature 0.6, the end token ignored.
 Before anything is timed, greedy replies are checked against transformers in float32 on the same weights.
 """
 

@@ -57,7 +57,7 @@ def small_floats(outputs: int, inputs: int) -> Tensor:
     return torch.ldexp(numbers * signs, exponents.repeat_interleave(32, 1))
 
 
-def feed_forward(kind: str, scheme: str = "none") -> Any:
+def feed_forward(kind: str, scheme: str, device: str) -> Any:
     changes, of_experts = KINDS[kind]
     assert CONFIG.experts is not None
     config = replace(CONFIG, **changes, experts=replace(CONFIG.experts, **of_experts))
@@ -69,6 +69,7 @@ def feed_forward(kind: str, scheme: str = "none") -> Any:
     draw = torch.Generator().manual_seed(1)
     for tensor in part.parameters():
         tensor.copy_(torch.randn(tensor.shape, generator=draw) * 0.3)
+    part.to(device)
     how: Any = Mxfp4Plain("none") if scheme == "mxfp4" else OnGpu(scheme)
     for name, child in list(part.named_children()) if scheme != "none" else ():
         if isinstance(child, Linear) and child.quantizes:
@@ -83,7 +84,7 @@ def feed_forward(kind: str, scheme: str = "none") -> Any:
     return part
 
 
-def both_ways(kind: str, rows: int, scheme: str) -> tuple[Tensor, Tensor]:
+def both_ways(kind: str, rows: int, scheme: str, device: str = "cpu") -> tuple[Tensor, Tensor]:
     """Return the stream after the part's launches, and after its forward."""
     from engine.kernels.triton.attention.tiles import GpuLimits
     from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
@@ -91,9 +92,9 @@ def both_ways(kind: str, rows: int, scheme: str) -> tuple[Tensor, Tensor]:
     none: Any = None
     gpu = GpuKernels(GpuLimits(0, overlaps=False))
     with torch.inference_mode():
-        part = feed_forward(kind, scheme)
-        x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).half()
+        part = feed_forward(kind, scheme, device)
+        x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).half().to(device)
         single = rows == 1 and part.takes_single(gpu)
-        step = GpuStep(none, none, none, none, (), none, single=single, pdl=False)
+        step = GpuStep(none, none, none, none, (), none, single=single, pdl=device == "cuda")
         found = part.fused(Residual(x.clone()), step, gpu)
-        return found.total(), x + part.forward(x, step)
+        return found.total().cpu(), (x + part.forward(x, step)).cpu()

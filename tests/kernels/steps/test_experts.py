@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.cases import soak
+from tests.cases import case, soak
 from tests.kernels.experts import KINDS, both_ways
 from tests.kernels.interpreted import Interpreted
 
@@ -25,3 +25,14 @@ def test_launches_compute_what_forward_does(kernels: Interpreted, kind: str, row
     found, expected = kernels.run(both_ways, kind, rows, scheme)
     close = 6e-2 if scheme == "fp8" else 2e-2  # activations that differ by a bit may be rounded differently
     torch.testing.assert_close(found, expected, rtol=close, atol=close)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("scheme", ["none", "int8", "fp8", "int4", "mxfp4"])
+@pytest.mark.parametrize("rows", [1, 2, 40, 300])
+def test_on_a_gpu(rows: int, scheme: str) -> None:
+    for kind in ("BiasedMoE", "ClampedMoE") if scheme != "mxfp4" else ("ClampedMoE",):
+        with case(kind):
+            found, expected = both_ways(kind, rows, scheme, "cuda")
+            close = 6e-2 if scheme == "fp8" else 2e-2
+            torch.testing.assert_close(found, expected, rtol=close, atol=close)
