@@ -117,6 +117,7 @@ def run(
     if unknown := [name for name in shapes if name not in SHAPES]:
         raise SystemExit(f"no shape {unknown[0]!r}; choose from {', '.join(SHAPES)}")
     speed = bench.note("a device copy, read and written", copy_speeds(bench), "TB/s").median
+    table = []
     for shape in shapes:
         for scheme in schemes:
             if scheme == "mxfp4" and SHAPES[shape][0] is not ClampedMoE:
@@ -126,9 +127,10 @@ def run(
                 if sweep:
                     sweep_all(bench, f"{shape}, {scheme}", made, rows)
                 else:
-                    measure(bench, f"{shape}, {scheme}", made, rows, speed)
+                    table += [measure(bench, f"{shape}, {scheme}", made, rows, speed)]
             del made
             torch.cuda.empty_cache()
+    print(*table, sep="\n")
 
 
 def layers_of(
@@ -165,8 +167,9 @@ def small_floats(outputs: int, inputs: int) -> Tensor:
     )
 
 
-def measure(bench: Bench, name: str, made: Layers, rows: Sequence[int], speed: float) -> None:
-    """Note each number of rows: microseconds of a layer, the limit by bytes, the error."""
+def measure(bench: Bench, name: str, made: Layers, rows: Sequence[int], speed: float) -> str:
+    """Note each number of rows: microseconds of a layer, the limit by bytes, the error. Return a line."""
+    line = [f"{name}, us:"]
     inputs = {count: inputs_of(made, count) for count in rows}
     compile_all(lambda: [made.fused(x.clone(), made.step(count), 2).total() for count, x in inputs.items()])
     for count, x in inputs.items():
@@ -178,11 +181,13 @@ def measure(bench: Bench, name: str, made: Layers, rows: Sequence[int], speed: f
         found = bench.note(label, layer_times(bench, made, x, step), "us").median
         least = bytes_read(made, x) / speed / 1e6
         bench.note(f"{label}, of the limit by bytes ({least:.1f} us)", 100 * least / found, "%")
+        line.append(f"{count}: {found:.1f} ({100 * least / found:.0f} %)")
         if count in EARLY:
             early = made.step(count, pdl=made.kernels.overlaps)
             bench.note(f"{label}, with PDL", layer_times(bench, made, x, early), "us")
         if count in PLAIN:
             bench.note(f"{label}, plain torch", plain_times(bench, made.parts[:2], x, step), "us")
+    return " ".join(line)
 
 
 def layer_times(bench: Bench, made: Layers, x: Tensor, step: GpuStep) -> list[float]:
