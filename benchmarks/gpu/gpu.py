@@ -1,8 +1,9 @@
 """The engine on a GPU: decode steps at several batch sizes, a mixed workload, and the parts of a step.
 
-Shapes of Qwen3-0.6B and Llama-3.1-8B with random weights, since speed does not depend on them. `D, B=n`: n
-prompts of 512 tokens; a step is (seconds of 272 tokens - seconds of 16) / 256. `N`: 256 requests with prompts
-and replies of 100 to 1,024 tokens each, all submitted at the start. Temperature 0.6, the end token ignored.
+Shapes of Qwen3-0.6B and Llama-3.1-8B (and `--shape 30B-A3B`, without `check`) with random
+weights, since speed hardly depends on them. `D, B=n`: n prompts of 512 tokens; a step is (seconds of 272
+tokens - seconds of 16) / 256. `N`: 256 requests with prompts and replies of 100 to 1,024 tokens each, all
+submitted at the start. Temperature 0.6, the end token ignored.
 Before anything is timed, greedy replies are checked against transformers in float32 on the same weights.
 """
 
@@ -32,7 +33,7 @@ from engine.models.loader import decoder_slots
 from engine.serving.engine import Engine
 from engine.start import start
 from minichat.bench.harness import Bench
-from minichat.bench.shapes import COMMON, SHAPES
+from minichat.bench.shapes import COMMON, MIXTURES, SHAPES
 
 CONTEXT = 4096
 BLOCKS = 256 * 2048 // 16  # for the whole mixed workload; the check needs the other memory
@@ -121,7 +122,7 @@ def labeled(name: str, kv: KvSchemeName) -> str:
 
 def opened(name: str, folder: str, kv: KvSchemeName = "none") -> tuple[Engine, float]:
     """An engine of this shape and KV scheme, and the seconds from start to its first reply."""
-    (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[name]))
+    (Path(folder) / "config.json").write_text(json.dumps(COMMON | (SHAPES | MIXTURES)[name]))
     began = time.perf_counter()
     engine = start(
         EngineConfig(

@@ -29,6 +29,8 @@ from engine.models.layers.moe import ClampedMoE, GroupedMoE, MoE, SharedMoE
 from engine.models.layers.routed import RoutedExperts
 from engine.models.source import finalize
 from engine.quant.experts import ExpertsLinear, ExpertsProduct
+from engine.quant.mxfp4 import NUMBERS, Mxfp4Experts, Mxfp4Plain
+from engine.quant.packing import MX
 from engine.quant.registry import named
 from minichat.bench.harness import Bench
 
@@ -106,7 +108,7 @@ def run(
     bench: Bench,
     *,
     shapes: tuple[str, ...] = tuple(SHAPES),
-    schemes: tuple[str, ...] = ("none", "int8", "int4", "fp8"),
+    schemes: tuple[str, ...] = ("none", "int8", "int4", "fp8", "mxfp4"),
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 2048),
     sweep: bool = False,
 ) -> None:
@@ -115,16 +117,20 @@ def run(
     if unknown := [name for name in shapes if name not in SHAPES]:
         raise SystemExit(f"no shape {unknown[0]!r}; choose from {', '.join(SHAPES)}")
     speed = bench.note("a device copy, read and written", copy_speeds(bench), "TB/s").median
+    table = []
     for shape in shapes:
         for scheme in schemes:
+            if scheme == "mxfp4" and SHAPES[shape][0] is not ClampedMoE:
+                continue  # the other models are not stored in it
             made = layers_of(*SHAPES[shape], scheme, torch.device("cuda"))
             with torch.inference_mode():
                 if sweep:
                     sweep_all(bench, f"{shape}, {scheme}", made, rows)
                 else:
-                    measure(bench, f"{shape}, {scheme}", made, rows, speed)
+                    table += [measure(bench, f"{shape}, {scheme}", made, rows, speed)]
             del made
             torch.cuda.empty_cache()
+    print(*table, sep="\n")
 
 
 def layers_of(
@@ -144,13 +150,26 @@ def layers_of(
                 tensor.normal_(std=tensor.shape[-1] ** -0.5 if tensor.dim() > 1 else 0.1)
                 if name == "norm.weight":
                     tensor.fill_(1)
-            finalize(part, named(scheme))
+            if scheme == "mxfp4":
+                for each in (part.gate_up, part.down):
+                    each.weight.copy_(small_floats(*each.weight.shape))
+            finalize(part, Mxfp4Plain("none") if scheme == "mxfp4" else named(scheme))
         parts.append(part)
     return Layers(parts, GpuKernels(limits(device)), scheme)
 
 
-def measure(bench: Bench, name: str, made: Layers, rows: Sequence[int], speed: float) -> None:
-    """Note each number of rows: microseconds of a layer, the limit by bytes, the error."""
+def small_floats(outputs: int, inputs: int) -> Tensor:
+    """Random numbers that mxfp4 holds, about as large as a layer's."""
+    exponents = torch.randint(-9, -6, (outputs, inputs // MX))
+    numbers = torch.tensor(NUMBERS)[torch.randint(0, len(NUMBERS), (outputs, inputs))]
+    return torch.ldexp(
+        numbers * (torch.randint(0, 2, numbers.shape) * 2 - 1), exponents.repeat_interleave(MX, 1)
+    )
+
+
+def measure(bench: Bench, name: str, made: Layers, rows: Sequence[int], speed: float) -> str:
+    """Note each number of rows: microseconds of a layer, the limit by bytes, the error. Return a line."""
+    line = [f"{name}, us:"]
     inputs = {count: inputs_of(made, count) for count in rows}
     compile_all(lambda: [made.fused(x.clone(), made.step(count), 2).total() for count, x in inputs.items()])
     for count, x in inputs.items():
@@ -162,11 +181,13 @@ def measure(bench: Bench, name: str, made: Layers, rows: Sequence[int], speed: f
         found = bench.note(label, layer_times(bench, made, x, step), "us").median
         least = bytes_read(made, x) / speed / 1e6
         bench.note(f"{label}, of the limit by bytes ({least:.1f} us)", 100 * least / found, "%")
+        line.append(f"{count}: {found:.1f} ({100 * least / found:.0f} %)")
         if count in EARLY:
             early = made.step(count, pdl=made.kernels.overlaps)
             bench.note(f"{label}, with PDL", layer_times(bench, made, x, early), "us")
         if count in PLAIN:
             bench.note(f"{label}, plain torch", plain_times(bench, made.parts[:2], x, step), "us")
+    return " ".join(line)
 
 
 def layer_times(bench: Bench, made: Layers, x: Tensor, step: GpuStep) -> list[float]:
@@ -214,6 +235,11 @@ def oracle(made: Layers, part: MoE, x: Tensor) -> Tensor:
 
 def multiplied(module: nn.Module, expert: int, x: Tensor) -> Tensor:
     """The product in float32 with the numbers that a weight stands for."""
+    if isinstance(module, Mxfp4Experts):
+        own = (
+            None if module.bias is None else module.bias.unflatten(0, (len(module.words), -1))[expert].float()
+        )
+        return nn.functional.linear(x, module.dequantized(expert), own)
     if isinstance(module, ExpertsProduct):
         module = module.products[expert]
     if isinstance(module, ExpertsLinear):

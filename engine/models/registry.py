@@ -25,7 +25,7 @@ from engine.models.loader import (
     whole_shapes,
 )
 from engine.models.packing import packing
-from engine.models.source import PlainSource, finalize
+from engine.models.source import Mxfp4Source, PlainSource, finalize
 from engine.models.stored import StoredSource
 from engine.quant.linear import Linear
 from engine.quant.registry import named
@@ -63,7 +63,9 @@ def native(request: LoadRequest) -> LanguageModel:
         if checkpoint is not None:
             checkpoint.check()
 
-    model.source = PlainSource(config, dtype, request.device, fill, check, request.collective)
+    small = packed is not None and packed.method == "mxfp4" and request.device.type == "cuda"
+    source = Mxfp4Source if small and request.collective is None and dtype is torch.bfloat16 else PlainSource
+    model.source = source(config, dtype, request.device, fill, check, request.collective)
     if packed is not None and packed.names and checkpoint is not None and checkpoint.quantized:
         model.source = StoredSource(model.source, checkpoint, packed)
     scheme = model.source.scheme(request.quantization)

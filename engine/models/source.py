@@ -13,6 +13,7 @@ from engine.models.layers.collective import Collective
 from engine.models.layers.norm import Norm
 from engine.quant.base import Scheme
 from engine.quant.linear import Linear
+from engine.quant.mxfp4 import Mxfp4Plain
 from engine.quant.registry import choose, of_head
 
 
@@ -87,6 +88,13 @@ class PlainSource:
                 return Linear.empty(self.config.hidden, rows, bias=False, dtype=self.dtype)
         except RuntimeError as error:
             raise BadInput(f"the head does not fit on {self.device}: {error}") from error
+
+
+class Mxfp4Source(PlainSource):
+    """Scheme `none` keeps experts in the 4 bits that the checkpoint has, on a GPU."""
+
+    def scheme(self, name: str) -> Scheme:
+        return Mxfp4Plain(name) if name == "none" else super().scheme(name)
 
 
 @torch.no_grad()

@@ -73,6 +73,9 @@ class ExpertsLinear(Linear):
         return PlainExperts(weight, bias)
 
     def finalized(self, scheme: Scheme) -> nn.Module:
+        packed: Callable[[ExpertsLinear], nn.Module | None] | None = getattr(scheme, "experts", None)
+        if packed is not None and (made := packed(self)) is not None:
+            return made
         if self.weight.device.type != "cpu" and scheme.name == "none":
             return self
         weights = self.weight.unflatten(0, (self.experts, -1))

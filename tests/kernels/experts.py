@@ -11,6 +11,7 @@ from engine.models.decoder import block, build_of
 from engine.models.layers.moe import GroupedMoE
 from engine.quant import fp8_linear, int4, int8
 from engine.quant.linear import Linear
+from engine.quant.mxfp4 import NUMBERS, Mxfp4Experts, Mxfp4Plain
 
 HEADS = LayerSpec(heads=1, kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
 CONFIG = DecoderConfig(
@@ -47,7 +48,16 @@ class OnGpu:
         return gpu_products.Int4Product(int4.grouped(weight, 32), bias, weight.shape[1], weight.dtype)
 
 
-def feed_forward(kind: str, scheme: str = "none") -> Any:
+def small_floats(outputs: int, inputs: int) -> Tensor:
+    """Numbers that mxfp4 holds, with scales near 1/8."""
+    draw = torch.Generator().manual_seed(2)
+    exponents = torch.randint(-5, -2, (outputs, inputs // 32), generator=draw)
+    numbers = torch.tensor(NUMBERS)[torch.randint(0, 8, (outputs, inputs), generator=draw)]
+    signs = torch.randint(0, 2, (outputs, inputs), generator=draw) * 2 - 1
+    return torch.ldexp(numbers * signs, exponents.repeat_interleave(32, 1))
+
+
+def feed_forward(kind: str, scheme: str, device: str) -> Any:
     changes, of_experts = KINDS[kind]
     assert CONFIG.experts is not None
     config = replace(CONFIG, **changes, experts=replace(CONFIG.experts, **of_experts))
@@ -59,13 +69,22 @@ def feed_forward(kind: str, scheme: str = "none") -> Any:
     draw = torch.Generator().manual_seed(1)
     for tensor in part.parameters():
         tensor.copy_(torch.randn(tensor.shape, generator=draw) * 0.3)
+    part.to(device)
+    how: Any = Mxfp4Plain("none") if scheme == "mxfp4" else OnGpu(scheme)
     for name, child in list(part.named_children()) if scheme != "none" else ():
         if isinstance(child, Linear) and child.quantizes:
-            setattr(part, name, child.finalized(OnGpu(scheme)))  # type: ignore[arg-type]
+            if scheme == "mxfp4":
+                child.weight.copy_(small_floats(*child.weight.shape))
+            made = child.finalized(how)
+            setattr(part, name, made)
+            if isinstance(made, Mxfp4Experts):
+                assert torch.equal(made.dequantized(1), child.weight.view(6, -1, child.weight.shape[1])[1])
+            else:
+                assert scheme != "mxfp4"
     return part
 
 
-def both_ways(kind: str, rows: int, scheme: str) -> tuple[Tensor, Tensor]:
+def both_ways(kind: str, rows: int, scheme: str, device: str = "cpu") -> tuple[Tensor, Tensor]:
     """Return the stream after the part's launches, and after its forward."""
     from engine.kernels.triton.attention.tiles import GpuLimits
     from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
@@ -73,9 +92,9 @@ def both_ways(kind: str, rows: int, scheme: str) -> tuple[Tensor, Tensor]:
     none: Any = None
     gpu = GpuKernels(GpuLimits(0, overlaps=False))
     with torch.inference_mode():
-        part = feed_forward(kind, scheme)
-        x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).half()
+        part = feed_forward(kind, scheme, device)
+        x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).half().to(device)
         single = rows == 1 and part.takes_single(gpu)
-        step = GpuStep(none, none, none, none, (), none, single=single, pdl=False)
+        step = GpuStep(none, none, none, none, (), none, single=single, pdl=device == "cuda")
         found = part.fused(Residual(x.clone()), step, gpu)
-        return found.total(), x + part.forward(x, step)
+        return found.total().cpu(), (x + part.forward(x, step)).cpu()

@@ -109,6 +109,7 @@ def _from_eight_bits(register: Register) -> Register:
 _OPERATIONS: dict[str, Operation] = {
     "mov.b32": lambda a: a,
     "shr.u32": lambda a, by: a >> by,
+    "shl.b32": lambda a, by: a << by,
     "prmt.b32": _permuted,
     "lop3.b32": _by_table,
     "sub.rn.f16x2": _pairs(lambda a, b: a - b, torch.float16),

@@ -92,6 +92,24 @@ def test_nibbles_become_weights(dtype: torch.dtype) -> None:
 
 
 @SHORT
+def test_small_floats_become_weights(dtype: torch.dtype) -> None:
+    from engine.kernels.triton.experts.int4 import SMALL_FLOATS
+    from engine.quant.mxfp4 import NUMBERS
+
+    draw = torch.Generator().manual_seed(0)
+    words = torch.randint(-(2**31), 2**31, (4096,), generator=draw, dtype=torch.int64)
+    scales = torch.ldexp(torch.ones(4, 4096), torch.randint(-4, 5, (4, 4096), generator=draw)).to(dtype)
+    registers = [words.numpy().astype(np.uint32)]
+    for scale in scales:
+        registers += [twice(scale)] * 2 + [twice(torch.zeros_like(scale))] * 2
+    found = halves(*ptx.run(SMALL_FLOATS[dtype], registers, 4), dtype=dtype)
+    known = torch.tensor((*NUMBERS, *(-each for each in NUMBERS)))
+    for nth in range(4):
+        numbers = known[torch.stack((words >> 4 * nth & 15, words >> (16 + 4 * nth) & 15), 1)]
+        assert torch.equal(found[nth], numbers * scales[nth].float()[:, None])
+
+
+@SHORT
 @pytest.mark.parametrize("kind", ["nibbles", "bytes"])
 def test_it_compiles_for_hopper(kind: str, dtype: torch.dtype) -> None:
     """Compiling needs no GPU. Weights are loaded straight into the registers for the tensor cores."""
@@ -115,6 +133,27 @@ def test_it_compiles_for_hopper(kind: str, dtype: torch.dtype) -> None:
     loop = text[text.index("scf.for") : text.index("scf.yield")]
     assert "tt.dot" in loop and "ttg.async_copy_global_to_local" in loop
     assert "ttg.convert_layout" not in loop and "ttg.local_store" not in loop
+    assert "mma.sync" in made.asm["ptx"]
+
+
+@pytest.mark.parametrize("floats", soak(False, True))
+def test_experts_of_four_bits_compile_for_hopper(floats: bool) -> None:
+    from engine.kernels.triton.experts import int4
+    from engine.kernels.triton.gemm.int4_gemm import FLOATS
+
+    of: dict[str, Any] = dict.fromkeys(("out", "x", "bias"), "*bf16")
+    of |= {"words": "*i16", "grid": "*i32", "pairs": "*i32", "owners": "*i32", "rows": "i32"}
+    shape: dict[str, Any] = {
+        "pair_weights": None, "EXPERTS": 32, "CHOSEN": 4, "SLOTS": 4, "SORTED": True, "BY_PAIR": False,
+        "OUTPUTS": 2880, "ALL": 5760, "INPUTS": 2880, "UNITS": 23, "GROUP": 32, "ROWS": 16, "COLUMNS": 32,
+        "TURN": 1, "GATED": True, "STEP": 2, "UP": 1, "ALPHA": 1.702, "LIMIT": 7.0,
+        "FLOATS": (int4.SMALL_FLOATS if floats else FLOATS)[torch.bfloat16], "BIASED": True, "STAGES": 3,
+        "PDL": True,
+    }  # fmt: skip
+    made = compile_for_hopper(int4._experts_int4, of, shape, warps=1)
+    text = made.asm["ttgir"]
+    loop = text[text.index("scf.for") : text.index("scf.yield")]
+    assert loop.count("tt.dot ") == 8 and "ttg.convert_layout" not in loop and "ttg.local_store" not in loop
     assert "mma.sync" in made.asm["ptx"]
 
 

@@ -13,7 +13,7 @@ from engine.api.config import ModelPlace
 from engine.api.errors import BadCheckpoint
 from engine.models.decoder import Decoder
 from engine.models.registry import load_model
-from engine.quant.mxfp4 import NUMBERS, Mxfp4Weight
+from engine.quant.mxfp4 import NUMBERS, Mxfp4Weight, in_four_bits
 from engine.quant.registry import named
 from tests.models.test_families import GPT_OSS, reference
 from tests.models.tiny import plain_attend
@@ -55,6 +55,21 @@ def test_every_number_and_scale() -> None:
     expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
     found = Mxfp4Weight(blocks, scales).dequantized()
     assert found.shape == (1, 96, 16) and torch.equal(found, expected.view(found.shape))
+
+
+def test_numbers_that_were_read_become_four_bits_again() -> None:
+    """Exactly, also in groups without the largest numbers, and never any others."""
+    blocks, scales = packed(40, 96, seed=0)
+    blocks[0] &= 0x33  # groups of small numbers
+    blocks[1] = 0
+    weight = Mxfp4Weight(blocks, scales).dequantized().transpose(1, 2).flatten(0, 1)
+    found = in_four_bits(weight)
+    assert found is not None
+    numbers, steps = found
+    values = torch.tensor((*NUMBERS, *(-each for each in NUMBERS)))[numbers.int()]
+    assert torch.equal(values * steps.repeat_interleave(32, 1), weight.float())
+    weight[3, 5] *= 1.01
+    assert in_four_bits(weight) is None and in_four_bits(weight[:, :40]) is None
 
 
 @torch.inference_mode()

@@ -1,7 +1,11 @@
-"""Products of rows with int4 weights of their experts; the layout is that of gemm/int4_gemm.py."""
+"""Products of rows with 4-bit weights of their experts; the layout is that of gemm/int4_gemm.py.
+
+The numbers are integers, or the floats of mxfp4, whose scales per 32 inputs are powers of two.
+"""
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -11,6 +15,29 @@ from engine.kernels.triton.experts.tiles import ExpertTiles, own_pairs
 from engine.kernels.triton.gemm.int4_gemm import FLOATS, TALL, TILE, UNIT, floats_of_unit
 from engine.kernels.triton.gemm.tma_gemm import Tiling
 from engine.kernels.triton.launch import launch
+
+
+def _small_floats(kind: str, place: int, power: str) -> str:
+    """Assembly like int4_gemm.FLOATS, for the four 4-bit floats of each half of word $4.
+
+    Exponent and fraction of a number go to bit `place` of a larger float, the sign to the highest bit. That
+    float, which may be subnormal, is `power` times too small, whose bits are given twice.
+    """
+    text = "{ .reg .b32 n, sign, none, power; mov.b32 none, 0; mov.b32 power, " + power + ";"
+    for nth in range(4):
+        by = place - 4 * nth
+        text += f"{'shl.b32' if by >= 0 else 'shr.u32'} n, $4, {abs(by)};"
+        text += f"shl.b32 sign, $4, {12 - 4 * nth};"
+        text += "lop3.b32 sign, sign, 0x80008000, none, 0xea;"
+        text += f"lop3.b32 n, n, {7 << place | 7 << place + 16}, sign, 0xea;"
+        text += f"fma.rn.{kind} n, n, power, none; fma.rn.{kind} ${nth}, n, ${5 + 4 * nth}, ${7 + 4 * nth};"
+    return text + "}"
+
+
+SMALL_FLOATS = {
+    torch.bfloat16: _small_floats("bf16x2", 6, "0x7e807e80"),  # 2**126
+    torch.float16: _small_floats("f16x2", 9, "0x74007400"),  # 2**14
+}
 
 
 @triton.jit
@@ -92,11 +119,12 @@ def experts_int4(
     gate: Gate | None = None,
     pair_weights: Tensor | None = None,
     bias: Tensor | None = None,
+    floats: bool = False,
     pdl: bool = False,
 ) -> Tensor:
     """Like experts_gemm, with `words` [experts, tiles, units, 64, 32] and `grid` [experts, groups, outputs].
 
-    x must have the dtype of the grid.
+    x must have the dtype of the grid. `floats`: the numbers are those of mxfp4.
     """
     high, units = words.shape[1:3]
     out = empty_out(x, outputs, tiles, rows, gate, x.dtype)
@@ -106,7 +134,8 @@ def experts_int4(
         OUTPUTS=width, ALL=high * TILE, INPUTS=x.shape[1], UNITS=units, GROUP=units * UNIT // grid.shape[1],
         COLUMNS=how.outputs, TURN=how.inputs // UNIT, GATED=gate is not None,
         **(PLAIN if gate is None else gate.constants(width)), **tiles.constants,
-        FLOATS=FLOATS[x.dtype], BIASED=bias is not None, STAGES=how.stages, PDL=pdl,
+        FLOATS=(SMALL_FLOATS if floats else FLOATS)[x.dtype], BIASED=bias is not None, STAGES=how.stages,
+        PDL=pdl,
         num_warps=how.warps, **launch(pdl),
     )  # fmt: skip
     return out

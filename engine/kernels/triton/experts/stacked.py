@@ -113,6 +113,7 @@ class Int4Experts(StackedExperts):
     outputs: int
     kind: torch.dtype
     bias: Tensor | None = None
+    floats: bool = False  # whether the numbers are those of mxfp4
 
     def takes(self, dtype: torch.dtype) -> bool:
         return dtype is self.kind
@@ -122,7 +123,16 @@ class Int4Experts(StackedExperts):
     ) -> Tensor:
         how = how or experts_int4_tiling(tiles.rows, self.words, gated=around.get("gate") is not None)
         return experts_int4(
-            x, self.words, self.grid, self.outputs, tiles, how, rows, bias=self.bias, **around
+            x,
+            self.words,
+            self.grid,
+            self.outputs,
+            tiles,
+            how,
+            rows,
+            bias=self.bias,
+            floats=self.floats,
+            **around,
         )
 
 
