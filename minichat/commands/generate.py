@@ -21,7 +21,6 @@ from minichat.plural import plural
 from minichat.session.attachments import MOST, PIPED
 
 _RANDOM_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
-_CHANCES = ("top_p", "top_k", "min_p", "seed", "n", "best_of")  # without effect if greedy
 _BEAM_FIELDS = ("length_penalty", "early_stopping")
 _QUOTED = 40  # characters of a text in an error
 _STDIN = "-"  # as an argument: append standard input
@@ -70,11 +69,8 @@ def _check_deadline(options: argparse.Namespace) -> None:
 
 
 def _refuse_idle(options: argparse.Namespace) -> None:
-    """Refuse options that have no effect with or without --beams, or with a temperature of 0."""
+    """Refuse options that have no effect with or without --beams."""
     searches = (options.beams or 1) > 1
-    greedy = [name for name in _CHANCES if options.temperature == 0 and vars(options).get(name) is not None]
-    if greedy and not searches:
-        raise BadInput(f"--{greedy[0].replace('_', '-')} has no effect with --temperature 0")
     for name in _RANDOM_FIELDS if searches else _BEAM_FIELDS:
         value = getattr(options, name)
         if value is None or (name == "temperature" and value == 0):

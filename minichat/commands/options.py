@@ -36,7 +36,20 @@ SAMPLING = (
 )
 
 
+_CHANCES = ("top_p", "top_k", "min_p", "seed", "n", "best_of")  # without effect if greedy
+
+
+def refuse_chances(options: argparse.Namespace) -> None:
+    """Refuse options of sampling with a temperature of 0. A beam search may return several replies."""
+    if options.temperature != 0 or (getattr(options, "beams", None) or 1) > 1:
+        return
+    for name in _CHANCES:
+        if getattr(options, name, None) is not None:
+            raise BadInput(f"--{name.replace('_', '-')} has no effect with --temperature 0")
+
+
 def sampling(options: argparse.Namespace) -> SamplingParams:
+    refuse_chances(options)
     given = {name: value for name in SAMPLING if (value := getattr(options, name, None)) is not None}
     return SamplingParams(temperature=0.7).changed(**given)
 

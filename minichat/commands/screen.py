@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.api.errors import EngineError
 from engine.api.params import FIELDS, SamplingParams
-from minichat.commands.options import failed
+from minichat.commands.options import failed, refuse_chances
 from minichat.settings import Loaded, Settings
 from minichat.shell.first import First
 from minichat.shell.interpreter import share
@@ -33,6 +33,7 @@ class SamplingOptions(NamedTuple):
 
 def sampling_options(options: argparse.Namespace, settings: Settings) -> SamplingOptions:
     """The options of the command line, with the settings as defaults."""
+    refuse_chances(options)
     given = {name: value for name in FIELDS if (value := getattr(options, name, None)) is not None}
     system = settings.chat.system if options.system is None else options.system
     named = bool(given) or system != settings.chat.system

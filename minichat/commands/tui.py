@@ -25,11 +25,14 @@ _ENGINE = (
 def run(options: argparse.Namespace) -> int:
     paths = locate()
     loaded = load(paths.settings)
-    settle(options, loaded.settings)
     try:
+        _refuse_screen_options(options)
+        settle(options, loaded.settings)
         first = _first(options)
     except CannotAttach as error:
         return failed(BadInput(str(error)))
+    except BadInput as error:
+        return failed(error)
     if first is None:
         from minichat.commands import chat
 
@@ -52,6 +55,13 @@ def run(options: argparse.Namespace) -> int:
         return words_of(options, model=model)
 
     return show(options, paths, loaded, engine, again, model=config.model, first=first)
+
+
+def _refuse_screen_options(options: argparse.Namespace) -> None:
+    """Options of the screen have no effect with --plain."""
+    for name, value in (("engine", options.runs_in), ("ascii", options.ascii)):
+        if options.plain and value:
+            raise BadInput(f"--{name} has no effect with --plain")
 
 
 def _on_screen(options: argparse.Namespace) -> bool:

@@ -13,6 +13,7 @@ from minichat.session.strategies import BESIDE
 
 PLAIN = SamplingParams()
 OWN = "own"  # the preset name of unsaved settings
+DEFAULT = "default"  # ... of those that a new chat has
 
 
 def _always(_: SamplingParams) -> bool:
@@ -227,10 +228,10 @@ class Preset:
         return cls(name, tuple(changed_from_default(params).items()))
 
     @classmethod
-    def own(cls, params: SamplingParams) -> Preset:
+    def own(cls, params: SamplingParams, name: str = OWN) -> Preset:
         """The unsaved settings as a preset."""
         kept = {name: value for name, value in changed_from_default(params).items() if name not in _CHATS_OWN}
-        return cls(OWN, tuple(kept.items()))
+        return cls(name, tuple(kept.items()))
 
 
 _CHATS_OWN = (

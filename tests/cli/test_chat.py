@@ -79,6 +79,22 @@ def test_commands_print_a_reply(talk: Talk, line: str, reply: str) -> None:
     assert ran.out.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--seed", 5), "--seed has no effect with --temperature 0"),
+        (("--top-p", 0.5), "--top-p has no effect with --temperature 0"),
+        (("--plain", "--engine", "process"), "--engine has no effect with --plain"),
+        (("--plain", "--ascii"), "--ascii has no effect with --plain"),
+        (("--n", 4), "unrecognized arguments: --n; see minichat chat --help"),
+    ],
+)
+def test_options_without_effect_are_bad_usage(talk: Talk, options: tuple[object, ...], error: str) -> None:
+    ran = talk("a", options=options)
+    assert (ran.code, ran.out) == (2, "")
+    assert error in ran.err and ran.err.count("\n") == 1
+
+
 def test_changed_options_apply_from_the_next_reply(talk: Talk) -> None:
     four, one = talk("a").out, talk("/set max_tokens 1", "a").out
     assert four.startswith(one.rstrip("\n")) and four != one

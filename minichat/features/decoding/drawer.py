@@ -15,7 +15,7 @@ from minichat.features.decoding.knobs import Knobs
 from minichat.ui.likely import ROWS, LikelyTokens
 from minichat.ui.marks import Marks
 
-_LIVE = 5  # minimum lines for the live part: likeliest tokens or beams
+_LIVE = 5  # minimum lines for the live part: likeliest tokens or beams; with nothing to show it gets one
 _TREE = 24  # maximum lines of a beam tree
 _FIELDS = 14  # lines the fields get before the live part grows
 _HEADING = 3  # lines of the heading and its margins
@@ -33,6 +33,7 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
         super().__init__(id=id, classes=classes)
         self.knobs, self.likely, self.beams = Knobs(), LikelyTokens(), BeamTree()
         self.gains, self.heading = Static(classes="gains", markup=False), Static(classes="section")
+        self._live = False  # whether the live part has something to show
 
     def compose(self) -> ComposeResult:
         yield self.knobs
@@ -53,7 +54,7 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
     def on_resize(self) -> None:
         """Divide the height. The fields scroll if they do not fit above the live part."""
         room = self.size.height - _HEADING - self.gains.display
-        live = max(room - _FIELDS, _LIVE)
+        live = max(room - _FIELDS, _LIVE) if self._live else 1
         self.likely.styles.height, self.beams.styles.height = min(live, ROWS), min(live, _TREE)
         self.knobs.styles.max_height = max(room - min(live, ROWS), 4)
 
@@ -65,6 +66,10 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
             self.beams.display, self.likely.display = searching, not searching
             self.heading.update("beam tree" if searching else "next token")
         self.beams.show(view, words, over=over)
+        live = bool(view if searching else self.likely.rows)
+        if self._live is not live:
+            self._live = live
+            self.on_resize()
 
     def show_gains(self, speculation: Speculation | None) -> None:
         shown = speculation is not None

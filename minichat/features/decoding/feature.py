@@ -34,6 +34,7 @@ class DecodingPanel(DecodingDrawer):
         self.context = context
         self._seen: dict[int, _Seen] = {}  # by chat id
         self.knobs.move_keys = context.keys.names(("decoding.up", "decoding.down"))
+        self.knobs.default = context.program.start.params
         if context.program.start.ascii:
             self.obey(ASCII)
         signals = context.signals

@@ -14,7 +14,18 @@ from textual.widget import Widget
 
 from engine.api.errors import BadParams
 from engine.api.params import SamplingParams
-from minichat.session.decoding import KNOBS, OWN, PLAIN, Knob, Preset, parsed, preset_of, shown, stepped
+from minichat.session.decoding import (
+    DEFAULT,
+    KNOBS,
+    OWN,
+    PLAIN,
+    Knob,
+    Preset,
+    parsed,
+    preset_of,
+    shown,
+    stepped,
+)
 from minichat.session.strategies import Strategies, name_of
 from minichat.ui.marks import UNICODE, Marks
 from minichat.ui.panes.keybar import Hints
@@ -78,6 +89,7 @@ class Knobs(Widget, can_focus=True):
     row: reactive[int] = reactive(0)
     trouble: reactive[str] = reactive("")
     marks: Marks = UNICODE
+    default = PLAIN  # what a new chat has
     move_keys = ""  # the names of the keys that select a field
 
     def __init__(self, id: str | None = None) -> None:
@@ -153,7 +165,7 @@ class Knobs(Widget, can_focus=True):
     @property
     def preset(self) -> str:
         """The name of the preset that matches the parameters."""
-        found = preset_of(self.params, self.presets)
+        found = preset_of(self.params, (*self.presets, Preset.own(self.default, DEFAULT)))
         return found.name if found else OWN
 
     # Keys

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.errors import BadInput
 from engine.api.params import SamplingParams
 from minichat.commands.screen import sampling_options
 from minichat.settings import Settings
@@ -86,6 +87,8 @@ def test_options_that_are_not_given_come_from_the_settings() -> None:
 
     assert given() == (0.5, 3, "be brief", False)
     assert given(temperature=0.0) == (0.0, 3, "be brief", True)
+    with pytest.raises(BadInput, match="--seed has no effect with --temperature 0"):
+        given(temperature=0.0, seed=5)
     assert given(system="rhyme") == (0.5, 3, "rhyme", True)
     assert given(system="be brief") == (0.5, 3, "be brief", False)
     assert given(system="") == (0.5, 3, "", True)

@@ -67,11 +67,12 @@ async def test_top_tokens_are_requested_while_it_is_open(bench: Callable[..., An
         assert reply.params.logprobs is None
         await it.pilot.press("f3")
         await it.until(lambda: reply.params.logprobs == 10)
+        assert it.drawer.likely.size.height == 1, "the fields get the room until there are tokens"
         reply.say("x", logprobs=[TokenLogprob(7, -0.1, 1, ((7, -0.1), (8, -2.5)))])
         await it.until(lambda: it.app.chats.active.likely)
         it.main.wake()
         await it.until(lambda: "word7" in it.screen_text())
-        assert "90.5%" in it.screen_text()
+        assert "90.5%" in it.screen_text() and it.drawer.likely.size.height == 10
         await it.pilot.press("f3")
         await it.until(lambda: reply.params.logprobs is None)
 
@@ -97,6 +98,7 @@ async def test_it_shows_that_more_fields_exist_than_fit(bench: Callable[..., Any
         drawn = [each for each in labels if f"▏  {each} " in it.screen_text()]
         hidden = len(labels) - len(drawn)
         assert hidden > 0 and drawn == labels[: len(drawn)]
+        assert it.drawer.knobs.size.height == it.drawer.size.height - 4, "all but a line is for the fields"
         assert f"↓ {hidden} more" in it.screen_text() and "Up F9" in it.screen_text()
         await it.pilot.press(*["down"] * (len(labels) // 2))
         assert f"↑↓ {hidden} more" in it.screen_text()

@@ -10,7 +10,9 @@ from tests.app.conftest import run
 @run
 async def test_a_preset_is_saved_and_chosen(bench: Callable[..., Any]) -> None:
     async with bench() as it:
-        await it.pilot.press("f3", "ctrl+s", *"mine", "enter")
+        await it.pilot.press("f3")
+        assert it.drawer.knobs.preset == "default"
+        await it.pilot.press("ctrl+s", *"mine", "enter")
         await it.until(lambda: "mine" in load_presets(it.app.paths.presets).own)
         await it.until(lambda: "preset       ‹ mine ›" in it.screen_text())
         await it.pilot.press("right")
