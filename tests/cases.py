@@ -26,7 +26,15 @@ def soak(*cases: Any) -> list[Any]:
 
 def one_of(count: int, cases: Iterable[Any]) -> list[Any]:
     """Every `count`-th case; the others are soak tests. For many similar cases."""
-    return [each if at % count == 0 else soak(each)[0] for at, each in enumerate(cases)]
+    return [
+        each if at % count == 0 else pytest.param(each, marks=pytest.mark.soak)
+        for at, each in enumerate(cases)
+    ]
+
+
+def one_row_of(count: int, rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """The same, for a test with several parameters."""
+    return [each if at % count == 0 else soak(each)[0] for at, each in enumerate(rows)]
 
 
 SIZES = [(80, 24), *soak(((120, 40),), ((200, 60),))]  # terminals, for what should look alike on all of them

@@ -25,7 +25,7 @@ settings.register_profile(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=25 * TIMES,
+    max_examples=15 * TIMES,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -15,6 +15,7 @@ from minichat.clients.remote import RemoteBackend
 from minichat.ui.likely import Likely
 from tests.app.conftest import Bench, bench, run, whole
 from tests.attach.conftest import no_progress, text_of
+from tests.cases import soak
 from tests.server.conftest import KEY, Served, serving
 
 __all__ = ["bench"]
@@ -45,7 +46,7 @@ async def ended(it: Bench) -> str:
     return last.text
 
 
-@pytest.mark.parametrize("kind", ["here", "elsewhere"])
+@pytest.mark.parametrize("kind", ["elsewhere", *soak("here")])
 @run
 async def test_a_token_is_picked_and_a_search_starts_and_ends(
     bench: Callable[..., Any], pocket: Served, kind: str

@@ -160,6 +160,7 @@ def test_a_dumb_terminal_gets_the_line_mode(root: Path, chat_model: Path) -> Non
     assert b"/help for commands" in output and b"\x1b" not in output
 
 
+@pytest.mark.soak
 def test_an_arrow_key_recalls_a_line(root: Path, chat_model: Path) -> None:
     pytest.importorskip("readline")
     output = typed(root, chat_model, b"/stats\n\x1b[A\n/quit\n", "--plain", term="xterm")

@@ -41,6 +41,7 @@ def test_without_standard_error_a_reply_still_succeeds() -> None:
     assert output("hi >&- 2>&-", "generate --max-tokens=2") == (0, "")
 
 
+@pytest.mark.soak
 def test_without_standard_input_a_plain_chat_ends_silently() -> None:
     assert output("<&-", "chat --plain") == (0, "")
 

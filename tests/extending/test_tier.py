@@ -14,7 +14,7 @@ from engine.api.snapshot import TierView
 from engine.serving.engine import Engine
 from engine.serving.recordings.replay import replay
 from engine.start import start
-from tests.cases import one_of
+from tests.cases import one_row_of
 from tests.engine.byte_tier import closed
 from tests.extending.tier import FileTier
 from tests.outputs import Output
@@ -56,7 +56,7 @@ def swap_out_and_in(
     return [one, other], events
 
 
-@pytest.mark.parametrize(("depth", "scheme"), one_of(3, product([0, 1], KV_SCHEMES)))
+@pytest.mark.parametrize(("depth", "scheme"), one_row_of(3, product([0, 1], KV_SCHEMES)))
 def test_a_request_is_resumed_from_files(model: Path, tmp_path: Path, depth: int, scheme: str) -> None:
     tier = FileTier(tmp_path, 8)
     engine = engine_on(model, tier, depth=depth, kv_scheme=scheme)

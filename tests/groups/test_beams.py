@@ -14,7 +14,7 @@ from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.serving.engine import Engine
-from tests.cases import one_of
+from tests.cases import one_row_of
 from tests.examples import examples
 from tests.outputs import Outputs
 from tests.runner.letters import EOS, byte_tokenizer
@@ -89,7 +89,7 @@ def assert_same(result: Outputs, expected: list[tuple[list[int], float]]) -> Non
     assert scores == pytest.approx([score for _, score in expected], rel=1e-5, abs=1e-4)
 
 
-@pytest.mark.parametrize(("depth", "width"), one_of(2, product([0, 1], [2, 4, 10])))
+@pytest.mark.parametrize(("depth", "width"), one_row_of(2, product([0, 1], [2, 4, 10])))
 def test_tokens_equal_those_of_generate(checkpoint: Callable[[str], Model], width: int, depth: int) -> None:
     folder, theirs = checkpoint("llama")
     params = SamplingParams(beams=width, n=width, max_tokens=30, ignore_eos=True)

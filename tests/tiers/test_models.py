@@ -12,7 +12,7 @@ from engine.api.config import KV_SCHEMES
 from engine.api.events import Admitted, Event
 from engine.kv.tiers.disk import DiskTier
 from engine.serving.engine import Engine
-from tests.cases import one_of
+from tests.cases import one_row_of
 from tests.runner.small import ask, drain, engine_on, make
 
 PROMPT = [*range(3, 63)]
@@ -50,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("kv", "scheme"), one_of(3, product(KV_SCHEMES, ["none", "int8"])))
+@pytest.mark.parametrize(("kv", "scheme"), one_row_of(3, product(KV_SCHEMES, ["none", "int8"])))
 def test_a_chat_goes_on_in_a_new_engine(model: Path, tmp_path: Path, kv: str, scheme: str) -> None:
     config: dict[str, Any] = {"kv_scheme": kv, "quantization": scheme}
     plain = engine_on(model, **config)

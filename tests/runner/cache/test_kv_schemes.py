@@ -21,7 +21,7 @@ from engine.kv.store import KVStore, bits
 from engine.kv.tiers.host import HostTier
 from engine.serving.engine import Engine
 from engine.start import start
-from tests.cases import one_of
+from tests.cases import one_row_of
 from tests.outputs import Output, Outputs
 from tests.runner.small import GREEDY, ask, drain, engine_on, run_to, turn, turn_until
 from tests.speculation.test_company import FreeDrafts
@@ -109,7 +109,10 @@ def test_without_pinned_memory_there_are_no_swaps(
     assert "not enough host memory for 5 blocks" in caplog.text
 
 
-@pytest.mark.parametrize(("preemption", "scheme"), one_of(2, product(["recompute", "swap"], KV_SCHEMES[1:])))
+WAYS = product(["recompute", "swap"], KV_SCHEMES[1:])
+
+
+@pytest.mark.parametrize(("preemption", "scheme"), one_row_of(2, WAYS))
 def test_other_requests_do_not_change_a_reply(llama: Path, scheme: str, preemption: str) -> None:
     """Chunked, preempted, swapped, forked or from the prefix cache, at either depth: the reply as alone."""
     alone = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.api.errors import BadInput, BadParams
 from engine.api.params import SPECULATION, SamplingParams
 from engine.serving.engine import Engine
-from tests.cases import one_of
+from tests.cases import one_row_of
 from tests.examples import TIMES
 from tests.outputs import Output
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
@@ -69,7 +69,7 @@ def test_drafts_do_not_change_a_reply(
 
 @pytest.mark.parametrize(
     ("kind", "temperature", "depth"),
-    one_of(3, ((kind, *how) for kind in SPECULATION for how in ((0.8, 0), (0.0, 1)))),
+    one_row_of(3, ((kind, *how) for kind in SPECULATION for how in ((0.8, 0), (0.0, 1)))),
 )
 def test_a_long_reply(drafted: Path, kind: str, temperature: float, depth: int) -> None:
     params = SamplingParams(
