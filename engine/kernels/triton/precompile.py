@@ -6,15 +6,14 @@ the time is spent in Triton's compiler and in subprocesses, which both release t
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
 from functools import cache
 from threading import Lock
 from typing import Any
 
-from triton import AsyncCompileMode
-from triton.runtime._async_compile import FutureKernel
+from triton.runtime._async_compile import FutureKernel, active_mode
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
@@ -26,14 +25,15 @@ parsing = Lock()
 class CompilingKernels:
     """Kernels that compile on other threads. A launch waits for the one it needs."""
 
-    def __init__(self, kernels: Mapping[Future[Any], FutureKernel]) -> None:
+    def __init__(self, kernels: Sequence[FutureKernel]) -> None:
         self._kernels = kernels
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether all are compiled, after at most `seconds`. Raises the error of one that failed."""
-        ended, others = wait(self._kernels, seconds, FIRST_EXCEPTION)
-        for each in ended:
-            self._kernels[each].result()
+        ended, others = wait({each.future for each in self._kernels}, seconds, FIRST_EXCEPTION)
+        for each in self._kernels:
+            if each.future in ended:
+                each.result()
         return not others
 
 
@@ -48,31 +48,57 @@ def start_compiling(launches: Callable[[], object]) -> CompilingKernels:
 
 def _start_compiling(launches: Callable[[], object]) -> CompilingKernels:
     _precompiling.set(True)
-    mode = AsyncCompileMode(_Loading(_threads_for(driver.active.get_current_device()))).__enter__()
+    mode = _CompileMode(_compiler_for(driver.active.get_current_device()))
+    active_mode.set(mode)
     launches()
-    return CompilingKernels({each.future: each for each in mode.future_kernels.values()})
+    return CompilingKernels(mode.kernels)
+
+
+class _Compiler:
+    """One thread for each core; they start when there is something to compile."""
+
+    def __init__(self, device: int) -> None:
+        cores = len(os.sched_getaffinity(0))
+        self._threads = ThreadPoolExecutor(cores, "kernels", driver.active.set_current_device, (device,))
+        self._compiled: dict[str, Future[Any]] = {}
+
+    def compiled(self, key: str, compile: Callable[[], Any]) -> Future[Any]:
+        """Compile each kernel once, and again after an error."""
+        found = self._compiled.get(key)
+        if found is None or (found.done() and found.exception()):
+            found = self._compiled[key] = self._threads.submit(_loaded, compile)
+        return found
 
 
 @cache
-def _threads_for(device: int) -> ThreadPoolExecutor:
-    """One thread for each core. They start when there is something to compile."""
-    cores = len(os.sched_getaffinity(0))
-    return ThreadPoolExecutor(cores, "kernels", driver.active.set_current_device, (device,))
+def _compiler_for(device: int) -> _Compiler:
+    return _Compiler(device)
 
 
-class _Loading:
-    """The executor that Triton sees. It also loads each kernel in the thread that compiled it."""
+def _loaded(compile: Callable[[], Any]) -> Any:
+    kernel = compile()
+    kernel.run  # noqa: B018  loads the kernel, for which Triton 3.6 even calls gcc
+    return kernel
 
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self._pool = pool
 
-    def submit(self, compiled: Callable[[], Any]) -> Future[Any]:
-        def loaded() -> Any:
-            kernel = compiled()
-            kernel.run  # noqa: B018  loads the kernel, for which Triton 3.6 even calls gcc
-            return kernel
+class _CompileMode:
+    """Takes the place of Triton's AsyncCompileMode, which knows only the kernels of its own launches.
 
-        return self._pool.submit(loaded)
+    Triton 3.6 finds a kernel in its cache only once the result has been taken. Until then each step of a
+    warm-up would compile and load its kernels again.
+    """
+
+    def __init__(self, compiler: _Compiler) -> None:
+        self._compiler = compiler
+        self.kernels: list[FutureKernel] = []
+
+    def submit(self, key: str, compile: Callable[[], Any], finalize: Callable[[Any], None]) -> FutureKernel:
+        kernel = FutureKernel(finalize, self._compiler.compiled(key, compile))
+        if kernel.future.done() and not kernel.future.exception():
+            kernel.result()
+        else:
+            self.kernels.append(kernel)
+        return kernel
 
 
 def _run(kernel: Any, *given: Any, grid: Any, warmup: bool, **named: Any) -> Any:

@@ -136,6 +136,27 @@ def test_kernels_compile_in_parallel(gpu: RecordingDriver, monkeypatch: pytest.M
     assert len(gpu.loaded) == 2
 
 
+def test_steps_share_the_kernels_that_are_being_compiled(
+    gpu: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton 3.6 has no kernel in its cache before its result has been taken."""
+    released = threading.Event()
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **compiled: released.wait(LIMIT))
+
+    def forgotten() -> None:
+        both()
+        for kernel in (_one, _two):
+            kernel.device_caches[gpu.device][0].clear()
+
+    steps = [start_compiling(forgotten) for _ in range(3)]
+    released.set()
+    assert all(step.wait() for step in steps)
+    assert len(gpu.loaded) == 2
+    gpu.missing.clear()
+    both()
+    assert not gpu.missing and gpu.launched == ["_one", "_two"]
+
+
 def test_a_launch_waits_for_its_kernel_alone(gpu: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
 
