@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.api.config import EngineConfig, LayerSpec
+from engine.api.config import EngineConfig, LayerSpec, keeps_state
 from engine.api.errors import BadInput
 from engine.devices import free_host_memory, free_memory, host_memory, memory
 from engine.execution.budget import CacheBudget
@@ -88,7 +88,11 @@ def _budget(config: EngineConfig) -> TokenBudget | None:
     return TokenBudget(config.kv_budget, config.kv_sinks, config.block_size, config.kv_eviction)
 
 
-def refuse_budget(config: EngineConfig, specs: tuple[LayerSpec, ...], device: torch.device) -> None:
+def refuse_forgetting(config: EngineConfig, specs: tuple[LayerSpec, ...], device: torch.device) -> None:
+    """Raise if this model cannot run with the configured window or budget."""
+    if config.forgets and keeps_state(specs):
+        name = "kv_budget" if config.kv_window is None else "kv_window"
+        raise BadInput(f"{name} is not available: some layers of this model keep a recurrent state")
     if config.kv_budget is None:
         return
     if any(spec.window is not None for spec in specs):

@@ -39,6 +39,9 @@ def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
     vocab = fields.whole("vocab_size", high=MOST_TOKENS)
     context = fields.whole("max_position_embeddings", high=MOST_TOKENS)
     rope, local_rope = rope_specs(fields, context, family.rope)
+    attention = {**family.attention.read(fields, layers)}
+    if family.linear is not None:
+        attention["layers"] = family.linear.among(fields, attention["layers"])
     made = DecoderConfig(
         family=name,
         dtype=checkpoint_dtype(fields),
@@ -53,12 +56,12 @@ def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
         extra_layers=fields.whole("num_nextn_predict_layers", 0, low=0, high=MOST_LAYERS),
         start_id=start_id(fields, generation, vocab, family.start_id),
         stop_ids=stop_ids(fields, generation, vocab, family.stop_id),
-        **family.attention.read(fields, layers),
+        **attention,
         **family.feed_forward.read(fields, layers),
         **family.ends.read(fields),
     )
     for spec in (rope, local_rope):
-        _check_rope(fields, spec, made.layers[0].rotary_dim)
+        _check_rope(fields, spec, made.rotary_dim)
     return made
 
 

@@ -19,7 +19,7 @@ def undo_step(scheduler: Scheduler, step: Step, error: NoMemory) -> Request | No
     for row in step.rows:
         if (request := scheduler.requests.get(row.request)) is None:
             continue  # it ended when the step before this one was committed
-        request.launched -= row.length
+        scheduler.kv.rewind(request, request.launched - row.length)
         request.pending -= row.samples
         if row.drafted:
             scheduler.kv.drop_draft_blocks(request)

@@ -45,9 +45,10 @@ class Scheduler:
         window: Window | None = None,
         budget: TokenBudget | None = None,
         tiers: Sequence[Tier] = (),
+        keeps_state: bool = False,
     ) -> None:
         self.pool, self.tables = pool, tables
-        self.kv = KVManager(pool, tables, kv_scheme, window, budget)
+        self.kv = KVManager(pool, tables, kv_scheme, window, budget, keeps_state=keeps_state)
         self.policy, self.rules, self.costs = policy, rules, Costs()
         self.transfers = Transfers(self.kv, tiers, rules, self.costs)
         self.sinking = Sinking(pool, self.transfers)
@@ -132,7 +133,8 @@ class Scheduler:
 
     def _schedule_prompts(self, builder: StepBuilder, prefilling: list[Request]) -> None:
         for request in sorted(prefilling, key=self.policy.rank):
-            if request.slot >= 0 and (count := self._chunk(builder, request.launched, request.known)):
+            # A token that is pending cannot be in a row with others; only a rewound request has both.
+            if request.slot >= 0 and (count := self._chunk(builder, request.launched, len(request.tokens))):
                 self._schedule_row(builder, request, count)
 
     def _chunk(self, builder: StepBuilder, start: int, end: int) -> int:
@@ -326,7 +328,7 @@ class Scheduler:
         if (request := self.requests.get(row.request)) is None:
             return
         request.pending += count - 1
-        request.launched = min(request.launched, request.known - 1)
+        self.kv.rewind(request, request.known - 1)
         self.kv.drop_draft_blocks(request)
 
     # Adding and ending requests
