@@ -31,7 +31,7 @@ OLDEST = (8, 0)  # compute capability with bf16 products and asynchronous copies
 # What a model calls in each layer: (layer, queries [T, heads, key_dim], keys [T, kv_heads, key_dim], values
 # [T, kv_heads, value_dim]) -> [T, heads, value_dim]. The model does not handle where the keys are stored.
 # In latent attention the keys are latents [T, 1, key_dim], and the projections of latents replace the values.
-# In linear attention these are the inputs of the convolution [T, channels], the gates [T, 2, heads] and a rule.
+# In linear attention they are the inputs of a convolution [T, channels], the gates [T, 2, heads] and a rule.
 Values = Tensor | LatentProjections | DeltaRule
 Attend = Callable[[int, Tensor, Tensor, Values], Tensor]
 

@@ -1,8 +1,8 @@
-"""Linear attention by the gated delta rule: a state of fixed size replaces the keys and values of all tokens.
+"""Linear attention by the gated delta rule: a state of fixed size replaces all keys and values.
 
-Each head keeps a matrix. A token scales it by its decay, replaces a share (beta) of what its key reads from it
-by its value, and reads the result with its query (Yang et al. 2024, arXiv 2412.06464). Before that, queries,
-keys and values pass through a convolution over the last few tokens.
+Each head keeps a matrix. A token scales it by its decay, replaces a share (beta) of what its key reads from
+it by its value, and reads the result with its query (Yang et al. 2024, arXiv 2412.06464). Before that,
+queries, keys and values pass through a convolution over the last few tokens.
 
 A block of the cache holds the state after the last token written in it. So whatever shares, copies or moves
 blocks also does so with states, and a full block has the state at its end, from which any request with the
@@ -84,7 +84,7 @@ class StateRuns:
             self.saved.append(_Saved(self._sent(kept), self._sent(there)) if kept else None)
             ended += [runs[n].first + offset for n in kept]
             blocks += there
-        self.ended, self.blocks = self._sent(ended), self._sent(blocks)  # all tokens after which one is stored
+        self.ended, self.blocks = self._sent(ended), self._sent(blocks)  # where any state is stored
 
     def _sent(self, numbers: object) -> Tensor:
         return torch.as_tensor(numbers, device=self._device)

@@ -48,7 +48,7 @@ class KVLayer:
     # int4: of keys, [blocks, groups, kv_heads, 2, key_dim] bytes and [blocks, groups, kv_heads, 2] scales.
     channels: Tensor | None = None
     channel_scales: Tensor | None = None
-    # In a layer with a recurrent state, which has no keys: the state after the last token written in a block
+    # In a layer with a recurrent state, which has no keys: that after the last token written in a block
     # [blocks, heads, key_dim, value_dim], and the last inputs of its convolution [blocks, taps - 1, channels].
     state: Tensor | None = None
     inputs: Tensor | None = None

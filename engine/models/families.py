@@ -8,7 +8,7 @@ from typing import Literal
 from engine.api.errors import BadInput
 from engine.api.plugins import missing_members
 from engine.models.kinds import (
-    Delta,
+    DeltaNet,
     Dense,
     Ends,
     EndsBySize,
@@ -135,7 +135,7 @@ class Family:
 
     attention: PartKind
     feed_forward: PartKind
-    linear: Delta | None = None  # in some layers instead of attention
+    linear: DeltaNet | None = None  # in some layers instead of attention
     dense: PartKind | None = None  # the feed-forward of layers without experts, if some may have none
     names: Mapping[str, str] = field(default_factory=lambda: NAMES)
     arrangement: Arrangement = "pre"
@@ -180,7 +180,7 @@ COHERE = Family(
     start_id=5, stop_id=255_001,
 )  # fmt: skip
 QWEN3_5 = Family(
-    attention=Grouped(bias=BIAS, qk_norm=True, head_dim=256, gated=True), linear=Delta(),
+    attention=Grouped(bias=BIAS, qk_norm=True, head_dim=256, gated=True), linear=DeltaNet(),
     feed_forward=Dense(), names=LINEAR, norms="offset", rope=RopeKind(partial=0.25),
 )  # fmt: skip
 COHERE2_WINDOWS = full_every(4, "sliding_window_pattern")
@@ -280,7 +280,7 @@ FAMILIES: dict[str, Family] = {
         feed_forward=Routed(mixed=True), dense=Dense(), names=EXPERTS,
     ),
     "qwen3_next": replace(
-        QWEN3_5, linear=Delta(interleaved=True), dense=Dense(),
+        QWEN3_5, linear=DeltaNet(interleaved=True), dense=Dense(),
         feed_forward=Routed(
             normalized=("norm_topk_prob", True), shared="shared_expert_intermediate_size", mixed=True
         ),

@@ -17,7 +17,7 @@ MOST_TAPS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class DeltaNet:
     """The gated delta rule, in the layers that config.json lists; by default in three of four."""
 
     interleaved: bool = False  # whether a checkpoint's tensors are ordered by key head

@@ -1,4 +1,4 @@
-"""Linear attention: a gated delta rule over a recurrent state, with a convolution before and a gate after it."""
+"""Linear attention: a gated delta rule over a recurrent state, after a convolution and before a gate."""
 
 from collections.abc import Mapping
 from dataclasses import replace
