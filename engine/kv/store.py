@@ -49,7 +49,7 @@ class KVLayer:
     channels: Tensor | None = None
     channel_scales: Tensor | None = None
     # In a layer with a recurrent state, which has no keys: that after the last token written in a block
-    # [blocks, heads, key_dim, value_dim], and the last inputs of its convolution [blocks, taps - 1, channels].
+    # [blocks, heads, key_dim, value_dim], and the convolution's last inputs [blocks, taps - 1, channels].
     state: Tensor | None = None
     inputs: Tensor | None = None
 

@@ -86,6 +86,7 @@ class Scheduler:
         self._schedule_prompts(builder, later)
         if builder.empty and not builder.preempted and not builder.short:
             self._make_room(builder)
+        self.pool.free(builder.held)
         self.preempted = bool(builder.preempted)
         if builder.empty:
             return None
@@ -279,9 +280,7 @@ class Scheduler:
 
     def _preempt(self, builder: StepBuilder, victim: Request) -> None:
         """Take all blocks of a running request and queue it to resume when there is room."""
-        builder.preempted.add(victim.id)
-        copied = victim.id in builder.copies  # then the copy is never made
-        builder.drop(victim.id)
+        copied = builder.preempt(victim, self.pool)  # then its copy is never made
         holds, idle = len(victim.blocks), victim.launched == victim.known and not victim.pending
         self._stop_running(victim)
         victim.preemptions += 1

@@ -183,7 +183,9 @@ class LedgerRunner:
             state = hash((state, token))
             self.cells[table[at // self.size], self.size :] = at + 1, state
         seen = self._seen(row.slot, row.start + row.length)
-        assert state == reduce(lambda before, token: hash((before, token)), seen, 0), f"{row}: another's state"
+        assert state == reduce(lambda before, token: hash((before, token)), seen, 0), (
+            f"{row}: another's state"
+        )
 
     def _scores(self, row: StepRow) -> Iterator[BlockScores]:
         """The scores of the blocks that the row fills."""
