@@ -25,6 +25,8 @@ def undo_step(scheduler: Scheduler, step: Step, error: NoMemory) -> Request | No
             scheduler.kv.drop_draft_blocks(request)
     resend(scheduler, step)
     smaller = len(step.rows) > 1 or (step.tokens > 1 and rules.chunked_prefill)
+    if scheduler.kv.keeps_state:  # the runner has not tried it again with the memory that it gave back
+        smaller = smaller or rules.step_tokens > 1
     if smaller:
         rules.halve(step.tokens, scheduler.step)
     log.warning(

@@ -1,8 +1,9 @@
 """A runner without a model, and an engine around it.
 
 For every cell of every block it stores the token whose keys that cell would hold. A row that reads a wrong,
-stale or unwritten cell gets different tokens than it would alone, or fails an assertion. With recurrent states,
-two more numbers of a block are that after the last token written in it: how many tokens it is of, and their hash.
+stale or unwritten cell gets different tokens than it would alone, or fails an assertion. With recurrent
+states, a block has two more numbers: how many tokens the state after the last one written in it is of, and
+their hash.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -174,7 +175,7 @@ class LedgerRunner:
         return StepResult(sampled, runs=runs, seconds=0.001, top_tokens=self._top_tokens(step), scores=scores)
 
     def _advance(self, row: StepRow, tokens: Sequence[int]) -> None:
-        """Carry the state before a row over its tokens, and store it in each block that they are written to."""
+        """Carry the state before a row over its tokens, and store it in each block that has any of them."""
         table, count, state = self.tables.grid[row.slot], 0, 0
         if row.start:
             count, state = self.cells[table[(row.start - 1) // self.size], self.size :].tolist()
@@ -183,9 +184,8 @@ class LedgerRunner:
             state = hash((state, token))
             self.cells[table[at // self.size], self.size :] = at + 1, state
         seen = self._seen(row.slot, row.start + row.length)
-        assert state == reduce(lambda before, token: hash((before, token)), seen, 0), (
-            f"{row}: another's state"
-        )
+        expected = reduce(lambda before, token: hash((before, token)), seen, 0)
+        assert state == expected, f"{row} has a state of other tokens"
 
     def _scores(self, row: StepRow) -> Iterator[BlockScores]:
         """The scores of the blocks that the row fills."""
