@@ -25,9 +25,20 @@ from engine.models.registry import load_model
 from engine.models.source import finalize
 from engine.quant.registry import named as scheme_named
 from tests.cases import soak
-from tests.models.test_families import DEEPSEEK, EXPERTS, GPT_OSS, GROUPED, LATENT, SCALES, SHAPE, reference
+from tests.models.test_families import (
+    DEEPSEEK,
+    EXPERTS,
+    GPT_OSS,
+    GROUPED,
+    LATENT,
+    LINEAR,
+    SCALES,
+    SHAPE,
+    reference,
+)
 from tests.models.tiny import plain_attend, write_config
 
+SHARED_HEADS = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": 5}),
@@ -48,6 +59,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", EXPERTS | {"head_dim": 16}),
     "qwen2_moe": ("Qwen2Moe", EXPERTS),
     "qwen3_moe": ("Qwen3Moe", EXPERTS | {"mlp_only_layers": [1], "head_dim": 16}),
+    "qwen3_next": ("Qwen3Next", LINEAR | EXPERTS | SHARED_HEADS),
+    "qwen3_5_text": ("Qwen3_5Text", LINEAR | SHARED_HEADS),
+    "qwen3_5_moe_text": ("Qwen3_5MoeText", LINEAR | EXPERTS | SHARED_HEADS),
     "gpt_oss": ("GptOss", GPT_OSS),
     "deepseek_v2": ("DeepseekV2", DEEPSEEK),
     "deepseek_v3": ("DeepseekV3", DEEPSEEK | {"q_lora_rank": None}),

@@ -7,13 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.api.config import DecoderConfig
-from engine.api.errors import BadInput
+from engine.api.config import CacheSpec, DecoderConfig
 from engine.attention.delta import DeltaRule
 from engine.models.layers.activations import sigmoid, silu
 from engine.models.layers.build import Build
 from engine.models.layers.part import Part, SourceTensor
-from engine.models.layers.sharding import WHOLE
+from engine.models.layers.sharding import COLUMNS, WHOLE, Sharding, by_head, segments
 from engine.models.layers.step import StepContext
 from engine.quant.experts import ExactLinear
 from engine.quant.linear import parameter
@@ -24,11 +23,12 @@ class LinearAttention(Part):
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
-        if build.ranks > 1:
-            raise BadInput("linear attention cannot be shared between ranks yet (tp); run on one rank")
-        state = config.layers[index].state
-        assert state is not None
-        self.sizes, self.cache = state, config.layers[index]
+        whole = config.layers[index].state
+        assert whole is not None
+        key_heads = build.share(whole.key_heads, "key heads of linear attention")
+        state = replace(whole, key_heads=key_heads, heads=whole.heads // build.ranks)
+        self.sizes, self.cache = state, CacheSpec.of_state(state)
+        self.cut = by_head(whole.key_heads)  # with the value heads that each serves
         self.values = state.heads * state.value_dim
         self.norm = build.input_norm(config.hidden)
         self.mixed = build.linear(config.hidden, state.channels + self.values)  # the last ones are the gates
@@ -40,28 +40,34 @@ class LinearAttention(Part):
         self.out = build.linear(self.values, config.hidden)
 
     def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
-        state, names = self.sizes, self.names
+        state, names, cut = self.sizes, self.names, self.cut
         return {
             "norm": (SourceTensor(names["attention.norm"], self.hidden, WHOLE),),
-            "conv": (SourceTensor(names["linear.conv"], state.channels, WHOLE),),
-            "decay": (SourceTensor(names["linear.decay"], state.heads, WHOLE),),
-            "decay_bias": (SourceTensor(names["linear.decay_bias"], state.heads, WHOLE),),
+            "conv": (SourceTensor(names["linear.conv"], state.channels, self.qkv_cut),),
+            "decay": (SourceTensor(names["linear.decay"], state.heads, cut),),
+            "decay_bias": (SourceTensor(names["linear.decay_bias"], state.heads, cut),),
             "out_norm": (SourceTensor(names["linear.out_norm"], state.value_dim, WHOLE),),
-            "out": (SourceTensor(names["linear.out"], self.hidden, WHOLE),),
+            "out": (SourceTensor(names["linear.out"], self.hidden, COLUMNS),),
             **self.inputs(),
         }
+
+    @property
+    def qkv_cut(self) -> Sharding:
+        """How rows of all queries, all keys and all values are cut."""
+        keys = self.sizes.key_heads * self.sizes.key_dim
+        return segments((keys, self.cut), (keys, self.cut), (self.values, self.cut))
 
     def inputs(self) -> Mapping[str, tuple[SourceTensor, ...]]:
         """Return the tensors of `mixed` and of `gates`."""
         state, names = self.sizes, self.names
         return {
             "mixed": (
-                SourceTensor(names["linear.qkv"], state.channels, WHOLE),
-                SourceTensor(names["linear.gate"], self.values, WHOLE),
+                SourceTensor(names["linear.qkv"], state.channels, self.qkv_cut),
+                SourceTensor(names["linear.gate"], self.values, self.cut),
             ),
             "gates": (
-                SourceTensor(names["linear.beta"], state.heads, WHOLE),
-                SourceTensor(names["linear.rate"], state.heads, WHOLE),
+                SourceTensor(names["linear.beta"], state.heads, self.cut),
+                SourceTensor(names["linear.rate"], state.heads, self.cut),
             ),
         }
 
@@ -89,8 +95,8 @@ class InterleavedLinearAttention(LinearAttention):
     def inputs(self) -> Mapping[str, tuple[SourceTensor, ...]]:
         state, names = self.sizes, self.names
         return {
-            "mixed": (SourceTensor(names["linear.qkv_gate"], state.channels + self.values, WHOLE),),
-            "gates": (SourceTensor(names["linear.beta_rate"], 2 * state.heads, WHOLE),),
+            "mixed": (SourceTensor(names["linear.qkv_gate"], state.channels + self.values, self.cut),),
+            "gates": (SourceTensor(names["linear.beta_rate"], 2 * state.heads, self.cut),),
         }
 
     def split(self, mixed: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
