@@ -138,6 +138,7 @@ class Family:
     linear: DeltaNet | None = None  # in some layers instead of attention
     dense: PartKind | None = None  # the feed-forward of layers without experts, if some may have none
     names: Mapping[str, str] = field(default_factory=lambda: NAMES)
+    unread: tuple[str, ...] = ()  # the starts of tensors' names that belong to other models, such as drafts
     arrangement: Arrangement = "pre"
     norms: NormKind = "rms"
     norm_bias: bool = False
@@ -181,7 +182,7 @@ COHERE = Family(
 )  # fmt: skip
 QWEN3_5 = Family(
     attention=Grouped(bias=BIAS, qk_norm=True, head_dim=256, gated=True), linear=DeltaNet(),
-    feed_forward=Dense(), names=LINEAR, norms="offset", rope=RopeKind(partial=0.25),
+    feed_forward=Dense(), names=LINEAR, unread=("mtp.",), norms="offset", rope=RopeKind(partial=0.25),
 )  # fmt: skip
 COHERE2_WINDOWS = full_every(4, "sliding_window_pattern")
 

@@ -53,7 +53,8 @@ class Checkpoint:
         self._progress, self._packing, self._share = progress, packing, share
         self._device, self._dtype = device or model.embed.device, model.embed.dtype
         names, layers = model.family.names, len(model.config.layers)
-        unread = tuple(f"{names['block'].format(layers + n)}." for n in range(model.config.extra_layers))
+        later = (f"{names['block'].format(layers + n)}." for n in range(model.config.extra_layers))
+        unread = (*model.family.unread, *later)
         self._embedding, self._head = f"{names['embed']}.weight", f"{names['head']}.weight"
         self._headers = {
             name: header
