@@ -9,7 +9,9 @@ blocks also does so with states, and a full block has the state at its end, from
 same prefix continues. Tokens are computed one by one: a result never depends on how a row was cut.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -35,14 +37,6 @@ class _Run:
         return int(self.table[(self.position + offset) // size])
 
 
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """States to store after a token of each of some runs."""
-
-    runs: Tensor  # in the order of StateRuns.reads
-    blocks: Tensor
-
-
 class StateRuns:
     """Where a step's tokens find the states before them, and which states are stored. Made once per step."""
 
@@ -50,50 +44,71 @@ class StateRuns:
         self, starts: np.ndarray, ends: np.ndarray, tables: np.ndarray, size: int, device: torch.device
     ) -> None:
         """`starts`: where each row's tokens begin; `ends`: the position after its last one."""
-        runs = list[_Run]()
-        for row, (first, stop, end) in enumerate(zip(starts[:-1], starts[1:], ends, strict=True)):
-            length, before = int(stop - first), runs[-1] if runs else None
-            position = int(end) - length
-            if before is not None and _continues(before, position, tables[row], size):
-                before.length += length
-            else:
-                runs.append(_Run(int(first), position, length, tables[row]))
-        counts = np.array([run.length for run in runs])
-        self.tokens = int(counts.sum())
-        self._device = device
+        runs = _runs(starts, ends, tables, size)
+        self._device, self.size = device, size
+        self._firsts, self._positions, self._lengths = (
+            np.array([getattr(run, name) for run in runs]) for name in ("first", "position", "length")
+        )
+        reads = np.array([run.block(-1, size) if run.position else 0 for run in runs])
+        run_of = np.repeat(np.arange(len(runs)), self._lengths)
+        positions = np.arange(len(run_of)) + (self._positions - self._firsts)[run_of]
+        last = positions + 1 == (self._positions + self._lengths)[run_of]
+        ended = np.flatnonzero(last | ((positions + 1) % size == 0))
+        blocks = np.array([runs[run_of[at]].table[positions[at] // size] for at in ended], np.int64)
+        self._ended = ended
         # Histories of the convolution are put before each run's tokens, so these are shifted by so many.
-        self._rank = self._sent(np.repeat(np.arange(1, len(runs) + 1), counts))
-        self._firsts = self._sent([run.first for run in runs])
-        order = sorted(range(len(runs)), key=lambda at: -runs[at].length)
-        runs = [runs[at] for at in order]
-        self._order = self._sent(order)  # longest runs first, so that those not at their end come first
-        self.reads = self._sent([run.block(-1, size) if run.position else 0 for run in runs])
-        self.fresh = self._sent([run.position == 0 for run in runs])
-        self.at: list[Tensor] = []  # of each offset in the runs, the tokens there
-        self.saved: list[_Saved | None] = []  # after each offset
-        ended, blocks = list[int](), list[int]()
-        for offset in range(runs[0].length if runs else 0):
-            runs = runs[: next((n for n, run in enumerate(runs) if run.length <= offset), len(runs))]
-            self.at.append(self._sent([run.first + offset for run in runs]))
-            kept = [
-                n
-                for n, run in enumerate(runs)
-                if offset + 1 == run.length or (run.position + offset + 1) % size == 0
-            ]
-            there = [runs[n].block(offset, size) for n in kept]
-            self.saved.append(_Saved(self._sent(kept), self._sent(there)) if kept else None)
-            ended += [runs[n].first + offset for n in kept]
-            blocks += there
-        self.ended, self.blocks = self._sent(ended), self._sent(blocks)  # where any state is stored
+        self._before = self._sent(run_of + 1)
+        self.firsts, self.reads = self._sent(self._firsts), self._sent(reads)
+        self.fresh = self._sent(self._positions == 0)
+        self.ended, self.blocks = (
+            self._sent(ended),
+            self._sent(blocks),
+        )  # a state is stored after these tokens
 
-    def _sent(self, numbers: object) -> Tensor:
-        return torch.as_tensor(numbers, device=self._device)
+    def _sent(self, numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(numbers)).to(self._device)
 
     def histories(self, taps: int) -> tuple[Tensor, Tensor]:
         """The places of the tokens, and of the runs' histories [runs, taps - 1], when each comes before."""
-        places = torch.arange(self.tokens, device=self._device) + (taps - 1) * self._rank
-        firsts = self._firsts + (taps - 1) * torch.arange(len(self._firsts), device=self._device)
-        return places, (firsts[:, None] + torch.arange(taps - 1, device=self._device))[self._order]
+        places, more = torch.arange(len(self._before), device=self._device), taps - 1
+        firsts = self.firsts + more * torch.arange(len(self.firsts), device=self._device)
+        return places + more * self._before, firsts[:, None] + torch.arange(more, device=self._device)
+
+    @cached_property
+    def for_kernel(self) -> tuple[Tensor, ...]:
+        """As kernels/triton/linear/delta.py takes them."""
+        saves = np.searchsorted(self._ended, self._firsts)
+        host = map(self._sent, (self._positions, self._lengths, saves))
+        positions, lengths, sent_saves = host
+        return self.firsts, positions, lengths, self.reads, sent_saves, self.blocks
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """The runs, longest first: those that have a token at some offset are the first ones."""
+        return np.argsort(-self._lengths, kind="stable")
+
+    def offsets(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """For each offset in the runs, by `order`: their tokens, and which then store a state, and where."""
+        firsts, lengths = self._firsts[self.order], self._lengths[self.order]
+        stored = {int(token): at for at, token in enumerate(self._ended)}
+        for offset in range(int(lengths.max(initial=0))):
+            tokens = firsts[lengths > offset] + offset
+            saved = np.array([n for n, token in enumerate(tokens.tolist()) if token in stored], np.int64)
+            places = np.array([stored[token] for token in tokens[saved].tolist()], np.int64)
+            yield self._sent(tokens), self._sent(saved), self.blocks[self._sent(places)]
+
+
+def _runs(starts: np.ndarray, ends: np.ndarray, tables: np.ndarray, size: int) -> list[_Run]:
+    """Join rows that continue each other."""
+    runs = list[_Run]()
+    for row, (first, stop, end) in enumerate(zip(starts[:-1], starts[1:], ends, strict=True)):
+        length, before = int(stop - first), runs[-1] if runs else None
+        position = int(end) - length
+        if before is not None and _continues(before, position, tables[row], size):
+            before.length += length
+        else:
+            runs.append(_Run(int(first), position, length, tables[row]))
+    return runs
 
 
 def _continues(before: _Run, position: int, table: np.ndarray, size: int) -> bool:
@@ -111,17 +126,12 @@ class DeltaRule:
     conv: Tensor = field(repr=False)  # [channels, taps], the newest token's weight last
 
     def heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys [..., heads, key_dim] and values from the convolution's outputs [..., channels]."""
+        """Queries, keys [tokens, key_heads, key_dim] and values from the outputs of the convolution."""
         sizes = self.sizes
         keys = sizes.key_heads * sizes.key_dim
-        q, k, v = mixed.split([keys, keys, sizes.heads * sizes.value_dim], -1)
-        q, k = (
-            _normed(each.unflatten(-1, (sizes.key_heads, -1))).repeat_interleave(
-                sizes.heads // sizes.key_heads, -2
-            )
-            for each in (q, k)
-        )
-        return q * sizes.key_dim**-0.5, k, v.unflatten(-1, (sizes.heads, -1))
+        q, k, v = mixed.split([keys, keys, sizes.heads * sizes.value_dim], 1)
+        q, k = (_normed(each.unflatten(1, (sizes.key_heads, -1))) for each in (q, k))
+        return q * sizes.key_dim**-0.5, k, v.unflatten(1, (sizes.heads, -1)).contiguous()
 
     def convolved(self, x: Tensor, layer: KVLayer, runs: StateRuns) -> Tensor:
         """[tokens, channels] in float32, and the last inputs of each block stored."""
@@ -143,19 +153,34 @@ class DeltaRule:
         """Read and store states. [tokens, channels], decays and betas [tokens, 2, heads] -> values."""
         assert layer.state is not None
         q, k, v = self.heads(self.convolved(x, layer, runs))
-        decay, beta = gates.float().unbind(1)
-        states = layer.state[runs.reads]
+        if x.is_cuda:
+            # Imports Triton, which is only installed with a GPU.
+            from engine.kernels.triton.linear.delta import advance
+
+            out = advance(layer.state, q, k, v, gates, runs.for_kernel, runs.size)
+        else:
+            out = self.advance_plainly(layer.state, (q, k, v), gates, runs)
+        return out.to(x.dtype)
+
+    def advance_plainly(
+        self, kept: Tensor, qkv: tuple[Tensor, Tensor, Tensor], gates: Tensor, runs: StateRuns
+    ) -> Tensor:
+        """The reference: all runs at once, token by token."""
+        each = self.sizes.heads // self.sizes.key_heads
+        (q, k), v = (part.repeat_interleave(each, 1) for part in qkv[:2]), qkv[2]
+        decay, beta = gates.unbind(1)
+        states = kept[runs.reads]
         states[runs.fresh] = 0
+        states = states[runs.order]
         out = torch.empty_like(v)
-        for at, saved in zip(runs.at, runs.saved, strict=True):
+        for at, saved, blocks in runs.offsets():
             state, key = states[: len(at)], k[at].unsqueeze(-1)
             state *= decay[at][..., None, None]
             change = (v[at] - (state * key).sum(-2)) * beta[at].unsqueeze(-1)
             state += key * change.unsqueeze(-2)
             out[at] = (state * q[at].unsqueeze(-1)).sum(-2)
-            if saved is not None:
-                layer.state[saved.blocks] = states[saved.runs]
-        return out.to(x.dtype)
+            kept[blocks] = states[saved]
+        return out
 
 
 def _normed(x: Tensor) -> Tensor:
