@@ -17,7 +17,7 @@ from engine.api.events import Bus
 from engine.attention.base import AttentionBackend
 from engine.attention.registry import block_size_for
 from engine.attention.registry import choose as choose_attention
-from engine.cache_plan import cache_budget, memory_share, refuse_forgetting, windowed
+from engine.cache_plan import block_size_with, cache_budget, memory_share, refuse_forgetting, windowed
 from engine.devices import pick
 from engine.distributed.runner import RankedRunner
 from engine.distributed.team import Team
@@ -188,6 +188,7 @@ def load_share(
     caches = model.config.layers if collective is None else cast(Decoder, model).caches
     specs = windowed(caches, config)
     refuse_forgetting(config, caches, device)
+    config = replace(config, block_size=block_size_with(specs, config.block_size))
     attention = choose_attention(config.attention, device, specs, dtype, config.kv_scheme, config.block_size)
     draft_models = find_draft_models(place, model, device, config)
     return LoadedModel(

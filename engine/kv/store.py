@@ -1,7 +1,7 @@
 """The tensors behind the blocks, on the device and, for swapped requests, in host memory."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -168,9 +168,13 @@ class KVStore:
     def block_bytes(
         specs: Sequence[LayerSpec], block_size: int, dtype: torch.dtype, scheme: KvSchemeName = "none"
     ) -> int:
-        states = sum(spec.state.numbers for spec in specs if spec.state is not None)
         per_token = sum(_group_bytes(spec, dtype, scheme) for spec in specs)
-        return block_size * per_token // GROUP + states * torch.float32.itemsize
+        return block_size * per_token // GROUP + KVStore.state_bytes(specs)
+
+    @staticmethod
+    def state_bytes(specs: Iterable[LayerSpec]) -> int:
+        """Bytes of a block's recurrent state."""
+        return torch.float32.itemsize * sum(spec.state.numbers for spec in specs if spec.state is not None)
 
     def read_per_token(self) -> tuple[tuple[int, int], ...]:
         """Bytes read for each token of context, by the layers' window size (0: no window)."""

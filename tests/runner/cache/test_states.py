@@ -8,9 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from engine.api.config import CacheSpec, StateSpec
 from engine.api.errors import BadInput
 from engine.api.params import SPECULATION
+from engine.cache_plan import block_size_with
 from engine.execution.runner import ModelRunner
+from engine.kv.store import KVStore
 from engine.serving.engine import Engine
 from tests.cases import soak
 from tests.examples import TIMES
@@ -167,3 +170,15 @@ def test_a_block_takes_the_memory_of_its_state(hybrid: Path) -> None:
 def test_speculation_by_the_model_itself_is_not_offered(hybrid: Path) -> None:
     offered = engine_on(hybrid).limits.speculation
     assert "exit" in SPECULATION and "exit" not in offered
+
+
+def test_a_large_state_has_large_blocks() -> None:
+    """In Qwen3-Next a block has 75 MB of states, whatever its size."""
+    keys = CacheSpec(heads=16, kv_heads=2, key_dim=256, value_dim=256, scale=1.0)
+    large, small = (
+        CacheSpec.of_state(StateSpec(heads=heads, key_heads=heads // 2, key_dim=128, value_dim=128, taps=4))
+        for heads in (32, 2)
+    )
+    assert KVStore.state_bytes((large,) * 36 + (keys,) * 12) == 36 * 4 * (32 * 128 * 128 + 3 * 8192)
+    assert block_size_with((large, keys), 16) == 256
+    assert block_size_with((small, keys), 16) == block_size_with((keys,) * 48, 16) == 16
