@@ -107,6 +107,13 @@ LINEAR: Mapping[str, str] = {
     "linear.out_norm": "linear_attn.norm",
     "linear.out": "linear_attn.out_proj",
 }
+
+
+def under(root: str, names: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the names of a text model that is one of several in a checkpoint."""
+    return {key: name.replace("model.", f"{root}.", 1) for key, name in names.items()}
+
+
 MIXTRAL: Mapping[str, str] = {
     **NAMES,
     "router": "block_sparse_moe.gate",
@@ -138,6 +145,9 @@ class Family:
     linear: DeltaNet | None = None  # in some layers instead of attention
     dense: PartKind | None = None  # the feed-forward of layers without experts, if some may have none
     names: Mapping[str, str] = field(default_factory=lambda: NAMES)
+    inside: str = (
+        ""  # the field of config.json with the text model's own, if there are other models beside it
+    )
     unread: tuple[str, ...] = ()  # the starts of tensors' names that belong to other models, such as drafts
     arrangement: Arrangement = "pre"
     norms: NormKind = "rms"
@@ -285,6 +295,10 @@ FAMILIES: dict[str, Family] = {
         feed_forward=Routed(
             normalized=("norm_topk_prob", True), shared="shared_expert_intermediate_size", mixed=True
         ),
+    ),
+    "qwen3_5": replace(
+        QWEN3_5, inside="text_config", names=under("model.language_model", LINEAR),
+        unread=("model.visual.", "mtp."),
     ),
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe_text": replace(

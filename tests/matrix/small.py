@@ -86,8 +86,15 @@ class NotSmall(Exception):
     """The architecture cannot be made small by these fields."""
 
 
+VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+# Models of several, of which the native decoder runs the one for text.
+SEVERAL = {"qwen3_5": "qwen3_5_text"}
+
+
 def config_of(model_type: str) -> Any:
     kind = transformers.CONFIG_MAPPING[model_type]
+    if (text := SEVERAL.get(model_type)) is not None:
+        return kind(text_config=config_of(text).to_dict(), vision_config=VISION)
     usual = kind().to_dict()
     if parts := [part for part in PARTS if usual.get(part)]:
         raise NotSmall(f"it is made of several models ({', '.join(parts)})")
@@ -114,14 +121,17 @@ def config_of(model_type: str) -> Any:
 def make(model_type: str, folder: Path) -> Any:
     """Save a random model and a tokenizer to the folder, and return transformers' model."""
     config = config_of(model_type)
+    kind = (
+        transformers.AutoModelForImageTextToText
+        if model_type in SEVERAL
+        else transformers.AutoModelForCausalLM
+    )
     with torch.device("meta"):
-        size = sum(
-            each.numel() for each in transformers.AutoModelForCausalLM.from_config(config).parameters()
-        )
+        size = sum(each.numel() for each in kind.from_config(config).parameters())
     if size > MOST:
         raise NotSmall(f"it would have {size:,} parameters")
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = kind.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             if name.endswith("A_log"):  # rates at which states decay: slow ones, so that these matter
