@@ -194,6 +194,9 @@ QWEN3_5 = Family(
     attention=Grouped(bias=BIAS, qk_norm=True, head_dim=256, gated=True), linear=DeltaNet(),
     feed_forward=Dense(), names=LINEAR, unread=("mtp.",), norms="offset", rope=RopeKind(partial=0.25),
 )  # fmt: skip
+QWEN3_5_EXPERTS = Routed(
+    normalized=True, shared="shared_expert_intermediate_size", dense_width=False
+)  # fmt: skip
 COHERE2_WINDOWS = full_every(4, "sliding_window_pattern")
 
 FAMILIES: dict[str, Family] = {
@@ -301,9 +304,10 @@ FAMILIES: dict[str, Family] = {
         unread=("model.visual.", "mtp."),
     ),
     "qwen3_5_text": QWEN3_5,
-    "qwen3_5_moe_text": replace(
-        QWEN3_5,
-        feed_forward=Routed(normalized=True, shared="shared_expert_intermediate_size", dense_width=False),
+    "qwen3_5_moe_text": replace(QWEN3_5, feed_forward=QWEN3_5_EXPERTS),
+    "qwen3_5_moe": replace(
+        QWEN3_5, inside="text_config", names=under("model.language_model", LINEAR),
+        unread=("model.visual.", "mtp."), feed_forward=QWEN3_5_EXPERTS,
     ),
     "olmoe": Family(
         attention=Grouped(bias=BIAS, norm_weights="wide"), feed_forward=Routed(width="intermediate_size"),

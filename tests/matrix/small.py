@@ -88,7 +88,7 @@ class NotSmall(Exception):
 
 VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
 # Models of several, of which the native decoder runs the one for text.
-SEVERAL = {"qwen3_5": "qwen3_5_text"}
+SEVERAL = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 
 
 def config_of(model_type: str) -> Any:
