@@ -71,6 +71,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("Dots1", GROUPED),
     "glm4_moe": ("Glm4Moe", GROUPED | {"head_dim": 24, "use_qk_norm": True}),
 }
+SEVERAL = {"qwen3_5", "qwen3_5_moe"}  # the parts of others, under other names
 JOINED = {"olmo2", "olmo3", "olmoe"}  # a norm inside a part joins the ranks: tests/distributed
 IDS = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1))
 
@@ -140,7 +141,7 @@ def shared_logits(whole: Decoder, tensors: dict[str, Tensor], ranks: int) -> Ten
 
 
 @pytest.mark.parametrize("ranks", [*soak(2), 4])
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in JOINED])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in JOINED | SEVERAL])
 def test_all_ranks_together_give_the_logits_of_the_model(family: str, ranks: int, tmp_path: Path) -> None:
     """With four ranks and two key/value heads, two ranks share each head."""
     reference(*CASES[family], tmp_path)
