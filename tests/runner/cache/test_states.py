@@ -129,6 +129,30 @@ def test_states_survive_a_restart_on_disk(hybrid: Path, tmp_path: Path) -> None:
     assert_same(output, alone(hybrid, PROMPT, ASKED))
 
 
+@pytest.mark.parametrize("scheme", ["int8", *soak("int4", "fp8")])
+def test_a_scheme_compresses_the_keys_beside_states(hybrid: Path, scheme: str) -> None:
+    engine = engine_on(hybrid, blocks=None)
+    ask(engine, PROMPT)
+    drain(engine)
+    engine.set_kv_scheme(scheme)
+    found = ask(engine, PROMPT, ASKED)[1]
+    drain(engine)
+    state, keys, _ = engine.runner.store.layers
+    assert state.state is not None and state.state.dtype is torch.float32 and keys.key_scales is not None
+    exact = alone(hybrid, PROMPT, ASKED)
+    assert found.tokens[0] == exact.tokens[0]
+    assert 1e-6 < abs(found.logprobs[0].logprob - exact.logprobs[0].logprob) < 0.3
+
+
+def test_drafts_of_another_model(hybrid: Path, llama: Path) -> None:
+    engine = always_draft(engine_on(hybrid, draft=str(llama)))
+    params = ASKED.changed(max_tokens=70, logit_bias=LETTERS, temperature=0.8, seed=3)
+    _, output = ask(engine, [1, A, B, A, B], params.changed(speculate="draft", draft_tokens=4))
+    drain(engine)
+    assert_same(output, alone(hybrid, [1, A, B, A, B], params))
+    assert 0 < engine.scheduler.speculator.total().accepted < engine.scheduler.speculator.total().drafted
+
+
 def test_a_resize_keeps_states(hybrid: Path) -> None:
     engine = engine_on(hybrid, blocks=None)
     _, output = ask(engine, PROMPT, ASKED)
