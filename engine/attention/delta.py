@@ -12,6 +12,7 @@ same prefix continues. Tokens are computed one by one: a result never depends on
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +38,14 @@ class _Run:
         return int(self.table[(self.position + offset) // size])
 
 
+class _Windows(NamedTuple):
+    """What a convolution reads, if each run's history is put before its tokens. All are indices there."""
+
+    histories: Tensor  # [runs, taps - 1]
+    read: Tensor  # [taps, tokens]: by each token, the oldest first
+    kept: Tensor  # [stored, taps - 1]: the last inputs where a state is stored
+
+
 class StateRuns:
     """Where a step's tokens find the states before them, and which states are stored. Made once per step."""
 
@@ -56,8 +65,8 @@ class StateRuns:
         ended = np.flatnonzero(last | ((positions + 1) % size == 0))
         blocks = np.array([runs[run_of[at]].table[positions[at] // size] for at in ended], np.int64)
         self._ended = ended
-        # Histories of the convolution are put before each run's tokens, so these are shifted by so many.
-        self._before = self._sent(run_of + 1)
+        self._before = self._sent(run_of + 1)  # histories up to each token, its own run's included
+        self._windows: dict[int, _Windows] = {}
         self.firsts, self.reads = self._sent(self._firsts), self._sent(reads)
         self.fresh = self._sent(self._positions == 0)
         self.ended, self.blocks = (
@@ -68,11 +77,15 @@ class StateRuns:
     def _sent(self, numbers: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers)).to(self._device)
 
-    def histories(self, taps: int) -> tuple[Tensor, Tensor]:
-        """The places of the tokens, and of the runs' histories [runs, taps - 1], when each comes before."""
-        places, more = torch.arange(len(self._before), device=self._device), taps - 1
-        firsts = self.firsts + more * torch.arange(len(self.firsts), device=self._device)
-        return places + more * self._before, firsts[:, None] + torch.arange(more, device=self._device)
+    def windows(self, taps: int) -> "_Windows":
+        """Computed once for all layers, which have as many taps."""
+        if taps not in self._windows:
+            more, ordinal = taps - 1, torch.arange(len(self.firsts), device=self._device)
+            places = torch.arange(len(self._before), device=self._device) + more * self._before
+            back = torch.arange(-more, 1, device=self._device)[:, None]
+            histories = (self.firsts + more * ordinal)[:, None] + torch.arange(more, device=self._device)
+            self._windows[taps] = _Windows(histories, places + back, places[self.ended, None] + back[1:, 0])
+        return self._windows[taps]
 
     @cached_property
     def for_kernel(self) -> tuple[Tensor, ...]:
@@ -136,17 +149,14 @@ class DeltaRule:
     def convolved(self, x: Tensor, layer: KVLayer, runs: StateRuns) -> Tensor:
         """[tokens, channels] in float32, and the last inputs of each block stored."""
         assert layer.inputs is not None
-        taps, weights = self.sizes.taps, self.conv.float()
-        places, histories = runs.histories(taps)
-        before = layer.inputs[runs.reads]
-        before[runs.fresh] = 0
-        wide = before.new_empty(histories.numel() + len(x), x.shape[1])
-        wide[histories], wide[places] = before, x.float()
-        out = wide[places - (taps - 1)] * weights[:, 0]
-        for tap in range(1, taps):  # one by one, so that a sum does not depend on other tokens
-            out += wide[places - (taps - 1 - tap)] * weights[:, tap]
-        last = places[runs.ended, None] - torch.arange(taps - 2, -1, -1, device=x.device)
-        layer.inputs[runs.blocks] = wide[last]
+        windows, weights = runs.windows(self.sizes.taps), self.conv.float().unbind(1)
+        before = layer.inputs[runs.reads].masked_fill_(runs.fresh[:, None, None], 0)
+        wide = before.new_empty(windows.histories.numel() + len(x), x.shape[1])
+        wide[windows.histories], wide[windows.read[-1]] = before, x.float()
+        out = wide[windows.read[0]] * weights[0]
+        for read, weight in zip(windows.read[1:], weights[1:], strict=True):  # in this order for all tokens
+            out += wide[read] * weight
+        layer.inputs[runs.blocks] = wide[windows.kept]
         return out / (-out).exp_().add_(1)  # silu; see layers/activations.py
 
     def advance(self, x: Tensor, gates: Tensor, layer: KVLayer, runs: StateRuns) -> Tensor:
@@ -169,9 +179,7 @@ class DeltaRule:
         each = self.sizes.heads // self.sizes.key_heads
         (q, k), v = (part.repeat_interleave(each, 1) for part in qkv[:2]), qkv[2]
         decay, beta = gates.unbind(1)
-        states = kept[runs.reads]
-        states[runs.fresh] = 0
-        states = states[runs.order]
+        states = kept[runs.reads].masked_fill_(runs.fresh[:, None, None, None], 0)[runs.order]
         out = torch.empty_like(v)
         for at, saved, blocks in runs.offsets():
             state, key = states[: len(at)], k[at].unsqueeze(-1)
