@@ -69,10 +69,8 @@ class StateRuns:
         self._windows: dict[int, _Windows] = {}
         self.firsts, self.reads = self._sent(self._firsts), self._sent(reads)
         self.fresh = self._sent(self._positions == 0)
-        self.ended, self.blocks = (
-            self._sent(ended),
-            self._sent(blocks),
-        )  # a state is stored after these tokens
+        # The tokens after which a state is stored, and the blocks that it is of.
+        self.ended, self.blocks = self._sent(ended), self._sent(blocks)
 
     def _sent(self, numbers: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers)).to(self._device)
@@ -91,9 +89,8 @@ class StateRuns:
     def for_kernel(self) -> tuple[Tensor, ...]:
         """As kernels/triton/linear/delta.py takes them."""
         saves = np.searchsorted(self._ended, self._firsts)
-        host = map(self._sent, (self._positions, self._lengths, saves))
-        positions, lengths, sent_saves = host
-        return self.firsts, positions, lengths, self.reads, sent_saves, self.blocks
+        positions, lengths, begins = map(self._sent, (self._positions, self._lengths, saves))
+        return self.firsts, positions, lengths, self.reads, begins, self.blocks
 
     @cached_property
     def order(self) -> np.ndarray:
