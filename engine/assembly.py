@@ -11,13 +11,13 @@ from typing import NamedTuple, cast
 
 import torch
 
-from engine.api.config import KV_SCHEMES, AdapterPlace, DiskRoom, EngineConfig, ModelPlace
+from engine.api.config import KV_SCHEMES, AdapterPlace, DiskRoom, EngineConfig, ModelPlace, keeps_state
 from engine.api.errors import BadInput
 from engine.api.events import Bus
 from engine.attention.base import AttentionBackend
 from engine.attention.registry import block_size_for
 from engine.attention.registry import choose as choose_attention
-from engine.cache_plan import cache_budget, memory_share, refuse_budget, windowed
+from engine.cache_plan import block_size_with, cache_budget, memory_share, refuse_forgetting, windowed
 from engine.devices import pick
 from engine.distributed.runner import RankedRunner
 from engine.distributed.team import Team
@@ -187,7 +187,8 @@ def load_share(
     dtype = next(iter(model.parameters())).dtype
     caches = model.config.layers if collective is None else cast(Decoder, model).caches
     specs = windowed(caches, config)
-    refuse_budget(config, specs, device)
+    refuse_forgetting(config, caches, device)
+    config = replace(config, block_size=block_size_with(specs, config.block_size))
     attention = choose_attention(config.attention, device, specs, dtype, config.kv_scheme, config.block_size)
     draft_models = find_draft_models(place, model, device, config)
     return LoadedModel(
@@ -322,6 +323,7 @@ def _scheduler(
         window=room.window,
         budget=room.budget,
         tiers=built.tiers,
+        keeps_state=keeps_state(room.specs),
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.api.config import EngineConfig, LayerSpec
+from engine.api.config import BLOCK_SIZES, EngineConfig, LayerSpec, keeps_state
 from engine.api.errors import BadInput
 from engine.devices import free_host_memory, free_memory, host_memory, memory
 from engine.execution.budget import CacheBudget
@@ -18,6 +18,7 @@ from engine.models.base import LanguageModel
 # shared with other programs.
 _GPU_SHARE, _HOST_SHARE = 0.85, 0.25
 _PINNED = 2 * 2**30  # bytes of host memory for blocks on a GPU machine, unless kv_host asks for more
+_LARGE_STATE = 2**20  # bytes, which a few tokens' keys and values do not take
 _FULL_CONTEXTS = 32  # on a CPU, blocks for more full-length requests than this would never be used
 
 
@@ -88,7 +89,16 @@ def _budget(config: EngineConfig) -> TokenBudget | None:
     return TokenBudget(config.kv_budget, config.kv_sinks, config.block_size, config.kv_eviction)
 
 
-def refuse_budget(config: EngineConfig, specs: tuple[LayerSpec, ...], device: torch.device) -> None:
+def block_size_with(specs: tuple[LayerSpec, ...], preferred: int) -> int:
+    """Return the block size for these layers: the largest one if each block has a large state."""
+    return max(preferred, BLOCK_SIZES[-1]) if KVStore.state_bytes(specs) >= _LARGE_STATE else preferred
+
+
+def refuse_forgetting(config: EngineConfig, specs: tuple[LayerSpec, ...], device: torch.device) -> None:
+    """Raise if this model cannot run with the configured window or budget."""
+    if config.forgets and keeps_state(specs):
+        name = "kv_budget" if config.kv_window is None else "kv_window"
+        raise BadInput(f"{name} is not available: some layers of this model keep a recurrent state")
     if config.kv_budget is None:
         return
     if any(spec.window is not None for spec in specs):

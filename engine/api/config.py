@@ -174,6 +174,27 @@ def _is_one_of(value: object, choices: tuple[str | int, ...]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """The sizes of a recurrent state: what a layer keeps of all tokens so far, however many they are."""
+
+    heads: int  # of values; each has a matrix of key_dim x value_dim
+    key_heads: int  # each serves as many value heads
+    key_dim: int
+    value_dim: int
+    taps: int  # tokens that the convolution before it reads, the newest included
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token that the convolution reads: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that are kept: the matrices, and the last inputs of the convolution."""
+        return self.heads * self.key_dim * self.value_dim + (self.taps - 1) * self.channels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
     """What a layer caches between steps and what attention needs; determines the cache's tensor sizes."""
 
@@ -187,6 +208,12 @@ class CacheSpec:
     softcap: float | None = None  # scores pass through cap * tanh(score / cap)
     sinks: bool = False  # a learned score per head in addition to the keys, stored in KVLayer.sinks
     latent: bool = False  # values are the first numbers of the keys, and not stored again
+    state: StateSpec | None = None  # kept instead of keys and values: a block has that after its last token
+
+    @classmethod
+    def of_state(cls, state: StateSpec) -> "CacheSpec":
+        """The spec of a layer without keys and values."""
+        return cls(heads=0, kv_heads=0, key_dim=0, value_dim=0, scale=1.0, state=state)
 
     @property
     def rotary_dim(self) -> int:
@@ -195,6 +222,11 @@ class CacheSpec:
 
 
 LayerSpec = CacheSpec  # the older name
+
+
+def keeps_state(specs: Iterable[CacheSpec]) -> bool:
+    """Whether some layers have a recurrent state, which cannot go back to an earlier token of a block."""
+    return any(spec.state is not None for spec in specs)
 
 
 def why_not_packed(specs: Iterable[CacheSpec], scheme: KvSchemeName) -> str | None:
@@ -272,6 +304,11 @@ class ModelConfig:
     start_id: int | None = None
     stop_ids: tuple[int, ...] = ()
     usual_context: int | None = None  # used unless another one is requested; None: max_context
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many numbers of a key positions may rotate, in the layers that have keys."""
+        return next(each.rotary_dim for each in self.layers if each.state is None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.api.config import KvSchemeName, LayerSpec, why_no_scheme_on, why_not_packed
+from engine.attention.delta import DeltaRule, StateRuns
 from engine.attention.latent import LatentProjections
 from engine.kv.store import KVLayer
 
@@ -16,8 +17,10 @@ __all__ = [
     "Attend",
     "AttentionBackend",
     "Batch",
+    "DeltaRule",
     "KVLayer",
     "LatentProjections",
+    "Values",
     "attending",
     "why_no_kv_scheme",
     "why_not_on",
@@ -28,7 +31,9 @@ OLDEST = (8, 0)  # compute capability with bf16 products and asynchronous copies
 # What a model calls in each layer: (layer, queries [T, heads, key_dim], keys [T, kv_heads, key_dim], values
 # [T, kv_heads, value_dim]) -> [T, heads, value_dim]. The model does not handle where the keys are stored.
 # In latent attention the keys are latents [T, 1, key_dim], and the projections of latents replace the values.
-Attend = Callable[[int, Tensor, Tensor, Tensor | LatentProjections], Tensor]
+# In linear attention they are the inputs of a convolution [T, channels], the gates [T, 2, heads] and a rule.
+Values = Tensor | LatentProjections | DeltaRule
+Attend = Callable[[int, Tensor, Tensor, Values], Tensor]
 
 
 @dataclass(slots=True)
@@ -71,14 +76,24 @@ def attending(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch
     """Prepare a step and return the function the model calls in each of its layers."""
     metadata = backend.prepare(batch)
     latents: Any = getattr(backend, "attend_latents", None)  # choose() has checked that there is one
+    runs: StateRuns | None = None
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor | LatentProjections) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
+        nonlocal runs
+        if isinstance(v, DeltaRule):
+            runs = runs or state_runs(batch)
+            return v.advance(q, k, layers[layer], runs)
         if isinstance(v, LatentProjections):
             mixed: Tensor = latents(q, k, v, layers[layer], metadata)
             return mixed
         return backend.attend(q, k, v, layers[layer], metadata)
 
     return attend
+
+
+def state_runs(batch: Batch) -> StateRuns:
+    where = batch.host_starts, batch.host_contexts, batch.host_tables
+    return StateRuns(*where, batch.block_size, batch.ids.device)
 
 
 def why_no_kv_scheme(

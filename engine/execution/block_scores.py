@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.api.config import EvictionName
-from engine.attention.base import Attend, KVLayer, LatentProjections
+from engine.attention.base import Attend, KVLayer, Values
 from engine.attention.channels import keys_of
 from engine.attention.torch_backend import score, weigh
 from engine.execution.protocol import BlockScores
@@ -60,7 +60,7 @@ class StepScores:
             return attend
         self.totals = [torch.zeros(len(each.blocks)) for each in self.filled]
 
-        def watched(layer: int, q: Tensor, k: Tensor, v: Tensor | LatentProjections) -> Tensor:
+        def watched(layer: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
             out = attend(layer, q, k, v)
             for total, each in zip(self.totals, self.filled, strict=True):
                 total += received(q[each.token], self.layers[layer], each.blocks)

@@ -71,7 +71,7 @@ class CacheBudget:
         return tuple(self._view(scheme, problem_of(scheme)) for scheme in KV_SCHEMES)
 
     def _view(self, scheme: KvSchemeName, problem: str | None) -> SchemeView:
-        nbytes = KVStore.block_bytes(self.specs, 1, self.dtype, scheme)
+        nbytes = KVStore.block_bytes(self.specs, self.block_size, self.dtype, scheme) // self.block_size
         try:
             return SchemeView(scheme, problem or "", nbytes, self.fit(scheme).blocks)
         except BadInput as error:

@@ -74,7 +74,8 @@ class ModelRunner:
         shared: bool = False,
     ) -> None:
         """`slots` rows of at most `width` blocks each. `shared`: other ranks run the same steps."""
-        self._drafters, self._tries = drafters, 1 if shared else 2  # a rank cannot repeat a step alone
+        # A rank cannot repeat a step alone, and a step that has changed states cannot be repeated.
+        self._drafters, self._tries = drafters, 1 if shared or store.keeps_state else 2
         self.model, self.attention, self.device, self._budget = model, attention, device, room
         self._tables, self._block_size = TableMirror(slots, width), block_size
         self.adapters = AdapterBank(model, device)

@@ -8,7 +8,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from engine.api.snapshot import StepSplit
-from engine.attention.base import Attend, LatentProjections
+from engine.attention.base import Attend, Values
 from engine.models.base import LanguageModel
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class StepSplitter:
         if not self.on:
             return attend
 
-        def timed(layer: int, q: Tensor, k: Tensor, v: Tensor | LatentProjections) -> Tensor:
+        def timed(layer: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
             with self.clock(ATTENTION):
                 return attend(layer, q, k, v)
 

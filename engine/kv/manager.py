@@ -25,7 +25,11 @@ class KVManager:
         kv_scheme: KvSchemeName,
         window: Window | None,
         budget: TokenBudget | None = None,
+        *,
+        keeps_state: bool = False,
     ) -> None:
+        """`keeps_state`: blocks also hold a recurrent state, that after the last token written in each."""
+        self.keeps_state = keeps_state
         self.pool, self.tables, self.window, self.budget = pool, tables, window, budget
         self._reports: dict[bytes, np.ndarray] = {}  # with a budget: of published blocks, by name
         self.model = secrets.token_bytes(16)  # not known: no other process finds these blocks
@@ -45,6 +49,19 @@ class KVManager:
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.pool.block_size)
+
+    def rewind(self, request: Request, tokens: int) -> None:
+        """Go back to at most this many computed tokens."""
+        request.launched = self.resumable(request.launched, min(tokens, request.launched))
+
+    def resumable(self, launched: int, tokens: int) -> int:
+        """The most tokens, up to `tokens`, whose blocks can be used, when `launched` have been computed.
+
+        A recurrent state exists only after the last token of each block.
+        """
+        if not self.keeps_state or tokens == launched:
+            return tokens
+        return tokens // self.pool.block_size * self.pool.block_size
 
     # The request's row in the block tables
 
@@ -162,7 +179,7 @@ class KVManager:
 
     def share(self, parent: Request, child: Request) -> None:
         """Share the parent's blocks with the child, which recomputes its last token to sample from it."""
-        child.launched = min(parent.launched, len(child.tokens) - 1)
+        child.launched = self.resumable(parent.launched, min(parent.launched, len(child.tokens) - 1))
         child.blocks = parent.blocks[: self.blocks_for(child.launched)]
         child.gone, child.skipped = child.blocks.count(GONE), parent.skipped
         child.evidence = parent.evidence.before(child.launched // self.pool.block_size)
@@ -269,7 +286,9 @@ class KVManager:
 
         Empty if tokens alone do not identify the contents: blocks from older weights, or a shared last block.
         """
-        size, tokens = self.pool.block_size, request.tokens[: request.launched]
+        size = self.pool.block_size
+        computed = self.resumable(request.launched, min(request.launched, len(request.tokens)))
+        tokens = request.tokens[:computed]
         if not tokens or request.gone or request.shares_tail or request.epoch != self.epoch:
             return ()
         full = len(tokens) // size

@@ -1,7 +1,7 @@
 """The tensors behind the blocks, on the device and, for swapped requests, in host memory."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.config import KvSchemeName, LayerSpec, why_not_packed
+from engine.api.config import KvSchemeName, LayerSpec, keeps_state, why_not_packed
 from engine.api.errors import BadInput
 from engine.kv.host_memory import SLAB, HostMemory, Pairs
 
@@ -24,7 +24,9 @@ PACKED: Mapping[KvSchemeName, torch.dtype] = {
 GROUP = 16  # tokens; the size of any block is a multiple of it
 SCALE = torch.bfloat16  # the range of float32; values are divided by the rounded scale
 
-_TENSORS = ("keys", "values", "key_scales", "value_scales", "channels", "channel_scales")
+_TENSORS = (
+    "keys", "values", "key_scales", "value_scales", "channels", "channel_scales", "state", "inputs"
+)  # fmt: skip
 
 Mover = Callable[[Sequence[Tensor], Sequence[Tensor], Pairs], None]
 
@@ -46,6 +48,10 @@ class KVLayer:
     # int4: of keys, [blocks, groups, kv_heads, 2, key_dim] bytes and [blocks, groups, kv_heads, 2] scales.
     channels: Tensor | None = None
     channel_scales: Tensor | None = None
+    # In a layer with a recurrent state, which has no keys: that after the last token written in a block
+    # [blocks, heads, key_dim, value_dim], and the convolution's last inputs [blocks, taps - 1, channels].
+    state: Tensor | None = None
+    inputs: Tensor | None = None
 
     @property
     def block_size(self) -> int:
@@ -53,6 +59,9 @@ class KVLayer:
 
     def tensors(self) -> Iterator[Tensor]:
         """The tensors that together hold a block."""
+        if self.state is not None and self.inputs is not None:
+            yield from (self.state, self.inputs)
+            return
         yield self.keys
         if not self.spec.latent:
             yield self.values
@@ -89,6 +98,11 @@ class KVStore:
 
         def layer(spec: LayerSpec, count: int, allocate: _Allocate) -> KVLayer:
             shape = (count, block_size, spec.kv_heads)
+            if (state := spec.state) is not None:  # always in float32: errors would add up over a long text
+                none = zeros((*shape, 0), dtype, device)
+                matrices = allocate((count, state.heads, state.key_dim, state.value_dim), torch.float32)
+                inputs = allocate((count, state.taps - 1, state.channels), torch.float32)
+                return KVLayer(spec, none, none, state=matrices, inputs=inputs)
             keys = allocate((*shape, spec.key_dim // each_byte), stored)
             if spec.latent:
                 return KVLayer(spec, keys, keys[..., : spec.value_dim])
@@ -129,6 +143,11 @@ class KVStore:
         return [each.spec for each in self.layers]
 
     @property
+    def keeps_state(self) -> bool:
+        """Whether a step changes blocks that it also reads, so that running it twice is not the same."""
+        return keeps_state(self.specs)
+
+    @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for each in self.layers for tensor in each.tensors())
 
@@ -149,7 +168,13 @@ class KVStore:
     def block_bytes(
         specs: Sequence[LayerSpec], block_size: int, dtype: torch.dtype, scheme: KvSchemeName = "none"
     ) -> int:
-        return block_size * sum(_group_bytes(spec, dtype, scheme) for spec in specs) // GROUP
+        per_token = sum(_group_bytes(spec, dtype, scheme) for spec in specs)
+        return block_size * per_token // GROUP + KVStore.state_bytes(specs)
+
+    @staticmethod
+    def state_bytes(specs: Iterable[LayerSpec]) -> int:
+        """Bytes of a block's recurrent state."""
+        return torch.float32.itemsize * sum(spec.state.numbers for spec in specs if spec.state is not None)
 
     def read_per_token(self) -> tuple[tuple[int, int], ...]:
         """Bytes read for each token of context, by the layers' window size (0: no window)."""
@@ -240,7 +265,7 @@ def _group_bytes(spec: LayerSpec, dtype: torch.dtype, scheme: KvSchemeName) -> i
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of zeros. In plain main memory, untouched pages cost no time and no space."""
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     lazy = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(lazy).view(dtype).view(shape)

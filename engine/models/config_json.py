@@ -7,7 +7,7 @@ from engine.api.config import DecoderConfig, RopeSpec
 from engine.gguf.header import is_gguf
 from engine.models.checkpoint import has_weights, stored_dtype
 from engine.models.families import named, names
-from engine.models.fields import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, Fields
+from engine.models.fields import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, TIED, Fields
 from engine.models.gguf.config import gguf_fields
 from engine.models.kinds.rope import rope_specs
 from engine.models.packing import packing
@@ -34,11 +34,16 @@ def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
     name = fields.text("model_type")
     if (family := named(name)) is None:
         raise fields.unsupported("model_type", f"the native decoder runs {', '.join(names())}")
-    _refuse(fields)
+    _refuse(fields, "ForConditionalGeneration" if family.inside else "ForCausalLM")
+    if family.inside:
+        fields = fields.joined(family.inside)
     layers = fields.whole("num_hidden_layers", high=MOST_LAYERS)
     vocab = fields.whole("vocab_size", high=MOST_TOKENS)
     context = fields.whole("max_position_embeddings", high=MOST_TOKENS)
     rope, local_rope = rope_specs(fields, context, family.rope)
+    attention = {**family.attention.read(fields, layers)}
+    if family.linear is not None:
+        attention["layers"] = family.linear.among(fields, attention["layers"])
     made = DecoderConfig(
         family=name,
         dtype=checkpoint_dtype(fields),
@@ -48,17 +53,17 @@ def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
         usual_context=min(rope.original_context, context) if rope.kind == "longrope" else None,
         rope=rope,
         local_rope=local_rope,
-        tied=fields.flag("tie_word_embeddings", family.tied),
+        tied=fields.flag(TIED, family.tied),
         exits=_exits(fields, layers),
         extra_layers=fields.whole("num_nextn_predict_layers", 0, low=0, high=MOST_LAYERS),
         start_id=start_id(fields, generation, vocab, family.start_id),
         stop_ids=stop_ids(fields, generation, vocab, family.stop_id),
-        **family.attention.read(fields, layers),
+        **attention,
         **family.feed_forward.read(fields, layers),
         **family.ends.read(fields),
     )
     for spec in (rope, local_rope):
-        _check_rope(fields, spec, made.layers[0].rotary_dim)
+        _check_rope(fields, spec, made.rotary_dim)
     return made
 
 
@@ -83,10 +88,10 @@ def _exits(fields: Fields, layers: int) -> tuple[int, ...]:
     return tuple(sorted(set(exits)))
 
 
-def _refuse(fields: Fields) -> None:
-    """Refuse models that need another decoder."""
+def _refuse(fields: Fields, head: str) -> None:
+    """Refuse models that need another decoder. `head`: how the names of the others end."""
     names = fields.list("architectures", [])
-    if names and not any(isinstance(name, str) and name.endswith("ForCausalLM") for name in names):
+    if names and not any(isinstance(name, str) and name.endswith(head) for name in names):
         raise fields.unsupported("architectures", "it has no language-modeling head")
     packing(fields)  # raises for unsupported quantized weights
 

@@ -63,7 +63,8 @@ def block(
 ) -> Block:
     """Create an empty block on the current default device, with the shapes of one rank's share."""
     family, build = family_of(config), build_of(config, dtype, ranks, collective)
-    attention = family.attention.part()(config, index, build)
+    linear = family.linear if config.layers[index].state is not None else None
+    attention = (linear or family.attention).part()(config, index, build)
     kind = (index in config.dense and family.dense) or family.feed_forward
     feed_forward = kind.part()(config, index, build)
     parts = (index, attention, feed_forward, family.names["block"].format(index))
@@ -134,7 +135,7 @@ class Decoder(nn.Module):
         self.head: nn.Module = Linear(self.embed if own is None else own)
         self._embed_scale = float(torch.tensor(config.embed_scale, dtype=dtype, device="cpu"))
         for name, spec in (("rope", config.rope), ("local_rope", config.local_rope)):
-            room = (config.layers[0].rotary_dim, config.max_context, dtype)
+            room = (config.rotary_dim, config.max_context, dtype)
             self.register_buffer(name, None if spec is None else rope_table(spec, *room), persistent=False)
 
     @property

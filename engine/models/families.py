@@ -8,6 +8,7 @@ from typing import Literal
 from engine.api.errors import BadInput
 from engine.api.plugins import missing_members
 from engine.models.kinds import (
+    DeltaNet,
     Dense,
     Ends,
     EndsBySize,
@@ -91,6 +92,28 @@ DEEPSEEK: Mapping[str, str] = {
     "shared.down": "mlp.shared_experts.down_proj",
 }
 GLM4_MOE: Mapping[str, str] = {**DEEPSEEK, "attention.q_norm": NAMES["attention.q_norm"]}
+# The four tensors of inputs that Qwen3.5 has, and the two of Qwen3-Next.
+LINEAR: Mapping[str, str] = {
+    **EXPERTS,
+    "linear.qkv": "linear_attn.in_proj_qkv",
+    "linear.gate": "linear_attn.in_proj_z",
+    "linear.beta": "linear_attn.in_proj_b",
+    "linear.rate": "linear_attn.in_proj_a",
+    "linear.qkv_gate": "linear_attn.in_proj_qkvz",
+    "linear.beta_rate": "linear_attn.in_proj_ba",
+    "linear.conv": "linear_attn.conv1d.weight",
+    "linear.decay": "linear_attn.A_log",
+    "linear.decay_bias": "linear_attn.dt_bias",
+    "linear.out_norm": "linear_attn.norm",
+    "linear.out": "linear_attn.out_proj",
+}
+
+
+def under(root: str, names: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the names of a text model that is one of several in a checkpoint."""
+    return {key: name.replace("model.", f"{root}.", 1) for key, name in names.items()}
+
+
 MIXTRAL: Mapping[str, str] = {
     **NAMES,
     "router": "block_sparse_moe.gate",
@@ -119,8 +142,13 @@ class Family:
 
     attention: PartKind
     feed_forward: PartKind
+    linear: DeltaNet | None = None  # in some layers instead of attention
     dense: PartKind | None = None  # the feed-forward of layers without experts, if some may have none
     names: Mapping[str, str] = field(default_factory=lambda: NAMES)
+    inside: str = (
+        ""  # the field of config.json with the text model's own, if there are other models beside it
+    )
+    unread: tuple[str, ...] = ()  # the starts of tensors' names that belong to other models, such as drafts
     arrangement: Arrangement = "pre"
     norms: NormKind = "rms"
     norm_bias: bool = False
@@ -161,6 +189,13 @@ COHERE = Family(
     arrangement="parallel", norms="layer", rope=RopeKind(theta=500_000.0, interleaved=True),
     ends=Ends(eps=("layer_norm_eps", 1e-5), logit_scale=("logit_scale", 0.0625)), tied=True,
     start_id=5, stop_id=255_001,
+)  # fmt: skip
+QWEN3_5 = Family(
+    attention=Grouped(bias=BIAS, qk_norm=True, head_dim=256, gated=True), linear=DeltaNet(),
+    feed_forward=Dense(), names=LINEAR, unread=("mtp.",), norms="offset", rope=RopeKind(partial=0.25),
+)  # fmt: skip
+QWEN3_5_EXPERTS = Routed(
+    normalized=True, shared="shared_expert_intermediate_size", dense_width=False
 )  # fmt: skip
 COHERE2_WINDOWS = full_every(4, "sliding_window_pattern")
 
@@ -257,6 +292,22 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": Family(
         attention=Grouped(windows=one_window_if_used, bias=BIAS, qk_norm=True),
         feed_forward=Routed(mixed=True), dense=Dense(), names=EXPERTS,
+    ),
+    "qwen3_next": replace(
+        QWEN3_5, linear=DeltaNet(interleaved=True), dense=Dense(),
+        feed_forward=Routed(
+            normalized=("norm_topk_prob", True), shared="shared_expert_intermediate_size", mixed=True
+        ),
+    ),
+    "qwen3_5": replace(
+        QWEN3_5, inside="text_config", names=under("model.language_model", LINEAR),
+        unread=("model.visual.", "mtp."),
+    ),
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_5_moe_text": replace(QWEN3_5, feed_forward=QWEN3_5_EXPERTS),
+    "qwen3_5_moe": replace(
+        QWEN3_5, inside="text_config", names=under("model.language_model", LINEAR),
+        unread=("model.visual.", "mtp."), feed_forward=QWEN3_5_EXPERTS,
     ),
     "olmoe": Family(
         attention=Grouped(bias=BIAS, norm_weights="wide"), feed_forward=Routed(width="intermediate_size"),

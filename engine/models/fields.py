@@ -9,6 +9,7 @@ from engine.api.errors import BadCheckpoint, UnsupportedModel
 # Bounds far above any real model: values beyond them mean a broken file, and would request absurd amounts of
 # memory.
 MOST_LAYERS, MOST_HEADS, MOST_HEAD_DIM, MOST_WIDTH = 1024, 1024, 1024, 1 << 20
+TIED = "tie_word_embeddings"
 MOST_TOKENS = 1 << 24  # of a vocabulary or a context
 
 
@@ -69,6 +70,12 @@ class Fields:
         if not isinstance(value, dict):
             raise self.bad(key, "must be an object")
         return Fields(self.file, value, f"{self.path}{key}.")
+
+    def joined(self, key: str) -> "Fields":
+        """The object at `key`, with the fields beside it that it lacks, and whether its weights are tied."""
+        inner = self.inside(key).values
+        beside = {name: value for name, value in self.values.items() if name == TIED or name not in inner}
+        return Fields(self.file, inner | beside, self.path)
 
     def bad(self, key: str, rule: str) -> BadCheckpoint:
         if self.get(key) is None:

@@ -15,7 +15,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from engine.attention.latent import LatentProjections
+from engine.attention.base import Values
 from engine.attention.triton_backend import GraphMetadata, TritonAttention, TritonMetadata, gpu
 from engine.kernels.triton.attention.write import write
 from engine.kernels.triton.norm.embed import embed, embed_share
@@ -90,7 +90,7 @@ class FusedDecoder:
         def mix(q: Tensor, layer: KVLayer) -> Tensor:
             return self._attention.mix(q, layer, metadata)
 
-        def attend(index: int, q: Tensor, k: Tensor, v: Tensor | LatentProjections) -> Tensor:
+        def attend(index: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
             write(self._layers[index], k, cast(Tensor, v), places, pdl=False)  # it supports no latents
             return mix(q, self._layers[index])
 

@@ -22,6 +22,7 @@ from engine.models.layers.collective import Collective
 from engine.models.layers.part import Slot
 from engine.models.layers.sharding import RankShare, joined
 from engine.models.packing import tensors_of
+from engine.models.stacks import stacked_experts
 from engine.quant.formats import Stored, joined_rows, stored
 from engine.quant.mxfp4 import Mxfp4Weight
 from engine.quant.packing import Packing
@@ -53,7 +54,8 @@ class Checkpoint:
         self._progress, self._packing, self._share = progress, packing, share
         self._device, self._dtype = device or model.embed.device, model.embed.dtype
         names, layers = model.family.names, len(model.config.layers)
-        unread = tuple(f"{names['block'].format(layers + n)}." for n in range(model.config.extra_layers))
+        later = (f"{names['block'].format(layers + n)}." for n in range(model.config.extra_layers))
+        unread = (*model.family.unread, *later)
         self._embedding, self._head = f"{names['embed']}.weight", f"{names['head']}.weight"
         self._headers = {
             name: header
@@ -64,6 +66,11 @@ class Checkpoint:
         }
         self._states = {header.file: state(header.file) for header in self._headers.values()}
         self._shapes = {name: slot.shape for name, slot in decoder_slots(model).items()}
+        self._stacked = stacked_experts(self._shapes, self._headers)
+        for name, expert in self._stacked.items():
+            self._headers[name] = self._headers[expert.tensor]._replace(shape=expert.shape)
+        for tensor in {expert.tensor for expert in self._stacked.values()}:
+            del self._headers[tensor]
         self._packed = dict(self._find_packed())  # the tensors of each quantized weight, by slot
         self._check(folder)
         self._total = sum(self._headers[name].nbytes for slot in self._shapes for name in self._tensors(slot))
@@ -128,11 +135,23 @@ class Checkpoint:
         if (share := self._share) is None:
             if isinstance(tensors, GgufTensors):
                 return tensors.floats(name, self._dtype, self._device)
+            if name in self._stacked:
+                return self._sliced(tensors, name, tuple(map(slice, (0, 0), self._shapes[name])))
             whole: Tensor = tensors.get_tensor(name)
             return whole
         if share.zero(name):
             return torch.zeros(self._shapes[name])
-        return joined([sliced(tensors, name, span) for span in share.spans(name, self._shapes[name])])
+        return joined([self._sliced(tensors, name, span) for span in share.spans(name, self._shapes[name])])
+
+    def _sliced(self, tensors: Any, name: str, span: tuple[slice, ...]) -> Tensor:
+        """Read part of an unquantized tensor."""
+        expert = self._stacked.get(name)
+        part: Tensor = (
+            sliced(tensors, name, span)
+            if expert is None
+            else sliced(tensors, expert.tensor, expert.span(span))[0]
+        )
+        return part
 
     def _tensors(self, slot: str) -> list[str]:
         return self._packed.get(slot, [slot])

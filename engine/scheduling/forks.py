@@ -55,6 +55,6 @@ def append_token(scheduler: Scheduler, request: Request, token: int) -> None:
 
 def resample_last(scheduler: Scheduler, request: Request) -> None:
     """Recompute the request's last token, to sample from it with other parameters."""
-    request.launched = min(request.launched, len(request.tokens) - 1)
+    scheduler.kv.rewind(request, len(request.tokens) - 1)
     request.shares_tail = bool(request.blocks)
     scheduler.waiting.wake(request)

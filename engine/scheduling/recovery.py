@@ -19,12 +19,14 @@ def undo_step(scheduler: Scheduler, step: Step, error: NoMemory) -> Request | No
     for row in step.rows:
         if (request := scheduler.requests.get(row.request)) is None:
             continue  # it ended when the step before this one was committed
-        request.launched -= row.length
+        scheduler.kv.rewind(request, request.launched - row.length)
         request.pending -= row.samples
         if row.drafted:
             scheduler.kv.drop_draft_blocks(request)
     resend(scheduler, step)
     smaller = len(step.rows) > 1 or (step.tokens > 1 and rules.chunked_prefill)
+    if scheduler.kv.keeps_state:  # the runner has not tried it again with the memory that it gave back
+        smaller = smaller or rules.step_tokens > 1
     if smaller:
         rules.halve(step.tokens, scheduler.step)
     log.warning(

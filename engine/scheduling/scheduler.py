@@ -45,9 +45,10 @@ class Scheduler:
         window: Window | None = None,
         budget: TokenBudget | None = None,
         tiers: Sequence[Tier] = (),
+        keeps_state: bool = False,
     ) -> None:
         self.pool, self.tables = pool, tables
-        self.kv = KVManager(pool, tables, kv_scheme, window, budget)
+        self.kv = KVManager(pool, tables, kv_scheme, window, budget, keeps_state=keeps_state)
         self.policy, self.rules, self.costs = policy, rules, Costs()
         self.transfers = Transfers(self.kv, tiers, rules, self.costs)
         self.sinking = Sinking(pool, self.transfers)
@@ -85,6 +86,7 @@ class Scheduler:
         self._schedule_prompts(builder, later)
         if builder.empty and not builder.preempted and not builder.short:
             self._make_room(builder)
+        self.pool.free(builder.held)
         self.preempted = bool(builder.preempted)
         if builder.empty:
             return None
@@ -132,7 +134,8 @@ class Scheduler:
 
     def _schedule_prompts(self, builder: StepBuilder, prefilling: list[Request]) -> None:
         for request in sorted(prefilling, key=self.policy.rank):
-            if request.slot >= 0 and (count := self._chunk(builder, request.launched, request.known)):
+            # A token that is pending cannot be in a row with others; only a rewound request has both.
+            if request.slot >= 0 and (count := self._chunk(builder, request.launched, len(request.tokens))):
                 self._schedule_row(builder, request, count)
 
     def _chunk(self, builder: StepBuilder, start: int, end: int) -> int:
@@ -277,9 +280,7 @@ class Scheduler:
 
     def _preempt(self, builder: StepBuilder, victim: Request) -> None:
         """Take all blocks of a running request and queue it to resume when there is room."""
-        builder.preempted.add(victim.id)
-        copied = victim.id in builder.copies  # then the copy is never made
-        builder.drop(victim.id)
+        copied = builder.preempt(victim, self.pool)  # then its copy is never made
         holds, idle = len(victim.blocks), victim.launched == victim.known and not victim.pending
         self._stop_running(victim)
         victim.preemptions += 1
@@ -326,7 +327,7 @@ class Scheduler:
         if (request := self.requests.get(row.request)) is None:
             return
         request.pending += count - 1
-        request.launched = min(request.launched, request.known - 1)
+        self.kv.rewind(request, request.known - 1)
         self.kv.drop_draft_blocks(request)
 
     # Adding and ending requests

@@ -10,6 +10,7 @@ import numpy as np
 
 from engine.api.params import SamplingParams
 from engine.api.request import NO_ADAPTER, Request
+from engine.kv.pool import BlockPool
 from engine.kv.tables import NO_CHANGES, TableDelta
 
 LAST = -1  # in place of a token id: the token the slot sampled last, which may not have reached the host yet
@@ -251,6 +252,7 @@ class StepBuilder:
     targets: dict[int, PromptTargets] = field(default_factory=dict)  # by request
     spans: dict[int, PromptSpan] = field(default_factory=dict)  # by request
     short: bool = False  # a row waits for blocks that are being stored in a tier
+    held: list[int] = field(default_factory=list)  # not free until the step is built
     # By request: the fields of its StepRow, then its token if it has only one. Longer rows keep tokens apart.
     _rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _longer: dict[int, Sequence[int]] = field(default_factory=dict)
@@ -296,6 +298,20 @@ class StepBuilder:
     def guide(self, request: int) -> None:
         """Mark the request's row, which samples, as sampling under a mask."""
         self._guided.add(request)
+
+    def preempt(self, victim: Request, pool: BlockPool) -> bool:
+        """Drop a request that loses its blocks. Returns whether one of them was to be copied for it.
+
+        Blocks that are copied for other requests stay held: a load, or another copy, could overwrite them.
+        """
+        self.preempted.add(victim.id)
+        copied = victim.id in self.copies
+        self.drop(victim.id)
+        if self.copies:
+            sources = {source for source, _ in self.copies.values()}.intersection(victim.blocks)
+            pool.share(sources)
+            self.held += sources
+        return copied
 
     def drop(self, request: int) -> None:
         row = self._rows.pop(request, None)

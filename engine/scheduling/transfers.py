@@ -182,7 +182,7 @@ class Transfers:
         pool, count = self._kv.pool, len(names)
         written, rest = victim.blocks[:count], victim.blocks[count:]
         fresh = [(name, block) for name, block in zip(names, written, strict=True) if name in missing]
-        victim.launched = min(victim.launched, len(victim.tokens))  # unverified drafts are lost
+        self._kv.rewind(victim, len(victim.tokens))  # unverified drafts are lost
         victim.blocks, victim.stored = [], Stored(tier, names)
         self.residence.retain(tier, names)
         pool.free(rest)

@@ -26,10 +26,10 @@ WIDE: dict[str, tuple[str, dict[str, Any]]] = {"olmo2": ("Olmo2", {}), "olmoe": 
 FAMILIES = CASES | WIDE
 # One of each arrangement of norms, of joined tensors, and of experts.
 ARRANGEMENTS = ("llama", "gemma2", "gemma3_text", "phi3", "granite", "cohere", "mixtral", "qwen2_moe")
-ARRANGEMENTS += ("qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", *WIDE)
-# One each with plain blocks, norms around them, joined tensors, experts and latent attention. The others are
-# also compared for each rank alone (tests/models/test_shards.py).
-USUAL = ("llama", "qwen3_moe", "deepseek_v3")
+ARRANGEMENTS += ("qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", "qwen3_next", *WIDE)
+# One each with plain blocks, norms around them, joined tensors, experts, latent and linear attention. The
+# others are also compared for each rank alone (tests/models/test_shards.py).
+USUAL = ("llama", "qwen3_moe", "deepseek_v3", "qwen3_next")
 
 
 def load(folder: Path, collective: Collective | None = None, scheme: str = "none") -> Decoder:

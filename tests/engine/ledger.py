@@ -1,10 +1,13 @@
 """A runner without a model, and an engine around it.
 
 For every cell of every block it stores the token whose keys that cell would hold. A row that reads a wrong,
-stale or unwritten cell gets different tokens than it would alone, or fails an assertion.
+stale or unwritten cell gets different tokens than it would alone, or fails an assertion. With recurrent
+states, a block has two more numbers: how many tokens the state after the last one written in it is of, and
+their hash.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -33,6 +36,7 @@ from tests.engine.oracle import VOCAB, block_scores, most_likely_tokens, next_to
 from tests.engine.oracle import alone as alone
 
 EMPTY = -1
+STATE = 2  # numbers of a state
 
 
 class PlainTokenizer:
@@ -75,6 +79,7 @@ class LedgerSpace:
     """The cells of the device and those in host memory."""
 
     def __init__(self, blocks: int, host: int, size: int) -> None:
+        """`size`: numbers of a block."""
         self.cells, self.host = (np.full((count, size), EMPTY, np.int64) for count in (blocks, host))
         self.host_blocks = host
 
@@ -110,9 +115,11 @@ class LedgerRunner:
         tables: BlockTables,
         cells: np.ndarray,
         tiers: Sequence[Tier] = (),
+        keeps_state: bool = False,
     ) -> None:
-        """`requests` None: do not check steps against requests. `cells`: [blocks, block_size]."""
-        self.requests, self.truth, self.size = requests, tables, cells.shape[1]
+        """`requests` None: do not check steps against requests. `cells`: [blocks, numbers of a block]."""
+        self.requests, self.truth, self.keeps_state = requests, tables, keeps_state
+        self.size = cells.shape[1] - STATE * keeps_state
         self.tables = TableMirror(*tables.grid.shape)
         self.cells = cells
         self.transfers = TransferRunner(tiers, lambda numbers: LedgerBlocks(cells, numbers))
@@ -151,9 +158,11 @@ class LedgerRunner:
                 self._check(row, tokens, self.requests[row.request])
             if row.drafted:
                 tokens[1:] = self._drafts(step, row)
+            tokens = [int(self.last[row.slot]) if token == LAST else token for token in tokens]
             for at, token in enumerate(tokens, row.start - row.skipped):
-                value = self.last[row.slot] if token == LAST else token
-                self.cells[self.tables.grid[row.slot, at // self.size], at % self.size] = value
+                self.cells[self.tables.grid[row.slot, at // self.size], at % self.size] = token
+            if self.keeps_state:
+                self._advance(row, tokens)
             scores += self._scores(row)
         runs = {row.request: self._verify(row) for row in step.rows if row.drafted}
         sampled = [
@@ -164,6 +173,19 @@ class LedgerRunner:
             if row.samples
         ]
         return StepResult(sampled, runs=runs, seconds=0.001, top_tokens=self._top_tokens(step), scores=scores)
+
+    def _advance(self, row: StepRow, tokens: Sequence[int]) -> None:
+        """Carry the state before a row over its tokens, and store it in each block that has any of them."""
+        table, count, state = self.tables.grid[row.slot], 0, 0
+        if row.start:
+            count, state = self.cells[table[(row.start - 1) // self.size], self.size :].tolist()
+        assert count == row.start, f"{row} starts with the state after {count} tokens"
+        for at, token in enumerate(tokens, row.start):
+            state = hash((state, token))
+            self.cells[table[at // self.size], self.size :] = at + 1, state
+        seen = self._seen(row.slot, row.start + row.length)
+        expected = reduce(lambda before, token: hash((before, token)), seen, 0)
+        assert state == expected, f"{row} has a state of other tokens"
 
     def _scores(self, row: StepRow) -> Iterator[BlockScores]:
         """The scores of the blocks that the row fills."""
@@ -270,7 +292,7 @@ class LedgerRunner:
             for at, key in enumerate(request.chain[: request.published]):
                 if (block := pool.find(key)) is not None:
                     expected = request.tokens[at * self.size : (at + 1) * self.size]
-                    assert self.cells[block].tolist() == expected, (
+                    assert self.cells[block, : self.size].tolist() == expected, (
                         f"block {block} does not hold the tokens of its key"
                     )
 
@@ -324,10 +346,11 @@ def ledger_engine(
     window: Window | None = None,
     budget: TokenBudget | None = None,
     below: Sequence[Tier] = (),
+    keeps_state: bool = False,
     **rules: object,
 ) -> Engine:
     """`below` lists the tiers below host memory."""
-    clock, space = clock or Clock(), LedgerSpace(blocks, host, block_size)
+    clock, space = clock or Clock(), LedgerSpace(blocks, host, block_size + STATE * keeps_state)
     tiers = () if budget else (HostTier(space), *below)
     bus, tables = Bus(), BlockTables(slots, -(-context // block_size) if window or budget else blocks)
     scheduler = Scheduler(
@@ -340,8 +363,9 @@ def ledger_engine(
         window=window,
         budget=budget,
         tiers=tiers,
+        keeps_state=keeps_state,
     )
-    runner = LedgerRunner(scheduler.requests, tables, space.cells, tiers)
+    runner = LedgerRunner(scheduler.requests, tables, space.cells, tiers, keeps_state)
     runner.alphabet, runner.window, runner.budget = alphabet, window, budget
     return Engine(
         scheduler=scheduler,

@@ -29,6 +29,7 @@ class EngineSetup:
     preemption: str
     chunked: bool
     prefix_cache: bool
+    keeps_state: bool = False  # unless there is a window or a budget, which models with states refuse
 
     @property
     def tokens(self) -> int:
@@ -47,6 +48,7 @@ class EngineSetup:
             preemption=self.preemption,
             chunked_prefill=self.chunked,
             prefix_cache=self.prefix_cache,
+            keeps_state=self.keeps_state and not (more.get("window") or more.get("budget")),
             **more,
         )
 
@@ -69,6 +71,7 @@ def engine_setups(blocks: Iterable[int]) -> st.SearchStrategy[EngineSetup]:
         preemption=st.sampled_from(["auto", "recompute", "swap"]),
         chunked=st.booleans(),
         prefix_cache=st.booleans(),
+        keeps_state=st.booleans(),
     )
 
 

@@ -54,10 +54,19 @@ FIELDS: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
     "expert_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
     "rotary_dim": 16,
     "n_positions": 256,
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": VOCAB,
+}
+# Norms of small outputs of linear attention make rounding errors large, and weights of 0.15 do so again.
+HYBRID: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "initializer_range": 0.1,
 }
 CHANGES: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 3.0},
@@ -65,6 +74,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mpt": {"n_heads": 4, "n_layers": 3, "max_seq_len": 256},
     "phi3": {"original_max_position_embeddings": 256},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_hidden_layers": 2, "window_size": 21},
+    "qwen3_next": HYBRID,
+    "qwen3_5_text": HYBRID,
+    "qwen3_5_moe_text": HYBRID,
     "recurrent_gemma": {"lru_width": 64, "attention_window_size": 21},
     "granite": {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 2.0},
 }
@@ -74,8 +86,15 @@ class NotSmall(Exception):
     """The architecture cannot be made small by these fields."""
 
 
+VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+# Models of several, of which the native decoder runs the one for text.
+SEVERAL = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+
+
 def config_of(model_type: str) -> Any:
     kind = transformers.CONFIG_MAPPING[model_type]
+    if (text := SEVERAL.get(model_type)) is not None:
+        return kind(text_config=config_of(text).to_dict(), vision_config=VISION)
     usual = kind().to_dict()
     if parts := [part for part in PARTS if usual.get(part)]:
         raise NotSmall(f"it is made of several models ({', '.join(parts)})")
@@ -102,17 +121,22 @@ def config_of(model_type: str) -> Any:
 def make(model_type: str, folder: Path) -> Any:
     """Save a random model and a tokenizer to the folder, and return transformers' model."""
     config = config_of(model_type)
+    kind = (
+        transformers.AutoModelForImageTextToText
+        if model_type in SEVERAL
+        else transformers.AutoModelForCausalLM
+    )
     with torch.device("meta"):
-        size = sum(
-            each.numel() for each in transformers.AutoModelForCausalLM.from_config(config).parameters()
-        )
+        size = sum(each.numel() for each in kind.from_config(config).parameters())
     if size > MOST:
         raise NotSmall(f"it would have {size:,} parameters")
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = kind.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, tensor in model.named_parameters():
-            if tensor.dim() == 1 and tensor.is_floating_point():  # biases and norms start as constants
+            if name.endswith("A_log"):  # rates at which states decay: slow ones, so that these matter
+                tensor.uniform_(-3.0, 0.0)
+            elif tensor.dim() == 1 and tensor.is_floating_point():  # biases and norms start as constants
                 tensor.uniform_(*((0.5, 1.5) if "norm" in name and "bias" not in name else (-0.3, 0.3)))
     model.save_pretrained(folder)
     byte_tokenizer().save(str(folder / "tokenizer.json"))

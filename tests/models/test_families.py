@@ -99,6 +99,16 @@ GROUPED = {
     "topk_group": 2,
     "routed_scaling_factor": 1.7,
 }
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 3,
+    "head_dim": 24,
+    "initializer_range": 0.1,  # norms of small outputs make rounding errors large
+}
 DEEPSEEK = LATENT | GROUPED | {"first_k_dense_replace": 1}
 MSCALE = YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
@@ -169,6 +179,12 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("Dots1", "plain", GROUPED | {"head_dim": 24}),
     ("Dots1", "window", GROUPED | {"sliding_window": 5, "max_window_layers": 1, "first_k_dense_replace": 2}),
+    ("Qwen3Next", "plain", EXPERTS | LINEAR),
+    ("Qwen3Next", "some-dense", EXPERTS | LINEAR | {"mlp_only_layers": [1], "attention_bias": True}),
+    ("Qwen3Next", "by-interval", EXPERTS | LINEAR | {"layer_types": None, "full_attention_interval": 2}),
+    ("Qwen3_5Text", "one-key-head", LINEAR | {"linear_num_key_heads": 1}),
+    ("Qwen3_5Text", "as-many-key-heads", LINEAR | {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
+    ("Qwen3_5MoeText", "plain", EXPERTS | LINEAR),
     ("Olmoe", "plain", EXPERTS),
     ("Olmoe", "normalized", EXPERTS | {"norm_topk_prob": True, "attention_bias": True}),
 ]
@@ -182,8 +198,10 @@ def reference(family: str, changes: dict[str, Any], folder: Path) -> Any:
     config = getattr(transformers, f"{family}Config")(**SHAPE | changes)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        for tensor in model.parameters():
-            if tensor.dim() == 1:  # biases and norms start as constants
+        for name, tensor in model.named_parameters():
+            if name.endswith("A_log"):  # slow decays, so that states matter
+                tensor.uniform_(-3.0, 0.0)
+            elif tensor.dim() == 1:  # biases and norms start as constants
                 tensor.uniform_(0.5, 1.5)
         for name, tensor in model.named_buffers():
             if name.endswith("e_score_correction_bias"):

@@ -25,9 +25,20 @@ from engine.models.registry import load_model
 from engine.models.source import finalize
 from engine.quant.registry import named as scheme_named
 from tests.cases import soak
-from tests.models.test_families import DEEPSEEK, EXPERTS, GPT_OSS, GROUPED, LATENT, SCALES, SHAPE, reference
+from tests.models.test_families import (
+    DEEPSEEK,
+    EXPERTS,
+    GPT_OSS,
+    GROUPED,
+    LATENT,
+    LINEAR,
+    SCALES,
+    SHAPE,
+    reference,
+)
 from tests.models.tiny import plain_attend, write_config
 
+SHARED_HEADS = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": 5}),
@@ -48,6 +59,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", EXPERTS | {"head_dim": 16}),
     "qwen2_moe": ("Qwen2Moe", EXPERTS),
     "qwen3_moe": ("Qwen3Moe", EXPERTS | {"mlp_only_layers": [1], "head_dim": 16}),
+    "qwen3_next": ("Qwen3Next", LINEAR | EXPERTS | SHARED_HEADS),
+    "qwen3_5_text": ("Qwen3_5Text", LINEAR | SHARED_HEADS),
+    "qwen3_5_moe_text": ("Qwen3_5MoeText", LINEAR | EXPERTS | SHARED_HEADS),
     "gpt_oss": ("GptOss", GPT_OSS),
     "deepseek_v2": ("DeepseekV2", DEEPSEEK),
     "deepseek_v3": ("DeepseekV3", DEEPSEEK | {"q_lora_rank": None}),
@@ -57,6 +71,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("Dots1", GROUPED),
     "glm4_moe": ("Glm4Moe", GROUPED | {"head_dim": 24, "use_qk_norm": True}),
 }
+SEVERAL = {"qwen3_5", "qwen3_5_moe"}  # the parts of others, under other names
 JOINED = {"olmo2", "olmo3", "olmoe"}  # a norm inside a part joins the ranks: tests/distributed
 IDS = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1))
 
@@ -126,7 +141,7 @@ def shared_logits(whole: Decoder, tensors: dict[str, Tensor], ranks: int) -> Ten
 
 
 @pytest.mark.parametrize("ranks", [*soak(2), 4])
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in JOINED])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in JOINED | SEVERAL])
 def test_all_ranks_together_give_the_logits_of_the_model(family: str, ranks: int, tmp_path: Path) -> None:
     """With four ranks and two key/value heads, two ranks share each head."""
     reference(*CASES[family], tmp_path)

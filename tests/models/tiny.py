@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.api.config import LayerSpec
-from engine.attention.base import Attend, LatentProjections
+from engine.attention.base import Attend, DeltaRule, LatentProjections, Values
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder
 from engine.models.loader import decoder_slots, random_weights
@@ -52,8 +52,11 @@ def plain_attend(
 ) -> Attend:
     """Attend over whole rows of these lengths, concatenated, with every score written out."""
 
-    def attend(index: int, q: Tensor, k: Tensor, v: Tensor | LatentProjections) -> Tensor:
+    def attend(index: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
         spec = specs[index]
+        if isinstance(v, DeltaRule):
+            pairs = zip(*(each.split(list(rows or [len(q)])) for each in (q, k)), strict=True)
+            return torch.cat([plain_delta_rule(x, gates, v) for x, gates in pairs])
         if isinstance(v, LatentProjections):
             assert k.shape[1:] == (spec.kv_heads, spec.key_dim)
             k, v = v.expanded(k)
@@ -78,3 +81,24 @@ def plain_attend(
         return torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(group, 1))
 
     return attend
+
+
+def plain_delta_rule(x: Tensor, gates: Tensor, rule: DeltaRule) -> Tensor:
+    """Run the gated delta rule over one row, token by token and head by head."""
+    sizes, taps = rule.sizes, rule.sizes.taps
+    keys, group = sizes.key_heads * sizes.key_dim, sizes.heads // sizes.key_heads
+    padded = torch.cat((x.new_zeros(taps - 1, x.shape[1]), x))
+    state = x.new_zeros(sizes.heads, sizes.key_dim, sizes.value_dim)
+    out = x.new_zeros(len(x), sizes.heads, sizes.value_dim)
+    for at in range(len(x)):
+        mixed = torch.nn.functional.silu((padded[at : at + taps].T * rule.conv).sum(1))
+        for head in range(sizes.heads):
+            first = head // group * sizes.key_dim
+            q, k = mixed[first : first + sizes.key_dim], mixed[keys + first : keys + first + sizes.key_dim]
+            q, k = (each / (each.square().sum() + 1e-6).sqrt() for each in (q, k))
+            v = mixed[2 * keys + head * sizes.value_dim :][: sizes.value_dim]
+            decay, beta = gates[at, :, head]
+            faded = decay * state[head]
+            state[head] = faded + torch.outer(k, beta * (v - k @ faded))
+            out[at, head] = (q / sizes.key_dim**0.5) @ state[head]
+    return out

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.api.config import EngineConfig, ModelPlace
+from engine.api.config import EngineConfig, ModelPlace, keeps_state
 from engine.api.errors import BadInput
 from engine.attention.base import AttentionBackend
 from engine.attention.registry import choose as choose_attention
@@ -75,6 +75,8 @@ def _small(
         dummy=config.dummy_weights,
     )
     its = small.config
+    if keeps_state(its.layers):
+        raise BadInput(f"draft: {found.name} keeps a recurrent state, which cannot go back to before a draft")
     if its.vocab != model.config.vocab:
         raise BadInput(
             f"draft: {found.name} has {its.vocab} tokens and {place.name} {model.config.vocab}; "
@@ -90,6 +92,10 @@ def _small(
 
 def _exit(place: ModelPlace, model: LanguageModel, config: EngineConfig) -> int | None:
     exits = model.config.exits if isinstance(model, Decoder) else ()
+    if keeps_state(model.config.layers):
+        if config.exit_layer is not None:
+            raise BadInput(f"exit_layer: {place.name} keeps a recurrent state, which drafts would change")
+        return None
     if config.exit_layer is None:
         return exits[0] if exits else None
     if config.exit_layer not in exits:

@@ -9,8 +9,10 @@ from engine.models.kinds.ends import Ends, EndsBySize
 from engine.models.kinds.experts import Routed, RoutedByGroup, RoutedClamped
 from engine.models.kinds.feed_forward import Dense, Ungated
 from engine.models.kinds.latent import Latent
+from engine.models.kinds.linear import DeltaNet
 
 __all__ = [
+    "DeltaNet",
     "Dense",
     "Ends",
     "EndsBySize",

@@ -32,6 +32,7 @@ class Grouped:
     scale: Real | None = None  # of the scores; None: head_dim**-0.5
     query_width: str = ""  # the field whose value replaces head_dim in that formula
     softcap: tuple[str, float | None] | None = None
+    gated: bool = False  # whether its output has a gate, made with the queries
     sinks: bool = False  # whether heads have a learned score beside those of the keys
 
     def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
@@ -66,6 +67,8 @@ class Grouped:
     def part(self) -> type[Part]:
         from engine.models.layers import attention
 
+        if self.gated:
+            return attention.GatedAttention
         match self.norm_weights:
             case "own":
                 return attention.OwnNormAttention

@@ -28,6 +28,7 @@ class Routed:
     normalized: bool | Flag = ("norm_topk_prob", False)
     shared: str = ""  # the field with the width of an expert for all tokens
     mixed: bool = False  # some layers may be dense
+    dense_width: bool = True  # whether config.json has the width of dense feed-forwards
 
     def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
         key = next((key for key in _COUNTS if fields.get(key) is not None), self.count)
@@ -37,7 +38,7 @@ class Routed:
             raise fields.bad("num_experts_per_tok", f"must be at most {count}, as in {key}")
         normalized = self.normalized
         return {
-            "mlp": fields.whole("intermediate_size", high=MOST_WIDTH),
+            "mlp": fields.whole("intermediate_size", high=MOST_WIDTH) if self.dense_width else 0,
             "activation": activation_of(fields, "hidden_act", "silu"),
             "dense": _dense(fields, layers) if self.mixed else (),
             "experts": ExpertsSpec(

@@ -5,13 +5,14 @@ The attention backend does the masking.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from engine.api.config import CacheSpec, DecoderConfig
 from engine.api.errors import BadInput
+from engine.models.layers.activations import sigmoid
 from engine.models.layers.build import Build
 from engine.models.layers.part import Part, SourceTensor
 from engine.models.layers.sharding import COLUMNS, WHOLE, by_head, segments
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 class GroupedAttention(Part):
     pdl = True
     adaptable = ("qkv", "out")
+    per_query: ClassVar[int] = 1  # outputs of the product for each number of a query
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
@@ -42,7 +44,8 @@ class GroupedAttention(Part):
 
         width, dim = config.hidden, spec.key_dim
         self.norm = build.input_norm(width)
-        self.qkv = build.linear(width, sum(self.parts) * dim, bias=config.qkv_bias)
+        rows = (sum(self.parts) + (self.per_query - 1) * spec.heads) * dim
+        self.qkv = build.linear(width, rows, bias=config.qkv_bias)
         self.qk_norm = build.norm(sum(self.heads), dim) if config.qk_norm else None
         self.out = build.linear(spec.heads * dim, width, bias=config.out_bias)
         self.sinks = parameter(spec.heads, dtype=build.dtype) if spec.sinks else None
@@ -51,7 +54,7 @@ class GroupedAttention(Part):
         dim, width = self.shape[-1], self.hidden
         (queries, keys), (heads, kv_heads), names = self.heads, self.whole, self.names
         rows = (
-            (queries * dim, by_head(heads)),
+            (self.per_query * queries * dim, by_head(heads)),
             (keys * dim, by_head(kv_heads)),
             (keys * dim, by_head(kv_heads)),
         )
@@ -168,6 +171,29 @@ class WideNormAttention(GroupedAttention):
             for x, norm, square, count in norms
         )
         return queries, keys
+
+    fused = Part.fused
+
+    def takes_single(self, gpu: "GpuKernels") -> bool:
+        return False
+
+
+class GatedAttention(GroupedAttention):
+    """Each query head also has a gate for its output, of as many numbers."""
+
+    per_query = 2
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        made = self.product("qkv", self.norm(x), step).unflatten(1, (-1, self.shape[-1]))
+        queries, k, v = made.split_with_sizes((2 * self.heads[0], self.heads[1], self.parts[1]), 1)
+        q, gate = queries.unflatten(1, (-1, 2)).unbind(2)
+        qk = torch.cat((q, k), 1)
+        if self.qk_norm is not None:
+            qk = self.qk_norm(qk)
+        self._rotate(qk, step)
+        q, k = qk.split_with_sizes(self.heads, 1)
+        mixed = step.attend(self.index, q, k, v) * sigmoid(gate)
+        return self.product("out", mixed.flatten(1), step)
 
     fused = Part.fused
 

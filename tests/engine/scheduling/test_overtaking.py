@@ -203,3 +203,24 @@ def test_the_highest_priority_starts_within_a_few_steps_whatever_runs(
     drain(engine)
     assert urgent.tokens == expected
     assert all(reply.tokens == right for reply, right in others)
+
+
+def test_a_block_to_be_copied_is_not_loaded_over() -> None:
+    """A fork is overtaken in the step in which its parent copies the block that they share.
+
+    The tier is full, so its block is free at once, and the request that overtakes it loads its own.
+    """
+    engine = ledger_engine(blocks=6, host=1, slots=4, preemption="swap", prefix_cache=False)
+    engine.submit([7] * 41, SamplingParams(max_tokens=10), Output())
+    replies = [Output() for _ in range(3)]
+    for step in range(13):
+        if step == 3:
+            returns = engine.submit([9], SamplingParams(max_tokens=6, seed=0), replies[0])
+        if step == 7:
+            parent = engine.submit([0], SamplingParams(max_tokens=2, seed=0), replies[1], priority=1)
+        if step == 8:
+            engine.preempt(returns)
+            engine.fork(parent, replies[2], SamplingParams(max_tokens=2, seed=0))
+        engine.step()
+    drain(engine)
+    assert [each.tokens for each in replies] == [alone([9], 6), alone([0], 2), alone([0], 2)[1:]]

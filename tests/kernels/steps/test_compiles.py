@@ -247,3 +247,14 @@ def test_prompts_on_every_gpu(compiled: dict[str, int], tokens: int, context: in
         backend.mix(q, KVLayer(GIVEN, cells, cells), prepared)
     capability = driver.active.get_current_target().arch
     assert ("_gather" in compiled) == (tokens == 3000 and capability >= 90)
+
+
+def test_linear_attention(compiled: dict[str, int]) -> None:
+    from engine.kernels.triton.linear.delta import advance
+
+    heads, key_heads, dim, tokens, runs = 32, 16, 128, 40, 3
+    state = torch.empty(8, heads, dim, dim, device=META)
+    q, k, v = (torch.empty(tokens, count, dim, device=META) for count in (key_heads, key_heads, heads))
+    where = tuple(torch.empty(runs, dtype=torch.int64, device=META) for _ in range(6))
+    advance(state, q, k, v, torch.empty(tokens, 2, heads, device=META), where, 64)
+    assert compiled.keys() == {"_advance"}

@@ -1,0 +1,59 @@
+"""The kind of linear attention: what it reads from config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.api.config import CacheSpec, StateSpec
+from engine.models.fields import MOST_HEAD_DIM, MOST_HEADS, MOST_LAYERS, Fields
+
+if TYPE_CHECKING:
+    from engine.models.layers.part import Part
+
+LINEAR, FULL = "linear_attention", "full_attention"
+MOST_TAPS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """The gated delta rule, in the layers that config.json lists; by default in three of four."""
+
+    interleaved: bool = False  # whether a checkpoint's tensors are ordered by key head
+
+    def among(self, fields: Fields, layers: Sequence[CacheSpec]) -> tuple[CacheSpec, ...]:
+        """Return the layers' specs, given those that they have with attention."""
+        kinds = _kinds(fields, len(layers))
+        if FULL not in kinds:
+            raise fields.unsupported("layer_types", f"at least one must be {FULL}")
+        spec = CacheSpec.of_state(_state(fields))
+        return tuple(spec if kind == LINEAR else each for kind, each in zip(kinds, layers, strict=True))
+
+    def part(self) -> type[Part]:
+        from engine.models.layers import linear
+
+        return linear.InterleavedLinearAttention if self.interleaved else linear.LinearAttention
+
+
+def _kinds(fields: Fields, layers: int) -> list[str]:
+    if fields.get("layer_types") is None:
+        every = fields.whole("full_attention_interval", 4, high=MOST_LAYERS)
+        return [FULL if (at + 1) % every == 0 else LINEAR for at in range(layers)]
+    kinds = fields.list("layer_types")
+    if len(kinds) != layers or any(kind not in (LINEAR, FULL) for kind in kinds):
+        raise fields.bad("layer_types", f"must list {LINEAR} or {FULL} for each of the {layers} layers")
+    return kinds
+
+
+def _state(fields: Fields) -> StateSpec:
+    found = StateSpec(
+        heads=fields.whole("linear_num_value_heads", 32, high=MOST_HEADS),
+        key_heads=fields.whole("linear_num_key_heads", 16, high=MOST_HEADS),
+        key_dim=fields.whole("linear_key_head_dim", 128, high=MOST_HEAD_DIM),
+        value_dim=fields.whole("linear_value_head_dim", 128, high=MOST_HEAD_DIM),
+        taps=fields.whole("linear_conv_kernel_dim", 4, low=2, high=MOST_TAPS),
+    )
+    if found.heads % found.key_heads:
+        raise fields.bad("linear_num_value_heads", f"must be a multiple of the {found.key_heads} key heads")
+    return found

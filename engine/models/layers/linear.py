@@ -1,0 +1,109 @@
+"""Linear attention: a gated delta rule over a recurrent state, after a convolution and before a gate."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.api.config import CacheSpec, DecoderConfig
+from engine.attention.delta import DeltaRule
+from engine.models.layers.activations import sigmoid, silu
+from engine.models.layers.build import Build
+from engine.models.layers.part import Part, SourceTensor
+from engine.models.layers.sharding import COLUMNS, WHOLE, Sharding, by_head, segments
+from engine.models.layers.step import StepContext
+from engine.quant.experts import ExactLinear
+from engine.quant.linear import parameter
+
+
+class LinearAttention(Part):
+    """With a tensor each for queries, keys and values, for output gates, and for the two gates of a state."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        whole = config.layers[index].state
+        assert whole is not None
+        key_heads = build.share(whole.key_heads, "key heads of linear attention")
+        state = replace(whole, key_heads=key_heads, heads=whole.heads // build.ranks)
+        self.sizes, self.cache = state, CacheSpec.of_state(state)
+        self.cut = by_head(whole.key_heads)  # with the value heads that each serves
+        self.values = state.heads * state.value_dim
+        self.norm = build.input_norm(config.hidden)
+        self.mixed = build.linear(config.hidden, state.channels + self.values)  # the last ones are the gates
+        self.gates = ExactLinear.wide(config.hidden, 2 * state.heads)
+        self.conv = parameter(state.channels, 1, state.taps, dtype=build.dtype)
+        self.decay = parameter(state.heads, dtype=torch.float32)  # the logarithm of its rate
+        self.decay_bias = parameter(state.heads, dtype=torch.float32)
+        self.out_norm = replace(build, norms="rms", norm_operator="").norm(state.value_dim)
+        self.out = build.linear(self.values, config.hidden)
+
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        state, names, cut = self.sizes, self.names, self.cut
+        return {
+            "norm": (SourceTensor(names["attention.norm"], self.hidden, WHOLE),),
+            "conv": (SourceTensor(names["linear.conv"], state.channels, self.qkv_cut),),
+            "decay": (SourceTensor(names["linear.decay"], state.heads, cut),),
+            "decay_bias": (SourceTensor(names["linear.decay_bias"], state.heads, cut),),
+            "out_norm": (SourceTensor(names["linear.out_norm"], state.value_dim, WHOLE),),
+            "out": (SourceTensor(names["linear.out"], self.hidden, COLUMNS),),
+            **self.inputs(),
+        }
+
+    @property
+    def qkv_cut(self) -> Sharding:
+        """How rows of all queries, all keys and all values are cut."""
+        keys = self.sizes.key_heads * self.sizes.key_dim
+        return segments((keys, self.cut), (keys, self.cut), (self.values, self.cut))
+
+    def inputs(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        """Return the tensors of `mixed` and of `gates`."""
+        state, names = self.sizes, self.names
+        return {
+            "mixed": (
+                SourceTensor(names["linear.qkv"], state.channels, self.qkv_cut),
+                SourceTensor(names["linear.gate"], self.values, self.cut),
+            ),
+            "gates": (
+                SourceTensor(names["linear.beta"], state.heads, self.cut),
+                SourceTensor(names["linear.rate"], state.heads, self.cut),
+            ),
+        }
+
+    def split(self, mixed: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the inputs of the convolution, output gates, betas and rates."""
+        qkv, gate = mixed.split([self.sizes.channels, self.values], 1)
+        beta, rate = gates.chunk(2, 1)
+        return qkv, gate.unflatten(1, (self.sizes.heads, -1)), beta, rate
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        normed = self.norm(x)
+        qkv, gate, beta, rate = self.split(self.mixed(normed), self.gates(normed.float()))
+        # In float64, because the last bits of torch's softplus depend on other tokens.
+        speed = self.decay.double().exp() * F.softplus(rate.double() + self.decay_bias)
+        state_gates = torch.stack(((-speed).exp().float(), sigmoid(beta)), 1)
+        rule = DeltaRule(self.sizes, self.conv.squeeze(1))
+        mixed = self.out_norm(step.attend(self.index, qkv, state_gates, rule))
+        out: Tensor = self.out((mixed * silu(gate.float())).to(x.dtype).flatten(1))
+        return out
+
+
+class InterleavedLinearAttention(LinearAttention):
+    """The tensors of each key head are next to each other, in one for all but the gates of a state."""
+
+    def inputs(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        state, names = self.sizes, self.names
+        return {
+            "mixed": (SourceTensor(names["linear.qkv_gate"], state.channels + self.values, self.cut),),
+            "gates": (SourceTensor(names["linear.beta_rate"], 2 * state.heads, self.cut),),
+        }
+
+    def split(self, mixed: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        state = self.sizes
+        each = state.heads // state.key_heads
+        widths = (state.key_dim, state.key_dim, each * state.value_dim, each * state.value_dim)
+        q, k, v, gate = mixed.unflatten(1, (state.key_heads, -1)).split(widths, 2)
+        beta, rate = gates.unflatten(1, (state.key_heads, 2, each)).unbind(2)
+        qkv = torch.cat([part.flatten(1) for part in (q, k, v)], 1)
+        return qkv, gate.reshape(len(gate), state.heads, -1), beta.flatten(1), rate.flatten(1)

@@ -1,0 +1,53 @@
+"""Experts that a checkpoint holds as one tensor for each layer, read as if each had its own.
+
+[experts, outputs, inputs]; that of gates has the rows of the products beside them below its own.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from engine.models.checkpoint import Header
+
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_STACKS = {"gate": ("gate_up_proj", 0, 2), "up": ("gate_up_proj", 1, 2), "down": ("down_proj", 0, 1)}
+
+
+class StackedExpert(NamedTuple):
+    """Rows of one expert in a tensor of all."""
+
+    tensor: str
+    expert: int
+    first: int
+    shape: tuple[int, ...]
+
+    def span(self, span: tuple[slice, ...]) -> tuple[slice, ...]:
+        """Where part of the expert's weight is in the tensor."""
+        rows, *rest = span
+        return (
+            slice(self.expert, self.expert + 1),
+            slice(self.first + rows.start, self.first + rows.stop),
+            *rest,
+        )
+
+
+def stacked_experts(names: Iterable[str], headers: Mapping[str, Header]) -> dict[str, StackedExpert]:
+    """Return those of the weights that are part of such a tensor, by name.
+
+    Their shapes are still to be checked. An expert too many leaves its tensor without a reader.
+    """
+    found: dict[str, StackedExpert] = {}
+    counts: dict[str, int] = {}
+    for name in names:
+        if name in headers or (match := _EXPERT.fullmatch(name)) is None:
+            continue
+        stack, half, halves = _STACKS[match[3]]
+        tensor, expert = f"{match[1]}.{stack}", int(match[2])
+        if (header := headers.get(tensor)) is None or len(header.shape) != 3 or header.shape[1] % halves:
+            continue
+        rows = header.shape[1] // halves
+        found[name] = StackedExpert(tensor, expert, half * rows, (rows, header.shape[2]))
+        counts[tensor] = max(counts.get(tensor, 0), expert + 1)
+    return {
+        name: each for name, each in found.items() if counts[each.tensor] == headers[each.tensor].shape[0]
+    }
