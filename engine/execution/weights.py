@@ -125,7 +125,8 @@ def _kept_in(product: Linear, scheme: Scheme, dtype: torch.dtype) -> int:
 
 
 def _outside(model: Decoder) -> chain[torch.Tensor]:
-    """The tensors that no scheme changes."""
+    """The tensors that no scheme changes, with the copy of the embedding that a tied head packs for AMX."""
     touched = {"layers"} if model.config.tied else {"layers", "head"}
     parts: list[nn.Module] = [each for name, each in model.named_children() if name not in touched]
-    return chain(model.parameters(recurse=False), *(part.parameters() for part in parts))
+    tensors = (chain(part.parameters(), part.buffers()) for part in parts)
+    return chain(model.parameters(recurse=False), *tensors)

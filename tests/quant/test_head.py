@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from engine.api import events
-from engine.api.config import ModelPlace
+from engine.api.config import EngineConfig, ModelPlace
 from engine.execution.weights import Weights, nbytes
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder, Linear
@@ -23,6 +23,7 @@ from engine.quant import int8
 from engine.quant.int8 import Int8Table
 from engine.quant.plain import Cast
 from engine.quant.registry import SCHEMES, named, of_head
+from engine.start import start
 from tests.models.tiny import CONFIG, checkpoint
 from tests.quant.changing import PROMPT, engine_on, finish_change, parts_changed, switch
 from tests.quant.packers import Awq, Fp8, Gptq, write
@@ -233,6 +234,14 @@ def test_the_reported_bytes_are_the_bytes_in_memory(tmp_path: Path) -> None:
             tensors = {id(each): each.nbytes for each in (*model.parameters(), *model.buffers())}
             assert sum(tensors.values()) == pytest.approx(nbytes(model, named(scheme)), rel=0.03), scheme
             present = scheme
+
+
+@pytest.mark.parametrize("scheme", ["none", "int4"])
+def test_the_size_with_the_scheme_in_use_is_the_weights_in_memory(scheme: str) -> None:
+    """Of the built-in model, whose tied head a CPU with AMX packs beside the embedding."""
+    shot = start(EngineConfig(model="pocket", device="cpu", blocks=64, quantization=scheme)).snapshot()
+    views = {view.name: view.nbytes for view in shot.schemes}
+    assert views[scheme] == pytest.approx(shot.memory["weights"], rel=0.001)
 
 
 def test_other_requests_do_not_change_a_reply(folder: Path) -> None:
