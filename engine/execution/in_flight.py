@@ -67,9 +67,8 @@ class ModelInput(NamedTuple):
     targets: TargetRows = ()
     spans: SpanRows = ()
 
-    @property
-    def replayable(self) -> bool:
-        """Whether a graph can hold it: all rows decode one token, and none has an adapter."""
-        if self.sampling_rows is not self.rows or self.single != len(self.rows):
+    def replayable(self, most: int) -> bool:
+        """Whether a graph of at most `most` rows can hold it: each decodes one token, none has an adapter."""
+        if self.sampling_rows is not self.rows or self.single != len(self.rows) or len(self.rows) > most:
             return False
-        return not (self.drafts or self.spans or (self.rows.rare and self.rows.adapters.any()))
+        return not (self.spans or (self.rows.rare and self.rows.adapters.any()))

@@ -319,7 +319,7 @@ class ModelRunner:
 
     def _run(self, piece: ModelInput, launched: InFlightStep) -> None:
         """Run the model. Sets `launched.prompts` for targets, and `launched.sample` for rows that sample."""
-        if (steps := self._replayed) is not None and piece.replayable:
+        if (steps := self._replayed) is not None and piece.replayable(steps.sizes[-1]):
             launched.sample = self._decode(steps, piece)
             return
         packed, inputs = self._pack(piece), self._for_kernels(piece)
@@ -361,7 +361,7 @@ class ModelRunner:
     def _decode(self, steps: DecodeSteps, piece: ModelInput) -> Sampled:
         """Run a decode step in a graph. Rows that the kernels cannot sample are sampled after it."""
         rows = piece.rows
-        inputs = self._sampling_state.inputs(rows)
+        inputs = self._sampling_state.kernel_inputs(rows, drafted=bool(piece.drafts))
         if inputs is not None and steps.may_sample(inputs):
             tokens, *found = steps.sample(rows, piece.ids, inputs)
             sampled = by_row(tokens, found, inputs)

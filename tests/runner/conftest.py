@@ -1,5 +1,7 @@
 """Checkpoints are written once and loaded once. Each test makes only a new engine around the model."""
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -36,3 +38,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tupl
 @pytest.fixture(scope="session")
 def llama(checkpoint: Callable[[str], tuple[Path, Any]]) -> Path:
     return checkpoint("llama")[0]
+
+
+@pytest.fixture(scope="session")
+def drafted(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The llama with an exit after its first layer, and another model in its folder as the draft model."""
+    folder = tmp_path_factory.mktemp("drafted") / "model"
+    shutil.copytree(checkpoint("llama")[0], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "early_exit_layers": [1]}))
+    shutil.copytree(checkpoint("qwen2")[0], folder / "draft")
+    return folder

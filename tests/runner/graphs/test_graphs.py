@@ -28,6 +28,7 @@ from tests.cases import one_of, soak
 from tests.examples import examples
 from tests.runner.replies.test_company import Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.replies.test_transformers import PROMPT, WAYS, assert_as_in_transformers
+from tests.runner.rows.test_speculation import always_draft
 from tests.runner.small import alone, ask, close_to, drain, engine_on, turn
 
 
@@ -194,6 +195,32 @@ def test_rows_of_all_kinds_join_and_leave(llama: Path, depth: int) -> None:
     mirror, unsent = stage.mirror.numpy().copy(), runner._tables.unsent()
     mirror.reshape(-1)[unsent.cells] = unsent.blocks
     assert np.array_equal(mirror, engine.scheduler.tables.grid)
+
+
+@pytest.mark.parametrize("most", [4, 16])
+def test_drafts_are_verified_in_the_graph_of_as_many_rows(drafted: Path, most: int) -> None:
+    """A row with three drafts is four rows of a graph. With room for four, two such rows have no graph."""
+    kinds: tuple[dict[str, Any], ...] = (
+        {"speculate": "ngram"},
+        {"speculate": "suffix", "temperature": 0.8},
+        {"speculate": "draft", "repetition_penalty": 1.2},
+        {"speculate": "exit", "logprobs": 2},
+    )
+    usual = {"logit_bias": {41: 22.0, 42: 21.5}, "seed": 7, "max_tokens": 30, "ignore_eos": True}
+    asked = [SamplingParams(**usual | {"temperature": 0.0, "draft_tokens": 3} | kind) for kind in kinds]
+    engine = always_draft(engine_on(drafted, max_running=most))
+    stage, outputs = staged(engine), []
+    for params in asked:
+        outputs.append(ask(engine, PROMPT, params)[1])
+        for _ in range(8):
+            turn(engine)
+    drain(engine)
+    assert max(stage.sizes) == most
+    assert {each.logprobs for each in stage.flags} == {True, False}
+    for params, found in zip(asked, outputs, strict=True):
+        expected = alone(drafted, PROMPT, params.changed(speculate="", draft_tokens=0))
+        assert found.reply == expected.reply
+        assert close_to(found.logprobs, expected.logprobs)
 
 
 def test_staging_buffers_are_reset_for_each_step() -> None:

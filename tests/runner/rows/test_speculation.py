@@ -25,17 +25,6 @@ KINDS = st.sampled_from(("", *SPECULATION))
 LETTERS = {A: 22.0, B: 21.5}  # only two letters are likely, so the same runs repeat
 
 
-@pytest.fixture(scope="session")
-def drafted(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The llama with an exit after its first layer, and another model in its folder as the draft model."""
-    folder = tmp_path_factory.mktemp("drafted") / "model"
-    shutil.copytree(checkpoint("llama")[0], folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "early_exit_layers": [1]}))
-    shutil.copytree(checkpoint("qwen2")[0], folder / "draft")
-    return folder
-
-
 def always_draft(engine: Engine) -> Engine:
     """Make the engine draft whenever it can."""
     engine.scheduler.speculator.prices = FreeDrafts()
