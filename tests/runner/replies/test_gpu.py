@@ -19,7 +19,7 @@ from engine.api.params import SPECULATION, SamplingParams
 from engine.serving.warm_up import WarmUp
 from tests.outputs import Outputs
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
-from tests.runner.rows.test_speculation import KINDS, LETTERS, always_draft, drafted, speculative
+from tests.runner.rows.test_speculation import KINDS, LETTERS, always_draft, speculative
 from tests.runner.small import alone, ask, drain, engine_on, turn
 
 __all__ = ["drafted"]
