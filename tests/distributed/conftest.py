@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine.serving.engine import Engine
-from tests.runner.conftest import checkpoint, llama
-from tests.runner.rows.test_speculation import always_draft, drafted
+from tests.runner.conftest import checkpoint, drafted, llama
+from tests.runner.rows.test_speculation import always_draft
 from tests.runner.small import engine_on
 
 __all__ = ["checkpoint", "drafted", "llama"]  # fixtures

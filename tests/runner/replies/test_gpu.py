@@ -22,7 +22,6 @@ from tests.runner.replies.test_company import A, B, Workload, assert_nothing_cha
 from tests.runner.rows.test_speculation import KINDS, LETTERS, always_draft, speculative
 from tests.runner.small import alone, ask, drain, engine_on, turn
 
-__all__ = ["drafted"]
 pytestmark = pytest.mark.cuda
 
 PROMPT = [1, *range(60, 100)]

@@ -22,10 +22,8 @@ from engine.serving.recordings.replay import Replayed, StepLog, replay
 from tests.cases import soak
 from tests.examples import examples
 from tests.outputs import Output
-from tests.runner.rows.test_speculation import LETTERS, always_draft, drafted
+from tests.runner.rows.test_speculation import LETTERS, always_draft
 from tests.runner.small import GREEDY, Watched, ask, drain, engine_on, make, turn, turn_until
-
-__all__ = ["drafted"]  # a fixture
 
 CONFIG: dict[str, Any] = {
     "max_step_tokens": 24,
