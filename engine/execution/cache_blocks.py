@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -59,35 +60,40 @@ class CacheBlocks:
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(device))
 
-    @torch.inference_mode()
     def read(self) -> Callable[[], np.ndarray]:
         sizes = [tensor[0].nbytes for tensor in self._tensors]
         if self._stream is None:
-            data = self._gathered(slice(None), sizes).numpy()
+            with torch.inference_mode():
+                data = self._gathered(slice(None), sizes).numpy()
             return lambda: data
-        host = torch.empty(len(self.numbers), sum(sizes), dtype=torch.uint8, pin_memory=True)
-        with torch.cuda.stream(self._stream):
-            for piece in self._pieces(sum(sizes)):
-                host[piece].copy_(self._gathered(piece, sizes), non_blocking=True)
-            arrived = torch.cuda.Event()
-            arrived.record()
-
-        def wait() -> np.ndarray:
-            arrived.synchronize()
-            return host.numpy()
-
-        return wait
+        return partial(self._read_from_gpu, self._stream, sizes)
 
     @torch.inference_mode()
-    def write(self, data: np.ndarray) -> None:
+    def _read_from_gpu(self, stream: torch.cuda.Stream, sizes: Sequence[int]) -> np.ndarray:
+        """Through pinned memory of one piece, which torch keeps for the next."""
+        data = np.empty((len(self.numbers), sum(sizes)), np.uint8)
+        for piece in self._pieces(0, len(data), sum(sizes)):
+            with torch.cuda.stream(stream):
+                gathered = self._gathered(piece, sizes)
+                host = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=True)
+                host.copy_(gathered, non_blocking=True)
+                arrived = torch.cuda.Event()
+                arrived.record()
+            arrived.synchronize()
+            data[piece] = host.numpy()
+        return data
+
+    @torch.inference_mode()
+    def write(self, data: np.ndarray, at: int = 0) -> None:
         host = torch.from_numpy(data)
         if self._stream is None:
-            self._spread(slice(None), host)
+            self._spread(slice(at, at + len(data)), host)
             return
         host = host.pin_memory()
         with torch.cuda.stream(self._stream):
-            for piece in self._pieces(host.shape[1]):
-                self._spread(piece, host[piece].to(self._device, non_blocking=True))
+            for piece in self._pieces(at, len(data), host.shape[1]):
+                part = host[piece.start - at : piece.stop - at]
+                self._spread(piece, part.to(self._device, non_blocking=True))
             arrived = torch.cuda.Event()
             arrived.record()
         arrived.synchronize()
@@ -105,9 +111,9 @@ class CacheBlocks:
             end.record()
         return OnStream(start, end, work)
 
-    def _pieces(self, size: int) -> Iterator[slice]:
-        most = max(1, _PIECE // size)
-        return (slice(at, at + most) for at in range(0, len(self.numbers), most))
+    def _pieces(self, first: int, count: int, size: int) -> Iterator[slice]:
+        most, end = max(1, _PIECE // size), first + count
+        return (slice(at, min(at + most, end)) for at in range(first, end, most))
 
     def _at(self, piece: slice) -> Tensor:
         return torch.tensor(self.numbers[piece], device=self._device)
