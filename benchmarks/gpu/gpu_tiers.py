@@ -45,7 +45,7 @@ def run(
     tokens: tuple[int, ...] = (2048, 16384, 65536),
     chats: int = 8,
     rows: tuple[int, ...] = (16,),
-    programs: tuple[int, ...] = (8, 16, 32, 64, 128, 2**20),
+    programs: tuple[int, ...] = (8, 32, 2**20),
     disk: str = ".",
     only: tuple[str, ...] = ("copies", "steps", "resume", "pressure"),
 ) -> None:
@@ -273,9 +273,10 @@ def steps(bench: Bench, engine: Engine, rows: tuple[int, ...], programs: tuple[i
 
     for count in rows:
         pool.forget_all()
-        windows = 2 * (len(programs) + 2) * bench.repeats + 4
+        windows = 2 * (len(programs) + 3) * bench.repeats + 4
         gpu.decoding(engine, count, WINDOW * windows + 200)
         kinds: dict[str, Callable[[int], Transfer]] = {"one copy after another": one_copy}
+        kinds["as the engine copies"] = copy
         kinds |= {_named(each): copy for each in programs}
         window(None)
         for kind, begin in kinds.items():

@@ -3,25 +3,65 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kv.host_memory import Pairs
 from engine.kv.store import KVStore, Mover, bits, move_blocks
 from engine.kv.tiers.tier import CompletedTransfer, Transfer
 
+_COPIES = 1024  # of one swap; each takes a few microseconds to launch
 _PIECE = 2**26  # bytes gathered on a GPU at a time
 
 
 def mover_on(device: torch.device) -> Mover:
-    """What copies blocks on a device. On a GPU, one asynchronous kernel launch for all layers."""
+    """What copies blocks on a device, and to host memory and back; on a GPU without waiting."""
     if device.type != "cuda":
         return move_blocks
     # Imports Triton, which is only installed with a GPU.
     from engine.kernels.triton.kv.blocks import move
 
-    return move
+    def moved(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
+        out = sources[0].is_cuda
+        if out is targets[0].is_cuda or not swap(sources, targets, pairs, out=out):
+            move(sources, targets, pairs)
+
+    return moved
+
+
+def swap(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs, *, out: bool) -> bool:
+    """Copy blocks to host memory (`out`) or from there, by the GPU's copy engine: unlike a kernel, it takes
+    next to nothing from the steps. Returns whether the host blocks lie together well enough for that.
+    """
+    ordered = sorted(pairs, key=itemgetter(1 if out else 0))
+    places = np.array([pair[1 if out else 0] for pair in ordered])
+    begins = np.flatnonzero(np.diff(places, prepend=places[0] - 2) != 1)
+    if len(begins) * len(sources) > _COPIES:
+        return False
+    ends = [*begins[1:].tolist(), len(places)]
+    runs = [
+        (int(places[begin]), begin, end - begin) for begin, end in zip(begins.tolist(), ends, strict=True)
+    ]
+    numbers, there = torch.tensor([pair[0 if out else 1] for pair in ordered]), sources if out else targets
+    device = there[0].device
+    at = numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
+    for source, target in zip(map(bits, sources), map(bits, targets), strict=True):
+        staged = (
+            source[at]
+            if out
+            else torch.empty((len(at), *target.shape[1:]), dtype=target.dtype, device=device)
+        )
+        for place, begin, count in runs:
+            if out:
+                target[place : place + count].copy_(staged[begin : begin + count], non_blocking=True)
+            else:
+                staged[begin : begin + count].copy_(source[place : place + count], non_blocking=True)
+        if not out:
+            target[at] = staged
+    return True
 
 
 def blocks_of(store: KVStore, device: torch.device) -> Callable[[tuple[int, ...]], "CacheBlocks"]:

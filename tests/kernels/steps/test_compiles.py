@@ -166,7 +166,8 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
             (SMALL, 1, "fp8", "none"), (BETWEEN, 1, "int4", "none"), (SMALL, 128, "none", "fp8"),
             (SMALL, 1, "none", "none"), (LARGE, 32, "none", "none"),
             (SMALL, 4, "int8", "none"), (SMALL, 1, "int4", "none"), (SMALL, 64, "int4-128", "none"),
-            (SMALL, 1, "none", "int4"), (LARGE, 1, "int8", "none"), (LARGE, 1, "int4", "none"), (LARGE, 40, "none", "int8"),
+            (SMALL, 1, "none", "int4"),
+            (LARGE, 1, "int8", "none"), (LARGE, 1, "int4", "none"), (LARGE, 40, "none", "int8"),
         ),
     ],
 )  # fmt: skip

@@ -17,7 +17,7 @@ from torch import Tensor
 
 WORD = 8  # bytes; the size of any tensor's block is a multiple of it
 TURN = 1024  # words
-SWAPPING = 32  # programs of a swap
+SWAPPING = 8  # programs of a swap
 
 
 @triton.jit
