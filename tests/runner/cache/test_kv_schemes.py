@@ -17,7 +17,7 @@ from engine.attention import registry
 from engine.attention.torch_backend import TorchAttention
 from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of, swap
-from engine.kv.store import KVStore, move_blocks, bits
+from engine.kv.store import KVStore, bits, move_blocks
 from engine.kv.tiers.host import HostTier
 from engine.serving.engine import Engine
 from engine.start import start
