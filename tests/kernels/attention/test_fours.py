@@ -3,18 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from engine.api.config import LayerSpec
-from engine.attention.torch_backend import TorchAttention
-from engine.kv.store import KVLayer, KVStore
-from tests.attention.cases import Case, make_batch
+from engine.kv.store import KVLayer
 from tests.cases import soak
 from tests.kernels.attention.test_attention import run_torch
 from tests.kernels.conftest import moved
+from tests.kernels.fours import case_of, fused_and_plain
 from tests.kernels.interpreted import Interpreted
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -25,38 +23,6 @@ SHAPES = [
     (LayerSpec(heads=4, kv_heads=1, key_dim=32, value_dim=32, scale=0.1, softcap=2.0), 32),
     (LayerSpec(heads=2, kv_heads=2, key_dim=64, value_dim=16, scale=0.1, window=20, kept=3), 16),
 ]
-
-
-def case_of(
-    spec: LayerSpec, rows: list[tuple[int, int]], *, block_size: int = 16, dtype: torch.dtype, seed: int = 0
-) -> Case:
-    """Earlier tokens are written by the torch backend, over the bytes of other requests."""
-    rng = torch.Generator().manual_seed(seed)
-    needed = [-(-context // block_size) for _, context in rows]
-    order = np.random.default_rng(seed).permutation(sum(needed) + 2)
-    tables = [part.tolist() for part in np.split(order[: sum(needed)], np.cumsum(needed)[:-1])]
-    store = KVStore(
-        [spec], blocks=sum(needed) + 2, block_size=block_size, host_blocks=0, dtype=dtype,
-        device=torch.device("cpu"), scheme="int4",
-    )  # fmt: skip
-    layer = store.layers[0]
-    for tensor in layer.tensors():
-        flat = tensor.view(-1).view(torch.uint8)
-        flat.copy_(torch.randint(0, 256, flat.shape, dtype=torch.uint8, generator=rng))
-
-    def numbers(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        sizes = (spec.heads, spec.key_dim), (spec.kv_heads, spec.key_dim), (spec.kv_heads, spec.value_dim)
-        q, k, v = (torch.randn(tokens, *size, generator=rng) for size in sizes)
-        k[..., 1] = k[..., 1] * 8 + 20  # a channel as other models have it
-        return (q / 4).to(dtype), k.to(dtype), v.to(dtype)
-
-    backend = TorchAttention()
-    for (count, context), table in zip(rows, tables, strict=True):
-        if context > count:
-            earlier = make_batch([(context - count, context - count)], [table], block_size)
-            backend.attend(*numbers(context - count), layer, backend.prepare(earlier))
-    fresh = numbers(sum(count for count, _ in rows))
-    return Case(make_batch(rows, tables, block_size), layer, *fresh)
 
 
 def same(mine: list[Tensor], theirs: KVLayer) -> None:
@@ -142,3 +108,9 @@ def test_on_a_gpu(rows: list[tuple[int, int]], dim: int, dtype: torch.dtype) -> 
     same([each.cpu() for each in there["layer"].tensors()], case.layer)
     error = (got.cpu().double() - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
     assert error.max() < (1e-2 if dtype is torch.bfloat16 else 5e-3)
+
+
+@pytest.mark.parametrize("rows", [[(1, 33)], [(1, 40), (1, 16), (5, 20)]], ids=["one row", "rows"])
+def test_the_fused_forward_equals_the_decoder(kernels: Interpreted, rows: list[tuple[int, int]]) -> None:
+    got, expected, *_ = kernels.run(fused_and_plain, rows)
+    torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
