@@ -18,7 +18,7 @@ from engine.attention.base import AttentionBackend
 from engine.attention.registry import block_size_for
 from engine.attention.registry import choose as choose_attention
 from engine.cache_plan import block_size_with, cache_budget, memory_share, refuse_forgetting, windowed
-from engine.devices import pick
+from engine.devices import free_host_memory, pick
 from engine.distributed.runner import RankedRunner
 from engine.distributed.team import Team
 from engine.execution.budget import CacheBudget
@@ -289,6 +289,7 @@ def _disk(config: EngineConfig, room: CacheBudget, store: KVStore, rank: int) ->
             folder,
             nbytes,
             lambda: KVStore.block_bytes(room.specs, config.block_size, room.dtype, store.scheme),
+            waiting=max(2**28, free_host_memory() // 8 // config.tp),  # a long reply of a large model
         )
         yield SharedTier(tier, rank) if rank else tier
     except (OSError, sqlite3.Error) as error:

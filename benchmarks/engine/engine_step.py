@@ -78,7 +78,7 @@ class NoWork:
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool:
         return False
 
-    def metadata(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> None:
+    def metadata(self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool) -> None:
         return None
 
 

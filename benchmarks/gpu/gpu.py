@@ -120,22 +120,12 @@ def labeled(name: str, kv: KvSchemeName) -> str:
     return name if kv == "none" else f"{name}, KV {kv}"
 
 
-def opened(name: str, folder: str, kv: KvSchemeName = "none") -> tuple[Engine, float]:
+def opened(name: str, folder: str, kv: KvSchemeName = "none", **config: Any) -> tuple[Engine, float]:
     """An engine of this shape and KV scheme, and the seconds from start to its first reply."""
+    usual = {"max_context": CONTEXT, "prefix_cache": False, "blocks": BLOCKS, "host_blocks": 0, "seed": 0}
     (Path(folder) / "config.json").write_text(json.dumps(COMMON | (SHAPES | MIXTURES)[name]))
     began = time.perf_counter()
-    engine = start(
-        EngineConfig(
-            model=folder,
-            dummy_weights=True,
-            max_context=CONTEXT,
-            prefix_cache=False,
-            blocks=BLOCKS,
-            host_blocks=0,
-            kv_scheme=kv,
-            seed=0,
-        )
-    )
+    engine = start(EngineConfig(model=folder, dummy_weights=True, kv_scheme=kv, **{**usual, **config}))
     finish(engine, [[1, 2, 3]], [2])
     return engine, time.perf_counter() - began
 

@@ -17,7 +17,7 @@ from engine.attention.base import Batch, KVLayer
 from engine.attention.packing import pack
 from engine.attention.registry import choose
 from engine.attention.torch_backend import TorchAttention
-from engine.kv.store import PACKED, KVStore
+from engine.kv.store import GROUP, PACKED, KVStore
 from minichat.bench.harness import Bench
 
 Rows = Sequence[tuple[int, int]]  # (tokens in this step, tokens attended to in all)
@@ -156,7 +156,13 @@ def make_step(
         if kv == "none":
             return KVLayer(spec, keys, values)
         (keys, key_scales), (values, value_scales) = (pack(each, PACKED[kv]) for each in (keys, values))
-        return KVLayer(spec, keys, values, None, key_scales, value_scales)
+        made = KVLayer(spec, keys, values, None, key_scales, value_scales)
+        if kv == "int4":
+            centers = normal(blocks, block_size // GROUP, spec.kv_heads, 2, spec.key_dim)
+            centers[..., 1, :].abs_().add_(0.5)  # the spreads
+            made.channels, scales = pack(centers, torch.int8)
+            made.channel_scales = scales.float()
+        return made
 
     first = layer()
     count = max(2, min(64, int(FRESH_BYTES / (first.keys.nbytes + first.values.nbytes))))

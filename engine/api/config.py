@@ -239,13 +239,6 @@ def why_not_packed(specs: Iterable[CacheSpec], scheme: KvSchemeName) -> str | No
     return None
 
 
-def why_no_scheme_on(device: object, scheme: KvSchemeName) -> str | None:
-    """Return why a cache on that device cannot be stored in that scheme, or None."""
-    if scheme == "int4" and str(device) != "cpu":
-        return f"the KV cache scheme int4 runs on CPUs only so far, and the device is {device}"
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
     """Rotary positions: the base and the scaling for long contexts."""

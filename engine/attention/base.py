@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.config import KvSchemeName, LayerSpec, why_no_scheme_on, why_not_packed
+from engine.api.config import KvSchemeName, LayerSpec, why_not_packed
 from engine.attention.delta import DeltaRule, StateRuns
 from engine.attention.latent import LatentProjections
 from engine.kv.store import KVLayer
@@ -100,11 +100,9 @@ def why_no_kv_scheme(
     backend: AttentionBackend,
     specs: Iterable[LayerSpec],
     scheme: KvSchemeName,
-    *,
-    device: torch.device,
 ) -> str | None:
     """Return None if the backend reads a cache of these layers in this scheme, else the reason."""
-    if problem := why_not_packed(specs, scheme) or why_no_scheme_on(device, scheme):
+    if problem := why_not_packed(specs, scheme):
         return problem
     able = getattr(backend, "kv_schemes", ("none",))  # external backends may predate the attribute
     if scheme in able:

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.api.config import KvSchemeName, LayerSpec, why_no_scheme_on, why_not_packed
+from engine.api.config import KvSchemeName, LayerSpec, why_not_packed
 from engine.api.errors import BadInput
 from engine.api.plugins import missing_members
 
@@ -95,7 +95,7 @@ def why_not(
         return "it does not support a window that keeps the first tokens (kv_window)"
     if any(spec.latent for spec in specs) and not hasattr(backend, "attend_latents"):
         return "it does not support latent attention"
-    if reason := why_not_packed(specs, kv_scheme) or why_no_scheme_on(device, kv_scheme):
+    if reason := why_not_packed(specs, kv_scheme):
         return reason
     # A third-party backend may predate the field.
     if kv_scheme not in (able := getattr(backend, "kv_schemes", ("none",))):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from engine.api.config import KvSchemeName, LayerSpec
+from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.attention.base import Batch, KVLayer, why_not_on
 from engine.attention.registry import register
 from engine.kernels.triton.attention import tiles
@@ -26,6 +26,7 @@ from engine.kernels.triton.attention.work_plan import (
     plan_spans,
 )
 from engine.kernels.triton.attention.write import write
+from engine.kernels.triton.attention.write_fours import write_fours
 from engine.kernels.triton.padding import padded_rows
 
 WIDEST = 256  # head dimension; wider heads leave no shared memory for keys
@@ -39,6 +40,11 @@ class TritonMetadata:
     batch: Batch
     work: dict[LayerSpec, list[AttentionWork]] = field(default_factory=dict)
 
+    @property
+    def rows(self) -> dict[str, Tensor]:
+        """Which tokens are in which row of the tables, as `write_fours` takes it."""
+        return {"starts": self.batch.starts}
+
     def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:
         if spec not in self.work:
             self.work[spec] = plan(self.batch, spec, itemsize, packed=packed)
@@ -51,6 +57,11 @@ class GraphMetadata:
 
     tables: Tensor  # a row a slot
     work: Mapping[LayerSpec, AttentionWork]
+    slots: Tensor  # of the tokens
+
+    @property
+    def rows(self) -> dict[str, Tensor]:
+        return {"slots": self.slots}
 
     def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:
         return [self.work[spec]]
@@ -61,7 +72,7 @@ class TritonAttention:
     """Two launches of one kernel: rows of one token, which are memory-bound, and rows of several."""
 
     name: ClassVar[str] = "triton"
-    kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = ("none", "int8", "fp8")
+    kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = KV_SCHEMES
     keeps_first: ClassVar[bool] = True
 
     @staticmethod
@@ -80,8 +91,25 @@ class TritonAttention:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: TritonMetadata) -> Tensor:
         packed = layer.key_scales is not None
         pdl = metadata.launches(layer.spec, q.dtype.itemsize, packed=packed)[0].tile.pdl
-        write(layer, k, v, metadata.batch.places, pdl=pdl)
+        self.write(k, v, layer, metadata, metadata.batch.places, metadata.batch.positions, pdl=pdl)
         return self.mix(q, layer, metadata)
+
+    def write(
+        self,
+        k: Tensor,
+        v: Tensor,
+        layer: KVLayer,
+        metadata: TritonMetadata | GraphMetadata,
+        places: Tensor,
+        positions: Tensor,
+        *,
+        pdl: bool,
+    ) -> None:
+        """Write keys and values to the cells `places`."""
+        if layer.channels is None:
+            write(layer, k, v, places, pdl=pdl)
+        else:
+            write_fours(layer, k, v, places, positions, metadata.tables, **metadata.rows)
 
     def mix(self, q: Tensor, layer: KVLayer, metadata: TritonMetadata | GraphMetadata) -> Tensor:
         """Attend over keys and values that are already written."""
@@ -133,8 +161,11 @@ class GraphWork:
             cut |= len(merges) > 0
         return cut
 
-    def metadata(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> GraphMetadata:
-        """Return the metadata a graph reads, as views of the same numbers on the device."""
+    def metadata(self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool) -> GraphMetadata:
+        """Return the metadata a graph reads, as views of the same numbers on the device.
+
+        `slots`: of the step's tokens, the rows of `tables`.
+        """
         work, at = {}, 0
         for spec, tile in self._tiles.items():
             most = self._most[spec]
@@ -148,7 +179,7 @@ class GraphWork:
                 work[spec] = AttentionWork(tile, items, merges[:merged], most, most=min(most, 64))
             else:
                 work[spec] = AttentionWork(tile, items[: self._rows], merges[:0], 0, most=0)
-        return GraphMetadata(tables, work)
+        return GraphMetadata(tables, work, slots)
 
 
 def plan(batch: Batch, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:

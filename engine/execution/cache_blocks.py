@@ -2,25 +2,66 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kv.host_memory import Pairs
 from engine.kv.store import KVStore, Mover, bits, move_blocks
 from engine.kv.tiers.tier import CompletedTransfer, Transfer
 
+_COPIES = 1024  # of one swap; each takes a few microseconds to launch
 _PIECE = 2**26  # bytes gathered on a GPU at a time
 
 
 def mover_on(device: torch.device) -> Mover:
-    """What copies blocks on a device. On a GPU, one asynchronous kernel launch for all layers."""
+    """What copies blocks on a device, and to host memory and back; on a GPU without waiting."""
     if device.type != "cuda":
         return move_blocks
     # Imports Triton, which is only installed with a GPU.
     from engine.kernels.triton.kv.blocks import move
 
-    return move
+    def moved(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
+        out = sources[0].is_cuda
+        if out is targets[0].is_cuda or not swap(sources, targets, pairs, out=out):
+            move(sources, targets, pairs)
+
+    return moved
+
+
+def swap(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs, *, out: bool) -> bool:
+    """Copy blocks to host memory (`out`) or from there, by the GPU's copy engine: unlike a kernel, it takes
+    next to nothing from the steps. Returns whether the host blocks lie together well enough for that.
+    """
+    ordered = sorted(pairs, key=itemgetter(1 if out else 0))
+    places = np.array([pair[1 if out else 0] for pair in ordered])
+    begins = np.flatnonzero(np.diff(places, prepend=places[0] - 2) != 1)
+    if len(begins) * len(sources) > _COPIES:
+        return False
+    ends = [*begins[1:].tolist(), len(places)]
+    runs = [
+        (int(places[begin]), begin, end - begin) for begin, end in zip(begins.tolist(), ends, strict=True)
+    ]
+    numbers, there = torch.tensor([pair[0 if out else 1] for pair in ordered]), sources if out else targets
+    device = there[0].device
+    at = numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
+    for source, target in zip(map(bits, sources), map(bits, targets), strict=True):
+        staged = (
+            source[at]
+            if out
+            else torch.empty((len(at), *target.shape[1:]), dtype=target.dtype, device=device)
+        )
+        for place, begin, count in runs:
+            if out:
+                target[place : place + count].copy_(staged[begin : begin + count], non_blocking=True)
+            else:
+                staged[begin : begin + count].copy_(source[place : place + count], non_blocking=True)
+        if not out:
+            target[at] = staged
+    return True
 
 
 def blocks_of(store: KVStore, device: torch.device) -> Callable[[tuple[int, ...]], "CacheBlocks"]:
@@ -59,35 +100,40 @@ class CacheBlocks:
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(device))
 
-    @torch.inference_mode()
     def read(self) -> Callable[[], np.ndarray]:
         sizes = [tensor[0].nbytes for tensor in self._tensors]
         if self._stream is None:
-            data = self._gathered(slice(None), sizes).numpy()
+            with torch.inference_mode():
+                data = self._gathered(slice(None), sizes).numpy()
             return lambda: data
-        host = torch.empty(len(self.numbers), sum(sizes), dtype=torch.uint8, pin_memory=True)
-        with torch.cuda.stream(self._stream):
-            for piece in self._pieces(sum(sizes)):
-                host[piece].copy_(self._gathered(piece, sizes), non_blocking=True)
-            arrived = torch.cuda.Event()
-            arrived.record()
-
-        def wait() -> np.ndarray:
-            arrived.synchronize()
-            return host.numpy()
-
-        return wait
+        return partial(self._read_from_gpu, self._stream, sizes)
 
     @torch.inference_mode()
-    def write(self, data: np.ndarray) -> None:
+    def _read_from_gpu(self, stream: torch.cuda.Stream, sizes: Sequence[int]) -> np.ndarray:
+        """Through pinned memory of one piece, which torch keeps for the next."""
+        data = np.empty((len(self.numbers), sum(sizes)), np.uint8)
+        for piece in self._pieces(0, len(data), sum(sizes)):
+            with torch.cuda.stream(stream):
+                gathered = self._gathered(piece, sizes)
+                host = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=True)
+                host.copy_(gathered, non_blocking=True)
+                arrived = torch.cuda.Event()
+                arrived.record()
+            arrived.synchronize()
+            data[piece] = host.numpy()
+        return data
+
+    @torch.inference_mode()
+    def write(self, data: np.ndarray, at: int = 0) -> None:
         host = torch.from_numpy(data)
         if self._stream is None:
-            self._spread(slice(None), host)
+            self._spread(slice(at, at + len(data)), host)
             return
         host = host.pin_memory()
         with torch.cuda.stream(self._stream):
-            for piece in self._pieces(host.shape[1]):
-                self._spread(piece, host[piece].to(self._device, non_blocking=True))
+            for piece in self._pieces(at, len(data), host.shape[1]):
+                part = host[piece.start - at : piece.stop - at]
+                self._spread(piece, part.to(self._device, non_blocking=True))
             arrived = torch.cuda.Event()
             arrived.record()
         arrived.synchronize()
@@ -105,9 +151,9 @@ class CacheBlocks:
             end.record()
         return OnStream(start, end, work)
 
-    def _pieces(self, size: int) -> Iterator[slice]:
-        most = max(1, _PIECE // size)
-        return (slice(at, at + most) for at in range(0, len(self.numbers), most))
+    def _pieces(self, first: int, count: int, size: int) -> Iterator[slice]:
+        most, end = max(1, _PIECE // size), first + count
+        return (slice(at, min(at + most, end)) for at in range(first, end, most))
 
     def _at(self, piece: slice) -> Tensor:
         return torch.tensor(self.numbers[piece], device=self._device)

@@ -181,7 +181,7 @@ class ModelRunner:
     def _recache(self, scheme: KvSchemeName) -> None:
         if self._budget is None:
             raise BadInput("the cache of this engine cannot be changed")
-        if problem := why_no_kv_scheme(self.attention, self.store.specs, scheme, device=self.device):
+        if problem := why_no_kv_scheme(self.attention, self.store.specs, scheme):
             raise BadInput(problem)
         self._budget.fit(scheme)  # raises if not even one block fits
         self._stage = self._steps = None
@@ -192,7 +192,7 @@ class ModelRunner:
             self._on_store()
 
     def kv_schemes(self) -> tuple[SchemeView, ...]:
-        problem_of = partial(why_no_kv_scheme, self.attention, self.store.specs, device=self.device)
+        problem_of = partial(why_no_kv_scheme, self.attention, self.store.specs)
         return () if self._budget is None else self._budget.views(problem_of)
 
     def apply(self, change: changes.RunnerChange) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from engine.attention.base import Values
 from engine.attention.triton_backend import GraphMetadata, TritonAttention, TritonMetadata, gpu
-from engine.kernels.triton.attention.write import write
 from engine.kernels.triton.norm.embed import embed, embed_share
 from engine.kernels.triton.precompile import precompiling
 from engine.kv.store import KVLayer
@@ -90,8 +89,11 @@ class FusedDecoder:
         def mix(q: Tensor, layer: KVLayer) -> Tensor:
             return self._attention.mix(q, layer, metadata)
 
+        def write(k: Tensor, v: Tensor, layer: KVLayer) -> None:
+            self._attention.write(k, v, layer, metadata, places, positions, pdl=False)
+
         def attend(index: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
-            write(self._layers[index], k, cast(Tensor, v), places, pdl=False)  # it supports no latents
+            write(k, cast(Tensor, v), self._layers[index])  # it supports no latents
             return mix(q, self._layers[index])
 
         return GpuStep(
@@ -101,6 +103,7 @@ class FusedDecoder:
             attend=attend,
             places=places,
             layers=self._layers,
+            write=write,
             mix=mix,
             single=rows == 1 and self._collective is None and all(map(self._takes_single, self.model.blocks)),
             pdl=self.pdl(rows),

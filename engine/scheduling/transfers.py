@@ -136,7 +136,8 @@ class Transfers:
                 continue
             missing = set(self._missing(tier, names))
             fresh = [(name, block) for name, block in published if name in missing]
-            if fresh and self._make_room(tier, len(fresh), names):
+            fresh = fresh[: max(0, self._room(tier))]  # the first ones: the others are useless without them
+            if fresh:
                 stored, blocks = zip(*fresh, strict=True)
                 self._kv.pool.share(blocks)
                 self._begin_store(tier.name, stored, blocks, list(blocks), request)

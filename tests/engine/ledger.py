@@ -67,8 +67,8 @@ class LedgerBlocks:
         data = self._cells[list(self.numbers)].view(np.uint8)
         return lambda: data
 
-    def write(self, data: np.ndarray) -> None:
-        self._cells[list(self.numbers)] = np.ascontiguousarray(data).view(np.int64)
+    def write(self, data: np.ndarray, at: int = 0) -> None:
+        self._cells[list(self.numbers[at : at + len(data)])] = np.ascontiguousarray(data).view(np.int64)
 
     def move(self, work: Callable[[], None]) -> Transfer:
         work()

@@ -203,7 +203,6 @@ def _attend(sent: bytes) -> bytes:
 def _standing(sent: bytes) -> bytes:
     from engine.attention.triton_backend import GraphWork, TritonAttention
     from engine.kernels.triton.attention import tiles
-    from engine.kernels.triton.attention.write import write
 
     case, rows = unpickled(sent)
     batch, layer, backend = case.batch, case.layer, TritonAttention()
@@ -222,9 +221,11 @@ def _standing(sent: bytes) -> bytes:
         )  # fmt: skip
     numbers = np.full(work.numbers, 99, np.int32)
     cut = work.fill(numbers, slots, batch.host_contexts)
-    prepared = work.metadata(torch.from_numpy(numbers), tables, cut=cut)
+    each_slot = torch.zeros(rows, dtype=torch.int64)
+    each_slot[:count] = torch.from_numpy(slots)
+    prepared = work.metadata(torch.from_numpy(numbers), tables, each_slot, cut=cut)
     q = torch.full((rows, *case.q.shape[1:]), torch.nan, dtype=case.q.dtype)
     q[:count] = case.q
     with torch.inference_mode():
-        write(layer, case.k, case.v, batch.places, pdl=False)
+        backend.write(case.k, case.v, layer, prepared, batch.places, batch.positions, pdl=False)
         return pickled((backend.mix(q, layer, prepared)[:count], cut))

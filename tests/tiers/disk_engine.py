@@ -16,9 +16,11 @@ MODEL = b"ledger"
 
 
 @contextmanager
-def disk_engine(folder: Path, *, slots: int = 64, **config: object) -> Iterator[tuple[Engine, DiskTier]]:
+def disk_engine(
+    folder: Path, *, slots: int = 64, waiting: int = 2**28, part: int = 2**26, **config: object
+) -> Iterator[tuple[Engine, DiskTier]]:
     """`slots`: how many blocks fit on the disk."""
-    tier = DiskTier(folder, slots * 4096, lambda: CELLS)
+    tier = DiskTier(folder, slots * 4096, lambda: CELLS, waiting=waiting, part=part)
     tier.flush()
     engine = ledger_engine(below=[tier], **({"preemption": "swap"} | config))
     engine.scheduler.kv.identify(MODEL, "none")

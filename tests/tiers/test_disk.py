@@ -316,6 +316,30 @@ def test_a_block_of_a_deleted_chat_is_not_kept_in_either_order(tmp_path: Path, s
     tier.close()
 
 
+def test_a_chat_larger_than_the_memory_that_waits_is_stored_from_its_start(tmp_path: Path) -> None:
+    """The rest follows with the next replies."""
+    with disk_engine(tmp_path, waiting=3 * 4096) as (engine, tier):
+        for stored in (3, 5):
+            ask(engine, LONG)
+            tier.flush()
+            assert tier.used == stored
+    with disk_engine(tmp_path) as (engine, _):
+        assert ask(engine, [*LONG, 1, 2]) == alone([*LONG, 1, 2], 4)
+        assert computed(engine) < 10
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_load_in_parts_ends_with_its_last_one(tmp_path: Path, broken: bool) -> None:
+    with disk_engine(tmp_path) as (engine, _):
+        ask(engine, LONG)
+    if broken:
+        _truncate(tmp_path)
+    with disk_engine(tmp_path, part=2 * 4096) as (engine, _):
+        failed = errors(engine)
+        assert ask(engine, [*LONG, 1, 2]) == alone([*LONG, 1, 2], 4)
+        assert (computed(engine) < 10) is not broken and bool(failed) is broken
+
+
 def test_requests_of_a_warm_up_leave_nothing_on_disk(tmp_path: Path) -> None:
     with disk_engine(tmp_path) as (engine, tier):
         engine.submit(LONG, SamplingParams(max_tokens=2), Output(), chat=None)

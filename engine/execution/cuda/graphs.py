@@ -49,7 +49,7 @@ class MetadataBuilder(Protocol):
 
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool: ...
 
-    def metadata(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> Any: ...
+    def metadata(self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool) -> Any: ...
 
 
 class Stage(Protocol):
@@ -198,7 +198,7 @@ class DecodeSteps:
         cut: bool,
     ) -> Callable[[], tuple[Tensor, ...]]:
         fields, stage, last_ids = form.on_device, self._stage, self._last_ids
-        metadata = work.metadata(fields["work"], self._mirror, cut=cut)
+        metadata = work.metadata(fields["work"], self._mirror, fields["slots"], cut=cut)
 
         def launches() -> tuple[Tensor, ...]:
             form.copy_in()

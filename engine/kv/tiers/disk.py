@@ -8,7 +8,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as TooLate
 from contextlib import suppress
 from errno import ENOSPC
@@ -24,9 +24,8 @@ from engine.kv.tiers.disk_index import DiskIndex, DiskSlot
 from engine.kv.tiers.tier import BlockName, DeviceBlocks, Tier, Transfer, front
 
 _PAGE = 4096  # slots start at multiples of it
-_WAITING = 2**28  # bytes that wait to be written, at most
 _TOGETHER = 2**24  # bytes in one transaction, during which other engines wait
-_READERS = 4
+_READERS = 8  # a checksum takes as long as reading from a fast disk
 PAUSE = 30.0  # seconds to wait after the disk failed, before the next try
 LAST = 2.0  # seconds to write what waits when the engine ends
 _LOOK = 1.0  # seconds between checks for blocks of other engines
@@ -36,10 +35,21 @@ class DiskTier(Tier):
     name = "disk"
     persistent = True
 
-    def __init__(self, folder: Path, room: int, block_bytes: Callable[[], int]) -> None:
-        """`room`: bytes on disk. `block_bytes`: of a block of the cache in its present scheme."""
+    def __init__(
+        self,
+        folder: Path,
+        room: int,
+        block_bytes: Callable[[], int],
+        *,
+        waiting: int = 2**28,
+        part: int = 2**26,
+    ) -> None:
+        """`room`: bytes on disk. `block_bytes`: of a block of the cache in its present scheme. `waiting`: the
+        most bytes that wait in memory to be written. `part`: how many a thread loads at a time.
+        """
         self.cost, self.problem = MeasuredCost(), ""
         self._folder, self._room, self._block_bytes = folder, room, block_bytes
+        self._most_waiting, self._part = min(waiting, room), part
         self._index: DiskIndex | None = DiskIndex(folder, room)
         self._writer = ThreadPoolExecutor(1, "kv-disk-writer")  # the only thread that uses the index
         self._readers = ThreadPoolExecutor(_READERS, "kv-disk-reader")
@@ -60,7 +70,7 @@ class DiskTier(Tier):
     def room(self) -> int:
         if self.problem and time.monotonic() < self._retry_at:
             return 0
-        return max(0, min(_WAITING, self._room) // self._stride - len(self._waiting))
+        return max(0, self._most_waiting // self._stride - len(self._waiting))
 
     def holds(self, names: Sequence[BlockName]) -> int:
         if time.monotonic() >= self._look_at:
@@ -74,7 +84,9 @@ class DiskTier(Tier):
         return self._readers.submit(self._copy, tuple(names), copied)
 
     def load(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
-        return self._readers.submit(self._load, tuple(names), blocks)
+        began, most = time.monotonic(), max(1, self._part // self._stride)
+        parts = [(tuple(names[at : at + most]), at) for at in range(0, len(names), most)]
+        return _Parts(began, [self._readers.submit(self._load, part, blocks, at) for part, at in parts])
 
     def own(self, names: Sequence[BlockName], owner: str) -> None:
         self._writer.submit(self._guarded, partial(self._own, names, owner))
@@ -124,8 +136,8 @@ class DiskTier(Tier):
             self._writer.submit(self._guarded, partial(self._write, part), part)
         return time.monotonic() - began
 
-    def _load(self, names: tuple[BlockName, ...], blocks: DeviceBlocks) -> float:
-        began = time.monotonic()
+    def _load(self, names: tuple[BlockName, ...], blocks: DeviceBlocks, at: int) -> float:
+        """Fill the device's blocks from the index `at` on; return when that ended."""
         if not all(name in self._slots or name in self._waiting for name in names):
             self._writer.submit(self._guarded, self._look).result()  # another engine may have stored them
         rows = np.empty((len(names), self._nbytes), np.uint8)
@@ -136,9 +148,9 @@ class DiskTier(Tier):
         finally:
             for file in files.values():
                 os.close(file)
-        blocks.write(rows)
+        blocks.write(rows, at)
         self._writer.submit(self._guarded, lambda index: index.touch(names))
-        return time.monotonic() - began
+        return time.monotonic()
 
     def _read(self, name: BlockName, row: np.ndarray, files: dict[int, int]) -> None:
         if (waiting := self._waiting.get(name)) is not None:
@@ -222,6 +234,20 @@ class DiskTier(Tier):
         index.drop(names)
         for name in names:
             self._slots.pop(name, None)
+
+
+class _Parts(Transfer):
+    """A load in parts, each of which returns when it ended."""
+
+    def __init__(self, began: float, parts: Sequence[Future[float]]) -> None:
+        self._began, self._parts = began, parts
+
+    def done(self) -> bool:
+        return all(part.done() for part in self._parts)
+
+    def result(self) -> float:
+        wait(self._parts)  # all of them, even after an error: they write to blocks that it frees
+        return max(part.result() for part in self._parts) - self._began
 
 
 def _checksum(name: BlockName, row: np.ndarray) -> bytes:

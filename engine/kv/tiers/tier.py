@@ -65,10 +65,14 @@ class DeviceBlocks(Protocol):
     numbers: tuple[int, ...]
 
     def read(self) -> Callable[[], np.ndarray]:
-        """Start copying the blocks. The callable waits for the bytes: [blocks, bytes per block] uint8."""
+        """Copy the blocks, which do not change until then. The callable waits for the bytes, on any thread:
+        [blocks, bytes per block] uint8.
+        """
 
-    def write(self, data: np.ndarray) -> None:
-        """Fill the blocks with such bytes; return when they are on the device. Callable from any thread."""
+    def write(self, data: np.ndarray, at: int = 0) -> None:
+        """Fill the blocks from the index `at` on with such bytes; return when they are on the device.
+        Callable from any thread.
+        """
 
     def move(self, work: Callable[[], None]) -> Transfer:
         """Run work that moves blocks on the device; on a GPU, on a separate stream."""

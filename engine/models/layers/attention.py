@@ -98,13 +98,16 @@ class GroupedAttention(Part):
         layer, qkv = step.layers[self.index], gpu.product(self.qkv)
         weight, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
         rope = (step.local_rope if self.has_local_rope else step.rope) if self.has_rope else None
-        around = (layer, weight, eps, rope, step.positions, step.places)
+        cells, places = step.cells(layer, x.stream.dtype)
+        around = (cells, weight, eps, rope, step.positions, places)
         if step.single:
             made = x.norm_gemv(qkv, self.norm, gpu, pdl=step.pdl)
             q = gpu.rope_and_cache(made.unsqueeze(0), *around, dtype=x.stream.dtype, pdl=step.pdl)
         else:
-            half = qkv.fuses_qkv_rope(len(x.stream), layer)
+            half = qkv.fuses_qkv_rope(len(x.stream), cells)
             q = qkv.qkv_rope(x.normed(self.norm, gpu, half=half, pdl=step.pdl), around, pdl=step.pdl)
+        if cells is not layer:
+            step.write(cells.keys[:, 0], cells.values[:, 0], layer)
         return x.plus(gpu.product(self.out), step.mix(q, layer).flatten(1), step)
 
     def _is_plain(self, gpu: "GpuKernels") -> bool:

@@ -69,9 +69,23 @@ class GpuStep(StepContext):
 
     places: Tensor  # [tokens]: the cache slot each token is written to
     layers: Sequence[KVLayer]
+    write: Callable[[Tensor, Tensor, KVLayer], None]  # writes keys and values [tokens, kv_heads, dim]
     mix: Callable[[Tensor, KVLayer], Tensor]  # attends over keys and values that are already written
     single: bool  # one row, and all parts have a faster path for it
     pdl: bool  # whether the part's kernels may start before the previous kernel ends
+
+    def cells(self, layer: KVLayer, dtype: torch.dtype) -> tuple[KVLayer, Tensor]:
+        """Where a kernel that rotates keys writes them, too, and in which cells: the cache, or, if that takes
+        another kernel, tensors with a cell for each token.
+        """
+        if layer.channels is None:
+            return layer, self.places
+        spec, tokens, device = layer.spec, len(self.places), self.places.device
+        keys, values = (
+            torch.empty(tokens, 1, spec.kv_heads, dim, dtype=dtype, device=device)
+            for dim in (spec.key_dim, spec.value_dim)
+        )
+        return KVLayer(spec, keys, values), torch.arange(tokens, device=device)
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ def test_only_the_given_blocks_are_moved(kernels: Interpreted, scheme: KvSchemeN
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("scheme", ["none", "int8", "fp8"])
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
 def test_to_the_host_and_back(scheme: KvSchemeName) -> None:
     from engine.execution.cache_blocks import blocks_of, mover_on
 
@@ -79,7 +79,7 @@ def test_to_the_host_and_back(scheme: KvSchemeName) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("scheme", ["none", "int8", "fp8"])
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
 def test_whole_blocks_are_read_and_written_as_bytes(scheme: KvSchemeName) -> None:
     from engine.execution.cache_blocks import blocks_of
 

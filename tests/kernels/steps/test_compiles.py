@@ -155,6 +155,7 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
     ("config", "rows", "scheme", "kv"),
     [
         (SMALL, 8, "none", "none"), (SMALL, 1, "int8", "int8"), (SMALL, 128, "none", "none"),
+        (SMALL, 8, "none", "int4"),
         (ROUTED, 4, "none", "none"),
         *soak(
             (ROUTED, 1, "none", "none"), (ROUTED, 1, "int8", "none"), (ROUTED, 128, "int4", "none"),
@@ -165,6 +166,7 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
             (SMALL, 1, "fp8", "none"), (BETWEEN, 1, "int4", "none"), (SMALL, 128, "none", "fp8"),
             (SMALL, 1, "none", "none"), (LARGE, 32, "none", "none"),
             (SMALL, 4, "int8", "none"), (SMALL, 1, "int4", "none"), (SMALL, 64, "int4-128", "none"),
+            (SMALL, 1, "none", "int4"),
             (LARGE, 1, "int8", "none"), (LARGE, 1, "int4", "none"), (LARGE, 40, "none", "int8"),
         ),
     ],
@@ -200,12 +202,14 @@ def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName) -> N
         fields = {name: torch.empty(rows, dtype=torch.int64) for name in names}
         fields["columns"] = torch.empty(len(COLUMNS), rows, dtype=torch.float64)
         tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
-        prepared = work.metadata(torch.empty(work.numbers, dtype=torch.int32), tables, cut=rows < 32)
+        prepared = work.metadata(
+            torch.empty(work.numbers, dtype=torch.int32), tables, fields["slots"], cut=rows < 32
+        )
         logits = stage.logits(fields, last_ids, prepared)
         stage.sample(logits, fields, last_ids, SamplingFlags(rows == 8, False, False, False), None)
 
 
-@pytest.mark.parametrize("kv", ["none", *soak("int8", "fp8")])
+@pytest.mark.parametrize("kv", ["none", "int4", *soak("int8", "fp8")])
 def test_steps_with_prompts(compiled: dict[str, int], kv: KvSchemeName) -> None:
     prompts(kv)
 

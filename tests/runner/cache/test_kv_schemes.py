@@ -16,8 +16,8 @@ from engine.api.params import SamplingParams
 from engine.attention import registry
 from engine.attention.torch_backend import TorchAttention
 from engine.execution.budget import CacheBudget
-from engine.execution.cache_blocks import blocks_of
-from engine.kv.store import KVStore, bits
+from engine.execution.cache_blocks import blocks_of, swap
+from engine.kv.store import KVStore, bits, move_blocks
 from engine.kv.tiers.host import HostTier
 from engine.serving.engine import Engine
 from engine.start import start
@@ -289,3 +289,17 @@ def test_a_backend_without_the_scheme_is_refused(
     views = {view.name: view for view in engine.snapshot().kv_schemes}
     assert views["none"].why_not == "" != views["int8"].why_not
     assert views["fp8"].nbytes < views["none"].nbytes
+
+
+@pytest.mark.parametrize("out", [True, False])
+def test_swaps_by_copies_move_what_the_plain_ones_do(out: bool) -> None:
+    """Runs of host blocks, in any order."""
+    pairs = [(3, 4), (0, 5), (7, 1), (2, 6), (5, 0)]
+    side = [torch.arange(9 * 4).view(9, 4), torch.rand(9, 2, 3)]
+    expected, found = ([torch.zeros_like(each) for each in side] for _ in range(2))
+    move_blocks(side, expected, pairs)
+    assert swap(side, found, pairs, out=out)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+    scattered = [(2 * at, 2 * at) for at in range(600)]
+    assert not swap(side, found, scattered, out=out)

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from engine.kernels.triton.attention.fours import GROUP, numbers_of
 from engine.kernels.triton.attention.work_plan import Spans
 from engine.kernels.triton.launch import power
 from engine.kv.store import KVLayer
@@ -34,12 +35,42 @@ def _copy(
     tl.store(to + (at * HEADS + head)[:, None] * DIM + column, line, mask=kept[:, None] & mask)
 
 
+@triton.jit
+def _copy_fours(
+    to, of, scales, channels, channel_scales, at, cell, group, head, there, kept,
+    HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """`group`: the group of each token. With CHANNELS, numbers are distances from its centers."""
+    HALF: tl.constexpr = DIM // 2
+    column = tl.arange(0, PAD // 2)[None, :]
+    mask = column < HALF
+    fours = tl.load(of + (cell * HEADS + head)[:, None] * HALF + column, mask=there[:, None] & mask, other=0)
+    low, high = numbers_of(fours, tl.float32)
+    by = tl.load(scales + cell * HEADS + head, mask=there, other=0.0).to(tl.float32)[:, None]
+    low *= by
+    high *= by
+    if CHANNELS:
+        of_scales = channel_scales + (group * HEADS + head) * 2
+        center_by = tl.load(of_scales, mask=there, other=0.0)[:, None]
+        spread_by = tl.load(of_scales + 1, mask=there, other=0.0)[:, None]
+        center = channels + (group * HEADS + head)[:, None] * (2 * DIM) + column
+        known = there[:, None] & mask
+        low = low * (tl.load(center + DIM, mask=known, other=0).to(tl.float32) * spread_by)
+        high = high * (tl.load(center + DIM + HALF, mask=known, other=0).to(tl.float32) * spread_by)
+        low += tl.load(center, mask=known, other=0).to(tl.float32) * center_by
+        high += tl.load(center + HALF, mask=known, other=0).to(tl.float32) * center_by
+    line = to + (at * HEADS + head)[:, None] * DIM + column
+    tl.store(line, low.to(to.dtype.element_ty), mask=kept[:, None] & mask)
+    tl.store(line + HALF, high.to(to.dtype.element_ty), mask=kept[:, None] & mask)
+
+
 @triton.jit(do_not_specialize=["table_stride"])
 def _gather(
-    to_keys, to_values, keys, values, key_scales, value_scales, tables, spans, table_stride,
+    to_keys, to_values, keys, values, key_scales, value_scales, channels, channel_scales, tables, spans,
+    table_stride,
     HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
     TURN: tl.constexpr, TOKENS: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
-    PACKED: tl.constexpr,
+    PACKED: tl.constexpr, FOURS: tl.constexpr,
 ):  # fmt: skip
     span = spans + tl.program_id(1) * 4
     head = tl.program_id(2)
@@ -52,8 +83,21 @@ def _gather(
     block = tl.load(tables + row * table_stride + token // BLOCK, mask=there, other=0).to(tl.int64)
     cell = block * BLOCK + token % BLOCK
     at = start + token
-    _copy(to_keys, keys, key_scales, at, cell, head, there, kept, HEADS, KEY_DIM, KEY_PAD, PACKED)
-    _copy(to_values, values, value_scales, at, cell, head, there, kept, HEADS, VALUE_DIM, VALUE_PAD, PACKED)
+    if FOURS:
+        group = cell // GROUP
+        _copy_fours(
+            to_keys, keys, key_scales, channels, channel_scales, at, cell, group, head, there, kept,
+            HEADS, KEY_DIM, KEY_PAD, True,
+        )  # fmt: skip
+        _copy_fours(
+            to_values, values, value_scales, channels, channel_scales, at, cell, group, head, there, kept,
+            HEADS, VALUE_DIM, VALUE_PAD, False,
+        )  # fmt: skip
+    else:
+        _copy(to_keys, keys, key_scales, at, cell, head, there, kept, HEADS, KEY_DIM, KEY_PAD, PACKED)
+        _copy(
+            to_values, values, value_scales, at, cell, head, there, kept, HEADS, VALUE_DIM, VALUE_PAD, PACKED
+        )
 
 
 def gather(
@@ -69,9 +113,10 @@ def gather(
     tokens = max(1, AT_ONCE // power(max(key_dim, value_dim)))
     _gather[(triton.cdiv(spans.longest, tokens), len(spans.table), heads)](
         keys, values, layer.keys, layer.values, layer.key_scales, layer.value_scales,
-        tables, spans.table, tables.stride(0),
+        layer.channels, layer.channel_scales, tables, spans.table, tables.stride(0),
         HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, BLOCK=layer.block_size, TURN=turn,
-        TOKENS=tokens, KEY_PAD=power(key_dim), VALUE_PAD=power(value_dim), PACKED=packed, num_warps=4,
+        TOKENS=tokens, KEY_PAD=power(key_dim), VALUE_PAD=power(value_dim), PACKED=packed,
+        FOURS=layer.channels is not None, num_warps=4,
     )  # fmt: skip
     return (
         TensorDescriptor.from_tensor(keys, [turn, spec.key_dim]),

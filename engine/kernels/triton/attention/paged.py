@@ -13,9 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.triton.attention.fours import fold_fours
 from engine.kernels.triton.attention.gather import gather
 from engine.kernels.triton.attention.online_softmax import fold
-from engine.kernels.triton.attention.pairs import EVEN, ODD, fold_packed, words
+from engine.kernels.triton.attention.pairs import EVEN, ODD, fold_packed, in_words, words
 from engine.kernels.triton.attention.pipelined import fold_pipelined
 from engine.kernels.triton.attention.tiles import dim_padded
 from engine.kernels.triton.attention.work_plan import AttentionWork
@@ -29,14 +30,15 @@ FEW = 16  # pieces it loads at once if there are no more; 32 take 1 to 2 us long
 
 @triton.jit(do_not_specialize=["table_stride"])
 def _attend(
-    out, mixes, sums, q, keys, values, key_scales, value_scales, sinks, tables, items,
-    scale, q_token, q_head, table_stride,
+    out, mixes, sums, q, keys, values, key_scales, value_scales, channels, channel_scales, sinks, tables,
+    items, scale, q_token, q_head, table_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK: tl.constexpr, PACKED: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     QUERIES: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr,
     KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
     AHEAD: tl.constexpr, GATHERED: tl.constexpr, EVEN: tl.constexpr, ODD: tl.constexpr,
+    FOURS: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -59,8 +61,10 @@ def _attend(
     real = (nth < queries) & (line % PADDED < GROUP)
     key_at = tl.arange(0, KEY_PAD)
     value_at = tl.arange(0, VALUE_PAD)
+    value_there = value_at < VALUE_DIM
+    of_queries = q + (token + nth) * q_token + head * q_head
     query = tl.load(
-        q + ((token + nth) * q_token + head * q_head)[:, None] + key_at[None, :],
+        of_queries[:, None] + key_at[None, :],
         mask=real[:, None] & (key_at < KEY_DIM)[None, :],
         other=0.0,
     )
@@ -78,7 +82,16 @@ def _attend(
 
     table = tables + row * table_stride
     position = first + nth
-    if EVEN is not None:
+    if FOURS:
+        HALF: tl.constexpr = VALUE_PAD // 2
+        best, total, mixed = fold_fours(
+            best, total, of_queries, real, keys, values, key_scales, value_scales, channels, channel_scales,
+            table, kv_head, begin, end, first, position, scale, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW,
+            KEPT, SOFTCAP, QUERIES, KEY_PAD // 2, HALF, STAGES,
+        )  # fmt: skip
+        value_there = value_at % HALF < VALUE_DIM // 2
+        value_at = value_at // HALF * (VALUE_DIM // 2) + value_at % HALF
+    elif EVEN is not None:
         best, total, mixed = fold_packed(
             best, total, query, keys, values, key_scales, value_scales, table, kv_head, begin, end, first,
             position, scale, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, QUERIES,
@@ -115,7 +128,7 @@ def _attend(
             KEYS, KEY_PAD, VALUE_PAD, STAGES,
         )  # fmt: skip
 
-    stored = real[:, None] & (value_at < VALUE_DIM)[None, :]
+    stored = real[:, None] & value_there[None, :]
     if slot < 0:
         at = (token + nth) * (KV_HEADS * GROUP) + head
         result = (mixed / total[:, None]).to(out.dtype.element_ty)
@@ -174,7 +187,8 @@ def _merge(
 def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: AttentionWork) -> None:
     """Fill the rows of `out` [tokens, heads, value_dim] that the work covers; `q` may be strided."""
     spec, tile = layer.spec, work.tile
-    group, value_pad = spec.heads // spec.kv_heads, dim_padded(spec.value_dim)
+    group, channels = spec.heads // spec.kv_heads, layer.channels
+    key_pad, value_pad = dim_padded(spec.key_dim), dim_padded(spec.value_dim)
     lines = (work.partials, tile.queries, spec.heads)
     mixes = torch.empty(*lines, spec.value_dim, dtype=torch.float32, device=q.device)
     sums = torch.empty(*lines, 2, dtype=torch.float32, device=q.device)
@@ -183,26 +197,31 @@ def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Attenti
     even = odd = None
     if work.spans is not None:
         keys, values = gather(layer, tables, work.spans, tile.keys, q.dtype)
-        key_scales = value_scales = None
+        key_scales = value_scales = channels = None
+    elif channels is not None:  # two halves of a head, each padded
+        key_pad, value_pad = (2 * dim_padded(dim // 2) for dim in (spec.key_dim, spec.value_dim))
+        key_scales, value_scales = in_words(key_scales), in_words(value_scales)
     elif tile.pairs:
         keys, values, key_scales, value_scales = words(layer)
         even, odd = EVEN[layer.keys.dtype], ODD[layer.keys.dtype]
     _attend[(spec.kv_heads, len(work.items))](
-        out, mixes, sums, q, keys, values, key_scales, value_scales, layer.sinks,
-        tables, work.items,
+        out, mixes, sums, q, keys, values, key_scales, value_scales, channels, layer.channel_scales,
+        layer.sinks, tables, work.items,
         spec.scale * LOG2_E * (2 / cap if cap else 1), q.stride(0), q.stride(1), tables.stride(0),
         KV_HEADS=spec.kv_heads, GROUP=group, KEY_DIM=spec.key_dim, VALUE_DIM=spec.value_dim,
         BLOCK=layer.block_size, PACKED=key_scales is not None, WINDOW=spec.window or 0,
         KEPT=spec.kept if spec.window else 0, SOFTCAP=cap * LOG2_E, SINKS=layer.sinks is not None,
         QUERIES=tile.queries, PADDED=tile.padded, KEYS=tile.keys,
-        KEY_PAD=dim_padded(spec.key_dim), VALUE_PAD=value_pad, STAGES=tile.stages, PDL=tile.pdl,
+        KEY_PAD=key_pad, VALUE_PAD=value_pad, STAGES=tile.stages, PDL=tile.pdl,
         AHEAD=tile.ahead, GATHERED=work.spans is not None, EVEN=even, ODD=odd,
+        FOURS=channels is not None,
         num_warps=tile.warps, **launch(tile.pdl, tile.registers),
     )  # fmt: skip
     if work.partials:
+        merge_pad = dim_padded(spec.value_dim)
         _merge[(spec.heads, tile.queries, len(work.merges))](
             out, mixes, sums, work.merges,
-            HEADS=spec.heads, VALUE_DIM=spec.value_dim, VALUE_PAD=value_pad, QUERIES=tile.queries,
-            PARTS=min(FEW if work.most <= FEW else MERGED, MERGED // value_pad), PDL=tile.pdl,
+            HEADS=spec.heads, VALUE_DIM=spec.value_dim, VALUE_PAD=merge_pad, QUERIES=tile.queries,
+            PARTS=min(FEW if work.most <= FEW else MERGED, MERGED // merge_pad), PDL=tile.pdl,
             num_warps=2, **launch(tile.pdl),
         )  # fmt: skip

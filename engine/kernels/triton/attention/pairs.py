@@ -39,19 +39,19 @@ ODD = {torch.float8_e4m3fn: _E4M3.format(half="high"), torch.int8: _INT8.format(
 
 
 @triton.jit
-def _exponent(numbers):
+def exponent(numbers):
     """The exponent of the largest number, as stored in float32 (biased by 127)."""
     return tl.max(numbers.to(tl.int32, bitcast=True), 0) >> 23
 
 
 @triton.jit
-def _power(exponent):
+def power_of_two(exponent):
     """The power of two with that biased exponent."""
     return (exponent << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _scale(scales, cell):
+def scale_of(scales, cell):
     """Load cells' scales from words of two bfloat16: only loads of 4 bytes and more are prefetched."""
     word = tl.load(scales + (cell >> 1))
     return ((word << (16 - (cell.to(tl.int32) & 1) * 16)) & -65536).to(tl.float32, bitcast=True)
@@ -86,8 +86,8 @@ def _turns(
             v = tl.load(of_v)
         else:
             v = tl.load(of_v, mask=(value_at < VALUE_DIM // 2)[:, None], other=0)
-        k_by = _scale(key_scales, cell)
-        v_by = _scale(value_scales, cell)
+        k_by = scale_of(key_scales, cell)
+        v_by = scale_of(value_scales, cell)
 
         k_even = tl.inline_asm_elementwise(EVEN, "=r,r", [k], dtype=tl.float16, is_pure=True, pack=2)
         k_odd = tl.inline_asm_elementwise(ODD, "=r,r", [k], dtype=tl.float16, is_pure=True, pack=2)
@@ -100,9 +100,9 @@ def _turns(
         best, total, weight, fade = weighed(best, total, score, 1.0)
 
         # Weights stay below 2**14, and keep all bits of a float16 down to 2**-14.
-        higher = tl.maximum(top, _exponent(v_by) - 13)
-        fade *= _power(tl.maximum(127 + top - higher, 0))
-        weight = (weight * (v_by * _power(254 - higher))[None, :]).to(tl.float16)
+        higher = tl.maximum(top, exponent(v_by) - 13)
+        fade *= power_of_two(tl.maximum(127 + top - higher, 0))
+        weight = (weight * (v_by * power_of_two(254 - higher))[None, :]).to(tl.float16)
         top = higher
         v_even = tl.inline_asm_elementwise(EVEN, "=r,r", [v], dtype=tl.float16, is_pure=True, pack=2)
         v_odd = tl.inline_asm_elementwise(ODD, "=r,r", [v], dtype=tl.float16, is_pure=True, pack=2)
@@ -124,9 +124,9 @@ def fold_packed(
     """Run all turns of a program; returns the weighted values as [rows, dim]."""
     rows: tl.constexpr = query.shape[0]
     wide = query.to(tl.float32)
-    greatest = tl.maximum(_exponent(tl.max(tl.abs(wide), 1)), 27) - 7  # queries stay below 2**8
-    scale *= _power(greatest)
-    query = (wide * _power(254 - greatest)).to(tl.float16)
+    greatest = tl.maximum(exponent(tl.max(tl.abs(wide), 1)), 27) - 7  # queries stay below 2**8
+    scale *= power_of_two(greatest)
+    query = (wide * power_of_two(254 - greatest)).to(tl.float16)
     query_even, query_odd = tl.split(tl.permute(tl.reshape(query, [rows, KEY_PAD // 2, 2]), (1, 0, 2)))
     even = tl.zeros([VALUE_PAD // 2, rows], tl.float32)
     odd = tl.zeros([VALUE_PAD // 2, rows], tl.float32)
@@ -154,7 +154,7 @@ def fold_packed(
         KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, True, QUERIES > 1,
         KEYS, KEY_PAD, VALUE_PAD, STAGES, EVEN, ODD,
     )  # fmt: skip
-    mixed = tl.reshape(tl.permute(tl.join(even, odd), (1, 0, 2)), [rows, VALUE_PAD]) * _power(top)
+    mixed = tl.reshape(tl.permute(tl.join(even, odd), (1, 0, 2)), [rows, VALUE_PAD]) * power_of_two(top)
     return best, total, mixed
 
 
@@ -162,3 +162,8 @@ def words(layer: KVLayer) -> list[Tensor]:
     """View the cache's tensors as words of two elements: bytes as int16, scales as int32."""
     wide = {1: torch.int16, 2: torch.int32}
     return [each.view(-1).view(wide[each.itemsize]) for each in layer.tensors()]
+
+
+def in_words(scales: Tensor | None) -> Tensor | None:
+    """View bfloat16 scales as words of two, for `scale_of`."""
+    return None if scales is None else scales.view(-1).view(torch.int32)

@@ -1,7 +1,8 @@
 """Moves whole blocks of all layers in one launch: copies, and swaps to host memory.
 
 Pinned host memory is in the GPU's address space, so a swap uses the same kernel as a copy. The host does not
-wait for it, and later launches find the blocks moved.
+wait for it, and later launches find the blocks moved. A swap runs beside the steps, so it has few programs:
+they keep the bus busy and leave nearly all of the GPU to the steps.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
@@ -16,27 +17,34 @@ from torch import Tensor
 
 WORD = 8  # bytes; the size of any tensor's block is a multiple of it
 TURN = 1024  # words
+SWAPPING = 8  # programs of a swap
 
 
 @triton.jit
-def _move(table, pairs, TENSORS: tl.constexpr, TURN: tl.constexpr):
-    pair = tl.program_id(0)
-    tensor = tl.program_id(1)
-    words = tl.load(table + 2 * TENSORS + tensor)
-    taken = tl.load(pairs + 2 * pair) * words
-    put = tl.load(pairs + 2 * pair + 1) * words
-    source = tl.load(table + tensor).to(tl.pointer_type(tl.int64)) + taken
-    target = tl.load(table + TENSORS + tensor).to(tl.pointer_type(tl.int64)) + put
-    for begin in range(0, words, TURN):
-        at = begin + tl.arange(0, TURN)
-        tl.store(target + at, tl.load(source + at, mask=at < words), mask=at < words)
+def _move(table, pairs, count, TENSORS: tl.constexpr, TURN: tl.constexpr):
+    for item in range(tl.program_id(0), count * TENSORS, tl.num_programs(0)):
+        pair = item // TENSORS
+        tensor = item % TENSORS
+        words = tl.load(table + 2 * TENSORS + tensor)
+        taken = tl.load(pairs + 2 * pair) * words
+        put = tl.load(pairs + 2 * pair + 1) * words
+        source = tl.load(table + tensor).to(tl.pointer_type(tl.int64)) + taken
+        target = tl.load(table + TENSORS + tensor).to(tl.pointer_type(tl.int64)) + put
+        for begin in range(0, words, TURN):
+            at = begin + tl.arange(0, TURN)
+            tl.store(target + at, tl.load(source + at, mask=at < words), mask=at < words)
 
 
-def move(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+def move(
+    sources: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    pairs: Sequence[tuple[int, int]],
+    programs: int | None = None,
+) -> None:
     """Copy block `a` of each source to block `b` of the corresponding target, for each of the pairs (a, b).
 
-    Tensors are [blocks, ...]; no block is both read and written. The reference is
-    engine.kv.store.move_blocks.
+    Tensors are [blocks, ...]; no block is both read and written. `programs`: at most so many run at once. The
+    reference is engine.kv.store.move_blocks.
     """
     words = [tensor[0].nbytes // WORD for tensor in sources]
     addresses = [[tensor.data_ptr() for tensor in side] for side in (sources, targets)]
@@ -44,5 +52,9 @@ def move(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence[t
     device = next((each.device for each in (*sources, *targets) if each.is_cuda), sources[0].device)
     host = torch.from_numpy(numbers)
     there = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
-    first = 3 * len(sources)
-    _move[(len(pairs), len(sources))](there, there[first:], TENSORS=len(sources), TURN=TURN, num_warps=4)
+    first, all_of_them = 3 * len(sources), len(pairs) * len(sources)
+    if programs is None:
+        programs = all_of_them if sources[0].device == targets[0].device else SWAPPING
+    _move[(min(programs, all_of_them),)](
+        there, there[first:], len(pairs), TENSORS=len(sources), TURN=TURN, num_warps=4
+    )

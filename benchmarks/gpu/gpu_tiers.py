@@ -1,0 +1,313 @@
+"""What tiers below the device's cache save on a GPU, and what their transfers cost the steps.
+
+`resume`: the first token of a new message in a chat: all of it computed, or its blocks loaded, after another
+chat as large as the device's cache has evicted them. `pressure`: 8 chats of 16,384 tokens, twice the device's
+room, send a message each at once. `copies`: blocks between the device and host memory, by the number of
+programs. `steps`: decode steps while such copies run all the time. Weights are random. `--disk`: a folder on
+the disk that is measured.
+"""
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import gpu
+from engine.api.events import Admitted, Event, TierProblem, Transferred
+from engine.execution.cache_blocks import blocks_of
+from engine.execution.runner import ModelRunner
+from engine.kernels.triton.kv.blocks import move
+from engine.kv.store import KVStore
+from engine.kv.tiers.disk import DiskTier
+from engine.kv.tiers.tier import Transfer
+from engine.serving.engine import Engine
+from minichat.bench.harness import Bench, note_all, rounds
+from minichat.bench.shapes import COMMON, MIXTURES, SHAPES
+from minichat.bench.traffic import Reader, drain, prompts, submit, take
+
+MESSAGE, REPLY = 32, 16
+MOVED = 128  # blocks of one copy
+WINDOW = 60  # steps
+
+
+def run(
+    bench: Bench,
+    *,
+    shape: str = "8B",
+    tokens: tuple[int, ...] = (2048, 16384, 65536),
+    chats: int = 8,
+    rows: tuple[int, ...] = (16,),
+    programs: tuple[int, ...] = (8, 32, 2**20),
+    disk: str = ".",
+    only: tuple[str, ...] = ("copies", "steps", "resume", "pressure"),
+) -> None:
+    if not torch.cuda.is_available():
+        raise SystemExit(f"gpu_tiers needs an NVIDIA GPU, and torch {torch.__version__} sees none")
+    room = max(tokens) // 16 + 64
+    with ExitStack() as ends:
+        folder = ends.enter_context(tempfile.TemporaryDirectory(dir=disk))
+        below: dict[str, dict[str, Any]] = {
+            "device": {},
+            "host": {"host_blocks": None, "kv_host": 5 * room * _block_bytes(shape) / 2e9},
+            "disk": {
+                "kv_disk": f"{folder}:{8 * room * _block_bytes(shape) // 10**9 + 2}",
+                "preemption": "swap",
+            },
+        }
+        needed = list(below) if {"resume", "pressure"} & {*only} else ["host"]
+        engines = {}
+        for name in needed:
+            model = ends.enter_context(tempfile.TemporaryDirectory())
+            config = {"prefix_cache": True, "blocks": room, "max_context": max(tokens) + 256} | below[name]
+            engines[name], seconds = gpu.opened(shape, model, **config)
+            ends.callback(engines[name].close)
+            bench.note(f"{shape}, {name}, from start to the first reply", seconds, "s")
+            began = time.perf_counter()
+            _store(engines[name]).host_ready(wait=True)
+            bench.note(f"{shape}, {name}, then until host memory is pinned", time.perf_counter() - began, "s")
+        if "copies" in only:
+            copies(bench, _store(engines["host"]), programs)
+        if "steps" in only:
+            steps(bench, engines["host"], rows, programs)
+        if "resume" in only:
+            resume(bench, engines, tokens, Path(folder))
+        if "pressure" in only:
+            pressure(bench, engines, 2 * (room - 64) * 16 // chats, chats)
+
+
+def _block_bytes(shape: str) -> int:
+    layers = (SHAPES | MIXTURES)[shape]["num_hidden_layers"]
+    heads, dim = COMMON["num_key_value_heads"], COMMON["head_dim"]
+    return int(16 * layers * 2 * heads * dim * 2)
+
+
+def _store(engine: Engine) -> KVStore:
+    assert isinstance(engine.runner, ModelRunner)
+    return engine.runner.store
+
+
+class Watch:
+    """What an engine's events say about its tiers."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.admitted: list[Admitted] = []
+        self.transfers: list[Transferred] = []
+        engine.bus.subscribe(self._see)
+
+    def _see(self, event: Event) -> None:
+        if isinstance(event, Admitted):
+            self.admitted.append(event)
+        elif isinstance(event, Transferred):
+            self.transfers.append(event)
+        if isinstance(event, TierProblem) or (isinstance(event, Transferred) and event.error):
+            print("tier:", event)
+
+    def note(self, bench: Bench, what: str, block_bytes: int) -> None:
+        for kind, loads in ("loads", True), ("stores", False):
+            moved = [each for each in self.transfers if each.load is loads and not each.error]
+            blocks = sum(each.blocks for each in moved)
+            if blocks:
+                speed = blocks * block_bytes / sum(each.seconds for each in moved) / 1e9
+                bench.note(f"{what}, speed of {kind}", speed, "GB/s")
+                bench.note(f"{what}, blocks of {kind}", blocks, "blocks")
+
+
+def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], folder: Path) -> None:
+    ids = prompts()
+    watches = {name: Watch(engine) for name, engine in engines.items()}
+    chats = {length: take(ids, length) for length in sorted(lengths)}
+    filler = take(ids, max(lengths))
+    for name, engine in engines.items():
+        for chat in chats.values():
+            _first_token(engine, chat)
+        if name == "host":
+            _first_token(engine, filler)
+    disk = engines["disk"].scheduler.transfers.tiers["disk"]
+    assert isinstance(disk, DiskTier)
+    began = time.perf_counter()
+    disk.flush()
+    bench.note("written to disk after the last reply, in", time.perf_counter() - began, "s")
+    bench.note("blocks on disk", disk.used, "blocks")
+
+    def message(name: str, length: int, *, cold: bool = False) -> float:
+        engine = engines[name]
+        if name == "host":
+            if length == min(lengths):
+                _first_token(engine, filler)  # has evicted the chats; the other chats do so for one another
+        else:
+            engine.scheduler.pool.forget_all()
+        if cold:
+            _drop_from_page_cache(folder)
+        seconds = _first_token(engine, [*chats[length], *take(ids, MESSAGE)])
+        offer = watches[name].admitted[-1]
+        if name != "device" and not (offer.loaded and offer.tier == name):
+            print(f"{name}, {length} tokens: not loaded: {offer}")
+        return seconds
+
+    found: dict[tuple[str, int], list[float]] = {}
+    kinds = {
+        "computed": ("device", False), "from host": ("host", False),
+        "from the page cache": ("disk", False), "from disk": ("disk", True),
+    }  # fmt: skip
+    for turn in range(bench.warmup + bench.repeats):
+        for kind, (name, cold) in kinds.items():
+            for length in chats:
+                seconds = message(name, length, cold=cold)
+                if turn >= bench.warmup:
+                    found.setdefault((kind, length), []).append(seconds)
+    for length in chats:
+        note_all(bench, f"first token after {length} tokens", {kind: found[kind, length] for kind in kinds})
+    each = _store(engines["host"]).nbytes // len(_store(engines["host"]).layers[0].keys)
+    for name in ("host", "disk"):
+        watches[name].note(bench, f"resume, {name}", each)
+        transfers, costs = engines[name].scheduler.transfers, engines[name].scheduler.costs
+        load, computed = transfers.tiers[name].cost.load or 0.0, costs.prefill_token or 0.0
+        bench.note(f"measured by the engine: to load a token's blocks, {name}", load / 16 * 1e6, "us")
+        bench.note(f"measured by the engine: to compute a token, {name}", computed * 1e6, "us")
+
+
+def _drop_from_page_cache(folder: Path) -> None:
+    for file in folder.glob("*.kv"):
+        fd = os.open(file, os.O_RDONLY)
+        with suppress(OSError):
+            os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def pressure(bench: Bench, engines: dict[str, Engine], length: int, chats: int) -> None:
+    ids, order = prompts(1), random.Random(0)
+    histories = [take(ids, length) for _ in range(chats)]
+    watches = {name: Watch(engine) for name, engine in engines.items()}
+    for name in "host", "disk":
+        for history in histories:
+            _first_token(engines[name], history)
+    for history in histories[-2:]:  # the cache of an engine without tiers keeps no more of them
+        _first_token(engines["device"], history)
+
+    def messages(engine: Engine) -> float:
+        began = time.perf_counter()
+        shuffled = order.sample(histories, len(histories))
+        replies = [submit(engine, [*each, *take(ids, MESSAGE)], REPLY) for each in shuffled]
+        drain(engine)
+        _checked(replies)
+        return sum(len(each.tokens) for each in replies) / (time.perf_counter() - began)
+
+    contenders: dict[str, Callable[[], float]] = {
+        name: partial(messages, engine) for name, engine in engines.items()
+    }
+    note_all(bench, f"{chats} chats of {length} tokens", rounds(bench, contenders), "tok/s")
+    each = _store(engines["host"]).nbytes // len(_store(engines["host"]).layers[0].keys)
+    for name in ("host", "disk"):
+        watches[name].note(bench, f"pressure, {name}", each)
+
+
+def copies(bench: Bench, store: KVStore, programs: tuple[int, ...]) -> None:
+    """Gigabytes per second of blocks in both directions, and of one copy of the same bytes."""
+    pairs = [(at, at) for at in range(MOVED)]
+    device = [each for layer in store.layers for each in layer.tensors()]
+    host = [each for layer in store.host.slabs[0] for each in layer.tensors()]
+    nbytes = sum(each[0].nbytes for each in device) * MOVED
+    for count in programs:
+        for name, sides in ("to", (device, host)), ("from", (host, device)):
+            seconds = [_seconds(partial(move, *sides, pairs, count)) for _ in range(4)][1:]
+            speeds = [nbytes / each / 1e9 for each in seconds]
+            bench.note(f"{name} host memory, {_named(count)}", speeds, "GB/s")
+    there = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    here = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    for name, target, source in ("to", here, there), ("from", there, here):
+        seconds = [_seconds(partial(target.copy_, source, non_blocking=True)) for _ in range(4)][1:]
+        bench.note(f"{name} host memory, one copy", [nbytes / each / 1e9 for each in seconds], "GB/s")
+
+
+def _named(count: int) -> str:
+    return "a program for each piece" if count == 2**20 else f"{count} programs"
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def steps(bench: Bench, engine: Engine, rows: tuple[int, ...], programs: tuple[int, ...]) -> None:
+    """Windows of steps without copies and with some that follow one another, in turn."""
+    store, pool = _store(engine), engine.scheduler.pool
+    make = blocks_of(store, torch.device("cuda"))
+    usual = store.mover
+    pairs = [(block, at) for at, block in enumerate(range(pool.size - MOVED, pool.size))]
+    back = [(at, block) for block, at in pairs]
+    there = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    here = torch.empty(2**28, dtype=torch.uint8, pin_memory=True)
+
+    def copy(turn: int) -> Transfer:
+        return make(()).move((lambda: store.swap_in(back)) if turn % 2 else (lambda: store.swap_out(pairs)))
+
+    def one_copy(turn: int) -> Transfer:
+        def work() -> None:
+            target, source = (there, here) if turn % 2 else (here, there)
+            target.copy_(source, non_blocking=True)
+
+        return make(()).move(work)
+
+    def window(begin: Callable[[int], Transfer] | None) -> tuple[float, int]:
+        torch.cuda.synchronize()
+        under_way, turn, began = None, 0, time.perf_counter()
+        for _ in range(WINDOW):
+            if begin is not None and (under_way is None or under_way.done()):
+                under_way, turn = begin(turn), turn + 1
+            engine.step()
+        spent = (time.perf_counter() - began) / WINDOW
+        torch.cuda.synchronize()
+        return spent, turn
+
+    for count in rows:
+        pool.forget_all()
+        windows = 2 * (len(programs) + 3) * bench.repeats + 4
+        gpu.decoding(engine, count, WINDOW * windows + 200)
+        kinds: dict[str, Callable[[int], Transfer]] = {"one copy after another": one_copy}
+        kinds["as the engine copies"] = copy
+        kinds |= {_named(each): copy for each in programs}
+        window(None)
+        for kind, begin in kinds.items():
+            number = next((each for each in programs if _named(each) == kind), None)
+            if number is not None:
+                store.mover = partial(move, programs=number)
+            alone, beside, turns = [], [], 0
+            for _ in range(bench.repeats):
+                alone.append(window(None)[0])
+                spent, turns = window(begin)
+                beside.append(spent)
+            store.mover = usual
+            slower = [b / a for a, b in zip(alone, beside, strict=True)]
+            bench.note(f"B={count}, a step", [each * 1e3 for each in alone], "ms")
+            bench.note(f"B={count}, slower beside copies, {kind}", slower, "x")
+            bench.note(
+                f"B={count}, those copies, {kind}", turns * 2**28 / (median(beside) * WINDOW) / 1e9, "GB/s"
+            )
+        for request in list(engine.scheduler.requests):
+            engine.abort(request)
+        drain(engine)
+
+
+def _first_token(engine: Engine, tokens: list[int]) -> float:
+    reader = submit(engine, tokens, 2)
+    drain(engine)
+    _checked([reader])
+    return reader.ttft
+
+
+def _checked(readers: list[Reader]) -> None:
+    for reader in readers:
+        if reader.error:
+            raise SystemExit(f"a request failed: {reader.error}")

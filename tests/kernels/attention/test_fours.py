@@ -1,0 +1,116 @@
+"""A cache in four bits, in Triton's interpreter and on a GPU, against the torch backend."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.api.config import LayerSpec
+from engine.kv.store import KVLayer
+from tests.cases import soak
+from tests.kernels.attention.test_attention import run_torch
+from tests.kernels.conftest import moved
+from tests.kernels.fours import case_of, fused_and_plain
+from tests.kernels.interpreted import Interpreted
+
+pytest.importorskip("triton", reason="no Triton here")
+
+SPEC = LayerSpec(heads=6, kv_heads=2, key_dim=24, value_dim=40, scale=0.2)
+SHAPES = [
+    (SPEC, 16),
+    (LayerSpec(heads=4, kv_heads=1, key_dim=32, value_dim=32, scale=0.1, softcap=2.0), 32),
+    (LayerSpec(heads=2, kv_heads=2, key_dim=64, value_dim=16, scale=0.1, window=20, kept=3), 16),
+]
+
+
+def same(mine: list[Tensor], theirs: KVLayer) -> None:
+    """All bytes are those of the oracle. Its NaN may have other bits."""
+    for a, b in zip(mine, theirs.tensors(), strict=True):
+        if b.dtype in (torch.bfloat16, torch.float32):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+        else:
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[(1, 70), (1, 17), (1, 16), (1, 1)], [(1, 40), (5, 52), (3, 3)], [(39, 55), (20, 20)]],
+    ids=["decode", "verify", "prompt"],
+)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        (0, torch.float32), (0, torch.float16), (1, torch.float16), (2, torch.float32),
+        *soak((1, torch.float32)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_equals_the_torch_backend(
+    kernels: Interpreted, shape: int, dtype: torch.dtype, rows: list[tuple[int, int]]
+) -> None:
+    spec, block_size = SHAPES[shape]
+    case = case_of(spec, rows, block_size=block_size, dtype=dtype)
+    got, *cache = kernels.attend(case.copy(), programs=8)
+    expected = run_torch(replace(case, q=case.q.float()))
+    tolerance = 1e-4 if dtype is torch.float32 else 4e-3
+    torch.testing.assert_close(got.float(), expected, rtol=tolerance, atol=tolerance)
+    same(cache, case.layer)
+
+
+def test_gathering_unpacks(kernels: Interpreted) -> None:
+    spec = LayerSpec(heads=6, kv_heads=3, key_dim=64, value_dim=32, scale=0.02)
+    case = case_of(spec, [(1, 20), (9, 110), (35, 35)], dtype=torch.float16)
+    got, *_ = kernels.attend(case.copy(), gathered=True, keys=16, programs=8)
+    torch.testing.assert_close(got.float(), run_torch(replace(case, q=case.q.float())), rtol=2e-2, atol=2e-2)
+
+
+def test_work_lists_of_a_graph_give_the_same(kernels: Interpreted) -> None:
+    """Rows of a graph have slots, and there are more of them than requests."""
+    case = case_of(SPEC, [(1, 90), (1, 33), (1, 5)], dtype=torch.float16)
+    found, was_cut = kernels.standing(case.copy(), 4)
+    torch.testing.assert_close(
+        found.float(), run_torch(replace(case, q=case.q.float())), rtol=4e-3, atol=4e-3
+    )
+    assert was_cut
+
+
+def test_padding_rows_write_nothing(kernels: Interpreted) -> None:
+    case = case_of(SPEC, [(1, 34)], dtype=torch.float32)
+    before = [each.clone() for each in case.layer.tensors()]
+    _, (layer, *_) = kernels.call(
+        "attention.write_fours", "write_fours", case.layer, case.k, case.v, torch.tensor([-1]),
+        case.batch.positions, case.batch.tables, slots=torch.tensor([99]),
+    )  # fmt: skip
+    for old, new in zip(before, layer.tensors(), strict=True):
+        assert torch.equal(old.view(torch.uint8), new.view(torch.uint8))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(
+    "rows", [[(1, 70), (1, 700), (1, 16)], [(1, 40), (5, 600), (3, 3)], [(700, 900), (400, 400)]],
+    ids=["decode", "verify", "prompt"],
+)  # fmt: skip
+def test_on_a_gpu(rows: list[tuple[int, int]], dim: int, dtype: torch.dtype) -> None:
+    from engine.attention.triton_backend import TritonAttention
+
+    spec = LayerSpec(heads=16, kv_heads=4, key_dim=dim, value_dim=dim, scale=0.02)
+    case = case_of(spec, rows, dtype=dtype)
+    there: dict[str, Any] = {name: moved(getattr(case, name), "cuda") for name in ("layer", "q", "k", "v")}
+    names = ("ids", "positions", "places", "starts", "contexts", "tables")
+    batch = replace(case.batch, **{name: getattr(case.batch, name).cuda() for name in names})
+    backend = TritonAttention()
+    got = backend.attend(there["q"], there["k"], there["v"], there["layer"], backend.prepare(batch))
+    expected = run_torch(replace(case, q=case.q.float())).double()
+    same([each.cpu() for each in there["layer"].tensors()], case.layer)
+    error = (got.cpu().double() - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
+    assert error.max() < (1e-2 if dtype is torch.bfloat16 else 5e-3)
+
+
+@pytest.mark.parametrize("rows", [[(1, 33)], [(1, 40), (1, 16), (5, 20)]], ids=["one row", "rows"])
+def test_the_fused_forward_equals_the_decoder(kernels: Interpreted, rows: list[tuple[int, int]]) -> None:
+    got, expected, *_ = kernels.run(fused_and_plain, rows)
+    torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
