@@ -15,6 +15,7 @@ from minichat.bench.harness import Bench
 from minichat.bench.load.http import lengths, started_server
 from minichat.bench.load.measure import ServerLoad, measure
 
+_IN_FLIGHT = 100_000  # of the server started here, so that it refuses none
 _BLOCKS = 40_000  # of the dry run, so that no request waits for them
 
 
@@ -46,5 +47,6 @@ def endpoint(url: str, rate: float) -> Generator[tuple[str, dict[str, int]], Non
     if url:
         yield url.removesuffix("/v1"), {}
     else:
-        with started_server("--dry-run", "--rate", f"{rate:g}", "--blocks", str(_BLOCKS)) as started:
+        limits = ("--max-in-flight", str(_IN_FLIGHT), "--max-per-key", str(_IN_FLIGHT))
+        with started_server("--dry-run", "--rate", f"{rate:g}", "--blocks", str(_BLOCKS), *limits) as started:
             yield started
