@@ -241,7 +241,7 @@ class Restarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Routed(RequestEvent):
+class PromptRouted(RequestEvent):
     """A fleet has chosen a replica for a request."""
 
     replica: int

@@ -34,6 +34,7 @@ from engine.api.events import (
     Event,
     Finished,
     Handler,
+    PromptRouted,
     Quantized,
     Quantizing,
     Queued,
@@ -41,14 +42,13 @@ from engine.api.events import (
     ReplicaChanged,
     Restarted,
     Restarting,
-    Routed,
     Switched,
     log,
 )
 from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
 from engine.fleet.merged import merged, replica_view
-from engine.fleet.router import Route, Router
+from engine.fleet.router import Placement, Router
 from engine.host.client import EngineClient, Sink
 from engine.text.chat import ChatFormat
 
@@ -133,7 +133,7 @@ class Fleet(EngineClient):
         accepted.add_done_callback(partial(self._routed, route))
         return accepted
 
-    def _deliver(self, route: Route, sink: Sink, delta: Delta) -> None:
+    def _deliver(self, route: Placement, sink: Sink, delta: Delta) -> None:
         if delta.tokens or delta.last:
             self._router.started(route)
         if (tokens := self._alive.get(delta.request)) is not None:  # only this thread changes it
@@ -142,13 +142,13 @@ class Fleet(EngineClient):
             self._router.ended(route)
         sink(delta)
 
-    def _routed(self, route: Route, accepted: Future[Accepted]) -> None:
+    def _routed(self, route: Placement, accepted: Future[Accepted]) -> None:
         if accepted.exception() is not None:
             self._router.ended(route)
             return
         where = (route.replica, route.cached, route.blocks, route.best)
         with self._events:
-            self._bus.emit(Routed(self._step, time.monotonic(), accepted.result().id, *where))
+            self._bus.emit(PromptRouted(self._step, time.monotonic(), accepted.result().id, *where))
 
     def subscribe(self, handler: Handler) -> Callable[[], None]:
         """Call `handler` with every event, on threads of the replicas but never at once."""

@@ -1,7 +1,7 @@
 """The replicas of a fleet as processes of this machine, each on its own device."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ from engine.api.errors import BadInput
 from engine.fleet.fleet import NUMBERS, Fleet
 from engine.host.client import EngineClient
 from engine.host.process import EngineProcess
-from engine.host.restarting import RestartingEngine
+from engine.host.restarting import PAUSES, RestartingEngine
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -41,7 +41,13 @@ def gpu_count() -> int:
     return len([*_GPUS.iterdir()]) if _GPUS.is_dir() else 0
 
 
-def local_fleet(configs: list[EngineConfig], start: Start, log: Path, restarts: int) -> Fleet:
+def local_fleet(
+    configs: Sequence[EngineConfig],
+    start: Start,
+    log: Path,
+    restarts: int,
+    pauses: tuple[float, ...] = PAUSES,
+) -> Fleet:
     """Start all replicas at once. Each has its own log, and is started again when it dies."""
 
     def replica(number: int) -> EngineClient:
@@ -50,7 +56,7 @@ def local_fleet(configs: list[EngineConfig], start: Start, log: Path, restarts: 
         def process(first: int) -> EngineProcess:
             return start(replace(configs[number], first_request=number * NUMBERS + first), own)
 
-        return RestartingEngine(process, restarts)
+        return RestartingEngine(process, restarts, pauses)
 
     with ThreadPoolExecutor(len(configs), "replica") as starting:
         begun = [starting.submit(partial(replica, number)) for number in range(len(configs))]

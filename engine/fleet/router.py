@@ -11,7 +11,7 @@ from engine.api.commands import BlockNaming
 from engine.kv import prefix
 
 
-class Route(NamedTuple):
+class Placement(NamedTuple):
     """The decision for one prompt. `Router.started` and `Router.ended` take it again."""
 
     number: int
@@ -28,7 +28,7 @@ class _Replica:
     naming: BlockNaming
     cached: set[str]  # names that it has reported
     held: Counter[str] = field(default_factory=Counter)  # names in prompts of requests that have not ended
-    live: dict[int, Route] = field(default_factory=dict)  # routes of these, by number
+    live: dict[int, Placement] = field(default_factory=dict)  # routes of these, by number
     waiting: set[int] = field(default_factory=set)  # numbers of those without a first token
     queue: int = 0  # tokens to compute for these
 
@@ -39,18 +39,18 @@ class _Replica:
                 return count
         return len(names)
 
-    def add(self, route: Route) -> None:
+    def add(self, route: Placement) -> None:
         self.live[route.number] = route
         self.waiting.add(route.number)
         self.queue += route.missing
         self.held.update(route.names)
 
-    def start(self, route: Route) -> None:
+    def start(self, route: Placement) -> None:
         if route.number in self.waiting:
             self.waiting.remove(route.number)
             self.queue -= route.missing
 
-    def end(self, route: Route) -> None:
+    def end(self, route: Placement) -> None:
         self.start(route)
         if self.live.pop(route.number, None) is None:
             return  # of an earlier process
@@ -101,7 +101,7 @@ class Router:
             known = self._replicas.get(replica)
             return known.queue if known else 0
 
-    def route(self, tokens: Sequence[int], salt: bytes = b"", adapter: str = "") -> Route | None:
+    def route(self, tokens: Sequence[int], salt: bytes = b"", adapter: str = "") -> Placement | None:
         """Choose a replica, and count the prompt to its queue. None: there is no replica."""
         with self._gate:
             starts = {number: _start(each.naming, salt, adapter) for number, each in self._replicas.items()}
@@ -113,7 +113,7 @@ class Router:
                     names = chains[starts[number]]
                     found = each.found(names)
                     missing = len(tokens) - found * each.naming.block_size
-                    routes.append(Route(-1, number, found, len(names), 0, missing, names))
+                    routes.append(Placement(-1, number, found, len(names), 0, missing, names))
             if not routes:
                 return None
             chosen = min(routes, key=self._rank)
@@ -121,18 +121,18 @@ class Router:
             self._replicas[chosen.replica].add(chosen)
             return chosen
 
-    def _rank(self, route: Route) -> tuple[int, int, int]:
+    def _rank(self, route: Placement) -> tuple[int, int, int]:
         """Of equal costs, the emptiest cache: prompts spread before they evict each other."""
         replica = self._replicas[route.replica]
         return replica.cost(route.missing), len(replica.cached) + len(replica.held), route.replica
 
-    def started(self, route: Route) -> None:
+    def started(self, route: Placement) -> None:
         """Note that a request has its first token, or will have none."""
         with self._gate:
             if (replica := self._replicas.get(route.replica)) is not None:
                 replica.start(route)
 
-    def ended(self, route: Route) -> None:
+    def ended(self, route: Placement) -> None:
         """Note that a request has ended."""
         with self._gate:
             if (replica := self._replicas.get(route.replica)) is not None:

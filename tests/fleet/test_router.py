@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api.commands import BlockNaming
-from engine.fleet.router import Route, Router
+from engine.fleet.router import Placement, Router
 
 SIZE = 16
 ROOTS = [(bytes([number // 2]), b"", "none", "none") for number in range(4)]  # two pairs with equal names
@@ -26,9 +26,9 @@ def block_names(root: tuple[bytes, bytes, str, str], salt: bytes, tokens: list[i
 @dataclass
 class OracleReplica:
     reports: list[tuple[str, bool]] = field(default_factory=list)
-    routes: list[tuple[Route, list[str]]] = field(default_factory=list)
-    started: list[Route] = field(default_factory=list)
-    ended: list[Route] = field(default_factory=list)
+    routes: list[tuple[Placement, list[str]]] = field(default_factory=list)
+    started: list[Placement] = field(default_factory=list)
+    ended: list[Placement] = field(default_factory=list)
 
     def cached(self) -> set[str]:
         return {name for name, there in dict(self.reports).items() if there}
@@ -80,7 +80,7 @@ OPERATIONS = st.lists(
 @given(OPERATIONS)
 def test_choices_equal_the_oracles(operations: list[tuple[str, int, list[int], bytes]]) -> None:
     router, oracle = Router(), Oracle()
-    routes: list[Route] = []
+    routes: list[Placement] = []
     for number in (0, 1, 2):
         router.put(number, BlockNaming(ROOTS[number], SIZE, ()))
         oracle.replicas[number] = OracleReplica()

@@ -10,6 +10,7 @@ from engine.api.events import (
     FirstToken,
     Forked,
     Preempted,
+    PromptRouted,
     Quantized,
     Queued,
     Recached,
@@ -17,7 +18,6 @@ from engine.api.events import (
     Restarted,
     Restarting,
     Resumed,
-    Routed,
     StepBroke,
     Switched,
     TierProblem,
@@ -104,7 +104,7 @@ def described(event: Event) -> tuple[str, str]:
             return "restarting", f"in {duration(seconds)}: {error}"
         case Restarted(seconds=seconds):
             return "restarted", f"after {duration(seconds)}"
-        case Routed(replica=replica, cached=cached, blocks=blocks):
+        case PromptRouted(replica=replica, cached=cached, blocks=blocks):
             found = f"{cached} of {plural(blocks, 'block')} {'is' if cached == 1 else 'are'} there"
             return "routed", f"to replica {replica}: {found if blocks else 'less than a block'}"
         case ReplicaChanged(replica=replica, state=state, error=error):
