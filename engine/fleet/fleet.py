@@ -68,10 +68,10 @@ class Fleet(EngineClient):
     loss of a replica fails its own requests only; the fleet is dead when all are.
     """
 
-    def __init__(self, replicas: Mapping[int, EngineClient]) -> None:
+    def __init__(self, replicas: Mapping[int, EngineClient], router: Router | None = None) -> None:
         self._replicas = dict(replicas)
         self._chat = ChatFormat(next(iter(self._replicas.values())).tokenizer)
-        self._router, self._bus = Router(), Bus()
+        self._router, self._bus = router or Router(), Bus()
         self._events = threading.RLock()  # replicas report on threads of their own; guards the fields below
         self._lost: dict[int, str] = {}  # replicas that cannot run requests now, and why
         self._dead: set[int] = set()  # those of them that are not started again

@@ -10,6 +10,7 @@ from pathlib import Path
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput
 from engine.fleet.fleet import NUMBERS, Fleet
+from engine.fleet.router import Router
 from engine.host.client import EngineClient
 from engine.host.process import EngineProcess
 from engine.host.restarting import PAUSES, RestartingEngine
@@ -47,6 +48,7 @@ def local_fleet(
     log: Path,
     restarts: int,
     pauses: tuple[float, ...] = PAUSES,
+    router: Router | None = None,
 ) -> Fleet:
     """Start all replicas at once. Each has its own log, and is started again when it dies."""
 
@@ -66,4 +68,4 @@ def local_fleet(
             if each.exception() is None:
                 each.result().close()
         raise failed[0]
-    return Fleet({number: each.result() for number, each in enumerate(begun)})
+    return Fleet({number: each.result() for number, each in enumerate(begun)}, router)

@@ -27,6 +27,7 @@ class Placement(NamedTuple):
 class _Replica:
     naming: BlockNaming
     cached: set[str]  # names that it has reported
+    computed: int  # tokens of all its prompts that were not cached
     held: Counter[str] = field(default_factory=Counter)  # names in prompts of requests that have not ended
     live: dict[int, Placement] = field(default_factory=dict)  # routes of these, by number
     waiting: set[int] = field(default_factory=set)  # numbers of those without a first token
@@ -43,6 +44,7 @@ class _Replica:
         self.live[route.number] = route
         self.waiting.add(route.number)
         self.queue += route.missing
+        self.computed += route.missing
         self.held.update(route.names)
 
     def start(self, route: Placement) -> None:
@@ -79,7 +81,8 @@ class Router:
         """Add a replica, or replace what is known of its cache."""
         with self._gate:
             if (known := self._replicas.get(replica)) is None:
-                self._replicas[replica] = _Replica(naming, set(naming.names))
+                computed = min((each.computed for each in self._replicas.values()), default=0)
+                self._replicas[replica] = _Replica(naming, set(naming.names), computed)
             else:
                 known.naming, known.cached = naming, set(naming.names)
 
@@ -122,9 +125,9 @@ class Router:
             return chosen
 
     def _rank(self, route: Placement) -> tuple[int, int, int]:
-        """Of equal costs, the emptiest cache: prompts spread before they evict each other."""
+        """Of equal costs, the replica that has computed least, so that all caches fill and evict alike."""
         replica = self._replicas[route.replica]
-        return replica.cost(route.missing), len(replica.cached) + len(replica.held), route.replica
+        return replica.cost(route.missing), replica.computed, route.replica
 
     def started(self, route: Placement) -> None:
         """Note that a request has its first token, or will have none."""

@@ -26,6 +26,7 @@ def block_names(root: tuple[bytes, bytes, str, str], salt: bytes, tokens: list[i
 @dataclass
 class OracleReplica:
     reports: list[tuple[str, bool]] = field(default_factory=list)
+    before: int = 0  # tokens that count as computed when it joins
     routes: list[tuple[Placement, list[str]]] = field(default_factory=list)
     started: list[Placement] = field(default_factory=list)
     ended: list[Placement] = field(default_factory=list)
@@ -35,6 +36,9 @@ class OracleReplica:
 
     def held(self) -> set[str]:
         return {name for route, names in self.routes if route not in self.ended for name in names}
+
+    def computed(self) -> int:
+        return self.before + sum(route.missing for route, _ in self.routes)
 
     def cost(self, missing: int) -> int:
         live = [route for route, _ in self.routes if route not in self.ended]
@@ -51,8 +55,8 @@ class Oracle:
         for number, each in self.replicas.items():
             names, there = block_names(ROOTS[number], salt, tokens), each.cached() | each.held()
             found = next((at for at, name in enumerate(names) if name not in there), len(names))
-            size = len(each.cached()) + len(each.held())
-            ranked.append((each.cost(len(tokens) - SIZE * found), size, number, found))
+            cost = each.cost(len(tokens) - SIZE * found)
+            ranked.append((cost, each.computed(), number, found))
         if not ranked:
             return None
         return min(ranked)[2], min(ranked)[3], max(found for *_, found in ranked)
@@ -112,9 +116,10 @@ def test_choices_equal_the_oracles(operations: list[tuple[str, int, list[int], b
                 known.reports += [(name, False) for name in names[1:]]
         elif what == "put":  # a new process, or new names of one that runs
             router.put(number, BlockNaming(ROOTS[number], SIZE, tuple(names)))
-            oracle.replicas[number] = OracleReplica([(name, True) for name in names])
+            least = min((each.computed() for each in oracle.replicas.values()), default=0)
+            place = OracleReplica([(name, True) for name in names], known.before if known else least)
+            oracle.replicas[number] = place
             if known:
-                place = oracle.replicas[number]
                 place.routes, place.started, place.ended = known.routes, known.started, known.ended
         elif what == "remove":
             router.remove(number)
