@@ -31,8 +31,8 @@ class RoundRobin(Router):
         super().__init__()
         self._turn, self._count = 0, replicas
 
-    def _rank(self, route: Placement) -> tuple[int, int, int]:
-        return (route.replica - self._turn) % self._count, 0, 0
+    def _rank(self, route: Placement) -> tuple[int, int]:
+        return (route.replica - self._turn) % self._count, 0
 
     def route(self, tokens: Sequence[int], salt: bytes = b"", adapter: str = "") -> Placement | None:
         found = super().route(tokens, salt, adapter)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from engine.api.commands import BlockNaming
 from engine.kv import prefix
 
+EVENNESS = 64  # tokens computed above the least of all replicas that weigh as much as one to compute
+
 
 class Placement(NamedTuple):
     """The decision for one prompt. `Router.started` and `Router.ended` take it again."""
@@ -124,10 +126,15 @@ class Router:
             self._replicas[chosen.replica].add(chosen)
             return chosen
 
-    def _rank(self, route: Placement) -> tuple[int, int, int]:
-        """Of equal costs, the replica that has computed least, so that all caches fill and evict alike."""
+    def _rank(self, route: Placement) -> tuple[int, int]:
+        """The cost, and a share of what the replica has computed more than others.
+
+        Otherwise the few blocks that all prompts begin with would keep them at one replica, whose cache
+        then evicts what the others have room for.
+        """
         replica = self._replicas[route.replica]
-        return replica.cost(route.missing), replica.computed, route.replica
+        least = min(each.computed for each in self._replicas.values())
+        return replica.cost(route.missing) + (replica.computed - least) // EVENNESS, route.replica
 
     def started(self, route: Placement) -> None:
         """Note that a request has its first token, or will have none."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api.commands import BlockNaming
-from engine.fleet.router import Placement, Router
+from engine.fleet.router import EVENNESS, Placement, Router
 
 SIZE = 16
 ROOTS = [(bytes([number // 2]), b"", "none", "none") for number in range(4)]  # two pairs with equal names
@@ -55,11 +55,12 @@ class Oracle:
         for number, each in self.replicas.items():
             names, there = block_names(ROOTS[number], salt, tokens), each.cached() | each.held()
             found = next((at for at, name in enumerate(names) if name not in there), len(names))
-            cost = each.cost(len(tokens) - SIZE * found)
-            ranked.append((cost, each.computed(), number, found))
+            least = min(other.computed() for other in self.replicas.values())
+            uneven = (each.computed() - least) // EVENNESS
+            ranked.append((each.cost(len(tokens) - SIZE * found) + uneven, number, found))
         if not ranked:
             return None
-        return min(ranked)[2], min(ranked)[3], max(found for *_, found in ranked)
+        return min(ranked)[1], min(ranked)[2], max(found for *_, found in ranked)
 
 
 PROMPTS = st.builds(
@@ -162,6 +163,19 @@ def test_blocks_that_are_being_computed_count_as_there() -> None:
     again = router.route(prompt)  # the replicas never reported the blocks
     assert again
     assert again.cached == 0
+
+
+def test_a_start_that_all_prompts_share_does_not_keep_them_at_one_replica() -> None:
+    router, used = Router(), list[int]()
+    for number in range(4):
+        put(router, number)
+    for tail in range(80):
+        route = router.route([*range(2 * SIZE), *[1000 + tail] * 500])
+        assert route
+        router.report(route.replica, route.names, ())
+        router.ended(route)
+        used.append(route.replica)
+    assert min(used.count(number) for number in range(4)) > 10
 
 
 def test_without_replicas_there_is_no_route() -> None:
