@@ -169,6 +169,14 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
         help="skip the warm-up that compiles GPU kernels before the first request",
     )
     group.add_argument(
+        "--replicas",
+        type=whole,
+        default=1,
+        metavar="N",
+        help="run N engines, each on its own device, and send a prompt where most of its cache blocks are "
+        "(default: 1)",
+    )
+    group.add_argument(
         "--served-name",
         type=given,
         action="append",

@@ -74,6 +74,15 @@ class Accepted(NamedTuple):
     prompt_tokens: int
 
 
+class BlockNaming(NamedTuple):
+    """How an engine names its blocks, and which are findable in its prefix cache."""
+
+    root: tuple[bytes, bytes, str, str]  # the start of each chain of names, before salt and adapter
+    block_size: int
+    names: tuple[str, ...]  # short names
+    adapters: tuple[tuple[str, bytes], ...] = ()  # the loaded ones, with the digests that names depend on
+
+
 class StreamingCommand(Command[Accepted], abstract=True):
     """A command that starts a request and streams its deltas to the sender."""
 
@@ -246,6 +255,13 @@ class GetSnapshot(Command[Snapshot]):
     """The state of the engine between two steps."""
 
     sender = Sender.SCREEN  # over HTTP, GET /engine/snapshot serves all concurrent readers with one
+
+
+@dataclass(frozen=True, slots=True)
+class ReportBlocks(Command[BlockNaming]):
+    """From now on, report which blocks become findable in the prefix cache and which no longer are."""
+
+    sender = Sender.SCREEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,14 @@ class Evicted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class BlockNamesChanged(Event):
+    """Blocks became findable in the prefix cache, or are no longer. Sent after `ReportBlocks`."""
+
+    added: tuple[str, ...]  # short names
+    dropped: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Switched(Event):
     """A technique was switched on or off. `name` is one of the snapshot's switches."""
 
@@ -230,6 +238,25 @@ class Restarted(Event):
     """The engine is ready again, `seconds` after it ended. Its steps count from 0."""
 
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRouted(RequestEvent):
+    """A fleet has chosen a replica for a request."""
+
+    replica: int
+    cached: int  # blocks of the prompt that the replica has, or computes for another request
+    blocks: int  # whole blocks of the prompt
+    best: int  # the most that any replica has of them
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaChanged(Event):
+    """A replica of a fleet has ended, or takes prompts again. `error`: why it ended."""
+
+    replica: int
+    state: str  # "ready", "restarting" or "dead"
+    error: str
 
 
 Handler = Callable[[Event], None]

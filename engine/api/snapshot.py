@@ -247,6 +247,21 @@ class RankView:
     joining: float = 0.0  # share of a step that it adds and gathers, which includes waiting for the others
 
 
+class ReplicaView(NamedTuple):
+    """A replica of a fleet. Its blocks follow those of the replicas before it."""
+
+    number: int
+    state: str  # "ready", "restarting", "dead" or "no answer"
+    error: str
+    device: str
+    running: int
+    waiting: int
+    blocks: int
+    in_use: int
+    cached: int
+    queue: int = 0  # prompt tokens that are to be computed before a new prompt starts
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The state of an engine. Nothing in it changes after it is made."""
@@ -297,6 +312,7 @@ class Snapshot:
     adapters: tuple[AdapterView, ...] = ()  # loaded LoRA adapters
     ranks: tuple[RankView, ...] = ()  # that share the model; none if it is not shared
     latency_target: float | None = None  # of the policy latency, in seconds; None: another policy
+    replicas: tuple[ReplicaView, ...] = ()  # of a fleet; none if this is one engine
 
     @property
     def tier_names(self) -> tuple[str, ...]:

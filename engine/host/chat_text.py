@@ -6,12 +6,17 @@ from typing import Any
 from engine.api.layout import PromptLayout
 from engine.host.prompts import ChatPrompt, Prompt, prompt_ids, prompt_layout, texts
 from engine.text.chat import ChatFormat
+from engine.text.tokenizer import Tokenizer
 
 
 class ChatText:
     """The text functions that are the same wherever the engine runs."""
 
     _chat: ChatFormat
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._chat.tokenizer
 
     @property
     def has_template(self) -> bool:

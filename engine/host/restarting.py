@@ -19,7 +19,7 @@ from engine.host.process import EngineProcess
 T = TypeVar("T")
 Start = Callable[[int], EngineProcess]  # with the number of the first request
 
-_PAUSES = (1.0, 2.0, 5.0, 15.0, 60.0)  # seconds before each start in a row
+PAUSES = (1.0, 2.0, 5.0, 15.0, 60.0)  # seconds before each start in a row
 _LONG_ENOUGH = 600.0  # seconds without a death after which starts are counted from 0
 _NUMBERS = 2**32  # of requests in one process, so that no number comes twice
 _SUSPECTS = 1000  # requests remembered that ran when a process died
@@ -35,7 +35,7 @@ class RestartingEngine(EngineClient):
     lost. A request that was running at two deaths is refused, as it may be what kills the engine.
     """
 
-    def __init__(self, start: Start, restarts: int, pauses: tuple[float, ...] = _PAUSES) -> None:
+    def __init__(self, start: Start, restarts: int, pauses: tuple[float, ...] = PAUSES) -> None:
         self._start, self._restarts, self._pauses = start, restarts, pauses
         self._gate = threading.Lock()  # guards the fields below
         self._deaths = 0  # in a row

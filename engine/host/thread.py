@@ -9,6 +9,7 @@ from engine.api.commands import Command
 from engine.api.events import Handler, log
 from engine.api.snapshot import Snapshot
 from engine.host.client import EngineClient, Sink
+from engine.serving.block_reports import report_blocks
 from engine.serving.engine import Engine
 from engine.serving.mailbox import Mailbox
 from engine.serving.transfers import TierProblems
@@ -64,6 +65,7 @@ class EngineThread(EngineClient):
                 if not engine.error and not self._step() and engine.busy:
                     mailbox.drain(wait=True, timeout=engine.pause())
                 problems.report()
+                report_blocks(engine.scheduler)
             except Exception as error:
                 log.exception("the engine has stopped")
                 engine.die(f"{type(error).__name__}: {error}")

@@ -303,8 +303,12 @@ class KVManager:
         prefix.extend_chain(request.chain, start, request.tokens, self.pool.block_size, count)
 
     def _root(self, request: Request) -> bytes:
-        own = (request.salt, request.adapter.digest)
-        return prefix.root(self.model, self._private, self.weights, self.kv_scheme, *own)
+        return prefix.root(*self.root, request.salt, request.adapter.digest)
+
+    @property
+    def root(self) -> tuple[bytes, bytes, str, str]:
+        """What all names depend on, apart from a request's own salt and adapter."""
+        return self.model, self._private, self.weights, self.kv_scheme
 
     # Blocks outside the window or the budget
 

@@ -1,7 +1,7 @@
 """The block pool. Each block is in one state: free, cached (findable, not held), in use, or in transfer."""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -12,6 +12,8 @@ class BlockPool:
 
     def __init__(self, size: int, block_size: int) -> None:
         self.block_size = block_size
+        self.journal: dict[bytes, bool] | None = None  # changed keys, and whether they are findable now
+        self._key_of: dict[int, bytes] = {}
         self.reset(size)
 
     def reset(self, size: int) -> None:
@@ -29,8 +31,18 @@ class BlockPool:
         self._free: deque[int] = deque(range(size))
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks, least recently used first
         self._copied: OrderedDict[int, None] = OrderedDict()  # the same, with a copy in a lower tier
+        self._note(self._key_of.values(), findable=False)
         self._by_key: dict[bytes, int] = {}
-        self._key_of: dict[int, bytes] = {}
+        self._key_of = {}
+
+    @property
+    def keys(self) -> Collection[bytes]:
+        """The keys of all findable blocks."""
+        return self._by_key.keys()
+
+    def _note(self, keys: Iterable[bytes], *, findable: bool) -> None:
+        if self.journal is not None:
+            self.journal.update(dict.fromkeys(keys, findable))
 
     @property
     def available(self) -> int:
@@ -130,6 +142,7 @@ class BlockPool:
         if key not in self._by_key and block not in self._key_of:
             self._by_key[key] = block
             self._key_of[block] = key
+            self._note([key], findable=True)
 
     def find(self, key: bytes) -> int | None:
         return self._by_key.get(key)
@@ -140,6 +153,7 @@ class BlockPool:
             key = self._key_of.pop(block, None)
             if key is not None:
                 del self._by_key[key]
+                self._note([key], findable=False)
                 if self.refs[block] == 0:
                     self._take_idle(block)
                     self.owner[block] = -1
@@ -190,7 +204,9 @@ class BlockPool:
 
     def _evict(self) -> int:
         block, _ = (self._copied or self._idle).popitem(last=False)
-        del self._by_key[self._key_of.pop(block)]
+        key = self._key_of.pop(block)
+        del self._by_key[key]
+        self._note([key], findable=False)
         self.evictions += 1
         return block
 

@@ -10,6 +10,11 @@ def root(*parts: object) -> bytes:
     return sha256(repr(parts).encode()).digest()
 
 
+def short(key: bytes) -> str:
+    """A key shortened for reports: still unique among the blocks of all engines."""
+    return key[:8].hex()
+
+
 def extend(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The key of a block of tokens that follows `parent`. It changes as a partly filled block fills."""
     return sha256(parent + array("q", tokens).tobytes()).digest()

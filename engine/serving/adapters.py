@@ -31,6 +31,11 @@ class AdapterRegistry:
         """The changes that load the present adapters on a fresh runner."""
         return [change for _, change in self._loaded.values()]
 
+    @property
+    def digests(self) -> tuple[tuple[str, bytes], ...]:
+        """The digest of each loaded adapter's files, by name."""
+        return tuple((name, adapter.digest) for name, (adapter, _) in self._loaded.items())
+
     def named(self, name: str) -> Adapter:
         """Return a loaded adapter; without a name, none."""
         if not name:

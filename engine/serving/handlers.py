@@ -9,6 +9,7 @@ from engine.api import commands
 from engine.api.commands import Accepted, Command
 from engine.api.params import Grammar, SamplingParams
 from engine.models.adapters.find import find_adapter
+from engine.serving.block_reports import start_reports
 from engine.serving.engine import Engine
 from engine.serving.reply import Sink
 
@@ -85,5 +86,6 @@ HANDLERS: dict[type[Command[Any]], Handler] = {
     commands.DropAdapter: Handler(lambda engine, c: engine.drop_adapter(c.name)),
     commands.Warm: Handler(lambda engine, c: engine.warm(), concurrent=True),
     commands.GetSnapshot: Handler(lambda engine, c: engine.snapshot()),
+    commands.ReportBlocks: Handler(lambda engine, c: start_reports(engine.scheduler, engine.adapters)),
     commands.MeasureSpeeds: Handler(lambda engine, c: engine.speeds(), concurrent=True),
 }

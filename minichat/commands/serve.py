@@ -12,12 +12,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.api.commands import Warm
+from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineError
 from engine.api.events import Died
 from engine.gguf.header import is_gguf
@@ -33,6 +34,7 @@ _CLOSE_WITHIN = 5.0  # seconds; a longer step is abandoned
 _SHORTEST_KEY = 16
 _FILES = 16_384  # limit of open files, including sockets
 _LONGEST_DRAIN = 3600.0  # seconds
+_MOST_REPLICAS = 64
 _LARGEST_BODY = 1024  # MiB
 _OF_ADDRESS: dict[str, object] = {"host": "127.0.0.1", "port": 8000}  # options of a port, with their defaults
 _OF_WEIGHTS: dict[str, object] = {  # options of the weights and their cache, with their defaults
@@ -102,6 +104,8 @@ def check(options: argparse.Namespace) -> None:
         raise BadInput("--cors '*' and --no-key would let any web page use the engine; name the origins")
     if not 0 <= options.port <= 65535:
         raise BadInput(f"--port must be from 0 to 65535, got {options.port}")
+    if not 1 <= options.replicas <= _MOST_REPLICAS:
+        raise BadInput(f"--replicas must be from 1 to {_MOST_REPLICAS}, got {options.replicas}")
     if options.restart < 0:
         raise BadInput(f"--restart must be at least 0, got {options.restart}")
     for name in ("max_in_flight", "max_per_key"):
@@ -266,21 +270,24 @@ def served_names(options: argparse.Namespace) -> list[str]:
 
 
 def engine(options: argparse.Namespace, callbacks: ServerCallbacks) -> "EngineClient":
-    """The engine in its own process, so that serving clients does not slow steps."""
+    """The engine in its own process, so that serving clients does not slow steps; or a fleet of them."""
+    from engine.fleet.local import local_fleet, shares
     from engine.host.process import EngineProcess
     from engine.host.restarting import RestartingEngine
 
     private_folder(callbacks.log.parent)
+    config = engine_config(options, warm=not options.no_warm)
 
-    def start(first: int) -> EngineProcess:
-        return EngineProcess(
-            engine_config(options, warm=not options.no_warm, first_request=first),
-            callbacks.log,
-            progress=callbacks.progress,
-            dry_rate=(options.rate or 30.0) if options.dry_run else None,
-        )
+    def start(config: EngineConfig, log: Path) -> EngineProcess:
+        rate = (options.rate or 30.0) if options.dry_run else None
+        return EngineProcess(config, log, progress=callbacks.progress, dry_rate=rate)
 
-    return RestartingEngine(start, options.restart)
+    if options.replicas > 1:
+        parts = [config] * options.replicas if options.dry_run else shares(config, options.replicas)
+        return local_fleet(parts, start, callbacks.log, options.restart)
+    return RestartingEngine(
+        lambda first: start(replace(config, first_request=first), callbacks.log), options.restart
+    )
 
 
 def announce(

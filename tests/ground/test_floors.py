@@ -17,7 +17,7 @@ FLOORS: dict[str, int] = {
     **dict.fromkeys(("models", "attention", "quant", "sampling", "kernels", "pocket", "devices"), 2),
     "execution": 3,
     "serving": 4,
-    **dict.fromkeys(("host", "distributed", "assembly", "cache_plan", "dry", "start", "quality"), 5),
+    **dict.fromkeys(("host", "fleet", "distributed", "assembly", "cache_plan", "dry", "start", "quality"), 5),
     "server": 6,
 }
 TENSORS_ON_FLOOR_1 = "engine.kv.store"

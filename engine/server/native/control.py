@@ -64,6 +64,7 @@ async def engine(request: Request) -> dict[str, Any]:
         "quantization": shot.quantization,
         "running": shot.running,
         "waiting": shot.waiting,
+        "replicas": [each._asdict() for each in shot.replicas],
         "in_flight": state.gate.in_flight,
         "in_flight_most": state.gate.most,
         "uptime": time.time() - state.started,

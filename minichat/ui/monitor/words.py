@@ -10,9 +10,11 @@ from engine.api.events import (
     FirstToken,
     Forked,
     Preempted,
+    PromptRouted,
     Quantized,
     Queued,
     Recached,
+    ReplicaChanged,
     Restarted,
     Restarting,
     Resumed,
@@ -102,6 +104,11 @@ def described(event: Event) -> tuple[str, str]:
             return "restarting", f"in {duration(seconds)}: {error}"
         case Restarted(seconds=seconds):
             return "restarted", f"after {duration(seconds)}"
+        case PromptRouted(replica=replica, cached=cached, blocks=blocks):
+            found = f"{cached} of {plural(blocks, 'block')} {'is' if cached == 1 else 'are'} there"
+            return "routed", f"to replica {replica}: {found if blocks else 'less than a block'}"
+        case ReplicaChanged(replica=replica, state=state, error=error):
+            return "replica", f"{replica} is {state}" + (f": {error}" if error else "")
         case LinkLost(why=why):
             return "cut", f"connection lost: {why}"
         case LinkBack(restarted=restarted, seconds=seconds):

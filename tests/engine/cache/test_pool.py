@@ -15,6 +15,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.tables: dict[int, list[int]] = {}
         self.keys: dict[bytes, int] = {}  # the block that each key was published for
         self.count = 0
+        self.pool.journal = {}
+        self.reported: set[bytes] = set()
 
     @rule(count=st.integers(0, 6))
     def allocate(self, count: int) -> None:
@@ -53,6 +55,15 @@ class PoolMachine(RuleBasedStateMachine):
             self.count += 1
             self.pool.share([block])
             self.tables[self.count] = [block]
+
+    @rule()
+    def report(self) -> None:
+        """All journals together say what can be found."""
+        assert self.pool.journal is not None
+        journal, self.pool.journal = self.pool.journal, {}
+        self.reported |= {key for key, findable in journal.items() if findable}
+        self.reported -= {key for key, findable in journal.items() if not findable}
+        assert self.reported == set(self.pool.keys)
 
     @rule(blocks=st.sets(st.integers(0, 11)))
     def forget(self, blocks: set[int]) -> None:

@@ -57,6 +57,14 @@ def log() -> EventLog:
             ("failed", "weights to int4: it was canceled; still none"),
         ),
         (events.Recached(1, 0, "int8", 128), ("switched", "cache to int8, 128 blocks")),
+        (
+            events.PromptRouted(1, 0, 3, 2, 41, 48, 41),
+            ("routed", "to replica 2: 41 of 48 blocks are there"),
+        ),
+        (events.PromptRouted(1, 0, 3, 0, 1, 2, 1), ("routed", "to replica 0: 1 of 2 blocks is there")),
+        (events.PromptRouted(1, 0, 3, 0, 0, 0, 0), ("routed", "to replica 0: less than a block")),
+        (events.ReplicaChanged(1, 0, 1, "ready", ""), ("replica", "1 is ready")),
+        (events.ReplicaChanged(1, 0, 1, "dead", "gone"), ("replica", "1 is dead: gone")),
     ],
 )
 def test_every_event_in_words(event: Event, words: tuple[str, str]) -> None:

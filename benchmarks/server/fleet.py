@@ -1,0 +1,114 @@
+"""Replicas behind the router, in turn, and as one engine with all of their cache, on a Mooncake trace.
+
+Prompts of one in `--share` conversations, scaled by 1/16, arrive in the trace's order, `--rate` a second. The
+replicas are processes of this machine; give each at least two cores. With `--dry` they compute nothing: then
+only the shares found in a cache mean something. `--blocks` is the cache of each replica.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from engine.api.config import EngineConfig
+from engine.api.events import Admitted, Event, FirstToken, Queued
+from engine.api.params import SamplingParams
+from engine.fleet.fleet import Fleet
+from engine.fleet.local import local_fleet, shares
+from engine.fleet.router import Placement, Router
+from engine.host.process import EngineProcess
+from minichat.bench.harness import Bench
+from minichat.bench.load.traces import mooncake_prompts
+
+_LONGEST = 2000  # tokens; the built-in model reads 2,048
+
+
+class RoundRobin(Router):
+    """Replicas in turn, whatever they have."""
+
+    def __init__(self, replicas: int) -> None:
+        super().__init__()
+        self._turn, self._count = 0, replicas
+
+    def _rank(self, route: Placement) -> tuple[int, int]:
+        return (route.replica - self._turn) % self._count, 0
+
+    def route(self, tokens: Sequence[int], salt: bytes = b"", adapter: str = "") -> Placement | None:
+        found = super().route(tokens, salt, adapter)
+        self._turn += 1
+        return found
+
+
+def run(
+    bench: Bench,
+    *,
+    trace: str = "",
+    share: int = 8,
+    replicas: int = 4,
+    blocks: int = 1024,
+    rate: float = 10.0,
+    tokens: int = 16,
+    dry: bool = False,
+) -> None:
+    """`tokens`: of each reply."""
+    if not trace:
+        print("fleet needs --trace FILE, such as mooncake_conversation_trace.jsonl", file=sys.stderr)
+        return
+    prompts = mooncake_prompts(Path(trace), share, _LONGEST)
+    bench.note("prompts", len(prompts), "requests")
+    bench.note("prompts", sum(map(len, prompts)), "tokens")
+    config = EngineConfig(model="pocket", device="cpu", blocks=blocks)
+    parts = shares(config, replicas)
+    whole = EngineConfig(model="pocket", device="cpu", blocks=blocks * replicas, threads=parts[0].threads)
+    cases: Mapping[str, tuple[list[EngineConfig], Router]] = {
+        "by blocks and queues": (parts, Router()),
+        "in turn": (parts, RoundRobin(replicas)),
+        "one big cache": ([whole], Router()),
+    }
+    for name, (configs, router) in cases.items():
+        with tempfile.TemporaryDirectory() as folder:
+            fleet = _started(configs, router, Path(folder), dry)
+            try:
+                found, firsts = _replayed(bench, fleet, prompts, rate, tokens)
+            finally:
+                fleet.close()
+        bench.note(f"found, {name}", found * 100, "%")
+        if not dry:
+            bench.note(f"first token, {name}", firsts, "s")
+
+
+def _started(configs: list[EngineConfig], router: Router, folder: Path, dry: bool) -> Fleet:
+    def start(config: EngineConfig, log: Path) -> EngineProcess:
+        return EngineProcess(config, log, dry_rate=1000.0 if dry else None)
+
+    return local_fleet(configs, start, folder / "engine.log", restarts=0, router=router)
+
+
+def _replayed(
+    bench: Bench, fleet: Fleet, prompts: list[list[int]], rate: float, tokens: int
+) -> tuple[float, list[float]]:
+    """Return the share of prompt tokens found in a cache, and the seconds to each first token."""
+    cached, asked, firsts = 0, 0, list[float]()
+
+    def note(event: Event) -> None:
+        nonlocal cached, asked
+        if isinstance(event, Queued):
+            asked += event.prompt
+        elif isinstance(event, Admitted):
+            cached += event.cached
+        elif isinstance(event, FirstToken):
+            firsts.append(event.seconds)
+
+    fleet.subscribe(note)
+    params = SamplingParams(max_tokens=tokens, seed=0, ignore_eos=True)
+    task = bench.progress.add_task("replay", total=len(prompts))
+    began, streams = time.perf_counter(), []
+    for number, prompt in enumerate(prompts):
+        time.sleep(max(0.0, began + number / rate - time.perf_counter()))
+        streams.append(fleet.submit(prompt, params))
+        bench.progress.update(task, advance=1)
+    for stream in streams:
+        stream.result()
+    bench.progress.remove_task(task)
+    return cached / asked, firsts

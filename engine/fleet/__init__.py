@@ -1,0 +1,1 @@
+"""Several engines as one: a router, the client in front of it, and how replicas are started."""

@@ -1,0 +1,188 @@
+"""The snapshots of several replicas as one."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+
+from engine.api.histogram import Counts
+from engine.api.snapshot import (
+    AdapterView,
+    BlockView,
+    Load,
+    Quantiles,
+    ReplicaView,
+    RequestView,
+    Snapshot,
+    Speculation,
+    StepTimes,
+    Throughput,
+    TierView,
+)
+
+
+def replica_view(number: int, shot: Snapshot, queue: int, *, silent: bool) -> ReplicaView:
+    """`silent`: the replica has not answered in time, and `shot` is an old one."""
+    return ReplicaView(
+        number=number,
+        state="no answer" if silent else shot.state,
+        error=shot.error,
+        device=shot.device,
+        running=shot.running,
+        waiting=shot.waiting + shot.loading,
+        blocks=shot.blocks.size,
+        in_use=shot.blocks.in_use,
+        cached=shot.blocks.cached,
+        queue=queue,
+    )
+
+
+def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
+    """One snapshot of a fleet. Blocks are numbered through, in the order of the replicas.
+
+    Counts and rates are sums, and quantiles those of the slowest replica. What all replicas share, such as
+    schemes and switches, is that of the first one that is ready.
+    """
+    ready = [shot for shot, view in zip(shots, views, strict=True) if view.state == "ready"]
+    first, steps = (ready or shots)[0], sum(shot.rates.steps for shot in shots)
+    starts = [0, *accumulate(shot.blocks.size for shot in shots)]
+    splits = [shot.step_times for shot in ready if shot.rates.steps] or [first.step_times]
+    return replace(
+        first,
+        state=first.state if ready else _state_of_none(views),
+        error="" if ready else "; ".join(dict.fromkeys(view.error for view in views if view.error)),
+        step=sum(shot.step for shot in shots),
+        device=f"{len(shots)} x {first.device}",
+        blocks=_blocks([shot.blocks for shot in shots]),
+        host_in_use=sum(shot.host_in_use for shot in shots),
+        host_size=sum(shot.host_size for shot in shots),
+        requests=_requests(shots, starts),
+        waiting=sum(shot.waiting for shot in shots),
+        running=sum(shot.running for shot in shots),
+        loading=sum(shot.loading for shot in shots),
+        preemptions=sum(shot.preemptions for shot in shots),
+        prefix_hit_rate=_mean((shot.prefix_hit_rate, shot.finished) for shot in shots),
+        rates=Throughput(
+            prefill=sum(shot.rates.prefill for shot in shots),
+            decode=sum(shot.rates.decode for shot in shots),
+            steps=steps,
+            batch=_mean((shot.rates.batch, shot.rates.steps) for shot in shots),
+            step_tokens=_mean((shot.rates.step_tokens, shot.rates.steps) for shot in shots),
+        ),
+        step_times=StepTimes(
+            *(
+                sum(getattr(each, part) for each in splits) / len(splits)
+                for part in ("plan", "launch", "wait", "commit")
+            )
+        ),
+        ttft=_slowest([shot.ttft for shot in shots]),
+        itl=_slowest([shot.itl for shot in shots]),
+        iteration_tokens=_counts([shot.iteration_tokens for shot in shots]),
+        finished=sum(shot.finished for shot in shots),
+        memory=dict(sum((Counter(shot.memory) for shot in shots), Counter())),
+        beams=tuple(each for shot in shots for each in shot.beams),
+        ranks=tuple(each for shot in shots for each in shot.ranks),
+        speculation=_speculation([shot.speculation for shot in shots]),
+        tiers=_tiers(shots),
+        adapters=_adapters(first, shots),
+        load=_load([shot.load for shot in shots]),
+        warmed=min(shot.warmed for shot in ready or shots),
+        replicas=tuple(views),
+    )
+
+
+def _state_of_none(views: Sequence[ReplicaView]) -> str:
+    """The state of a fleet without a ready replica. One that may come back gives hope."""
+    states = {view.state for view in views}
+    return next(each for each in ("restarting", "no answer", "dead") if each in states)
+
+
+def _blocks(parts: Sequence[BlockView]) -> BlockView:
+    def joined(name: str) -> np.ndarray:
+        column = np.concatenate([getattr(each, name) for each in parts])
+        column.setflags(write=False)
+        return column
+
+    columns = ("refs", "owner", "filled", "used_at", "place", "left", "moved")
+    return BlockView(
+        size=sum(each.size for each in parts),
+        in_use=sum(each.in_use for each in parts),
+        cached=sum(each.cached for each in parts),
+        evictions=sum(each.evictions for each in parts),
+        **{name: joined(name) for name in columns},
+    )
+
+
+def _requests(shots: Sequence[Snapshot], starts: Sequence[int]) -> tuple[RequestView, ...]:
+    """Running requests of all replicas first, as in the snapshot of one engine."""
+    moved = [
+        (at >= shot.running, each._replace(blocks=tuple(start + block for block in each.blocks)))
+        for shot, start in zip(shots, starts, strict=False)
+        for at, each in enumerate(shot.requests)
+    ]
+    return tuple(each for late in (False, True) for waits, each in moved if waits is late)
+
+
+def _mean(weighted: Iterable[tuple[float, float]]) -> float:
+    pairs = [*weighted]
+    weight = sum(each for _, each in pairs)
+    return sum(value * each for value, each in pairs) / weight if weight else 0.0
+
+
+def _slowest(parts: Sequence[Quantiles]) -> Quantiles:
+    found = [each for each in parts if each.count]
+    if not found:
+        return Quantiles()
+    p50, p90, p99 = (max(getattr(each, name) for each in found) for name in ("p50", "p90", "p99"))
+    return Quantiles(p50, p90, p99, sum(each.count for each in found))
+
+
+def _counts(parts: Sequence[Counts]) -> Counts:
+    """All engines of a fleet have the same bounds; a lost one may have none."""
+    found = [each for each in parts if each.counts]
+    if not found:
+        return Counts()
+    sums = map(sum, zip(*(each.counts for each in found), strict=True))
+    return Counts(found[0].bounds, tuple(sums), sum(each.total for each in found))
+
+
+def _speculation(parts: Sequence[Speculation]) -> Speculation:
+    first = max(parts, key=lambda each: each.drafted)
+    return first._replace(
+        verifications=sum(each.verifications for each in parts),
+        drafted=sum(each.drafted for each in parts),
+        accepted=sum(each.accepted for each in parts),
+    )
+
+
+def _tiers(shots: Sequence[Snapshot]) -> tuple[TierView, ...]:
+    found: dict[str, list[TierView]] = {}
+    for tier in (each for shot in shots for each in shot.tiers):
+        found.setdefault(tier.name, []).append(tier)
+    return tuple(
+        TierView(
+            name,
+            sum(each.in_use for each in parts),
+            sum(each.size for each in parts),
+            next((each.problem for each in parts if each.problem), ""),
+        )
+        for name, parts in found.items()
+    )
+
+
+def _adapters(first: Snapshot, shots: Sequence[Snapshot]) -> tuple[AdapterView, ...]:
+    users = Counter[str]()
+    for each in (each for shot in shots for each in shot.adapters):
+        users[each.name] += each.requests
+    return tuple(each._replace(requests=users[each.name]) for each in first.adapters)
+
+
+def _load(parts: Sequence[Load | None]) -> Load | None:
+    """Devices that are busy for half of the time on average use and may use the sum of their watts."""
+    found = [each for each in parts if each is not None]
+    if not found:
+        return None
+    busy = sum(each.busy for each in found) / len(found)
+    return Load(busy, sum(each.watts for each in found), sum(each.limit for each in found))

@@ -1,0 +1,156 @@
+"""Two engines of this process as a fleet: one client, whose replies are those of one engine."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from engine.api.commands import Abort, SetSwitch, Update
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput
+from engine.api.events import Admitted, Event, Finished, PromptRouted, Switched
+from engine.api.params import SamplingParams
+from engine.dry import dry_engine
+from engine.fleet.fleet import NUMBERS, Fleet
+from engine.host.thread import EngineThread
+from engine.serving.engine import Engine
+from tests.waiting import becomes
+
+SHORT = SamplingParams(max_tokens=4, seed=0)
+LONG = SamplingParams(max_tokens=4000, seed=0, ignore_eos=True)
+PROMPT = [*range(10, 170)]  # 9 whole blocks, and more
+
+
+def engine(number: int, blocks: int = 64, rate: float | None = None) -> Engine:
+    config = EngineConfig(model="pocket", blocks=blocks, first_request=number * NUMBERS)
+    return dry_engine(config, rate=rate)
+
+
+@pytest.fixture
+def engines() -> list[Engine]:
+    return [engine(number, 512, rate=200.0) for number in range(2)]
+
+
+@pytest.fixture
+def fleet(engines: list[Engine]) -> Iterator[Fleet]:
+    fleet = Fleet({number: EngineThread(each) for number, each in enumerate(engines)})
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def events(fleet: Fleet) -> list[Event]:
+    seen: list[Event] = []
+    fleet.subscribe(seen.append)
+    return seen
+
+
+def of(events: list[Event], kind: type[Event], request: int) -> list[Event]:
+    return [each for each in events if isinstance(each, kind) and getattr(each, "request", -1) == request]
+
+
+def test_a_prompt_goes_to_its_blocks_which_the_engine_then_finds(fleet: Fleet, events: list[Event]) -> None:
+    busy = fleet.submit([*PROMPT, 1], LONG)
+    other = fleet.submit([*range(300, 330)], LONG)
+    assert [each.id // NUMBERS for each in (busy, other)] == [0, 1]
+    fleet.send(Abort((busy.id, other.id))).result()
+    assert [delta.last for delta in busy][-1]
+    again = fleet.submit([*PROMPT, 2], SHORT)
+    assert again.id // NUMBERS == 0
+    again.result()
+    assert becomes(lambda: of(events, Finished, again.id))
+    [routed], [admitted] = of(events, PromptRouted, again.id), of(events, Admitted, again.id)
+    assert isinstance(routed, PromptRouted)
+    assert isinstance(admitted, Admitted)
+    assert (routed.replica, routed.cached, routed.blocks, routed.best) == (0, 10, 10, 10)
+    assert admitted.cached == 16 * routed.cached, "the router and the engine disagree on the names"
+
+
+def test_another_owner_shares_nothing(fleet: Fleet, events: list[Event]) -> None:
+    fleet.submit(PROMPT, SHORT, salt=b"one").result()
+    stream = fleet.submit(PROMPT, SHORT, salt=b"two")
+    stream.result()
+    assert becomes(lambda: of(events, PromptRouted, stream.id))
+    [routed] = of(events, PromptRouted, stream.id)
+    assert isinstance(routed, PromptRouted)
+    assert routed.cached == 0
+
+
+def test_blocks_that_an_engine_has_evicted_are_not_counted() -> None:
+    hosts = {number: EngineThread(engine(number, blocks=16)) for number in range(2)}
+    fleet, seen = Fleet(hosts), list[Event]()
+    fleet.subscribe(seen.append)
+    try:
+        for first in (10, 400, 800, 1200, 1600):  # five prompts of 11 blocks into two caches of 16
+            fleet.submit([*range(first, first + 160)], SHORT).result()
+        last = fleet.submit(PROMPT, SHORT)
+        last.result()
+        assert becomes(lambda: of(seen, Finished, last.id))
+        [routed], [admitted] = of(seen, PromptRouted, last.id), of(seen, Admitted, last.id)
+        assert isinstance(routed, PromptRouted)
+        assert isinstance(admitted, Admitted)
+        assert 16 * routed.cached == admitted.cached < 144
+    finally:
+        fleet.close()
+
+
+def test_commands_go_to_the_replica_of_a_request(
+    fleet: Fleet, engines: list[Engine], events: list[Event]
+) -> None:
+    streams = [fleet.submit([*range(at, at + 40)], LONG) for at in (10, 400)]
+    assert {each.id // NUMBERS for each in streams} == {0, 1}
+    for each in streams:
+        next(iter(each))
+        fleet.send(Update(each.id, {"max_tokens": 3000})).result()
+    child = fleet.fork(streams[1].id)
+    assert child.id // NUMBERS == 1
+    fleet.send(Abort((streams[0].id, streams[1].id, child.id))).result()
+    assert becomes(lambda: fleet.snapshot().running == 0)
+    with pytest.raises(BadInput):
+        fleet.send(Update(7 * NUMBERS, {"max_tokens": 5})).result()
+    assert fleet.send(Abort(())).result() is None
+
+
+def test_a_switch_is_set_everywhere_and_reported_once(
+    fleet: Fleet, engines: list[Engine], events: list[Event]
+) -> None:
+    fleet.send(SetSwitch("prefix_cache", False)).result()
+    assert [each.scheduler.rules.prefix_cache for each in engines] == [False, False]
+    assert len([each for each in events if isinstance(each, Switched)]) == 1
+    with pytest.raises(BadInput, match="nothing"):
+        fleet.send(SetSwitch("nothing", True)).result()
+
+
+def test_a_snapshot_of_all(fleet: Fleet) -> None:
+    streams = [fleet.submit([*range(at, at + 40)], LONG) for at in (10, 400)]
+    for each in streams:
+        next(iter(each))
+    shot = fleet.snapshot()
+    assert (shot.state, shot.running, shot.blocks.size, len(shot.blocks.refs)) == ("ready", 2, 1024, 1024)
+    assert [(each.number, each.running, each.blocks) for each in shot.replicas] == [(0, 1, 512), (1, 1, 512)]
+    assert {each.id for each in shot.requests} == {each.id for each in streams}
+    for request in shot.requests:  # its blocks, in the numbers of the whole map
+        assert request.blocks
+        assert {int(shot.blocks.owner[block]) for block in request.blocks} == {request.id}
+        assert {block // 512 for block in request.blocks} == {request.id // NUMBERS}
+    assert (
+        shot.blocks.in_use == sum(each.in_use for each in shot.replicas) == int((shot.blocks.refs > 0).sum())
+    )
+
+
+def test_replies_are_those_of_one_engine(fleet: Fleet) -> None:
+    alone = EngineThread(engine(0, 512))
+    prompts = [[*range(at, at + 50)] for at in range(10, 200, 10)]
+    try:
+        expected = [alone.submit(each, SHORT).result().tokens for each in prompts]
+        streams = [fleet.submit(each, SHORT) for each in prompts]
+        assert [each.result().tokens for each in streams] == expected
+        assert {each.id // NUMBERS for each in streams} == {0, 1}
+    finally:
+        alone.close()
+
+
+def test_a_refused_request_leaves_no_queue(fleet: Fleet) -> None:
+    stream = fleet.submit([*range(60)], SHORT, adapter="missing")
+    with pytest.raises(Exception, match="missing"):
+        stream.result()
+    assert [each.queue for each in fleet.snapshot().replicas] == [0, 0]

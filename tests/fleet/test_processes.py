@@ -1,0 +1,192 @@
+"""A fleet of processes behind the server: what it shares out, and what the death of one ends."""
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine.api.commands import SetSwitch
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput, EngineDead
+from engine.api.events import Died, Event, Finished, ReplicaChanged
+from engine.api.params import SamplingParams
+from engine.fleet import local
+from engine.fleet.fleet import NUMBERS
+from engine.fleet.local import local_fleet, shares
+from engine.host.process import EngineProcess
+from engine.host.stream import ReplyFailed
+from tests.cli.conftest import Run, run
+from tests.server.conftest import listening
+from tests.waiting import LIMIT, becomes
+
+__all__ = ["run"]
+
+LONG = SamplingParams(max_tokens=300, seed=0, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=3, seed=0)
+
+
+class Running:
+    """Two replicas, of which a dead one starts again once it may."""
+
+    def __init__(self, folder: Path, restarts: int) -> None:
+        self.may_start, self.pids = threading.Event(), dict[int, int]()
+
+        def start(config: EngineConfig, log: Path) -> EngineProcess:
+            assert not config.first_request % NUMBERS or self.may_start.wait(LIMIT)
+            made = EngineProcess(config, log, dry_rate=100.0)
+            self.pids[config.first_request // NUMBERS] = made.pid
+            return made
+
+        configs = [EngineConfig(model="pocket", blocks=256)] * 2
+        self.fleet = local_fleet(configs, start, folder / "engine.log", restarts, pauses=(0.0,))
+        self.events = list[Event]()
+        self.fleet.subscribe(self.events.append)
+
+    def states(self) -> list[str]:
+        return [each.state for each in self.fleet.snapshot().replicas]
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        return [each for each in self.events if isinstance(each, kind)]
+
+
+@pytest.fixture
+def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
+    made = Running(tmp_path, getattr(request, "param", 1))
+    yield made
+    made.may_start.set()
+    made.fleet.close()
+
+
+def test_a_killed_replica_ends_its_own_streams_and_returns(running: Running) -> None:
+    fleet = running.fleet
+    fleet.send(SetSwitch("prefix_cache", False)).result()
+    streams = [fleet.submit([*range(at, at + 40)], LONG) for at in (10, 200, 400, 600)]
+    for each in streams:
+        next(iter(each))
+    lost = [each for each in streams if each.id // NUMBERS == 1]
+    assert len(lost) == 2
+    os.kill(running.pids[1], signal.SIGKILL)
+    for each in lost:
+        with pytest.raises(ReplyFailed, match="killed by SIGKILL"):
+            each.result()
+    assert becomes(lambda: running.states() == ["ready", "restarting"])
+    assert fleet.snapshot().state == "ready"
+    ended = {each.request for each in running.of(Finished) if isinstance(each, Finished)}
+    assert ended == {each.id for each in lost}
+    others = [fleet.submit([*range(at, at + 40)], SHORT) for at in (30, 230, 430)]
+    assert [each.result() and each.id // NUMBERS for each in others] == [0, 0, 0]
+    running.may_start.set()
+    assert becomes(lambda: running.states() == ["ready", "ready"])
+    assert becomes(lambda: fleet.submit([*range(700, 740)], SHORT).id // NUMBERS == 1), (
+        "it gets prompts again"
+    )
+    switches = fleet._replicas[1].snapshot().switches
+    assert not next(each.on for each in switches if each.name == "prefix_cache"), "as the others"
+    for each in streams:
+        if each not in lost:
+            assert len(each.result().tokens) == 299, "a reply of the other replica was cut"
+    states = [each.state for each in running.of(ReplicaChanged) if isinstance(each, ReplicaChanged)]
+    assert states == ["restarting", "ready"]
+    assert not running.of(Died)
+
+
+@pytest.mark.parametrize("running", [0], indirect=True)
+def test_the_fleet_is_dead_when_all_replicas_are(running: Running) -> None:
+    os.kill(running.pids[0], signal.SIGKILL)
+    assert becomes(lambda: running.states() == ["dead", "ready"])
+    assert running.fleet.submit([1, 2, 3], SHORT).result().tokens
+    assert not running.of(Died)
+    os.kill(running.pids[1], signal.SIGKILL)
+    assert becomes(lambda: running.of(Died))
+    shot = running.fleet.snapshot()
+    assert shot.state == "dead"
+    assert "killed by SIGKILL" in shot.error
+    with pytest.raises(EngineDead, match="killed by SIGKILL"):
+        running.fleet.submit([1, 2, 3], SHORT).result()
+
+
+def test_a_stopped_replica_does_not_stop_the_snapshots(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.fleet.fleet._ANSWERS_WITHIN", 0.2)
+    os.kill(running.pids[1], signal.SIGSTOP)
+    try:
+        assert running.states() == ["ready", "no answer"]
+        assert running.fleet.snapshot().state == "ready"
+    finally:
+        os.kill(running.pids[1], signal.SIGCONT)
+    assert becomes(lambda: running.states() == ["ready", "ready"])
+
+
+def test_the_server_over_a_fleet(running: Running) -> None:
+    with listening(running.fleet, keys=()) as (port, _):
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            body = {"prompt": [*range(10, 60)], "max_tokens": 900, "ignore_eos": True, "stream": True}
+            with (
+                client.stream("POST", "/v1/completions", json=body) as first,
+                client.stream(
+                    "POST", "/v1/completions", json=body | {"prompt": [*range(200, 250)]}
+                ) as second,
+            ):
+                lines, others = first.iter_lines(), second.iter_lines()
+                next(lines)
+                next(others)
+                os.kill(running.pids[0], signal.SIGKILL)
+                assert any("killed by SIGKILL" in line for line in lines)
+                assert "choices" in next(line for line in others if line)
+                assert client.get("/health").json() == {"status": "ready"}
+                replicas = client.get("/engine").json()["replicas"]
+                assert [each["state"] for each in replicas] == ["restarting", "ready"]
+                assert replicas[1]["running"] == 1
+            text = client.get("/metrics").text
+        found = re.search(r'request_success_total\{[^}]*finished_reason="error"\} (\d+)', text)
+        assert found
+        assert found[1] == "1"
+
+
+class TestDevices:
+    def test_cpu_replicas_share_the_cores(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)))
+        parts = shares(EngineConfig(model="pocket", device="cpu"), 3)
+        assert [each.threads for each in parts] == [4, 4, 4]
+        kept = shares(EngineConfig(model="pocket", device="cpu", threads=2), 3)
+        assert [each.threads for each in kept] == [2, 2, 2]
+
+    def test_each_replica_has_its_own_gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(local, "gpu_count", lambda: 8)
+        parts = shares(EngineConfig(model="pocket", tp=2), 4)
+        assert [each.device for each in parts] == ["cuda:0", "cuda:2", "cuda:4", "cuda:6"]
+        parts = shares(EngineConfig(model="pocket", device="cuda:5"), 3)
+        assert [each.device for each in parts] == ["cuda:5", "cuda:6", "cuda:7"]
+        with pytest.raises(BadInput, match=r"3 replicas need 6 GPUs, and this machine has 8, of which 4 are"):
+            shares(EngineConfig(model="pocket", device="cuda:4", tp=2), 3)
+
+    def test_gpus_are_those_that_the_environment_allows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for value, count in ("", 0), ("-1", 0), ("3", 1), ("GPU-a,GPU-b", 2):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+            assert local.gpu_count() == count
+
+
+def test_one_replica_that_cannot_start_ends_the_others(tmp_path: Path) -> None:
+    made: list[EngineProcess] = []
+
+    def start(config: EngineConfig, log: Path) -> EngineProcess:
+        if config.first_request:
+            raise BadInput("no such device")
+        made.append(EngineProcess(config, log, dry_rate=100.0))
+        return made[0]
+
+    with pytest.raises(BadInput, match="no such device"):
+        local_fleet([EngineConfig(model="pocket", blocks=64)] * 2, start, tmp_path / "engine.log", 0)
+    assert made[0].error == "the engine was closed"
+
+
+def test_the_number_of_replicas_is_checked(run: Run) -> None:
+    for count in ("0", "65"):
+        ended = run("serve", "--replicas", count)
+        assert (ended.code, "--replicas must be from 1 to 64" in ended.err) == (2, True)
