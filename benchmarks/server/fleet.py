@@ -1,16 +1,20 @@
-"""Replicas behind the router, in turn, and as one engine with all of their cache, on a Mooncake trace.
+"""Replicas behind one server: what the router finds in their caches, and what a choice costs.
 
-Prompts of one in `--share` conversations, scaled by 1/16, arrive in the trace's order, `--rate` a second. The
-replicas are processes of this machine; give each at least two cores. With `--dry` they compute nothing: then
-only the shares found in a cache mean something. `--blocks` is the cache of each replica.
+`replay`: a Mooncake trace by the router, in turn, and to one engine with all of the cache. Prompts of one in
+`--share` conversations, scaled by 1/16, arrive in the trace's order, `--rate` a second. The replicas are
+processes of this machine; give each at least two cores. With `--dry` they compute nothing: then only the
+shares found in a cache mean something. `--blocks` is the cache of each replica.
+`choice`: processor time of the router for a prompt of 2,000 tokens that one of four full caches holds.
 """
 
+import random
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from engine.api.commands import BlockNaming
 from engine.api.config import EngineConfig
 from engine.api.events import Admitted, Event, FirstToken, Queued
 from engine.api.params import SamplingParams
@@ -43,6 +47,7 @@ class RoundRobin(Router):
 def run(
     bench: Bench,
     *,
+    only: tuple[str, ...] = ("choice", "replay"),
     trace: str = "",
     share: int = 8,
     replicas: int = 4,
@@ -52,9 +57,46 @@ def run(
     dry: bool = False,
 ) -> None:
     """`tokens`: of each reply."""
-    if not trace:
-        print("fleet needs --trace FILE, such as mooncake_conversation_trace.jsonl", file=sys.stderr)
-        return
+    if "choice" in only:
+        choice(bench)
+    if "replay" in only and not trace:
+        print("replay needs --trace FILE, such as mooncake_conversation_trace.jsonl", file=sys.stderr)
+    elif "replay" in only:
+        replay(bench, trace, share, replicas, blocks, rate, tokens, dry=dry)
+
+
+def choice(bench: Bench) -> None:
+    draw = random.Random(0)
+    prompts = [[draw.randrange(1000) for _ in range(_LONGEST)] for _ in range(128)]
+    router, root = Router(), (b"model", b"", "none", "none")
+    for replica in range(4):
+        router.put(replica, BlockNaming(root=root, block_size=16, adapters=(), names=()))
+    for prompt in prompts:  # each is at one replica afterwards
+        route = router.route(prompt)
+        assert route is not None
+        router.report(route.replica, route.names, ())
+        router.ended(route)
+    spent = []
+    for prompt in prompts:
+        began = time.thread_time()
+        route = router.route(prompt)
+        spent.append((time.thread_time() - began) * 1e6)
+        assert route is not None and route.cached == route.blocks
+        router.ended(route)
+    bench.note("a choice, 125 blocks, 4 replicas", spent, "µs")
+
+
+def replay(
+    bench: Bench,
+    trace: str,
+    share: int,
+    replicas: int,
+    blocks: int,
+    rate: float,
+    tokens: int,
+    *,
+    dry: bool,
+) -> None:
     prompts = mooncake_prompts(Path(trace), share, _LONGEST)
     bench.note("prompts", len(prompts), "requests")
     bench.note("prompts", sum(map(len, prompts)), "tokens")
