@@ -174,7 +174,7 @@ def _synonyms() -> tuple[dict[str, list[str]], re.Pattern[str]]:
     raw = tomllib.loads((TEXT / "synonyms.toml").read_text(encoding="utf-8"))
     known = {word: others.split("|") for group in raw.values() for word, others in group.items()}
     return known, re.compile(
-        rf"(?<!minichat )(?<![\w`*/.@-])(?:{'|'.join(sorted(known, reverse=True))})(?![\w`*/:-])"
+        rf"(?<!minichat )(?<![\w`*/.@+-])(?:{'|'.join(sorted(known, reverse=True))})(?![\w`*/:-])"
     )
 
 
