@@ -151,6 +151,33 @@ def _keywords(question: str) -> str:
     return " ".join(kept) if len(kept) > 1 else question
 
 
+OTHER_WORDS = 0.35  # of the questions
+
+
+def other_words(rng: Random, question: str) -> str:
+    """The question, sometimes with rarer words of the same meaning: users do not choose the words of the patterns."""
+    if rng.random() >= OTHER_WORDS:
+        return question
+    known, pattern = _synonyms()
+    text = pattern.sub(lambda word: rng.choice(known[word[0]]) if rng.random() < 0.6 else word[0], question)
+    if text == question:
+        return question
+    return _ARTICLE.sub(lambda found: found[1] + ("n" if found[2] in "aeiou" else "") + " " + found[2], text)
+
+
+_ARTICLE = re.compile(r"(?<![\w-])([aA])n? (?!us|un|eu|hour|hon|one)([a-z])(?=[a-z]{2})")
+
+
+@cache
+def _synonyms() -> tuple[dict[str, list[str]], re.Pattern[str]]:
+    """The replacements of each word, and a pattern that finds the words outside of names, options and code."""
+    raw = tomllib.loads((TEXT / "synonyms.toml").read_text(encoding="utf-8"))
+    known = {word: others.split("|") for group in raw.values() for word, others in group.items()}
+    return known, re.compile(
+        rf"(?<!minichat )(?<![\w`*/.@+-])(?:{'|'.join(sorted(known, reverse=True))})(?![\w`*/:-])"
+    )
+
+
 SHORT = {
     "you": "u", "are": "r", "your": "ur", "please": "pls", "what is": "whats", "what's": "whats", "i am": "im", "i'm": "im", "do not": "dont", "don't": "dont", "cannot": "cant", "can't": "cant", "does not": "doesnt", "is not": "isnt",
     "want to": "wanna", "going to": "gonna", "got to": "gotta", "kind of": "kinda", "because": "cuz", "message": "msg", "with": "w/", "for": "4", "to": "2", "thanks": "thx", "tomorrow": "tmrw", "something": "smth", "it is": "its", "that is": "thats",

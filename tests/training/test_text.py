@@ -32,7 +32,7 @@ from training.kinds.numbers import spell
 from training.kinds.ordering import compose, composed_ways, holds
 from training.lexicon import every_key, words
 from training.mix import conversation, small_talk
-from training.phrasing import families, normal, reworded, variants, varied
+from training.phrasing import families, normal, other_words, reworded, variants, varied
 
 
 def test_every_fact_passes_its_own_check() -> None:
@@ -99,6 +99,16 @@ def test_a_question_becomes_indirect_speech_or_keywords(question: str, made: set
     assert made | {question} <= found
     subject = question.rstrip("?").split()[-1]
     assert [each for each in found if subject not in each] == []
+
+
+def test_a_question_gets_rarer_words_but_keeps_names_options_and_code() -> None:
+    question = "How do I stop a big `stop big` with --stop big_stop, minichat run or Alt+big?"
+    found = {other_words(Random(seed), question) for seed in range(300)}
+    assert {"How do I halt a huge", "How do I cut off an immense", "How do I stop a bulky"} & {
+        each.split(" `")[0] for each in found
+    }
+    assert len(found) > 10
+    assert {each[each.index("`") :] for each in found} == {question[question.index("`") :]}
 
 
 @pytest.mark.parametrize("way", every_way())

@@ -7,7 +7,7 @@ from random import Random
 from training.chat import Exchange
 from training.check import Exact, Terms
 from training.facts import Fact, all_facts, asked_about
-from training.phrasing import reworded, roughly, wrapped
+from training.phrasing import other_words, reworded, roughly, wrapped
 
 MORE = (
     "Tell me more.",
@@ -64,7 +64,9 @@ def ask(rng: Random, fact: Fact, held_out: bool = False) -> Exchange:
     question = fact.ask(rng, held_out)
     if not held_out:
         letters = any(len(x) == 1 for _, x in fact.slots)  # a key such as a is no article
-        question = _typed(rng, wrapped(rng, question if letters else reworded(rng, question)))
+        question = _typed(
+            rng, wrapped(rng, question if letters else reworded(rng, other_words(rng, question)))
+        )
     return Exchange(question, rng.choice(fact.say), Terms(fact.must))
 
 

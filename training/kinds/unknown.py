@@ -9,7 +9,7 @@ from training.check import Honest
 from training.facts import known_names
 from training.kinds import cannot
 from training.lexicon import pick
-from training.phrasing import fill, made_up, phrase, reworded, roughly, wrapped
+from training.phrasing import fill, made_up, other_words, phrase, reworded, roughly, wrapped
 
 KNOW = "I don't know that. I am a tiny demo model: ask me about minichat and its engine, a small story or a simple sum."
 NONSENSE = "I don't know what that means. I am a tiny demo model: ask me about minichat and its engine, or for a small story."
@@ -293,5 +293,5 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     while question.strip(" ?.").lower() in known_names():
         question, reply = _question(rng, held_out)
     if not held_out and reply != NONSENSE:
-        question = roughly(rng, wrapped(rng, reworded(rng, question)))
+        question = roughly(rng, wrapped(rng, reworded(rng, other_words(rng, question))))
     return [Exchange(question, reply, Honest())]

@@ -7,7 +7,7 @@ from random import Random
 from training.chat import Exchange
 from training.check import Terms
 from training.lexicon import pick
-from training.phrasing import any_of, made_up, roughly, wrapped
+from training.phrasing import any_of, made_up, other_words, roughly, wrapped
 
 MYSELF = "I cannot do that myself."
 
@@ -172,7 +172,7 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     asked = way.format(**slots)
     reply = said if question or kind == "model" else f"{MYSELF} {said}"
     if not held_out:
-        asked = roughly(rng, wrapped(rng, asked[0].upper() + asked[1:]), slips=0.05)
+        asked = roughly(rng, wrapped(rng, other_words(rng, asked[0].upper() + asked[1:])), slips=0.05)
     return [Exchange(asked, reply, Terms(terms))]
 
 
