@@ -1,6 +1,6 @@
 """Measured costs of steps, which the scheduler uses instead of estimates."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.kv.tiers.cost import running_mean
 from engine.scheduling.settings import SchedulerSettings
@@ -8,16 +8,25 @@ from engine.scheduling.settings import SchedulerSettings
 
 @dataclass(slots=True)
 class Costs:
-    """A running mean in seconds; None before the first measurement."""
+    """Seconds per prompt token, by the bit length of a step's number of them: more in short steps."""
 
-    prefill_token: float | None = None
+    _prefill: dict[int, float] = field(default_factory=dict)
 
     def observe_step(self, prefill_tokens: int, seconds: float) -> None:
         if prefill_tokens >= 16:  # with fewer, the time mostly measures the decodes of the same step
-            self.prefill_token = running_mean(self.prefill_token, seconds / prefill_tokens)
+            size = prefill_tokens.bit_length()
+            self._prefill[size] = running_mean(self._prefill.get(size), seconds / prefill_tokens)
 
     def recompute(self, tokens: int) -> float:
-        return tokens * (self.prefill_token or 0.0)
+        """By the longest measured prompts that are no longer, or else the shortest. 0: none was measured."""
+        if not self._prefill:
+            return 0.0
+        size = tokens.bit_length()
+        known = max((each for each in self._prefill if each <= size), default=min(self._prefill))
+        return tokens * self._prefill[known]
+
+    def forget(self) -> None:
+        self._prefill.clear()
 
     def moving_pays(self, seconds: float, tokens: int, rules: SchedulerSettings) -> bool:
         """Whether moving the blocks of `tokens` tokens in `seconds` beats recomputing them."""
@@ -27,4 +36,4 @@ class Costs:
 
     def loading_pays(self, seconds: float, tokens: int, rules: SchedulerSettings) -> bool:
         """Whether loading the blocks of a prefix beats computing it. Before the first measurement: yes."""
-        return rules.preemption == "swap" or self.prefill_token is None or seconds < self.recompute(tokens)
+        return rules.preemption == "swap" or not self._prefill or seconds < self.recompute(tokens)

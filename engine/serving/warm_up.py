@@ -88,7 +88,7 @@ class WarmUp:
         engine.meters.reset()
         scheduler.pool.forget_all()
         scheduler.prompt_tokens = scheduler.cached_tokens = 0
-        scheduler.costs.prefill_token = None
+        scheduler.costs.forget()
 
     def _all_parts(self) -> Iterator[Part]:
         longest = min(self._engine.limits.context - 1, self._engine.scheduler.rules.step_tokens)

@@ -225,7 +225,7 @@ def test_measured_costs_decide_between_load_and_recompute(slow: bool) -> None:
     engine, events = engine_over(tier, preemption="auto", prefix_cache=False)
     back: list[Event] = []
     engine.bus.subscribe(lambda event: back.append(event) if isinstance(event, Resumed) else None)
-    engine.scheduler.costs.observe_step(100, 1.0)
+    engine.scheduler.costs.observe_step(PROMPT, 1.0)
     id, recorded = ask(engine)
     turn(engine, 4)
     engine.preempt(id)

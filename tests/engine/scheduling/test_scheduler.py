@@ -147,6 +147,17 @@ def test_the_measured_cost_decides_between_swap_and_recompute() -> None:
     assert not costs.moving_pays(0.0, 100, SchedulerSettings(step_tokens=64, preemption="recompute"))
 
 
+def test_short_messages_do_not_make_a_long_prompt_seem_slow() -> None:
+    costs, rules = Costs(), SchedulerSettings(step_tokens=8192)
+    costs.observe_step(2000, 2000 * 23e-6)
+    for _ in range(20):  # a step takes a while, however few tokens it has
+        costs.observe_step(32, 0.015)
+    assert not costs.loading_pays(0.06, 2000, rules)
+    assert costs.loading_pays(0.03, 2000, rules)
+    assert costs.recompute(32) == pytest.approx(0.015)
+    assert costs.recompute(20) == pytest.approx(20 / 32 * 0.015)
+
+
 def test_a_request_is_preempted_by_command() -> None:
     engine = ledger_engine()
     gone = collect_events(engine, events.Preempted)
