@@ -6,7 +6,7 @@ first: when one arrives, ours end, and the part they belong to runs again once t
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product, takewhile
 from typing import Any
@@ -27,7 +27,7 @@ _PLAIN: dict[str, Any] = {"temperature": 1.0}
 _FILTERED = _PLAIN | {"top_p": 0.9}
 _RARE = ({"frequency_penalty": 0.1}, {"logprobs": 5}, {"logit_bias": {0: 1.0}})  # compiled at one size
 
-Part = Callable[[], Iterator[None]]
+Part = partial[Iterator[None]]
 
 
 class WarmUp:
@@ -46,6 +46,11 @@ class WarmUp:
     @property
     def share(self) -> float:
         return 1 - len(self._parts) / self._total if self._parts else 1.0
+
+    @property
+    def part(self) -> str:
+        """What it runs now, the name of a method; "" once it is over."""
+        return self._parts[0].func.__name__.strip("_") if self._parts else ""
 
     def step(self) -> bool:
         """Submit the next requests, or end ours if there are others; then run a step."""

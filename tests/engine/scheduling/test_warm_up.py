@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import groupby, product
 
 import pytest
 from hypothesis import given
@@ -59,6 +59,16 @@ def test_every_prompt_length_and_every_batch_size_runs(depth: int) -> None:
     assert all(batches[size] >= 2 * 2 * 2 for size in SIZES), "plain and filtered, short and long, 2 steps"
     longest = {max(row.start for row in step.rows) for step in steps if step.single == len(step.rows) == 8}
     assert min(longest) < 16 and max(longest) > 30, "batches with and without a long context"
+
+
+def test_its_parts_have_names() -> None:
+    engine = ledger_engine(slots=8, step_tokens=64)
+    warm_up, names = WarmUp(engine, SIZES), ["compile"]
+    while names[-1]:
+        warm_up.step()
+        names.append(warm_up.part)
+    batches = ["prompt", "prompt_beside_a_row", "batch", "prompt", "batch", ""]
+    assert [name for name, _ in groupby(names)] == ["compile", *batches]
 
 
 def test_kernels_are_compiled_before_the_first_step() -> None:
