@@ -182,7 +182,8 @@ class FakeBackend:
 
     def _abort(self, command: Abort) -> None:
         for id in command.ids:
-            self.replies[id].end(Finish.ABORTED)
+            if id < len(self.replies):  # a snapshot can name others
+                self.replies[id].end(Finish.ABORTED)
 
     def _preempt(self, command: Preempt) -> None:
         self.updates.append((command.id, {"preempted": True}))

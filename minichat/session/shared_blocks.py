@@ -26,7 +26,7 @@ def same(one: np.ndarray, other: np.ndarray) -> int:
 def texts_of(targets: Iterable[int], view: BlockView, size: int, known: Mapping[int, Known]) -> Spans:
     """The characters in these blocks, for all messages of all chats that share them."""
     spans: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    for block in targets:
+    for block in targets if view.place.size else ():  # an earlier edition's engine reports no places
         owner, low = int(view.owner[block]), int(view.place[block]) * size
         high = low + int(view.filled[block])
         if owner not in known:
@@ -60,7 +60,7 @@ def _holding(
     for owner, other in known.items():
         alike = same(text.ids, other.ids)
         own = np.flatnonzero(view.owner == owner)
-        if not alike or not own.size:
+        if not alike or not own.size or not view.place.size:
             continue
         counts = np.concatenate([[0], np.cumsum(targets[:alike])])
         low = np.minimum(view.place[own].astype(np.int64) * size, alike)

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from engine.api.errors import EngineError
 from engine.api.events import TokenLogprob
@@ -53,9 +54,16 @@ class Walk:
         if at not in self.trace.logprobs:
             if at not in self._probes:
                 self._probes[at] = probe = asyncio.create_task(self._probe(at), name="probe")
-                probe.add_done_callback(lambda _: self._probes.pop(at))  # one that failed may be tried again
+                probe.add_done_callback(partial(self._probed, at))
             await asyncio.shield(self._probes[at])
         return self.trace.logprobs[at]
+
+    def _probed(self, at: int, probe: asyncio.Task[None]) -> None:
+        """Let the next look try again. If this one was canceled, nothing waits for an engine's refusal."""
+        del self._probes[at]
+        error = None if probe.cancelled() else probe.exception()
+        if error is not None and not isinstance(error, EngineError):
+            raise error
 
     async def _probe(self, at: int) -> None:
         """Record the likeliest tokens before the task ends: a look may come before its callbacks."""

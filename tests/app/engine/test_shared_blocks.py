@@ -1,6 +1,7 @@
 """Text and KV blocks: which text a block holds, by content, against a plain search."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,15 @@ def test_text_that_was_never_read_is_unknown() -> None:
     assert blocks_of({5: [(0, 3)]}, shown, SIZE, requests) is None
     assert texts_of([0, 2], shown, SIZE, requests) == {}
     assert blocks_of({100: [(0, 3)]}, view({}), SIZE, requests) == set(), "read, but evicted from the cache"
+
+
+def test_a_snapshot_without_places_shows_nothing() -> None:
+    """As one of the first edition, which an old engine or a recording may send."""
+    requests, shown = {0: known([1, 1, 1], 100)}, view({0: (0, 0, 3)})
+    old = replace(shown, place=BlockView(0, *[np.zeros(0, int)] * 4, 0, 0, 0).place)
+    assert texts_of([0], shown, SIZE, requests) and not texts_of([0], old, SIZE, requests)
+    assert blocks_of({100: [(0, 1)]}, shown, SIZE, requests) == {0}
+    assert blocks_of({100: [(0, 1)]}, old, SIZE, requests) == set()
 
 
 def test_the_length_of_a_shared_prefix() -> None:
