@@ -52,10 +52,13 @@ def alive(pid: int) -> bool:
     return True
 
 
-def endings(host: RestartingEngine, number: signal.Signals) -> list[str]:
-    """Signal rank 1 while requests run and wait. Return why those that could not finish have ended."""
+def endings(host: RestartingEngine, number: signal.Signals, turn: int = 0) -> list[str]:
+    """Signal rank 1 while requests run and wait. Return why those that could not finish have ended.
+
+    `turn`: makes the prompts new, because one that has been there at two deaths is refused.
+    """
     before = pids(host)
-    streams: list[Stream] = [host.submit([*PROMPT, n], LONG) for n in range(12)]
+    streams: list[Stream] = [host.submit([*PROMPT, n, turn], LONG) for n in range(12)]
     assert becomes(lambda: host.snapshot().running > 0)
     began, errors = time.monotonic(), list[str]()
     os.kill(before[1], number)
@@ -95,7 +98,7 @@ def test_many_deaths(llama: Path, tmp_path: Path) -> None:
     with restarting(llama, tmp_path / "log", restarts=20) as (host, _):
         files = len(os.listdir("/proc/self/fd"))
         for turn in range(9):
-            reason = endings(host, (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)[turn % 3])
+            reason = endings(host, (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)[turn % 3], turn)
             assert all("rank 1" in each for each in reason)
             assert becomes(lambda: host.snapshot().state == "ready")
             before = pids(host)
