@@ -19,7 +19,9 @@ from engine.attention.registry import block_size_for
 from engine.attention.registry import choose as choose_attention
 from engine.cache_plan import block_size_with, cache_budget, memory_share, refuse_forgetting, windowed
 from engine.devices import free_host_memory, pick
+from engine.distributed.pipelined import PipelinedRunner
 from engine.distributed.runner import RankedRunner
+from engine.distributed.stages import PipelineLink
 from engine.distributed.team import Team
 from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels, find_draft_models
@@ -70,12 +72,15 @@ def assemble(
 
     `loading`: the model's tokenizer. `below`: more cache tiers, below host memory.
     """
-    if config.tp == 1:
+    if config.ranks == 1:
         return _assembled(config, place, loading, progress, below, None)
+    option = "pp" if config.pp > 1 else "tp"
     if pick(config.device).type != "cpu" and not GPU_RANKS:
-        raise BadInput(f"tp: {config.tp} ranks can share a model on CPUs only; add --device cpu")
+        raise BadInput(f"{option}: {config.ranks} ranks can share a model on CPUs only; add --device cpu")
     if below:
-        raise BadInput(f"tp: cache tiers from other packages cannot be shared between {config.tp} ranks")
+        raise BadInput(
+            f"{option}: cache tiers from other packages cannot be shared between {config.ranks} ranks"
+        )
     team = Team(config, place, gpus_of_ranks(config))
     try:
         return _assembled(config, place, loading, progress, below, team)
@@ -89,11 +94,11 @@ def gpus_of_ranks(config: EngineConfig) -> list[str]:
     if (device := pick(config.device)).type == "cpu":
         return []
     # Imports Triton, which is only installed with a GPU.
-    from engine.distributed.peers import visible_to, why_not_peers
+    from engine.distributed.peers import visible_to, why_not_peers, why_not_stages
 
-    if problem := why_not_peers(config, device):
-        raise BadInput(f"tp: {problem}")
-    return [visible_to(rank, device) for rank in range(config.tp)]
+    if problem := why_not_peers(config, device) if config.pp == 1 else why_not_stages(config, device):
+        raise BadInput(f"{'tp' if config.pp == 1 else 'pp'}: {problem}")
+    return [visible_to(rank, device) for rank in range(config.ranks)]
 
 
 def _assembled(
@@ -109,9 +114,13 @@ def _assembled(
     policy = choose_policy(config.policy, config.latency_target)
     if team is not None:
         team.check_identities()
-        if (device := pick(config.device)).type == "cuda":
+        device = pick(config.device)
+        if config.pp > 1:
+            team.connect_stages(device)
+        elif device.type == "cuda":
             team.connect(device)
-    loaded = load_share(config, place, None if team is None else team.sums, progress)
+    sums, link = (None, None) if team is None else (team.sums, team.link)
+    loaded = load_share(config, place, sums, progress, stage=config.pp - 1)
     config, model, room = loaded.config, loaded.model, loaded.budget
     device, vocab, scheme = room.device, model.config.vocab, config.kv_scheme
     bare = config.dummy_weights and not has_tokenizer(place.folder)
@@ -119,17 +128,18 @@ def _assembled(
     stop_ids = tokenizer.stop_ids.union(model.config.stop_ids)
     if team is not None:
         room = team.agree(room, stop_ids)
-    built = build_runner(replace(loaded, budget=room), stop_ids, below)
+    built = build_runner(replace(loaded, budget=room), stop_ids, below, link=link)
     runner, fit = built.runner, room.fit(scheme)
     if team is not None:
         team.wait_until_ready(fit.blocks, *built.tables)
-        runner = cast(ModelRunner, RankedRunner(runner, team))
+        ranked = RankedRunner(runner, team) if link is None else PipelinedRunner(runner, team, link)
+        runner = cast(ModelRunner, ranked)
 
     bus = Bus()
     scheduler = _scheduler(config, room, policy, built, bus)
     if hashed is not None:
         settings = (device.type, loaded.attention.name, str(room.dtype), config.block_size, room.specs)
-        identity = model_identity(hashed.result(), model, *settings, config.tp)
+        identity = model_identity(hashed.result(), model, *settings, config.tp, config.pp)
         scheduler.kv.identify(identity, config.quantization)
     grammars = None if bare else Grammars(tokenizer, vocab, stop_ids)
     engine = Engine(
@@ -179,11 +189,17 @@ def load_share(
     place: ModelPlace,
     collective: Collective | None = None,
     progress: Progress | None = None,
+    stage: int = 0,
 ) -> LoadedModel:
-    """Load the model, or with a `collective` the share of its rank, and measure what the cache may take."""
+    """Load the model, or with a `collective` the share of its rank, and measure what the cache may take.
+
+    `stage`: which part of a pipeline to load, if there is one.
+    """
+    if collective is not None and collective.ranks == 1:
+        collective = None  # a stage of one rank
     config = replace(config, block_size=block_size_for(config.attention, config.block_size))
     device = pick(config.device)
-    model = _load(config, place, device, progress, collective)
+    model = _load(config, place, device, progress, collective, stage)
     dtype = next(iter(model.parameters())).dtype
     caches = model.config.layers if collective is None else cast(Decoder, model).caches
     specs = windowed(caches, config)
@@ -208,10 +224,16 @@ class BuiltRunner(NamedTuple):
 
 
 def build_runner(
-    loaded: LoadedModel, stop_ids: frozenset[int], below: Sequence[Tier] = (), rank: int = 0
+    loaded: LoadedModel,
+    stop_ids: frozenset[int],
+    below: Sequence[Tier] = (),
+    rank: int = 0,
+    link: PipelineLink | None = None,
 ) -> BuiltRunner:
-    """Allocate the cache, and build what runs the steps on it."""
+    """Allocate the cache, and build what runs the steps on it. `link`: to the other stages of a pipeline."""
     config, model, room = loaded.config, loaded.model, loaded.budget
+    if link is not None:
+        link.carry(model.config.hidden, room.dtype)
     store = room.store(config.kv_scheme)
     tiers: tuple[Tier, ...] = ()
     if room.budget is None:  # blocks in a tier have no scores
@@ -233,7 +255,8 @@ def build_runner(
         weights=Weights(model, config.quantization, share=memory_share(room.device)),
         tiers=tiers,
         eviction=None if room.budget is None else room.budget.policy,
-        shared=config.tp > 1,
+        shared=config.ranks > 1,
+        link=link,
     )
     return BuiltRunner(runner, (slots, width), tiers, (*drafters,))
 
@@ -248,6 +271,7 @@ def _load(
     device: torch.device,
     progress: Progress | None,
     collective: Collective | None,
+    stage: int,
 ) -> LanguageModel:
     """Load the model; on a CPU, choose the number of threads by its size."""
     on_cpu, dummy = device.type == "cpu", config.dummy_weights
@@ -262,6 +286,8 @@ def _load(
         dummy=dummy,
         progress=progress,
         collective=collective,
+        stage=stage,
+        stages=config.pp,
     )
     if on_cpu and dummy:  # there was no file to take the size from before
         _use_threads(config, sum(each.nbytes for each in chain(model.parameters(), model.buffers())))
@@ -289,7 +315,7 @@ def _disk(config: EngineConfig, room: CacheBudget, store: KVStore, rank: int) ->
             folder,
             nbytes,
             lambda: KVStore.block_bytes(room.specs, config.block_size, room.dtype, store.scheme),
-            waiting=max(2**28, free_host_memory() // 8 // config.tp),  # a long reply of a large model
+            waiting=max(2**28, free_host_memory() // 8 // config.ranks),  # a long reply of a large model
         )
         yield SharedTier(tier, rank) if rank else tier
     except (OSError, sqlite3.Error) as error:
@@ -317,7 +343,8 @@ def _scheduler(
             prefix_cache=config.prefix_cache,
             chunked_prefill=config.chunked_prefill,
             preemption=config.preemption,
-            overlap=room.device.type == "cuda" if config.depth is None else config.depth > 0,
+            overlap=room.device.type == "cuda" or config.pp > 1 if config.depth is None else config.depth > 0,
+            stages=config.pp,
         ),
         emit=bus.emit,
         kv_scheme=config.kv_scheme,
@@ -332,7 +359,7 @@ def _use_threads(config: EngineConfig, weights: int) -> None:
     """Set the number of CPU threads. A small model gains nothing from a second thread, even while loading,
     and loses a lot on a busy machine. The next model in this process may be large. Ranks share the cores.
     """
-    every = max(1, ALL_THREADS // config.tp)
+    every = max(1, ALL_THREADS // config.ranks)
     torch.set_num_threads(config.threads or (1 if weights < ONE_THREAD else every))
 
 

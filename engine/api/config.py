@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -69,6 +69,7 @@ class EngineConfig:
     quantization: str = "none"  # the scheme of the weights; none: the checkpoint's own
     device: str = "auto"
     tp: int = 1  # ranks that share the model, each a process with a part of every weight
+    pp: int = 1  # stages of a pipeline, each with some of the layers, and a process for each of `tp` ranks
     threads: int | None = None  # on a CPU; None: all cores, and one for a small model
     dummy_weights: bool = False  # random weights of the model's shape
     attention: str = "auto"
@@ -103,6 +104,11 @@ class EngineConfig:
     first_request: int = 0  # the number of the first request
     warm: bool = False  # on a GPU, run steps of every kind before the first request
 
+    @property
+    def ranks(self) -> int:
+        """The processes that share the model."""
+        return self.tp * self.pp
+
     def __post_init__(self) -> None:
         """Check values and their types, because they come from files, flags and other processes."""
         for name in ("model", "quantization", "device", "attention", "policy"):
@@ -133,6 +139,7 @@ class EngineConfig:
             raise BadInput("kv_host and host_blocks cannot be used together")
         self._need_whole("first_request", 0)
         self._need_whole("tp", 1)
+        self._need_whole("pp", 1)
         self._need_whole("kv_window", self.block_size, optional=True)
         sinks = -(-self.kv_sinks // self.block_size)
         self._need_whole("kv_budget", (4 + sinks) * self.block_size, optional=True)
@@ -140,8 +147,13 @@ class EngineConfig:
             if self.kv_budget is not None and getattr(self, other):
                 raise BadInput(f"kv_budget cannot be used with {other}; choose one of the two")
         for other in ("kv_budget", "adapters"):
-            if self.tp > 1 and getattr(self, other):
-                raise BadInput(f"{other} cannot be used with tp yet; run on one rank")
+            if self.ranks > 1 and getattr(self, other):
+                name = "pp" if self.pp > 1 else "tp"
+                raise BadInput(f"{other} cannot be used with {name} yet; run on one rank")
+        if self.pp > 1 and self.exit_layer is not None:
+            raise BadInput(
+                "exit_layer cannot be used with pp: the first layers and the head are on two stages"
+            )
         self._need("seed", "a whole number", self.seed is None or _is_whole(self.seed))
 
     @property
@@ -332,6 +344,36 @@ class DecoderConfig(ModelConfig):
     extra_layers: int = (
         0  # layers in the checkpoint after these that predict further tokens; they are not read
     )
+    before: int = 0  # layers that earlier stages of a pipeline have
+    after: int = 0  # layers that later stages have
+
+    def stage(self, number: int, stages: int) -> "DecoderConfig":
+        """Return the configuration of one stage of a pipeline: its layers, which count from 0.
+
+        The first stage also embeds, and the last one also samples. So if the layers cannot be split evenly,
+        stages in the middle have one more.
+        """
+        count = len(self.layers)
+        if stages > count:
+            raise BadInput(f"pp: the model has {count} layers, so it can have at most {count} stages")
+        fewest, more = divmod(count, stages)
+        middle = sorted(range(stages), key=lambda each: -min(each, stages - 1 - each))[:more]
+        sizes = [fewest + (each in middle) for each in range(stages)]
+        first, size = sum(sizes[:number]), sizes[number]
+
+        def own(layers: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(each - first for each in layers if first <= each < first + size)
+
+        return replace(
+            self,
+            layers=self.layers[first : first + size],
+            unrotated=own(self.unrotated),
+            local=own(self.local),
+            dense=own(self.dense),
+            exits=(),
+            before=first,
+            after=count - first - size,
+        )
 
 
 @dataclass(frozen=True, slots=True)

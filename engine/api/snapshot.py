@@ -245,6 +245,8 @@ class RankView:
     pid: int
     cache: int  # bytes of its share of the cache
     joining: float = 0.0  # share of a step that it adds and gathers, which includes waiting for the others
+    stage: int | None = None  # of a pipeline, from 0; None: there is none
+    bubble: float = 0.0  # share of the time with steps in flight in which its stage had nothing to do
 
 
 class ReplicaView(NamedTuple):

@@ -36,7 +36,9 @@ class RankLoop:
         collective: RankCollective,
         bounds: Bounds,
         tiers: Sequence[Tier],
+        rank: int,
     ) -> None:
+        self._rank = rank
         self._runner, self._ring, self._link, self._tiers = runner, ring, link, tiers
         self._collective, self._bounds = collective, bounds
         self._launched: dict[int, tuple[Step, Any]] = {}  # by number: not collected yet
@@ -92,16 +94,19 @@ class RankLoop:
     def _supply(self, number: int, masks: Masks) -> None:
         if number not in self._launched:
             return  # it has failed here, which its collection reports
-        step, handle = self._launched[number]
+        self._check_masks(number, masks)
+        try:
+            self._runner.supply(self._launched[number][1], masks)
+        except Exception as error:
+            del self._launched[number]
+            self._fail(error)
+
+    def _check_masks(self, number: int, masks: Masks) -> None:
+        step = self._launched[number][0]
         slots = {step.rows[at].slot for at in step.guided}
         size = -(-self._bounds.vocab // 8)
         if not slots.issuperset(masks.slots) or (masks.slots and masks.bits.shape[1] != size):
             raise BadWire(f"the masks are for other rows than those of step {number}")
-        try:
-            self._runner.supply(handle, masks)
-        except Exception as error:
-            del self._launched[number]
-            self._fail(error)
 
     def _collect(self, message: int, number: int) -> None:
         for older in [each for each in self._launched if each < number]:
@@ -150,6 +155,6 @@ class RankLoop:
             self._collective.interrupt()
 
     def _answer(self, message: int, error: BaseException | None = None, tokens: int = 0) -> None:
-        wire = None if error is None else error_to_wire(self._collective.rank, error)
+        wire = None if error is None else error_to_wire(self._rank, error)
         joined = self._collective.seconds
         self._link.send({"to": message, "error": wire, "digest": tokens, "joined": joined})

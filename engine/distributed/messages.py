@@ -1,5 +1,6 @@
 """The messages from the engine to the ranks: each call of a runner that changes its state or waits."""
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 from zlib import crc32
@@ -9,6 +10,7 @@ import numpy as np
 from engine.api.codec import codec
 from engine.api.errors import EngineError
 from engine.execution.protocol import StepKind, StepResult
+from engine.scheduling.step import Drafts
 
 STEP_KINDS = codec(tuple[StepKind, ...])
 
@@ -33,6 +35,12 @@ def digest(result: StepResult) -> int:
     if result.top_tokens is not None:
         columns.append(np.asarray(result.top_tokens.ids, np.int64).ravel())
     return crc32(np.concatenate(columns).tobytes())
+
+
+def draft_digest(drafts: Mapping[int, Drafts]) -> int:
+    """The same for the drafts of a step, which the first stage of a pipeline computes and the last checks."""
+    runs = [np.array([request, *each.tokens], np.int64) for request, each in sorted(drafts.items())]
+    return crc32(np.concatenate(runs).tobytes()) if runs else 0
 
 
 def error_to_wire(rank: int, error: BaseException) -> dict[str, Any]:

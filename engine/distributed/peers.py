@@ -31,9 +31,8 @@ def why_not_peers(config: EngineConfig, device: torch.device) -> str:
         return f"ranks on GPUs do not support the quantization {config.quantization!r} yet; use none"
     if config.attention not in ("auto", "triton"):
         return f"ranks on GPUs do not support the attention backend {config.attention!r}; use triton"
-    there = torch.cuda.device_count()
-    if first + ranks > there:
-        return f"{ranks} ranks need {ranks} GPUs from cuda:{first} on, and there are {there}"
+    if problem := _why_too_few(first, ranks):
+        return problem
     devices = range(first, first + ranks)
     for one in devices:
         if (programs := torch.cuda.get_device_properties(one).multi_processor_count) < PROGRAMS:
@@ -42,6 +41,19 @@ def why_not_peers(config: EngineConfig, device: torch.device) -> str:
             if one != other and not torch.cuda.can_device_access_peer(one, other):
                 return f"cuda:{one} cannot access the memory of cuda:{other}"
     return ""
+
+
+def why_not_stages(config: EngineConfig, device: torch.device) -> str:
+    """Return why the GPUs from `device` on cannot be the stages of a pipeline; empty if they can."""
+    if config.tp > 1:
+        return "stages of several ranks (tp) run on CPUs only so far"
+    return _why_too_few(device.index or 0, config.pp)
+
+
+def _why_too_few(first: int, ranks: int) -> str:
+    there = torch.cuda.device_count()
+    enough = first + ranks <= there
+    return "" if enough else f"{ranks} ranks need {ranks} GPUs from cuda:{first} on, and there are {there}"
 
 
 def visible_to(rank: int, device: torch.device) -> str:

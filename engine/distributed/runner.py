@@ -12,7 +12,7 @@ from engine.api.config import KvSchemeName
 from engine.api.errors import EngineDead, EngineError
 from engine.distributed.collective import LIMIT, Interrupted
 from engine.distributed.messages import STEP_KINDS, Kind, digest
-from engine.distributed.team import Team
+from engine.distributed.team import Member, Team
 from engine.execution.changes import Recache, RunnerChange
 from engine.execution.protocol import Compilation, StepKind, StepResult
 from engine.execution.runner import ModelRunner
@@ -118,14 +118,16 @@ class RankedRunner:
         for member in self._team.members:
             lacking = {id for id, by_rank in self._ended.items() if member.rank not in by_rank}
             while lacking and (frame := self._team.receive(member, LIMIT if wait else 0.0)) is not None:
-                lacking.discard(self._note_end(member.rank, frame))
+                if (id := self._note(member.rank, frame)) is not None:
+                    lacking.discard(id)
         whole = [id for id, by_rank in self._ended.items() if len(by_rank) == self._team.ranks]
         return [_joined(self._ended.pop(id)) for id in whole]
 
     def device_error(self) -> str | None:
         return self._dead or self._team.lost or self.own.device_error()
 
-    def _note_end(self, rank: int, frame: dict[str, Any]) -> int:
+    def _note(self, rank: int, frame: dict[str, Any]) -> int | None:
+        """Take in what a rank reports by itself. Returns the transfer that it ends."""
         end = decode_end(frame["end"].encode())
         self._ended[end.id][rank] = end
         return end.id
@@ -134,11 +136,8 @@ class RankedRunner:
         """Wait for all ranks' answers to a message."""
         found = []
         for member in self._team.members:
-            while (frame := self._team.receive(member)) is not None and "end" in frame:
-                self._note_end(member.rank, frame)
-            if frame is None:
-                self._dead = f"rank {member.rank} did not answer for {LIMIT:g} seconds"
-                raise EngineDead(self._dead)
+            while "to" not in (frame := self._frame(member)):
+                self._note(member.rank, frame)
             if frame["to"] != message:
                 self._dead = f"rank {member.rank} answers message {frame['to']}, not {message}"
                 raise EngineDead(self._dead)
@@ -149,6 +148,13 @@ class RankedRunner:
                 )
             )
         return found
+
+    def _frame(self, member: Member) -> dict[str, Any]:
+        frame: dict[str, Any] | None = self._team.receive(member)
+        if frame is None:
+            self._dead = f"rank {member.rank} did not answer for {LIMIT:g} seconds"
+            raise EngineDead(self._dead)
+        return frame
 
     def _together(self, call: Callable[[], Any]) -> Any:
         """Make a call that waits for other ranks. If it fails here or there, all of them stop."""

@@ -16,6 +16,8 @@ from engine.distributed.link import RankLink
 from engine.distributed.loop import RankLoop
 from engine.distributed.messages import error_to_wire
 from engine.distributed.ring import RingEnds, RingReader
+from engine.distributed.stage_loop import StageLoop
+from engine.distributed.stages import PipelineLink, stage_of
 from engine.scheduling.step_bytes import Bounds
 
 
@@ -26,43 +28,52 @@ def connect(given: dict[str, Any]) -> RankLoop:
     """
     link = RankLink(socket.socket(fileno=given["link"]))
     memory, wake, woken, alarm = given["wires"]
+    rank = given["rank"]
     collective = SharedMemoryCollective(
-        given["rank"], Wires(memory, tuple(wake), tuple(woken), (alarm[0], alarm[1]))
+        rank % len(wake), Wires(memory, tuple(wake), tuple(woken), (alarm[0], alarm[1]))
     )
     ring = RingReader(given["ring"][0], RingEnds(*given["ring"][1:]))
     try:
-        return _loop(link, collective, ring)
+        return _loop(rank, link, collective, ring)
     except Exception as error:
-        link.send({"error": error_to_wire(given["rank"], error)})
+        link.send({"error": error_to_wire(rank, error)})
         if isinstance(error, EngineError):
             raise
         raise EngineError(str(error)) from error
 
 
-def _loop(link: RankLink, collective: SharedMemoryCollective, ring: RingReader) -> RankLoop:
+def _loop(rank: int, link: RankLink, collective: SharedMemoryCollective, ring: RingReader) -> RankLoop:
     start = _received(link)
     config = wire.config_from_json(start["config"])
     place = ModelPlace(start["model"], Path(start["folder"]))
     link.send({"hello": identity(config, place)})
     sums: RankCollective = collective
-    if (device := pick(config.device)).type == "cuda":
+    device, stages = pick(config.device), None
+    if config.pp > 1:
+        stages = PipelineLink(rank, config, device, start["meeting"])
+    elif device.type == "cuda":
         # Imports Triton, which is only installed with a GPU.
         from engine.distributed.peers import PeerCollective
 
         sums = peers = PeerCollective(collective, device)
         link.send({"handle": peers.handle()})
         peers.connect(_received(link)["handles"])
-    loaded = load_share(config, place, sums)
+    loaded = load_share(config, place, sums, stage=stage_of(rank, config))
     budget = loaded.budget
-    link.send({"nbytes": budget.nbytes, "host_nbytes": budget.host_nbytes})
+    link.send({"nbytes": budget.nbytes, "host_nbytes": budget.host_nbytes, "layers": len(budget.specs)})
     agreed = _received(link)
     budget = replace(budget, nbytes=agreed["nbytes"], host_nbytes=agreed["host_nbytes"])
-    built = build_runner(replace(loaded, budget=budget), frozenset(agreed["stop_ids"]), rank=collective.rank)
+    stop_ids = frozenset(agreed["stop_ids"])
+    built = build_runner(replace(loaded, budget=budget), stop_ids, rank=rank, link=stages)
     slots, width = built.tables
     fit = budget.fit(config.kv_scheme)
     bounds = Bounds(slots, width, loaded.config.block_size, fit.blocks, loaded.model.config.vocab)
     link.send({"ready": {"blocks": fit.blocks, "slots": slots, "width": width}})
-    return RankLoop(built.runner, ring, link, sums, bounds, built.tiers)
+    if stages is None:
+        return RankLoop(built.runner, ring, link, sums, bounds, built.tiers, rank)
+    loop = StageLoop(built.runner, ring, link, sums, bounds, built.tiers, rank)
+    loop.link = stages
+    return loop
 
 
 def _received(link: RankLink) -> Any:

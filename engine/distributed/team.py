@@ -39,6 +39,7 @@ from engine.distributed.link import RankLink
 from engine.distributed.memory import anonymous
 from engine.distributed.messages import Kind
 from engine.distributed.ring import CAPACITY, RingEnds, RingWriter, pipes
+from engine.distributed.stages import PipelineLink, stage_of
 from engine.execution.budget import CacheBudget
 from engine.host.process import child_environment, describe_exit
 
@@ -85,19 +86,26 @@ class Team:
     def __init__(self, config: EngineConfig, place: ModelPlace, visible: Sequence[str] = ()) -> None:
         """`visible`: by rank, the GPUs of its process (CUDA_VISIBLE_DEVICES)."""
         self._config, self._place = config, place
-        self.ranks, self.lost = config.tp, ""  # why the team has ended; set from the watching thread
+        self.ranks, self.lost = config.ranks, ""  # why the team has ended; set from the watching thread
         self._gone, self._closing, self._started = threading.Event(), threading.Event(), False
         self._losing = threading.Lock()
         self._on_loss: Callable[[], None] = lambda: None
         self._joining = [0.0] * self.ranks  # running means, by rank
-        shared, steps = anonymous(memory_size(self.ranks)), anonymous(CAPACITY)
-        ends, all_wires = [pipes() for _ in range(1, self.ranks)], wires(self.ranks, shared)
+        self._busy, self._passed = (
+            [0.0] * self.ranks,
+            0.0,
+        )  # decaying sums: seconds of work, and in which time
+        self._layers = [1] * self.ranks
+        steps, tp = anonymous(CAPACITY), config.tp
+        stages = [wires(tp, anonymous(memory_size(tp))) for _ in range(config.pp)]
+        ends, all_wires = [pipes() for _ in range(1, self.ranks)], [each for one in stages for each in one]
         self._ends, self._wires = [ours for ours, _ in ends], all_wires[0]
         self.members: list[Member] = []
         try:
             self.collective = SharedMemoryCollective(0, all_wires[0])
             self.sums: RankCollective = self.collective
             self._peers: PeerCollective | None = None
+            self.link: PipelineLink | None = None  # to the other stages
             for rank, (_, theirs) in enumerate(ends, 1):
                 gpus = {"visible": visible[rank]} if visible else {}
                 self.members.append(spawn(self.command, rank, steps, theirs, all_wires[rank], **gpus))
@@ -112,11 +120,21 @@ class Team:
                 for fd in (*each.wake, *each.woken):
                     if fd >= 0:
                         os.close(fd)
-            os.close(shared)
+            for stage in stages:
+                os.close(stage[0].memory)
+            for fd in (fd for stage in stages[1:] for fd in stage[0].alarm):
+                os.close(fd)
             os.close(steps)
         self._watching = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watching.start()
-        start = {"config": wire.config_to_json(config), "model": place.name, "folder": str(place.folder)}
+        self._meeting = tempfile.TemporaryDirectory() if config.pp > 1 else None
+        where = "" if self._meeting is None else os.path.join(self._meeting.name, "stages")
+        start = {
+            "config": wire.config_to_json(config),
+            "model": place.name,
+            "folder": str(place.folder),
+            "meeting": where,
+        }
         for member in self.members:
             self._tell(member, start)
 
@@ -142,17 +160,28 @@ class Team:
             self._tell(member, {"handles": handles})
         peers.connect(handles)
 
+    def connect_stages(self, device: torch.device) -> None:
+        """Connect the stages of a pipeline."""
+        assert self._meeting is not None
+        where = os.path.join(self._meeting.name, "stages")
+        self.link = PipelineLink(0, self._config, device, where)
+        self._meeting.cleanup()
+        self._meeting = None
+
     def agree(self, budget: CacheBudget, stop_ids: frozenset[int]) -> CacheBudget:
-        """Wait until every rank has loaded its share. All get the cache of the one with the least memory."""
-        sizes = [(budget.nbytes, budget.host_nbytes)]
+        """Wait until every rank has loaded its share. All get as many blocks as the one with the least
+        memory for each layer of its stage.
+        """
+        own = {"nbytes": budget.nbytes, "host_nbytes": budget.host_nbytes, "layers": len(budget.specs)}
+        shares = [own, *(self._reported(each, "nbytes", _LOADS, whole=True) for each in self.members)]
+        self._layers = [each["layers"] for each in shares]
+        for name in ("nbytes", "host_nbytes"):
+            least = min(each[name] // each["layers"] for each in shares)
+            for each in shares:
+                each[name] = least * each["layers"]
         for member in self.members:
-            nbytes = self._reported(member, "nbytes", _LOADS, whole=True)
-            sizes.append((nbytes["nbytes"], nbytes["host_nbytes"]))
-        least, host_least = (min(column) for column in zip(*sizes, strict=True))
-        agreed = {"nbytes": least, "host_nbytes": host_least, "stop_ids": sorted(stop_ids)}
-        for member in self.members:
-            self._tell(member, agreed)
-        return replace(budget, nbytes=least, host_nbytes=host_least)
+            self._tell(member, shares[member.rank] | {"stop_ids": sorted(stop_ids)})
+        return replace(budget, nbytes=own["nbytes"], host_nbytes=own["host_nbytes"])
 
     def wait_until_ready(self, blocks: int, slots: int, width: int) -> None:
         own = {"blocks": blocks, "slots": slots, "width": width}
@@ -165,7 +194,7 @@ class Team:
         try:
             member.link.send(value)
         except OSError:
-            raise self._loss() from None
+            raise self.loss() from None
 
     def _reported(self, member: Member, what: str, seconds: float, *, whole: bool = False) -> Any:
         try:
@@ -195,7 +224,7 @@ class Team:
         try:
             return self._ring.send(kind, payload)
         except BrokenPipeError:
-            raise self._loss() from None
+            raise self.loss() from None
 
     def receive(self, member: Member, seconds: float = LIMIT) -> Any:
         """Return what a rank reports next; None if it reports nothing for that long. Raises if it is lost."""
@@ -204,7 +233,7 @@ class Team:
             try:
                 frame = member.link.receive(min(_LOOK, max(0.0, until - time.monotonic())))
             except EOFError:
-                raise self._loss() from None
+                raise self.loss() from None
             if frame is not None:
                 return frame
             self.check()
@@ -216,8 +245,8 @@ class Team:
         if self.lost:
             raise EngineDead(self.lost)
 
-    def _loss(self) -> EngineDead:
-        """The reason why a connection has closed, which the watching thread is about to find."""
+    def loss(self) -> EngineDead:
+        """Return the reason why a connection has closed, which the watching thread is about to find."""
         self._gone.wait(self.silence + _ENDS)
         return EngineDead(self.lost or "a rank has closed its connection")
 
@@ -229,9 +258,30 @@ class Team:
             call()
 
     def views(self, device: str, cache: int) -> tuple[RankView, ...]:
-        """All ranks, with their process and the bytes of their share of the cache."""
-        pids = [os.getpid(), *(member.process.pid for member in self.members)]
-        return tuple(RankView(rank, device, pid, cache, self._joining[rank]) for rank, pid in enumerate(pids))
+        """All ranks, with their process and the bytes of their share of the cache. `cache`: those of rank 0."""
+        pids, piped = [os.getpid(), *(member.process.pid for member in self.members)], self._config.pp > 1
+        return tuple(
+            RankView(
+                rank,
+                device,
+                pid,
+                cache * self._layers[rank] // self._layers[0],
+                self._joining[rank],
+                stage_of(rank, self._config) if piped else None,
+                self._bubble(rank) if piped else 0.0,
+            )
+            for rank, pid in enumerate(pids)
+        )
+
+    def _bubble(self, rank: int) -> float:
+        """The share of the time with steps in flight in which a rank had nothing to do."""
+        return max(0.0, 1 - self._busy[rank] / self._passed) if self._passed else 0.0
+
+    def note_busy(self, worked: Iterable[float], passed: float) -> None:
+        """Take the seconds that each rank has worked, of those that have passed with steps in flight."""
+        self._passed += passed - _NEWEST * self._passed
+        for rank, seconds in enumerate(worked):
+            self._busy[rank] += seconds - _NEWEST * self._busy[rank]
 
     def note_step(self, joining: Iterable[float]) -> None:
         """Take the share of a step that each rank has spent in collectives."""
@@ -248,6 +298,10 @@ class Team:
             self._kill()
             if self._peers is not None:
                 self._peers.close()
+            if self.link is not None:
+                self.link.close()
+            if self._meeting is not None:
+                self._meeting.cleanup()
             for member in self.members:
                 member.link.close()
                 member.pulse.close()
@@ -299,6 +353,8 @@ class Team:
             self.lost = f"rank {member.rank} {problem}"
             call = self._on_loss
         self.sums.interrupt()
+        if self.link is not None:
+            self.link.interrupt()
         self._gone.set()
         call()
 

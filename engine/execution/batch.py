@@ -25,13 +25,15 @@ class PackedBatch:
     ends: torch.Tensor | None  # index of the last token of each row that samples; None: every token
     slots: torch.Tensor  # of the rows that sample
     adapters: StepAdapters | None  # of the tokens; None: no row has one
+    stream: torch.Tensor | None = None  # of the tokens, from an earlier stage; None: they are embedded here
 
     def through(self, model: LanguageModel, attend: Attend) -> torch.Tensor:
-        """Run the model's own forward. Only a decoder has adapters."""
+        """Run the model's own forward. Only a decoder has adapters or stages."""
         ids, positions = self.batch.ids, self.batch.positions
-        if self.adapters is None:
+        if self.adapters is None and self.stream is None:
             return model.forward(ids, positions, attend)
-        return cast(Decoder, model).forward(ids, positions, attend, adapters=self.adapters)
+        decoder = cast(Decoder, model)
+        return decoder.forward(ids, positions, attend, adapters=self.adapters, stream=self.stream)
 
 
 class BatchBuilder:

@@ -35,6 +35,7 @@ from engine.execution.protocol import Compilation, Fit, ReadAdapter, StepKind, S
 from engine.execution.results import SampledTokens
 from engine.execution.sampling_state import SamplingState, by_row
 from engine.execution.split import SAMPLING, StepSplitter
+from engine.execution.stage_link import StageLink
 from engine.execution.traffic import measure, weights_read
 from engine.execution.transfers import TransferRunner
 from engine.execution.weights import Weights
@@ -72,11 +73,16 @@ class ModelRunner:
         tiers: Sequence[Tier] = (),
         eviction: EvictionName | None = None,
         shared: bool = False,
+        link: StageLink | None = None,
     ) -> None:
-        """`slots` rows of at most `width` blocks each. `shared`: other ranks run the same steps."""
+        """`slots` rows of at most `width` blocks each. `shared`: other ranks run the same steps.
+
+        `link`: to the other stages, if the model is one of a pipeline.
+        """
         # A rank cannot repeat a step alone, and a step that has changed states cannot be repeated.
         self._drafters, self._tries = drafters, 1 if shared or store.keeps_state else 2
         self.model, self.attention, self.device, self._budget = model, attention, device, room
+        self._link, self._samples = link, link is None or link.last
         self._tables, self._block_size = TableMirror(slots, width), block_size
         self.adapters = AdapterBank(model, device)
         self._batches = BatchBuilder(self._tables, block_size, device, self.adapters)
@@ -114,6 +120,7 @@ class ModelRunner:
                 tables=self._tables,
                 block_size=self._block_size,
                 last_ids=self._sampling_state.last_ids,
+                samples=self._samples,
             )
         if (self._steps is None) is not (self.graphs is None):  # graphs became available, or unavailable
             self.graphs = None if self._steps is None else True
@@ -126,7 +133,8 @@ class ModelRunner:
     def start_compiling(self, kinds: Sequence[StepKind]) -> list[Compilation]:
         launches: dict[Hashable, Callable[[], object]] = {}
         for piece, inputs in (example(kind, self.model.config.vocab) for kind in kinds if kind.prompt):
-            launches[kind_of(piece, inputs)] = partial(self._launch_kernels, self._pack(piece), inputs)
+            sampled = inputs if self._samples else None
+            launches[kind_of(piece, sampled)] = partial(self._launch_kernels, self._pack(piece), sampled)
         found = [self._stage and self._compiler.start(self._stage, launches)]
         if self._replayed is not None:
             found.append(self._replayed.start_compiling([kind for kind in kinds if not kind.prompt]))
@@ -326,7 +334,12 @@ class ModelRunner:
         if self._stage is not None and packed.adapters is None:
             launches = partial(self._launch_kernels, packed, inputs)
             self._compiler.compile(self._stage, {kind_of(piece, inputs): launches})
+        if self._link is not None and not self._link.first:
+            packed.stream = self._link.receive(len(piece.ids))
         hidden = self._forward(packed)
+        if self._link is not None and not self._link.last:
+            self._link.send(hidden)
+            return
         if piece.targets:
             launched.prompts = read_prompts(self.model.logits, hidden, piece.targets).to_host()
         if piece.spans:
@@ -343,7 +356,10 @@ class ModelRunner:
         return self._steps if self.graphs and self._recordable else None
 
     def _pack(self, piece: ModelInput) -> PackedBatch:
-        return self._batches.build(piece.rows, piece.ids, piece.single, self._sampling_state.last_ids)
+        packed = self._batches.build(piece.rows, piece.ids, piece.single, self._sampling_state.last_ids)
+        if self._link is not None and not self._link.first:
+            packed.stream = self._link.blank(len(piece.ids))
+        return packed
 
     def _launch_kernels(self, packed: PackedBatch, inputs: SamplingInputs | None) -> SampledTokens | Tensor:
         return self._launch_sampling(self._forward(packed), packed, inputs)
@@ -358,9 +374,14 @@ class ModelRunner:
             return hidden
         return self._sampling_state.by_stage(self._stage, self._stage.head(hidden), packed.slots, inputs)
 
-    def _decode(self, steps: DecodeSteps, piece: ModelInput) -> Sampled:
+    def _decode(self, steps: DecodeSteps, piece: ModelInput) -> Sampled | None:
         """Run a decode step in a graph. Rows that the kernels cannot sample are sampled after it."""
         rows = piece.rows
+        if self._stage is not None and self._stage.streams is not None and self._link is not None:
+            self._stage.streams[: len(rows)].copy_(self._link.receive(len(rows)))
+        if self._link is not None and not self._link.last:
+            self._link.send(steps.logits(rows, piece.ids))
+            return None
         inputs = self._sampling_state.kernel_inputs(rows, drafted=bool(piece.drafts))
         if inputs is not None and steps.may_sample(inputs):
             tokens, *found = steps.sample(rows, piece.ids, inputs)
@@ -377,13 +398,13 @@ class ModelRunner:
 
     def _for_kernels(self, piece: ModelInput) -> SamplingInputs | None:
         """The sampling inputs if kernels can sample these rows, else None."""
-        if self._stage is None or not len(piece.sampling_rows):
+        if self._stage is None or not len(piece.sampling_rows) or not self._samples:
             return None
         return self._sampling_state.kernel_inputs(piece.sampling_rows, drafted=bool(piece.drafts))
 
     def _forward(self, packed: PackedBatch) -> Tensor:
         if self._stage is not None:
-            return self._stage.forward(packed.batch, packed.adapters)
+            return self._stage.forward(packed.batch, packed.adapters, packed.stream)
         attend = attending(self.attention, self.store.layers, packed.batch)
         return packed.through(self.model, self._scores.watching(self.splitter.clocked(attend)))
 
@@ -397,4 +418,7 @@ class ModelRunner:
         # Imports Triton, which is only installed with a GPU.
         from engine.execution.cuda.stage import stage_for
 
-        return stage_for(self.model, self.store, self.attention)
+        found = stage_for(self.model, self.store, self.attention)
+        if found is not None and self._link is not None and not self._link.first:
+            found.streams = self._link.blank(len(self._tables.grid))
+        return found

@@ -67,7 +67,7 @@ def block(
     attention = (linear or family.attention).part()(config, index, build)
     kind = (index in config.dense and family.dense) or family.feed_forward
     feed_forward = kind.part()(config, index, build)
-    parts = (index, attention, feed_forward, family.names["block"].format(index))
+    parts = (index, attention, feed_forward, family.names["block"].format(config.before + index))
     match family.arrangement:
         case "parallel":
             made: Block = ParallelBlock(*parts, build)
@@ -104,6 +104,8 @@ class Source(Protocol):
 class Decoder(nn.Module):
     """Created empty, on the current default device; a Checkpoint or `random_weights` fills it.
 
+    A stage of a pipeline has some of the layers. The first one has the embedding, the last one the head.
+
     A hollow decoder has only shapes for its layers, and for its head unless that is tied to the embedding: a
     source creates them one by one.
     """
@@ -125,14 +127,15 @@ class Decoder(nn.Module):
         self.config, self.family, self.collective = config, family_of(config), collective
         ranks = 1 if collective is None else collective.ranks
         rows = -(-config.vocab // ranks)
-        self.embed = parameter(rows, config.hidden, dtype=dtype)
+        embeds = not config.before or (config.tied and not config.after)
+        self.embed = parameter(rows if embeds else 0, config.hidden, dtype=dtype)
         with torch.device("meta") if hollow else nullcontext():
             self.layers = nn.ModuleList(
                 block(config, i, dtype, ranks, collective) for i in range(len(config.layers))
             )
-            own = None if config.tied else parameter(rows, config.hidden, dtype=dtype)
+            own = None if config.tied or config.after else parameter(rows, config.hidden, dtype=dtype)
         self.norm: nn.Module = build_of(config, dtype).norm(config.hidden)
-        self.head: nn.Module = Linear(self.embed if own is None else own)
+        self.head: nn.Module = nn.Identity() if config.after else Linear(self.embed if own is None else own)
         self._embed_scale = float(torch.tensor(config.embed_scale, dtype=dtype, device="cpu"))
         for name, spec in (("rope", config.rope), ("local_rope", config.local_rope)):
             room = (config.rotary_dim, config.max_context, dtype)
@@ -162,13 +165,22 @@ class Decoder(nn.Module):
         attend: Attend,
         layers: int | None = None,
         adapters: StepAdapters | None = None,
+        stream: Tensor | None = None,
     ) -> Tensor:
-        """[T] -> [T, hidden] after the last norm; `layers`: exit early after this many layers."""
-        x = self.embedded(ids)
+        """[T] -> [T, hidden] after the last norm; `layers`: exit early after this many layers.
+
+        `stream`: what the stage before this one has computed, which is overwritten. A stage before the last
+        returns its own.
+        """
+        x = self.embedded(ids) if stream is None else stream
         step = StepContext(positions, self.rope, attend, local_rope=self.local_rope, adapters=adapters)
         for each in islice(self.layers, layers):
             each.forward(x, step)
-        out: Tensor = self.norm(x)
+        return self.ended(x)
+
+    def ended(self, x: Tensor) -> Tensor:
+        """Return what follows the layers: the last norm, or in a stage before the last nothing."""
+        out: Tensor = x if self.config.after else self.norm(x)
         return out
 
     def embedded(self, ids: Tensor) -> Tensor:

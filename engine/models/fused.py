@@ -57,6 +57,7 @@ class FusedDecoder:
     ) -> Tensor:
         """Run from the embeddings [tokens, hidden], which are overwritten, to the output of the last norm.
 
+        A stage of a pipeline runs from the output of the stage before it, or to its own.
         With adapters, all blocks run their plain forward, around the attention kernel.
         """
         step = self._step(len(x), positions, places, metadata)
@@ -69,6 +70,8 @@ class FusedDecoder:
                 continue
             for part in block.parts:
                 residual = self._through(part, residual, step if part.pdl else without_pdl)
+        if self.model.config.after:
+            return residual.total()
         return residual.normed(self.model.norm, self._gpu, pdl=step.pdl).values
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -132,8 +135,7 @@ class FusedDecoder:
     def _adapted(self, x: Tensor, step: GpuStep) -> Tensor:
         for block in self.model.blocks:
             block.forward(x, step)
-        out: Tensor = self.model.norm(x)
-        return out
+        return self.model.ended(x)
 
     def _through(self, part: Part, x: Residual, step: GpuStep) -> Residual:
         if (found := part.fused(x, step, self._gpu)) is not None:

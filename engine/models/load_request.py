@@ -23,6 +23,8 @@ class LoadRequest:
     seed: int = 0  # for random weights
     progress: Progress | None = None
     collective: Collective | None = None  # of the ranks that share the model
+    stage: int = 0  # which part of a pipeline, of several `stages`
+    stages: int = 1
 
     def dtype_of(self, config: ModelConfig) -> torch.dtype:
         dtype = getattr(torch, config.dtype if self.dtype == "auto" else self.dtype)

@@ -45,11 +45,13 @@ class Checkpoint:
         *,
         device: torch.device | None = None,
         share: RankShare | None = None,
+        own: Iterable[str] | None = None,
     ) -> None:
         """The model provides only shapes, so it may be hollow. `progress` is called on the first read.
 
         `packing`: the format of the quantized weights. `device`: where they are decoded, the model's device
-        by default. `share`: read only this part of the tensors; the model is the whole one.
+        by default. `share`: read only this part of the tensors; the model is the whole one. `own`: the
+        tensors that will be read, for the progress; None: all.
         """
         self._progress, self._packing, self._share = progress, packing, share
         self._device, self._dtype = device or model.embed.device, model.embed.dtype
@@ -73,7 +75,8 @@ class Checkpoint:
             del self._headers[tensor]
         self._packed = dict(self._find_packed())  # the tensors of each quantized weight, by slot
         self._check(folder)
-        self._total = sum(self._headers[name].nbytes for slot in self._shapes for name in self._tensors(slot))
+        read = self._shapes if own is None else own
+        self._total = sum(self._headers[name].nbytes for slot in read for name in self._tensors(slot))
         self._done = 0
 
     @property
@@ -208,9 +211,9 @@ class Checkpoint:
 
 
 def decoder_slots(model: Decoder) -> dict[str, Slot]:
-    """Return the slots of all tensors that the model's checkpoint holds, by name."""
+    """Return the slots of all tensors of the model, or of its stage, by their names in the checkpoint."""
     slots = outer_slots(model)
-    if not model.tied:
+    if not model.tied and not model.config.after:
         slots |= head_slots(model, model.head)
     for each in model.blocks:
         slots |= dict(each.slots())
@@ -221,12 +224,17 @@ def outer_slots(model: Decoder) -> dict[str, Slot]:
     """Return the slots of the tensors that are never quantized."""
     names = model.family.names
     norm = {f"{names['norm']}.{kind}": whole(tensor) for kind, tensor in model.norm.named_parameters()}
-    return {f"{names['embed']}.weight": whole(model.embed), **norm}
+    return norm | ({f"{names['embed']}.weight": whole(model.embed)} if len(model.embed) else {})
 
 
 def head_slots(model: Decoder, head: nn.Module) -> dict[str, Slot]:
     assert isinstance(head, Linear), "the head is quantized"
     return {f"{model.family.names['head']}.weight": whole(head.weight)}
+
+
+def name_of(layer: Block, config: DecoderConfig) -> str:
+    """Return a layer's name in the whole model."""
+    return f"layers.{config.before + layer.index}"
 
 
 def whole(view: Tensor) -> Slot:
@@ -285,7 +293,7 @@ def random_share(part: Block | Linear | Decoder, model: Decoder, seed: int, shar
     with model.embed.device:
         if isinstance(part, Block):
             made = block(config, part.index, dtype)
-            random_weights(made, seed, f"layers.{part.index}")
+            random_weights(made, seed, name_of(part, config))
             slots, sources = dict(part.slots()), dict(made.slots())
         elif isinstance(part, Decoder):
             whole = Decoder(config, dtype, hollow=True)

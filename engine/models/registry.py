@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.api.config import DTypeName, ModelPlace
+from engine.api.config import DecoderConfig, DTypeName, ModelPlace, keeps_state
 from engine.api.errors import BadInput
 from engine.gguf.header import is_gguf
 from engine.models.base import LanguageModel
@@ -18,6 +18,8 @@ from engine.models.layers.collective import Collective
 from engine.models.load_request import LoadRequest
 from engine.models.loader import (
     Checkpoint,
+    decoder_slots,
+    name_of,
     outer_slots,
     random_share,
     random_weights,
@@ -33,7 +35,9 @@ from engine.quant.registry import named
 
 def native(request: LoadRequest) -> LanguageModel:
     config = read_config(request.place.folder)
-    config = replace(config, max_context=request.context_of(config))
+    config = entire = replace(config, max_context=request.context_of(config))
+    if request.stages > 1:
+        config = stage_of(entire, request)
     dtype = request.dtype_of(config)
     try:
         with request.device:
@@ -42,13 +46,15 @@ def native(request: LoadRequest) -> LanguageModel:
         raise BadInput(f"{request.place.name} does not fit on {request.device}: {error}") from error
     packed = packing(config_fields(request.place.folder))
     whole, share = model, None
+    if request.collective is not None or config is not entire:
+        whole = whole_shapes(entire, dtype)
     if request.collective is not None:
-        whole = whole_shapes(config, dtype)
         share = share_of(whole, request.collective)
     checkpoint = None
     if not request.dummy:
         folder, device = request.place.folder, request.device
-        checkpoint = Checkpoint(whole, folder, request.progress, packed, device=device, share=share)
+        read = None if config is entire else decoder_slots(model)
+        checkpoint = Checkpoint(whole, folder, request.progress, packed, device=device, share=share, own=read)
 
     def fill(part: Block | Linear) -> None:
         if checkpoint is not None:
@@ -56,7 +62,7 @@ def native(request: LoadRequest) -> LanguageModel:
         elif share is not None:
             random_share(part, model, request.seed, share)
         else:
-            name = f"layers.{part.index}" if isinstance(part, Block) else "head"
+            name = name_of(part, config) if isinstance(part, Block) else "head"
             random_weights(part, request.seed, name)
 
     def check() -> None:
@@ -75,7 +81,7 @@ def native(request: LoadRequest) -> LanguageModel:
         random_share(model, model, request.seed, share)
     else:
         random_weights(model, request.seed)
-    if not config.tied:
+    if not config.tied and not config.after:
         model.head = model.source.head(scheme)
     for index in range(len(config.layers)):
         model.layers[index] = model.source.layer(index, scheme)
@@ -85,7 +91,24 @@ def native(request: LoadRequest) -> LanguageModel:
     return model
 
 
+def stage_of(config: DecoderConfig, request: LoadRequest) -> DecoderConfig:
+    """Return the configuration of this process's stage. Raises if the model cannot be split like that."""
+    stages = [config.stage(number, request.stages) for number in range(request.stages)]
+    kinds = [sorted(map(repr, each.layers)) for each in stages]
+    if keeps_state(config.layers) and kinds.count(kinds[0]) < len(kinds):
+        raise BadInput(
+            f"pp: {request.place.name} has layers with a recurrent state, and {request.stages} stages would "
+            "not have equally many of each kind"
+        )
+    return stages[request.stage]
+
+
 def bridged(request: LoadRequest) -> LanguageModel:
+    if request.stages > 1:
+        raise BadInput(
+            f"pp: {request.place.name} is run by transformers, which cannot split it into {request.stages} "
+            "stages; leave pp at 1"
+        )
     if request.collective is not None:
         raise BadInput(
             f"tp: {request.place.name} is run by transformers, which cannot share it between "
@@ -113,10 +136,13 @@ def load_model(
     seed: int = 0,
     progress: Progress | None = None,
     collective: Collective | None = None,
+    stage: int = 0,
+    stages: int = 1,
 ) -> LanguageModel:
     """Load a model on its device. Models of no native family run through transformers.
 
     `collective`: of the ranks that share the model; only the share of its own rank is loaded.
+    `stage`, of several `stages`: only the layers of this part of a pipeline are loaded.
     """
     request = LoadRequest(
         place=place,
@@ -128,6 +154,8 @@ def load_model(
         seed=seed,
         progress=progress,
         collective=collective,
+        stage=stage,
+        stages=stages,
     )
     model_type = config_fields(place.folder).text("model_type")
     return bridged(request) if family_named(model_type) is None else native(request)

@@ -19,6 +19,7 @@ from engine.kv.window import Window
 from engine.scheduling.changes import Changes
 from engine.scheduling.costs import Costs
 from engine.scheduling.invariants import check_invariants
+from engine.scheduling.microbatches import microbatch
 from engine.scheduling.overtaking import overtaken, victims
 from engine.scheduling.policy import Policy
 from engine.scheduling.queue import WaitingQueue
@@ -103,7 +104,7 @@ class Scheduler:
         prefilling, speculating = [], []
         unscored = self.kv.trim(self.running)
         size = self.pool.block_size
-        for request in list(self.running):
+        for request in microbatch(self.running, self.rules):
             tokens, start = request.tokens, request.launched
             known = len(tokens) + request.pending
             if unscored and request.id in unscored:
@@ -200,7 +201,7 @@ class Scheduler:
         if not len(self.waiting):
             return
         kv, promised = self.kv, self._promised()
-        while (request := self.waiting.head()) and request.id not in builder.preempted:
+        while (request := self.waiting.head()) and not (request.id in builder.preempted or request.pending):
             full = not self.tables.free
             if not (overtaken(request, self.running, self.policy.rank) if full else builder.budget > 0):
                 return

@@ -13,9 +13,15 @@ class SchedulerSettings:
     prefix_cache: bool = True
     chunked_prefill: bool = True
     overlap: bool = False  # a step is launched before the previous one is committed
+    stages: int = 1  # of a pipeline: as many steps are in flight, each with its own requests
     preemption: PreemptionName = "auto"
     _full: int = 0  # step_tokens before memory ran short; 0 if it has not
     _small_until: int = 0  # the step from which sizes may grow again
+
+    @property
+    def ahead(self) -> int:
+        """How many steps may be in flight, with overlap, when the next one is launched."""
+        return max(1, self.stages - 1)
 
     def halve(self, tokens: int, step: int) -> None:
         """Halve the size of steps for a while after one of `tokens` tokens ran out of memory."""

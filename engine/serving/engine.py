@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +60,7 @@ class Engine:
         self._number = itertools.count(first_request).__next__
         self.outputs = OutputProcessor(scheduler, self.meters, bus, self.clock, self._number, limits.stop_ids)
         self._seeds, self._committed_at = random.Random(seed), 0.0
-        self._ahead: Flight | None = None
+        self._flights: deque[Flight] = deque()
         self._recording, self.adapters = EngineRecording(scheduler), AdapterRegistry(scheduler, info.model)
         self._switches, self._lifecycle = Switches(scheduler, runner), Lifecycle(scheduler)
 
@@ -232,8 +233,8 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        scheduler, pending = self.scheduler, self._ahead is not None or self._lifecycle.changing is not None
-        return bool(scheduler.requests) or pending or scheduler.transfers.pending
+        scheduler, pending = self.scheduler, self._flights or self._lifecycle.changing is not None
+        return bool(scheduler.requests or pending) or scheduler.transfers.pending
 
     def pause(self) -> float:
         """Seconds until the next step makes sense, after one with nothing to do while requests wait."""
@@ -257,24 +258,24 @@ class Engine:
         if sends := bool(moving.orders):
             transfers.send_orders(self.scheduler, self.runner)
         flight = self._launch(step, scheduled - began) if step else None
-        before, self._ahead = self._ahead, flight
-        if before:
-            self._commit(before)
+        before = len(self._flights)
+        if flight:
+            self._flights.append(flight)
+        self._commit_flights(keep=self.scheduler.rules.ahead if flight else max(0, before - 1))
         if flight and flight.step.guided:
             self._supply(flight)
         if not self.scheduler.rules.overlap:
-            self._commit_steps_ahead()
-        return step is not None or before is not None or self.scheduler.preempted or sends
+            self._commit_flights()
+        return step is not None or before > 0 or self.scheduler.preempted or sends
 
     def _drain(self) -> None:
-        """Commit the step in flight and finish all transfers."""
-        self._commit_steps_ahead()
+        """Commit the steps in flight and finish all transfers."""
+        self._commit_flights()
         transfers.finish(self.scheduler, self.runner)
 
-    def _commit_steps_ahead(self) -> None:
-        if before := self._ahead:
-            self._ahead = None
-            self._commit(before)
+    def _commit_flights(self, keep: int = 0) -> None:
+        while len(self._flights) > keep:
+            self._commit(self._flights.popleft())
 
     def _launch(self, step: Step, scheduling: float) -> Flight | None:
         began = self.clock()
@@ -295,10 +296,10 @@ class Engine:
             masks = self.grammars.masks(flight.step, self.scheduler.requests)
             self.runner.supply(flight.handle, masks)
         except NoMemory as error:
-            self._ahead = None
+            self._flights.pop()
             self._shrink_steps(flight.step, error)
         except Exception as error:
-            self._ahead = None
+            self._flights.pop()
             self._step_failed(flight.step, error)
 
     def _commit(self, flight: Flight) -> None:
@@ -371,7 +372,7 @@ class Engine:
     def die(self, reason: str) -> None:
         """End every request with this reason and stop the engine permanently."""
         self.error = reason
-        self._ahead = None
+        self._flights.clear()
         self.outputs.end_all(reason)
         self.bus.emit(events.Died(self.scheduler.step, self.clock(), reason))
 

@@ -61,7 +61,10 @@ class Stage(Protocol):
         """Run `launches` so that their kernels are compiled but not launched."""
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
-        """[rows, vocab] for the tokens `ids`; where an id is -1, for `last_ids` of the row's slot."""
+        """[rows, vocab] for the tokens `ids`; where an id is -1, for `last_ids` of the row's slot.
+
+        A stage of a pipeline before the last one returns [rows, hidden].
+        """
 
     def sample(
         self,
@@ -88,8 +91,10 @@ class DecodeSteps:
         tables: TableMirror,
         block_size: int,
         last_ids: Tensor,
+        samples: bool = True,
     ) -> None:
-        self._stage, self._tables = stage, tables
+        """`samples`: False in a stage of a pipeline before the last one, where only `logits` is called."""
+        self._stage, self._tables, self._samples = stage, tables, samples
         self._block_size, self._last_ids, self._device = block_size, last_ids, last_ids.device
         rows, width = tables.grid.shape
         self.sizes = [*(size for size in SIZES if size < rows), rows]
@@ -130,7 +135,8 @@ class DecodeSteps:
             return None
         missing = []
         for kind in kinds:
-            flags = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
+            filtered = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
+            flags = filtered if self._samples else None
             recording = self._recording(self._size(kind.rows), flags, None, kind.long)
             if not recording.compiled:
                 missing.append(recording)

@@ -27,6 +27,7 @@ class GpuStage:
         self._decoder = FusedDecoder(model, store.layers, attention)
         self._attention, self._store = attention, store
         self._dtype, self._device = model.embed.dtype, model.embed.device
+        self.streams: Tensor | None = None  # what a captured step reads, if an earlier stage embeds
 
     def work(self, rows: int) -> GraphWork:
         specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"
@@ -36,9 +37,13 @@ class GpuStage:
         return start_compiling(launches)
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
-        x = self._decoder.embed(fields["ids"], fields["slots"], last_ids)
+        ids = fields["ids"]
+        if self.streams is None:
+            x = self._decoder.embed(ids, fields["slots"], last_ids)
+        else:
+            x = self.streams[: len(ids)].clone()  # the forward overwrites it, padding included
         hidden = self._decoder.forward(x, fields["positions"], fields["places"], metadata)
-        return self._decoder.logits(hidden)
+        return hidden if self._decoder.model.config.after else self._decoder.logits(hidden)
 
     def sample(
         self,
@@ -59,9 +64,15 @@ class GpuStage:
             note(seen.reply, tokens, columns, slots)
         return top_logprobs(logits, tokens, fields["asked"]) if flags.logprobs else ()
 
-    def forward(self, batch: Batch, adapters: StepAdapters | None = None) -> Tensor:
-        """A step that is not pure decode, or that has adapters: [tokens, hidden]."""
-        x, metadata = self._decoder.model.embedded(batch.ids), self._attention.prepare(batch)
+    def forward(
+        self, batch: Batch, adapters: StepAdapters | None = None, stream: Tensor | None = None
+    ) -> Tensor:
+        """A step that is not pure decode, or that has adapters: [tokens, hidden].
+
+        `stream`: from an earlier stage.
+        """
+        x = self._decoder.model.embedded(batch.ids) if stream is None else stream
+        metadata = self._attention.prepare(batch)
         return self._decoder.forward(x, batch.positions, batch.places, metadata, adapters)
 
     def head(self, hidden: Tensor) -> Tensor:

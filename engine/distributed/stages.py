@@ -1,0 +1,195 @@
+"""Which stage of a pipeline a rank belongs to, and how steps pass from stage to stage: gloo on CPUs, NCCL on
+GPUs.
+
+Rank 0 is the engine's own process, and it samples: it belongs to the last stage, and later ranks to earlier
+ones. So tokens need not be sent back. The engine sends them to the first stage as ids of the next step.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store
+
+from engine.api.config import EngineConfig
+from engine.api.errors import EngineError
+from engine.distributed.collective import LIMIT
+
+_MOST = 8  # streams that may wait for the next stage, which is far behind then
+_LOOPBACK = "127.0.0.1"
+
+
+class StageLost(EngineError):
+    """The connection to another stage has ended."""
+
+
+def stage_of(rank: int, config: EngineConfig) -> int:
+    return config.pp - 1 - rank // config.tp
+
+
+def stage_name(stage: int, config: EngineConfig) -> str:
+    """What error messages call a stage."""
+    return f"stage {stage + 1} of {config.pp}"
+
+
+class PipelineLink:
+    """Between a rank and those with the same place in the stages before and after. One thread uses it."""
+
+    def __init__(self, rank: int, config: EngineConfig, device: torch.device, meeting: str) -> None:
+        """Wait until all ranks have connected. `meeting`: the path of a file where they find each other."""
+        stage = stage_of(rank, config)
+        self.first, self.last = stage == 0, stage == config.pp - 1
+        self._before, self._after = rank + config.tp, rank - config.tp
+        self._device, self._clock = device, _GpuClock() if device.type == "cuda" else _CpuClock()
+        store = FileStore(meeting, config.ranks)
+        self._group = _group(store, rank, config.ranks, device)
+        self._received = self._sent = False
+        self._sends: deque[tuple[Any, Tensor]] = deque()
+        self.carry(1, torch.float32)
+        with self.step(1):  # NCCL connects with the first exchange
+            stream = self.blank(1) if self.first else self.receive(1)
+            if not self.last:
+                self.send(stream)
+        self._clock.reset()
+
+    def carry(self, hidden: int, dtype: torch.dtype) -> None:
+        """Set the width and the type of the streams."""
+        self._hidden, self._dtype = hidden, dtype
+
+    @property
+    def busy(self) -> float:
+        """Seconds that this stage has spent in steps so far, without waiting for the stage before it."""
+        return self._clock.busy
+
+    @contextmanager
+    def step(self, tokens: int) -> Iterator[None]:
+        """Run one step inside. If it fails, its exchanges are made up, so that the stages stay in step."""
+        self._received = self._sent = not tokens
+        self._clock.begin()
+        try:
+            yield
+        except Exception:
+            with suppress(StageLost):
+                if not self.first and not self._received:
+                    self.receive(tokens)
+                if not self.last and not self._sent:
+                    self.send(self.blank(tokens))
+            raise
+        finally:
+            self._clock.end()
+
+    def blank(self, tokens: int) -> Tensor:
+        return torch.zeros(tokens, self._hidden, dtype=self._dtype, device=self._device)
+
+    def receive(self, tokens: int) -> Tensor:
+        stream = torch.empty(tokens, self._hidden, dtype=self._dtype, device=self._device)
+        self._received = True
+        self._clock.wait()
+        try:
+            self._group.recv([stream], self._before, 0).wait()
+        except RuntimeError as error:
+            raise StageLost(f"the stage before this one is lost: {error}") from None
+        finally:
+            self._clock.go_on()
+        return stream
+
+    def send(self, stream: Tensor) -> None:
+        self._sent = True
+        if self._device.type == "cuda":
+            stream = stream.clone()  # the next replay of a graph overwrites it
+        try:
+            self._sends.append((self._group.send([stream.contiguous()], self._after, 0), stream))
+            while self._sends and (len(self._sends) > _MOST or self._sends[0][0].is_completed()):
+                self._sends.popleft()[0].wait()
+        except RuntimeError as error:
+            raise StageLost(f"the stage after this one is lost: {error}") from None
+
+    def interrupt(self) -> None:
+        """End all exchanges, because a rank is lost. From any thread."""
+        if self._device.type == "cuda":  # on a CPU, its connections have ended
+            self._group.abort()
+
+    def close(self) -> None:
+        self.interrupt()
+        self._sends.clear()
+        self._group = None
+
+
+def _group(store: Store, rank: int, ranks: int, device: torch.device) -> Any:
+    """A process group that belongs to this engine alone: there may be others in the process."""
+    limit = timedelta(seconds=LIMIT)
+    if device.type == "cuda":
+        # NCCL's watchdog would end the engine's process. The team's watches the ranks.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = limit
+        return dist.ProcessGroupNCCL(store, rank, ranks, nccl)
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=_LOOPBACK)]
+    options._timeout = limit
+    return gloo(store, rank, ranks, options)
+
+
+class _CpuClock:
+    """Measures how long a stage works."""
+
+    def __init__(self) -> None:
+        self.busy = self._since = 0.0
+
+    def begin(self) -> None:
+        self._since = time.perf_counter()
+
+    def wait(self) -> None:
+        """Stop while the stage before is awaited."""
+        self.end()
+
+    def go_on(self) -> None:
+        self.begin()
+
+    def end(self) -> None:
+        self.busy += time.perf_counter() - self._since
+
+    def reset(self) -> None:
+        self.busy = 0.0
+
+
+class _GpuClock:
+    """The same by events, which are read once the GPU has passed them."""
+
+    def __init__(self) -> None:
+        self._busy = 0.0
+        self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._began = torch.cuda.Event(enable_timing=True)
+
+    def begin(self) -> None:
+        self._began = torch.cuda.Event(enable_timing=True)
+        self._began.record()
+
+    def wait(self) -> None:
+        """Nothing yet: what the stage before sends is awaited on the GPU."""
+
+    def go_on(self) -> None:
+        self.begin()
+
+    def end(self) -> None:
+        ended = torch.cuda.Event(enable_timing=True)
+        ended.record()
+        self._spans.append((self._began, ended))
+
+    @property
+    def busy(self) -> float:
+        while self._spans and self._spans[0][1].query():
+            began, ended = self._spans.popleft()
+            self._busy += began.elapsed_time(ended) / 1e3
+        return self._busy
+
+    def reset(self) -> None:
+        self._busy, self._spans = 0.0, deque()
