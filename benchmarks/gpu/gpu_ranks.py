@@ -1,7 +1,8 @@
-"""The engine on several GPUs of one host, `tp`, against one: steps, a mixed workload, and sums alone.
+"""The engine on several GPUs of one host, as ranks (`tp`) or stages (`pp`): steps and a mixed workload.
 
-The shapes and workloads are those of `gpu.py`. `check` compares the ranks' greedy replies with transformers
-in float32 on the same weights, and with those of one rank.
+The shapes and workloads are those of `gpu.py`, and one GPU is measured, too. `check` compares the greedy
+replies with transformers in float32 on the same weights, and with those of one GPU. `sums`: the exchanges
+of ranks alone.
 """
 
 import json
@@ -24,6 +25,7 @@ from engine.start import start
 from minichat.bench.harness import Bench
 from minichat.bench.shapes import COMMON, SHAPES
 
+ONE = "1 GPU"
 Replies = list[tuple[list[int], list[int]]]  # prompts and replies
 
 
@@ -33,8 +35,14 @@ def run(
     shape: tuple[str, ...] = ("8B",),
     rows: tuple[int, ...] = (1, 8, 32, 128, 256),
     ranks: tuple[int, ...] = (2, 1),
+    stages: tuple[int, ...] = (2,),
+    requests: int = 256,
     only: tuple[str, ...] = ("check", "decode", "mixed"),
 ) -> None:
+    """`ranks`, `stages`: an engine for each; 0 ranks or 1 stage: none. `requests`: of the mixed workload.
+
+    `check` needs the engine of one rank.
+    """
     parts = {"check", "decode", "mixed", "sums"}
     if unknown := [name for name in only if name not in parts]:
         raise SystemExit(f"gpu_ranks has no part {unknown[0]!r}; choose from {', '.join(sorted(parts))}")
@@ -42,23 +50,34 @@ def run(
         for more in ((), ("--others",)):
             subprocess.run([sys.executable, "-m", "benchmarks.gpu.peer_sums", *more], check=True)
     for name in shape if set(only) - {"sums"} else ():
-        replies: dict[int, Replies] = {}
-        for count in ranks:
-            with started(bench, name, count) as engine:
-                label = f"{name}, {count} GPU" + "s" * (count > 1)
+        replies: dict[str, Replies] = {}
+        contenders = [(1, count) for count in stages if count > 1] + [(count, 1) for count in ranks if count]
+        for tp, pp in contenders:
+            with started(bench, name, tp, pp) as engine:
+                kind = f"{pp} stages" if pp > 1 else f"{tp} GPU" + "s" * (tp > 1)
+                label = f"{name}, {kind}"
                 if "check" in only:
-                    replies[count] = greedy(engine)
-                    if count == 1:
+                    replies[kind] = greedy(engine)
+                    if kind == ONE:
                         compare(bench, name, engine, replies)
                 if "decode" in only:
                     for each in rows:
                         bench.note(f"{label}, D, B={each}", step_times(engine, each, bench.repeats), "ms")
+                        bubbles(bench, f"{label}, D, B={each}", engine)
                 if "mixed" in only:
-                    mixed(bench, label, engine)
+                    mixed(bench, label, engine, requests)
+                    bubbles(bench, f"{label}, N", engine)
+
+
+def bubbles(bench: Bench, label: str, engine: Engine) -> None:
+    """Note the share of the last steps' time in which each stage had nothing to do."""
+    for each in sorted(engine.snapshot().ranks, key=lambda each: each.stage or 0):
+        if each.stage is not None:
+            bench.note(f"{label}, bubble of stage {each.stage + 1}", 100 * each.bubble, "%")
 
 
 @contextmanager
-def started(bench: Bench, name: str, ranks: int) -> Iterator[Engine]:
+def started(bench: Bench, name: str, tp: int, pp: int) -> Iterator[Engine]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[name]))
         assembly.GPU_RANKS = True
@@ -66,11 +85,13 @@ def started(bench: Bench, name: str, ranks: int) -> Iterator[Engine]:
         engine = start(
             EngineConfig(
                 model=folder, dummy_weights=True, max_context=CONTEXT, prefix_cache=False, blocks=BLOCKS,
-                host_blocks=0, seed=0, tp=ranks,
+                host_blocks=0, seed=0, tp=tp, pp=pp,
             )
         )  # fmt: skip
         finish(engine, [[1, 2, 3]], [2])
-        bench.note(f"{name}, tp {ranks}, from start to the first reply", time.perf_counter() - began, "s")
+        bench.note(
+            f"{name}, tp {tp}, pp {pp}, from start to the first reply", time.perf_counter() - began, "s"
+        )
         yield engine
         engine.ranks.close()
     del engine
@@ -91,9 +112,10 @@ def step_times(engine: Engine, rows: int, repeats: int) -> list[float]:
     return [(seconds(LONG) - seconds(SHORT)) / (LONG - SHORT) * 1e3 for _ in range(repeats)]
 
 
-def mixed(bench: Bench, label: str, engine: Engine) -> None:
+def mixed(bench: Bench, label: str, engine: Engine, requests: int) -> None:
     """Run the mixed workload; the last run is measured."""
     prompts, counts = drawn()
+    prompts, counts = prompts[:requests], counts[:requests]
     for _ in range(1 + (bench.warmup > 0)):
         began = time.perf_counter()
         finish(engine, prompts, counts)
@@ -110,19 +132,19 @@ def greedy(engine: Engine) -> Replies:
     return found
 
 
-def compare(bench: Bench, name: str, engine: Engine, replies: dict[int, Replies]) -> None:
+def compare(bench: Bench, name: str, engine: Engine, replies: dict[str, Replies]) -> None:
     """Check the replies by the logits of transformers, with the weights of an engine of one rank."""
     gaps = {}
     with oracle(name, engine) as theirs, torch.inference_mode():
         for count, found in replies.items():
             logits = [_logits(theirs, *each) for each in found]
             gaps[count] = largest_gap(logits, [torch.tensor(reply, device="cuda") for _, reply in found])
-            bench.note(f"{name}, tp {count}, largest gap to transformers' argmax", gaps[count], "logit")
+            bench.note(f"{name}, {count}, largest gap to transformers' argmax", gaps[count], "logit")
     for count, found in replies.items():
-        same = [ours == one for (_, ours), (_, one) in zip(found, replies[1], strict=True)]
-        bench.note(f"{name}, tp {count}, replies equal to those of one GPU", sum(same) / len(same), "")
-        if not gaps[count] < max(GAP, 1.5 * gaps[1]):
-            raise SystemExit(f"{name}, tp {count}: wrong tokens, {gaps[count]:.2f} below the likeliest")
+        same = [ours == one for (_, ours), (_, one) in zip(found, replies[ONE], strict=True)]
+        bench.note(f"{name}, {count}, replies equal to those of one GPU", sum(same) / len(same), "")
+        if not gaps[count] < max(GAP, 1.5 * gaps[ONE]):
+            raise SystemExit(f"{name}, {count}: wrong tokens, {gaps[count]:.2f} below the likeliest")
 
 
 def _logits(model: object, prompt: Sequence[int], reply: Sequence[int]) -> torch.Tensor:

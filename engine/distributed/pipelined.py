@@ -1,4 +1,4 @@
-"""A runner of several stages: sends each step to all ranks, and makes the last stage's part on its own runner.
+"""A runner of several stages: sends each step to all ranks, and runs the last stage on its own runner.
 
 Several steps are in flight, one in each stage. On a CPU, a call of the own runner takes as long as its work,
 so those for later steps wait until earlier steps have been collected: meanwhile the other stages work on

@@ -12,6 +12,12 @@ from engine.scheduling.step import Masks, Step
 class StageLoop(RankLoop):
     link: PipelineLink  # set by the caller
 
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self.link.close()
+
     def _launch(self, step: Step) -> None:
         try:
             with self.link.step(len(step.ids)):

@@ -42,13 +42,15 @@ def stage_name(stage: int, config: EngineConfig) -> str:
 class PipelineLink:
     """Between a rank and those with the same place in the stages before and after. One thread uses it."""
 
-    def __init__(self, rank: int, config: EngineConfig, device: torch.device, meeting: str) -> None:
-        """Wait until all ranks have connected. `meeting`: the path of a file where they find each other."""
+    def __init__(self, rank: int, config: EngineConfig, device: torch.device, meeting: int) -> None:
+        """Wait until all ranks have connected. `meeting`: the descriptor of a file in which they find each
+        other. It must stay open as long as the link.
+        """
         stage = stage_of(rank, config)
         self.first, self.last = stage == 0, stage == config.pp - 1
         self._before, self._after = rank + config.tp, rank - config.tp
         self._device, self._clock = device, _GpuClock() if device.type == "cuda" else _CpuClock()
-        store = FileStore(meeting, config.ranks)
+        store = FileStore(f"/proc/self/fd/{meeting}", config.ranks)
         self._group = _group(store, rank, config.ranks, device)
         self._received = self._sent = False
         self._sends: deque[tuple[Any, Tensor]] = deque()
@@ -127,7 +129,7 @@ def _group(store: Store, rank: int, ranks: int, device: torch.device) -> Any:
     limit = timedelta(seconds=LIMIT)
     if device.type == "cuda":
         # NCCL's watchdog would end the engine's process. The team's watches the ranks.
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        os.environ |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = limit
         return dist.ProcessGroupNCCL(store, rank, ranks, nccl)

@@ -96,7 +96,7 @@ class Team:
             0.0,
         )  # decaying sums: seconds of work, and in which time
         self._layers = [1] * self.ranks
-        steps, tp = anonymous(CAPACITY), config.tp
+        steps, self._meeting, tp = anonymous(CAPACITY), anonymous(0), config.tp
         stages = [wires(tp, anonymous(memory_size(tp))) for _ in range(config.pp)]
         ends, all_wires = [pipes() for _ in range(1, self.ranks)], [each for one in stages for each in one]
         self._ends, self._wires = [ours for ours, _ in ends], all_wires[0]
@@ -108,10 +108,13 @@ class Team:
             self.link: PipelineLink | None = None  # to the other stages
             for rank, (_, theirs) in enumerate(ends, 1):
                 gpus = {"visible": visible[rank]} if visible else {}
-                self.members.append(spawn(self.command, rank, steps, theirs, all_wires[rank], **gpus))
+                self.members.append(
+                    spawn(self.command, rank, steps, self._meeting, theirs, all_wires[rank], **gpus)
+                )
             self._ring = RingWriter(steps, self._ends, self.check)
         except BaseException:
             self._kill()
+            os.close(self._meeting)
             raise
         finally:
             for _, theirs in ends:
@@ -127,13 +130,11 @@ class Team:
             os.close(steps)
         self._watching = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watching.start()
-        self._meeting = tempfile.TemporaryDirectory() if config.pp > 1 else None
-        where = "" if self._meeting is None else os.path.join(self._meeting.name, "stages")
         start = {
             "config": wire.config_to_json(config),
             "model": place.name,
             "folder": str(place.folder),
-            "meeting": where,
+            "meeting": self._meeting,
         }
         for member in self.members:
             self._tell(member, start)
@@ -162,11 +163,7 @@ class Team:
 
     def connect_stages(self, device: torch.device) -> None:
         """Connect the stages of a pipeline."""
-        assert self._meeting is not None
-        where = os.path.join(self._meeting.name, "stages")
-        self.link = PipelineLink(0, self._config, device, where)
-        self._meeting.cleanup()
-        self._meeting = None
+        self.link = PipelineLink(0, self._config, device, self._meeting)
 
     def agree(self, budget: CacheBudget, stop_ids: frozenset[int]) -> CacheBudget:
         """Wait until every rank has loaded its share. All get as many blocks as the one with the least
@@ -258,7 +255,7 @@ class Team:
             call()
 
     def views(self, device: str, cache: int) -> tuple[RankView, ...]:
-        """All ranks, with their process and the bytes of their share of the cache. `cache`: those of rank 0."""
+        """All ranks. `cache`: the bytes of rank 0's share of the cache."""
         pids, piped = [os.getpid(), *(member.process.pid for member in self.members)], self._config.pp > 1
         return tuple(
             RankView(
@@ -300,8 +297,7 @@ class Team:
                 self._peers.close()
             if self.link is not None:
                 self.link.close()
-            if self._meeting is not None:
-                self._meeting.cleanup()
+            os.close(self._meeting)
             for member in self.members:
                 member.link.close()
                 member.pulse.close()
@@ -366,7 +362,13 @@ class Team:
 
 
 def spawn(
-    command: tuple[str, ...], rank: int, steps: int, ring: RingEnds, wires: Wires, visible: str = ""
+    command: tuple[str, ...],
+    rank: int,
+    steps: int,
+    meeting: int,
+    ring: RingEnds,
+    wires: Wires,
+    visible: str = "",
 ) -> Member:
     link, their_link = socket.socketpair()
     pulse, their_pulse = socket.socketpair()
@@ -384,7 +386,7 @@ def spawn(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=[their_link.fileno(), their_pulse.fileno(), steps, *ring, *wires.fds()],
+            pass_fds=[their_link.fileno(), their_pulse.fileno(), steps, meeting, *ring, *wires.fds()],
             env=child_environment() | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {}),
             start_new_session=True,  # it must not receive Ctrl+C or the terminal's hangup
         )

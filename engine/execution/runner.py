@@ -120,6 +120,7 @@ class ModelRunner:
                 tables=self._tables,
                 block_size=self._block_size,
                 last_ids=self._sampling_state.last_ids,
+                streams=self._blank(len(self._tables.grid)),
                 samples=self._samples,
             )
         if (self._steps is None) is not (self.graphs is None):  # graphs became available, or unavailable
@@ -357,9 +358,12 @@ class ModelRunner:
 
     def _pack(self, piece: ModelInput) -> PackedBatch:
         packed = self._batches.build(piece.rows, piece.ids, piece.single, self._sampling_state.last_ids)
-        if self._link is not None and not self._link.first:
-            packed.stream = self._link.blank(len(piece.ids))
+        packed.stream = self._blank(len(piece.ids))
         return packed
+
+    def _blank(self, tokens: int) -> Tensor | None:
+        """A stream to read, if an earlier stage embeds the tokens."""
+        return None if self._link is None or self._link.first else self._link.blank(tokens)
 
     def _launch_kernels(self, packed: PackedBatch, inputs: SamplingInputs | None) -> SampledTokens | Tensor:
         return self._launch_sampling(self._forward(packed), packed, inputs)
@@ -377,11 +381,12 @@ class ModelRunner:
     def _decode(self, steps: DecodeSteps, piece: ModelInput) -> Sampled | None:
         """Run a decode step in a graph. Rows that the kernels cannot sample are sampled after it."""
         rows = piece.rows
-        if self._stage is not None and self._stage.streams is not None and self._link is not None:
-            self._stage.streams[: len(rows)].copy_(self._link.receive(len(rows)))
-        if self._link is not None and not self._link.last:
-            self._link.send(steps.logits(rows, piece.ids))
-            return None
+        if self._link is not None:
+            if steps.streams is not None:
+                steps.streams[: len(rows)].copy_(self._link.receive(len(rows)))
+            if not self._link.last:
+                self._link.send(steps.logits(rows, piece.ids))
+                return None
         inputs = self._sampling_state.kernel_inputs(rows, drafted=bool(piece.drafts))
         if inputs is not None and steps.may_sample(inputs):
             tokens, *found = steps.sample(rows, piece.ids, inputs)
@@ -418,7 +423,4 @@ class ModelRunner:
         # Imports Triton, which is only installed with a GPU.
         from engine.execution.cuda.stage import stage_for
 
-        found = stage_for(self.model, self.store, self.attention)
-        if found is not None and self._link is not None and not self._link.first:
-            found.streams = self._link.blank(len(self._tables.grid))
-        return found
+        return stage_for(self.model, self.store, self.attention)

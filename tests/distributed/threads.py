@@ -51,7 +51,9 @@ class RankThread:
         """A thread cannot be killed. Closing its connections ends it."""
 
 
-def spawn(command: tuple[str, ...], rank: int, steps: int, ring: RingEnds, wires: Wires) -> team.Member:
+def spawn(
+    command: tuple[str, ...], rank: int, steps: int, meeting: int, ring: RingEnds, wires: Wires
+) -> team.Member:
     link, their_link = socket.socketpair()
     pulse, their_pulse = socket.socketpair()
     dup = {fd: os.dup(fd) for fd in (steps, *ring, *wires.fds())} | {-1: -1}

@@ -63,7 +63,7 @@ class Stage(Protocol):
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         """[rows, vocab] for the tokens `ids`; where an id is -1, for `last_ids` of the row's slot.
 
-        A stage of a pipeline before the last one returns [rows, hidden].
+        In a pipeline, a later stage reads `stream` instead, and an earlier one returns [rows, hidden].
         """
 
     def sample(
@@ -91,9 +91,13 @@ class DecodeSteps:
         tables: TableMirror,
         block_size: int,
         last_ids: Tensor,
+        streams: Tensor | None = None,
         samples: bool = True,
     ) -> None:
-        """`samples`: False in a stage of a pipeline before the last one, where only `logits` is called."""
+        """For a stage of a pipeline: `streams`, [rows, hidden], where the caller puts what an earlier stage has
+        computed; `samples`: False if a later one samples, so that only `logits` is called.
+        """
+        self.streams = streams
         self._stage, self._tables, self._samples = stage, tables, samples
         self._block_size, self._last_ids, self._device = block_size, last_ids, last_ids.device
         rows, width = tables.grid.shape
@@ -180,6 +184,8 @@ class DecodeSteps:
             fields["biases"] = ((BIASES,), np.dtype(np.float32))
         form = StagingBuffers(fields, size, self._mirror)
         form.on_device |= dict(zip(PADDING, form.on_device["rows"], strict=True))
+        if self.streams is not None:
+            form.on_device["stream"] = self.streams[:size]
         return form, work
 
     def _fill(

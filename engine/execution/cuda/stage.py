@@ -27,7 +27,6 @@ class GpuStage:
         self._decoder = FusedDecoder(model, store.layers, attention)
         self._attention, self._store = attention, store
         self._dtype, self._device = model.embed.dtype, model.embed.device
-        self.streams: Tensor | None = None  # what a captured step reads, if an earlier stage embeds
 
     def work(self, rows: int) -> GraphWork:
         specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"
@@ -37,11 +36,10 @@ class GpuStage:
         return start_compiling(launches)
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
-        ids = fields["ids"]
-        if self.streams is None:
-            x = self._decoder.embed(ids, fields["slots"], last_ids)
+        if (stream := fields.get("stream")) is None:
+            x = self._decoder.embed(fields["ids"], fields["slots"], last_ids)
         else:
-            x = self.streams[: len(ids)].clone()  # the forward overwrites it, padding included
+            x = stream.clone()  # the forward overwrites it, padding included
         hidden = self._decoder.forward(x, fields["positions"], fields["places"], metadata)
         return hidden if self._decoder.model.config.after else self._decoder.logits(hidden)
 
