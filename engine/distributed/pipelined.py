@@ -192,6 +192,6 @@ class PipelinedRunner(RankedRunner):
         all_ranks = [own, *(reports[member.rank] for member in self._team.members)]
         busy = [float(each["busy"]) for each in all_ranks]
         passed, self._since = now - self._since, now
-        self._team.note_busy((b - before for b, before in zip(busy, self._busy, strict=True)), passed)
+        self._team.meters.note_work((b - before for b, before in zip(busy, self._busy, strict=True)), passed)
         self._busy = busy
         self._note_joined([float(each["joined"]) for each in all_ranks], passed)

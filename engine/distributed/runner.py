@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, NoReturn
 from engine.api.config import KvSchemeName
 from engine.api.errors import EngineDead, EngineError
 from engine.distributed.collective import LIMIT, Interrupted
+from engine.distributed.member import Member
 from engine.distributed.messages import STEP_KINDS, Kind, digest
-from engine.distributed.team import Member, Team
+from engine.distributed.team import Team
 from engine.execution.changes import Recache, RunnerChange
 from engine.execution.protocol import Compilation, StepKind, StepResult
 from engine.execution.runner import ModelRunner
@@ -89,7 +90,7 @@ class RankedRunner:
         """Report the share of the step that each rank has spent in collectives."""
         spent = [now - before for now, before in zip(seconds, self._joined, strict=True)]
         self._joined = seconds
-        self._team.note_step(min(1.0, each / step) if step > 0 else 0.0 for each in spent)
+        self._team.meters.note_joining(min(1.0, each / step) if step > 0 else 0.0 for each in spent)
 
     def apply(self, change: RunnerChange) -> None:
         """Apply a change on all ranks. If it fails on one, the others keep a change that can be repeated."""

@@ -5,19 +5,16 @@ steps, a link for its answers, the pipes of the collective, and a socket for hea
 the system frees them with the processes, however those end.
 """
 
-import json
 import os
 import select
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,18 +27,18 @@ from engine.distributed.collective import (
     LIMIT,
     RankCollective,
     SharedMemoryCollective,
-    Wires,
     memory_size,
     wires,
 )
 from engine.distributed.identity import check_same, identity
-from engine.distributed.link import RankLink
+from engine.distributed.member import ENDS, Member, beats, spawn, tail
 from engine.distributed.memory import anonymous
 from engine.distributed.messages import Kind
-from engine.distributed.ring import CAPACITY, RingEnds, RingWriter, pipes
+from engine.distributed.rank_meters import RankMeters
+from engine.distributed.ring import CAPACITY, RingWriter, pipes
 from engine.distributed.stages import PipelineLink, stage_of
 from engine.execution.budget import CacheBudget
-from engine.host.process import child_environment, describe_exit
+from engine.host.process import describe_exit
 
 if TYPE_CHECKING:
     from engine.distributed.peers import PeerCollective
@@ -49,32 +46,7 @@ if TYPE_CHECKING:
 _LOOK = 0.5  # seconds between checks of the heartbeats
 _STARTS = 120.0  # seconds until a process has imported everything
 _LOADS = 3600.0  # seconds to load its weights, while its heart beats
-_ENDS = 2.0  # seconds a process has to exit after its connections close
 _CLOSES = 4.0  # seconds all of them have to write what their tiers hold, before they are killed
-_NEWEST = 0.1  # the weight of the newest step in a running mean
-_TAIL = 2000  # bytes of its log in ours
-
-
-@dataclass(slots=True)
-class Member:
-    """A rank in another process."""
-
-    rank: int
-    process: subprocess.Popen[bytes]
-    link: RankLink
-    pulse: socket.socket
-    log: IO[bytes]
-    beating: bool = False  # whether its heart is watched: it has started
-    silent: float = 0.0  # seconds since its last heartbeat
-
-    def end(self) -> int | None:
-        """Return the exit code of a process whose connections are closed; None if it had to be killed."""
-        try:
-            return self.process.wait(_ENDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            return None
 
 
 class Team:
@@ -90,11 +62,7 @@ class Team:
         self._gone, self._closing, self._started = threading.Event(), threading.Event(), False
         self._losing = threading.Lock()
         self._on_loss: Callable[[], None] = lambda: None
-        self._joining = [0.0] * self.ranks  # running means, by rank
-        self._busy, self._passed = (
-            [0.0] * self.ranks,
-            0.0,
-        )  # decaying sums: seconds of work, and in which time
+        self.meters = RankMeters(self.ranks)
         self._layers = [1] * self.ranks
         steps, self._meeting, tp = anonymous(CAPACITY), anonymous(0), config.tp
         stages = [wires(tp, anonymous(memory_size(tp))) for _ in range(config.pp)]
@@ -244,7 +212,7 @@ class Team:
 
     def loss(self) -> EngineDead:
         """Return the reason why a connection has closed, which the watching thread is about to find."""
-        self._gone.wait(self.silence + _ENDS)
+        self._gone.wait(self.silence + ENDS)
         return EngineDead(self.lost or "a rank has closed its connection")
 
     def on_loss(self, call: Callable[[], None]) -> None:
@@ -263,27 +231,12 @@ class Team:
                 device,
                 pid,
                 cache * self._layers[rank] // self._layers[0],
-                self._joining[rank],
+                self.meters.joining[rank],
                 stage_of(rank, self._config) if piped else None,
-                self._bubble(rank) if piped else 0.0,
+                self.meters.bubble(rank) if piped else 0.0,
             )
             for rank, pid in enumerate(pids)
         )
-
-    def _bubble(self, rank: int) -> float:
-        """The share of the time with steps in flight in which a rank had nothing to do."""
-        return max(0.0, 1 - self._busy[rank] / self._passed) if self._passed else 0.0
-
-    def note_busy(self, worked: Iterable[float], passed: float) -> None:
-        """Take the seconds that each rank has worked, of those that have passed with steps in flight."""
-        self._passed += passed - _NEWEST * self._passed
-        for rank, seconds in enumerate(worked):
-            self._busy[rank] += seconds - _NEWEST * self._busy[rank]
-
-    def note_step(self, joining: Iterable[float]) -> None:
-        """Take the share of a step that each rank has spent in collectives."""
-        for rank, share in enumerate(joining):
-            self._joining[rank] += _NEWEST * (share - self._joining[rank])
 
     def close(self) -> None:
         """End the other ranks. From any thread; the second call does nothing."""
@@ -329,7 +282,7 @@ class Team:
             for fd, member in members.items():
                 if fd in ready:
                     member.silent = 0.0
-                    if not _beats(member.pulse):
+                    if not beats(member.pulse):
                         self._lose(member, member.end())
                         break
                 elif member.beating:
@@ -343,7 +296,7 @@ class Team:
             return
         hung = f"did not respond for {self.silence:g} seconds and was killed"
         problem = hung if code is None else describe_exit(code)
-        log.error("rank %d %s; the end of its log:\n%s", member.rank, problem, _tail(member.log))
+        log.error("rank %d %s; the end of its log:\n%s", member.rank, problem, tail(member.log))
         self._kill()
         with self._losing:
             self.lost = f"rank {member.rank} {problem}"
@@ -359,47 +312,3 @@ class Team:
             member.process.kill()
         for member in self.members:
             member.process.wait()
-
-
-def spawn(
-    command: tuple[str, ...],
-    rank: int,
-    steps: int,
-    meeting: int,
-    ring: RingEnds,
-    wires: Wires,
-    visible: str = "",
-) -> Member:
-    link, their_link = socket.socketpair()
-    pulse, their_pulse = socket.socketpair()
-    given = {
-        "rank": rank,
-        "link": their_link.fileno(),
-        "pulse": their_pulse.fileno(),
-        "ring": [steps, *ring],
-        "wires": wires,
-    }
-    output = tempfile.TemporaryFile()  # noqa: SIM115  # the member closes it
-    with their_link, their_pulse:
-        process = subprocess.Popen(
-            [*command, json.dumps(given)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=[their_link.fileno(), their_pulse.fileno(), steps, meeting, *ring, *wires.fds()],
-            env=child_environment() | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {}),
-            start_new_session=True,  # it must not receive Ctrl+C or the terminal's hangup
-        )
-    return Member(rank, process, RankLink(link), pulse, output)
-
-
-def _beats(pulse: socket.socket) -> bool:
-    with suppress(ConnectionError):
-        return bool(pulse.recv(4096))
-    return False
-
-
-def _tail(file: IO[bytes]) -> str:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _TAIL))
-    return file.read().decode(errors="replace").strip()

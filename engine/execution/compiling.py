@@ -46,10 +46,13 @@ def kind_of(piece: ModelInput, inputs: SamplingInputs | None) -> Hashable:
     return size, piece.single > 0, inputs and SamplingFlags.of(inputs)
 
 
-def example(kind: StepKind, vocab: int) -> tuple[ModelInput, SamplingInputs]:
-    """Return a step with a prompt. It can be compiled, but not run: it has no blocks."""
+def example(kind: StepKind, vocab: int, *, samples: bool = True) -> tuple[ModelInput, SamplingInputs | None]:
+    """Return a step with a prompt. It can be compiled, but not run: it has no blocks.
+
+    `samples`: False in a stage of a pipeline before the last one.
+    """
     rows = Rows.of([StepRow(0, 0, 0, length, True) for length in (*[1] * kind.rows, kind.prompt)])
     ids = np.zeros(kind.rows + kind.prompt, np.int64)
     numbers = np.zeros((len(rows), len(COLUMNS)))
     inputs = SamplingInputs(numbers, vocab, seen=None, edits=None, logprobs=(), filtered=kind.filtered)
-    return ModelInput(rows, ids, kind.rows, rows, {}), inputs
+    return ModelInput(rows, ids, kind.rows, rows, {}), inputs if samples else None

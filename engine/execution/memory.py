@@ -1,15 +1,19 @@
-"""Memory by purpose, in bytes."""
+"""Memory by purpose, in bytes; and work that may run out of it."""
 
 import time
 from collections.abc import Callable
 from itertools import chain
+from typing import TypeVar
 
 import torch
 
+from engine.api.errors import NoMemory
 from engine.devices import free_host_memory, host_memory
 from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
+
+T = TypeVar("T")
 
 _EVERY = 1.0  # seconds; snapshots are more frequent than the driver should be queried
 
@@ -51,3 +55,15 @@ def weight_bytes(model: LanguageModel) -> int:
     tables = (model.rope, model.local_rope) if isinstance(model, Decoder) else ()
     tensors = {id(each): each for each in chain(model.parameters(), model.buffers())}
     return sum(each.nbytes for each in tensors.values() if not any(each is table for table in tables))
+
+
+def with_memory(work: Callable[[], T], give_back: Callable[[], None], tries: int) -> T:
+    """Run `work`. After each of `tries` that run out of memory, call `give_back`; then raise NoMemory."""
+    for _ in range(tries):
+        try:
+            return work()
+        except torch.OutOfMemoryError as error:
+            problem = str(error)
+        # The error is gone here, and with it the tensors of the frames it held.
+        give_back()
+    raise NoMemory(problem)

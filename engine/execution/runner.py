@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from engine.api.config import EvictionName, KvSchemeName
-from engine.api.errors import BadInput, NoMemory
+from engine.api.errors import BadInput
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
 from engine.attention.base import AttentionBackend, attending, why_no_kv_scheme
 from engine.devices import give_back, lost
@@ -22,20 +22,21 @@ from engine.execution.block_scores import NO_SCORES, StepScores
 from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of, mover_on
 from engine.execution.compiling import StepCompiler, example, kind_of
+from engine.execution.cuda.choose import stage_on
 from engine.execution.cuda.graphs import DecodeSteps, Stage
 from engine.execution.cuda.staging import upload
 from engine.execution.draft.drafting import Drafter, SmallModel, with_drafts
 from engine.execution.draft.verification import tokens_ahead, unroll_drafts
 from engine.execution.in_flight import InFlightStep, ModelInput, Sampled
 from engine.execution.load import LoadMeter
-from engine.execution.memory import MemoryMeter
+from engine.execution.memory import MemoryMeter, T, with_memory
 from engine.execution.pooling import span_rows, sum_spans
 from engine.execution.prompt_logprobs import read_prompts, target_rows
 from engine.execution.protocol import Compilation, Fit, ReadAdapter, StepKind, StepResult, WeightsPlan
 from engine.execution.results import SampledTokens
 from engine.execution.sampling_state import SamplingState, by_row
 from engine.execution.split import SAMPLING, StepSplitter
-from engine.execution.stage_link import StageLink
+from engine.execution.stage_link import StageEnds, StageLink
 from engine.execution.traffic import measure, weights_read
 from engine.execution.transfers import TransferRunner
 from engine.execution.weights import Weights
@@ -45,12 +46,10 @@ from engine.kv.tiers.tier import Tier, TransferEnd, TransferOrder
 from engine.models.adapters.bank import AdapterBank
 from engine.models.base import LanguageModel
 from engine.sampling.rows import SamplingInputs
-from engine.scheduling.step import Masks, Step
+from engine.scheduling.step import Masks, SlotSampling, Step
 
 if TYPE_CHECKING:
     from engine.execution.cuda.stage import GpuStage
-
-T = TypeVar("T")
 
 
 class ModelRunner:
@@ -75,16 +74,12 @@ class ModelRunner:
         shared: bool = False,
         link: StageLink | None = None,
     ) -> None:
-        """`slots` rows of at most `width` blocks each. `shared`: other ranks run the same steps.
-
-        `link`: to the other stages, if the model is one of a pipeline.
-        """
+        """`slots` rows of at most `width` blocks. `shared`: other ranks run these steps. `link`: to others."""
         # A rank cannot repeat a step alone, and a step that has changed states cannot be repeated.
         self._drafters, self._tries = drafters, 1 if shared or store.keeps_state else 2
         self.model, self.attention, self.device, self._budget = model, attention, device, room
-        self._link, self._samples = link, link is None or link.last
         self._tables, self._block_size = TableMirror(slots, width), block_size
-        self.adapters = AdapterBank(model, device)
+        self.adapters, self._ends = AdapterBank(model, device), StageEnds(link)
         self._batches = BatchBuilder(self._tables, block_size, device, self.adapters)
         self._sampling_state = SamplingState(
             slots=slots, vocab=model.config.vocab, stop_ids=stop_ids, device=device
@@ -103,7 +98,7 @@ class ModelRunner:
 
     def _on_store(self) -> None:
         """Rebuild what depends on the cache's scheme."""
-        stage = self._stage_on(self.device)
+        stage = stage_on(self.device, self.model, self.store, self.attention)
         self.use_stages(stage, stage)
         self._memory = MemoryMeter(self.model, self.store, self.device)
         for drafter in self._drafters.values():
@@ -120,8 +115,7 @@ class ModelRunner:
                 tables=self._tables,
                 block_size=self._block_size,
                 last_ids=self._sampling_state.last_ids,
-                streams=self._blank(len(self._tables.grid)),
-                samples=self._samples,
+                ends=self._ends,
             )
         if (self._steps is None) is not (self.graphs is None):  # graphs became available, or unavailable
             self.graphs = None if self._steps is None else True
@@ -133,9 +127,9 @@ class ModelRunner:
     @torch.inference_mode()
     def start_compiling(self, kinds: Sequence[StepKind]) -> list[Compilation]:
         launches: dict[Hashable, Callable[[], object]] = {}
-        for piece, inputs in (example(kind, self.model.config.vocab) for kind in kinds if kind.prompt):
-            sampled = inputs if self._samples else None
-            launches[kind_of(piece, sampled)] = partial(self._launch_kernels, self._pack(piece), sampled)
+        vocab, samples = self.model.config.vocab, self._ends.samples
+        for piece, inputs in (example(kind, vocab, samples=samples) for kind in kinds if kind.prompt):
+            launches[kind_of(piece, inputs)] = partial(self._launch_kernels, self._pack(piece), inputs)
         found = [self._stage and self._compiler.start(self._stage, launches)]
         if self._replayed is not None:
             found.append(self._replayed.start_compiling([kind for kind in kinds if not kind.prompt]))
@@ -229,7 +223,7 @@ class ModelRunner:
             began = time.monotonic()
             self._begin(step)
             self.splitter.begin()
-            return self._with_memory(lambda: self._compute(step, began), step)
+            return self._with_memory(lambda: self._compute(step, began), step.sampling)
 
     @torch.inference_mode()
     def skip(self, step: Step) -> None:
@@ -255,18 +249,14 @@ class ModelRunner:
     def supply(self, handle: InFlightStep, masks: Masks) -> None:
         self._with_memory(lambda: self._sample(handle, masks))
 
-    def _with_memory(self, work: Callable[[], T], step: Step | None = None) -> T:
+    def _with_memory(self, work: Callable[[], T], sampling: Sequence[SlotSampling] = ()) -> T:
         """Run `work`. If it runs out of memory, release reserves and retry once; then raise NoMemory."""
-        for _ in range(self._tries):
-            try:
-                return work()
-            except torch.OutOfMemoryError as error:
-                problem = str(error)
-            # The error is gone here, and with it the tensors of the frames it held.
-            if step is not None:
-                self._sampling_state.apply(step.sampling)  # drafts of the first try were counted
+
+        def give_back() -> None:
+            self._sampling_state.apply(sampling)  # drafts of the first try were counted
             self.give_back_reserve()
-        raise NoMemory(problem)
+
+        return with_memory(work, give_back, self._tries)
 
     def _compute(self, step: Step, began: float) -> InFlightStep:
         """Run the model for a step. Sampling may have to wait for masks."""
@@ -335,11 +325,9 @@ class ModelRunner:
         if self._stage is not None and packed.adapters is None:
             launches = partial(self._launch_kernels, packed, inputs)
             self._compiler.compile(self._stage, {kind_of(piece, inputs): launches})
-        if self._link is not None and not self._link.first:
-            packed.stream = self._link.receive(len(piece.ids))
+        packed.stream = self._ends.enter(len(piece.ids))
         hidden = self._forward(packed)
-        if self._link is not None and not self._link.last:
-            self._link.send(hidden)
+        if self._ends.leave(hidden):
             return
         if piece.targets:
             launched.prompts = read_prompts(self.model.logits, hidden, piece.targets).to_host()
@@ -358,12 +346,8 @@ class ModelRunner:
 
     def _pack(self, piece: ModelInput) -> PackedBatch:
         packed = self._batches.build(piece.rows, piece.ids, piece.single, self._sampling_state.last_ids)
-        packed.stream = self._blank(len(piece.ids))
+        packed.stream = self._ends.blank(len(piece.ids))
         return packed
-
-    def _blank(self, tokens: int) -> Tensor | None:
-        """A stream to read, if an earlier stage embeds the tokens."""
-        return None if self._link is None or self._link.first else self._link.blank(tokens)
 
     def _launch_kernels(self, packed: PackedBatch, inputs: SamplingInputs | None) -> SampledTokens | Tensor:
         return self._launch_sampling(self._forward(packed), packed, inputs)
@@ -381,12 +365,10 @@ class ModelRunner:
     def _decode(self, steps: DecodeSteps, piece: ModelInput) -> Sampled | None:
         """Run a decode step in a graph. Rows that the kernels cannot sample are sampled after it."""
         rows = piece.rows
-        if self._link is not None:
-            if steps.streams is not None:
-                steps.streams[: len(rows)].copy_(self._link.receive(len(rows)))
-            if not self._link.last:
-                self._link.send(steps.logits(rows, piece.ids))
-                return None
+        self._ends.enter(len(rows), steps.streams)
+        if not self._ends.samples:
+            self._ends.leave(steps.logits(rows, piece.ids))
+            return None
         inputs = self._sampling_state.kernel_inputs(rows, drafted=bool(piece.drafts))
         if inputs is not None and steps.may_sample(inputs):
             tokens, *found = steps.sample(rows, piece.ids, inputs)
@@ -403,7 +385,7 @@ class ModelRunner:
 
     def _for_kernels(self, piece: ModelInput) -> SamplingInputs | None:
         """The sampling inputs if kernels can sample these rows, else None."""
-        if self._stage is None or not len(piece.sampling_rows) or not self._samples:
+        if self._stage is None or not len(piece.sampling_rows) or not self._ends.samples:
             return None
         return self._sampling_state.kernel_inputs(piece.sampling_rows, drafted=bool(piece.drafts))
 
@@ -416,11 +398,3 @@ class ModelRunner:
     def _draft_stores(self) -> list[KVStore]:
         """The caches of draft models, which use the same block numbers."""
         return [each.store for each in self._drafters.values() if isinstance(each, SmallModel)]
-
-    def _stage_on(self, device: torch.device) -> "GpuStage | None":
-        if device.type != "cuda":
-            return None
-        # Imports Triton, which is only installed with a GPU.
-        from engine.execution.cuda.stage import stage_for
-
-        return stage_for(self.model, self.store, self.attention)

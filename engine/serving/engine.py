@@ -259,8 +259,7 @@ class Engine:
             transfers.send_orders(self.scheduler, self.runner)
         flight = self._launch(step, scheduled - began) if step else None
         before = len(self._flights)
-        if flight:
-            self._flights.append(flight)
+        self._flights.extend([flight] if flight else ())
         self._commit_flights(keep=self.scheduler.rules.ahead if flight else max(0, before - 1))
         if flight and flight.step.guided:
             self._supply(flight)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def test_random_workloads(
     assert_nothing_changes(two, drafted, speculative(work, kinds, others))
 
 
-def everything(engine: Engine) -> tuple[list[Any], list[Transferred]]:
+def everything(engine: Engine, drafts: Sequence[str] = SPECULATION) -> tuple[list[Any], list[Transferred]]:
     """Requests of every kind: their replies, and the transfers of preempted ones."""
     moved: list[Transferred] = []
     stop = engine.bus.subscribe(lambda event: moved.append(event) if isinstance(event, Transferred) else None)
@@ -61,7 +62,7 @@ def everything(engine: Engine) -> tuple[list[Any], list[Transferred]]:
     turn(engine)
     engine.preempt(id)
     drain(engine)
-    for kind in SPECULATION:
+    for kind in drafts:
         params = WARM.changed(speculate=kind, logit_bias=LETTERS, presence_penalty=0.2, max_tokens=20)
         outputs += [ask(engine, [*PROMPT[:9], 90 + n], replace(params, seed=n))[1] for n in range(2)]
         drain(engine)

@@ -15,6 +15,7 @@ from engine.api.errors import EngineError
 from engine.distributed import team
 from engine.distributed.collective import Wires
 from engine.distributed.link import RankLink
+from engine.distributed.member import Member
 from engine.distributed.ring import RingEnds
 from engine.distributed.setup import connect
 from engine.serving.engine import Engine
@@ -53,7 +54,7 @@ class RankThread:
 
 def spawn(
     command: tuple[str, ...], rank: int, steps: int, meeting: int, ring: RingEnds, wires: Wires
-) -> team.Member:
+) -> Member:
     link, their_link = socket.socketpair()
     pulse, their_pulse = socket.socketpair()
     dup = {fd: os.dup(fd) for fd in (steps, *ring, *wires.fds())} | {-1: -1}
@@ -70,7 +71,7 @@ def spawn(
         "wires": theirs,
     }
     thread: Any = RankThread(given, their_pulse, [fd for fd in dup.values() if fd >= 0])
-    return team.Member(rank, thread, RankLink(link), pulse, tempfile.TemporaryFile())
+    return Member(rank, thread, RankLink(link), pulse, tempfile.TemporaryFile())
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.execution.cuda.recording import Recorder, Recording
 from engine.execution.cuda.staging import Fields, StagingBuffers, upload
 from engine.execution.protocol import Compilation, StepKind
+from engine.execution.stage_link import StageEnds
 from engine.kv.tables import TableMirror
 from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import COLUMNS, SamplingInputs
@@ -91,14 +92,15 @@ class DecodeSteps:
         tables: TableMirror,
         block_size: int,
         last_ids: Tensor,
-        streams: Tensor | None = None,
-        samples: bool = True,
+        ends: StageEnds | None = None,
     ) -> None:
-        """For a stage of a pipeline: `streams`, [rows, hidden], where the caller puts what an earlier stage has
-        computed; `samples`: False if a later one samples, so that only `logits` is called.
+        """`ends`: of a stage of a pipeline. Before the last one, only `logits` is called.
+
+        What an earlier stage has computed is put into `streams`, [rows, hidden].
         """
-        self.streams = streams
-        self._stage, self._tables, self._samples = stage, tables, samples
+        ends = ends or StageEnds(None)
+        self.streams = ends.blank(len(tables.grid))
+        self._stage, self._tables, self._samples = stage, tables, ends.samples
         self._block_size, self._last_ids, self._device = block_size, last_ids, last_ids.device
         rows, width = tables.grid.shape
         self.sizes = [*(size for size in SIZES if size < rows), rows]

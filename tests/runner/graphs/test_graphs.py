@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from engine.execution.cuda.graphs import BIASES, SamplingFlags, write_sampling
 from engine.execution.cuda.recording import Recording
 from engine.execution.protocol import Compilation
 from engine.execution.runner import ModelRunner
+from engine.models.decoder import Decoder
 from engine.sampling.logprobs import read_logprobs
 from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import COLUMNS, Edits, RowsView, SamplingInputs
@@ -92,7 +93,12 @@ class PlainStage:
             out[:rows] = self.attention.attend(q[:rows], k[:rows], v[:rows], layers[layer], step)
             return out
 
-        return self.runner.model.logits(self.runner.model.forward(batch.ids, batch.positions, attend))
+        model, stream = self.runner.model, fields.get("stream")
+        if stream is None:
+            hidden = model.forward(batch.ids, batch.positions, attend)
+        else:  # from an earlier stage of a pipeline
+            hidden = cast(Decoder, model).forward(batch.ids, batch.positions, attend, stream=stream.clone())
+        return hidden if getattr(model.config, "after", 0) else model.logits(hidden)
 
     def sample(
         self,

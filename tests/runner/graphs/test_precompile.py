@@ -46,7 +46,9 @@ class Stage:
         del self.forwards[before:]
         return Done()
 
-    def forward(self, batch: Batch, adapters: StepAdapters | None = None) -> Tensor:
+    def forward(
+        self, batch: Batch, adapters: StepAdapters | None = None, stream: Tensor | None = None
+    ) -> Tensor:
         self.forwards.append(len(batch.ids))
         prepared, layers = self.attention.prepare(batch), self.runner.store.layers
 

@@ -1,0 +1,86 @@
+"""A rank in another process: how it is started, and what the engine holds of it."""
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO
+
+from engine.distributed.collective import Wires
+from engine.distributed.link import RankLink
+from engine.distributed.ring import RingEnds
+from engine.host.process import child_environment
+
+ENDS = 2.0  # seconds a process has to exit after its connections close
+_TAIL = 2000  # bytes of its log in ours
+
+
+@dataclass(slots=True)
+class Member:
+    """A rank in another process."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    link: RankLink
+    pulse: socket.socket
+    log: IO[bytes]
+    beating: bool = False  # whether its heart is watched: it has started
+    silent: float = 0.0  # seconds since its last heartbeat
+
+    def end(self) -> int | None:
+        """Return the exit code of a process whose connections are closed; None if it had to be killed."""
+        try:
+            return self.process.wait(ENDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return None
+
+
+def spawn(
+    command: tuple[str, ...],
+    rank: int,
+    steps: int,
+    meeting: int,
+    ring: RingEnds,
+    wires: Wires,
+    visible: str = "",
+) -> Member:
+    link, their_link = socket.socketpair()
+    pulse, their_pulse = socket.socketpair()
+    given = {
+        "rank": rank,
+        "link": their_link.fileno(),
+        "pulse": their_pulse.fileno(),
+        "ring": [steps, *ring],
+        "wires": wires,
+    }
+    output = tempfile.TemporaryFile()  # noqa: SIM115  # the member closes it
+    with their_link, their_pulse:
+        process = subprocess.Popen(
+            [*command, json.dumps(given)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[their_link.fileno(), their_pulse.fileno(), steps, meeting, *ring, *wires.fds()],
+            env=child_environment() | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {}),
+            start_new_session=True,  # it must not receive Ctrl+C or the terminal's hangup
+        )
+    return Member(rank, process, RankLink(link), pulse, output)
+
+
+def beats(pulse: socket.socket) -> bool:
+    """Read a heartbeat. False at the end."""
+    with suppress(ConnectionError):
+        return bool(pulse.recv(4096))
+    return False
+
+
+def tail(file: IO[bytes]) -> str:
+    """Return the end of a log."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _TAIL))
+    return file.read().decode(errors="replace").strip()
