@@ -2,6 +2,7 @@
 
 import secrets
 import sqlite3
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -42,7 +43,7 @@ from engine.models.decoder import Decoder
 from engine.models.find import Progress
 from engine.models.identity import files_hash, model_identity
 from engine.models.layers.collective import Collective
-from engine.models.registry import load_model
+from engine.models.registry import check_stages, load_model
 from engine.scheduling.policy import Policy
 from engine.scheduling.policy import choose as choose_policy
 from engine.scheduling.scheduler import Scheduler
@@ -77,10 +78,14 @@ def assemble(
     option = "pp" if config.pp > 1 else "tp"
     if pick(config.device).type != "cpu" and not GPU_RANKS:
         raise BadInput(f"{option}: {config.ranks} ranks can share a model on CPUs only; add --device cpu")
+    if config.pp > 1 and sys.platform != "linux":
+        raise BadInput("pp: stages find each other through /proc, which only Linux has; leave pp at 1")
     if below:
         raise BadInput(
             f"{option}: cache tiers from other packages cannot be shared between {config.ranks} ranks"
         )
+    if config.pp > 1:
+        check_stages(place, config.pp)
     team = Team(config, place, gpus_of_ranks(config))
     try:
         return _assembled(config, place, loading, progress, below, team)

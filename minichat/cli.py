@@ -298,7 +298,7 @@ def _add_completions(command: argparse.ArgumentParser) -> None:
 
 
 # Options that default to the settings.
-_IN_SETTINGS = ("model", "device", "tp", "dtype", "attention", "policy", "quantization", "kv")
+_IN_SETTINGS = ("model", "device", "tp", "pp", "dtype", "attention", "policy", "quantization", "kv")
 # Commands whose module has another name. `tui` opens the screen, or runs the plain chat.
 _FILES = {"chat": "tui", "bench": "bench.command"}
 _ADD = {

@@ -317,6 +317,17 @@ class Snapshot:
     replicas: tuple[ReplicaView, ...] = ()  # of a fleet; none if this is one engine
 
     @property
+    def bubbles(self) -> tuple[float, ...]:
+        """Of each stage of a pipeline: the share of the time with steps in flight in which it had nothing to
+        do. None without a pipeline.
+        """
+        stages: dict[int, list[float]] = {}
+        for each in self.ranks:
+            if each.stage is not None:
+                stages.setdefault(each.stage, []).append(each.bubble)
+        return tuple(sum(found) / len(found) for _, found in sorted(stages.items()))
+
+    @property
     def tier_names(self) -> tuple[str, ...]:
         """The tiers that values of `BlockView.moved` refer to."""
         return (HOST, *(tier.name for tier in self.tiers))

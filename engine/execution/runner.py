@@ -36,7 +36,6 @@ from engine.execution.protocol import Compilation, Fit, ReadAdapter, StepKind, S
 from engine.execution.results import SampledTokens
 from engine.execution.sampling_state import SamplingState, by_row
 from engine.execution.split import SAMPLING, StepSplitter
-from engine.execution.stage_link import StageEnds, StageLink
 from engine.execution.traffic import measure, weights_read
 from engine.execution.transfers import TransferRunner
 from engine.execution.weights import Weights
@@ -45,6 +44,7 @@ from engine.kv.tables import TableMirror
 from engine.kv.tiers.tier import Tier, TransferEnd, TransferOrder
 from engine.models.adapters.bank import AdapterBank
 from engine.models.base import LanguageModel
+from engine.models.layers.stage_link import StageEnds, StageLink
 from engine.sampling.rows import SamplingInputs
 from engine.scheduling.step import Masks, SlotSampling, Step
 
@@ -74,7 +74,7 @@ class ModelRunner:
         shared: bool = False,
         link: StageLink | None = None,
     ) -> None:
-        """`slots` rows of at most `width` blocks. `shared`: other ranks run these steps. `link`: to others."""
+        """`slots` rows of at most `width` blocks. `shared`: other ranks run them, too. `link`: to others."""
         # A rank cannot repeat a step alone, and a step that has changed states cannot be repeated.
         self._drafters, self._tries = drafters, 1 if shared or store.keeps_state else 2
         self.model, self.attention, self.device, self._budget = model, attention, device, room

@@ -26,13 +26,13 @@ def shares(config: EngineConfig, replicas: int) -> list[EngineConfig]:
     gpus = gpu_count()
     if kind == "cpu" or (kind == "auto" and not gpus):
         cores = len(os.sched_getaffinity(0))
-        each = max(1, cores // (replicas * config.tp))
+        each = max(1, cores // (replicas * config.ranks))
         return [replace(config, threads=config.threads or each)] * replicas
-    first, needed = int(index or 0), replicas * config.tp
+    first, needed = int(index or 0), replicas * config.ranks
     if first + needed > gpus:
         there = f"this machine has {gpus}" + (f", of which {first} are skipped" if first else "")
         raise BadInput(f"{replicas} replicas need {needed} GPUs, and {there}; use fewer, or --device cpu")
-    return [replace(config, device=f"cuda:{first + number * config.tp}") for number in range(replicas)]
+    return [replace(config, device=f"cuda:{first + number * config.ranks}") for number in range(replicas)]
 
 
 def gpu_count() -> int:

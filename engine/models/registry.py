@@ -37,7 +37,7 @@ def native(request: LoadRequest) -> LanguageModel:
     config = read_config(request.place.folder)
     config = entire = replace(config, max_context=request.context_of(config))
     if request.stages > 1:
-        config = stage_of(entire, request)
+        config = stage_of(entire, request.place, request.stages, request.stage)
     dtype = request.dtype_of(config)
     try:
         with request.device:
@@ -91,24 +91,29 @@ def native(request: LoadRequest) -> LanguageModel:
     return model
 
 
-def stage_of(config: DecoderConfig, request: LoadRequest) -> DecoderConfig:
-    """Return the configuration of this process's stage. Raises if the model cannot be split like that."""
-    stages = [config.stage(number, request.stages) for number in range(request.stages)]
-    kinds = [sorted(map(repr, each.layers)) for each in stages]
+def stage_of(config: DecoderConfig, place: ModelPlace, stages: int, number: int) -> DecoderConfig:
+    """Return the configuration of a stage. Raises if the model cannot be split like that."""
+    parts = [config.stage(each, stages) for each in range(stages)]
+    kinds = [sorted(map(repr, each.layers)) for each in parts]
     if keeps_state(config.layers) and kinds.count(kinds[0]) < len(kinds):
         raise BadInput(
-            f"pp: {request.place.name} has layers with a recurrent state, and {request.stages} stages would "
-            "not have equally many of each kind"
+            f"pp: {place.name} has layers with a recurrent state, and {stages} stages would not have equally "
+            "many of each kind"
         )
-    return stages[request.stage]
+    return parts[number]
+
+
+def check_stages(place: ModelPlace, stages: int) -> None:
+    """Raise if a model cannot be split into this many stages of a pipeline."""
+    if family_named(config_fields(place.folder).text("model_type")) is None:
+        raise BadInput(
+            f"pp: {place.name} is run by transformers, which cannot split it into {stages} stages; "
+            "leave pp at 1"
+        )
+    stage_of(read_config(place.folder), place, stages, 0)
 
 
 def bridged(request: LoadRequest) -> LanguageModel:
-    if request.stages > 1:
-        raise BadInput(
-            f"pp: {request.place.name} is run by transformers, which cannot split it into {request.stages} "
-            "stages; leave pp at 1"
-        )
     if request.collective is not None:
         raise BadInput(
             f"tp: {request.place.name} is run by transformers, which cannot share it between "

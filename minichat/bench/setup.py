@@ -33,6 +33,7 @@ _OPTIONS = {  # options of `minichat serve` that affect speed, and their fields 
     "--attention": "attention",
     "--policy": "policy",
     "--tp": "tp",
+    "--pp": "pp",
     "--blocks": "blocks",
     "--kv-host": "kv_host",
     "--max-context": "max_context",

@@ -24,6 +24,14 @@ def add_model(command: argparse.ArgumentParser) -> None:
         "(default: 1; CPUs only)",
     )
     group.add_argument(
+        "--pp",
+        type=whole,
+        default=1,
+        metavar="N",
+        help="pipeline: split the model into N stages, each with some of its layers, that work on different "
+        "requests at once (default: 1; CPUs only)",
+    )
+    group.add_argument(
         "--dtype",
         default="auto",
         choices=["auto", "float32", "bfloat16", "float16"],

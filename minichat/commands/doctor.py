@@ -74,6 +74,7 @@ def examine() -> dict[str, Any]:
         "kv": {str(device): _kv(device) for device in devices},
         "tiers": _tiers(devices),
         "ranks": _ranks(),
+        "stages": _stages(),
         "policies": policy.names(),
         "families": {name: _family(name) for name in families.names()},
         "built_in_model": _built_in(),
@@ -126,6 +127,9 @@ def report(found: dict[str, Any]) -> str:
         "",
         "Tensor parallel (--tp)",
         *(f"  {name:18s} {what}" for name, what in found["ranks"].items()),
+        "",
+        "Pipeline (--pp)",
+        *(f"  {name:18s} {what}" for name, what in found["stages"].items()),
     ]
     lines += ["", "Scheduling policies (--policy)", f"  {', '.join(found['policies'])}"]
     lines += ["", f"Built-in model: {found['built_in_model']}"]
@@ -213,6 +217,16 @@ def _ranks() -> dict[str, str]:
     except EngineError as error:
         return {"cpu": str(error), **found}
     return {"cpu": f"available; the built-in model runs on {', '.join(map(str, able))} ranks", **found}
+
+
+def _stages() -> dict[str, str]:
+    """Into how many stages the built-in model can be split on each kind of device."""
+    found = {"cuda": "not supported yet"}
+    try:
+        most = len(read_config(find_model(None).folder).layers)
+    except EngineError as error:
+        return {"cpu": str(error), **found}
+    return {"cpu": f"available; the built-in model has up to {most} stages", **found}
 
 
 def _quantization(device: torch.device) -> dict[str, str | None]:

@@ -80,6 +80,7 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
         model=options.model,
         device=options.device,
         tp=options.tp,
+        pp=options.pp,
         dtype=options.dtype,
         attention=options.attention,
         policy=options.policy,

@@ -40,6 +40,7 @@ _OF_ADDRESS: dict[str, object] = {"host": "127.0.0.1", "port": 8000}  # options 
 _OF_WEIGHTS: dict[str, object] = {  # options of the weights and their cache, with their defaults
     "device": "auto",
     "tp": 1,
+    "pp": 1,
     "dtype": "auto",
     "attention": "auto",
     "quantization": "none",

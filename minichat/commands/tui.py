@@ -18,7 +18,7 @@ from minichat.shell.paths import locate
 
 _ENGINE = (
     *("model", "device", "dtype", "attention", "policy", "runs_in", "blocks", "max_context"),
-    *("kv_host", "quantization", "kv", "kv_window", "kv_budget", "tp"),
+    *("kv_host", "quantization", "kv", "kv_window", "kv_budget", "tp", "pp"),
 )
 
 

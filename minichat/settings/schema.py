@@ -95,6 +95,11 @@ class EngineSettings:
         whole(1, 1024),
         "Processes that share the model (tensor parallel), each with a part of all weights.",
     )
+    pp: int = setting(
+        1,
+        whole(1, 1024),
+        "Stages of a pipeline, each with some of the layers, in `tp` processes of its own.",
+    )
     dtype: str = setting(
         "auto",
         one_of("auto", "float32", "bfloat16", "float16"),

@@ -35,7 +35,8 @@ def test_it_prints_a_report(run: Run) -> None:
         "Tensor parallel (--tp)\n  cpu                available; the built-in model runs on 1, 2, 4 ranks"
         in ran.out
     )
-    assert "  cuda               not supported yet" in ran.out
+    assert "Pipeline (--pp)\n  cpu                available; the built-in model has up to 8 stages" in ran.out
+    assert ran.out.count("  cuda               not supported yet") == 2
     assert "Scheduling policies (--policy)\n  fcfs, latency, priority" in ran.out
 
 

@@ -165,6 +165,8 @@ class TestDevices:
         assert [each.device for each in parts] == ["cuda:5", "cuda:6", "cuda:7"]
         with pytest.raises(BadInput, match=r"3 replicas need 6 GPUs, and this machine has 8, of which 4 are"):
             shares(EngineConfig(model="pocket", device="cuda:4", tp=2), 3)
+        parts = shares(EngineConfig(model="pocket", tp=2, pp=2), 2)
+        assert [each.device for each in parts] == ["cuda:0", "cuda:4"]
 
     def test_gpus_are_those_that_the_environment_allows(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for value, count in ("", 0), ("-1", 0), ("3", 1), ("GPU-a,GPU-b", 2):

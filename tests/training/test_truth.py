@@ -165,5 +165,6 @@ def test_defaults_match_the_program() -> None:
     assert f"`{usual.quantization}`" in of["default-quantization"]
     assert f"{usual.block_size} tokens by default" in of["block-size"]
     assert f"The default is {usual.tp}." in of["tp-option"]
+    assert f"The default is {usual.pp}." in of["pp-option"]
     assert [size for size in BLOCK_SIZES if str(size) not in of["block-size"]] == []
     assert f", {usual.kv_sinks} unless" in of["attention-sinks"]

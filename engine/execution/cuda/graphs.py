@@ -17,8 +17,8 @@ from torch import Tensor
 from engine.execution.cuda.recording import Recorder, Recording
 from engine.execution.cuda.staging import Fields, StagingBuffers, upload
 from engine.execution.protocol import Compilation, StepKind
-from engine.execution.stage_link import StageEnds
 from engine.kv.tables import TableMirror
+from engine.models.layers.stage_link import StageEnds
 from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import COLUMNS, SamplingInputs
 from engine.scheduling.step import Rows

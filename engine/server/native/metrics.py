@@ -193,6 +193,10 @@ def _add_state(page: MetricsPage, shot: Snapshot) -> None:
         kv_scheme=shot.kv_scheme,
         enable_prefix_caching=str(any(each.name == "prefix_cache" and each.on for each in shot.switches)),
     )
+    if bubbles := shot.bubbles:
+        about = "Share of the time with steps in flight in which a stage of the pipeline had nothing to do."
+        values = {str(stage): bubble for stage, bubble in enumerate(bubbles, 1)}
+        page.split("gauge", "pipeline_bubble", about, "stage", values)
     page.gauge("engine_up", "1 while the engine is alive, else 0.", int(shot.state != "dead"))
     if shot.state != "dead":
         states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}

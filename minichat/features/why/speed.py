@@ -7,6 +7,7 @@ from engine.api.snapshot import Snapshot, Speeds, StepSplit, StepTimes
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a weight
 _HOST = 0.5  # the share of a step above which the host is the bottleneck
 _HELD = 0.35  # the share of the device's peak above which that resource is the bottleneck
+_FULL = 0.1  # the share of its time without work below which a stage of a pipeline is busy
 _RUNNING = ("prefill", "decode")
 
 
@@ -89,6 +90,19 @@ def _sentence(
             f"Limited by the host: {host:.0%} of a step is planning, launching and committing {chats}; "
             "more concurrent chats cost little."
         )
+    if bubbles := shot.bubbles:
+        slowest = min(range(len(bubbles)), key=bubbles.__getitem__)
+        mean, others = sum(bubbles) / len(bubbles), sum(bubbles) - bubbles[slowest]
+        if bubbles[slowest] < _FULL and others >= _HELD * (len(bubbles) - 1):
+            return (
+                f"Limited by stage {slowest + 1} of {len(bubbles)}: the others have nothing to do for "
+                f"{others / (len(bubbles) - 1):.0%} of the time; more concurrent chats do not change that."
+            )
+        if mean >= _HELD:
+            return (
+                f"Limited by the pipeline: its {len(bubbles)} stages have nothing to do for {mean:.0%} of the "
+                f"time with {chats}; more concurrent chats keep them busy."
+            )
     if memory.share >= max(_HELD, arithmetic.share):
         use = f"{_uses(chats, rows)} {memory.share:.0%} of the memory bandwidth"
         if not weights_first:

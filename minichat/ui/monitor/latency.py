@@ -11,6 +11,7 @@ from minichat.ui.monitor.pane import Line, Pane, Row, Span
 
 _PARTS = ("plan", "launch", "wait", "commit")
 _LOOKS = ("graph", "second", "good", "warn")
+_STAGES = 4  # shown one by one
 _EVERY = 0.9  # seconds on the engine's clock: faster updates are hard to read
 _MEMORY = {"weights": "weights", "cache": "cache", "host_cache": "host", "device_free": "free"}
 
@@ -38,7 +39,7 @@ class Latency(Pane):
         facts = [f"step {duration(times.total)}"]
         if shot.latency_target is not None:
             facts.append(f"TTFT target {shot.latency_target * 1e3:g} ms")
-        heading = self.heading(*facts, right=_load(shot.load) or _ranks(shot.ranks))
+        heading = self.heading(*facts, right=_load(shot.load) or _bubbles(shot.bubbles) or _ranks(shot.ranks))
         if not _measured(shot) and height == 2:
             return (heading, ((" no measurements yet", "muted"),))
         return (
@@ -94,6 +95,14 @@ def _ranks(ranks: Sequence[RankView]) -> str:
     if not ranks:
         return ""
     return f"{len(ranks)} ranks  joining {sum(each.joining for each in ranks) / len(ranks):.0%}"
+
+
+def _bubbles(bubbles: Sequence[float]) -> str:
+    """The stages of a pipeline, and for each the share of the time in which it has nothing to do."""
+    if not bubbles:
+        return ""
+    each = bubbles if len(bubbles) <= _STAGES else [sum(bubbles) / len(bubbles)]
+    return f"{len(bubbles)} stages  bubble {' '.join(f'{share:.0%}' for share in each)}"
 
 
 def _memory(memory: dict[str, int], width: int) -> Row:

@@ -8,7 +8,7 @@ import pytest
 
 from engine.api.commands import MeasureSpeeds
 from engine.api.errors import EngineError
-from engine.api.snapshot import Reads, Snapshot, Speeds, StepSplit, StepTimes, Throughput
+from engine.api.snapshot import RankView, Reads, Snapshot, Speeds, StepSplit, StepTimes, Throughput
 from minichat.clients.fake import FakeBackend
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain
@@ -26,6 +26,31 @@ def shot(
     rates = Throughput(decode=100.0, prefill=prefill, steps=100.0, batch=rows, step_tokens=tokens or rows)
     kind = {"reads": Reads(100_000_000, ((0, 1000),)), "rates": rates, "step_times": times, **changes}
     return snapshot(1000, running, **kind)
+
+
+@pytest.mark.parametrize(
+    ("bubbles", "sentence"),
+    [
+        (
+            (0.5, 0.6),
+            "Limited by the pipeline: its 2 stages have nothing to do for 55% of the time with 1 row; "
+            "more concurrent chats keep them busy.",
+        ),
+        (
+            (0.6, 0.02, 0.4),
+            "Limited by stage 2 of 3: the others have nothing to do for 50% of the time; more concurrent "
+            "chats do not change that.",
+        ),
+        (
+            (0.1, 0.2),
+            "Memory-bound (weights): 1 row uses 81% of the memory bandwidth; "
+            "up to about 20 concurrent chats cost almost nothing.",
+        ),
+    ],
+)
+def test_stages_without_work_are_the_reason(bubbles: tuple[float, ...], sentence: str) -> None:
+    ranks = tuple(RankView(n, "cpu", n, 0, stage=n, bubble=each) for n, each in enumerate(bubbles))
+    assert explain(shot(StepTimes(launch=0.0125), ranks=ranks), SPEEDS).sentence == sentence
 
 
 def test_one_row_is_bound_by_reading_weights() -> None:

@@ -15,6 +15,7 @@ BAD = {
     "device": [0, None],
     "adapters": ["a=b", ["a=b"], ("a=b", 3), None],
     "tp": [0, -1, 1.5, "2", True, None],
+    "pp": [0, -1, 1.5, "2", True, None],
     "threads": [0, -1, 1.0, "2", True],
     "dummy_weights": ["no", 1, None],
     "attention": [None, 3],
@@ -72,3 +73,10 @@ def test_host_memory_has_one_size() -> None:
 def test_what_ranks_cannot_do_is_refused(name: str, value: Any) -> None:
     with pytest.raises(BadInput, match=f"{name} cannot be used with tp yet"):
         EngineConfig(model="m", tp=2, **{name: value})
+    with pytest.raises(BadInput, match=f"{name} cannot be used with pp yet"):
+        EngineConfig(model="m", pp=2, **{name: value})
+
+
+def test_early_exits_need_the_head_on_the_first_stage() -> None:
+    with pytest.raises(BadInput, match="exit_layer cannot be used with pp"):
+        EngineConfig(model="m", pp=2, exit_layer=2)

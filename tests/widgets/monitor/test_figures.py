@@ -251,3 +251,8 @@ async def test_ranks_are_counted_with_the_share_of_a_step_in_which_they_join() -
         )
         latency.update_from(snapshot(64, ranks=ranks), OWNERS)
         assert lines(latency)[0].rstrip().endswith("2 ranks  joining 20%")
+        stages = tuple(
+            RankView(3 - rank, "cpu", rank, 2**20, stage=rank // 2, bubble=rank / 10) for rank in range(4)
+        )
+        latency.update_from(snapshot(64, ranks=stages, at=9.0), OWNERS)
+        assert lines(latency)[0].rstrip().endswith("2 stages  bubble 5% 25%")
