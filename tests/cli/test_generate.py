@@ -205,7 +205,6 @@ USAGE = {
         "deadline must be seconds from now",
     ),
     "kv-host": (["--kv-host", "-1"], "kv_host must be gigabytes, 0 or more, not -1.0"),
-    "pp": (["--pp", "9"], "pp: the model has 8 layers, so it can have at most 8 stages"),
     "tp": (["--tp", "0"], "tp must be a whole number above 0, not 0"),
     "context": (["--max-context", "500"], "max_context is 500; "),
     "too-long": (["--max-context", "1"], "takes 0. Shorten the prompt or choose a larger model"),

@@ -100,8 +100,8 @@ def _sentence(
             )
         if mean >= _HELD:
             return (
-                f"Limited by the pipeline: its {len(bubbles)} stages have nothing to do for {mean:.0%} of the "
-                f"time with {chats}; more concurrent chats keep them busy."
+                f"Limited by the pipeline: its {len(bubbles)} stages have nothing to do for {mean:.0%} of "
+                f"the time with {chats}; more concurrent chats keep them busy."
             )
     if memory.share >= max(_HELD, arithmetic.share):
         use = f"{_uses(chats, rows)} {memory.share:.0%} of the memory bandwidth"
