@@ -1,4 +1,4 @@
-"""What two ranks gain or cost on a CPU, in decode steps and in sums: `--only NAME ...` runs some."""
+"""What two ranks or two stages gain or cost on a CPU, in decode steps and in sums: `--only NAME ...`."""
 
 import json
 import tempfile
@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from benchmarks.engine.techniques import pocket
+from engine.distributed.stages import PipelineLink
 from engine.distributed.team import Team
 from engine.serving.engine import Engine
 from minichat.bench.harness import Bench, note_all, rounds
@@ -29,10 +30,11 @@ WIDE = {  # 110 million parameters, so that products take most of a step
     "max_position_embeddings": 2048,
     "dtype": "float32",
 }
-CONTENDERS = {  # threads of each rank, and ranks
-    "one rank, one thread": (1, 1),
-    "one rank, two threads": (2, 1),
-    "two ranks, one thread each": (1, 2),
+CONTENDERS = {  # threads of each process, ranks, and stages
+    "one rank, one thread": (1, 1, 1),
+    "one rank, two threads": (2, 1, 1),
+    "two ranks, one thread each": (1, 2, 1),
+    "two stages, one thread each": (1, 1, 2),
 }
 
 
@@ -45,13 +47,20 @@ def steps(bench: Bench) -> None:
             return pocket(**{"blocks": 256} | config, model=folder, dummy_weights=True)
 
         for name, start, rows in (("pocket", pocket, 8), ("110M", wide, 8)):
-            engines = {each: start(threads=of[0], tp=of[1]) for each, of in CONTENDERS.items()}
+            engines = {
+                each: start(threads=threads, tp=tp, pp=pp, depth=int(pp > 1))
+                for each, (threads, tp, pp) in CONTENDERS.items()
+            }
             contenders: dict[str, Callable[[], float]] = {
-                each: partial(_decode, engine, rows, CONTENDERS[each][0]) for each, engine in engines.items()
+                each: partial(_decode, engine, rows, CONTENDERS[each][0], CONTENDERS[each][2])
+                for each, engine in engines.items()
             }
             note_all(bench, f"decode step, {name}, {rows} rows", rounds(bench, contenders))
             for each, engine in engines.items():
-                if shares := [rank.joining * 100 for rank in engine.snapshot().ranks]:
+                shot = engine.snapshot()
+                if bubbles := [each * 100 for each in shot.bubbles]:
+                    bench.note(f"bubble, {name}, {rows} rows, {each}", bubbles, "%")
+                elif shares := [rank.joining * 100 for rank in shot.ranks]:
                     bench.note(f"of a step in collectives, {name}, {rows} rows, {each}", shares, "%")
                 engine.ranks.close()
 
@@ -81,6 +90,34 @@ def work(bench: Bench) -> None:
         engine.ranks.close()
     for kind in ("weights", "cache"):
         bench.note(f"{kind} of a rank / of one process", held[2][kind] / held[1][kind], "x")
+    _stages_work(bench, held[1])
+
+
+def _stages_work(bench: Bench, whole: dict[str, int]) -> None:
+    """The same of two stages, of which the engine's own process is the last."""
+    engine = pocket(threads=1, pp=2, depth=1)
+    link, sizes = cast(PipelineLink, cast(Team, engine.ranks).link), list[int]()
+    receive = link.receive
+
+    def counted(tokens: int) -> torch.Tensor:
+        stream = receive(tokens)
+        sizes.append(stream.nbytes)
+        return stream
+
+    _begin(engine, 8)
+    for _ in range(4):  # until no prompt is in flight
+        engine.step()
+    link.receive = counted  # type: ignore[method-assign]
+    for _ in range(4):  # two steps of half of the rows are one token of each
+        engine.step()
+    bench.note("steps of two stages for a token of each of 8 rows", len(sizes) / 2, "steps")
+    bench.note("bytes that the first stage sends for them", sum(sizes) / 2, "bytes")
+    held = engine.runner.memory()
+    abort_all(engine)
+    drain(engine)
+    engine.ranks.close()
+    for kind in ("weights", "cache"):
+        bench.note(f"{kind} of the last stage / of one process", held[kind] / whole[kind], "x")
 
 
 def sums(bench: Bench) -> None:
@@ -99,12 +136,12 @@ def sums(bench: Bench) -> None:
         engine.ranks.close()
 
 
-def _decode(engine: Engine, rows: int, threads: int) -> float:
-    """Return the seconds of a decode step."""
+def _decode(engine: Engine, rows: int, threads: int, stages: int) -> float:
+    """Return the seconds of a decode step; in a pipeline, of one for each micro-batch."""
     torch.set_num_threads(threads)  # engines of one process share the number
     _begin(engine, rows)
     began = time.perf_counter()
-    for _ in range(STEPS):
+    for _ in range(STEPS * stages):
         engine.step()
     seconds = (time.perf_counter() - began) / STEPS
     abort_all(engine)

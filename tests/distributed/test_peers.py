@@ -57,6 +57,24 @@ def test_small_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert problem(0, tp=2) == "cuda:0 has 80 multiprocessors, and the sums of ranks need 128"
 
 
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"pp": 2, "quantization": "int8", "attention": "flashinfer"}, ""),
+        ({"pp": 3}, "3 ranks need 3 GPUs from cuda:0 on, and there are 2"),
+        ({"pp": 2, "tp": 2}, "stages of several ranks (tp) run on CPUs only so far"),
+    ],
+)
+def test_gpus_that_can_be_stages(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], reason: str
+) -> None:
+    """They need not reach each other's memory."""
+    from engine.distributed.peers import why_not_stages
+
+    machine(monkeypatch, 2, apart=(0, 1))
+    assert why_not_stages(EngineConfig(model="any", **config), torch.device("cuda")) == reason
+
+
 def test_a_ranks_own_gpu_has_the_name_of_rank_0s(monkeypatch: pytest.MonkeyPatch) -> None:
     from engine.distributed.peers import visible_to
 

@@ -1,4 +1,4 @@
-"""Ranks on two GPUs: the replies of one process, a step that fails on one rank, and a rank that dies."""
+"""Ranks and stages on two GPUs: the replies of one process, a step that fails on one rank, and a rank that dies."""
 
 import os
 import random
@@ -81,6 +81,21 @@ def test_replies_equal_those_of_a_cpu(tmp_path: Path, family: str, depth: int) -
     assert same >= 19, f"{same} of 20 replies are the same"  # one may depend on the last bit of a number
 
 
+@pytest.mark.parametrize(("family", "depth"), [("qwen3", 1), ("qwen3", 0), ("gemma3", 1)])
+def test_replies_of_stages_equal_those_of_a_cpu(tmp_path: Path, family: str, depth: int) -> None:
+    """Over NCCL; steps that decode are graphs in both stages."""
+    make(family, tmp_path)
+    expected = replies(engine_on(tmp_path, "cpu", 1, depth=depth))
+    engine = engine_on(tmp_path, "cuda", 1, pp=2, depth=depth)
+    try:
+        found = replies(engine)
+        assert all(0 < each < 1 for each in engine.snapshot().bubbles)
+    finally:
+        engine.close()
+    same = sum(a == b for a, b in zip(expected, found, strict=True))
+    assert same >= 19, f"{same} of 20 replies are the same"  # one may depend on the last bit of a number
+
+
 def test_replies_in_bfloat16(tmp_path: Path) -> None:
     """The fused sum and norm. A token's logit is at most a little below the largest of a float32 model."""
     write_config(tmp_path, dtype="bfloat16")
@@ -136,9 +151,10 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(tmp_path: Path, monkeypatch:
         engine.ranks.close()
 
 
-def test_a_rank_that_dies_ends_the_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
+def test_a_rank_that_dies_ends_the_engine(tmp_path: Path, tp: int, pp: int) -> None:
     make("qwen3", tmp_path)
-    engine = engine_on(tmp_path, "cuda", 2)
+    engine = engine_on(tmp_path, "cuda", tp, pp=pp)
     try:
         engine.submit([1, 5, 9, 30], GREEDY.changed(max_tokens=100), Output())
         for _ in range(5):
