@@ -1,4 +1,4 @@
-"""Ranks and stages on two GPUs: the replies of one process, a step that fails on one rank, and a rank that dies."""
+"""Ranks and stages on two GPUs: the replies of one process, a step that fails on one, and one that dies."""
 
 import os
 import random
