@@ -12,7 +12,7 @@ import pytest
 from websockets.sync.client import connect
 
 from engine.api.events import Admitted, Died, Event, Finished, FirstToken, Preempted, Queued
-from engine.api.snapshot import Change
+from engine.api.snapshot import Change, RankView
 from tests.server.conftest import KEY, MODEL, Served, dry, serving, user
 from tests.server.exposition import MetricFamily, families
 
@@ -220,6 +220,14 @@ def test_why_requests_wait(served: Served, state: dict[str, Any], capacity: int,
     assert by_reason.value(reason="capacity") == capacity
     assert by_reason.value(reason="deferred") == deferred
     assert found["minichat:num_requests_waiting"].value() == capacity + deferred
+
+
+def test_how_much_each_stage_waits(served: Served) -> None:
+    shot = served.host.snapshot()
+    assert "pipeline_bubble" not in served.state.metrics.text(shot), "there is no pipeline"
+    ranks = [RankView(n, "cpu", n, 0, stage=1 - n // 2, bubble=n / 8) for n in range(4)]
+    found = families(served.state.metrics.text(replace(shot, ranks=tuple(ranks))))["minichat:pipeline_bubble"]
+    assert (found.value(stage="1"), found.value(stage="2")) == (2.5 / 8, 0.5 / 8)
 
 
 def test_rejections_by_reason() -> None:
