@@ -21,7 +21,7 @@ _NAMES = {
     "compile": "kernels of all kinds of steps",
     "prompt": "prompts",
     "prompt_beside_a_row": "prompts",
-    "batch": "batches of all sizes, captured",
+    "capture": "graphs",
 }
 
 
@@ -68,11 +68,15 @@ def _phases(config: EngineConfig) -> dict[str, float]:
     from engine.serving.warm_up import WarmUp
 
     warm_up = WarmUp(engine, engine.runner.graph_sizes)
-    while part := warm_up.part:
+    while warm_up.share < 1:
+        part = warm_up.part
         warm_up.step()
         if warm_up.part != part:
             note(_NAMES[part])
     phases["ready"] = _since_the_process_began()
+    while not warm_up.over:
+        warm_up.step()
+    note("graphs of rarer steps, when idle")
     engine.die("measured")
     engine.close()
     return phases

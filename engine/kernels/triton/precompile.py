@@ -17,6 +17,8 @@ from triton.runtime._async_compile import FutureKernel, active_mode
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from engine.early import short_turns
+
 _precompiling = ContextVar("precompiling", default=False)
 precompiling = _precompiling.get  # whether kernels are compiled and not launched
 parsing = Lock()
@@ -50,7 +52,8 @@ def _start_compiling(launches: Callable[[], object]) -> CompilingKernels:
     _precompiling.set(True)
     mode = _CompileMode(_compiler_for(driver.active.get_current_device()))
     active_mode.set(mode)
-    launches()
+    with short_turns():
+        launches()
     return CompilingKernels(mode.kernels)
 
 
