@@ -59,8 +59,10 @@ def _phases(config: EngineConfig) -> dict[str, float]:
         phases[name] = phases.get(name, 0.0) + now - began
         began = now
 
+    from engine.early import prepare_gpu
     from engine.start import start
 
+    prepare_gpu(config.device)
     __import__("engine.assembly")
     note("torch and the engine imported")
     engine = start(config)
