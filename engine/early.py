@@ -7,17 +7,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _TURN = 0.0005  # seconds
+_gate = threading.Lock()
+_usual: list[float] = []  # the interval before, once for each thread that is inside
 
 
 @contextmanager
 def short_turns() -> Iterator[None]:
     """Threads get the GIL after half a millisecond. By default each waits 5 ms for one that computes."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(min(usual, _TURN))
+    with _gate:
+        _usual.append(_usual[0] if _usual else sys.getswitchinterval())
+        sys.setswitchinterval(min(_usual[0], _TURN))
     try:
         yield
     finally:
-        sys.setswitchinterval(usual)
+        with _gate:
+            usual = _usual.pop()
+            if not _usual:
+                sys.setswitchinterval(usual)
 
 
 def prepare_gpu(device: str) -> None:

@@ -69,3 +69,13 @@ def test_without_a_gpu_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -
     driver = Driver()
     assert prepared(monkeypatch, "cpu", driver) == prepared(monkeypatch, "auto", None) == []
     assert driver.calls == []
+
+
+def test_turns_are_short_until_the_last_thread_has_left() -> None:
+    usual, one, other = sys.getswitchinterval(), early.short_turns(), early.short_turns()
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert sys.getswitchinterval() < usual
+    other.__exit__(None, None, None)
+    assert sys.getswitchinterval() == usual
