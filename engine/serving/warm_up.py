@@ -10,7 +10,7 @@ step that needs one before takes a few milliseconds longer.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain, product, takewhile
+from itertools import product, takewhile
 from typing import Any
 
 from engine.api.errors import EngineError
@@ -107,20 +107,18 @@ class WarmUp:
         longest = min(self._engine.limits.context - 1, self._engine.scheduler.rules.step_tokens)
         lengths = [*takewhile(lambda length: length < longest, (2**bits for bits in range(32))), longest]
         prompts = [StepKind(rows, length) for rows in (0, 1) for length in lengths]
-        usual, *rarer = (
-            [StepKind(size, filtered=filtered, long=long) for size in self._sizes]
-            for filtered, long in product((False, True), repeat=2)
-        )
+        # Those of one size together: they have kernels in common.
+        batches = [StepKind(*kind) for kind in product(self._sizes, (0,), (False, True), (False, True))]
         parts = [
-            partial(self._compile, [*prompts, *usual, *chain(*rarer)]),
+            partial(self._compile, prompts + batches),
             *(partial(self._prompt, each) for each in reversed(lengths) if each >= min(_LIBRARY, longest)),
             partial(self._prompt_beside_a_row, longest),
             partial(self._prompt, 1, tokens=4),  # decode steps, the first of which runs without a graph
-            partial(self._capture, usual),
+            partial(self._capture, [kind for kind in batches if not kind.filtered]),
             partial(self._prompt, min(_SCORED, longest), _PLAIN | {"prompt_logprobs": 1}),
             *(partial(self._prompt, 1, _PLAIN | params, tokens=3) for params in _RARE),
         ]
-        return parts, [partial(self._capture, kinds) for kinds in rarer]
+        return parts, [partial(self._capture, [kind for kind in batches if kind.filtered])]
 
     def _compile(self, kinds: Sequence[StepKind]) -> Iterator[None]:
         """Compile all of them in parallel: alone, a step keeps few cores busy."""

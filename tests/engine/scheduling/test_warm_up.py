@@ -44,7 +44,10 @@ def run(engine: Engine, warm_up: WarmUp, most: int = 2000) -> None:
     raise AssertionError(f"not done after {most} steps")
 
 
-KINDS = [StepKind(size, 0, *flags) for flags in product([False, True], repeat=2) for size in SIZES]
+USUAL, RARER = (
+    [StepKind(size, 0, filtered, long) for size, long in product(SIZES, [False, True])]
+    for filtered in (False, True)
+)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -57,7 +60,7 @@ def test_long_prompts_run_and_usual_graphs_are_captured_before_requests(depth: i
     assert any(step.targets for step in steps), "a prompt whose log-probabilities are returned"
     beside = {step.tokens for step in steps if len(step.rows) == 2 and step.single == 1}
     assert max(beside) == 256
-    assert [kind for _, kind in engine.runner.captured] == KINDS[: len(SIZES)]
+    assert [kind for _, kind in engine.runner.captured] == USUAL
     first, _ = engine.runner.captured[0]
     assert any(step.single == len(step.rows) for step in steps[:first]), "captures need a step that ran"
 
@@ -72,7 +75,7 @@ def test_an_idle_engine_captures_graphs_of_rarer_steps_one_at_a_time() -> None:
         assert warm_up.share == 1
         warm_up.step()
         counts.append(len(captured))
-    assert [kind for _, kind in captured] == KINDS
+    assert [kind for _, kind in captured] == USUAL + RARER
     assert max(after - before for before, after in pairwise(counts)) == 1
     assert len(engine.runner.steps) == steps
 
@@ -90,11 +93,11 @@ def test_requests_come_before_graphs_of_rarer_steps() -> None:
         warm_up.step()
     assert reply.tokens == alone([1, 2], 3)
     assert any(type(event) is Finished for event in finished)
-    assert len(captured) == before < len(KINDS)
+    assert len(captured) == before < len(USUAL + RARER)
     cached = engine.snapshot().blocks.cached
     while not warm_up.over:
         warm_up.step()
-    assert {kind for _, kind in captured} == set(KINDS)
+    assert {kind for _, kind in captured} == {*USUAL, *RARER}
     assert engine.snapshot().blocks.cached == cached
     assert engine.meters.finished == 1
 
@@ -135,7 +138,7 @@ def test_kernels_are_compiled_before_the_first_step() -> None:
     sizes = {(kind.rows > 0, (kind.rows + kind.prompt - 1).bit_length()) for kind in compiled if kind.prompt}
     for step in engine.runner.steps:
         assert step.single == len(step.rows) or (step.single > 0, (step.tokens - 1).bit_length()) in sizes
-    assert compiled >= {*KINDS}
+    assert compiled >= {*USUAL, *RARER}
 
 
 def test_a_kernel_that_does_not_compile_does_not_end_the_warm_up(caplog: pytest.LogCaptureFixture) -> None:
