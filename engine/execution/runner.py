@@ -109,12 +109,8 @@ class ModelRunner:
         """Set what launches all kernels, and those of decode steps from staging buffers. None: torch."""
         self._stage, self._compiler, self._steps = stage, StepCompiler(), None
         if decode is not None:
-            self._steps = DecodeSteps(
-                decode,
-                tables=self._tables,
-                block_size=self._block_size,
-                last_ids=self._sampling_state.last_ids,
-            )
+            last_ids, size = self._sampling_state.last_ids, self._block_size
+            self._steps = DecodeSteps(decode, tables=self._tables, block_size=size, last_ids=last_ids)
         if (self._steps is None) is not (self.graphs is None):  # graphs became available, or unavailable
             self.graphs = None if self._steps is None else True
 
@@ -131,6 +127,11 @@ class ModelRunner:
         if self._replayed is not None:
             found.append(self._replayed.start_compiling([kind for kind in kinds if not kind.prompt]))
         return [each for each in found if each]
+
+    @torch.inference_mode()
+    def capture(self, kinds: Sequence[StepKind]) -> None:
+        if self._replayed is not None:
+            self._replayed.capture(kinds)
 
     def products_changed(self, *, recordable: bool) -> None:
         """The model's linear layers have been replaced. `recordable`: whether a graph can hold them."""
@@ -265,8 +266,7 @@ class ModelRunner:
         if drafts:
             drafts, ids = with_drafts(step, self._drafters, self._batches, self._sampling_state)
             rows, single = unroll_drafts(rows, single)
-        sampling_rows = rows.sampling
-        launched = InFlightStep(sampling_rows, began, drafts)
+        launched = InFlightStep(sampling_rows := rows.sampling, began, drafts)
         if len(rows):  # a step may consist of block copies only
             targets, spans = target_rows(step) if step.targets else (), span_rows(step)
             self._scores = StepScores.of(self._eviction, self.store.layers, rows, self._tables)
