@@ -184,7 +184,9 @@ def test_rows_of_all_kinds_join_and_leave(llama: Path, depth: int) -> None:
             turn(engine)
     drain(engine)
     assert {*stage.sizes} >= {1, 2, 4}
-    assert len(stage.flags) == len(stage.sizes), "a step was not sampled in its graph"
+    prompts = len(stage.sizes) - len(stage.flags)  # sampled after their graphs
+    assert prompts >= 1, "no prompt ran in a graph"
+    assert prompts <= len(asked), "a decode was not sampled in its graph"
     assert all({each[at] for each in stage.flags} == {True, False} for at in range(4))
     for prompt, params, found in outputs:
         expected = alone(llama, prompt, params)
