@@ -25,6 +25,10 @@ class Costs:
         known = max((each for each in self._prefill if each <= size), default=min(self._prefill))
         return tokens * self._prefill[known]
 
+    def knows(self, tokens: int, rules: SchedulerSettings) -> bool:
+        """Whether steps were measured that are long enough for `recompute` to be near the truth."""
+        return any(4 << each > 2 * min(tokens, rules.step_tokens) for each in self._prefill)
+
     def forget(self) -> None:
         self._prefill.clear()
 
