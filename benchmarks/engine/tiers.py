@@ -155,11 +155,11 @@ def steps(bench: Bench) -> None:
             drain(engine, until=lambda: len(filler.tokens) == 2)
             copies.clear()
             number, began, used = engine.scheduler.step, time.perf_counter(), time.thread_time()
-            with _clocked(engine) as spent:
+            with _clocked(engine) as for_tiers:
                 drain(engine, until=lambda: len(replies[0].tokens) > 190)
             count, used = engine.scheduler.step - number, time.thread_time() - used
             cpu[id(engine)].append(used / count)
-            work[id(engine)].append(sum(spent) / used * 100)
+            work[id(engine)].append(sum(for_tiers) / used * 100)
             if engine is engines["with host"]:
                 shares.append(sum(copies) / (time.perf_counter() - began) * 100)
             spent = (time.perf_counter() - began) / count
