@@ -311,12 +311,11 @@ class Transfers:
         return moving
 
     def saved(self, request: Request) -> float:
-        """The seconds that loading blocks saved the request, by what is measured now. 0: unknown."""
-        offer, costs = request.offer, self._costs
-        if offer is None or not offer.loaded or not costs.knows(offer.tokens, self._rules):
+        """At least how many seconds loading blocks saved the request, by what is measured now."""
+        if (offer := request.offer) is None or not offer.loaded:
             return 0.0
-        blocks = offer.tokens // self._kv.pool.block_size
-        return max(0.0, costs.recompute(offer.tokens) - self.tiers[offer.tier].cost.back(blocks))
+        loading = self.tiers[offer.tier].cost.back(offer.tokens // self._kv.pool.block_size)
+        return max(0.0, self._costs.least(offer.tokens, self._rules) - loading)
 
     def leave(self, request: Request) -> bool:
         """Remove a request that ends. Returns whether it was loading or loaded; its transfer continues."""
