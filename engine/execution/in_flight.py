@@ -19,7 +19,7 @@ from engine.scheduling.step import Drafts, Masks, Rows
 NOTHING = SampledTokens(torch.empty(0, dtype=torch.int64))
 
 SHORT = 64  # the most tokens of a step whose prompts run in a graph
-CELLS = 2**17  # the most that these tokens read, each its own context: more takes longer than launching
+CELLS = 3 * 2**17  # the most that these tokens read, each its own context: more takes longer than launching
 
 Sampled = Callable[["Masks | None"], SampledTokens]  # samples once the logits are launched
 
