@@ -1,8 +1,8 @@
 """Moves whole blocks of all layers in one launch: copies, and swaps to host memory.
 
-Pinned host memory is in the GPU's address space, so a swap uses the same kernel as a copy. The host does not
-wait for it, and later launches find the blocks moved. A swap runs beside the steps, so it has few programs:
-they keep the bus busy and leave nearly all of the GPU to the steps.
+Pinned host memory is in the GPU's address space, so the kernel could also swap; the benchmark gpu_tiers compares
+that with the copy engine, for which this kernel only gathers and spreads blocks. The host does not wait, and
+later launches find the blocks moved.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
