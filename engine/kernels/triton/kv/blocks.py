@@ -1,8 +1,8 @@
 """Moves whole blocks of all layers in one launch: copies, and swaps to host memory.
 
-Pinned host memory is in the GPU's address space, so the kernel could also swap; the benchmark gpu_tiers compares
-that with the copy engine, for which this kernel only gathers and spreads blocks. The host does not wait, and
-later launches find the blocks moved.
+Pinned host memory is in the GPU's address space, so the kernel could also swap. The benchmark gpu_tiers
+compares that with the copy engine, for which this kernel only gathers and spreads blocks. The host does not
+wait, and later launches find the blocks moved.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
