@@ -177,6 +177,14 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
         "(default: 1)",
     )
     group.add_argument(
+        "--ray",
+        nargs="?",
+        type=given,
+        const="local",
+        metavar="ADDRESS",
+        help="run the replicas on the machines of a Ray cluster (default: one that starts on this machine)",
+    )
+    group.add_argument(
         "--served-name",
         type=given,
         action="append",

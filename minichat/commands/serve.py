@@ -271,7 +271,7 @@ def served_names(options: argparse.Namespace) -> list[str]:
 
 def engine(options: argparse.Namespace, callbacks: ServerCallbacks) -> "EngineClient":
     """The engine in its own process, so that serving clients does not slow steps; or a fleet of them."""
-    from engine.fleet.local import local_fleet, shares
+    from engine.fleet.local import shares, start_fleet
     from engine.host.process import EngineProcess
     from engine.host.restarting import RestartingEngine
 
@@ -282,12 +282,34 @@ def engine(options: argparse.Namespace, callbacks: ServerCallbacks) -> "EngineCl
         rate = (options.rate or 30.0) if options.dry_run else None
         return EngineProcess(config, log, progress=callbacks.progress, dry_rate=rate)
 
+    if options.ray is not None:
+        return _ray_fleet(options, config, callbacks)
     if options.replicas > 1:
         parts = [config] * options.replicas if options.dry_run else shares(config, options.replicas)
-        return local_fleet(parts, start, callbacks.log, options.restart)
+        return start_fleet(parts, start, callbacks.log, options.restart)
     return RestartingEngine(
         lambda first: start(replace(config, first_request=first), callbacks.log), options.restart
     )
+
+
+def _ray_fleet(
+    options: argparse.Namespace, config: EngineConfig, callbacks: ServerCallbacks
+) -> "EngineClient":
+    """Replicas on the machines of a Ray cluster. Ray ends its own processes when this one exits."""
+    from engine.fleet.local import start_fleet
+    from engine.fleet.ray_cluster.cluster import RayCluster
+    from engine.host.process import EngineProcess
+
+    cluster = RayCluster(options.ray, options.replicas)
+    rate = (options.rate or 30.0) if options.dry_run else None
+    config = replace(config, device="cpu") if options.dry_run else config
+
+    def start(config: EngineConfig, log: Path) -> EngineProcess:
+        launch = cluster.launcher(config)
+        return EngineProcess(config, log, progress=callbacks.progress, dry_rate=rate, launch=launch)
+
+    parts = cluster.shares(config, options.replicas)
+    return start_fleet(parts, start, callbacks.log, options.restart)
 
 
 def announce(

@@ -6,7 +6,7 @@ from pathlib import Path
 from engine.api.config import EngineConfig
 from engine.api.events import Event, ReplicaChanged
 from engine.fleet.fleet import NUMBERS
-from engine.fleet.local import local_fleet
+from engine.fleet.local import start_fleet
 from engine.host.process import EngineProcess
 from tests.waiting import LIMIT
 
@@ -22,7 +22,7 @@ class Running:
             return made
 
         configs = [EngineConfig(model="pocket", blocks=256)] * 2
-        self.fleet = local_fleet(configs, start, folder / "engine.log", restarts, pauses=(0.0,))
+        self.fleet = start_fleet(configs, start, folder / "engine.log", restarts, pauses=(0.0,))
         self.events = list[Event]()
         self.fleet.subscribe(self.events.append)
 

@@ -16,7 +16,7 @@ from engine.api.events import Died, Finished, ReplicaChanged
 from engine.api.params import SamplingParams
 from engine.fleet import local
 from engine.fleet.fleet import NUMBERS
-from engine.fleet.local import local_fleet, shares
+from engine.fleet.local import shares, start_fleet
 from engine.host.process import EngineProcess
 from engine.host.stream import ReplyFailed
 from tests.cli.conftest import Run, run
@@ -158,7 +158,7 @@ def test_one_replica_that_cannot_start_ends_the_others(tmp_path: Path) -> None:
         return made[0]
 
     with pytest.raises(BadInput, match="no such device"):
-        local_fleet([EngineConfig(model="pocket", blocks=64)] * 2, start, tmp_path / "engine.log", 0)
+        start_fleet([EngineConfig(model="pocket", blocks=64)] * 2, start, tmp_path / "engine.log", 0)
     assert made[0].error == "the engine was closed"
 
 
