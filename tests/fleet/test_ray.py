@@ -1,9 +1,11 @@
 """Replicas that Ray places: real Ray, two replicas, and the deaths of an engine and of its actor."""
 
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,14 +14,17 @@ import pytest
 from engine.api.commands import DrainReplica
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineError
-from engine.api.events import Event, PromptRouted
+from engine.api.events import Admitted, Event, PromptRouted, Queued
 from engine.api.params import SamplingParams
+from engine.dry import dry_engine
 from engine.fleet.fleet import NUMBERS, Fleet
 from engine.fleet.local import start_fleet
 from engine.fleet.ray_cluster import cluster as ray_cluster
 from engine.fleet.ray_cluster.cluster import LOCAL, RayCluster
+from engine.host.client import EngineClient
 from engine.host.process import EngineProcess
 from engine.host.stream import ReplyFailed, Stream
+from engine.host.thread import EngineThread
 from tests.cli.conftest import Run, run
 from tests.waiting import becomes
 
@@ -30,7 +35,7 @@ SHORT = SamplingParams(max_tokens=3, seed=0, ignore_eos=True)
 CONFIG = EngineConfig(model="pocket", device="cpu", threads=1, blocks=256)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[RayCluster]:
     if find_spec("ray") is None:  # not imported yet: it reads its variables when it is
         pytest.skip("Ray is not installed: pip install 'minichat[ray]'")
@@ -39,14 +44,12 @@ def cluster() -> Iterator[RayCluster]:
     made.close()
 
 
-@pytest.fixture(scope="module")
-def fleet(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+@pytest.fixture
+def fleet(cluster: RayCluster, tmp_path: Path) -> Iterator[Fleet]:
     def start(config: EngineConfig, log: Path) -> EngineProcess:
         return EngineProcess(config, log, dry_rate=100.0, launch=cluster.launcher(config))
 
-    made = start_fleet(
-        cluster.shares(CONFIG, 2), start, tmp_path_factory.mktemp("ray") / "engine.log", 9, pauses=(0.0,)
-    )
+    made = start_fleet(cluster.shares(CONFIG, 2), start, tmp_path / "engine.log", 9, pauses=(0.0,))
     yield made
     made.close()
 
@@ -81,7 +84,7 @@ def two_replies(fleet: Fleet) -> list[Stream]:
     return streams
 
 
-def test_prompts_go_to_their_blocks(fleet: Fleet) -> None:
+def prompts_go_to_their_blocks(fleet: Fleet) -> None:
     seen = list[Event]()
     fleet.subscribe(seen.append)  # on engines that are as they were started
     prompts = [[*range(at, at + 161)] for at in (10, 400)]
@@ -95,7 +98,7 @@ def test_prompts_go_to_their_blocks(fleet: Fleet) -> None:
     assert found == [(0, 10), (0, 10), (10, 10), (10, 10)]
 
 
-def test_a_killed_engine_ends_its_own_streams_and_returns(fleet: Fleet) -> None:
+def a_killed_engine_ends_its_own_streams_and_returns(fleet: Fleet) -> None:
     kept, lost = two_replies(fleet)
     os.kill(pid(fleet, 1), signal.SIGKILL)
     with pytest.raises(ReplyFailed, match=r"killed by SIGKILL .* its log is .*engine-1.log on "):
@@ -105,7 +108,7 @@ def test_a_killed_engine_ends_its_own_streams_and_returns(fleet: Fleet) -> None:
     assert becomes(lambda: fleet.submit([*range(700, 740)], SHORT).result().tokens)
 
 
-def test_an_engine_ends_with_its_actor(fleet: Fleet) -> None:
+def an_engine_ends_with_its_actor(fleet: Fleet) -> None:
     kept, lost = two_replies(fleet)
     process = pid(fleet, 1)
     os.kill(parent(process), signal.SIGKILL)
@@ -116,7 +119,7 @@ def test_an_engine_ends_with_its_actor(fleet: Fleet) -> None:
     assert len(kept.result().tokens) == 299
 
 
-def test_a_drained_replica_gets_a_new_actor(fleet: Fleet) -> None:
+def a_drained_replica_gets_a_new_actor(fleet: Fleet) -> None:
     old = pid(fleet, 0)
     host = parent(old)
     fleet.send(DrainReplica(0)).result()
@@ -124,7 +127,39 @@ def test_a_drained_replica_gets_a_new_actor(fleet: Fleet) -> None:
     assert becomes(lambda: not runs(old) and not runs(host))
 
 
-def test_what_the_cluster_cannot_give(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def as_much_is_found_as_in_one_big_cache(fleet: Fleet) -> None:
+    one = EngineThread(dry_engine(replace(CONFIG, blocks=512), rate=1000.0))
+    try:
+        big, parts = (share_found(each) for each in (one, fleet))
+    finally:
+        one.close()
+    assert big > 0.6
+    assert parts >= 0.9 * big
+
+
+def share_found(client: EngineClient) -> float:
+    """The share of the tokens of thirteen chats that was in a cache. In turn, chats would change replicas."""
+    asked, cached = list[int](), list[int]()
+
+    def note(event: Event) -> None:
+        if isinstance(event, Queued):
+            asked.append(event.prompt)
+        elif isinstance(event, Admitted):
+            cached.append(event.cached)
+
+    end, draw = client.subscribe(note), random.Random(0)
+    chats: list[list[int]] = [[] for _ in range(13)]
+    for _ in range(6):
+        for each in chats:
+            each += [draw.randrange(1000) for _ in range(60)]
+        for stream in [client.submit(each, SHORT) for each in chats]:
+            stream.result()
+    assert becomes(lambda: len(cached) == 78)
+    end()
+    return sum(cached) / sum(asked)
+
+
+def it_says_what_the_cluster_cannot_give(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match="2 replicas need 2 GPUs, and the cluster has 0"):
         cluster.shares(EngineConfig(model="pocket", device="cuda"), 2)
     with pytest.raises(BadInput, match="which chooses the GPUs"):
@@ -134,10 +169,23 @@ def test_what_the_cluster_cannot_give(cluster: RayCluster, monkeypatch: pytest.M
         cluster.launcher(EngineConfig(model="pocket", device="cpu", threads=999))(Path("engine.log"))
 
 
-def test_an_engine_that_cannot_start_says_why(cluster: RayCluster, tmp_path: Path) -> None:
+def an_engine_that_cannot_start_says_why(cluster: RayCluster, tmp_path: Path) -> None:
     config = EngineConfig(model=str(tmp_path / "missing"), device="cpu", threads=1)
     with pytest.raises(EngineError, match="missing"):
         EngineProcess(config, tmp_path / "engine.log", launch=cluster.launcher(config))
+
+
+def test_two_replicas(
+    cluster: RayCluster, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One test, so that Ray starts once."""
+    prompts_go_to_their_blocks(fleet)
+    as_much_is_found_as_in_one_big_cache(fleet)
+    a_killed_engine_ends_its_own_streams_and_returns(fleet)
+    an_engine_ends_with_its_actor(fleet)
+    a_drained_replica_gets_a_new_actor(fleet)
+    an_engine_that_cannot_start_says_why(cluster, tmp_path)
+    it_says_what_the_cluster_cannot_give(cluster, monkeypatch)
 
 
 def test_without_ray_one_sentence_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

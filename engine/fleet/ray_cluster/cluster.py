@@ -120,7 +120,7 @@ def _joined(address: str, replicas: int) -> Any:
         # Only this process and its actors may use the cluster: others could run code as this user.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         settings |= {"num_cpus": max(len(os.sched_getaffinity(0)), replicas), "include_dashboard": False}
-        settings |= {"_node_ip_address": "127.0.0.1", "object_store_memory": _OBJECTS}
+        settings |= {"object_store_memory": _OBJECTS}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported unless the user wants it
     try:
         import ray  # only after these variables are set
