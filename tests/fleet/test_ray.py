@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +21,7 @@ from engine.dry import dry_engine
 from engine.fleet.fleet import NUMBERS, Fleet
 from engine.fleet.local import start_fleet
 from engine.fleet.ray_cluster import cluster as ray_cluster
-from engine.fleet.ray_cluster.cluster import LOCAL, RayCluster
+from engine.fleet.ray_cluster.cluster import LOCAL, RayCluster, reach
 from engine.host.client import EngineClient
 from engine.host.process import EngineProcess
 from engine.host.stream import ReplyFailed, Stream
@@ -186,6 +187,16 @@ def test_two_replicas(
     a_drained_replica_gets_a_new_actor(fleet)
     an_engine_that_cannot_start_says_why(cluster, tmp_path)
     it_says_what_the_cluster_cannot_give(cluster, monkeypatch)
+
+
+def test_an_address_without_a_cluster_is_refused_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(EngineError, match=f"cannot join the Ray cluster at 127.0.0.1:{port}: .*refused"):
+        reach(f"127.0.0.1:{port}")
+    with pytest.raises(BadInput, match="the address of the cluster's head"):
+        reach("ray://head:10001")
+    reach("auto")
 
 
 def test_without_ray_one_sentence_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

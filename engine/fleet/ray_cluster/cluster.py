@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,19 @@ class RayChild:
             self._ray.kill(self._actor)  # another replica may need its place
 
 
+def reach(address: str) -> None:
+    """Refuse an address without a cluster at once; Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if "://" in address:
+        where = "the address of the cluster's head, such as 10.0.0.1:6379, on one of its machines"
+        raise BadInput(f"--ray {address}: give {where}")
+    if host and port.isdecimal():  # else a name that Ray knows, such as auto
+        try:
+            socket.create_connection((host, int(port)), _ANSWERS_WITHIN).close()
+        except OSError as error:
+            raise EngineError(f"cannot join the Ray cluster at {address}: {error}") from None
+
+
 def _cause(error: BaseException) -> str:
     """The first line, of the error that an actor's method has raised if it has."""
     lines = str(getattr(error, "cause", None) or error).strip().splitlines()
@@ -126,6 +140,8 @@ def _joined(address: str, replicas: int) -> Any:
         import ray  # only after these variables are set
     except ImportError:
         raise BadInput("--ray requires Ray: pip install 'minichat[ray]'") from None
+    if address != LOCAL:
+        reach(address)
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **settings)
     except Exception as error:
