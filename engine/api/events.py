@@ -253,10 +253,10 @@ class PromptRouted(RequestEvent):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaChanged(Event):
-    """A replica of a fleet has ended, or takes prompts again. `error`: why it ended."""
+    """A replica of a fleet takes no more prompts, or takes them again. `error`: why it ended."""
 
     replica: int
-    state: str  # "ready", "restarting" or "dead"
+    state: str  # "ready", "draining", "stopped", "restarting" or "dead"
     error: str
 
 
