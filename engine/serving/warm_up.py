@@ -4,7 +4,7 @@ On a GPU the first step of a kind compiles its kernels, and the first of a batch
 the others replay. The warm-up compiles most kernels in parallel, sends requests of its own, and captures the
 graphs of usual steps. Others come first: when one arrives, ours end, and the part they belong to runs again
 once the engine is idle. Graphs of rarer steps are captured when it has nothing else to do, one at a time: a
-step that needs one before takes a few milliseconds longer.
+step that needs one before then captures it.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ Part = partial[Iterator[None]]
 
 
 class WarmUp:
-    """Call `step` on the engine's thread in place of the engine's, until `share` is 1."""
+    """Call `step` on the engine's thread in place of the engine's, until it is `over`."""
 
     def __init__(self, engine: Engine, sizes: Sequence[int]) -> None:
         """`sizes`: batch sizes of the runner's graphs; without any, there is nothing to do."""
