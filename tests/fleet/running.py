@@ -5,9 +5,11 @@ from pathlib import Path
 
 from engine.api.config import EngineConfig
 from engine.api.events import Event, ReplicaChanged
-from engine.fleet.fleet import NUMBERS
+from engine.api.params import SamplingParams
+from engine.fleet.fleet import NUMBERS, Fleet
 from engine.fleet.local import start_fleet
 from engine.host.process import EngineProcess
+from engine.host.stream import Stream
 from tests.waiting import LIMIT
 
 
@@ -34,3 +36,12 @@ class Running:
 
     def changes(self) -> list[tuple[int, str]]:
         return [(each.replica, each.state) for each in self.events if isinstance(each, ReplicaChanged)]
+
+
+def two_replies(fleet: Fleet, params: SamplingParams) -> list[Stream]:
+    """One of each replica, in their order. Both have begun."""
+    streams = [fleet.submit([*range(at, at + 40)], params) for at in (10, 200)]
+    for each in streams:
+        next(iter(each))
+    assert [each.id // NUMBERS for each in streams] == [0, 1]
+    return streams

@@ -14,9 +14,8 @@ from engine.api.params import SamplingParams
 from engine.dry import dry_engine
 from engine.fleet.fleet import NUMBERS, Fleet
 from engine.host.restarting import RestartingEngine
-from engine.host.stream import Stream
 from engine.host.thread import EngineThread
-from tests.fleet.running import Running
+from tests.fleet.running import Running, two_replies
 from tests.server.conftest import listening
 from tests.waiting import LIMIT, becomes
 
@@ -32,19 +31,10 @@ def running(tmp_path: Path) -> Iterator[Running]:
     made.fleet.close()
 
 
-def two_replies(fleet: Fleet) -> list[Stream]:
-    """One of each replica, in their order."""
-    streams = [fleet.submit([*range(at, at + 40)], LONG) for at in (10, 200)]
-    for each in streams:
-        next(iter(each))
-    assert [each.id // NUMBERS for each in streams] == [0, 1]
-    return streams
-
-
 def test_it_finishes_its_requests_and_starts_again(running: Running) -> None:
     fleet = running.fleet
     fleet.send(SetSwitch("prefix_cache", False)).result()
-    streams, old = two_replies(fleet), running.pids[1]
+    streams, old = two_replies(fleet, LONG), running.pids[1]
     fleet.send(DrainReplica(1)).result()
     assert running.states() == ["ready", "draining"]
     others = [fleet.submit([*range(at, at + 40)], SHORT) for at in (205, 400, 600)]  # it has blocks of one
@@ -82,7 +72,7 @@ def test_it_stops_until_it_is_started(running: Running) -> None:
 
 def test_a_drain_can_be_taken_back(running: Running) -> None:
     fleet, old = running.fleet, dict(running.pids)
-    streams = two_replies(fleet)
+    streams = two_replies(fleet, LONG)
     for replica in (0, 1):
         fleet.send(DrainReplica(replica, stop=True)).result()
     assert fleet.snapshot().state == "draining"

@@ -24,9 +24,10 @@ from engine.fleet.ray_cluster import cluster as ray_cluster
 from engine.fleet.ray_cluster.cluster import LOCAL, RayCluster, reach
 from engine.host.client import EngineClient
 from engine.host.process import EngineProcess
-from engine.host.stream import ReplyFailed, Stream
+from engine.host.stream import ReplyFailed
 from engine.host.thread import EngineThread
 from tests.cli.conftest import Run, run
+from tests.fleet.running import two_replies
 from tests.waiting import becomes
 
 __all__ = ["run"]
@@ -77,14 +78,6 @@ def runs(process: int) -> bool:
         return False
 
 
-def two_replies(fleet: Fleet) -> list[Stream]:
-    streams = [fleet.submit([*range(at, at + 40)], LONG) for at in (10, 200)]
-    for each in streams:
-        next(iter(each))
-    assert [each.id // NUMBERS for each in streams] == [0, 1]
-    return streams
-
-
 def prompts_go_to_their_blocks(fleet: Fleet) -> None:
     seen = list[Event]()
     fleet.subscribe(seen.append)  # on engines that are as they were started
@@ -100,7 +93,7 @@ def prompts_go_to_their_blocks(fleet: Fleet) -> None:
 
 
 def a_killed_engine_ends_its_own_streams_and_returns(fleet: Fleet) -> None:
-    kept, lost = two_replies(fleet)
+    kept, lost = two_replies(fleet, LONG)
     os.kill(pid(fleet, 1), signal.SIGKILL)
     with pytest.raises(ReplyFailed, match=r"killed by SIGKILL .* its log is .*engine-1.log on "):
         lost.result()
@@ -110,7 +103,7 @@ def a_killed_engine_ends_its_own_streams_and_returns(fleet: Fleet) -> None:
 
 
 def an_engine_ends_with_its_actor(fleet: Fleet) -> None:
-    kept, lost = two_replies(fleet)
+    kept, lost = two_replies(fleet, LONG)
     process = pid(fleet, 1)
     os.kill(parent(process), signal.SIGKILL)
     with pytest.raises(ReplyFailed, match="ended with its actor"):
