@@ -12,7 +12,7 @@ from typing import IO
 from engine.distributed.collective import Wires
 from engine.distributed.link import RankLink
 from engine.distributed.ring import RingEnds
-from engine.host.process import child_environment
+from engine.host.launching import child_environment
 
 ENDS = 2.0  # seconds a process has to exit after its connections close
 _TAIL = 2000  # bytes of its log in ours

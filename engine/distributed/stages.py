@@ -47,7 +47,7 @@ class PipelineLink:
         other. It must stay open as long as the link.
         """
         stage = stage_of(rank, config)
-        self.first, self.last = stage == 0, stage == config.pp - 1
+        self.stages, self.first, self.last = config.pp, stage == 0, stage == config.pp - 1
         self._before, self._after = rank + config.tp, rank - config.tp
         self._device, self._clock = device, _GpuClock() if device.type == "cuda" else _CpuClock()
         store = FileStore(f"/proc/self/fd/{meeting}", config.ranks)

@@ -38,7 +38,7 @@ from engine.distributed.rank_meters import RankMeters
 from engine.distributed.ring import CAPACITY, RingWriter, pipes
 from engine.distributed.stages import PipelineLink, stage_of
 from engine.execution.budget import CacheBudget
-from engine.host.process import describe_exit
+from engine.host.launching import describe_exit
 
 if TYPE_CHECKING:
     from engine.distributed.peers import PeerCollective

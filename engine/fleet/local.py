@@ -42,7 +42,7 @@ def gpu_count() -> int:
     return len([*_GPUS.iterdir()]) if _GPUS.is_dir() else 0
 
 
-def local_fleet(
+def start_fleet(
     configs: Sequence[EngineConfig],
     start: Start,
     log: Path,

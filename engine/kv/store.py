@@ -118,8 +118,8 @@ class KVStore:
 
         self.scheme, self.dtype = scheme, dtype  # dtype: of the uncompressed values
         self.mover: Mover = move_blocks
-        on_device, on_host = (partial(zeros, device=each) for each in (device, torch.device("cpu")))
-        self.layers = [layer(spec, blocks, on_device) for spec in specs]
+        cpu = torch.device("cpu")
+        self.layers = [layer(spec, blocks, partial(zeros, device=device)) for spec in specs]
         for index, scores in sinks.items():
             self.layers[index].sinks = scores
         if pin is None and device.type == "cuda":
@@ -127,8 +127,9 @@ class KVStore:
         each = self.block_bytes(specs, block_size, dtype, scheme)
 
         def slab(count: int) -> list[KVLayer]:
-            allocate = on_host if pin is None else _Parts(pin(count * each)).next
-            return [layer(spec, count, allocate) for spec in specs]
+            memory = zeros((count * each,), torch.uint8, cpu) if pin is None else pin(count * each)
+            parts = _Parts(memory.view(count, each))
+            return [layer(spec, count, parts.next) for spec in specs]
 
         per_slab = host_blocks if pin is None else SLAB // each
         self.host = HostMemory(host_blocks, per_slab, slab, background=pin is not None)
@@ -277,13 +278,14 @@ def _pinned(device: torch.device, nbytes: int) -> Tensor:
 
 
 class _Parts:
-    """One allocation for many tensors: torch rounds each pinned one up to a power of two."""
+    """One allocation for many tensors, in which all that belongs to a block lies together."""
 
     def __init__(self, memory: Tensor) -> None:
+        """`memory`: [blocks, bytes per block]."""
         self._memory, self._used = memory, 0
 
     def next(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return the next part. It is uninitialized."""
+        """Return the next part of each block, as one tensor."""
         start = self._used
-        self._used += math.prod(shape) * dtype.itemsize
-        return self._memory[start : self._used].view(dtype).view(shape)
+        self._used += math.prod(shape[1:]) * dtype.itemsize
+        return self._memory[:, start : self._used].view(dtype).view(shape)

@@ -310,6 +310,13 @@ class Transfers:
             self._settle(order.tier, self.residence.stored(order.tier, order.names))
         return moving
 
+    def saved(self, request: Request) -> float:
+        """At least how many seconds loading blocks saved the request, by what is measured now."""
+        if (offer := request.offer) is None or not offer.loaded:
+            return 0.0
+        loading = self.tiers[offer.tier].cost.back(offer.tokens // self._kv.pool.block_size)
+        return max(0.0, self._costs.least(offer.tokens, self._rules) - loading)
+
     def leave(self, request: Request) -> bool:
         """Remove a request that ends. Returns whether it was loading or loaded; its transfer continues."""
         if request in self.loaded:

@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.api import commands
 from engine.api.commands import Accepted, Command
+from engine.api.errors import BadInput
 from engine.api.params import Grammar, SamplingParams
 from engine.models.adapters.find import find_adapter
 from engine.serving.block_reports import start_reports
@@ -49,6 +50,10 @@ def _abort(engine: Engine, command: commands.Abort) -> None:
         engine.abort(id)
 
 
+def _no_fleet(engine: Engine, command: Command[None]) -> None:
+    raise BadInput("this engine is not a replica of a fleet; `minichat serve --replicas N` makes one")
+
+
 def _guided_by_params(engine: Engine, command: Any) -> Callable[[], object] | None:
     params = command.params
     return partial(engine.check_guided, params) if params and params.guided else None
@@ -87,5 +92,7 @@ HANDLERS: dict[type[Command[Any]], Handler] = {
     commands.Warm: Handler(lambda engine, c: engine.warm(), concurrent=True),
     commands.GetSnapshot: Handler(lambda engine, c: engine.snapshot()),
     commands.ReportBlocks: Handler(lambda engine, c: start_reports(engine.scheduler, engine.adapters)),
+    commands.DrainReplica: Handler(_no_fleet),
+    commands.StartReplica: Handler(_no_fleet),
     commands.MeasureSpeeds: Handler(lambda engine, c: engine.speeds(), concurrent=True),
 }

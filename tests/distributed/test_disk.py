@@ -1,4 +1,4 @@
-"""The disk tier of two ranks: each keeps its share of a block. A block without all shares is recomputed."""
+"""The disk tier of ranks and stages: each keeps its share of a block. One without all is recomputed."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ PROMPT = [*range(3, 63)]
 
 
 @contextmanager
-def over_disk(model: Path, folder: Path, tp: int = 2) -> Iterator[tuple[Engine, list[Transferred]]]:
+def over_disk(model: Path, folder: Path, **ranks: int) -> Iterator[tuple[Engine, list[Transferred]]]:
     """An engine, and the loads that it ends."""
     loads = list[Transferred]()
 
@@ -28,7 +28,7 @@ def over_disk(model: Path, folder: Path, tp: int = 2) -> Iterator[tuple[Engine, 
         if isinstance(event, Transferred) and event.load:
             loads.append(event)
 
-    with ranked(model, tp=tp, kv_disk=f"{folder}:0.1") as engine:
+    with ranked(model, kv_disk=f"{folder}:0.1", **ranks) as engine:
         engine.bus.subscribe(see)
         yield engine, loads
 
@@ -40,23 +40,24 @@ def reply(engine: Engine, prompt: list[int]) -> list[int]:
     return output.tokens
 
 
+@pytest.mark.parametrize("ranks", [{"tp": 2}, {"tp": 1, "pp": 2}], ids=["ranks", "stages"])
 def test_a_chat_resumes_in_a_new_engine_if_every_rank_has_its_share(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: dict[str, int]
 ) -> None:
     monkeypatch.setattr(disk, "LAST", LIMIT)  # a loaded machine may take longer than users wait
     expected = alone(llama, PROMPT).tokens
     second = [*PROMPT, *expected, 5, 6, 7]
-    with over_disk(llama, tmp_path) as (engine, _):
+    with over_disk(llama, tmp_path, **ranks) as (engine, _):
         assert reply(engine, PROMPT) == expected
     names = stored(tmp_path)
     others = {name_of_rank(1, each) for each in names} & names
     assert others and len(others) * 2 == len(names), "a rank ended before it had written its shares"
-    with over_disk(llama, tmp_path) as (engine, loads):
+    with over_disk(llama, tmp_path, **ranks) as (engine, loads):
         assert reply(engine, second) == alone(llama, second).tokens
         assert [each.error for each in loads] == [""]
     with closing(sqlite3.connect(tmp_path / INDEX)) as index, index:
         index.executemany("DELETE FROM blocks WHERE name = ?", [(each,) for each in others])
-    with over_disk(llama, tmp_path) as (engine, loads):
+    with over_disk(llama, tmp_path, **ranks) as (engine, loads):
         assert reply(engine, second) == alone(llama, second).tokens
         assert "is gone from" in loads[0].error, "rank 1 has lost its shares"
     with over_disk(llama, tmp_path, tp=1) as (engine, loads):

@@ -203,9 +203,13 @@ def test_decode_steps_through_staging_buffers(llama: Path) -> None:
 
     with patch.object(ModelRunner, "_on_store", prepared), ranked(llama, tp=1, pp=2, depth=1) as engine:
         found = replies(engine)
+        _, short = ask(engine, [*range(60, 80)])
+        drain(engine)
     assert found == replies(engine_on(llama))
+    assert short.reply == alone(llama, [*range(60, 80)]).reply
     first, last = sorted(stages, key=lambda each: len(each.flags))
-    assert not first.flags and last.flags and first.sizes, "the stages did not run decode steps"
+    assert not first.flags and last.flags, "only the last stage samples"
+    assert first.sizes == last.sizes and {1, 4, 24} <= {*first.sizes}, "decodes, and a short prompt"
 
 
 def test_each_stage_reads_its_own_layers(llama: Path) -> None:

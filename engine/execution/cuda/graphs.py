@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.execution.cuda.recording import Recorder, Recording
-from engine.execution.cuda.staging import Fields, StagingBuffers, upload
+from engine.execution.cuda.staging import BEHIND, Fields, StagingBuffers, upload
 from engine.execution.protocol import Compilation, StepKind
 from engine.kv.tables import TableMirror
 from engine.models.layers.stage_link import StageEnds
@@ -94,13 +94,10 @@ class DecodeSteps:
         last_ids: Tensor,
         ends: StageEnds | None = None,
     ) -> None:
-        """`ends`: of a stage of a pipeline. Before the last one, only `logits` is called.
-
-        What an earlier stage has computed is put into `streams`, [rows, hidden].
-        """
-        ends = ends or StageEnds(None)
-        self.streams = ends.blank(len(tables.grid))
-        self._stage, self._tables, self._samples = stage, tables, ends.samples
+        """`ends`: of a stage of a pipeline."""
+        self._ends = ends or StageEnds(None)
+        self._streams = self._ends.blank(len(tables.grid))  # what an earlier stage has computed
+        self._stage, self._tables = stage, tables
         self._block_size, self._last_ids, self._device = block_size, last_ids, last_ids.device
         rows, width = tables.grid.shape
         self.sizes = [*(size for size in SIZES if size < rows), rows]
@@ -117,11 +114,19 @@ class DecodeSteps:
     def logits(self, rows: Rows, ids: np.ndarray) -> Tensor:
         return self._run(rows, ids, None)[0]
 
+    def hand_on(self, rows: Rows, ids: np.ndarray) -> bool:
+        """In a stage before the last one, run the step and send what it computes to the next stage.
+
+        False in the last stage, which samples instead.
+        """
+        return not self._ends.samples and self._ends.leave(self.logits(rows, ids))
+
     def may_sample(self, inputs: SamplingInputs) -> bool:
         return inputs.edits is None or len(inputs.edits[0]) <= BIASES
 
     def _run(self, rows: Rows, ids: np.ndarray, inputs: SamplingInputs | None) -> tuple[Tensor, ...]:
         count, flags = len(rows), None if inputs is None else SamplingFlags.of(inputs)
+        self._ends.enter(count, self._streams)
         size = self._size(count)
         form, work = self._form(size, flags)
         fields = form.next_fields()
@@ -139,18 +144,18 @@ class DecodeSteps:
     def start_compiling(self, kinds: Sequence[StepKind]) -> Compilation | None:
         if self._recorder is None:
             return None
-        missing = []
-        for kind in kinds:
-            filtered = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
-            flags = filtered if self._samples else None
-            recording = self._recording(self._size(kind.rows), flags, None, kind.long)
-            if not recording.compiled:
-                missing.append(recording)
+        missing = [each for each in map(self._recording_of, kinds) if not each.compiled]
         with self._recorder.launching():
             compilation = self._stage.start_compiling(lambda: [each.launches() for each in missing])
         for recording in missing:
             recording.compiled = True
         return compilation
+
+    def capture(self, kinds: Sequence[StepKind]) -> None:
+        """Capture steps whose kernels are compiled: others would wait for the compiler."""
+        for recording in map(self._recording_of, kinds):
+            if recording.compiled:
+                recording.capture()
 
     def forget(self) -> None:
         """Drop all captures, because a weight or product has been replaced."""
@@ -159,6 +164,11 @@ class DecodeSteps:
 
     def _size(self, rows: int) -> int:
         return self.sizes[bisect_left(self.sizes, rows)]
+
+    def _recording_of(self, kind: StepKind) -> Recording:
+        filtered = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
+        flags = filtered if self._ends.samples else None  # an earlier stage has one graph for both
+        return self._recording(self._size(kind.rows), flags, None, kind.long)
 
     def _recording(
         self, size: int, flags: SamplingFlags | None, seen: SeenTokens | None, cut: bool
@@ -184,10 +194,10 @@ class DecodeSteps:
         if biased:
             fields["bias_at"] = ((BIASES,), np.dtype(np.int64))
             fields["biases"] = ((BIASES,), np.dtype(np.float32))
-        form = StagingBuffers(fields, size, self._mirror)
+        form = StagingBuffers(fields, size, self._mirror, max(BEHIND, self._ends.stages))
         form.on_device |= dict(zip(PADDING, form.on_device["rows"], strict=True))
-        if self.streams is not None:
-            form.on_device["stream"] = self.streams[:size]
+        if self._streams is not None:
+            form.on_device["stream"] = self._streams[:size]
         return form, work
 
     def _fill(

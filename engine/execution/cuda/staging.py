@@ -10,7 +10,7 @@ Fields = dict[str, tuple[tuple[int, ...], np.dtype]]  # shapes and types, by nam
 
 ALIGNED = 16  # bytes
 _WORD = 8
-BEHIND = 3  # steps whose copies may be in flight while the next ones are written
+BEHIND = 3  # steps whose copies may be in flight while the next ones are written, with one stage
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
@@ -37,7 +37,8 @@ class StagingBuffers:
     the block tables as (cells, blocks) with cell -1 for none, and `tokens`, the sampled tokens.
     """
 
-    def __init__(self, fields: Fields, rows: int, tables: Tensor) -> None:
+    def __init__(self, fields: Fields, rows: int, tables: Tensor, steps: int = BEHIND) -> None:
+        """`steps`: how many may be launched before the tokens of the first are read."""
         numbers = np.dtype(np.int64)
         fields = {"news": ((2, rows), numbers), **fields, "tokens": ((rows,), numbers)}
         sizes = [int(np.prod(shape)) * kind.itemsize for shape, kind in fields.values()]
@@ -53,7 +54,7 @@ class StagingBuffers:
                 for (name, (shape, kind)), place, bytes_ in zip(fields.items(), places, sizes, strict=True)
             }
 
-        self._pieces = torch.zeros(BEHIND, size, dtype=torch.uint8, pin_memory=self._on_gpu)
+        self._pieces = torch.zeros(steps, size, dtype=torch.uint8, pin_memory=self._on_gpu)
         # This copy tells torch which stream uses the pieces, so that it keeps them until the launches end.
         self._there = self._pieces[0].to(device, non_blocking=True, copy=True)
         self._hosts = [views(piece) for piece in self._pieces]
@@ -76,7 +77,7 @@ class StagingBuffers:
         tokens = self._hosts[self._at]["tokens"]
         if self._over:
             self._over[self._at].record()
-        self._at = (self._at + 1) % BEHIND
+        self._at = (self._at + 1) % len(self._hosts)
         return tokens
 
     def copy_in(self) -> None:
@@ -101,7 +102,7 @@ class StagingBuffers:
             copy_out(pieces, there, self._turn, self._tokens_at, self._rows)
         else:
             self._hosts[self._turn[0]]["tokens"].copy_(self.on_device["tokens"])
-            self._turn.add_(1).remainder_(BEHIND)
+            self._turn.add_(1).remainder_(len(self._hosts))
 
     def _words(self) -> tuple[Tensor, Tensor]:
         return self._pieces.view(torch.int64), self._there.view(torch.int64)

@@ -11,6 +11,7 @@ class StageLink(Protocol):
     A model that is not split into stages has none.
     """
 
+    stages: int
     first: bool  # whether this stage embeds the tokens
     last: bool  # whether it samples
 
@@ -28,7 +29,7 @@ class StageEnds:
     """Where a step enters this stage, and where it leaves it. Without a link, there is only one stage."""
 
     def __init__(self, link: StageLink | None) -> None:
-        self._link = link
+        self._link, self.stages = link, 1 if link is None else link.stages
         self.samples = link is None or link.last
         self._embeds = link is None or link.first
 

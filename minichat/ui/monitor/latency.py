@@ -39,7 +39,7 @@ class Latency(Pane):
         facts = [f"step {duration(times.total)}"]
         if shot.latency_target is not None:
             facts.append(f"TTFT target {shot.latency_target * 1e3:g} ms")
-        heading = self.heading(*facts, right=_load(shot.load) or _bubbles(shot.bubbles) or _ranks(shot.ranks))
+        heading = self.heading(*facts, right=_bubbles(shot.bubbles) or _load(shot.load) or _ranks(shot.ranks))
         if not _measured(shot) and height == 2:
             return (heading, ((" no measurements yet", "muted"),))
         return (

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -15,15 +16,19 @@ from torch import Tensor
 from engine.api.params import SamplingParams
 from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
-from engine.execution.cuda.graphs import BIASES, SamplingFlags, write_sampling
+from engine.execution.cuda.graphs import BIASES, DecodeSteps, SamplingFlags, write_sampling
 from engine.execution.cuda.recording import Recording
+from engine.execution.in_flight import CELLS, SHORT, ModelInput
 from engine.execution.protocol import Compilation
 from engine.execution.runner import ModelRunner
+from engine.kv.tables import TableMirror
 from engine.models.decoder import Decoder
+from engine.models.layers.stage_link import StageEnds, StageLink
 from engine.sampling.logprobs import read_logprobs
 from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import COLUMNS, Edits, RowsView, SamplingInputs
 from engine.sampling.sampler import sample
+from engine.scheduling.step import Rows, StepRow
 from engine.serving.engine import Engine
 from tests.cases import one_of, soak
 from tests.examples import examples
@@ -190,7 +195,9 @@ def test_rows_of_all_kinds_join_and_leave(llama: Path, depth: int) -> None:
             turn(engine)
     drain(engine)
     assert {*stage.sizes} >= {1, 2, 4}
-    assert len(stage.flags) == len(stage.sizes), "a step was not sampled in its graph"
+    prompts = len(stage.sizes) - len(stage.flags)  # sampled after their graphs
+    assert prompts >= 1, "no prompt ran in a graph"
+    assert prompts <= len(asked), "a decode was not sampled in its graph"
     assert all({each[at] for each in stage.flags} == {True, False} for at in range(4))
     for prompt, params, found in outputs:
         expected = alone(llama, prompt, params)
@@ -230,6 +237,23 @@ def test_drafts_are_verified_in_the_graph_of_as_many_rows(drafted: Path, most: i
         assert close_to(found.logprobs, expected.logprobs)
 
 
+def test_short_pieces_of_prompts_are_a_row_for_each_token() -> None:
+    def unrolled(rows: list[StepRow], most: int = 8, **more: Any) -> Rows | None:
+        ids = np.arange(sum(row.length for row in rows))
+        given = Rows.of(rows)
+        return ModelInput(given, ids, 1, given.sampling, {}, **more).unrolled(most)
+
+    decode, piece = StepRow(1, 0, 90, 1, samples=True), StepRow(2, 3, 40, 3, samples=True)
+    one = StepRow(2, 3, 0, 1, samples=True)
+    expected = [decode, *(one._replace(start=at) for at in (40, 41, 42))]
+    assert unrolled([decode, piece]) == Rows.of(expected)
+    assert unrolled([decode, piece], most=3) is None, "there is no such graph"
+    assert unrolled([piece._replace(length=SHORT + 1)], most=512) is None, "launching is worth it"
+    assert unrolled([decode, piece._replace(start=CELLS // 3)]) is None, "each row reads the whole context"
+    assert unrolled([decode, piece._replace(adapter=1)]) is None
+    assert unrolled([decode, piece], targets=((0, 1),)) is None, "it needs the hidden states"
+
+
 def test_staging_buffers_are_reset_for_each_step() -> None:
     """Padding has no penalties, as it has no slot whose tokens could be counted."""
     size, at = 4, COLUMNS.index
@@ -254,6 +278,25 @@ def test_staging_buffers_are_reset_for_each_step() -> None:
     assert (fields["columns"][at("temperature"), 1:] == numbers[0, at("temperature")]).all()
     assert (fields["columns"][at("repetition"), 1:] == 1).all()
     assert not fields["columns"][[at("presence"), at("frequency")], 1:].any()
+
+
+def test_the_tokens_of_all_steps_in_flight_are_kept(llama: Path) -> None:
+    """The last of five stages may launch five steps before it reads the tokens of the first."""
+    runner = engine_on(llama).runner
+    assert isinstance(runner, ModelRunner)
+    link = cast(StageLink, SimpleNamespace(stages=5, first=True, last=True))
+    last_ids = runner._sampling_state.last_ids
+    steps = DecodeSteps(
+        PlainStage(runner), tables=TableMirror(1, 4), block_size=16, last_ids=last_ids, ends=StageEnds(link)
+    )
+    inputs = SamplingInputs(np.zeros((1, len(COLUMNS))), runner.model.config.vocab, None, None, ())
+    found, copies = [], []
+    for at in range(5):
+        tokens, *_ = steps.sample(Rows.of([StepRow(0, 0, at, 1, samples=True)]), np.array([at + 3]), inputs)
+        found.append(tokens)
+        copies.append(tokens.tolist())
+    assert [each.tolist() for each in found] == copies
+    assert len({*map(tuple, copies)}) > 1, "all tokens are alike, so this shows nothing"
 
 
 def test_recordings_may_be_dropped(llama: Path) -> None:
