@@ -28,9 +28,11 @@ from engine.host.stream import ReplyFailed
 from engine.host.thread import EngineThread
 from tests.cli.conftest import Run, run
 from tests.fleet.running import two_replies
+from tests.runner.conftest import checkpoint, llama
+from tests.runner.small import GREEDY, alone
 from tests.waiting import becomes
 
-__all__ = ["run"]
+__all__ = ["checkpoint", "llama", "run"]
 
 LONG = SamplingParams(max_tokens=300, seed=0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=3, seed=0, ignore_eos=True)
@@ -41,7 +43,7 @@ CONFIG = EngineConfig(model="pocket", device="cpu", threads=1, blocks=256)
 def cluster() -> Iterator[RayCluster]:
     if find_spec("ray") is None:  # not imported yet: it reads its variables when it is
         pytest.skip("Ray is not installed: pip install 'minichat[ray]'")
-    made = RayCluster(LOCAL, 3)  # one place is left for the test of an engine that cannot start
+    made = RayCluster(LOCAL, 4)  # two places are left for an engine of two stages, and one that cannot start
     yield made
     made.close()
 
@@ -156,11 +158,31 @@ def share_found(client: EngineClient) -> float:
 def it_says_what_the_cluster_cannot_give(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match="2 replicas need 2 GPUs, and the cluster has 0"):
         cluster.shares(EngineConfig(model="pocket", device="cuda"), 2)
+    with pytest.raises(BadInput, match="2 replicas need 8 GPUs"):
+        cluster.shares(EngineConfig(model="pocket", device="cuda", tp=2, pp=2), 2)
     with pytest.raises(BadInput, match="which chooses the GPUs"):
         cluster.shares(EngineConfig(model="pocket", device="cuda:1"), 2)
     monkeypatch.setattr(ray_cluster, "_PLACED_WITHIN", 0.3)
     with pytest.raises(EngineError, match="found no machine with 999 processors"):
-        cluster.launcher(EngineConfig(model="pocket", device="cpu", threads=999))(Path("engine.log"))
+        cluster.launcher(EngineConfig(model="pocket", device="cpu", threads=333, pp=3))(Path("engine.log"))
+
+
+def an_engine_of_two_stages_ends_with_one_of_them(cluster: RayCluster, model: Path, log: Path) -> None:
+    config = EngineConfig(model=str(model), device="cpu", threads=1, blocks=64, pp=2)
+    engine = EngineProcess(config, log, launch=cluster.launcher(config))
+    try:
+        reply = engine.submit([1, 5, 9, 30], GREEDY).result().tokens
+        assert [*reply] == alone(model, [1, 5, 9, 30]).tokens
+        stream = engine.submit([1, 5, 9], GREEDY.changed(max_tokens=200))
+        next(iter(stream))
+        processes = [each.pid for each in engine.snapshot().ranks]
+        assert parent(processes[1]) == processes[0]
+        os.kill(processes[1], signal.SIGKILL)
+        with pytest.raises(ReplyFailed, match="rank 1 was killed by SIGKILL"):
+            stream.result()
+    finally:
+        engine.close()
+    assert becomes(lambda: not any(map(runs, processes)))
 
 
 def an_engine_that_cannot_start_says_why(cluster: RayCluster, tmp_path: Path) -> None:
@@ -170,7 +192,7 @@ def an_engine_that_cannot_start_says_why(cluster: RayCluster, tmp_path: Path) ->
 
 
 def test_two_replicas(
-    cluster: RayCluster, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: RayCluster, fleet: Fleet, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One test, so that Ray starts once."""
     prompts_go_to_their_blocks(fleet)
@@ -178,6 +200,7 @@ def test_two_replicas(
     a_killed_engine_ends_its_own_streams_and_returns(fleet)
     an_engine_ends_with_its_actor(fleet)
     a_drained_replica_gets_a_new_actor(fleet)
+    an_engine_of_two_stages_ends_with_one_of_them(cluster, llama, tmp_path / "staged.log")
     an_engine_that_cannot_start_says_why(cluster, tmp_path)
     it_says_what_the_cluster_cannot_give(cluster, monkeypatch)
 
