@@ -21,6 +21,7 @@ from engine.start import start
 from tests.distributed import broken_rank
 from tests.models.tiny import write_config
 from tests.outputs import Output
+from tests.runner.rows.test_speculation import LETTERS, always_draft
 from tests.runner.small import make
 from tests.waiting import becomes
 
@@ -105,6 +106,22 @@ def test_replies_of_stages_equal_those_of_one_device(
         engine.close()
     same = sum(a == b for a, b in zip(expected, found, strict=True))
     assert same >= 19, f"{same} of 20 replies are the same"  # one may depend on the last bit of a number
+
+
+def test_stages_draft_the_same_tokens(drafted: Path) -> None:
+    """Both run the draft model, and the drafts of each step are compared."""
+    params, found = GREEDY.changed(speculate="draft", logit_bias=LETTERS), []
+    for device, pp in (("cpu", 1), ("cuda", 2)):
+        engine, outputs = always_draft(engine_on(drafted, device, 1, pp=pp)), [Output() for _ in range(4)]
+        try:
+            for number, output in enumerate(outputs):
+                engine.submit([*range(3 + number, 30)], params, output)
+            finish(engine)
+            assert engine.snapshot().speculation.drafted > 50
+        finally:
+            engine.close()
+        found.append([each.tokens for each in outputs])
+    assert found[0] == found[1]
 
 
 def test_replies_in_bfloat16(tmp_path: Path) -> None:
