@@ -27,7 +27,9 @@ from tests.cases import soak
 from tests.distributed.conftest import CONFIG
 from tests.distributed.test_ranks import PROMPT, WARM, everything
 from tests.distributed.threads import ranked
+from tests.models.test_families import EXPERTS, LINEAR, reference
 from tests.runner.graphs.test_graphs import PlainStage
+from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.replies.test_company import Workload, assert_nothing_changes, workloads
 from tests.runner.rows.test_speculation import KINDS, always_draft, speculative
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on, make, turn, turn_until
@@ -180,6 +182,14 @@ def test_models_of_other_families(
     one = replies(engine_on(folder, max_step_tokens=20, **config | {"pp": 1}))
     with ranked(folder, tp=1, max_step_tokens=20, **{"depth": 1} | config) as engine:
         assert replies(engine) == one
+
+
+def test_a_recurrent_state_in_every_stage(tmp_path: Path) -> None:
+    layers = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    reference("Qwen3Next", EXPERTS | LINEAR | layers | {"num_experts": 4, "vocab_size": VOCAB}, tmp_path)
+    with ranked(tmp_path, tp=1, pp=2, depth=1, max_step_tokens=20) as engine:
+        assert replies(engine) == replies(engine_on(tmp_path, max_step_tokens=20))
 
 
 def test_stages_of_two_ranks_are_two_ranks(llama: Path) -> None:
