@@ -19,7 +19,7 @@ from engine.attention.base import AttentionBackend
 from engine.attention.registry import block_size_for
 from engine.attention.registry import choose as choose_attention
 from engine.cache_plan import block_size_with, cache_budget, memory_share, refuse_forgetting, windowed
-from engine.devices import free_host_memory, pick
+from engine.devices import free_host_memory, pick, use
 from engine.distributed.pipelined import PipelinedRunner
 from engine.distributed.runner import RankedRunner
 from engine.distributed.stages import PipelineLink
@@ -203,7 +203,7 @@ def load_share(
     if collective is not None and collective.ranks == 1:
         collective = None  # a stage of one rank
     config = replace(config, block_size=block_size_for(config.attention, config.block_size))
-    device = pick(config.device)
+    use(device := pick(config.device))
     model = _load(config, place, device, progress, collective, stage)
     dtype = next(iter(model.parameters())).dtype
     caches = model.config.layers if collective is None else cast(Decoder, model).caches
