@@ -22,6 +22,8 @@ from engine.api.config import StateSpec
 from engine.kv.store import KVLayer
 
 EPS = 1e-6  # of the norms of queries and keys
+RUN = 4  # numbers of a run: its row of the tables, its first token, the position of that, its length
+CHUNK = 16
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class _Run:
     position: int  # of that token
     length: int
     table: np.ndarray
+    row: int  # of the tables
 
     def block(self, offset: int, size: int) -> int:
         """The block of a token, by its offset in the run."""
@@ -46,6 +49,40 @@ class _Windows(NamedTuple):
     kept: Tensor  # [stored, taps - 1]: the last inputs where a state is stored
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceRuns:
+    """The runs of a step as kernels take them (kernels/triton/linear/)."""
+
+    tables: Tensor  # [rows, blocks] int32
+    runs: Tensor  # [runs, RUN] int32; a run of length 0 does nothing
+    longest: int  # most tokens of a run
+    single: bool  # most runs have one token
+
+    @property
+    def chunk(self) -> int:
+        """How many tokens of a run a program computes if it need not compute them one after another."""
+        return self.longest if self.single else CHUNK
+
+    @classmethod
+    def of(
+        cls, starts: np.ndarray, ends: np.ndarray, host_tables: np.ndarray, size: int, tables: Tensor
+    ) -> "DeviceRuns":
+        runs = _runs(starts, ends, host_tables, size)
+        numbers = np.array([(run.row, run.first, run.position, run.length) for run in runs], np.int32)
+        longest = max((run.length for run in runs), default=1)
+        return cls(tables, torch.from_numpy(numbers).to(tables.device), longest, single=longest == 1)
+
+
+def write_runs(numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> None:
+    """Write the runs of a step of single tokens [rows, RUN]. A request's drafts are rows behind its own."""
+    numbers[:], count = 0, len(slots)
+    follows = np.zeros(count, bool)
+    follows[1:] = (slots[1:] == slots[:-1]) & (contexts[1:] == contexts[:-1] + 1)
+    firsts = np.flatnonzero(~follows)
+    lengths = np.diff(firsts, append=count)
+    numbers[firsts] = np.stack((slots[firsts], firsts, contexts[firsts] - 1, lengths), 1)
+
+
 class StateRuns:
     """Where a step's tokens find the states before them, and which states are stored. Made once per step."""
 
@@ -54,7 +91,7 @@ class StateRuns:
     ) -> None:
         """`starts`: where each row's tokens begin; `ends`: the position after its last one."""
         runs = _runs(starts, ends, tables, size)
-        self._device, self.size = device, size
+        self._given, self._device, self.size = (starts, ends, tables, size), device, size
         self._firsts, self._positions, self._lengths = (
             np.array([getattr(run, name) for run in runs]) for name in ("first", "position", "length")
         )
@@ -86,11 +123,8 @@ class StateRuns:
         return self._windows[taps]
 
     @cached_property
-    def for_kernel(self) -> tuple[Tensor, ...]:
-        """As kernels/triton/linear/delta.py takes them."""
-        saves = np.searchsorted(self._ended, self._firsts)
-        positions, lengths, begins = map(self._sent, (self._positions, self._lengths, saves))
-        return self.firsts, positions, lengths, self.reads, begins, self.blocks
+    def on_device(self) -> DeviceRuns:
+        return DeviceRuns.of(*self._given, self._sent(self._given[2]))
 
     @cached_property
     def order(self) -> np.ndarray:
@@ -117,7 +151,7 @@ def _runs(starts: np.ndarray, ends: np.ndarray, tables: np.ndarray, size: int) -
         if before is not None and _continues(before, position, tables[row], size):
             before.length += length
         else:
-            runs.append(_Run(int(first), position, length, tables[row]))
+            runs.append(_Run(int(first), position, length, tables[row], row))
     return runs
 
 
@@ -164,7 +198,8 @@ class DeltaRule:
             # Imports Triton, which is only installed with a GPU.
             from engine.kernels.triton.linear.delta import advance
 
-            out = advance(layer.state, q, k, v, gates, runs.for_kernel, runs.size)
+            qkv = torch.cat([each.flatten(1) for each in (q, k, v)], 1)
+            out = advance(layer.state, qkv, gates, runs.on_device, self.sizes, runs.size)
         else:
             out = self.advance_plainly(layer.state, (q, k, v), gates, runs)
         return out.to(x.dtype)
