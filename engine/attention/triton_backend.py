@@ -11,9 +11,9 @@ from torch import Tensor
 from triton.runtime import driver
 
 from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec, keeps_state
-from engine.attention.base import Batch, KVLayer, state_runs, why_not_on
-from engine.attention.delta import RUN, DeviceRuns, StateRuns, write_runs
+from engine.attention.base import Batch, DeltaRule, KVLayer, Values, state_runs, why_not_on
 from engine.attention.registry import register
+from engine.attention.state_runs import RUN, DeviceRuns, StateRuns, write_runs
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.paged import attend
 from engine.kernels.triton.attention.work_plan import (
@@ -128,6 +128,24 @@ class TritonAttention:
             write(layer, k, v, places, pdl=pdl)
         else:
             write_fours(layer, k, v, places, positions, metadata.tables, **metadata.rows)
+
+    def attend_plainly(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Values,
+        layer: KVLayer,
+        metadata: TritonMetadata | GraphMetadata,
+        places: Tensor,
+        positions: Tensor,
+    ) -> Tensor:
+        """Attend for a part that runs its plain forward. One with a state has kernels for graphs."""
+        if isinstance(v, DeltaRule):
+            assert isinstance(metadata, TritonMetadata)
+            return v.advance(q, k, layer, metadata.plain_states)
+        assert isinstance(v, Tensor), "it supports no latents"
+        self.write(k, v, layer, metadata, places, positions, pdl=False)
+        return self.mix(q, layer, metadata)
 
     def mix(self, q: Tensor, layer: KVLayer, metadata: TritonMetadata | GraphMetadata) -> Tensor:
         """Attend over keys and values that are already written."""

@@ -15,7 +15,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from engine.attention.base import DeltaRule, Values
+from engine.attention.base import Values
 from engine.attention.triton_backend import GraphMetadata, TritonAttention, TritonMetadata, gpu
 from engine.kernels.triton.norm.embed import embed, embed_share
 from engine.kernels.triton.precompile import precompiling
@@ -93,11 +93,8 @@ class FusedDecoder:
             self._attention.write(k, v, layer, metadata, places, positions, pdl=False)
 
         def attend(index: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
-            if isinstance(v, DeltaRule):  # in a plain forward, which no graph has
-                assert isinstance(metadata, TritonMetadata)
-                return v.advance(q, k, self._layers[index], metadata.plain_states)
-            write(k, cast(Tensor, v), self._layers[index])  # it supports no latents
-            return mix(q, self._layers[index])
+            where = self._layers[index], metadata, places, positions
+            return self._attention.attend_plainly(q, k, v, *where)
 
         return GpuStep(
             positions=positions,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.delta import DeviceRuns
+from engine.attention.state_runs import DeviceRuns
 from engine.kv.store import KVLayer
 from tests.kernels.interpreted import Interpreted, interpreter
 

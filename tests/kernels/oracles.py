@@ -76,7 +76,7 @@ def settings(rows: list[dict[str, float]], vocab: int) -> Tensor:
 def linear_inputs(
     parts: Tensor, rates: Tensor, sizes: StateSpec, dtype: torch.dtype, *, interleaved: bool
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """The inputs of a convolution, the output gates, and betas and rates, from the two products of a layer."""
+    """The inputs of a convolution, the output gates, and betas and rates, from a layer's two products."""
     mixed, gates = added(parts, dtype), rates.sum(0)
     if not interleaved:
         qkv, gate = mixed.split([sizes.channels, sizes.heads * sizes.value_dim], 1)

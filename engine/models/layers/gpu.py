@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.api.config import ExpertsSpec
-from engine.attention.delta import DeviceRuns
+from engine.attention.state_runs import DeviceRuns
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.experts.gemm import Gate
 from engine.kernels.triton.experts.route import MOST_EXPERTS, router_logits

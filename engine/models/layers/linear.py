@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.api.config import CacheSpec, DecoderConfig
-from engine.attention.delta import DeltaRule
+from engine.attention.delta import EPS, DeltaRule
 from engine.models.layers.activations import sigmoid, silu
 from engine.models.layers.build import Build
 from engine.models.layers.part import Part, SourceTensor
@@ -101,12 +101,10 @@ class LinearAttention(Part):
         given = x.normed(self.norm, gpu, pdl=pdl).values
         rates = gpu.router_logits(given, self.gates.weight, pdl=pdl)
         parts = gpu.product(self.mixed).parts(given, pdl=pdl)
-        how = (self.conv.squeeze(1), rates, self.decay, self.decay_bias, runs, self.sizes)
+        how = (self.conv.squeeze(1), rates, self.decay, self.decay_bias, runs, self.sizes, EPS)
         qkv, gates = gpu.prepare_states(layer, parts, *how, interleaved=self.interleaved, pdl=pdl)
         gate = gpu.output_gate(self.out_norm.weight, self.out_norm.eps, parts, self.interleaved)
-        mixed = gpu.advance_states(
-            layer.state, qkv, gates, runs, self.sizes, layer.block_size, gate, pdl=pdl
-        )
+        mixed = gpu.advance_states(layer.state, qkv, gates, runs, self.sizes, layer.block_size, gate, pdl=pdl)
         return x.plus(gpu.product(self.out), mixed.flatten(1), step)
 
     def takes_single(self, gpu: "GpuKernels") -> bool:

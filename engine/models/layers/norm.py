@@ -38,8 +38,14 @@ class OffsetNorm(Norm):
         return F.rms_norm(x.float(), self.axis, None, self.eps).mul_(self.weight.float() + 1).to(x.dtype)
 
     def finalized(self) -> nn.Module:
-        scale = nn.Parameter(self.weight.float() + 1, requires_grad=False)
-        return (CpuRmsNorm if self.weight.device.type == "cpu" else WideNorm)(scale, self.eps)
+        return self.widened() if self.weight.device.type != "cpu" else CpuRmsNorm(self._scale, self.eps)
+
+    def widened(self) -> "WideNorm":
+        return WideNorm(self._scale, self.eps)
+
+    @property
+    def _scale(self) -> nn.Parameter:
+        return nn.Parameter(self.weight.float() + 1, requires_grad=False)
 
     def rms_norm(self) -> RmsNorm | None:
         return None

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from engine.api.config import CacheSpec, StateSpec
-from engine.attention.delta import RUN, DeltaRule, DeviceRuns, StateRuns, write_runs
+from engine.attention.delta import EPS, DeltaRule
+from engine.attention.state_runs import RUN, DeviceRuns, StateRuns, write_runs
 from engine.kv.store import KVLayer
 from tests.kernels import oracles
 
@@ -18,7 +19,7 @@ SHAPES = {
     "grouped": StateSpec(heads=4, key_heads=2, key_dim=24, value_dim=40, taps=4),
     "single": StateSpec(heads=2, key_heads=2, key_dim=16, value_dim=16, taps=2),
 }
-# Of each row: how many tokens, and the position after them. The last two rows of the first continue each other.
+# Of each row: how many tokens, and the position after them. The last two mixed rows continue each other.
 ROWS = {"mixed": [(1, 20), (1, 1), (1, 32), (17, 17), (19, 40), (1, 5), (1, 6)], "decodes": [(1, 17), (1, 9)]}
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3}
 
@@ -98,7 +99,7 @@ def test_a_layer_between_its_products_is_that_of_the_plain_form(
     decay, bias = numbers(sizes.heads, seed=5), numbers(sizes.heads, seed=6)
     weight, on_device = numbers(sizes.value_dim, seed=7).to(dtype), given_to(runs, drafts=drafts)
 
-    arguments = layer, made, conv, rates, decay, bias, on_device, sizes
+    arguments = layer, made, conv, rates, decay, bias, on_device, sizes, EPS
     (qkv, gates), (changed, *_) = call("linear.prepare", "prepare", *arguments, interleaved=interleaved)
     gate = OutputGate(weight, 1e-5, made, interleaved)
     given = changed.state, qkv, gates, on_device, sizes, SIZE, gate

@@ -57,7 +57,9 @@ HYBRID = replace(
     SMALL, family="qwen3_5_text", hidden=2560, mlp=9216, rope=RopeSpec(theta=1e7, share=0.25),
     layers=(STATE, STATE, LayerSpec(heads=16, kv_heads=4, key_dim=256, value_dim=256, scale=1 / 16)),
 )  # fmt: skip
-INTERLEAVED = replace(HYBRID, family="qwen3_next", experts=ExpertsSpec(count=128, chosen=8, width=512, shared=512))
+INTERLEAVED = replace(
+    HYBRID, family="qwen3_next", experts=ExpertsSpec(count=128, chosen=8, width=512, shared=512)
+)
 
 
 # The arguments that kernels with an early start may read while the kernel before them, or the one before

@@ -1,8 +1,8 @@
 """The gated delta rule: one launch carries the states of all rows over their tokens, one by one.
 
 It serves decodes and prompts, so a result does not depend on how a row was cut. A program holds some columns
-of a head's matrix in registers from a row's first token to its last. If it holds all of them, it may also norm
-and gate the head's output.
+of a head's matrix in registers from a row's first token to its last. If it holds all of them, it may also
+norm and gate the head's output.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.api.config import StateSpec
-from engine.attention.delta import DeviceRuns
+from engine.attention.state_runs import DeviceRuns
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.linear.layout import normed_and_gated, run_at
 from engine.kernels.triton.padding import padded_rows

@@ -33,8 +33,7 @@ def value_column(
         EACH: tl.constexpr = HEADS // KEY_HEADS
         inside = 2 * KEY + (EACH * VALUE if gate else 0) + head % EACH * VALUE
         return head // EACH * (2 * KEY + 2 * EACH * VALUE) + inside
-    else:
-        return 2 * KEY_HEADS * KEY + (HEADS * VALUE if gate else 0) + head * VALUE
+    return 2 * KEY_HEADS * KEY + (HEADS * VALUE if gate else 0) + head * VALUE
 
 
 @triton.jit

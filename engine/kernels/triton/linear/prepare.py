@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.api.config import StateSpec
-from engine.attention.delta import EPS, DeviceRuns
+from engine.attention.state_runs import DeviceRuns
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.linear.layout import run_at, value_column
 from engine.kernels.triton.norm.norm import add_up
@@ -134,14 +134,16 @@ def prepare(
     decay_bias: Tensor,
     runs: DeviceRuns,
     sizes: StateSpec,
+    eps: float,
     *,
     interleaved: bool = False,
     pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return queries, keys and values [tokens, channels], and decays and betas [tokens, 2, heads], in float32.
+    """Return queries, keys and values [tokens, channels], decays and betas [tokens, 2, heads], in float32.
 
     `parts` [parts, tokens, channels + values]: a product in the type of `conv` [channels, taps].
-    `rates` [parts, tokens, 2 * heads]: the product of betas and rates. `pdl` as in Tile.
+    `rates` [parts, tokens, 2 * heads]: the product of betas and rates. `eps`: of the norms of
+    queries and keys. `pdl` as in Tile.
     """
     assert layer.inputs is not None
     tokens = parts.shape[1]
@@ -150,7 +152,7 @@ def prepare(
     grid = (len(runs.runs), 2 * sizes.key_heads + sizes.heads + 1, triton.cdiv(runs.longest, runs.chunk))
     _prepare[grid](
         out, gates, layer.inputs, parts, conv, rates, decay, decay_bias, runs.tables, runs.runs, runs.chunk,
-        runs.tables.stride(0), parts.stride(0), rates.stride(0), EPS,
+        runs.tables.stride(0), parts.stride(0), rates.stride(0), eps,
         KEY_HEADS=sizes.key_heads, HEADS=sizes.heads, KEY=sizes.key_dim, VALUE=sizes.value_dim,
         TAPS=sizes.taps, SIZE=layer.block_size, PADDED=power(max(sizes.key_dim, sizes.value_dim)),
         PADDED_HEADS=power(sizes.heads), INTERLEAVED=interleaved, PARTS=len(parts), RATE_PARTS=len(rates),

@@ -1,9 +1,9 @@
 """The RMS norm, with the residual addition before it: x += the last product, then the norm of x.
 
 A product may come in parts, [parts, tokens, width] in float32, if its sums were split over programs
-(skinny_gemm.py); the kernel that reads it adds them up. A norm's weight may be in float32 beside values of 16
-bits (1 + weight, as in Gemma and Qwen3.5): it is then applied before the result is rounded. A norm may be computed in two steps: everything but
-the division by the row's norm first (linear_residual_norm.py), and the division after the next product.
+(skinny_gemm.py); the kernel that reads it adds them up. A norm may be computed in two steps: everything but
+the division by the row's norm first (linear_residual_norm.py), and the division after the next product. Its
+weight is in float32 if it is applied before the result is rounded (1 + weight, as in Gemma and Qwen3.5).
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.

@@ -36,7 +36,7 @@ def _sigmoid_gate(
 
 
 def sigmoid_gate(mixed: Tensor, parts: Tensor, *, pdl: bool = False) -> Tensor:
-    """[tokens, heads, dim]; the gate of a head is behind its query in the QKV product [parts, tokens, all]."""
+    """[tokens, heads, dim]. A head's gate is behind its query in the QKV product [parts, tokens, all]."""
     tokens, heads, dim = mixed.shape
     out = padded_rows(tokens, heads, dim, like=mixed)
     _sigmoid_gate[(tokens, triton.cdiv(heads, HEADS))](
