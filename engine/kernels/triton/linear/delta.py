@@ -22,6 +22,7 @@ from engine.kernels.triton.padding import padded_rows
 
 COLUMNS = 32  # of a matrix in a program that does not hold a whole one
 MOST = 128 * 128  # numbers of a matrix that a program can hold
+REGISTERS = 128  # of a thread with a large part of a matrix, so that two programs fit on a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def advance(
     # Few columns a program are faster for a long run, whose tokens come one after another.
     used = gate if runs.single and tall * wide <= MOST else None
     columns = min(wide, COLUMNS) if used is None else wide
-    dtype = torch.float32 if used is None else used.weight.dtype
+    dtype, large = torch.float32 if used is None else used.weight.dtype, tall * columns > MOST // 2
     out = padded_rows(tokens, heads, value_dim, like=qkv, dtype=dtype)
     given = OutputGate(out, 0.0, qkv.unsqueeze(0)) if used is None else used
     _advance[(len(runs.runs), heads, triton.cdiv(value_dim, columns))](
@@ -112,7 +113,7 @@ def advance(
         given.parts.stride(0), given.eps,
         KEY_HEADS=sizes.key_heads, HEADS=heads, KEY=sizes.key_dim, VALUE=value_dim, SIZE=size, ROWS=tall,
         COLUMNS=columns, GATED=used is not None, INTERLEAVED=given.interleaved, PARTS=len(given.parts),
-        PDL=pdl, num_warps=8 if tall * columns > MOST // 2 else 4, **launch(pdl),
+        PDL=pdl, num_warps=8 if large else 4, **launch(pdl, REGISTERS if large else None),
     )  # fmt: skip
     return out if gate is None or used is not None else norm_gate(out, gate, sizes, pdl=pdl)
 
