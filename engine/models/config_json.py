@@ -37,13 +37,15 @@ def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
     _refuse(fields, "ForConditionalGeneration" if family.inside else "ForCausalLM")
     if family.inside:
         fields = fields.joined(family.inside)
-    layers = fields.whole("num_hidden_layers", high=MOST_LAYERS)
+    linear = family.linear
+    layers = fields.whole("num_hidden_layers", high=MOST_LAYERS) if linear is None else linear.count(fields)
     vocab = fields.whole("vocab_size", high=MOST_TOKENS)
     context = fields.whole("max_position_embeddings", high=MOST_TOKENS)
     rope, local_rope = rope_specs(fields, context, family.rope)
     attention = {**family.attention.read(fields, layers)}
-    if family.linear is not None:
-        attention["layers"] = family.linear.among(fields, attention["layers"])
+    if linear is not None:
+        attention["layers"] = linear.among(fields, attention["layers"])
+        attention |= linear.read(fields, attention["layers"])
     made = DecoderConfig(
         family=name,
         dtype=checkpoint_dtype(fields),

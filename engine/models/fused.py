@@ -81,7 +81,7 @@ class FusedDecoder:
 
     def pdl(self, tokens: int) -> bool:
         """Whether the kernels of a step may start before the previous kernel ends (PDL)."""
-        return self._gpu.overlaps and self.model.blocks[0].feed_forward.gains_by_pdl(tokens, self._gpu)
+        return self._gpu.overlaps and self.model.blocks[0].parts[-1].gains_by_pdl(tokens, self._gpu)
 
     def _step(
         self, rows: int, positions: Tensor, places: Tensor, metadata: TritonMetadata | GraphMetadata

@@ -15,8 +15,11 @@ from engine.kernels.triton.experts.route import MOST_EXPERTS, router_logits
 from engine.kernels.triton.experts.stacked import stacked
 from engine.kernels.triton.gemm.tma_gemm import ROOM
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
+from engine.kernels.triton.linear import state_space
+from engine.kernels.triton.linear.convolve import StepSizes, convolve
 from engine.kernels.triton.linear.delta import OutputGate, advance
 from engine.kernels.triton.linear.prepare import prepare
+from engine.kernels.triton.norm.group_norm import gated_group_norm
 from engine.kernels.triton.norm.norm import Normed, norm
 from engine.kernels.triton.norm.sigmoid_gate import sigmoid_gate
 from engine.kv.store import KVLayer
@@ -36,6 +39,10 @@ class GpuKernels:
     prepare_states = staticmethod(prepare)
     advance_states = staticmethod(advance)
     output_gate = OutputGate
+    convolve = staticmethod(convolve)
+    advance_space = staticmethod(state_space.advance)
+    gated_group_norm = staticmethod(gated_group_norm)
+    step_sizes = StepSizes
 
     def __init__(self, limits: tiles.GpuLimits) -> None:
         self.overlaps = limits.overlaps  # whether it supports programmatic dependent launch (PDL)
