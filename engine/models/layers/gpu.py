@@ -22,6 +22,7 @@ from engine.kernels.triton.linear.prepare import prepare
 from engine.kernels.triton.norm.group_norm import gated_group_norm
 from engine.kernels.triton.norm.norm import Normed, norm
 from engine.kernels.triton.norm.sigmoid_gate import sigmoid_gate
+from engine.kernels.triton.norm.swiglu import relu2
 from engine.kv.store import KVLayer
 from engine.models.layers.collective import GpuCollective
 from engine.models.layers.norm import RmsNorm
@@ -35,6 +36,7 @@ class GpuKernels:
 
     rope_and_cache = staticmethod(rope_and_cache)
     sigmoid_gate = staticmethod(sigmoid_gate)
+    relu2 = staticmethod(relu2)
     router_logits = staticmethod(router_logits)
     prepare_states = staticmethod(prepare)
     advance_states = staticmethod(advance)

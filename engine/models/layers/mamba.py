@@ -85,7 +85,11 @@ class MambaMixer(Part):
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual":
         layer, runs, pdl, sizes = step.layers[self.index], step.states(), step.pdl, self.sizes
         assert layer.state is not None
-        parts = gpu.product(self.mixed).parts(x.normed(self.norm, gpu, pdl=pdl).values, pdl=pdl)
+        product = gpu.product(self.mixed)
+        if step.single:
+            parts = x.norm_gemv(product, self.norm, gpu, pdl=pdl).unsqueeze(0)
+        else:
+            parts = product.parts(x.normed(self.norm, gpu, pdl=pdl).values, pdl=pdl)
         steps = gpu.step_sizes(self.values + sizes.channels, self.decay, self.step_bias, self.steps)
         how = (self.conv.squeeze(1), self.conv_bias, runs, steps)
         mixed, gates = gpu.convolve(layer, parts, self.values, *how, pdl=pdl)
@@ -96,4 +100,5 @@ class MambaMixer(Part):
         return x.plus(gpu.product(self.out), given, step)
 
     def takes_single(self, gpu: "GpuKernels") -> bool:
-        return gpu.product(self.mixed).single and gpu.product(self.out).single
+        products = gpu.product(self.mixed), gpu.product(self.out)
+        return all(each.single for each in products) and gpu.norm_of(self.norm) is not None
