@@ -79,7 +79,8 @@ def block(
         case "sandwich" | "post":
             made = NormedTermBlock(*parts, build)
         case _:
-            made = Block(*parts) if family.chained else ScaledBlock(*parts, scale=config.residual_scale)
+            scales = family.ends.scales_terms
+            made = ScaledBlock(*parts, scale=config.residual_scale) if scales else Block(*parts)
     made.collective = collective
     return made
 

@@ -94,7 +94,7 @@ class Family:
     @property
     def chained(self) -> bool:
         """Whether a block is its parts, one after the other, as their GPU launches require."""
-        return self.arrangement in ("pre", "lone") and not self.ends.scales_terms
+        return self.arrangement in ("pre", "lone")
 
 
 BIAS = ("attention_bias", False)

@@ -62,7 +62,8 @@ class FusedDecoder:
         step = self._step(len(x), positions, places, metadata)
         if adapters is not None:
             return self._adapted(x, replace(step, pdl=False, adapters=adapters))
-        without_pdl, residual = replace(step, pdl=False), Residual(x, self._collective)
+        without_pdl = replace(step, pdl=False)
+        residual = Residual(x, self._collective, self.model.config.residual_scale)
         for block in once(self, self._different_blocks) if precompiling() else self.model.blocks:
             if not block.chained:
                 residual = self._plain(block, residual, without_pdl)
@@ -141,7 +142,7 @@ class FusedDecoder:
             return found
         self._count(part)
         stream = x.total()
-        x.add(part.forward(stream, step))
+        x.add(x.scaled(part.forward(stream, step)))
         return x
 
     def _plain(self, block: Block, x: Residual, step: GpuStep) -> Residual:

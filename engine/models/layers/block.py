@@ -93,8 +93,6 @@ class LoneBlock(Block):
 class ScaledBlock(Block):
     """Each part's term is scaled."""
 
-    chained = False
-
     def __init__(self, index: int, attention: Part, feed_forward: Part, names: str, *, scale: float) -> None:
         super().__init__(index, attention, feed_forward, names)
         self.scale = scale

@@ -117,6 +117,7 @@ class Residual:
 
     stream: Tensor  # [rows, hidden]; overwritten
     collective: GpuCollective | None = None  # of the ranks, each of which has a part of every product's sum
+    scale: float = 1.0  # multiplies each part's term
     _product: Product | None = None  # multiplies `_given`
     _given: Tensor | None = None
     _pdl: bool = False
@@ -124,9 +125,18 @@ class Residual:
     def plus(self, product: Product, given: Tensor, step: GpuStep) -> "Residual":
         """Return the stream with a pending product. The last one must have been added."""
         assert self._product is None, "the pending product would be lost"
+        if self.scale != 1.0:
+            if isinstance(product, ModuleProduct):  # which may add a bias
+                self.add(self.scaled(product.parts(given)[0]))
+                return self
+            given.mul_(self.scale)
         if step.single:
-            return Residual(product.gemv(given, residual=self.stream, pdl=step.pdl))
-        return Residual(self.stream, self.collective, product, given, step.pdl)
+            return Residual(product.gemv(given, residual=self.stream, pdl=step.pdl), scale=self.scale)
+        return Residual(self.stream, self.collective, self.scale, product, given, step.pdl)
+
+    def scaled(self, term: Tensor) -> Tensor:
+        """Return a part's term as it is added."""
+        return term if self.scale == 1.0 else term * self.scale
 
     def normed(self, module: nn.Module, gpu: GpuKernels, *, half: bool = False, pdl: bool) -> Normed:
         """Return the norm of the sum. `half`: the reader can finish a half-done norm."""
@@ -158,11 +168,11 @@ class Residual:
     ) -> None:
         """Add a gated feed-forward of normed rows at once. `scale`: what multiplies each row's term."""
         if len(given) == 1 and gate_up.single and down.single and scale is None:
-            act = gate_up.gemv(given, gated=True, pdl=step.pdl)
+            act = self.scaled(gate_up.gemv(given, gated=True, pdl=step.pdl))
             self.stream = down.gemv(act, residual=self.stream, pdl=step.pdl)
             return
         parts = down.parts(gate_up.swiglu(Normed(given), pdl=step.pdl), pdl=step.pdl)
-        term = parts[0] if len(parts) == 1 else parts.sum(0).to(self.stream.dtype)
+        term = self.scaled(parts[0] if len(parts) == 1 else parts.sum(0).to(self.stream.dtype))
         self.add(term if scale is None else term * scale)
 
     def total(self) -> Tensor:

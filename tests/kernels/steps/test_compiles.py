@@ -4,6 +4,7 @@ This finds compiler errors without a GPU: a type mismatch, an instruction that t
 exceed its shared memory. Nothing runs, so tensors hold no data.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,6 +61,12 @@ HYBRID = replace(
 INTERLEAVED = replace(
     HYBRID, family="qwen3_next", experts=ExpertsSpec(count=128, chosen=8, width=512, shared=512)
 )
+SPACE = CacheSpec.of_state(StateSpec(heads=128, key_heads=8, key_dim=128, value_dim=64, taps=4))
+SPACES = replace(
+    LARGE, family="nemotron_h", mlp=21504, layers=(SPACE, CacheSpec.of_nothing(), *LARGE.layers), dense=(1,),
+    activation="relu2", unrotated=(2,),
+    settings={"conv_bias": True, "state_bias": False, "steps": (0.001, math.inf)},
+)  # fmt: skip
 
 
 # The arguments that kernels with an early start may read while the kernel before them, or the one before
@@ -289,3 +296,14 @@ def test_linear_attention_that_decodes(
 def test_linear_attention_with_prompts(compiled: dict[str, int]) -> None:
     prompts("none", HYBRID)
     assert {"_prepare", "_advance", "_norm_gate"} <= compiled.keys()
+
+
+@pytest.mark.parametrize(("rows", "scheme"), [(8, "none"), *soak((1, "none"), (256, "int8"))])
+def test_state_spaces_that_decode(compiled: dict[str, int], rows: int, scheme: str) -> None:
+    decode(SPACES, rows, scheme, "none")
+    assert {"_convolve", "_advance_space", "_gated_group_norm", "_relu2"} <= compiled.keys()
+
+
+def test_state_spaces_with_prompts(compiled: dict[str, int]) -> None:
+    prompts("none", SPACES)
+    assert {"_convolve", "_advance_chunks", "_gated_group_norm", "_relu2"} <= compiled.keys()

@@ -9,8 +9,12 @@ from tests.kernels.interpreted import Interpreted
 pytest.importorskip("triton", reason="no Triton here")
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("family", MODELS)
+# Steps of each model; those that all models of a kind compute alike are in one of them.
+SOME = {"mamba": ("prompts", "drafts"), "scaled": ("decodes", "one"), "biased": ("decodes",)}
+CASES = [(family, name) for family in MODELS for name in SOME.get(family, STEPS)]
+
+
+@pytest.mark.parametrize(("family", "name"), CASES)
 def test_a_step_equals_the_plain_forward(kernels: Interpreted, family: str, name: str) -> None:
     found, expected, mine, theirs = kernels.run(steps, name, family)
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)

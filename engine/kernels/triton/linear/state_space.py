@@ -22,7 +22,7 @@ LEAST = 16  # rows and columns of a product
 
 
 @triton.jit
-def _scan(
+def _advance_space(
     out, state, mixed, gates, skip, tables, runs, table_stride,
     GROUPS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, SIZE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
@@ -64,7 +64,7 @@ def _scan(
 
 
 @triton.jit
-def _chunks(
+def _advance_chunks(
     out, state, mixed, gates, skip, tables, runs, table_stride,
     GROUPS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, SIZE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
@@ -151,11 +151,11 @@ def advance(
     }  # fmt: skip
     if runs.single:
         columns = min(wide, COLUMNS)
-        _scan[(len(runs.runs), sizes.heads, triton.cdiv(wide, columns))](
+        _advance_space[(len(runs.runs), sizes.heads, triton.cdiv(wide, columns))](
             *given, **shape, ROWS=tall, COLUMNS=columns, PDL=pdl, num_warps=4, **launch(pdl)
         )
     else:
-        _chunks[(len(runs.runs), sizes.heads)](
+        _advance_chunks[(len(runs.runs), sizes.heads)](
             *given, **shape, ROWS=max(tall, LEAST), COLUMNS=max(wide, LEAST), CHUNK=min(CHUNK, size),
             PRECISION="ieee" if exact else "tf32", PDL=pdl, num_warps=8, **launch(pdl),
         )  # fmt: skip
