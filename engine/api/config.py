@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -195,10 +195,6 @@ class StateSpec:
     def numbers(self) -> int:
         """Numbers that are kept: the matrices, and the last inputs of the convolution."""
         return self.heads * self.key_dim * self.value_dim + (self.taps - 1) * self.channels
-
-    def of_rank(self, key_heads: int) -> "StateSpec":
-        """The sizes on a rank with so many key heads, and the value heads that they serve."""
-        return replace(self, key_heads=key_heads, heads=self.heads // self.key_heads * key_heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,9 @@ def checkpoint(folder: Path, **changes: Any) -> dict[str, Tensor]:
 
 
 def plain_attend(
-    specs: Sequence[LayerSpec], rows: Sequence[int] | None = None, sinks: Mapping[int, Tensor] | None = None
+    specs: Sequence[LayerSpec] | Mapping[int, LayerSpec],
+    rows: Sequence[int] | None = None,
+    sinks: Mapping[int, Tensor] | None = None,
 ) -> Attend:
     """Attend over whole rows of these lengths, concatenated, with every score written out."""
 

@@ -33,7 +33,7 @@ class LinearAttention(Part):
         whole = config.layers[index].state
         assert whole is not None
         key_heads = build.share(whole.key_heads, "key heads of linear attention")
-        state = whole.of_rank(key_heads)
+        state = replace(whole, key_heads=key_heads, heads=whole.heads // build.ranks)
         self.sizes, self.cache = state, CacheSpec.of_state(state)
         self.cut = by_head(whole.key_heads)  # with the value heads that each serves
         self.values = state.heads * state.value_dim

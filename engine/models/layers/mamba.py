@@ -1,6 +1,7 @@
 """Mamba-2: a state space after a convolution, and before a gate and a norm."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,10 +30,15 @@ class MambaMixer(Part):
         super().__init__(config, index, build)
         whole, settings = config.layers[index].state, config.settings
         assert whole is not None
-        groups = build.share(whole.key_heads, "groups of a state space")
-        self.sizes = state = whole.of_rank(groups)
+        # Ranks have whole groups of heads, or a part of the only one, whose keys and queries all compute.
+        self.parted = whole.key_heads == 1 < build.ranks
+        groups = 1 if self.parted else build.share(whole.key_heads, "groups of a state space")
+        heads = build.share(whole.heads, "heads of a state space")
+        self.sizes = state = replace(whole, key_heads=groups, heads=heads)
         self.cache, self.whole_groups = CacheSpec.of_state(state), whole.key_heads
         self.values, self.eps = state.heads * state.value_dim, build.eps
+        self.collective = build.collective
+        self.counted = self.values // groups * (build.ranks if self.parted else 1)  # numbers of a norm
         self.steps: tuple[float, float] = settings["steps"]
         self.norm = build.input_norm(config.hidden)
         bias: bool = settings["state_bias"]
@@ -79,10 +85,15 @@ class MambaMixer(Part):
     def normed(self, x: Tensor) -> Tensor:
         """In float32, each group apart."""
         groups = x.unflatten(1, (self.sizes.key_heads, -1))
-        squares = (groups * groups).mean(-1, keepdim=True)
-        return (groups / squares.add_(self.eps).sqrt_()).flatten(1) * self.out_norm.float()
+        squares = (groups * groups).sum(-1, keepdim=True)
+        if self.parted and self.collective is not None:
+            squares = self.collective.sum(squares)
+        even = groups / squares.div_(self.counted).add_(self.eps).sqrt_()
+        return even.flatten(1) * self.out_norm.float()
 
-    def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual":
+    def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
+        if self.parted:
+            return None
         layer, runs, pdl, sizes = step.layers[self.index], step.states(), step.pdl, self.sizes
         assert layer.state is not None
         product = gpu.product(self.mixed)
@@ -101,4 +112,6 @@ class MambaMixer(Part):
 
     def takes_single(self, gpu: "GpuKernels") -> bool:
         products = gpu.product(self.mixed), gpu.product(self.out)
-        return all(each.single for each in products) and gpu.norm_of(self.norm) is not None
+        return (
+            not self.parted and all(each.single for each in products) and gpu.norm_of(self.norm) is not None
+        )
