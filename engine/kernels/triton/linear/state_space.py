@@ -6,6 +6,8 @@ references are in attention/state_space.py.
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -13,12 +15,23 @@ from torch import Tensor
 
 from engine.api.config import StateSpec
 from engine.attention.state_runs import DeviceRuns
-from engine.attention.state_space import CHUNK
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.linear.layout import run_at
 
 COLUMNS = 32  # of a matrix in a program that computes token by token
 LEAST = 16  # rows and columns of a product
+
+
+class ChunkTile(NamedTuple):
+    """What a program of the second kernel has: tokens of a chunk, at most, and columns of a matrix."""
+
+    tokens: int
+    columns: int
+    warps: int
+
+
+# Products in float32 need more registers than those in tf32.
+TILES = {True: ChunkTile(16, 32, 8), False: ChunkTile(64, 64, 8)}
 
 
 @triton.jit
@@ -77,7 +90,8 @@ def _advance_chunks(
     if length == 0:
         return
     head = tl.program_id(1)
-    at_key, at_value = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    at_key = tl.arange(0, ROWS)
+    at_value = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     is_key, is_value = at_key < KEY, at_value < VALUE
     place = at_key[:, None] * VALUE + at_value[None, :]
     there = is_key[:, None] & is_value[None, :]
@@ -155,8 +169,10 @@ def advance(
             *given, **shape, ROWS=tall, COLUMNS=columns, PDL=pdl, num_warps=4, **launch(pdl)
         )
     else:
-        _advance_chunks[(len(runs.runs), sizes.heads)](
-            *given, **shape, ROWS=max(tall, LEAST), COLUMNS=max(wide, LEAST), CHUNK=min(CHUNK, size),
-            PRECISION="ieee" if exact else "tf32", PDL=pdl, num_warps=8, **launch(pdl),
+        tile = TILES[exact]
+        columns = max(min(wide, tile.columns), LEAST)
+        _advance_chunks[(len(runs.runs), sizes.heads, triton.cdiv(wide, columns))](
+            *given, **shape, ROWS=max(tall, LEAST), COLUMNS=columns, CHUNK=min(tile.tokens, size),
+            PRECISION="ieee" if exact else "tf32", PDL=pdl, num_warps=tile.warps, **launch(pdl),
         )  # fmt: skip
     return out
