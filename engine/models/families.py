@@ -209,8 +209,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "nemotron_h": Family(
         attention=Grouped(bias=BIAS, head_dim=128, unrotated=none_rotated), linear=NEMOTRON_STATES,
-        feed_forward=RoutedUngated(biased=True, normalized=("norm_topk_prob", True)), dense=Ungated(),
-        names=NEMOTRON_H, unread=("mtp.",), arrangement="lone", ends=Ends(eps=("layer_norm_epsilon", 1e-5)),
+        feed_forward=RoutedUngated(biased=True, normalized=("norm_topk_prob", True)),
+        dense=Ungated(activation=("mlp_hidden_act", "relu2")), names=NEMOTRON_H,
+        unread=("mtp.",), arrangement="lone", ends=Ends(eps=("layer_norm_epsilon", 1e-5)),
         start_id=1, stop_id=2,
     ),
     "glm": GLM4,

@@ -81,9 +81,8 @@ class DenseMLP(GatedMLP):
 
 
 class UngatedMLP(Part):
-    """Two products around an activation. The GPU kernels compute the square of relu."""
+    """Two products around an activation."""
 
-    pdl = True
     adaptable = ("up", "down")
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
@@ -105,6 +104,12 @@ class UngatedMLP(Part):
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
         act = self.activate(self.product("up", self.norm(x), step))
         return self.product("down", act, step)
+
+
+class Relu2MLP(UngatedMLP):
+    """With the square of relu, which the GPU kernels compute."""
+
+    pdl = True
 
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
         if not self._squares:

@@ -224,8 +224,10 @@ class UngatedMoE(BiasedMoE):
     def gated(self, gate_up: Tensor) -> Tensor:
         return self.activate(gate_up)
 
-    def _kernels(self, gpu: "GpuKernels") -> None:
-        return None
+    fused = Part.fused
+
+    def takes_single(self, gpu: "GpuKernels") -> bool:
+        return False
 
 
 class ClampedMoE(MoE):
