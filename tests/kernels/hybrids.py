@@ -38,6 +38,7 @@ MODELS = {
         activation="relu2", settings=MAMBA.settings | {"steps": (0.5, math.inf)},
     ),
     "scaled": SCALED,
+    "scaled-experts": replace(SCALED, dense=(), experts=EXPERTS),
     "biased": replace(SCALED, out_bias=True, settings=MAMBA.settings | {"state_bias": True}),
 }  # fmt: skip
 SIZE, BLOCKS = 16, 12

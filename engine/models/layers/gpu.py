@@ -126,7 +126,7 @@ class Residual:
         """Return the stream with a pending product. The last one must have been added."""
         assert self._product is None, "the pending product would be lost"
         if self.scale != 1.0:
-            if isinstance(product, ModuleProduct):  # which may add a bias
+            if not product.scales:
                 self.add(self.scaled(product.parts(given)[0]))
                 return self
             given.mul_(self.scale)

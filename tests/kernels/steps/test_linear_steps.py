@@ -10,7 +10,12 @@ pytest.importorskip("triton", reason="no Triton here")
 
 
 # Steps of each model; those that all models of a kind compute alike are in one of them.
-SOME = {"mamba": ("prompts", "drafts"), "scaled": ("decodes", "one"), "biased": ("decodes",)}
+SOME = {
+    "mamba": ("prompts", "drafts"),
+    "scaled": ("decodes", "one"),
+    "scaled-experts": ("decodes", "one"),
+    "biased": ("decodes",),
+}
 CASES = [(family, name) for family in MODELS for name in SOME.get(family, STEPS)]
 
 
