@@ -37,6 +37,10 @@ MODELS = {
         MAMBA, family="nemotron_h", layers=(SPACE, CacheSpec.of_nothing(), KEYS), dense=(1,), unrotated=(2,),
         activation="relu2", settings=MAMBA.settings | {"steps": (0.5, math.inf)},
     ),
+    "lone-experts": replace(
+        MAMBA, family="nemotron_h", layers=(SPACE, CacheSpec.of_nothing(), KEYS), activation="relu2",
+        experts=replace(EXPERTS, normalized=True, scaling=1.5),
+    ),
     "scaled": SCALED,
     "scaled-experts": replace(SCALED, dense=(), experts=EXPERTS),
     "biased": replace(SCALED, out_bias=True, settings=MAMBA.settings | {"state_bias": True}),

@@ -72,8 +72,8 @@ class GpuKernels:
             return None
         return RoutedExperts(first, last, spec)
 
-    def gate(self, *, alternating: bool = False, alpha: float = 0.0, limit: float = 0.0) -> Gate:
-        return Gate(alternating, alpha, limit)
+    def gate(self, **fields: Any) -> Gate:
+        return Gate(**fields)
 
     def norm_of(self, module: nn.Module) -> RmsNorm | None:
         """Return the weight and epsilon if the module is an RMS norm our kernels compute, else None."""
@@ -171,7 +171,13 @@ class Residual:
             act = self.scaled(gate_up.gemv(given, gated=True, pdl=step.pdl))
             self.stream = down.gemv(act, residual=self.stream, pdl=step.pdl)
             return
-        parts = down.parts(gate_up.swiglu(Normed(given), pdl=step.pdl), pdl=step.pdl)
+        self.add_product(down, gate_up.swiglu(Normed(given), pdl=step.pdl), step, scale=scale)
+
+    def add_product(
+        self, product: Product, given: Tensor, step: GpuStep, *, scale: Tensor | None = None
+    ) -> None:
+        """Add a product at once."""
+        parts = product.parts(given, pdl=step.pdl)
         term = self.scaled(parts[0] if len(parts) == 1 else parts.sum(0).to(self.stream.dtype))
         self.add(term if scale is None else term * scale)
 

@@ -30,6 +30,7 @@ class MoE(Part):
     sigmoid: ClassVar[bool] = False  # whether scores are sigmoids, else the softmax over all experts
     best: ClassVar[int] = 1  # experts of a group whose scores are the group's
     inner: ClassVar[tuple[str, ...]] = ("gate", "up")  # the products before an expert's activation
+    kernel: ClassVar[str] = "silu"  # the activation that the kernels compute
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
@@ -87,7 +88,7 @@ class MoE(Part):
         return (experts := self._kernels(gpu)) is not None and experts.single
 
     def _kernels(self, gpu: "GpuKernels") -> "RoutedExperts | None":
-        if self.activate is not ACTIVATE["silu"]:
+        if self.activate is not ACTIVATE[self.kernel]:
             return None
         return gpu.experts(self.gate_up, self.down, self.spec, self.dtype)
 
@@ -219,15 +220,18 @@ class BiasedMoE(GroupedMoE):
 class UngatedMoE(BiasedMoE):
     """The experts of Nemotron-H: two products around an activation."""
 
-    inner = ("up",)
+    inner, kernel = ("up",), "relu2"
 
     def gated(self, gate_up: Tensor) -> Tensor:
         return self.activate(gate_up)
 
-    fused = Part.fused
+    def gate(self) -> Mapping[str, Any]:
+        return {"squared": True}
 
-    def takes_single(self, gpu: "GpuKernels") -> bool:
-        return False
+    def add_shared(self, x: "Residual", given: Tensor, step: "GpuStep", gpu: "GpuKernels") -> None:
+        up = gpu.product(self.shared_gate_up).parts(given, pdl=step.pdl)
+        act = gpu.relu2(up, x.stream.dtype, pdl=step.pdl)
+        x.add_product(gpu.product(self.shared_down), act, step)
 
 
 class ClampedMoE(MoE):

@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="no Triton here")
 # Steps of each model; those that all models of a kind compute alike are in one of them.
 SOME = {
     "mamba": ("prompts", "drafts"),
+    "lone-experts": ("decodes", "one"),
     "scaled": ("decodes", "one"),
     "scaled-experts": ("decodes", "one"),
     "biased": ("decodes",),
