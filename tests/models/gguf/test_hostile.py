@@ -19,7 +19,7 @@ from engine.models.registry import load_model
 from engine.models.support import support
 from engine.text.tokenizer import Tokenizer
 from tests.examples import examples
-from tests.models.ggufs import Array, gguf, random_bytes
+from tests.models.gguf.ggufs import Array, gguf, random_bytes
 
 WORDS = ["<s>", "</s>", "a", "b", "ab", *(f"w{n}" for n in range(27))]
 MATRICES = {

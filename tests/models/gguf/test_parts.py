@@ -19,8 +19,8 @@ from engine.models.registry import load_model
 from engine.models.support import support
 from engine.text.tokenizer import Tokenizer
 from minichat.models.catalog import identity, sources
-from tests.models.ggufs import gguf
-from tests.models.test_gguf_hostile import opened, write
+from tests.models.gguf.ggufs import gguf
+from tests.models.gguf.test_hostile import opened, write
 from tests.models.tiny import plain_attend
 
 COUNT = 4
