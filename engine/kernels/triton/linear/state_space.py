@@ -18,7 +18,7 @@ from engine.attention.state_runs import DeviceRuns
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.linear.layout import run_at
 
-COLUMNS = 32  # of a matrix in a program that computes token by token
+COLUMNS, WARPS = 32, 4  # of a matrix in a program that computes token by token
 LEAST = 16  # rows and columns of a product
 
 
@@ -166,7 +166,7 @@ def advance(
     if runs.single:
         columns = min(wide, COLUMNS)
         _advance_space[(len(runs.runs), sizes.heads, triton.cdiv(wide, columns))](
-            *given, **shape, ROWS=tall, COLUMNS=columns, PDL=pdl, num_warps=4, **launch(pdl)
+            *given, **shape, ROWS=tall, COLUMNS=columns, PDL=pdl, num_warps=WARPS, **launch(pdl)
         )
     else:
         tile = TILES[exact]
