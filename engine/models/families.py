@@ -32,13 +32,14 @@ from engine.models.kinds.names import (
     GLM,
     GLM4_MOE,
     GPT_OSS,
-    GRANITE_HYBRID,
+    GRANITE_EXPERTS,
     JOINED,
     LINEAR,
     MIXTRAL,
     NAMES,
     NEMOTRON_H,
     SANDWICHED,
+    mamba,
     under,
 )
 from engine.models.kinds.rope import RopeKind
@@ -130,6 +131,10 @@ GRANITE = Family(
     ),
     start_id=1, stop_id=2,
 )  # fmt: skip
+GRANITE_SHARED = RoutedIfAny(
+    count="num_local_experts", width="intermediate_size", normalized=True, shared="shared_intermediate_size",
+    dense_width=False,
+)  # fmt: skip
 NEMOTRON_STATES = Mamba(
     kinds=by_pattern, heads=("mamba_num_heads", 128), groups=("n_groups", 8), dim="mamba_head_dim", width="",
     state=("ssm_state_size", 128), taps=("conv_kernel", 4), conv_bias=("use_conv_bias", True),
@@ -194,13 +199,17 @@ FAMILIES: dict[str, Family] = {
         rope=RopeKind(theta=500_000.0, local=True),
     ),
     "granite": GRANITE,
-    "granitemoehybrid": replace(
-        GRANITE, names=GRANITE_HYBRID, linear=Mamba(), dense=Dense(), rope=RopeKind(),
-        attention=Grouped(bias=BIAS, scale=("attention_multiplier", 1.0), unrotated=rotated_if_named),
-        feed_forward=RoutedIfAny(
-            count="num_local_experts", width="intermediate_size", normalized=True,
-            shared="shared_intermediate_size", dense_width=False,
+    "granitemoe": replace(
+        GRANITE, names=GRANITE_EXPERTS,
+        feed_forward=Routed(
+            count="num_local_experts", width="intermediate_size", normalized=True, dense_width=False
         ),
+    ),
+    "granitemoeshared": replace(GRANITE, names=GRANITE_EXPERTS, feed_forward=GRANITE_SHARED),
+    "granitemoehybrid": replace(
+        GRANITE, names={**GRANITE_EXPERTS, **mamba("mamba")}, linear=Mamba(), dense=Dense(),
+        attention=Grouped(bias=BIAS, scale=("attention_multiplier", 1.0), unrotated=rotated_if_named),
+        feed_forward=GRANITE_SHARED,
     ),
     "bamba": Family(
         attention=Grouped(bias=BIAS), linear=Mamba(kinds=by_index), names=BAMBA,

@@ -76,6 +76,7 @@ MAMBA: dict[str, Any] = {
     "initializer_range": 0.1,
 }
 CHANGES: dict[str, dict[str, Any]] = {
+    "granitemoeshared": {"shared_intermediate_size": 48},
     "granitemoehybrid": MAMBA | {"layer_types": HYBRID["layer_types"], "shared_intermediate_size": 48},
     "bamba": MAMBA | {"attn_layer_indices": [1], "mamba_n_groups": 2},
     "nemotron_h": {

@@ -216,6 +216,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("Qwen3_5Text", "one-key-head", LINEAR | {"linear_num_key_heads": 1}),
     ("Qwen3_5Text", "as-many-key-heads", LINEAR | {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
     ("Qwen3_5MoeText", "plain", EXPERTS | LINEAR),
+    ("GraniteMoe", "plain", SCALES | {"num_local_experts": 4}),
+    ("GraniteMoeShared", "plain", SCALES | {"num_local_experts": 4, "shared_intermediate_size": 40}),
     ("GraniteMoeHybrid", "plain", GRANITE_HYBRID),
     (
         "GraniteMoeHybrid",

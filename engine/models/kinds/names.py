@@ -102,9 +102,8 @@ GPT_OSS: Mapping[str, str] = {
     "experts.gate_up": "mlp.experts.gate_up_proj",
     "experts.down": "mlp.experts.down_proj",
 }
-GRANITE_HYBRID: Mapping[str, str] = {
+GRANITE_EXPERTS: Mapping[str, str] = {
     **NAMES,
-    **mamba("mamba"),
     "feed_forward.gate_up": "shared_mlp.input_linear",
     "feed_forward.down": "shared_mlp.output_linear",
     "router": "block_sparse_moe.router.layer",
