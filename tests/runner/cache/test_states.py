@@ -203,6 +203,20 @@ def test_a_block_takes_the_memory_of_its_state(qwen3_next: Path) -> None:
     assert store.nbytes == 64 * store.block_bytes(store.specs, 16, torch.float32)
 
 
+@pytest.mark.parametrize("way", ["whole", "cut", "cached"])
+def test_chunks_in_16_bits_give_nearly_the_states_of_float32(nemotron_h: Path, way: str) -> None:
+    """Chunks begin at fixed positions, but a step may begin and end within one."""
+    exact = alone(nemotron_h, PROMPT, ASKED)
+    engine = engine_on(nemotron_h, dtype="bfloat16", max_step_tokens=13 if way == "cut" else None)
+    if way == "cached":
+        ask(engine, PROMPT[:40])
+        drain(engine)
+    found = ask(engine, PROMPT, ASKED)[1]
+    drain(engine)
+    assert found.tokens[0] == exact.tokens[0]
+    assert 1e-6 < abs(found.logprobs[0].logprob - exact.logprobs[0].logprob) < 0.03
+
+
 def test_a_layer_that_mixes_no_tokens_takes_no_memory(nemotron_h: Path) -> None:
     store = engine_on(nemotron_h).runner.store
     kept = 8 * 16 * 12 + 2 * (2 * 2 * 16 + 8 * 12)  # matrices, and two inputs of the convolution
