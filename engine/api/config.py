@@ -313,8 +313,8 @@ class ModelConfig:
 
     @property
     def rotary_dim(self) -> int:
-        """How many numbers of a key positions may rotate, in the layers that have keys."""
-        return next(each.rotary_dim for each in self.layers if each.has_keys)
+        """How many numbers of a key positions may rotate, in the layers that have keys; 0: none has."""
+        return next((each.rotary_dim for each in self.layers if each.has_keys), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,10 +68,12 @@ def block(
     name = family.names["block"].format(index)
     if family.arrangement == "lone":
         mixes = spec.state is not None or spec.has_keys
-        lone = (mixer if mixes else feed_forward).part()(config, index, build)
-        made: Block = LoneBlock(index, lone, name, mixes=mixes)
+        kind = mixer if mixes else feed_forward
+        assert kind is not None, "no layer has a feed-forward"
+        made: Block = LoneBlock(index, kind.part()(config, index, build), name, mixes=mixes)
         made.collective = collective
         return made
+    assert feed_forward is not None, "a layer without one is lone"
     parts = (index, mixer.part()(config, index, build), feed_forward.part()(config, index, build), name)
     match family.arrangement:
         case "parallel":

@@ -15,6 +15,7 @@ from engine.models.kinds import (
     Grouped,
     Latent,
     Mamba,
+    OnlyMamba,
     PartKind,
     Routed,
     RoutedByGroup,
@@ -24,7 +25,7 @@ from engine.models.kinds import (
     StateKind,
     Ungated,
 )
-from engine.models.kinds.mamba import by_index, by_pattern
+from engine.models.kinds.mamba import all_states, by_index, by_pattern
 from engine.models.kinds.names import (
     BAMBA,
     DEEPSEEK,
@@ -73,7 +74,7 @@ class Family:
     """The parts of a family's blocks, and its defaults for config.json."""
 
     attention: PartKind
-    feed_forward: PartKind
+    feed_forward: PartKind | None  # None: no layer has one
     linear: StateKind | None = None  # in some layers instead of attention
     dense: PartKind | None = None  # the feed-forward of layers without experts, if some may have none
     names: Mapping[str, str] = field(default_factory=lambda: NAMES)
@@ -87,6 +88,7 @@ class Family:
     norm: str = ""  # a custom operator (layers/operators.py) instead of these norms
     product: str = ""  # a custom operator instead of the plain product
     rope: RopeKind = field(default_factory=RopeKind)
+    context: int | None = None  # of a model whose config.json has none
     ends: Ends = field(default_factory=Ends)
     tied: bool = False
     start_id: int | None = None
@@ -222,6 +224,16 @@ FAMILIES: dict[str, Family] = {
         dense=Ungated(activation=("mlp_hidden_act", "relu2")), names=NEMOTRON_H,
         unread=("mtp.",), arrangement="lone", ends=Ends(eps=("layer_norm_epsilon", 1e-5)),
         start_id=1, stop_id=2,
+    ),
+    "mamba2": Family(
+        attention=OnlyMamba(
+            kind=replace(
+                NEMOTRON_STATES, kinds=all_states, heads=("num_heads", 128), dim="head_dim", width="expand",
+                state=("state_size", 128), activation="hidden_act", shortest="",
+            )
+        ),
+        feed_forward=None, names=NEMOTRON_H, arrangement="lone", context=1 << 20,
+        ends=Ends(eps=("layer_norm_epsilon", 1e-5)), start_id=0, stop_id=2,
     ),
     "glm": GLM4,
     "glm4": replace(

@@ -41,6 +41,7 @@ MODELS = {
         MAMBA, family="nemotron_h", layers=(SPACE, CacheSpec.of_nothing(), KEYS), activation="relu2",
         experts=replace(EXPERTS, normalized=True, scaling=1.5),
     ),
+    "states": replace(MAMBA, family="mamba2", layers=(SPACE, SPACE)),
     "scaled": SCALED,
     "scaled-experts": replace(SCALED, dense=(), experts=EXPERTS),
     "biased": replace(SCALED, out_bias=True, settings=MAMBA.settings | {"state_bias": True}),

@@ -139,6 +139,7 @@ NEMOTRON = {
     "routed_scaling_factor": 1.7,
     "initializer_range": 0.1,
 }
+MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 12, "initializer_range": 0.1}
 LONE = ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"]
 DEEPSEEK = LATENT | GROUPED | {"first_k_dense_replace": 1}
 MSCALE = YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}
@@ -272,7 +273,9 @@ def test_every_layer_equals_transformers(
     ids = torch.randint(3, 96, (150,), generator=torch.Generator().manual_seed(1))
     attend = plain_attend(config.layers, sinks=ours.sinks)
     last_norm = next(
-        each for name, each in theirs.model.named_children() if name in ("norm", "norm_f", "final_layernorm")
+        each
+        for name, each in theirs.base_model.named_children()
+        if name in ("norm", "norm_f", "final_layernorm")
     )
     with torch.inference_mode():
         expected = theirs(ids[None], output_hidden_states=True)

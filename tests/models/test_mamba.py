@@ -14,13 +14,14 @@ from engine.models.config_json import read_config
 from engine.models.decoder import Decoder, block
 from engine.models.loader import possible_ranks
 from engine.models.registry import load_model
-from tests.models.test_families import GRANITE_HYBRID, LONE, MAMBA, NEMOTRON, SHAPE, reference
+from tests.models.test_families import GRANITE_HYBRID, LONE, MAMBA, MAMBA2, NEMOTRON, SHAPE, reference
 from tests.models.tiny import plain_attend
 
 PATTERN = "M-*EM"  # the same as LONE
 FAMILIES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": GRANITE_HYBRID,
     "bamba": MAMBA | {"attn_layer_indices": [1]},
+    "mamba2": MAMBA2,
     "nemotron_h": NEMOTRON | {"layers_block_type": LONE, "n_shared_experts": 1},
 }
 
@@ -67,6 +68,8 @@ def test_step_sizes_without_a_limit(tmp_path: Path, value: Any) -> None:
         ("bamba", "time_step_limit", [0.0, {"__float__": "NaN"}]),
         ("bamba", "time_step_limit", [0.0]),
         ("bamba", "mamba_conv_bias", 1),
+        ("mamba2", "head_dim", 15),
+        ("mamba2", "num_hidden_layers", 0),
         ("nemotron_h", "layers_block_type", []),
         ("nemotron_h", "layers_block_type", ["linear_attention", "conv", "full_attention"]),
         ("nemotron_h", "layers_block_type", ["linear_attention", "mlp"]),
@@ -96,6 +99,29 @@ def test_ranks_share_whole_groups_or_the_only_one(tmp_path: Path) -> None:
     assert possible_ranks(one, 4) == [1, 2, 4]
     with torch.device("meta"), pytest.raises(BadInput, match="2 groups of a state space cannot be split"):
         block(two, 0, torch.float32, 4)
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True, "use_bias": True}])
+def test_a_model_of_states_alone_equals_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+    """After each layer; transformers keeps the last one's output normed, too."""
+    theirs = reference("Mamba2", MAMBA2 | changes, tmp_path)
+    ours = load_model(ModelPlace("tiny", tmp_path))
+    assert isinstance(ours, Decoder)
+    assert all(each.state is not None for each in ours.config.layers) and ours.config.rotary_dim == 0
+    ids = torch.randint(3, 96, (150,), generator=torch.Generator().manual_seed(1))
+    positions, attend = torch.arange(len(ids)), plain_attend(ours.config.layers)
+    with torch.inference_mode():
+        expected = theirs(ids[None], output_hidden_states=True)
+        for layers, hidden in enumerate(expected.hidden_states[:-1], 1):
+            reached, normed = ours(ids, positions, attend, layers=layers), theirs.backbone.norm_f(hidden[0])
+            torch.testing.assert_close(reached, normed, atol=1e-4, rtol=1e-4)
+        logits = ours.logits(ours(ids, positions, attend))
+        torch.testing.assert_close(logits, expected.logits[0], atol=1e-4, rtol=1e-4)
+
+
+def test_a_context_that_is_not_given_is_long(tmp_path: Path) -> None:
+    given = {"max_position_embeddings": None}
+    assert config(tmp_path, "mamba2", **given).max_context == 1 << 20
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4-32"])

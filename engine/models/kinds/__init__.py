@@ -10,7 +10,7 @@ from engine.models.kinds.experts import Routed, RoutedByGroup, RoutedClamped, Ro
 from engine.models.kinds.feed_forward import Dense, Ungated
 from engine.models.kinds.latent import Latent
 from engine.models.kinds.linear import DeltaNet, StateKind
-from engine.models.kinds.mamba import Mamba
+from engine.models.kinds.mamba import Mamba, OnlyMamba
 
 __all__ = [
     "DeltaNet",
@@ -20,6 +20,7 @@ __all__ = [
     "Grouped",
     "Latent",
     "Mamba",
+    "OnlyMamba",
     "PartKind",
     "Routed",
     "RoutedByGroup",

@@ -35,6 +35,10 @@ def listed(fields: Fields) -> Sequence[str]:
     return kinds
 
 
+def all_states(fields: Fields) -> Sequence[str]:
+    return [LINEAR] * fields.whole("num_hidden_layers", high=MOST_LAYERS)
+
+
 def by_index(fields: Fields) -> Sequence[str]:
     """A list of the layers with attention."""
     count = fields.whole("num_hidden_layers", high=MOST_LAYERS)
@@ -139,6 +143,20 @@ class Mamba:
         if len(limits) != 2 or not 0 <= limits[0] < limits[1]:
             raise fields.bad("time_step_limit", "must be two numbers, the least and the greatest")
         return limits[0], limits[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnlyMamba:
+    """State spaces in all layers, in place of attention."""
+
+    kind: Mamba
+
+    def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
+        specs = self.kind.among(fields, (CacheSpec.of_nothing(),) * layers)
+        return {"layers": specs, **self.kind.read(fields, specs)}
+
+    def part(self) -> type[Part]:
+        return self.kind.part()
 
 
 def _number(value: Any) -> float:

@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="no Triton here")
 SOME = {
     "mamba": ("prompts", "drafts"),
     "lone-experts": ("decodes", "one"),
+    "states": ("prompts", "decodes"),
     "scaled": ("decodes", "one"),
     "scaled-experts": ("decodes", "one"),
     "biased": ("decodes",),
