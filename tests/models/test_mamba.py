@@ -75,6 +75,7 @@ def test_step_sizes_without_a_limit(tmp_path: Path, value: Any) -> None:
         ("nemotron_h", "layers_block_type", ["linear_attention", "mlp"]),
         ("nemotron_h", "mamba_num_heads", 7),
         ("nemotron_h", "ssm_state_size", -1),
+        ("nemotron_h", "ssm_state_size", 257),
         ("nemotron_h", "time_step_min", -1.0),
         ("nemotron_h", "mamba_hidden_act", "relu"),
         ("nemotron_h", "mlp_hidden_act", "tanh"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from engine.models.layers.part import Part
 
 Whole = tuple[str, int]  # a field's name and its default
-MOST_TAPS = 16
+MOST_TAPS, MOST_STATE = 16, 256
 MLP, MOE = "mlp", "moe"  # kinds of layers that are only a feed-forward
 _OLD = {"mamba": LINEAR, "attention": FULL}  # older names of kinds
 _SIGNS = {"M": LINEAR, "*": FULL, "-": MLP, "E": MOE}  # in a pattern of all layers
@@ -116,7 +116,7 @@ class Mamba:
         found = StateSpec(
             heads=heads,
             key_heads=fields.whole(*self.groups, high=MOST_HEADS),
-            key_dim=fields.whole(*self.state, high=MOST_HEAD_DIM),
+            key_dim=fields.whole(*self.state, high=MOST_STATE),
             value_dim=self._dim(fields, heads),
             taps=fields.whole(*self.taps, low=2, high=MOST_TAPS),
         )

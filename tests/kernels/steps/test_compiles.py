@@ -159,7 +159,7 @@ def read_early(made: Any) -> set[str]:
     return {names[at] for at in ptx.reached_before(made.asm["ptx"], "griddepcontrol.wait")}
 
 
-def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
+def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName, block_size: int = 16) -> Any:
     from engine.attention.triton_backend import TritonAttention
     from engine.execution.cuda.stage import GpuStage
 
@@ -169,7 +169,7 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
             finalize(layer, named(scheme))
     if not config.tied:
         model.head = of_head(named(scheme)).make(model.head.weight, None)  # type: ignore[arg-type]
-    room: dict[str, Any] = {"blocks": 64, "block_size": 16, "host_blocks": 0, "dtype": torch.bfloat16}
+    room: dict[str, Any] = {"blocks": 64, "block_size": block_size, "host_blocks": 0, "dtype": torch.bfloat16}
     store = KVStore(config.layers, device=META, scheme=kv, **room)
     return GpuStage(model, store, TritonAttention())
 
@@ -242,12 +242,12 @@ def test_steps_with_prompts(compiled: dict[str, int], kv: KvSchemeName) -> None:
     prompts(kv)
 
 
-def prompts(kv: KvSchemeName, config: DecoderConfig = SMALL) -> None:
+def prompts(kv: KvSchemeName, config: DecoderConfig = SMALL, block_size: int = 16) -> None:
     rows = [(1, 400), (1, 30), (4, 90), (300, 300)]  # tokens, and their context
     tables = [list(range(each * 8, each * 8 + 25)) for each in range(len(rows))]
-    batch = make_batch(rows, tables, 16)
+    batch = make_batch(rows, tables, block_size)
     with META, torch.inference_mode():
-        stage = stage_of(config, "none", kv)
+        stage = stage_of(config, "none", kv, block_size)
         on_device = {name: getattr(batch, name).to(META) for name in ("ids", "positions", "places", "tables")}
         stage.head(stage.forward(replace(batch, **on_device)))
 
@@ -304,6 +304,12 @@ def test_state_spaces_that_decode(compiled: dict[str, int], rows: int, scheme: s
     assert {"_convolve", "_advance_space", "_gated_group_norm", "_relu2"} <= compiled.keys()
 
 
-def test_state_spaces_with_prompts(compiled: dict[str, int]) -> None:
-    prompts("none", SPACES)
+@pytest.mark.parametrize(
+    ("compiled", "key_dim"), [(90, 128), *soak((90, 256), (80, 256), (120, 128))], indirect=["compiled"]
+)
+def test_state_spaces_with_prompts(compiled: dict[str, int], key_dim: int) -> None:
+    """In blocks of a real size, which chunks also depend on."""
+    assert SPACE.state is not None
+    state = CacheSpec.of_state(replace(SPACE.state, key_dim=key_dim))
+    prompts("none", replace(SPACES, layers=(state, *SPACES.layers[1:])), block_size=256)
     assert {"_convolve", "_advance_chunks", "_gated_group_norm", "_relu2"} <= compiled.keys()

@@ -32,6 +32,7 @@ class ChunkTile(NamedTuple):
 
 # Products in float32 need more registers than those in tf32.
 TILES = {True: ChunkTile(16, 32, 8), False: ChunkTile(64, 64, 8)}
+TALL, OF_TALL = 128, ChunkTile(32, 32, 8)  # more rows of a matrix would not fit beside the others' chunks
 
 
 @triton.jit
@@ -169,7 +170,7 @@ def advance(
             *given, **shape, ROWS=tall, COLUMNS=columns, PDL=pdl, num_warps=WARPS, **launch(pdl)
         )
     else:
-        tile = TILES[exact]
+        tile = TILES[exact] if exact or tall <= TALL else OF_TALL
         columns = max(min(wide, tile.columns), LEAST)
         _advance_chunks[(len(runs.runs), sizes.heads, triton.cdiv(wide, columns))](
             *given, **shape, ROWS=max(tall, LEAST), COLUMNS=columns, CHUNK=min(tile.tokens, size),
