@@ -9,16 +9,16 @@ from tests.kernels.interpreted import Interpreted
 pytest.importorskip("triton", reason="no Triton here")
 
 
-# Steps of each model; those that all models of a kind compute alike are in one of them.
-SOME = {
-    "mamba": ("prompts", "drafts"),
-    "lone-experts": ("decodes", "one"),
-    "states": ("prompts", "decodes"),
-    "scaled": ("decodes", "one"),
-    "scaled-experts": ("decodes", "one"),
-    "biased": ("decodes",),
-}
-CASES = [(family, name) for family in MODELS for name in SOME.get(family, STEPS)]
+# Steps of each model; what all models of a kind compute alike is in one of them. The others are soak tests.
+QUICK = {
+    "mamba": ("prompts",), "lone": ("decodes", "drafts"), "lone-experts": ("one",), "states": (),
+    "scaled": ("one",), "scaled-experts": ("one",), "biased": ("decodes",),
+}  # fmt: skip
+CASES = [
+    pytest.param(family, name, marks=() if name in QUICK.get(family, STEPS) else pytest.mark.soak)
+    for family in MODELS
+    for name in STEPS
+]
 
 
 @pytest.mark.parametrize(("family", "name"), CASES)
