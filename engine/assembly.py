@@ -18,7 +18,7 @@ from engine.attention.base import AttentionBackend
 from engine.attention.registry import block_size_for
 from engine.attention.registry import choose as choose_attention
 from engine.cache_plan import block_size_with, cache_budget, memory_share, refuse_forgetting, windowed
-from engine.devices import free_host_memory, pick
+from engine.devices import free_host_memory, pick, use
 from engine.distributed.runner import RankedRunner
 from engine.distributed.team import Team
 from engine.execution.budget import CacheBudget
@@ -182,7 +182,7 @@ def load_share(
 ) -> LoadedModel:
     """Load the model, or with a `collective` the share of its rank, and measure what the cache may take."""
     config = replace(config, block_size=block_size_for(config.attention, config.block_size))
-    device = pick(config.device)
+    use(device := pick(config.device))
     model = _load(config, place, device, progress, collective)
     dtype = next(iter(model.parameters())).dtype
     caches = model.config.layers if collective is None else cast(Decoder, model).caches

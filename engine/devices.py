@@ -33,6 +33,12 @@ def pick(name: str) -> torch.device:
     return device
 
 
+def use(device: torch.device) -> None:
+    """Make a GPU the calling thread's own: Triton launches on that, wherever the tensors are."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def free_memory(device: torch.device) -> int:
     """Free bytes of device memory."""
     if device.type == "cuda":

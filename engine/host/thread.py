@@ -56,6 +56,7 @@ class EngineThread(EngineClient):
 
     def _run(self) -> None:
         engine, mailbox = self._engine, self._mailbox
+        engine.runner.enter_thread()
         problems = TierProblems(engine.scheduler)
         while not mailbox.closed:
             try:
