@@ -1,6 +1,7 @@
 """Models in several GGUF files, as the package gguf splits them: the same model, or refused by name."""
 
 import shutil
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from engine.models.identity import files_hash
 from engine.models.registry import load_model
 from engine.models.support import support
 from engine.text.tokenizer import Tokenizer
+from minichat.commands.serve import served_names
 from minichat.models.catalog import identity, sources
 from tests.models.gguf.ggufs import gguf
 from tests.models.gguf.test_hostile import opened, write
@@ -77,6 +79,10 @@ def test_the_catalog_lists_it_once(parts: list[Path], tmp_path: Path) -> None:
         str(parts[0]),
     ]
     assert identity(str(parts[3])) == str(parts[0])
+
+
+def test_it_is_served_under_its_own_name(parts: list[Path]) -> None:
+    assert served_names(Namespace(model=str(parts[1]), served_name=None)) == ["tiny"]
 
 
 def test_every_part_counts_for_what_is_kept_on_disk(parts: list[Path], tmp_path: Path) -> None:
