@@ -1,13 +1,15 @@
-"""The gated delta rule on a GPU in a CUDA graph, in the shape of Qwen3-Next: decodes by rows, and one prompt.
+"""Recurrent states on a GPU in a CUDA graph: decodes by rows, and one prompt.
 
-The limit of a decode is the time that reading and writing the states takes at the speed of a device copy.
-Each result is checked against the plain form.
+The gated delta rule in the shape of Qwen3-Next, and a state space in that of Nemotron-H-8B. The limit of a
+decode is the time that reading and writing the states takes at the speed of a device copy. Each result is
+checked against the plain form.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu.gpu_attention import copy_speeds
@@ -15,12 +17,16 @@ from benchmarks.gpu.gpu_experts import times
 from engine.api.config import StateSpec
 from engine.attention.delta import DeltaRule
 from engine.attention.state_runs import StateRuns
-from engine.kernels.triton.linear.delta import advance
+from engine.attention.state_space import StateSpace
+from engine.kernels.triton.linear import delta, state_space
 from minichat.bench.harness import Bench
 
-SHAPE = StateSpec(heads=32, key_heads=16, key_dim=128, value_dim=128, taps=4)
-SIZE, POSITION = 64, 1000  # tokens of a block; where decodes begin
-WRONG = 1e-4  # relative error from which on a result is wrong
+DELTA = StateSpec(heads=32, key_heads=16, key_dim=128, value_dim=128, taps=4)
+SPACE = StateSpec(heads=128, key_heads=8, key_dim=128, value_dim=64, taps=4)
+SIZE, POSITION = 64, 200  # tokens of a block; where decodes begin
+WRONG = {True: 1e-4, False: 3e-3}  # relative error from which on a result is wrong: in float32, in tf32
+
+Launch = Callable[[Tensor], Tensor]  # of a layer's states: changes them, and returns what is read
 
 
 def run(
@@ -29,53 +35,73 @@ def run(
     if not torch.cuda.is_available():
         raise SystemExit(f"gpu_linear needs an NVIDIA GPU, and torch {torch.__version__} sees none")
     speed = bench.note("a device copy, read and written", copy_speeds(bench), "TB/s").median
-    line = []
     with torch.inference_mode():
-        for count in rows:
-            found = bench.note(f"decode, {count} rows", measure(bench, [1] * count, POSITION), "us").median
-            least = 2 * 4 * count * SHAPE.heads * SHAPE.key_dim * SHAPE.value_dim / speed / 1e6
-            share = bench.note(
-                f"decode, {count} rows, of the limit by bytes", 100 * least / found, "%"
-            ).median
-            line.append(f"{count} rows: {found:.1f} us ({share:.0f} %)")
-        for tokens in prompts:
-            found = bench.note(f"prompt of {tokens} tokens", measure(bench, [tokens], 0), "us").median
-            line.append(f"{tokens} tokens: {found:.0f} us")
-    print("one layer,", ", ".join(line))
+        for name, (shape, made) in KINDS.items():
+            line = []
+            for count in rows:
+                label = f"{name}, decode, {count} rows"
+                found = bench.note(label, measure(bench, shape, made, [1] * count, POSITION), "us").median
+                least = 2 * 4 * count * shape.heads * shape.key_dim * shape.value_dim / speed / 1e6
+                share = bench.note(f"{label}, of the limit by bytes", 100 * least / found, "%").median
+                line.append(f"{count} rows: {found:.1f} us ({share:.0f} %)")
+            for tokens in prompts:
+                label = f"{name}, prompt of {tokens} tokens"
+                found = bench.note(label, measure(bench, shape, made, [tokens], 0), "us").median
+                line.append(f"{tokens} tokens: {found:.0f} us")
+            print(f"one layer of {name},", ", ".join(line))
 
 
-def measure(bench: Bench, lengths: Sequence[int], position: int) -> list[float]:
+def measure(
+    bench: Bench, shape: StateSpec, made: "Made", lengths: Sequence[int], position: int
+) -> list[float]:
     """Return the microseconds of a launch for rows of these lengths, after a check of its result."""
-    device = torch.device("cuda")
     widest = -(-(position + max(lengths)) // SIZE)
     tables = np.arange(len(lengths), dtype=np.int32)[:, None] + len(lengths) * np.arange(
         widest, dtype=np.int32
     )
     starts, ends = np.cumsum([0, *lengths], dtype=np.int32), np.array(lengths, np.int32) + position
-    runs = StateRuns(starts, ends, tables, SIZE, device)
-    rule = DeltaRule(SHAPE, torch.empty(0))
-    q, k, v = rule.heads(torch.randn(sum(lengths), SHAPE.channels, device=device))
-    gates = torch.rand(sum(lengths), 2, SHAPE.heads, device=device)
-    state = torch.randn(tables.size, SHAPE.heads, SHAPE.key_dim, SHAPE.value_dim, device=device) / 10
-    check(rule, state.clone(), (q, k, v), gates, runs)
-    qkv, on_device = joined(q, k, v), runs.on_device
-    return times(bench, lambda: advance(state, qkv, gates, on_device, SHAPE, SIZE), 1)
-
-
-def joined(*parts: Tensor) -> Tensor:
-    return torch.cat([each.flatten(1) for each in parts], 1)
-
-
-def check(
-    rule: DeltaRule, state: Tensor, qkv: tuple[Tensor, Tensor, Tensor], gates: Tensor, runs: StateRuns
-) -> None:
-    plain = state.clone()
-    found = advance(state, joined(*qkv), gates, runs.on_device, SHAPE, SIZE)
-    pairs = (
-        (found, rule.advance_plainly(plain, qkv, gates, runs)),
-        (state, plain),
-    )
-    for found, expected in pairs:
+    runs = StateRuns(starts, ends, tables, SIZE, torch.device("cuda"))
+    launched, plainly, exact = made(sum(lengths), runs)
+    state = torch.randn(tables.size, shape.heads, shape.key_dim, shape.value_dim, device="cuda") / 10
+    plain, changed = state.clone(), state.clone()
+    for found, expected in ((launched(changed), plainly(plain)), (changed, plain)):
         error = float((found - expected).norm() / expected.norm())
-        if not error < WRONG:
+        if not error < WRONG[exact]:
             raise SystemExit(f"the result is wrong, with a relative error of {error:.1e}")
+    del plain, changed
+    return times(bench, lambda: launched(state), 1)
+
+
+def of_delta(tokens: int, runs: StateRuns) -> tuple[Launch, Launch, bool]:
+    rule = DeltaRule(DELTA, torch.empty(0))
+    qkv = rule.heads(torch.randn(tokens, DELTA.channels, device="cuda"))
+    gates = torch.rand(tokens, 2, DELTA.heads, device="cuda")
+    joined, on_device = torch.cat([each.flatten(1) for each in qkv], 1), runs.on_device
+    return (
+        lambda state: delta.advance(state, joined, gates, on_device, DELTA, SIZE),
+        lambda state: rule.advance_plainly(state, qkv, gates, runs),
+        True,
+    )
+
+
+def of_space(tokens: int, runs: StateRuns) -> tuple[Launch, Launch, bool]:
+    """As in a model in bfloat16, whose chunks of prompts are products in tf32."""
+    steps = F.softplus(torch.randn(tokens, SPACE.heads, device="cuda") - 2)
+    gates = torch.stack((-steps * torch.rand(SPACE.heads, device="cuda") * 4, steps), 1)
+    mixed = torch.randn(tokens, SPACE.channels, device="cuda") / 4
+    space = StateSpace(SPACE, torch.empty(0), skip=torch.randn(SPACE.heads, device="cuda"))
+    on_device = runs.on_device
+    return (
+        lambda state: state_space.advance(
+            state, mixed, gates, space.skip, on_device, SPACE, SIZE, exact=False
+        ),
+        lambda state: space.advance_plainly(state, space.heads(mixed), gates, runs),
+        on_device.single,
+    )
+
+
+Made = Callable[[int, StateRuns], tuple[Launch, Launch, bool]]
+KINDS: Mapping[str, tuple[StateSpec, Made]] = {
+    "Qwen3-Next": (DELTA, of_delta),
+    "Nemotron-H": (SPACE, of_space),
+}

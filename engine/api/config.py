@@ -187,7 +187,10 @@ def _is_one_of(value: object, choices: tuple[str | int, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec:
-    """The sizes of a recurrent state: what a layer keeps of all tokens so far, however many they are."""
+    """The sizes of a recurrent state: what a layer keeps of all tokens so far, however many they are.
+
+    Of a state space (Mamba-2), values are its inputs, keys and queries its B and C, and key heads its groups.
+    """
 
     heads: int  # of values; each has a matrix of key_dim x value_dim
     key_heads: int  # each serves as many value heads
@@ -226,6 +229,16 @@ class CacheSpec:
     def of_state(cls, state: StateSpec) -> "CacheSpec":
         """The spec of a layer without keys and values."""
         return cls(heads=0, kv_heads=0, key_dim=0, value_dim=0, scale=1.0, state=state)
+
+    @classmethod
+    def of_nothing(cls) -> "CacheSpec":
+        """The spec of a layer that mixes no tokens."""
+        return cls(heads=0, kv_heads=0, key_dim=0, value_dim=0, scale=1.0)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether it is a layer of attention over a cache of keys and values."""
+        return self.kv_heads > 0
 
     @property
     def rotary_dim(self) -> int:
@@ -312,8 +325,8 @@ class ModelConfig:
 
     @property
     def rotary_dim(self) -> int:
-        """How many numbers of a key positions may rotate, in the layers that have keys."""
-        return next(each.rotary_dim for each in self.layers if each.state is None)
+        """How many numbers of a key positions may rotate, in the layers that have keys; 0: none has."""
+        return next((each.rotary_dim for each in self.layers if each.has_keys), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from engine.api.config import KvSchemeName, LayerSpec, why_not_packed
-from engine.attention.delta import DeltaRule
 from engine.attention.latent import LatentProjections
+from engine.attention.recurrence import Recurrence
 from engine.attention.state_runs import StateRuns
 from engine.kv.store import KVLayer
 
@@ -18,9 +18,9 @@ __all__ = [
     "Attend",
     "AttentionBackend",
     "Batch",
-    "DeltaRule",
     "KVLayer",
     "LatentProjections",
+    "Recurrence",
     "Values",
     "attending",
     "why_no_kv_scheme",
@@ -32,8 +32,9 @@ OLDEST = (8, 0)  # compute capability with bf16 products and asynchronous copies
 # What a model calls in each layer: (layer, queries [T, heads, key_dim], keys [T, kv_heads, key_dim], values
 # [T, kv_heads, value_dim]) -> [T, heads, value_dim]. The model does not handle where the keys are stored.
 # In latent attention the keys are latents [T, 1, key_dim], and the projections of latents replace the values.
-# In linear attention they are the inputs of a convolution [T, channels], the gates [T, 2, heads] and a rule.
-Values = Tensor | LatentProjections | DeltaRule
+# In a layer with a state they are the inputs of a convolution [T, channels], gates [T, 2, heads] and what
+# changes the state.
+Values = Tensor | LatentProjections | Recurrence
 Attend = Callable[[int, Tensor, Tensor, Values], Tensor]
 
 
@@ -81,7 +82,7 @@ def attending(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
         nonlocal runs
-        if isinstance(v, DeltaRule):
+        if isinstance(v, Recurrence):
             runs = runs or state_runs(batch)
             return v.advance(q, k, layers[layer], runs)
         if isinstance(v, LatentProjections):

@@ -87,7 +87,7 @@ def why_not(
     if (problem := _load(name)) is not None:
         return problem
     backend = BACKENDS[name]
-    specs = [spec for spec in specs if spec.state is None]  # the others need no backend, see delta.py
+    specs = [spec for spec in specs if spec.has_keys]  # the others need no backend, see recurrence.py
     reasons = (backend.why_not(device, spec, dtype) for spec in dict.fromkeys(specs))
     if reason := next((reason for reason in reasons if reason is not None), None):
         return reason

@@ -28,6 +28,15 @@ class _Run:
         return int(self.table[(self.position + offset) // size])
 
 
+class RunPiece(NamedTuple):
+    """Tokens of a run of several, between two fixed positions of its text."""
+
+    run: int
+    tokens: slice  # in the step
+    begins: bool  # whether it is the run's first piece
+    block: int | None  # in which the state after it is stored; None: in none
+
+
 class _Windows(NamedTuple):
     """What a convolution reads, if each run's history is put before its tokens. All are indices there."""
 
@@ -127,6 +136,24 @@ class StateRuns:
             saved = np.array([n for n, token in enumerate(tokens.tolist()) if token in stored], np.int64)
             places = np.array([stored[token] for token in tokens[saved].tolist()], np.int64)
             yield self._sent(tokens), self._sent(saved), self.blocks[self._sent(places)]
+
+    def of_one(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The runs of one token: their numbers, their tokens, and where their states are stored."""
+        runs = np.flatnonzero(self._lengths == 1)
+        tokens = self._firsts[runs]
+        stored = self._sent(np.searchsorted(self._ended, tokens))
+        return self._sent(runs), self._sent(tokens), self.blocks[stored]
+
+    def pieces(self, size: int) -> Iterator[RunPiece]:
+        """Cut the runs of several tokens at positions that are multiples of `size`, which divides a block."""
+        stored = dict(zip(self._ended.tolist(), self.blocks.tolist(), strict=True))
+        for run in np.flatnonzero(self._lengths > 1).tolist():
+            first, position = int(self._firsts[run]), int(self._positions[run])
+            at, stop = first, first + int(self._lengths[run])
+            while at < stop:
+                end = min(at + size - (position + at - first) % size, stop)
+                yield RunPiece(run, slice(at, end), at == first, stored.get(end - 1))
+                at = end
 
 
 def _runs(starts: np.ndarray, ends: np.ndarray, tables: np.ndarray, size: int) -> list[_Run]:

@@ -11,9 +11,10 @@ from torch import Tensor
 from triton.runtime import driver
 
 from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec, keeps_state
-from engine.attention.base import Batch, DeltaRule, KVLayer, Values, state_runs, why_not_on
+from engine.attention.base import Batch, KVLayer, Recurrence, Values, state_runs, why_not_on
 from engine.attention.registry import register
 from engine.attention.state_runs import RUN, DeviceRuns, StateRuns, write_runs
+from engine.attention.state_space import StateSpace
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.paged import attend
 from engine.kernels.triton.attention.work_plan import (
@@ -140,7 +141,9 @@ class TritonAttention:
         positions: Tensor,
     ) -> Tensor:
         """Attend for a part that runs its plain forward. One with a state has kernels for graphs."""
-        if isinstance(v, DeltaRule):
+        if isinstance(v, StateSpace):
+            return v.advance_on_device(q, k, layer, metadata.states)
+        if isinstance(v, Recurrence):
             assert isinstance(metadata, TritonMetadata)
             return v.advance(q, k, layer, metadata.plain_states)
         assert isinstance(v, Tensor), "it supports no latents"
@@ -176,7 +179,7 @@ class GraphWork:
         self._tiles = {
             spec: tiles.for_tokens(spec, rows, gpu(device), dtype.itemsize, packed=packed)
             for spec in dict.fromkeys(specs)
-            if spec.state is None
+            if spec.has_keys
         }
         self._runs = rows * RUN if keeps_state(specs) else 0
         self._most = {

@@ -9,13 +9,14 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.api.errors import BadCheckpoint, UnsupportedModel
 from engine.gguf.kinds import NAMES, READABLE
+from engine.gguf.parts import part_paths
 
 SUFFIX = ".gguf"
 _MAGIC = b"GGUF"
@@ -44,21 +45,23 @@ class Array(NamedTuple):
 
 
 class GgufSpan(NamedTuple):
-    """A tensor: its type, its shape (outputs first, as torch has it), and its bytes in the file."""
+    """A tensor: its type, its shape (outputs first, as torch has it), and its bytes in a file."""
 
     kind: str
     shape: tuple[int, ...]
     start: int
     nbytes: int
+    part: int = 0  # of a model in several files, the one that has it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufFile:
     """A parsed header. It is compared by identity, so that what is derived from it can be remembered."""
 
-    path: Path
+    path: Path  # of a model in several files, the first one
     metadata: dict[str, Any]  # numbers, strings, flags and `Array`s
     tensors: dict[str, GgufSpan]
+    parts: tuple[Path, ...]  # all files
 
     def text(self, key: str) -> str | None:
         value = self.metadata.get(key)
@@ -95,17 +98,57 @@ class GgufFile:
             return None
         if span.kind != "F32" or len(span.shape) != 1:
             raise BadCheckpoint(f"{self.path}: {name} is {span.kind} {list(span.shape)}, not a list of F32")
-        with _mapped(self.path) as data:
-            return _Scan(self.path, data, span.start).numbers("f", span.shape[0])
+        with _mapped(self.parts[span.part]) as data:
+            return _Scan(self.parts[span.part], data, span.start).numbers("f", span.shape[0])
+
+
+Version = tuple[Path, int, int]  # a file, its size and its time
 
 
 def read_header(path: Path) -> GgufFile:
-    """Read a file's header. It is remembered until the file changes."""
+    """Read the header of a model's file, or those of all its files. It is remembered until they change."""
+    found = _read(*_version(path))
+    if (count := found.metadata.get("split.count")) in (None, 0, 1):
+        return found
+    if type(count) is not int or count < 0:
+        raise BadCheckpoint(f"{path}: split.count is {count!r}, not a number of files")
+    return _joined(tuple(_version(part, count) for part in part_paths(path, count)))
+
+
+def _version(path: Path, count: int = 1) -> Version:
     try:
         found = path.stat()
     except OSError as error:
-        raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
-    return _read(path, found.st_size, found.st_mtime_ns)
+        whole = f", one of the model's {count} parts," if count > 1 else ""
+        raise BadCheckpoint(f"{path}{whole} cannot be read: {error.strerror}") from error
+    return path, found.st_size, found.st_mtime_ns
+
+
+@lru_cache(maxsize=2)
+def _joined(versions: tuple[Version, ...]) -> GgufFile:
+    """Read all parts of a model."""
+    parts, tensors = [_read(*version) for version in versions], dict[str, GgufSpan]()
+    for number, part in enumerate(parts):
+        _check_part(part, number, parts)
+        for name, span in part.tensors.items():
+            if name in tensors:
+                other = parts[tensors[name].part].path.name
+                raise BadCheckpoint(f"{part.path}: {name} is in {other} as well")
+            tensors[name] = span._replace(part=number)
+    if (count := parts[0].metadata["split.tensors.count"]) != len(tensors):
+        raise BadCheckpoint(f"{parts[0].path}: its parts hold {len(tensors)} tensors, not {count!r}")
+    return replace(parts[0], tensors=tensors, parts=tuple(part.path for part in parts))
+
+
+def _check_part(part: GgufFile, number: int, parts: list[GgufFile]) -> None:
+    """Raise unless a file is that part of the model."""
+    for key, named in (("split.no", number), ("split.count", len(parts))):
+        if (found := part.metadata.get(key)) != named:
+            raise BadCheckpoint(f"{part.path}: {key} is {found!r}, and {named} by its name")
+    found, first = (each.metadata.get("split.tensors.count") for each in (part, parts[0]))
+    if found is None or found != first:
+        what = f"split.tensors.count is {found!r} and {first!r}"
+        raise BadCheckpoint(f"{part.path} and {parts[0].path.name} are parts of different models: {what}")
 
 
 @lru_cache(maxsize=4)
@@ -117,11 +160,7 @@ def _read(path: Path, size: int, stamp: int) -> GgufFile:
         tensors, pairs = scan.start()
         metadata = dict(scan.pairs(pairs))
         spans = dict(scan.tensors(tensors, metadata))
-    if (parts := metadata.get("split.count")) not in (None, 0, 1):
-        raise UnsupportedModel(
-            f"{path} is one of {parts} parts; merge them once with llama.cpp: llama-gguf-split --merge"
-        )
-    return GgufFile(path, metadata, spans)
+    return GgufFile(path, metadata, spans, (path,))
 
 
 def _mapped(path: Path) -> mmap.mmap:

@@ -61,6 +61,7 @@ class KVLayer:
         """The tensors that together hold a block."""
         if self.state is not None and self.inputs is not None:
             yield from (self.state, self.inputs)
+        if not self.spec.has_keys:
             return
         yield self.keys
         if not self.spec.latent:

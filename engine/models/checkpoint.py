@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from engine.api.errors import BadCheckpoint
 from engine.api.events import log
-from engine.gguf.header import SUFFIX, is_gguf
+from engine.gguf.header import SUFFIX, is_gguf, read_header
 from engine.gguf.kinds import READABLE
 from engine.models.gguf.tensors import GgufTensors, gguf_tensors, opened_gguf
 from engine.models.unmapped import Unmapped, unmapped
@@ -54,9 +54,9 @@ def has_weights(folder: Path) -> bool:
 
 
 def shards(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder, or the GGUF file. No other format is ever opened."""
+    """Return the safetensors files of a folder, or the GGUF files. No other format is ever opened."""
     if is_gguf(folder) and folder.is_file():
-        return [folder]
+        return [*read_header(folder).parts]
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
@@ -137,10 +137,11 @@ def state(file: Path) -> tuple[int, int] | None:
 
 
 def headers(folder: Path) -> dict[str, Header]:
-    """Return the header of every tensor in a folder or a GGUF file, by name."""
+    """Return the header of every tensor in a folder or a GGUF model, by name."""
     if is_gguf(folder):
+        parts = read_header(folder).parts
         return {
-            name: Header(folder, tensor.span.kind, tensor.span.shape)
+            name: Header(parts[tensor.span.part], tensor.span.kind, tensor.span.shape)
             for name, tensor in gguf_tensors(folder).items()
         }
     found: dict[str, Header] = {}

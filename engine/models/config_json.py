@@ -37,13 +37,15 @@ def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
     _refuse(fields, "ForConditionalGeneration" if family.inside else "ForCausalLM")
     if family.inside:
         fields = fields.joined(family.inside)
-    layers = fields.whole("num_hidden_layers", high=MOST_LAYERS)
+    linear = family.linear
+    layers = fields.whole("num_hidden_layers", high=MOST_LAYERS) if linear is None else linear.count(fields)
     vocab = fields.whole("vocab_size", high=MOST_TOKENS)
-    context = fields.whole("max_position_embeddings", high=MOST_TOKENS)
+    context = fields.whole("max_position_embeddings", family.context, high=MOST_TOKENS)
     rope, local_rope = rope_specs(fields, context, family.rope)
     attention = {**family.attention.read(fields, layers)}
-    if family.linear is not None:
-        attention["layers"] = family.linear.among(fields, attention["layers"])
+    if linear is not None:
+        attention["layers"] = linear.among(fields, attention["layers"])
+        attention |= linear.read(fields, attention["layers"])
     made = DecoderConfig(
         family=name,
         dtype=checkpoint_dtype(fields),
@@ -59,7 +61,7 @@ def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
         start_id=start_id(fields, generation, vocab, family.start_id),
         stop_ids=stop_ids(fields, generation, vocab, family.stop_id),
         **attention,
-        **family.feed_forward.read(fields, layers),
+        **({"mlp": 0} if family.feed_forward is None else family.feed_forward.read(fields, layers)),
         **family.ends.read(fields),
     )
     for spec in (rope, local_rope):
@@ -68,7 +70,7 @@ def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
 
 
 def _check_rope(fields: Fields, spec: RopeSpec | None, dim: int) -> None:
-    if spec is None:
+    if spec is None or not dim:
         return
     rotated = int(dim * spec.share)
     if rotated % 2 or not rotated:

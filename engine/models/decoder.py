@@ -17,7 +17,7 @@ from engine.api.errors import BadInput
 from engine.attention.base import Attend
 from engine.models.adapters.products import StepAdapters
 from engine.models.families import Family, named, names
-from engine.models.layers.block import Block, NormedTermBlock, ParallelBlock, ScaledBlock
+from engine.models.layers.block import Block, LoneBlock, NormedTermBlock, ParallelBlock, ScaledBlock
 from engine.models.layers.build import Build
 from engine.models.layers.collective import Collective
 from engine.models.layers.norm import Norm
@@ -46,7 +46,7 @@ def build_of(
         names=family.names,
         norms=family.norms,
         norm_bias=family.norm_bias,
-        norms_input=family.arrangement in ("pre", "sandwich"),
+        norms_input=family.arrangement in ("pre", "lone", "sandwich"),
         norm_operator=family.norm,
         product_operator=family.product,
         ranks=ranks,
@@ -62,19 +62,27 @@ def block(
     collective: Collective | None = None,
 ) -> Block:
     """Create an empty block on the current default device, with the shapes of one rank's share."""
-    family, build = family_of(config), build_of(config, dtype, ranks, collective)
-    linear = family.linear if config.layers[index].state is not None else None
-    attention = (linear or family.attention).part()(config, index, build)
-    kind = (index in config.dense and family.dense) or family.feed_forward
-    feed_forward = kind.part()(config, index, build)
-    parts = (index, attention, feed_forward, family.names["block"].format(config.before + index))
+    family, build, spec = family_of(config), build_of(config, dtype, ranks, collective), config.layers[index]
+    mixer = (family.linear if spec.state is not None else None) or family.attention
+    feed_forward = (index in config.dense and family.dense) or family.feed_forward
+    name = family.names["block"].format(config.before + index)
+    if family.arrangement == "lone":
+        mixes = spec.state is not None or spec.has_keys
+        kind = mixer if mixes else feed_forward
+        assert kind is not None, "no layer has a feed-forward"
+        made: Block = LoneBlock(index, kind.part()(config, index, build), name, mixes=mixes)
+        made.collective = collective
+        return made
+    assert feed_forward is not None, "a layer without one is lone"
+    parts = (index, mixer.part()(config, index, build), feed_forward.part()(config, index, build), name)
     match family.arrangement:
         case "parallel":
-            made: Block = ParallelBlock(*parts, build)
+            made = ParallelBlock(*parts, build)
         case "sandwich" | "post":
             made = NormedTermBlock(*parts, build)
         case _:
-            made = Block(*parts) if family.chained else ScaledBlock(*parts, scale=config.residual_scale)
+            scales = family.ends.scales_terms
+            made = ScaledBlock(*parts, scale=config.residual_scale) if scales else Block(*parts)
     made.collective = collective
     return made
 
@@ -143,7 +151,7 @@ class Decoder(nn.Module):
 
     @property
     def sinks(self) -> Mapping[int, Tensor]:
-        found = {each.index: each.attention.sinks for each in self.blocks}
+        found = {each.index: each.mixer.sinks for each in self.blocks if each.mixer is not None}
         return {index: sinks for index, sinks in found.items() if sinks is not None}
 
     @property
@@ -215,7 +223,8 @@ class Decoder(nn.Module):
     @property
     def caches(self) -> tuple[CacheSpec, ...]:
         """What each layer caches: this rank's heads."""
-        return tuple(each.attention.cache or self.config.layers[each.index] for each in self.blocks)
+        mixers = ((each.mixer, self.config.layers[each.index]) for each in self.blocks)
+        return tuple((mixer and mixer.cache) or spec for mixer, spec in mixers)
 
     def shards(self, ranks: int) -> dict[str, Sharding]:
         """Return each checkpoint tensor's sharding. Embeddings are summed over ranks, logits concatenated."""

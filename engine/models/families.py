@@ -14,19 +14,44 @@ from engine.models.kinds import (
     EndsBySize,
     Grouped,
     Latent,
+    Mamba,
+    OnlyMamba,
     PartKind,
     Routed,
     RoutedByGroup,
     RoutedClamped,
+    RoutedIfAny,
+    RoutedUngated,
+    StateKind,
     Ungated,
+)
+from engine.models.kinds.mamba import all_states, by_index, by_pattern
+from engine.models.kinds.names import (
+    BAMBA,
+    DEEPSEEK,
+    EXPERTS,
+    GLM,
+    GLM4_MOE,
+    GPT_OSS,
+    GRANITE_EXPERTS,
+    JOINED,
+    LINEAR,
+    MIXTRAL,
+    NAMES,
+    NEMOTRON_H,
+    SANDWICHED,
+    mamba,
+    under,
 )
 from engine.models.kinds.rope import RopeKind
 from engine.models.kinds.windows import (
     full_every,
     full_unrotated,
     given_window,
+    none_rotated,
     one_window,
     one_window_if_used,
+    rotated_if_named,
     unrotated,
     windows_by_layer,
     windows_of_first,
@@ -34,105 +59,13 @@ from engine.models.kinds.windows import (
     windows_where_unrotated,
 )
 
+__all__ = ["FAMILIES", "GROUP", "NAMES", "Arrangement", "Family", "NormKind", "named", "names", "register"]
+
 GROUP = "minichat.families"  # entry points of packages that provide a family
 
-# The names that parts use, and their names in checkpoints.
-NAMES: Mapping[str, str] = {
-    "embed": "model.embed_tokens",
-    "norm": "model.norm",
-    "head": "lm_head",
-    "block": "model.layers.{}",
-    "attention.norm": "input_layernorm",
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
-    "attention.out": "self_attn.o_proj",
-    "attention.q_norm": "self_attn.q_norm",
-    "attention.k_norm": "self_attn.k_norm",
-    "feed_forward.norm": "post_attention_layernorm",
-    "feed_forward.gate": "mlp.gate_proj",
-    "feed_forward.up": "mlp.up_proj",
-    "feed_forward.down": "mlp.down_proj",
-}
-
-
-SANDWICHED: Mapping[str, str] = {
-    **NAMES,
-    "attention.after": "post_attention_layernorm",
-    "feed_forward.norm": "pre_feedforward_layernorm",
-    "feed_forward.after": "post_feedforward_layernorm",
-}
-JOINED: Mapping[str, str] = {
-    **NAMES,
-    "attention.qkv": "self_attn.qkv_proj",
-    "feed_forward.gate_up": "mlp.gate_up_proj",
-}
-EXPERTS: Mapping[str, str] = {
-    **NAMES,
-    "router": "mlp.gate",
-    "expert.gate": "mlp.experts.{}.gate_proj",
-    "expert.up": "mlp.experts.{}.up_proj",
-    "expert.down": "mlp.experts.{}.down_proj",
-    "shared.gate": "mlp.shared_expert.gate_proj",
-    "shared.up": "mlp.shared_expert.up_proj",
-    "shared.down": "mlp.shared_expert.down_proj",
-    "shared.scale": "mlp.shared_expert_gate",
-}
-DEEPSEEK: Mapping[str, str] = {
-    **EXPERTS,
-    "attention.q_down": "self_attn.q_a_proj",
-    "attention.q_norm": "self_attn.q_a_layernorm",
-    "attention.q_up": "self_attn.q_b_proj",
-    "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
-    "attention.latent_norm": "self_attn.kv_a_layernorm",
-    "attention.kv_up": "self_attn.kv_b_proj.weight",
-    "router.bias": "mlp.gate.e_score_correction_bias",
-    "shared.gate": "mlp.shared_experts.gate_proj",
-    "shared.up": "mlp.shared_experts.up_proj",
-    "shared.down": "mlp.shared_experts.down_proj",
-}
-GLM4_MOE: Mapping[str, str] = {**DEEPSEEK, "attention.q_norm": NAMES["attention.q_norm"]}
-# The four tensors of inputs that Qwen3.5 has, and the two of Qwen3-Next.
-LINEAR: Mapping[str, str] = {
-    **EXPERTS,
-    "linear.qkv": "linear_attn.in_proj_qkv",
-    "linear.gate": "linear_attn.in_proj_z",
-    "linear.beta": "linear_attn.in_proj_b",
-    "linear.rate": "linear_attn.in_proj_a",
-    "linear.qkv_gate": "linear_attn.in_proj_qkvz",
-    "linear.beta_rate": "linear_attn.in_proj_ba",
-    "linear.conv": "linear_attn.conv1d.weight",
-    "linear.decay": "linear_attn.A_log",
-    "linear.decay_bias": "linear_attn.dt_bias",
-    "linear.out_norm": "linear_attn.norm",
-    "linear.out": "linear_attn.out_proj",
-}
-
-
-def under(root: str, names: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the names of a text model that is one of several in a checkpoint."""
-    return {key: name.replace("model.", f"{root}.", 1) for key, name in names.items()}
-
-
-MIXTRAL: Mapping[str, str] = {
-    **NAMES,
-    "router": "block_sparse_moe.gate",
-    "expert.gate": "block_sparse_moe.experts.{}.w1",
-    "expert.up": "block_sparse_moe.experts.{}.w3",
-    "expert.down": "block_sparse_moe.experts.{}.w2",
-}
-GPT_OSS: Mapping[str, str] = {
-    **NAMES,
-    "attention.sinks": "self_attn.sinks",
-    "router": "mlp.router",
-    "experts.gate_up": "mlp.experts.gate_up_proj",
-    "experts.down": "mlp.experts.down_proj",
-}
-GLM: Mapping[str, str] = {**NAMES, "feed_forward.gate_up": "mlp.gate_up_proj"}
-
 # pre: each part norms what it reads. sandwich: also its term. post: only its term. parallel: both parts of a
-# block read the same norm of the stream.
-Arrangement = Literal["pre", "sandwich", "post", "parallel"]
+# block read the same norm of the stream. lone: as pre, and a block is one part, either of the two.
+Arrangement = Literal["pre", "sandwich", "post", "parallel", "lone"]
 NormKind = Literal["rms", "offset", "layer"]  # layers/norm.py
 
 
@@ -141,8 +74,8 @@ class Family:
     """The parts of a family's blocks, and its defaults for config.json."""
 
     attention: PartKind
-    feed_forward: PartKind
-    linear: DeltaNet | None = None  # in some layers instead of attention
+    feed_forward: PartKind | None  # None: no layer has one
+    linear: StateKind | None = None  # in some layers instead of attention
     dense: PartKind | None = None  # the feed-forward of layers without experts, if some may have none
     names: Mapping[str, str] = field(default_factory=lambda: NAMES)
     inside: str = (
@@ -155,6 +88,7 @@ class Family:
     norm: str = ""  # a custom operator (layers/operators.py) instead of these norms
     product: str = ""  # a custom operator instead of the plain product
     rope: RopeKind = field(default_factory=RopeKind)
+    context: int | None = None  # of a model whose config.json has none
     ends: Ends = field(default_factory=Ends)
     tied: bool = False
     start_id: int | None = None
@@ -163,7 +97,7 @@ class Family:
     @property
     def chained(self) -> bool:
         """Whether a block is its parts, one after the other, as their GPU launches require."""
-        return self.arrangement == "pre" and not self.ends.scales_terms
+        return self.arrangement in ("pre", "lone")
 
 
 BIAS = ("attention_bias", False)
@@ -189,6 +123,24 @@ COHERE = Family(
     arrangement="parallel", norms="layer", rope=RopeKind(theta=500_000.0, interleaved=True),
     ends=Ends(eps=("layer_norm_eps", 1e-5), logit_scale=("logit_scale", 0.0625)), tied=True,
     start_id=5, stop_id=255_001,
+)  # fmt: skip
+GRANITE = Family(
+    attention=Grouped(bias=BIAS, scale=("attention_multiplier", 1.0)),
+    feed_forward=Dense(bias=("mlp_bias", False)),
+    ends=Ends(
+        embed_scale=("embedding_multiplier", 1.0), residual_scale=("residual_multiplier", 1.0),
+        logit_divisor=("logits_scaling", 1.0),
+    ),
+    start_id=1, stop_id=2,
+)  # fmt: skip
+GRANITE_SHARED = RoutedIfAny(
+    count="num_local_experts", width="intermediate_size", normalized=True, shared="shared_intermediate_size",
+    dense_width=False,
+)  # fmt: skip
+NEMOTRON_STATES = Mamba(
+    kinds=by_pattern, heads=("mamba_num_heads", 128), groups=("n_groups", 8), dim="mamba_head_dim", width="",
+    state=("ssm_state_size", 128), taps=("conv_kernel", 4), conv_bias=("use_conv_bias", True),
+    bias=("use_bias", False), activation="mamba_hidden_act", shortest="time_step_min",
 )  # fmt: skip
 QWEN3_5 = Family(
     attention=Grouped(bias=BIAS, qk_norm=True, head_dim=256, gated=True), linear=DeltaNet(),
@@ -248,14 +200,40 @@ FAMILIES: dict[str, Family] = {
         OLMO2, attention=Grouped(windows=full_every(4), bias=BIAS, norm_weights="wide"),
         rope=RopeKind(theta=500_000.0, local=True),
     ),
-    "granite": Family(
-        attention=Grouped(bias=BIAS, scale=("attention_multiplier", 1.0)),
-        feed_forward=Dense(bias=("mlp_bias", False)),
-        ends=Ends(
-            embed_scale=("embedding_multiplier", 1.0), residual_scale=("residual_multiplier", 1.0),
-            logit_divisor=("logits_scaling", 1.0),
+    "granite": GRANITE,
+    "granitemoe": replace(
+        GRANITE, names=GRANITE_EXPERTS,
+        feed_forward=Routed(
+            count="num_local_experts", width="intermediate_size", normalized=True, dense_width=False
         ),
+    ),
+    "granitemoeshared": replace(GRANITE, names=GRANITE_EXPERTS, feed_forward=GRANITE_SHARED),
+    "granitemoehybrid": replace(
+        GRANITE, names={**GRANITE_EXPERTS, **mamba("mamba")}, linear=Mamba(), dense=Dense(),
+        attention=Grouped(bias=BIAS, scale=("attention_multiplier", 1.0), unrotated=rotated_if_named),
+        feed_forward=GRANITE_SHARED,
+    ),
+    "bamba": Family(
+        attention=Grouped(bias=BIAS), linear=Mamba(kinds=by_index), names=BAMBA,
+        feed_forward=Dense(bias=("mlp_bias", False)), rope=RopeKind(partial=0.5),
+        ends=Ends(eps=("rms_norm_eps", 1e-5)), start_id=1, stop_id=2,
+    ),
+    "nemotron_h": Family(
+        attention=Grouped(bias=BIAS, head_dim=128, unrotated=none_rotated), linear=NEMOTRON_STATES,
+        feed_forward=RoutedUngated(biased=True, normalized=("norm_topk_prob", True)),
+        dense=Ungated(activation=("mlp_hidden_act", "relu2")), names=NEMOTRON_H,
+        unread=("mtp.",), arrangement="lone", ends=Ends(eps=("layer_norm_epsilon", 1e-5)),
         start_id=1, stop_id=2,
+    ),
+    "mamba2": Family(
+        attention=OnlyMamba(
+            kind=replace(
+                NEMOTRON_STATES, kinds=all_states, heads=("num_heads", 128), dim="head_dim", width="expand",
+                state=("state_size", 128), activation="hidden_act", shortest="",
+            )
+        ),
+        feed_forward=None, names=NEMOTRON_H, arrangement="lone", context=1 << 20,
+        ends=Ends(eps=("layer_norm_epsilon", 1e-5)), start_id=0, stop_id=2,
     ),
     "glm": GLM4,
     "glm4": replace(

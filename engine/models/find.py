@@ -9,6 +9,7 @@ from typing import Any
 from engine.api.config import ModelPlace
 from engine.api.errors import BadCheckpoint, ModelNotFound
 from engine.gguf.header import is_gguf
+from engine.gguf.parts import first_part, model_name
 from engine.models.checkpoint import has_weights, refuse_kinds
 
 BUILT_IN = "pocket"
@@ -46,7 +47,7 @@ def _built_in() -> ModelPlace:
 def _local(name: str, path: Path) -> ModelPlace:
     folder = path.resolve()
     if is_gguf(folder) and folder.is_file():
-        return ModelPlace(folder.stem, folder)
+        return ModelPlace(model_name(folder), first_part(folder))
     if folder.name == CONFIG and folder.is_file():
         folder = folder.parent
     if not os.path.isfile(folder / CONFIG):  # false also without permission, where pathlib would raise

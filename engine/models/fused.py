@@ -63,7 +63,8 @@ class FusedDecoder:
         step = self._step(len(x), positions, places, metadata)
         if adapters is not None:
             return self._adapted(x, replace(step, pdl=False, adapters=adapters))
-        without_pdl, residual = replace(step, pdl=False), Residual(x, self._collective)
+        without_pdl = replace(step, pdl=False)
+        residual = Residual(x, self._collective, self.model.config.residual_scale)
         for block in once(self, self._different_blocks) if precompiling() else self.model.blocks:
             if not block.chained:
                 residual = self._plain(block, residual, without_pdl)
@@ -84,7 +85,7 @@ class FusedDecoder:
 
     def pdl(self, tokens: int) -> bool:
         """Whether the kernels of a step may start before the previous kernel ends (PDL)."""
-        return self._gpu.overlaps and self.model.blocks[0].feed_forward.gains_by_pdl(tokens, self._gpu)
+        return self._gpu.overlaps and self.model.blocks[0].parts[-1].gains_by_pdl(tokens, self._gpu)
 
     def _step(
         self, rows: int, positions: Tensor, places: Tensor, metadata: TritonMetadata | GraphMetadata
@@ -143,7 +144,7 @@ class FusedDecoder:
             return found
         self._count(part)
         stream = x.total()
-        x.add(part.forward(stream, step))
+        x.add(x.scaled(part.forward(stream, step)))
         return x
 
     def _plain(self, block: Block, x: Residual, step: GpuStep) -> Residual:

@@ -1,6 +1,7 @@
 """Experts that a checkpoint holds as one tensor for each layer, read as if each had its own.
 
-[experts, outputs, inputs]; that of gates has the rows of the products beside them below its own.
+[experts, outputs, inputs]; that of gates has the rows of the products beside them below its own. Granite's
+tensors have names of their own.
 """
 
 import re
@@ -9,8 +10,10 @@ from typing import NamedTuple
 
 from engine.models.checkpoint import Header
 
-_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
-_STACKS = {"gate": ("gate_up_proj", 0, 2), "up": ("gate_up_proj", 1, 2), "down": ("down_proj", 0, 1)}
+_EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+_GATE_UP = ("experts.gate_up_proj", "input_linear.weight")
+_DOWN = ("experts.down_proj", "output_linear.weight")
+_STACKS = {"gate": (_GATE_UP, 0, 2), "up": (_GATE_UP, 1, 2), "down": (_DOWN, 0, 1)}
 
 
 class StackedExpert(NamedTuple):
@@ -41,8 +44,9 @@ def stacked_experts(names: Iterable[str], headers: Mapping[str, Header]) -> dict
     for name in names:
         if name in headers or (match := _EXPERT.fullmatch(name)) is None:
             continue
-        stack, half, halves = _STACKS[match[3]]
-        tensor, expert = f"{match[1]}.{stack}", int(match[2])
+        stacks, half, halves = _STACKS[match[3]]
+        tensors, expert = [f"{match[1]}.{stack}" for stack in stacks], int(match[2])
+        tensor = next((each for each in tensors if each in headers), "")
         if (header := headers.get(tensor)) is None or len(header.shape) != 3 or header.shape[1] % halves:
             continue
         rows = header.shape[1] // halves

@@ -29,6 +29,7 @@ class Product(ABC):
     """[rows, inputs] -> [rows, outputs] on a GPU. `pdl`: kernels may start before the previous one ends."""
 
     single = False  # whether `gemv` computes one row, fused with the operations before and after it
+    scales = True  # whether its outputs scale with its inputs: it adds no bias
 
     @abstractmethod
     def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
@@ -118,6 +119,8 @@ class PlainProduct(Product):
 
 class ModuleProduct(Product):
     """A module that our kernels do not support, at least not fully: runs its own forward."""
+
+    scales = False
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

@@ -251,7 +251,8 @@ def _family(name: str) -> str:
     try:
         family = families.named(name)
         assert family is not None
-        parts = [kind.part() for kind in (family.attention, family.feed_forward)]
+        kinds = (family.attention, family.linear, family.feed_forward)
+        parts = [kind.part() for kind in kinds if kind is not None]
     except (EngineError, ImportError) as error:
         return str(error)
     plain = [each.__name__ for each in parts if not each.launches()]

@@ -22,6 +22,7 @@ from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineError
 from engine.api.events import Died
 from engine.gguf.header import is_gguf
+from engine.gguf.parts import model_name
 from minichat import __version__
 from minichat.clients.address import is_loopback
 from minichat.commands.arguments import REQUESTS_A_REPLICA
@@ -282,7 +283,7 @@ def _import_in_background(module: str) -> None:
 def served_names(options: argparse.Namespace) -> list[str]:
     """The model's names for clients. The default for a folder or a GGUF file is its last component."""
     path = Path(options.model).expanduser()
-    usual = path.resolve().name if path.is_dir() else path.stem if is_gguf(path) else options.model
+    usual = path.resolve().name if path.is_dir() else model_name(path) if is_gguf(path) else options.model
     return list(dict.fromkeys(options.served_name or [usual]))
 
 

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from engine.gguf.header import is_gguf
+from engine.gguf.parts import first_part
 from engine.models.find import BUILT_IN, CONFIG, HUB_NAME, find_model
 from engine.models.support import Support, support
 
@@ -62,7 +63,10 @@ def arranged(found: Iterable[Iterable[Model]]) -> list[Model]:
 def identity(name: str) -> str:
     """The canonical name of a model."""
     path = os.path.expanduser(name)
-    return os.path.realpath(path) if name != BUILT_IN and (os.path.isdir(path) or _is_file(path)) else name
+    if name == BUILT_IN or not (os.path.isdir(path) or _is_file(path)):
+        return name
+    real = os.path.realpath(path)
+    return str(first_part(Path(real))) if _is_file(real) else real
 
 
 def local(query: str) -> Model | None:
@@ -148,7 +152,9 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return _entries(folder, lambda entry: is_gguf(Path(entry.name)) and entry.is_file())
+    """The GGUF files; of a model in several, the first."""
+    found = _entries(folder, lambda entry: is_gguf(Path(entry.name)) and entry.is_file())
+    return list(dict.fromkeys(map(first_part, found)))
 
 
 def _entries(folder: Path, kept: Callable[[os.DirEntry[str]], bool]) -> list[Path]:

@@ -1,6 +1,6 @@
 """The gated delta rule over states in blocks, against its plain form over whole texts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.api.config import CacheSpec, StateSpec
-from engine.attention.delta import DeltaRule, StateRuns
+from engine.attention.delta import DeltaRule
+from engine.attention.recurrence import Recurrence
+from engine.attention.state_runs import StateRuns
 from engine.kv.store import KVStore
 from tests.examples import examples
-from tests.models.tiny import plain_delta_rule
+from tests.models.tiny import plain_recurrence
 
 SIZES = StateSpec(heads=4, key_heads=2, key_dim=6, value_dim=5, taps=3)
 SIZE, BLOCKS, LONGEST = 16, 40, 70
@@ -41,10 +43,13 @@ def store() -> KVStore:
     return made
 
 
+Inputs = Callable[[int], tuple[Tensor, Tensor, Recurrence]]
+
+
 class Rows:
     """Texts that are computed in steps of some rows each."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int], inputs: Inputs = inputs) -> None:
         x, gates, self.rule = inputs(sum(lengths))
         self.texts = [*zip(x.split(list(lengths)), gates.split(list(lengths)), strict=True)]
         widest = -(-max(lengths) // SIZE)
@@ -72,7 +77,21 @@ class Rows:
 @given(st.lists(st.integers(1, LONGEST), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_steps_and_other_rows_change_no_bit(lengths: list[int], random: object) -> None:
     """However texts are cut and put together, also a text's next tokens as rows of their own."""
-    rows = Rows(lengths)
+    assert_steps_change_no_bit(lengths, random, inputs)
+
+
+def assert_steps_change_no_bit(lengths: list[int], random: object, inputs: Inputs) -> None:
+    rows = Rows(lengths, inputs)
+    in_steps(rows, lengths, random)
+    for text, length in enumerate(lengths):
+        whole = Rows(lengths, inputs)
+        whole.step([(text, length)])
+        assert torch.equal(torch.cat(rows.out[text]), torch.cat(whole.out[text]))
+        expected = plain_recurrence(*rows.texts[text], rows.rule)
+        torch.testing.assert_close(torch.cat(rows.out[text]), expected, atol=1e-5, rtol=1e-4)
+
+
+def in_steps(rows: Rows, lengths: list[int], random: object) -> None:
     while any(done < length for done, length in zip(rows.done, lengths, strict=True)):
         step = []
         for text, length in enumerate(lengths):
@@ -83,12 +102,6 @@ def test_steps_and_other_rows_change_no_bit(lengths: list[int], random: object) 
                 step += [(text, 1)] * singles + [(text, count - singles)] * (count > singles)
         if step:
             rows.step(step)
-    for text, length in enumerate(lengths):
-        whole = Rows(lengths)
-        whole.step([(text, length)])
-        assert torch.equal(torch.cat(rows.out[text]), torch.cat(whole.out[text]))
-        expected = plain_delta_rule(*rows.texts[text], rows.rule)
-        torch.testing.assert_close(torch.cat(rows.out[text]), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_a_full_block_has_the_state_at_its_end() -> None:

@@ -14,7 +14,7 @@ from engine.quant.registry import names, why_not
 from tests.distributed.test_collective import team, together
 from tests.distributed.test_families import assert_shared, load, logits
 from tests.distributed.threads import ranked
-from tests.models.test_gguf import made
+from tests.models.gguf.test_gguf import made
 from tests.models.test_mxfp4 import published
 from tests.models.tiny import CONFIG, checkpoint
 from tests.quant.packers import Awq, Compressed, Fp8, Gptq, write

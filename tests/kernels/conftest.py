@@ -37,12 +37,13 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 def moved(each: Any, device: str) -> Any:
     """Move tensors, and whatever holds tensors, to a device. A view is moved with all its memory."""
+    from engine.kernels.triton.linear.convolve import StepSizes
     from engine.kernels.triton.linear.delta import OutputGate
     from engine.kernels.triton.norm.norm import Normed
 
     if isinstance(each, tuple):
         return tuple(moved(one, device) for one in each)
-    if isinstance(each, KVLayer | Normed | DeviceRuns | OutputGate):
+    if isinstance(each, KVLayer | Normed | DeviceRuns | OutputGate | StepSizes):
         return replace(each, **{of.name: moved(getattr(each, of.name), device) for of in fields(each)})
     if isinstance(each, Tensor) and each._base is not None and each._base.is_contiguous():
         return each._base.to(device).as_strided(each.shape, each.stride(), each.storage_offset())

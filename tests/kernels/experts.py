@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.api.config import DecoderConfig, ExpertsSpec, LayerSpec, RopeSpec
+from engine.api.config import CacheSpec, DecoderConfig, ExpertsSpec, LayerSpec, RopeSpec
 from engine.models.decoder import block, build_of
 from engine.models.layers.moe import GroupedMoE
 from engine.quant import fp8_linear, int4, int8
@@ -25,6 +25,10 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes of the co
     "ScaledSharedMoE": ({"family": "qwen2_moe"}, {"shared": 32}),
     "GroupedMoE": ({"family": "deepseek_v2"}, GROUPED),
     "BiasedMoE": ({"family": "dots1"}, GROUPED | {"normalized": True}),
+    "UngatedMoE": (
+        {"family": "nemotron_h", "layers": (CacheSpec.of_nothing(),), "activation": "relu2"},
+        GROUPED | {"normalized": True},
+    ),
     "ClampedMoE": (
         {"family": "gpt_oss", "mlp_bias": True, "settings": {"alpha": 1.702, "limit": 1.0}}, {},
     ),
@@ -64,7 +68,7 @@ def feed_forward(kind: str, scheme: str, device: str) -> Any:
     if kind == "GroupedMoE":
         part: Any = GroupedMoE(config, 0, build_of(config, torch.float16))
     else:
-        part = block(config, 0, torch.float16).feed_forward
+        part = block(config, 0, torch.float16).parts[-1]
     assert type(part).__name__ == kind
     draw = torch.Generator().manual_seed(1)
     for tensor in part.parameters():

@@ -1,5 +1,6 @@
 """Small models with linear attention: the same step fused, also as in a graph, and plain."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,32 @@ DENSE = DecoderConfig(
     mlp=64, norm_eps=1e-6, rope=RopeSpec(theta=1e6, share=0.25), tied=True, qk_norm=True,
 )  # fmt: skip
 EXPERTS = ExpertsSpec(count=4, chosen=2, width=32, shared=32)
-MODELS = {"dense": DENSE, "experts": replace(DENSE, family="qwen3_next", experts=EXPERTS)}
+SPACE = CacheSpec.of_state(StateSpec(heads=4, key_heads=2, key_dim=16, value_dim=24, taps=4))
+MAMBA = replace(
+    DENSE, family="bamba", layers=(SPACE, KEYS), qk_norm=False, rope=RopeSpec(theta=1e4),
+    settings={"conv_bias": True, "state_bias": False, "steps": (0.0, math.inf)},
+)  # fmt: skip
+SCALED = replace(
+    MAMBA, family="granitemoehybrid", dense=(0, 1), residual_scale=0.3, embed_scale=2.0,
+    settings=MAMBA.settings | {"conv_bias": False},
+)  # fmt: skip
+MODELS = {
+    "dense": DENSE,
+    "experts": replace(DENSE, family="qwen3_next", experts=EXPERTS),
+    "mamba": MAMBA,
+    "lone": replace(
+        MAMBA, family="nemotron_h", layers=(SPACE, CacheSpec.of_nothing(), KEYS), dense=(1,), unrotated=(2,),
+        activation="relu2", settings=MAMBA.settings | {"steps": (0.5, math.inf)},
+    ),
+    "lone-experts": replace(
+        MAMBA, family="nemotron_h", layers=(SPACE, CacheSpec.of_nothing(), KEYS), activation="relu2",
+        experts=replace(EXPERTS, normalized=True, scaling=1.5),
+    ),
+    "states": replace(MAMBA, family="mamba2", layers=(SPACE, SPACE)),
+    "scaled": SCALED,
+    "scaled-experts": replace(SCALED, dense=(), experts=EXPERTS),
+    "biased": replace(SCALED, out_bias=True, settings=MAMBA.settings | {"state_bias": True}),
+}  # fmt: skip
 SIZE, BLOCKS = 16, 12
 # The tokens of each row, and the position after them. Those of the last three are a request with two drafts.
 STEPS = {
@@ -64,7 +90,8 @@ def steps(name: str, family: str) -> tuple[Tensor, Tensor, list[Tensor], list[Te
                     setattr(owner, child_name, child.widened())
         backend = TritonAttention()
         fused = FusedDecoder(model, mine, backend)
-        assert all(fused._takes_single(block) for block in model.blocks) or family == "experts"
+        single = all(fused._takes_single(block) for block in model.blocks)
+        assert single == (family != "biased")
         if name == "prompts":
             found = fused.forward(model.embedded(ids), batch.positions, batch.places, backend.prepare(batch))
         else:

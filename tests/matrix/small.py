@@ -68,7 +68,27 @@ HYBRID: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "initializer_range": 0.1,
 }
+# Granite 4 and Bamba, and Nemotron-H, name the same sizes differently.
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "initializer_range": 0.1,
+}
 CHANGES: dict[str, dict[str, Any]] = {
+    "granitemoeshared": {"shared_intermediate_size": 48},
+    "granitemoehybrid": MAMBA | {"layer_types": HYBRID["layer_types"], "shared_intermediate_size": 48},
+    "bamba": MAMBA | {"attn_layer_indices": [1], "mamba_n_groups": 2},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "initializer_range": 0.1},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 12,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "moe_shared_expert_intermediate_size": 48,
+        "initializer_range": 0.1,
+    },
     "gemma2": {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 3.0},
     "gemma3_text": {"query_pre_attn_scalar": 8},
     "mpt": {"n_heads": 4, "n_layers": 3, "max_seq_len": 256},

@@ -143,7 +143,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
     "xglm": {"d_model": 32, "attention_heads": 4, "num_layers": 2, "ffn_dim": 48},
     "mamba": {},
-    "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8},
+    "falcon_mamba": {},
     "rwkv": {},
     "llama4_text": {"head_dim": 8, "num_local_experts": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"]},

@@ -243,6 +243,8 @@ KEYS = [
     *("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "hidden_activation"),
     *("sliding_window_pattern", "rope_local_base_freq", "logit_scale", "layer_norm_eps", "norm_epsilon"),
     *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "use_bias"),
+    *("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_expand"),
+    *("attn_layer_indices", "time_step_limit", "shared_intermediate_size", "position_embedding_type"),
 ]
 ROPE_KEYS = [
     *("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "truncate"),

@@ -109,6 +109,38 @@ LINEAR = {
     "head_dim": 24,
     "initializer_range": 0.1,  # norms of small outputs make rounding errors large
 }
+# Granite 4 and Bamba, and Nemotron-H, name the same sizes differently.
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_d_conv": 3,
+    "initializer_range": 0.1,
+}
+GRANITE_HYBRID = MAMBA | {
+    **SCALES,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_local_experts": 4,
+    "shared_intermediate_size": 40,
+}
+NEMOTRON = {
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "conv_kernel": 3,
+    "head_dim": 24,
+    "n_routed_experts": 6,
+    "n_group": 3,
+    "topk_group": 2,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 1.7,
+    "initializer_range": 0.1,
+}
+MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 12, "initializer_range": 0.1}
+LONE = ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"]
 DEEPSEEK = LATENT | GROUPED | {"first_k_dense_replace": 1}
 MSCALE = YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
@@ -185,6 +217,26 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("Qwen3_5Text", "one-key-head", LINEAR | {"linear_num_key_heads": 1}),
     ("Qwen3_5Text", "as-many-key-heads", LINEAR | {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
     ("Qwen3_5MoeText", "plain", EXPERTS | LINEAR),
+    ("GraniteMoe", "plain", SCALES | {"num_local_experts": 4}),
+    ("GraniteMoeShared", "plain", SCALES | {"num_local_experts": 4, "shared_intermediate_size": 40}),
+    ("GraniteMoeHybrid", "plain", GRANITE_HYBRID),
+    (
+        "GraniteMoeHybrid",
+        "dense",
+        GRANITE_HYBRID
+        | {"num_local_experts": 0, "position_embedding_type": "rope", "attention_bias": True}
+        | {"mamba_n_groups": 1, "mamba_proj_bias": True, "time_step_limit": (1.2, 2.0)},
+    ),
+    ("Bamba", "plain", MAMBA | {"attn_layer_indices": [1]}),
+    ("Bamba", "no-bias", MAMBA | {"attn_layer_indices": [0, 2], "mamba_conv_bias": False, "mlp_bias": True}),
+    ("NemotronH", "experts", NEMOTRON | {"layers_block_type": LONE}),
+    (
+        "NemotronH",
+        "dense",
+        NEMOTRON
+        | {"layers_block_type": ["mlp", "full_attention", "linear_attention"], "mlp_bias": True}
+        | {"use_bias": True, "use_conv_bias": False, "time_step_min": 1.3},
+    ),
     ("Olmoe", "plain", EXPERTS),
     ("Olmoe", "normalized", EXPERTS | {"norm_topk_prob": True, "attention_bias": True}),
 ]
@@ -220,10 +272,15 @@ def test_every_layer_equals_transformers(
     assert isinstance(ours, Decoder)
     ids = torch.randint(3, 96, (150,), generator=torch.Generator().manual_seed(1))
     attend = plain_attend(config.layers, sinks=ours.sinks)
+    last_norm = next(
+        each
+        for name, each in theirs.base_model.named_children()
+        if name in ("norm", "norm_f", "final_layernorm")
+    )
     with torch.inference_mode():
         expected = theirs(ids[None], output_hidden_states=True)
         for depth, hidden in enumerate(expected.hidden_states):
-            normed = hidden[0] if depth == len(config.layers) else theirs.model.norm(hidden[0])
+            normed = hidden[0] if depth == len(config.layers) else last_norm(hidden[0])
             reached = ours(ids, torch.arange(len(ids)), attend, layers=depth)
             torch.testing.assert_close(reached, normed, atol=1e-4, rtol=1e-4)
         logits = ours.logits(ours(ids, torch.arange(len(ids)), attend))

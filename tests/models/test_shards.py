@@ -29,15 +29,21 @@ from tests.models.test_families import (
     DEEPSEEK,
     EXPERTS,
     GPT_OSS,
+    GRANITE_HYBRID,
     GROUPED,
     LATENT,
     LINEAR,
+    LONE,
+    MAMBA,
+    MAMBA2,
+    NEMOTRON,
     SCALES,
     SHAPE,
     reference,
 )
 from tests.models.tiny import plain_attend, write_config
 
+FOUR = {"mamba_n_groups": 4}
 SHARED_HEADS = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -62,6 +68,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen3Next", LINEAR | EXPERTS | SHARED_HEADS),
     "qwen3_5_text": ("Qwen3_5Text", LINEAR | SHARED_HEADS),
     "qwen3_5_moe_text": ("Qwen3_5MoeText", LINEAR | EXPERTS | SHARED_HEADS),
+    "granitemoehybrid": ("GraniteMoeHybrid", GRANITE_HYBRID | FOUR | {"num_local_experts": 0}),
+    "bamba": ("Bamba", MAMBA | FOUR | {"attn_layer_indices": [1], "mamba_proj_bias": True}),
+    "nemotron_h": ("NemotronH", NEMOTRON | {"layers_block_type": LONE, "n_groups": 4, "use_bias": True}),
+    "mamba2": ("Mamba2", MAMBA2 | {"n_groups": 4, "use_bias": True}),
     "gpt_oss": ("GptOss", GPT_OSS),
     "deepseek_v2": ("DeepseekV2", DEEPSEEK),
     "deepseek_v3": ("DeepseekV3", DEEPSEEK | {"q_lora_rank": None}),
@@ -73,6 +83,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SEVERAL = {"qwen3_5", "qwen3_5_moe"}  # the parts of others, under other names
 JOINED = {"olmo2", "olmo3", "olmoe"}  # a norm inside a part joins the ranks: tests/distributed
+STACKED = {"granitemoe", "granitemoeshared"}  # all experts in one tensor, which the loader cuts: the same
 IDS = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1))
 
 
@@ -80,7 +91,7 @@ class Rank:
     """One rank of a sharded model: its blocks, with its share of every tensor."""
 
     def __init__(self, whole: Decoder, tensors: dict[str, Tensor], rank: int, ranks: int) -> None:
-        self.cuts = whole.shards(ranks)
+        self.cuts, self.names = whole.shards(ranks), whole.family.names
         self.mine = {name: cut.share(tensors[name], rank, ranks) for name, cut in self.cuts.items()}
         self.blocks: list[Block] = []
         for index in range(len(whole.config.layers)):
@@ -92,13 +103,12 @@ class Rank:
         self.first = rank * step
 
     def embedded(self, ids: Tensor) -> Tensor:
-        table = self.mine["model.embed_tokens.weight"]
+        table = self.mine[f"{self.names['embed']}.weight"]
         here = (ids >= self.first) & (ids < self.first + len(table))
         return F.embedding((ids - self.first).clamp(0, len(table) - 1), table) * here[:, None]
 
     def logits(self, hidden: Tensor, tied: bool) -> Tensor:
-        name = "model.embed_tokens.weight" if tied else "lm_head.weight"
-        return F.linear(hidden, self.mine[name])
+        return F.linear(hidden, self.mine[f"{self.names['embed' if tied else 'head']}.weight"])
 
 
 def norms_of(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
@@ -124,15 +134,17 @@ def shared_logits(whole: Decoder, tensors: dict[str, Tensor], ranks: int) -> Ten
     x = whole.scaled(x)
     steps = []
     for each in team:
-        sinks = {one.index: one.attention.sinks for one in each.blocks if one.attention.sinks is not None}
-        attend = plain_attend([one.attention.cache for one in each.blocks], sinks=sinks)
+        mixers = {one.index: one.mixer for one in each.blocks if one.mixer is not None}
+        sinks = {index: one.sinks for index, one in mixers.items() if one.sinks is not None}
+        caches = {index: one.cache for index, one in mixers.items() if one.cache is not None}
+        attend = plain_attend(caches, sinks=sinks)
         steps.append(StepContext(torch.arange(len(IDS)), whole.rope, attend, local_rope=whole.local_rope))
 
     for index, layer in enumerate(whole.blocks):
 
         def term(part: Part, read: Tensor, index: int = index, layer: Block = layer) -> Tensor:
-            kind = "attention" if part is layer.attention else "feed_forward"
-            shares = [getattr(each.blocks[index], kind) for each in team]
+            at = layer.parts.index(part)
+            shares = [each.blocks[index].parts[at] for each in team]
             return sum_of([mine.forward(read, step) for mine, step in zip(shares, steps, strict=True)])
 
         layer.add_terms(x, term)
@@ -141,7 +153,7 @@ def shared_logits(whole: Decoder, tensors: dict[str, Tensor], ranks: int) -> Ten
 
 
 @pytest.mark.parametrize("ranks", [*soak(2), 4])
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in JOINED | SEVERAL])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in JOINED | SEVERAL | STACKED])
 def test_all_ranks_together_give_the_logits_of_the_model(family: str, ranks: int, tmp_path: Path) -> None:
     """With four ranks and two key/value heads, two ranks share each head."""
     reference(*CASES[family], tmp_path)

@@ -11,7 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.api.config import LayerSpec
-from engine.attention.base import Attend, DeltaRule, LatentProjections, Values
+from engine.attention.base import Attend, LatentProjections, Recurrence, Values
+from engine.attention.delta import DeltaRule
+from engine.attention.state_space import StateSpace
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder
 from engine.models.loader import decoder_slots, random_weights
@@ -48,15 +50,17 @@ def checkpoint(folder: Path, **changes: Any) -> dict[str, Tensor]:
 
 
 def plain_attend(
-    specs: Sequence[LayerSpec], rows: Sequence[int] | None = None, sinks: Mapping[int, Tensor] | None = None
+    specs: Sequence[LayerSpec] | Mapping[int, LayerSpec],
+    rows: Sequence[int] | None = None,
+    sinks: Mapping[int, Tensor] | None = None,
 ) -> Attend:
     """Attend over whole rows of these lengths, concatenated, with every score written out."""
 
     def attend(index: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
         spec = specs[index]
-        if isinstance(v, DeltaRule):
+        if isinstance(v, Recurrence):
             pairs = zip(*(each.split(list(rows or [len(q)])) for each in (q, k)), strict=True)
-            return torch.cat([plain_delta_rule(x, gates, v) for x, gates in pairs])
+            return torch.cat([plain_recurrence(x, gates, v) for x, gates in pairs])
         if isinstance(v, LatentProjections):
             assert k.shape[1:] == (spec.kv_heads, spec.key_dim)
             k, v = v.expanded(k)
@@ -81,6 +85,34 @@ def plain_attend(
         return torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(group, 1))
 
     return attend
+
+
+def plain_recurrence(x: Tensor, gates: Tensor, rule: Recurrence) -> Tensor:
+    if isinstance(rule, StateSpace):
+        return plain_state_space(x, gates, rule)
+    assert isinstance(rule, DeltaRule)
+    return plain_delta_rule(x, gates, rule)
+
+
+def plain_state_space(x: Tensor, gates: Tensor, space: StateSpace) -> Tensor:
+    """Run a state space over one row, token by token and head by head."""
+    sizes, taps = space.sizes, space.sizes.taps
+    inner, group = sizes.heads * sizes.value_dim, sizes.heads // sizes.key_heads
+    keys = sizes.key_heads * sizes.key_dim
+    padded = torch.cat((x.new_zeros(taps - 1, x.shape[1]), x)).float()
+    state = padded.new_zeros(sizes.heads, sizes.key_dim, sizes.value_dim)
+    out = padded.new_zeros(len(x), sizes.heads, sizes.value_dim)
+    bias = 0 if space.conv_bias is None else space.conv_bias.float()
+    for at in range(len(x)):
+        mixed = torch.nn.functional.silu((padded[at : at + taps].T * space.conv.float()).sum(1) + bias)
+        for head in range(sizes.heads):
+            first = inner + head // group * sizes.key_dim
+            b, c = mixed[first : first + sizes.key_dim], mixed[keys + first : keys + first + sizes.key_dim]
+            value = mixed[head * sizes.value_dim :][: sizes.value_dim]
+            log, step = gates[at, :, head]
+            state[head] = log.exp() * state[head] + torch.outer(b, step * value)
+            out[at, head] = c @ state[head] + space.skip[head] * value
+    return out
 
 
 def plain_delta_rule(x: Tensor, gates: Tensor, rule: DeltaRule) -> Tensor:

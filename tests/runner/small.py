@@ -15,7 +15,16 @@ from engine.attention.base import Attend
 from engine.models.base import LanguageModel
 from engine.serving.engine import Engine
 from engine.start import start
-from tests.models.test_families import DEEPSEEK, EXPERTS, GPT_OSS, LINEAR, reference
+from tests.models.test_families import (
+    DEEPSEEK,
+    EXPERTS,
+    GPT_OSS,
+    GRANITE_HYBRID,
+    LINEAR,
+    LONE,
+    NEMOTRON,
+    reference,
+)
 from tests.outputs import Output, transfers_idle
 from tests.runner.letters import VOCAB, byte_tokenizer
 
@@ -30,6 +39,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3", DEEPSEEK),
     "gpt_oss": ("GptOss", GPT_OSS | {"sliding_window": 21}),
     "qwen3_next": ("Qwen3Next", EXPERTS | LINEAR | {"num_experts": 4}),
+    "granitemoehybrid": ("GraniteMoeHybrid", GRANITE_HYBRID),
+    "nemotron_h": ("NemotronH", NEMOTRON | {"layers_block_type": LONE[:4]}),
     "cohere2": ("Cohere2", {"head_dim": 24, "sliding_window": 21, "layer_types": MIXED}),
 }
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

@@ -9,7 +9,7 @@ import pytest
 from engine.models.find import find_model
 from engine.text.chat import ChatFormat
 from engine.text.tokenizer import Tokenizer
-from tests.models.ggufs import gguf
+from tests.models.gguf.ggufs import gguf
 
 TEXTS = (
     "Hello, world 2024!\n\n  It's   here.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from io import BufferedReader
@@ -39,9 +39,8 @@ class GgufTensor:
         """Return one expert's part of the tensor of all."""
         count, *shape = self.span.shape
         size = self.span.nbytes // count
-        return replace(
-            self, span=GgufSpan(self.span.kind, tuple(shape), self.span.start + index * size, size)
-        )
+        start = self.span.start + index * size
+        return replace(self, span=self.span._replace(shape=tuple(shape), start=start, nbytes=size))
 
 
 def gguf_tensors(path: Path) -> Mapping[str, GgufTensor]:
@@ -105,10 +104,11 @@ def _labels(family: Family, inside: bool) -> dict[str, str]:
 
 
 class GgufTensors:
-    """An open file."""
+    """The tensors of a model; its files are opened as they are needed."""
 
-    def __init__(self, path: Path, file: BufferedReader) -> None:
-        self._path, self._file, self._tensors = path, file, gguf_tensors(path)
+    def __init__(self, path: Path, opened: ExitStack) -> None:
+        self._parts, self._tensors = read_header(path).parts, gguf_tensors(path)
+        self._opened, self._files = opened, dict[int, BufferedReader]()
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -141,22 +141,31 @@ class GgufTensors:
         import torch
 
         span = tensor.span
-        raw = torch.empty(span.nbytes, dtype=torch.uint8)
-        self._file.seek(span.start)
-        if self._file.readinto(raw.numpy().data) != span.nbytes:
-            raise BadCheckpoint(f"{self._path} is truncated")
+        raw, file, path = (
+            torch.empty(span.nbytes, dtype=torch.uint8),
+            self._file(span),
+            self._parts[span.part],
+        )
+        file.seek(span.start)
+        if file.readinto(raw.numpy().data) != span.nbytes:
+            raise BadCheckpoint(f"{path} is truncated")
         rows = raw.view(span.shape[0] if len(span.shape) > 1 or tensor.heads else 1, -1)
         if not tensor.heads:
             return rows
         if len(rows) % (2 * tensor.heads):
-            raise BadCheckpoint(f"{self._path}: {span.shape[0]} rows cannot belong to {tensor.heads} heads")
+            raise BadCheckpoint(f"{path}: {span.shape[0]} rows cannot belong to {tensor.heads} heads")
         return rows.view(tensor.heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+
+    def _file(self, span: GgufSpan) -> BufferedReader:
+        if span.part not in self._files:
+            self._files[span.part] = self._opened.enter_context(self._parts[span.part].open("rb"))
+        return self._files[span.part]
 
 
 @contextmanager
 def opened_gguf(path: Path) -> Iterator[GgufTensors]:
     try:
-        with open(path, "rb") as file:
-            yield GgufTensors(path, file)
+        with ExitStack() as opened:
+            yield GgufTensors(path, opened)
     except OSError as error:
-        raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+        raise BadCheckpoint(f"{error.filename or path} cannot be read: {error.strerror}") from error

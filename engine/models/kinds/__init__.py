@@ -6,10 +6,11 @@ Needs no torch until a class is requested.
 from engine.models.kinds.attention import Grouped
 from engine.models.kinds.base import PartKind
 from engine.models.kinds.ends import Ends, EndsBySize
-from engine.models.kinds.experts import Routed, RoutedByGroup, RoutedClamped
+from engine.models.kinds.experts import Routed, RoutedByGroup, RoutedClamped, RoutedIfAny, RoutedUngated
 from engine.models.kinds.feed_forward import Dense, Ungated
 from engine.models.kinds.latent import Latent
-from engine.models.kinds.linear import DeltaNet
+from engine.models.kinds.linear import DeltaNet, StateKind
+from engine.models.kinds.mamba import Mamba, OnlyMamba
 
 __all__ = [
     "DeltaNet",
@@ -18,9 +19,14 @@ __all__ = [
     "EndsBySize",
     "Grouped",
     "Latent",
+    "Mamba",
+    "OnlyMamba",
     "PartKind",
     "Routed",
     "RoutedByGroup",
     "RoutedClamped",
+    "RoutedIfAny",
+    "RoutedUngated",
+    "StateKind",
     "Ungated",
 ]

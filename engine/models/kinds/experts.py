@@ -11,6 +11,7 @@ from engine.api.config import ExpertsSpec
 from engine.models.fields import MOST_LAYERS, MOST_WIDTH, Fields
 from engine.models.kinds.base import Flag
 from engine.models.kinds.feed_forward import activation_of
+from engine.models.kinds.mamba import MLP, MOE, by_pattern
 
 if TYPE_CHECKING:
     from engine.models.layers.part import Part
@@ -130,6 +131,53 @@ class RoutedClamped(Routed):
         from engine.models.layers.moe import ClampedMoE
 
         return ClampedMoE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedIfAny(Routed):
+    """Experts beside one that serves all tokens, or only that one, if config.json has no others."""
+
+    def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
+        if fields.get(self.count) != 0:
+            return Routed.read(self, fields, layers)
+        return {
+            "mlp": fields.whole(self.shared, high=MOST_WIDTH),
+            "activation": activation_of(fields, "hidden_act", "silu"),
+            "dense": tuple(range(layers)),
+        }
+
+    def part(self) -> type[Part]:
+        from engine.models.layers.moe import SharedMoE
+
+        return SharedMoE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedUngated(RoutedByGroup):
+    """The experts of Nemotron-H: two products around an activation, in the layers that config.json names."""
+
+    def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
+        kinds = by_pattern(fields)
+        biased = fields.flag("mlp_bias", False)
+        found = {
+            "mlp": fields.whole("intermediate_size", high=MOST_WIDTH),
+            "mlp_bias": biased,
+            "activation": activation_of(fields, "mlp_hidden_act", "relu2"),
+            "dense": tuple(index for index, kind in enumerate(kinds) if kind == MLP),
+        }
+        if MOE not in kinds:
+            return found
+        for key in ("mlp_bias", "moe_latent_size"):
+            if fields.get(key):
+                raise fields.unsupported(key, "experts have no biases and read no latents")
+        spec: ExpertsSpec = RoutedByGroup.read(self, fields, layers)["experts"]
+        shared = fields.whole("moe_shared_expert_intermediate_size", high=MOST_WIDTH)
+        return {**found, "experts": replace(spec, shared=shared)}
+
+    def part(self) -> type[Part]:
+        from engine.models.layers.moe import UngatedMoE
+
+        return UngatedMoE
 
 
 def _dense(fields: Fields, layers: int) -> tuple[int, ...]:

@@ -59,9 +59,9 @@ class Ungated:
         return _widths(fields, self.bias) | {"activation": activation_of(fields, *self.activation)}
 
     def part(self) -> type[Part]:
-        from engine.models.layers.mlp import UngatedMLP
+        from engine.models.layers import mlp
 
-        return UngatedMLP
+        return mlp.Relu2MLP if self.activation[1] == "relu2" else mlp.UngatedMLP
 
 
 def activation_of(fields: Fields, key: str, default: str) -> str:

@@ -1,10 +1,10 @@
-"""The kind of linear attention: what it reads from config.json."""
+"""The kinds of layers with a recurrent state: what they read from config.json."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.api.config import CacheSpec, StateSpec
 from engine.models.fields import MOST_HEAD_DIM, MOST_HEADS, MOST_LAYERS, Fields
@@ -16,14 +16,33 @@ LINEAR, FULL = "linear_attention", "full_attention"
 MOST_TAPS = 64
 
 
+class StateKind(Protocol):
+    def count(self, fields: Fields) -> int:
+        """Return the number of layers."""
+
+    def among(self, fields: Fields, layers: Sequence[CacheSpec]) -> tuple[CacheSpec, ...]:
+        """Return the layers' specs, given those that they would have with attention."""
+
+    def read(self, fields: Fields, layers: Sequence[CacheSpec]) -> Mapping[str, Any]:
+        """Return the other DecoderConfig fields that the part reads from config.json."""
+
+    def part(self) -> type[Part]:
+        """Return the part's class, imported on demand."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet:
     """The gated delta rule, in the layers that config.json lists; by default in three of four."""
 
     interleaved: bool = False  # whether a checkpoint's tensors are ordered by key head
 
+    def count(self, fields: Fields) -> int:
+        return fields.whole("num_hidden_layers", high=MOST_LAYERS)
+
+    def read(self, fields: Fields, layers: Sequence[CacheSpec]) -> Mapping[str, Any]:
+        return {}
+
     def among(self, fields: Fields, layers: Sequence[CacheSpec]) -> tuple[CacheSpec, ...]:
-        """Return the layers' specs, given those that they have with attention."""
         kinds = _kinds(fields, len(layers))
         if FULL not in kinds:
             raise fields.unsupported("layer_types", f"at least one must be {FULL}")

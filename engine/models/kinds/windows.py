@@ -110,6 +110,17 @@ def all_rotated(fields: Fields, layers: int) -> tuple[int, ...]:
     return ()
 
 
+def none_rotated(fields: Fields, layers: int) -> tuple[int, ...]:
+    return tuple(range(layers))
+
+
+def rotated_if_named(fields: Fields, layers: int) -> tuple[int, ...]:
+    """All layers have rotary positions if config.json says so, or none has."""
+    if (kind := fields.get("position_embedding_type")) in ("rope", "nope", None):
+        return () if kind == "rope" else none_rotated(fields, layers)
+    raise fields.unsupported("position_embedding_type", "only rope, nope and null are supported")
+
+
 def full_unrotated(windows: Windows) -> Unrotated:
     """Layers without a window have no rotary positions."""
     return lambda fields, layers: tuple(

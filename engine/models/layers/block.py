@@ -27,8 +27,13 @@ class Block(nn.Module):
         self.attention, self.feed_forward = attention, feed_forward
 
     @property
-    def parts(self) -> tuple[Part, Part]:
+    def parts(self) -> tuple[Part, ...]:
         return self.attention, self.feed_forward
+
+    @property
+    def mixer(self) -> Part | None:
+        """The part that mixes tokens, and so may cache something of them."""
+        return self.attention
 
     def forward(self, x: Tensor, step: StepContext) -> None:
         """Add the two residual terms of this block to x, in place."""
@@ -69,10 +74,24 @@ class Block(nn.Module):
         return f"{self._names}.{name}"
 
 
+class LoneBlock(Block):
+    """A block of one part."""
+
+    def __init__(self, index: int, part: Part, names: str, *, mixes: bool) -> None:
+        nn.Module.__init__(self)
+        self.index, self._names, self.part, self._mixes = index, names, part, mixes
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self.part,)
+
+    @property
+    def mixer(self) -> Part | None:
+        return self.part if self._mixes else None
+
+
 class ScaledBlock(Block):
     """Each part's term is scaled."""
-
-    chained = False
 
     def __init__(self, index: int, attention: Part, feed_forward: Part, names: str, *, scale: float) -> None:
         super().__init__(index, attention, feed_forward, names)

@@ -15,10 +15,14 @@ from engine.kernels.triton.experts.route import MOST_EXPERTS, router_logits
 from engine.kernels.triton.experts.stacked import stacked
 from engine.kernels.triton.gemm.tma_gemm import ROOM
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
+from engine.kernels.triton.linear import state_space
+from engine.kernels.triton.linear.convolve import StepSizes, convolve
 from engine.kernels.triton.linear.delta import OutputGate, advance
 from engine.kernels.triton.linear.prepare import prepare
+from engine.kernels.triton.norm.group_norm import gated_group_norm
 from engine.kernels.triton.norm.norm import Normed, norm
 from engine.kernels.triton.norm.sigmoid_gate import sigmoid_gate
+from engine.kernels.triton.norm.swiglu import relu2
 from engine.kv.store import KVLayer
 from engine.models.layers.collective import GpuCollective
 from engine.models.layers.norm import RmsNorm
@@ -32,10 +36,15 @@ class GpuKernels:
 
     rope_and_cache = staticmethod(rope_and_cache)
     sigmoid_gate = staticmethod(sigmoid_gate)
+    relu2 = staticmethod(relu2)
     router_logits = staticmethod(router_logits)
     prepare_states = staticmethod(prepare)
     advance_states = staticmethod(advance)
     output_gate = OutputGate
+    convolve = staticmethod(convolve)
+    advance_space = staticmethod(state_space.advance)
+    gated_group_norm = staticmethod(gated_group_norm)
+    step_sizes = StepSizes
 
     def __init__(self, limits: tiles.GpuLimits) -> None:
         self.overlaps = limits.overlaps  # whether it supports programmatic dependent launch (PDL)
@@ -63,8 +72,8 @@ class GpuKernels:
             return None
         return RoutedExperts(first, last, spec)
 
-    def gate(self, *, alternating: bool = False, alpha: float = 0.0, limit: float = 0.0) -> Gate:
-        return Gate(alternating, alpha, limit)
+    def gate(self, **fields: Any) -> Gate:
+        return Gate(**fields)
 
     def norm_of(self, module: nn.Module) -> RmsNorm | None:
         """Return the weight and epsilon if the module is an RMS norm our kernels compute, else None."""
@@ -108,6 +117,7 @@ class Residual:
 
     stream: Tensor  # [rows, hidden]; overwritten
     collective: GpuCollective | None = None  # of the ranks, each of which has a part of every product's sum
+    scale: float = 1.0  # multiplies each part's term
     _product: Product | None = None  # multiplies `_given`
     _given: Tensor | None = None
     _pdl: bool = False
@@ -115,9 +125,18 @@ class Residual:
     def plus(self, product: Product, given: Tensor, step: GpuStep) -> "Residual":
         """Return the stream with a pending product. The last one must have been added."""
         assert self._product is None, "the pending product would be lost"
+        if self.scale != 1.0:
+            if not product.scales:
+                self.add(self.scaled(product.parts(given)[0]))
+                return self
+            given.mul_(self.scale)
         if step.single:
-            return Residual(product.gemv(given, residual=self.stream, pdl=step.pdl))
-        return Residual(self.stream, self.collective, product, given, step.pdl)
+            return Residual(product.gemv(given, residual=self.stream, pdl=step.pdl), scale=self.scale)
+        return Residual(self.stream, self.collective, self.scale, product, given, step.pdl)
+
+    def scaled(self, term: Tensor) -> Tensor:
+        """Return a part's term as it is added."""
+        return term if self.scale == 1.0 else term * self.scale
 
     def normed(self, module: nn.Module, gpu: GpuKernels, *, half: bool = False, pdl: bool) -> Normed:
         """Return the norm of the sum. `half`: the reader can finish a half-done norm."""
@@ -149,11 +168,17 @@ class Residual:
     ) -> None:
         """Add a gated feed-forward of normed rows at once. `scale`: what multiplies each row's term."""
         if len(given) == 1 and gate_up.single and down.single and scale is None:
-            act = gate_up.gemv(given, gated=True, pdl=step.pdl)
+            act = self.scaled(gate_up.gemv(given, gated=True, pdl=step.pdl))
             self.stream = down.gemv(act, residual=self.stream, pdl=step.pdl)
             return
-        parts = down.parts(gate_up.swiglu(Normed(given), pdl=step.pdl), pdl=step.pdl)
-        term = parts[0] if len(parts) == 1 else parts.sum(0).to(self.stream.dtype)
+        self.add_product(down, gate_up.swiglu(Normed(given), pdl=step.pdl), step, scale=scale)
+
+    def add_product(
+        self, product: Product, given: Tensor, step: GpuStep, *, scale: Tensor | None = None
+    ) -> None:
+        """Add a product at once."""
+        parts = product.parts(given, pdl=step.pdl)
+        term = self.scaled(parts[0] if len(parts) == 1 else parts.sum(0).to(self.stream.dtype))
         self.add(term if scale is None else term * scale)
 
     def total(self) -> Tensor:

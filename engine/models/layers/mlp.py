@@ -104,3 +104,27 @@ class UngatedMLP(Part):
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
         act = self.activate(self.product("up", self.norm(x), step))
         return self.product("down", act, step)
+
+
+class Relu2MLP(UngatedMLP):
+    """With the square of relu, which the GPU kernels compute."""
+
+    pdl = True
+
+    def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
+        if not self._squares:
+            return None
+        up = gpu.product(self.up)
+        if step.single:
+            made = x.norm_gemv(up, self.norm, gpu, pdl=step.pdl).unsqueeze(0)
+        else:
+            made = up.parts(x.normed(self.norm, gpu, pdl=step.pdl).values, pdl=step.pdl)
+        return x.plus(gpu.product(self.down), gpu.relu2(made, x.stream.dtype, pdl=step.pdl), step)
+
+    def takes_single(self, gpu: "GpuKernels") -> bool:
+        products = gpu.product(self.up), gpu.product(self.down)
+        return self._squares and all(each.single for each in products) and gpu.norm_of(self.norm) is not None
+
+    @property
+    def _squares(self) -> bool:
+        return self.activate is ACTIVATE["relu2"]

@@ -13,7 +13,7 @@ from engine.api.config import DecoderConfig, ExpertsSpec
 from engine.models.layers.activations import ACTIVATE, sigmoid
 from engine.models.layers.build import Build
 from engine.models.layers.part import Part, SourceTensor
-from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE, Sharding
+from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE, Sharding, segments
 from engine.models.layers.step import StepContext
 from engine.quant.experts import ExactLinear
 from engine.quant.linear import parameter
@@ -29,6 +29,8 @@ class MoE(Part):
     pdl = True
     sigmoid: ClassVar[bool] = False  # whether scores are sigmoids, else the softmax over all experts
     best: ClassVar[int] = 1  # experts of a group whose scores are the group's
+    inner: ClassVar[tuple[str, ...]] = ("gate", "up")  # the products before an expert's activation
+    kernel: ClassVar[str] = "silu"  # the activation that the kernels compute
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
@@ -38,7 +40,8 @@ class MoE(Part):
         self.activate, self.dtype = ACTIVATE[config.activation], build.dtype
         self.norm = build.input_norm(config.hidden)
         self.router = ExactLinear.wide(config.hidden, self.spec.count, bias=config.mlp_bias)
-        self.gate_up = build.experts(self.spec.count, config.hidden, 2 * self.width, bias=config.mlp_bias)
+        inner = len(self.inner) * self.width
+        self.gate_up = build.experts(self.spec.count, config.hidden, inner, bias=config.mlp_bias)
         self.down = build.experts(self.spec.count, self.width, config.hidden, bias=config.mlp_bias)
 
     def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
@@ -47,9 +50,9 @@ class MoE(Part):
             "norm": (SourceTensor(names["feed_forward.norm"], hidden, WHOLE),),
             "router": (SourceTensor(names["router"], self.spec.count, WHOLE),),
             "gate_up": tuple(
-                SourceTensor(names[name].format(at), width, ROWS)
+                SourceTensor(names[f"expert.{name}"].format(at), width, ROWS)
                 for at in every
-                for name in ("expert.gate", "expert.up")
+                for name in self.inner
             ),
             "down": tuple(SourceTensor(names["expert.down"].format(at), hidden, COLUMNS) for at in every),
         }
@@ -85,7 +88,7 @@ class MoE(Part):
         return (experts := self._kernels(gpu)) is not None and experts.single
 
     def _kernels(self, gpu: "GpuKernels") -> "RoutedExperts | None":
-        if self.activate is not ACTIVATE["silu"]:
+        if self.activate is not ACTIVATE[self.kernel]:
             return None
         return gpu.experts(self.gate_up, self.down, self.spec, self.dtype)
 
@@ -118,17 +121,20 @@ class SharedMoE(MoE):
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
         self.shared_width = build.share(self.spec.shared, "rows of the shared expert")
-        self.shared_gate_up = build.linear(config.hidden, 2 * self.shared_width)
+        self.shared_gate_up = build.linear(config.hidden, len(self.inner) * self.shared_width)
         self.shared_down = build.linear(self.shared_width, config.hidden)
 
     def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
         names, width = self.names, self.shared_width
+        if (joined := names.get("shared.gate_up")) is not None:
+            inner: tuple[SourceTensor, ...] = (
+                SourceTensor(joined, 2 * width, segments((width, ROWS), (width, ROWS))),
+            )
+        else:
+            inner = tuple(SourceTensor(names[f"shared.{name}"], width, ROWS) for name in self.inner)
         return {
             **super().pieces(),
-            "shared_gate_up": (
-                SourceTensor(names["shared.gate"], width, ROWS),
-                SourceTensor(names["shared.up"], width, ROWS),
-            ),
+            "shared_gate_up": inner,
             "shared_down": (SourceTensor(names["shared.down"], self.hidden, COLUMNS),),
         }
 
@@ -209,6 +215,23 @@ class BiasedMoE(GroupedMoE):
 
     def choice_bias(self) -> Tensor | None:
         return self.router_bias
+
+
+class UngatedMoE(BiasedMoE):
+    """The experts of Nemotron-H: two products around an activation."""
+
+    inner, kernel = ("up",), "relu2"
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        return self.activate(gate_up)
+
+    def gate(self) -> Mapping[str, Any]:
+        return {"squared": True}
+
+    def add_shared(self, x: "Residual", given: Tensor, step: "GpuStep", gpu: "GpuKernels") -> None:
+        up = gpu.product(self.shared_gate_up).parts(given, pdl=step.pdl)
+        act = gpu.relu2(up, x.stream.dtype, pdl=step.pdl)
+        x.add_product(gpu.product(self.shared_down), act, step)
 
 
 class ClampedMoE(MoE):

@@ -19,7 +19,7 @@ from minichat.features.models import ModelScreen
 from minichat.models.catalog import Model, Source, arranged, local, on_hub, sources
 from minichat.shell.remembered import Remembered
 from tests.app.conftest import run, snapshot
-from tests.models.test_gguf_hostile import write as write_gguf_model
+from tests.models.gguf.test_hostile import write as write_gguf_model
 from tests.models.tiny import checkpoint, write_config
 
 

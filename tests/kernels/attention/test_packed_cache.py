@@ -34,6 +34,19 @@ def same(mine: KVLayer, theirs: KVLayer) -> None:
 TYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 2e-3)])
 
 
+@pytest.mark.parametrize("place", [-1, 5])
+def test_a_padding_row_is_not_written(kernels: Interpreted, place: int) -> None:
+    """Its place is -1. What is in front of the cache belongs to others."""
+    memory = torch.zeros(4, 1, 16, SPEC.kv_heads, SPEC.key_dim)
+    layer = KVLayer(SPEC, keys=memory[3:], values=memory[1:2])
+    k, v = torch.ones(2, 2, SPEC.kv_heads, SPEC.key_dim)
+    _, (changed, *_) = kernels.call(
+        "attention.write", "write", layer, k, v, torch.tensor([2, place]), pdl=False
+    )
+    whole = changed.keys.as_strided(memory.shape, memory.stride(), 0)
+    assert whole.sum() == 2 * (1 + (place >= 0)) * k[0].numel() and not whole[::2].any()
+
+
 @pytest.mark.parametrize(
     ("scheme", "dtype", "tolerance"),
     [

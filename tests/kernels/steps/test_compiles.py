@@ -4,6 +4,7 @@ This finds compiler errors without a GPU: a type mismatch, an instruction that t
 exceed its shared memory. Nothing runs, so tensors hold no data.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,6 +61,12 @@ HYBRID = replace(
 INTERLEAVED = replace(
     HYBRID, family="qwen3_next", experts=ExpertsSpec(count=128, chosen=8, width=512, shared=512)
 )
+SPACE = CacheSpec.of_state(StateSpec(heads=128, key_heads=8, key_dim=128, value_dim=64, taps=4))
+SPACES = replace(
+    LARGE, family="nemotron_h", mlp=21504, layers=(SPACE, CacheSpec.of_nothing(), *LARGE.layers), dense=(1,),
+    activation="relu2", unrotated=(2,),
+    settings={"conv_bias": True, "state_bias": False, "steps": (0.001, math.inf)},
+)  # fmt: skip
 
 
 # The arguments that kernels with an early start may read while the kernel before them, or the one before
@@ -152,7 +159,7 @@ def read_early(made: Any) -> set[str]:
     return {names[at] for at in ptx.reached_before(made.asm["ptx"], "griddepcontrol.wait")}
 
 
-def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
+def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName, block_size: int = 16) -> Any:
     from engine.attention.triton_backend import TritonAttention
     from engine.execution.cuda.stage import GpuStage
 
@@ -162,7 +169,7 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
             finalize(layer, named(scheme))
     if not config.tied:
         model.head = of_head(named(scheme)).make(model.head.weight, None)  # type: ignore[arg-type]
-    room: dict[str, Any] = {"blocks": 64, "block_size": 16, "host_blocks": 0, "dtype": torch.bfloat16}
+    room: dict[str, Any] = {"blocks": 64, "block_size": block_size, "host_blocks": 0, "dtype": torch.bfloat16}
     store = KVStore(config.layers, device=META, scheme=kv, **room)
     return GpuStage(model, store, TritonAttention())
 
@@ -235,12 +242,12 @@ def test_steps_with_prompts(compiled: dict[str, int], kv: KvSchemeName) -> None:
     prompts(kv)
 
 
-def prompts(kv: KvSchemeName, config: DecoderConfig = SMALL) -> None:
+def prompts(kv: KvSchemeName, config: DecoderConfig = SMALL, block_size: int = 16) -> None:
     rows = [(1, 400), (1, 30), (4, 90), (300, 300)]  # tokens, and their context
     tables = [list(range(each * 8, each * 8 + 25)) for each in range(len(rows))]
-    batch = make_batch(rows, tables, 16)
+    batch = make_batch(rows, tables, block_size)
     with META, torch.inference_mode():
-        stage = stage_of(config, "none", kv)
+        stage = stage_of(config, "none", kv, block_size)
         on_device = {name: getattr(batch, name).to(META) for name in ("ids", "positions", "places", "tables")}
         stage.head(stage.forward(replace(batch, **on_device)))
 
@@ -289,3 +296,20 @@ def test_linear_attention_that_decodes(
 def test_linear_attention_with_prompts(compiled: dict[str, int]) -> None:
     prompts("none", HYBRID)
     assert {"_prepare", "_advance", "_norm_gate"} <= compiled.keys()
+
+
+@pytest.mark.parametrize(("rows", "scheme"), [(8, "none"), *soak((1, "none"), (256, "int8"))])
+def test_state_spaces_that_decode(compiled: dict[str, int], rows: int, scheme: str) -> None:
+    decode(SPACES, rows, scheme, "none")
+    assert {"_convolve", "_advance_space", "_gated_group_norm", "_relu2"} <= compiled.keys()
+
+
+@pytest.mark.parametrize(
+    ("compiled", "key_dim"), [(90, 128), *soak((90, 256), (80, 256), (120, 128))], indirect=["compiled"]
+)
+def test_state_spaces_with_prompts(compiled: dict[str, int], key_dim: int) -> None:
+    """In blocks of a real size, which chunks also depend on."""
+    assert SPACE.state is not None
+    state = CacheSpec.of_state(replace(SPACE.state, key_dim=key_dim))
+    prompts("none", replace(SPACES, layers=(state, *SPACES.layers[1:])), block_size=256)
+    assert {"_convolve", "_advance_chunks", "_gated_group_norm", "_relu2"} <= compiled.keys()

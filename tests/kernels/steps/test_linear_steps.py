@@ -9,8 +9,19 @@ from tests.kernels.interpreted import Interpreted
 pytest.importorskip("triton", reason="no Triton here")
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("family", MODELS)
+# Steps of each model; what all models of a kind compute alike is in one of them. The others are soak tests.
+QUICK = {
+    "mamba": ("prompts",), "lone": ("decodes", "drafts"), "lone-experts": ("one",), "states": (),
+    "scaled": ("one",), "scaled-experts": ("one",), "biased": ("decodes",),
+}  # fmt: skip
+CASES = [
+    pytest.param(family, name, marks=() if name in QUICK.get(family, STEPS) else pytest.mark.soak)
+    for family in MODELS
+    for name in STEPS
+]
+
+
+@pytest.mark.parametrize(("family", "name"), CASES)
 def test_a_step_equals_the_plain_forward(kernels: Interpreted, family: str, name: str) -> None:
     found, expected, mine, theirs = kernels.run(steps, name, family)
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)

@@ -188,7 +188,6 @@ def test_a_product_is_added_once_and_none_is_lost() -> None:
         ({"family": "gemma2", "embed_scale": 32.0, "activation": "gelu_tanh"}, "NormedTermBlock"),
         ({"family": "olmo2", "qk_norm": False}, "NormedTermBlock"),
         ({"family": "cohere"}, "ParallelBlock"),
-        ({"family": "granite", "residual_scale": 0.5}, "ScaledBlock"),
     ],
 )
 def test_a_block_with_another_arrangement_runs_in_torch(
@@ -200,6 +199,13 @@ def test_a_block_with_another_arrangement_runs_in_torch(
     assert found.fused.plain == {name: blocks}
     assert found.names.count("attention") == found.names.count("_write") == blocks
     assert not any(map(starts_early, found.record.lines[:-1]))
+
+
+def test_scaled_terms_are_part_of_the_kernels() -> None:
+    """Only the input of each last product is scaled on its own."""
+    found = run_changed(8, lambda *_: None, replace(QWEN, family="granite", residual_scale=0.5))
+    assert not found.fused.plain
+    assert found.names.count("mul_") == 2 * len(QWEN.layers)
 
 
 def test_parts_with_other_rotations_or_norms_run_in_torch() -> None:

@@ -26,9 +26,19 @@ PROMPT = [1, *range(40, 88)]  # three full blocks and one token
 ASKED = GREEDY.changed(logprobs=0)
 
 
+@pytest.fixture(scope="session", params=["qwen3_next", *soak("nemotron_h")])
+def hybrid(request: pytest.FixtureRequest, checkpoint: Callable[[str], tuple[Path, Any]]) -> Path:
+    return checkpoint(request.param)[0]
+
+
 @pytest.fixture(scope="session")
-def hybrid(checkpoint: Callable[[str], tuple[Path, Any]]) -> Path:
+def qwen3_next(checkpoint: Callable[[str], tuple[Path, Any]]) -> Path:
     return checkpoint("qwen3_next")[0]
+
+
+@pytest.fixture(scope="session")
+def nemotron_h(checkpoint: Callable[[str], tuple[Path, Any]]) -> Path:
+    return checkpoint("nemotron_h")[0]
 
 
 def assert_same(output: Output, expected: Output) -> None:
@@ -130,8 +140,8 @@ def test_states_survive_a_restart_on_disk(hybrid: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int8", *soak("int4", "fp8")])
-def test_a_scheme_compresses_the_keys_beside_states(hybrid: Path, scheme: str) -> None:
-    engine = engine_on(hybrid, blocks=None)
+def test_a_scheme_compresses_the_keys_beside_states(qwen3_next: Path, scheme: str) -> None:
+    engine = engine_on(qwen3_next, blocks=None)
     ask(engine, PROMPT)
     drain(engine)
     engine.set_kv_scheme(scheme)
@@ -139,7 +149,7 @@ def test_a_scheme_compresses_the_keys_beside_states(hybrid: Path, scheme: str) -
     drain(engine)
     state, keys, _ = engine.runner.store.layers
     assert state.state is not None and state.state.dtype is torch.float32 and keys.key_scales is not None
-    exact = alone(hybrid, PROMPT, ASKED)
+    exact = alone(qwen3_next, PROMPT, ASKED)
     assert found.tokens[0] == exact.tokens[0]
     assert 1e-6 < abs(found.logprobs[0].logprob - exact.logprobs[0].logprob) < 0.3
 
@@ -173,9 +183,11 @@ def test_a_resize_keeps_states(hybrid: Path) -> None:
     ],
     ids=lambda case: "",
 )
-def test_what_states_cannot_do_is_refused_by_name(hybrid: Path, config: dict[str, Any], message: str) -> None:
+def test_what_states_cannot_do_is_refused_by_name(
+    qwen3_next: Path, config: dict[str, Any], message: str
+) -> None:
     with pytest.raises(BadInput, match=message):
-        engine_on(hybrid, **config)
+        engine_on(qwen3_next, **config)
 
 
 def test_a_draft_model_with_states_is_refused_by_name(llama: Path, hybrid: Path) -> None:
@@ -183,12 +195,37 @@ def test_a_draft_model_with_states_is_refused_by_name(llama: Path, hybrid: Path)
         engine_on(llama, draft=str(hybrid))
 
 
-def test_a_block_takes_the_memory_of_its_state(hybrid: Path) -> None:
-    engine: Engine = engine_on(hybrid)
+def test_a_block_takes_the_memory_of_its_state(qwen3_next: Path) -> None:
+    engine: Engine = engine_on(qwen3_next)
     store, heads = engine.runner.store, 4
     kept = heads * 16 * 12 + 2 * (2 * 2 * 16 + heads * 12)  # matrices, and two inputs of the convolution
     assert store.nbytes == 64 * 4 * (2 * kept + 16 * 2 * 2 * 24)  # two layers with states, one with keys
     assert store.nbytes == 64 * store.block_bytes(store.specs, 16, torch.float32)
+
+
+@pytest.mark.parametrize("way", ["whole", "cut", "cached"])
+def test_chunks_in_16_bits_give_nearly_the_states_of_float32(nemotron_h: Path, way: str) -> None:
+    """Chunks begin at fixed positions, but a step may begin and end within one."""
+    exact = alone(nemotron_h, PROMPT, ASKED)
+    engine = engine_on(nemotron_h, dtype="bfloat16", max_step_tokens=13 if way == "cut" else None)
+    if way == "cached":
+        ask(engine, PROMPT[:40])
+        drain(engine)
+    found = ask(engine, PROMPT, ASKED)[1]
+    drain(engine)
+    assert found.tokens[0] == exact.tokens[0]
+    assert 1e-6 < abs(found.logprobs[0].logprob - exact.logprobs[0].logprob) < 0.03
+
+
+def test_a_layer_that_mixes_no_tokens_takes_no_memory(nemotron_h: Path) -> None:
+    store = engine_on(nemotron_h).runner.store
+    kept = 8 * 16 * 12 + 2 * (2 * 2 * 16 + 8 * 12)  # matrices, and two inputs of the convolution
+    assert [len([*each.tensors()]) for each in store.layers] == [2, 0, 2, 0]
+    assert (
+        store.nbytes
+        == 64 * 4 * (kept + 16 * 2 * 2 * 24)
+        == 64 * store.block_bytes(store.specs, 16, torch.float32)
+    )
 
 
 def test_speculation_by_the_model_itself_is_not_offered(hybrid: Path) -> None:

@@ -48,13 +48,14 @@ def test_drafts_do_not_change_a_reply(
     assert_nothing_changes(engine, drafted, speculative(work, kinds, others))
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h"])
 @settings(max_examples=8, phases=[Phase.generate])
 @given(work=workloads, kinds=st.lists(st.sampled_from(["", "ngram"]), min_size=5, max_size=5))
 def test_states_in_graphs_are_those_of_a_request_alone(
-    checkpoint: Callable[[str], tuple[Path, Any]], work: Workload, kinds: list[str]
+    checkpoint: Callable[[str], tuple[Path, Any]], family: str, work: Workload, kinds: list[str]
 ) -> None:
     """Also where a graph has the drafts of a request as rows of their own."""
-    folder = checkpoint("qwen3_next")[0]
+    folder = checkpoint(family)[0]
     engine = always_draft(engine_for(folder, work, device="cuda"))
     assert_nothing_changes(engine, folder, speculative(work, kinds, kinds))
     assert engine.runner.graph_sizes

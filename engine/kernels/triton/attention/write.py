@@ -16,15 +16,16 @@ def _put(
     cells, scales, of, place, stride,
     HEADS: tl.constexpr, DIM: tl.constexpr, LINES: tl.constexpr, PADDED: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """Write one token's heads, `stride` apart, to its cell."""
+    """Write one token's heads, `stride` apart, to its cell. A padding row's place is -1."""
     head = tl.arange(0, LINES)
     at = tl.arange(0, PADDED)
-    there = (head < HEADS)[:, None] & (at < DIM)[None, :]
+    is_head = (head < HEADS) & (place >= 0)
+    there = is_head[:, None] & (at < DIM)[None, :]
     numbers = tl.load(of + head[:, None] * stride + at[None, :], mask=there, other=0.0)
     cell = place * HEADS + head
     if MOST > 0:
         numbers, scale = packed(numbers, cells.dtype.element_ty, MOST)
-        tl.store(scales + cell, scale, mask=head < HEADS)
+        tl.store(scales + cell, scale, mask=is_head)
     tl.store(cells + cell[:, None] * DIM + at[None, :], numbers, mask=there)
 
 
@@ -45,7 +46,7 @@ def _write(
 
 
 def write(layer: KVLayer, k: Tensor, v: Tensor, places: Tensor, *, pdl: bool) -> None:
-    """Write `k` and `v` [tokens, kv_heads, dim], possibly strided, to the layer's cells.
+    """Write `k` and `v` [tokens, kv_heads, dim], possibly strided, to the layer's cells; none at place -1.
 
     A compressed cache packs them. The reference is `CacheCells.write` of the torch backend. `pdl` as in Tile.
     """

@@ -23,6 +23,7 @@ from engine.kernels.triton.gemm.tma_gemm import Tiling
 from engine.kernels.triton.launch import launch
 
 EXACT = 256  # up to this many rows parts are in float32
+SQUARED = tl.constexpr(-1.0)  # in place of an alpha: relu(gate) squared
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,20 @@ class Gate:
     alternating: bool = False  # else all gates are first
     alpha: float = 0.0  # 0: silu(gate) * up; else (up + 1) * gate * sigmoid(alpha * gate), both clamped
     limit: float = 0.0
+    squared: bool = False  # all outputs are gates without ups: the activation is relu(gate) squared
+
+    def width(self, outputs: int) -> int:
+        """Numbers that are left of so many outputs."""
+        return outputs if self.squared else outputs // 2
 
     def constants(self, width: int) -> dict[str, int | float]:
+        if self.squared:
+            return PLAIN | {"ALPHA": SQUARED.value}
         step, up = (2, 1) if self.alternating else (1, width)
         return {"STEP": step, "UP": up, "ALPHA": self.alpha, "LIMIT": self.limit}
 
 
-PLAIN = {"STEP": 1, "UP": 0, "ALPHA": 0.0, "LIMIT": 0.0}
+PLAIN: dict[str, int | float] = {"STEP": 1, "UP": 0, "ALPHA": 0.0, "LIMIT": 0.0}  # without ups
 
 
 @triton.jit
@@ -46,6 +54,9 @@ def activated(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
     """The activation of gates and ups of the outputs' dtype."""
     if ALPHA == 0:
         return silu_mul(gate, up)
+    if ALPHA == SQUARED:
+        above = tl.maximum(gate.to(tl.float32), 0.0)
+        return (above * above).to(gate.dtype)
     wide = tl.minimum(gate.to(tl.float32), LIMIT)
     more = tl.minimum(tl.maximum(up.to(tl.float32), -LIMIT), LIMIT) + 1
     return (more * wide * tl.sigmoid(wide * ALPHA)).to(gate.dtype)
@@ -61,10 +72,10 @@ def finish(
     there = output < OUTPUTS
     dtype = out.dtype.element_ty
     if BIASED:
-        ALL: tl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
+        ALL: tl.constexpr = 2 * OUTPUTS if UP > 0 else OUTPUTS
         of = bias + expert * ALL + output * STEP
         total += tl.load(of, mask=there, other=0.0).to(tl.float32)[:, None]
-        if GATED:
+        if UP > 0:
             total_up += tl.load(of + UP, mask=there, other=0.0).to(tl.float32)[:, None]
     if GATED:
         result = activated(total.to(dtype), total_up.to(dtype), ALPHA, LIMIT)
@@ -102,7 +113,7 @@ def _experts_gemm(
     expert, pair = own_pairs(pairs, owners, tl.program_id(1), rows, ROWS, CHOSEN, SLOTS, SORTED, BY_PAIR)
     if expert < 0:
         return
-    ALL: tl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
+    ALL: tl.constexpr = 2 * OUTPUTS if UP > 0 else OUTPUTS
     output = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = output < OUTPUTS
     known = pair >= 0
@@ -125,14 +136,14 @@ def _experts_gemm(
             v = v.to(tl.float16)
         w = tl.load(of_weight + begin, mask=there, other=0.0)
         total = tl.dot(_operand(w, v, SCALED, ROUNDED, SHORT), v, total, input_precision="ieee")
-        if GATED:
+        if UP > 0:
             w = tl.load(of_weight + (UP * INPUTS + begin), mask=there, other=0.0)
             w = _operand(w, v, SCALED, ROUNDED, SHORT)
             total_up = tl.dot(w, v, total_up, input_precision="ieee")
     if SCALED:
         of_scale = weight_scale + expert * ALL + output * STEP
         total *= tl.load(of_scale, mask=inside, other=0.0)[:, None]
-        if GATED:
+        if UP > 0:
             total_up *= tl.load(of_scale + UP, mask=inside, other=0.0)[:, None]
     if ROUNDED:
         step = tl.load(x_scale + row, mask=known, other=0.0)[None, :]
@@ -185,7 +196,7 @@ def empty_out(
 ) -> Tensor:
     """Return what a product writes; the parts of `down` are in float32 if rows are few."""
     if gate is not None:
-        return torch.empty(rows * tiles.chosen, outputs // 2, dtype=dtype, device=x.device)
+        return torch.empty(rows * tiles.chosen, gate.width(outputs), dtype=dtype, device=x.device)
     kind = torch.float32 if rows <= EXACT else dtype
     return torch.empty(tiles.chosen, rows, outputs, dtype=kind, device=x.device)
 

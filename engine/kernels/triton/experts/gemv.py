@@ -36,25 +36,29 @@ def _experts_gate_up_gemv(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = row < OUTPUTS
     expert = tl.load(ids + slot)
-    own = weight + expert.to(tl.int64) * (2 * OUTPUTS * INPUTS)
+    ALL: tl.constexpr = 2 * OUTPUTS if UP > 0 else OUTPUTS
+    own = weight + expert.to(tl.int64) * (ALL * INPUTS)
     total = tl.zeros([ROWS, TURN], tl.float32)
     total_up = tl.zeros([ROWS, TURN], tl.float32)
     for begin in tl.range(0, INPUTS, TURN, num_stages=STAGES):
         at = begin + tl.arange(0, TURN)
         gates = _weights(own, row, at, OUTPUTS, INPUTS, STEP)
-        ups = _weights(own + UP * INPUTS, row, at, OUTPUTS, INPUTS, STEP)
         value = tl.load(x + at, mask=at < INPUTS, other=0.0).to(tl.float32)[None, :]
         total += as_float(gates) * value
-        total_up += as_float(ups) * value
+        if UP > 0:
+            ups = _weights(own + UP * INPUTS, row, at, OUTPUTS, INPUTS, STEP)
+            total_up += as_float(ups) * value
     gate = tl.sum(total, 1)
     up = tl.sum(total_up, 1)
-    of = expert * (2 * OUTPUTS) + row * STEP
+    of = expert * ALL + row * STEP
     if SCALED:
         gate *= tl.load(weight_scale + of, mask=there, other=0.0)
-        up *= tl.load(weight_scale + of + UP, mask=there, other=0.0)
+        if UP > 0:
+            up *= tl.load(weight_scale + of + UP, mask=there, other=0.0)
     if BIASED:
         gate += tl.load(bias + of, mask=there, other=0.0).to(tl.float32)
-        up += tl.load(bias + of + UP, mask=there, other=0.0).to(tl.float32)
+        if UP > 0:
+            up += tl.load(bias + of + UP, mask=there, other=0.0).to(tl.float32)
     dtype = out.dtype.element_ty
     tl.store(out + slot * OUTPUTS + row, activated(gate.to(dtype), up.to(dtype), ALPHA, LIMIT), mask=there)
 
@@ -71,7 +75,7 @@ def experts_gate_up_gemv(
     cut: ProductTiling | None = None,
 ) -> Tensor:
     """[1, inputs] -> [chosen, width]. The weight and its scale as in experts_gemm; `ids` [1, chosen]."""
-    outputs, inputs, chosen = weight.shape[1] // 2, x.shape[1], ids.shape[1]
+    outputs, inputs, chosen = gate.width(weight.shape[1]), x.shape[1], ids.shape[1]
     cut = cut or gate_up_gemv_tiling(weight)
     out = torch.empty(chosen, outputs, dtype=x.dtype, device=x.device)
     _experts_gate_up_gemv[(triton.cdiv(outputs, cut.outputs), chosen)](

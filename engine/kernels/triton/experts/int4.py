@@ -87,7 +87,7 @@ def _experts_int4(
             total = tl.dot(w1, x1, total)
             total = tl.dot(w2, x2, total)
             total = tl.dot(w3, x3, total)
-            if GATED:
+            if UP > 0:
                 word = tl.load(of_up + unit * (64 * 32))
                 w0, w1, w2, w3 = floats_of_unit(word, own_grid + packed + UP, at, x, ALL, GROUP, FLOATS)
                 total_up = tl.dot(w0, x0, total_up)

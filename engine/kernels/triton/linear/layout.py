@@ -24,6 +24,16 @@ def run_at(runs, nth):
 
 
 @triton.jit
+def run_input(
+    inputs, parts, at, first, kept, there, part_stride, dtype: tl.constexpr, WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """A run's input at a token, or before its first one. `kept`: where those are; without, they are zero."""
+    new = add_up(parts, (first + at) * WIDTH, there & (at >= 0), part_stride, PARTS).to(dtype).to(tl.float32)
+    return new + tl.load(inputs + at * CHANNELS, mask=there & (at < 0) & kept, other=0.0)
+
+
+@triton.jit
 def value_column(
     head, gate: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr,
     VALUE: tl.constexpr, INTERLEAVED: tl.constexpr,

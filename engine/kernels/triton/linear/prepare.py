@@ -15,19 +15,9 @@ from torch import Tensor
 from engine.api.config import StateSpec
 from engine.attention.state_runs import DeviceRuns
 from engine.kernels.triton.launch import launch, power
-from engine.kernels.triton.linear.layout import run_at, value_column
+from engine.kernels.triton.linear.layout import run_at, run_input, value_column
 from engine.kernels.triton.norm.norm import add_up
 from engine.kv.store import KVLayer
-
-
-@triton.jit
-def _input(
-    inputs, parts, at, first, kept, there, part_stride, dtype: tl.constexpr, WIDTH: tl.constexpr,
-    CHANNELS: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """A run's input at a token, or before its first one. `kept`: where those are; without, they are zero."""
-    new = add_up(parts, (first + at) * WIDTH, there & (at >= 0), part_stride, PARTS).to(dtype).to(tl.float32)
-    return new + tl.load(inputs + at * CHANNELS, mask=there & (at < 0) & kept, other=0.0)
 
 
 @triton.jit(do_not_specialize=["chunk"])
@@ -91,7 +81,7 @@ def _prepare(
     for token in range(begin, stop):
         total = tl.zeros([PADDED], tl.float32)
         for tap in tl.static_range(TAPS):
-            value = _input(
+            value = run_input(
                 before, of_parts, token + tap - (TAPS - 1), first, kept, there, part_stride, dtype, WIDTH,
                 CHANNELS, PARTS,
             )  # fmt: skip
@@ -106,7 +96,7 @@ def _prepare(
         if (ended > to_end) & (((position + ended) % SIZE == 0) | (ended == length)):
             block = tl.load(table + (position + token) // SIZE).to(tl.int64)
             for back in tl.static_range(TAPS - 1):
-                value = _input(
+                value = run_input(
                     before, of_parts, ended + back - (TAPS - 1), first, kept, there, part_stride, dtype,
                     WIDTH, CHANNELS, PARTS,
                 )  # fmt: skip
@@ -117,7 +107,7 @@ def _prepare(
         ended = tl.minimum(length, to_end)
         block = tl.load(table + position // SIZE).to(tl.int64)
         for back in tl.static_range(TAPS - 1):
-            value = _input(
+            value = run_input(
                 before, of_parts, ended + back - (TAPS - 1), first, kept, there, part_stride, dtype, WIDTH,
                 CHANNELS, PARTS,
             )  # fmt: skip

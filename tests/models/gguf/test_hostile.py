@@ -19,7 +19,7 @@ from engine.models.registry import load_model
 from engine.models.support import support
 from engine.text.tokenizer import Tokenizer
 from tests.examples import examples
-from tests.models.ggufs import Array, gguf, random_bytes
+from tests.models.gguf.ggufs import Array, gguf, random_bytes
 
 WORDS = ["<s>", "</s>", "a", "b", "ab", *(f"w{n}" for n in range(27))]
 MATRICES = {
@@ -42,9 +42,14 @@ def tensors() -> dict[str, tuple[Array, str]]:
     return found
 
 
-def write(path: Path, change: Callable[[Any], None] = lambda writer: None, **more: tuple[Array, str]) -> Path:
-    """Write a whole model of one layer, with a tokenizer."""
-    writer = gguf.GGUFWriter(str(path), "llama")
+def write(
+    path: Path,
+    change: Callable[[Any], None] = lambda writer: None,
+    split_max_tensors: int = 0,
+    **more: tuple[Array, str],
+) -> Path:
+    """Write a whole model of one layer, with a tokenizer. `split_max_tensors`: of each of several files."""
+    writer = gguf.GGUFWriter(str(path), "llama", split_max_tensors=split_max_tensors)
     for add, value in (
         (writer.add_context_length, 64),
         (writer.add_embedding_length, 32),
@@ -189,7 +194,11 @@ CHANGED: dict[str, tuple[Callable[[Any], None], dict[str, tuple[Array, str]], st
     ),
     "rope": (lambda writer: writer.add_rope_freq_base(float("nan")), {}, "rope_theta is NaN"),
     "alignment": (lambda writer: writer.add_uint32("general.alignment", 33), {}, "general.alignment is 33"),
-    "split": (lambda writer: writer.add_uint16("split.count", 3), {}, "is one of 3 parts; merge them"),
+    "split": (
+        lambda writer: writer.add_uint16("split.count", 3),
+        {},
+        "is one of 3 parts of a model, so its name must end with",
+    ),
     "shape": (
         lambda writer: None,
         {"blk.0.attn_v.weight": q4(32, 32)},

@@ -1,0 +1,134 @@
+"""The names that parts use, and their names in checkpoints, by family."""
+
+from collections.abc import Mapping
+
+NAMES: Mapping[str, str] = {
+    "embed": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "block": "model.layers.{}",
+    "attention.norm": "input_layernorm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.out": "self_attn.o_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "feed_forward.norm": "post_attention_layernorm",
+    "feed_forward.gate": "mlp.gate_proj",
+    "feed_forward.up": "mlp.up_proj",
+    "feed_forward.down": "mlp.down_proj",
+}
+
+
+SANDWICHED: Mapping[str, str] = {
+    **NAMES,
+    "attention.after": "post_attention_layernorm",
+    "feed_forward.norm": "pre_feedforward_layernorm",
+    "feed_forward.after": "post_feedforward_layernorm",
+}
+JOINED: Mapping[str, str] = {
+    **NAMES,
+    "attention.qkv": "self_attn.qkv_proj",
+    "feed_forward.gate_up": "mlp.gate_up_proj",
+}
+EXPERTS: Mapping[str, str] = {
+    **NAMES,
+    "router": "mlp.gate",
+    "expert.gate": "mlp.experts.{}.gate_proj",
+    "expert.up": "mlp.experts.{}.up_proj",
+    "expert.down": "mlp.experts.{}.down_proj",
+    "shared.gate": "mlp.shared_expert.gate_proj",
+    "shared.up": "mlp.shared_expert.up_proj",
+    "shared.down": "mlp.shared_expert.down_proj",
+    "shared.scale": "mlp.shared_expert_gate",
+}
+DEEPSEEK: Mapping[str, str] = {
+    **EXPERTS,
+    "attention.q_down": "self_attn.q_a_proj",
+    "attention.q_norm": "self_attn.q_a_layernorm",
+    "attention.q_up": "self_attn.q_b_proj",
+    "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+    "attention.latent_norm": "self_attn.kv_a_layernorm",
+    "attention.kv_up": "self_attn.kv_b_proj.weight",
+    "router.bias": "mlp.gate.e_score_correction_bias",
+    "shared.gate": "mlp.shared_experts.gate_proj",
+    "shared.up": "mlp.shared_experts.up_proj",
+    "shared.down": "mlp.shared_experts.down_proj",
+}
+GLM4_MOE: Mapping[str, str] = {**DEEPSEEK, "attention.q_norm": NAMES["attention.q_norm"]}
+# The four tensors of inputs that Qwen3.5 has, and the two of Qwen3-Next.
+LINEAR: Mapping[str, str] = {
+    **EXPERTS,
+    "linear.qkv": "linear_attn.in_proj_qkv",
+    "linear.gate": "linear_attn.in_proj_z",
+    "linear.beta": "linear_attn.in_proj_b",
+    "linear.rate": "linear_attn.in_proj_a",
+    "linear.qkv_gate": "linear_attn.in_proj_qkvz",
+    "linear.beta_rate": "linear_attn.in_proj_ba",
+    "linear.conv": "linear_attn.conv1d.weight",
+    "linear.decay": "linear_attn.A_log",
+    "linear.decay_bias": "linear_attn.dt_bias",
+    "linear.out_norm": "linear_attn.norm",
+    "linear.out": "linear_attn.out_proj",
+}
+
+
+def mamba(part: str) -> Mapping[str, str]:
+    """Return the names of a Mamba-2 layer's tensors."""
+    names = {
+        "in": "in_proj", "conv": "conv1d.weight", "conv_bias": "conv1d.bias", "decay": "A_log",
+        "step_bias": "dt_bias", "skip": "D", "out_norm": "norm.weight", "out": "out_proj",
+    }  # fmt: skip
+    return {f"linear.{key}": f"{part}.{name}" for key, name in names.items()}
+
+
+def under(root: str, names: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the names of a text model that is one of several in a checkpoint."""
+    return {key: name.replace("model.", f"{root}.", 1) for key, name in names.items()}
+
+
+MIXTRAL: Mapping[str, str] = {
+    **NAMES,
+    "router": "block_sparse_moe.gate",
+    "expert.gate": "block_sparse_moe.experts.{}.w1",
+    "expert.up": "block_sparse_moe.experts.{}.w3",
+    "expert.down": "block_sparse_moe.experts.{}.w2",
+}
+GPT_OSS: Mapping[str, str] = {
+    **NAMES,
+    "attention.sinks": "self_attn.sinks",
+    "router": "mlp.router",
+    "experts.gate_up": "mlp.experts.gate_up_proj",
+    "experts.down": "mlp.experts.down_proj",
+}
+GRANITE_EXPERTS: Mapping[str, str] = {
+    **NAMES,
+    "feed_forward.gate_up": "shared_mlp.input_linear",
+    "feed_forward.down": "shared_mlp.output_linear",
+    "router": "block_sparse_moe.router.layer",
+    "expert.gate": "block_sparse_moe.experts.{}.gate_proj",
+    "expert.up": "block_sparse_moe.experts.{}.up_proj",
+    "expert.down": "block_sparse_moe.experts.{}.down_proj",
+    "shared.gate_up": "shared_mlp.input_linear",
+    "shared.down": "shared_mlp.output_linear",
+}
+BAMBA: Mapping[str, str] = {
+    **NAMES,
+    **mamba("mamba"),
+    "norm": "model.final_layernorm",
+    "feed_forward.norm": "pre_ff_layernorm",
+    "feed_forward.gate": "feed_forward.gate_proj",
+    "feed_forward.up": "feed_forward.up_proj",
+    "feed_forward.down": "feed_forward.down_proj",
+}
+NEMOTRON_H: Mapping[str, str] = {
+    **{key: name.replace("self_attn.", "mixer.").replace("mlp.", "mixer.") for key, name in DEEPSEEK.items()},
+    **mamba("mixer"),
+    "embed": "backbone.embeddings",
+    "norm": "backbone.norm_f",
+    "block": "backbone.layers.{}",
+    "attention.norm": "norm",
+    "feed_forward.norm": "norm",
+}
+GLM: Mapping[str, str] = {**NAMES, "feed_forward.gate_up": "mlp.gate_up_proj"}
