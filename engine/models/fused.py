@@ -90,7 +90,7 @@ class FusedDecoder:
             return self._attention.mix(q, layer, metadata)
 
         def write(k: Tensor, v: Tensor, layer: KVLayer) -> None:
-            self._attention.write(k, v, layer, metadata, places, positions, pdl=False)
+            self._attention.write(k, v, layer, metadata, places, pdl=False)
 
         def attend(index: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
             write(k, cast(Tensor, v), self._layers[index])  # it supports no latents

@@ -19,14 +19,13 @@ class Replays(NamedTuple):
     sampling: SamplingState
     stage: Stage | None  # None: only the sampler samples after a graph
     device: torch.device
-    prompts: bool  # whether tokens of one prompt may be rows of one graph
 
     def run(self, piece: ModelInput, launched: InFlightStep) -> bool:
         """Run the model and set `launched.sample`. False: no graph can hold the step."""
         most = self.steps.sizes[-1]
         if piece.replayable(most):
             launched.sample = self._decode(piece)
-        elif self.prompts and (rows := piece.unrolled(most)) is not None:
+        elif (rows := piece.unrolled(most)) is not None:
             launched.sample = self._unrolled(piece, rows)
         else:
             return False
