@@ -2,8 +2,9 @@
 
 from engine.api import events
 from engine.execution.protocol import Runner
-from engine.scheduling.recovery import take_end
+from engine.scheduling.recovery import compute_late, take_end
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.transfers import Moving
 
 NO_REQUEST = -1  # of events about cached blocks
 POLL = 0.001  # seconds between polls when the engine is otherwise idle
@@ -18,16 +19,22 @@ def send_orders(scheduler: Scheduler, runner: Runner) -> None:
 
 
 def take_ends(scheduler: Scheduler, runner: Runner, *, wait: bool = False) -> None:
-    """Handle the transfers that have ended. `wait`: wait for all of them."""
+    """Handle the transfers that have ended, and loads that take too long. `wait`: wait for all of them."""
     for end in runner.transferred(wait=wait):
-        moving = take_end(scheduler, end)
-        order, request = moving.order, moving.request.id if moving.request else NO_REQUEST
-        scheduler.emit(
-            events.Transferred(
-                scheduler.step, scheduler.clock(), request, order.tier, order.kind == "load",
-                len(order.names), end.seconds, end.error,
-            )
-        )  # fmt: skip
+        _report(scheduler, take_end(scheduler, end), end.seconds, end.error)
+    for moving in compute_late(scheduler):
+        assert moving.request is not None
+        _report(scheduler, moving, moving.request.waited, "slower than computing them again")
+
+
+def _report(scheduler: Scheduler, moving: Moving, seconds: float, error: str) -> None:
+    order, request = moving.order, moving.request.id if moving.request else NO_REQUEST
+    scheduler.emit(
+        events.Transferred(
+            scheduler.step, scheduler.clock(), request, order.tier, order.kind == "load", len(order.names),
+            seconds, error,
+        )
+    )  # fmt: skip
 
 
 class TierProblems:

@@ -58,11 +58,18 @@ TIERS = st.builds(
 
 
 @examples(60)
-@given(any_workload, TIERS)
-def test_tiers_do_not_change_replies(work: Workload[Job], tier: tuple[int, int, list[str]]) -> None:
+@given(any_workload, TIERS, st.sampled_from([0.0, 3.0]))
+def test_tiers_do_not_change_replies(
+    work: Workload[Job], tier: tuple[int, int, list[str]], seconds: float
+) -> None:
+    """Steps that take seconds make loads late."""
     size, looks, failures = tier
     failing: Iterator[str] = cycle(failures)
-    run_workload(work, below=[ByteTier(size, looks, lambda: next(failing))])
+
+    def pass_time(engine: Engine, step: int) -> None:
+        engine.clock.now += seconds
+
+    run_workload(work, pass_time, below=[ByteTier(size, looks, lambda: next(failing))])
 
 
 # Single cases
@@ -188,6 +195,32 @@ def test_a_transfer_outlives_its_aborted_request(during: str) -> None:
     drain(engine)
     assert not in_flight and transfers_idle(engine) and len(recorded.tokens) < 30
     assert [each.load for each in outputs] == [False, True][: 1 + (during == "load")]
+
+
+@pytest.mark.parametrize(("preemption", "late"), [("auto", True), ("swap", False)])
+def test_a_request_does_not_wait_for_a_load_longer_than_computing_takes(preemption: str, late: bool) -> None:
+    tier = ByteTier()
+    engine, outputs = engine_over(tier, preemption=preemption, prefix_cache=False)
+    engine.scheduler.costs.observe_step(PROMPT, 1.5)
+    id, recorded = ask(engine)
+    turn(engine, 4)
+    engine.preempt(id)
+    with closed(engine):
+        turn(engine, 3)
+    tier.looks = 50
+    turn(engine)
+    moving, pool = engine.scheduler.transfers, engine.scheduler.pool
+    engine.clock.now += 1.2
+    turn(engine)
+    assert id in moving.loading, "computing takes as long"
+    engine.clock.now += 1.2
+    turn(engine)
+    assert (id not in moving.loading) is late and moving.in_flight
+    assert pool.in_use == (6 if late else 3), "what is still loading writes to its blocks"
+    drain(engine)
+    assert recorded.tokens == reply()
+    slow = [(True, "slower than computing them again")] * late
+    assert [(each.load, each.error) for each in outputs] == [(False, ""), *slow, (True, "")]
 
 
 def test_the_first_tier_with_room_is_used_and_none_if_all_are_full() -> None:
