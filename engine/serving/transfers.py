@@ -21,7 +21,12 @@ def send_orders(scheduler: Scheduler, runner: Runner) -> None:
 def take_ends(scheduler: Scheduler, runner: Runner, *, wait: bool = False) -> None:
     """Handle the transfers that have ended, and loads that take too long. `wait`: wait for all of them."""
     for end in runner.transferred(wait=wait):
-        _report(scheduler, take_end(scheduler, end), end.seconds, end.error)
+        moving = take_end(scheduler, end)
+        _report(scheduler, moving, end.seconds, end.error)
+        if (
+            moving.request is not None and not scheduler.requests
+        ):  # it held its blocks when the last one ended
+            scheduler.sinking.turn(scheduler.step, scheduler.rules.step_tokens, idle=True)
     for moving in compute_late(scheduler):
         assert moving.request is not None
         _report(scheduler, moving, moving.request.waited, "slower than computing them again")
