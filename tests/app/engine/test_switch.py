@@ -122,7 +122,7 @@ async def test_a_chat_finds_its_blocks_again_after_another_model(tmp_path: Path)
     last = await ask(messages[1], "a")
     assert (last.tier, last.loaded) == ("disk", await full(messages[0]))
     everything = (await backend.count(messages[1]) + 7) // 16  # of the reply's last token nothing is stored
-    while (await backend.snapshot()).tiers[0].in_use < everything:
+    while (await backend.snapshot()).host_in_use < everything:
         await asyncio.sleep(0.01)  # they sink once they are on disk
     await ask(other, "b")
     said.pop()
