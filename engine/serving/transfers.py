@@ -1,5 +1,7 @@
 """Passes the scheduler's transfer orders to the runner and reports the ends, between steps."""
 
+import math
+
 from engine.api import events
 from engine.execution.protocol import Runner
 from engine.scheduling.recovery import compute_late, take_end
@@ -7,7 +9,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.transfers import Moving
 
 NO_REQUEST = -1  # of events about cached blocks
-POLL = 0.001  # seconds between polls when the engine is otherwise idle
+POLL = 0.001  # seconds between polls when the engine is otherwise idle, at most
 
 
 def send_orders(scheduler: Scheduler, runner: Runner) -> None:
@@ -16,6 +18,12 @@ def send_orders(scheduler: Scheduler, runner: Runner) -> None:
     for order in orders:
         runner.transfer(order)
     orders.clear()
+
+
+def pause(scheduler: Scheduler) -> float:
+    """Seconds until the next poll: in time with how long a load takes, so that polling adds little to it."""
+    began = max((request.since for request in scheduler.transfers.loading.values()), default=-math.inf)
+    return min(POLL, max(POLL / 10, (scheduler.clock() - began) / 16))
 
 
 def take_ends(scheduler: Scheduler, runner: Runner, *, wait: bool = False) -> None:

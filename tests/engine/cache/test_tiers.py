@@ -16,6 +16,7 @@ from engine.kv.pool import BlockPool
 from engine.kv.tiers.cost import MeasuredCost
 from engine.scheduling.costs import Costs
 from engine.serving.engine import Engine
+from engine.serving.transfers import POLL
 from tests.engine.byte_tier import ByteTier, closed
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.scheduling.test_company import Job, any_workload, run_workload
@@ -232,6 +233,26 @@ def test_a_request_does_not_wait_for_a_load_longer_than_computing_takes(preempti
     assert recorded.tokens == reply()
     slow = [(True, "slower than computing them again")] * late
     assert [(each.load, each.error) for each in outputs] == [(False, ""), *slow, (True, "")]
+
+
+def test_polls_delay_a_load_by_a_small_part_of_its_time() -> None:
+    tier = ByteTier(looks=3)
+    engine, _ = engine_over(tier, prefix_cache=False)
+    id, _ = ask(engine)
+    turn(engine, 4)
+    engine.preempt(id)
+    with closed(engine):
+        turn(engine)
+        assert engine.pause() == POLL, "nothing waits for a store"
+        turn(engine, 4)
+    turn(engine)
+    assert id in engine.scheduler.transfers.loading
+    began, found = engine.clock.now, []
+    for seconds in (0.0, 0.008, 2.0):
+        engine.clock.now = began + seconds
+        found.append(round(engine.pause(), 6))
+    assert found == [POLL / 10, 0.0005, POLL]
+    drain(engine)
 
 
 def test_the_first_tier_with_room_is_used_and_none_if_all_are_full() -> None:
