@@ -11,7 +11,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,7 @@ def run(
     rows: tuple[int, ...] = (16,),
     programs: tuple[int, ...] = (8, 32, 2**20),
     disk: str = ".",
-    only: tuple[str, ...] = ("copies", "steps", "resume", "pressure"),
+    only: tuple[str, ...] = ("resume", "steps", "copies", "pressure"),
 ) -> None:
     if not torch.cuda.is_available():
         raise SystemExit(f"gpu_tiers needs an NVIDIA GPU, and torch {torch.__version__} sees none")
@@ -73,12 +73,12 @@ def run(
             began = time.perf_counter()
             _store(engines[name]).host_ready(wait=True)
             bench.note(f"{shape}, {name}, then until host memory is pinned", time.perf_counter() - began, "s")
-        if "copies" in only:
-            copies(bench, _store(engines["host"]), programs)
-        if "steps" in only:
-            steps(bench, engines["host"], rows, programs)
         if "resume" in only:
             resume(bench, engines, tokens, Path(folder))
+        if "steps" in only:
+            steps(bench, engines["host"], rows, programs)
+        if "copies" in only:
+            copies(bench, _store(engines["host"]), programs)
         if "pressure" in only:
             pressure(bench, engines, 2 * (room - 64) * 16 // chats, chats)
 
@@ -126,7 +126,7 @@ def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], f
     chats = {length: take(ids, length) for length in sorted(lengths)}
     filler = take(ids, max(lengths))
     for name, engine in engines.items():
-        for chat in chats.values():
+        for chat in chats.values() if name != "device" else ():
             _first_token(engine, chat)
         if name == "host":
             _first_token(engine, filler)
@@ -165,6 +165,7 @@ def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], f
                     found.setdefault((kind, length), []).append(seconds)
     for length in chats:
         note_all(bench, f"first token after {length} tokens", {kind: found[kind, length] for kind in kinds})
+    where(bench, engines["host"], watches["host"], chats, ids)
     each = _store(engines["host"]).nbytes // len(_store(engines["host"]).layers[0].keys)
     for name in ("host", "disk"):
         watches[name].note(bench, f"resume, {name}", each)
@@ -172,6 +173,39 @@ def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], f
         load, computed = transfers.tiers[name].cost.load or 0.0, costs.recompute(2048) / 2048
         bench.note(f"measured by the engine: to load a token's blocks, {name}", load / 16 * 1e6, "us")
         bench.note(f"measured by the engine: to compute a token of 2,048, {name}", computed * 1e6, "us")
+
+
+def where(
+    bench: Bench, engine: Engine, watch: Watch, chats: dict[int, list[int]], ids: Iterator[int]
+) -> None:
+    """The parts of a first token whose chat's blocks are in host memory, in milliseconds."""
+    rules, usual = engine.scheduler.rules, engine.scheduler.rules.preemption
+    rules.preemption = "swap"
+    for length, chat in chats.items():
+        found: dict[str, list[float]] = {}
+        for _ in range(5):
+            engine.scheduler.pool.forget_all()
+            reader = submit(engine, [*chat, *take(ids, MESSAGE)], 2)
+            began = time.perf_counter()
+            engine.step()
+            ordered = time.perf_counter() - began
+            drain(engine)
+            _checked([reader])
+            request, arrived = watch.admitted[-1].request, watch.admitted[-1].at
+            (load,) = [each for each in watch.transfers[-8:] if each.load and each.request == request]
+            again = _first_token(engine, [*chat, *take(ids, MESSAGE)])
+            parts = {
+                "the first token": reader.ttft, "the call that orders the load": ordered,
+                "the load, on the device": load.seconds,
+                "from the message until the host knows that it ended": arrived - reader.submitted,
+                "from there to the token": reader.times[0] - arrived,
+                "the first token, blocks on the device": again,
+            }  # fmt: skip
+            for part, seconds in parts.items():
+                found.setdefault(part, []).append(seconds * 1e3)
+        for part, taken in found.items():
+            bench.note(f"{length} tokens from host memory: {part}", taken, "ms")
+    rules.preemption = usual
 
 
 def _drop_from_page_cache(folder: Path) -> None:
