@@ -4,7 +4,7 @@
 chat as large as the device's cache has evicted them. `pressure`: 8 chats of 16,384 tokens, twice the device's
 room, send a message each at once. `copies`: blocks between the device and host memory, by the number of
 programs. `steps`: decode steps while such copies run all the time. Weights are random. `--disk`: a folder on
-the disk that is measured.
+the disk that is measured. `--tiers`: those of `resume` and `pressure`.
 """
 
 import os
@@ -47,6 +47,7 @@ def run(
     rows: tuple[int, ...] = (16,),
     programs: tuple[int, ...] = (8, 32, 2**20),
     disk: str = ".",
+    tiers: tuple[str, ...] = ("host", "disk"),
     only: tuple[str, ...] = ("resume", "steps", "copies", "pressure"),
 ) -> None:
     if not torch.cuda.is_available():
@@ -62,7 +63,7 @@ def run(
                 "preemption": "swap",
             },
         }
-        needed = list(below) if {"resume", "pressure"} & {*only} else ["host"]
+        needed = ["device", *tiers] if {"resume", "pressure"} & {*only} else ["host"]
         engines = {}
         for name in needed:
             model = ends.enter_context(tempfile.TemporaryDirectory())
@@ -130,12 +131,15 @@ def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], f
             _first_token(engine, chat)
         if name == "host":
             _first_token(engine, filler)
-    disk = engines["disk"].scheduler.transfers.tiers["disk"]
-    assert isinstance(disk, DiskTier)
-    began = time.perf_counter()
-    disk.flush()
-    bench.note("written to disk after the last reply, in", time.perf_counter() - began, "s")
-    bench.note("blocks on disk", disk.used, "blocks")
+    if "host" in engines:
+        where(bench, engines["host"], watches["host"], chats, ids)
+    if "disk" in engines:
+        disk = engines["disk"].scheduler.transfers.tiers["disk"]
+        assert isinstance(disk, DiskTier)
+        began = time.perf_counter()
+        disk.flush()
+        bench.note("written to disk after the last reply, in", time.perf_counter() - began, "s")
+        bench.note("blocks on disk", disk.used, "blocks")
 
     def message(name: str, length: int, *, cold: bool = False) -> float:
         engine = engines[name]
@@ -153,10 +157,11 @@ def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], f
         return seconds
 
     found: dict[tuple[str, int], list[float]] = {}
-    kinds = {
+    every = {
         "computed": ("device", False), "from host": ("host", False),
         "from the page cache": ("disk", False), "from disk": ("disk", True),
     }  # fmt: skip
+    kinds = {kind: how for kind, how in every.items() if how[0] in engines}
     for turn in range(bench.warmup + bench.repeats):
         for kind, (name, cold) in kinds.items():
             for length in chats:
@@ -165,9 +170,8 @@ def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], f
                     found.setdefault((kind, length), []).append(seconds)
     for length in chats:
         note_all(bench, f"first token after {length} tokens", {kind: found[kind, length] for kind in kinds})
-    where(bench, engines["host"], watches["host"], chats, ids)
-    each = _store(engines["host"]).nbytes // len(_store(engines["host"]).layers[0].keys)
-    for name in ("host", "disk"):
+    each = _store(engines["device"]).nbytes // len(_store(engines["device"]).layers[0].keys)
+    for name in list(engines)[1:]:
         watches[name].note(bench, f"resume, {name}", each)
         transfers, costs = engines[name].scheduler.transfers, engines[name].scheduler.costs
         load, computed = transfers.tiers[name].cost.load or 0.0, costs.recompute(2048) / 2048
@@ -221,7 +225,8 @@ def pressure(bench: Bench, engines: dict[str, Engine], length: int, chats: int) 
     ids, order = prompts(1), random.Random(0)
     histories = [take(ids, length) for _ in range(chats)]
     watches = {name: Watch(engine) for name, engine in engines.items()}
-    for name in "host", "disk":
+    below = list(engines)[1:]
+    for name in below:
         for history in histories:
             _first_token(engines[name], history)
     for history in histories[-2:]:  # the cache of an engine without tiers keeps no more of them
@@ -239,8 +244,8 @@ def pressure(bench: Bench, engines: dict[str, Engine], length: int, chats: int) 
         name: partial(messages, engine) for name, engine in engines.items()
     }
     note_all(bench, f"{chats} chats of {length} tokens", rounds(bench, contenders), "tok/s")
-    each = _store(engines["host"]).nbytes // len(_store(engines["host"]).layers[0].keys)
-    for name in ("host", "disk"):
+    each = _store(engines["device"]).nbytes // len(_store(engines["device"]).layers[0].keys)
+    for name in below:
         watches[name].note(bench, f"pressure, {name}", each)
 
 
