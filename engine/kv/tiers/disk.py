@@ -9,12 +9,11 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from concurrent.futures import TimeoutError as TooLate
-from contextlib import suppress
 from errno import ENOSPC
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +53,7 @@ class DiskTier(Tier):
         self._writer = ThreadPoolExecutor(1, "kv-disk-writer")  # the only thread that uses the index
         self._readers = ThreadPoolExecutor(_READERS, "kv-disk-reader")
         self._copier = ThreadPoolExecutor(2, "kv-disk-copier")  # loads from a slow disk do not delay it
+        self._loads: set[Future[float]] = set()  # under way
         self._waiting: dict[BlockName, np.ndarray | None] = {}  # not written yet; None: not copied yet
         self._refused: set[BlockName] = set()  # of chats that were deleted meanwhile
         self._retry_at = self._look_at = 0.0
@@ -89,7 +89,11 @@ class DiskTier(Tier):
     def load(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
         began, most = time.monotonic(), max(1, self._part // self._stride)
         parts = [(tuple(names[at : at + most]), at) for at in range(0, len(names), most)]
-        return _Parts(began, [self._readers.submit(self._load, part, blocks, at) for part, at in parts])
+        loads = [self._readers.submit(self._load, part, blocks, at) for part, at in parts]
+        self._loads.update(loads)
+        for each in loads:
+            each.add_done_callback(self._loads.discard)
+        return _Parts(began, loads)
 
     def own(self, names: Sequence[BlockName], owner: str) -> None:
         self._writer.submit(self._guarded, partial(self._own, names, owner))
@@ -116,12 +120,13 @@ class DiskTier(Tier):
     def close(self) -> None:
         """Write what waits, but not for long: it is a cache, and its disk may not answer."""
         self._copier.shutdown()
-        self._readers.shutdown(wait=False, cancel_futures=True)
-        ended = self._writer.submit(self._end)
-        with suppress(TooLate):
-            ended.result(LAST)
+        for load in (loads := list(self._loads)):
+            load.cancel()
+        last: list[Future[Any]] = [*loads, self._writer.submit(self._end)]
+        working = wait(last, LAST).not_done
         self._ended = True
-        self._writer.shutdown(wait=False)
+        for pool in self._readers, self._writer:
+            pool.shutdown(wait=not working)
 
     def _behind(self, share: float, but: int = 0) -> str:
         """A sentence if this share of what may wait to be written does, `but` for these."""
