@@ -61,15 +61,18 @@ def compute_late(scheduler: Scheduler) -> list[Moving]:
     """Stop waiting for blocks that take longer to load than to compute, and return their loads.
 
     A disk can be slow, or not answer at all. The loads continue: they write to blocks, which they hold.
+    On a GPU a load may have to wait for a step that was launched before it, which is no reason to give up.
     """
     transfers, rules, now = scheduler.transfers, scheduler.rules, scheduler.clock()
-    late = []
+    if rules.preemption == "swap":
+        return []
+    late, step = list[Moving](), scheduler.costs.recompute(rules.step_tokens)
     for moving in transfers.in_flight.values():
         request, tier = moving.request, moving.order.tier
         if moving.order.kind != "load" or request is None or transfers.loading.get(request.id) is not request:
             continue
         waited, computing = now - request.since, scheduler.costs.recompute(request.launched)
-        if rules.preemption != "swap" and waited > max(PATIENCE, computing):
+        if waited > max(PATIENCE, computing) + step:
             transfers.leave(request)
             request.waited = waited
             scheduler.start_over(

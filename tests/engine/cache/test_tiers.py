@@ -15,6 +15,7 @@ from engine.api.snapshot import loaded_from, stored_in
 from engine.kv.pool import BlockPool
 from engine.kv.tiers.cost import MeasuredCost
 from engine.scheduling.costs import Costs
+from engine.scheduling.recovery import PATIENCE
 from engine.serving.engine import Engine
 from engine.serving.transfers import POLL
 from tests.engine.byte_tier import ByteTier, closed
@@ -213,7 +214,7 @@ def test_a_transfer_outlives_its_aborted_request(during: str) -> None:
 def test_a_request_does_not_wait_for_a_load_longer_than_computing_takes(preemption: str, late: bool) -> None:
     tier = ByteTier()
     engine, outputs = engine_over(tier, preemption=preemption, prefix_cache=False)
-    engine.scheduler.costs.observe_step(PROMPT, 1.5)
+    engine.scheduler.costs.observe_step(64, 1.0)  # so moving pays
     id, recorded = ask(engine)
     turn(engine, 4)
     engine.preempt(id)
@@ -222,10 +223,14 @@ def test_a_request_does_not_wait_for_a_load_longer_than_computing_takes(preempti
     tier.looks = 50
     turn(engine)
     moving, pool = engine.scheduler.transfers, engine.scheduler.pool
-    engine.clock.now += 1.2
+    engine.scheduler.costs.forget()
+    engine.scheduler.costs.observe_step(64, 3.2)
+    computing = 3.2 * engine.scheduler.requests[id].launched / 64
+    assert computing > PATIENCE
+    engine.clock.now += computing + 3.1
     turn(engine)
-    assert id in moving.loading, "computing takes as long"
-    engine.clock.now += 1.2
+    assert id in moving.loading, "it may have waited for a step, and computing takes as long"
+    engine.clock.now += 0.2
     turn(engine)
     assert (id not in moving.loading) is late and moving.in_flight
     assert pool.in_use == (6 if late else 3), "what is still loading writes to its blocks"
