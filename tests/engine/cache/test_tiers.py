@@ -214,7 +214,7 @@ def test_a_transfer_outlives_its_aborted_request(during: str) -> None:
 def test_a_request_does_not_wait_for_a_load_longer_than_computing_takes(preemption: str, late: bool) -> None:
     tier = ByteTier()
     engine, outputs = engine_over(tier, preemption=preemption, prefix_cache=False)
-    engine.scheduler.costs.observe_step(64, 1.0)  # so moving pays
+    engine.scheduler.costs.observe_step(PROMPT, 1.0)  # so moving pays
     id, recorded = ask(engine)
     turn(engine, 4)
     engine.preempt(id)
