@@ -31,9 +31,8 @@ def take_ends(scheduler: Scheduler, runner: Runner, *, wait: bool = False) -> No
     for end in runner.transferred(wait=wait):
         moving = take_end(scheduler, end)
         _report(scheduler, moving, end.seconds, end.error)
-        if (
-            moving.request is not None and not scheduler.requests
-        ):  # it held its blocks when the last one ended
+        if moving.request is not None and not scheduler.requests:
+            # When the last request ended, this transfer held its blocks.
             scheduler.sinking.turn(scheduler.step, scheduler.rules.step_tokens, idle=True)
     for moving in compute_late(scheduler):
         assert moving.request is not None

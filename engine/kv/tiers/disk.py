@@ -131,7 +131,7 @@ class DiskTier(Tier):
     def _behind(self, share: float, but: int = 0) -> str:
         """A sentence if this share of what may wait to be written does, `but` for these."""
         waiting = len(self._waiting) - but
-        if waiting < share * (self._most_waiting // self._stride):
+        if waiting < max(1, share * (self._most_waiting // self._stride)):
             return ""
         return f"{self._folder}: {waiting:,} blocks wait to be written, so no more are taken"
 
