@@ -78,7 +78,9 @@ class NoWork:
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool:
         return False
 
-    def metadata(self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool) -> None:
+    def metadata(
+        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool
+    ) -> None:
         return None
 
 

@@ -41,6 +41,8 @@ def resume(bench: Bench, *, tokens: int = CHAT) -> None:
         engines = {
             "computed": pocket(),
             "from the device": pocket(prefix_cache=True),
+            # With room for one context, an engine copies all of it to host memory when a reply ends.
+            "from host": pocket(prefix_cache=True, kv_host=0.1, blocks=ONE_CONTEXT, preemption="swap"),
             "from disk": pocket(prefix_cache=True, kv_disk=f"{folder}:1", preemption="swap"),
         }
         for engine in engines.values():
@@ -52,12 +54,14 @@ def resume(bench: Bench, *, tokens: int = CHAT) -> None:
             return _first_token(engine, [*history, *(next(ids) for _ in range(MESSAGE))])
 
         contenders: dict[str, Callable[[], float]] = {
-            name: partial(next_message, engine, lose=name == "from disk") for name, engine in engines.items()
+            name: partial(next_message, engine, lose=name in ("from host", "from disk"))
+            for name, engine in engines.items()
         }
         note_all(bench, f"first token after {tokens} tokens", rounds(bench, contenders))
-        cost = engines["from disk"].scheduler.transfers.tiers["disk"].cost
-        bench.note("measured: to load a block from disk", cost.load or 0.0, "s")
-        _close(engines["from disk"])
+        for tier in "host", "disk":
+            cost = engines[f"from {tier}"].scheduler.transfers.tiers[tier].cost
+            bench.note(f"measured: to load a block from {tier}", cost.load or 0.0, "s")
+            _close(engines[f"from {tier}"])
 
 
 def restart(bench: Bench, *, tokens: int = CHAT) -> None:

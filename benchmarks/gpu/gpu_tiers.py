@@ -4,14 +4,14 @@
 chat as large as the device's cache has evicted them. `pressure`: 8 chats of 16,384 tokens, twice the device's
 room, send a message each at once. `copies`: blocks between the device and host memory, by the number of
 programs. `steps`: decode steps while such copies run all the time. Weights are random. `--disk`: a folder on
-the disk that is measured.
+the disk that is measured. `--tiers`: those of `resume` and `pressure`.
 """
 
 import os
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,8 @@ def run(
     rows: tuple[int, ...] = (16,),
     programs: tuple[int, ...] = (8, 32, 2**20),
     disk: str = ".",
-    only: tuple[str, ...] = ("copies", "steps", "resume", "pressure"),
+    tiers: tuple[str, ...] = ("host", "disk"),
+    only: tuple[str, ...] = ("resume", "steps", "copies", "pressure"),
 ) -> None:
     if not torch.cuda.is_available():
         raise SystemExit(f"gpu_tiers needs an NVIDIA GPU, and torch {torch.__version__} sees none")
@@ -62,7 +63,7 @@ def run(
                 "preemption": "swap",
             },
         }
-        needed = list(below) if {"resume", "pressure"} & {*only} else ["host"]
+        needed = ["device", *tiers] if {"resume", "pressure"} & {*only} else ["host"]
         engines = {}
         for name in needed:
             model = ends.enter_context(tempfile.TemporaryDirectory())
@@ -73,12 +74,12 @@ def run(
             began = time.perf_counter()
             _store(engines[name]).host_ready(wait=True)
             bench.note(f"{shape}, {name}, then until host memory is pinned", time.perf_counter() - began, "s")
-        if "copies" in only:
-            copies(bench, _store(engines["host"]), programs)
-        if "steps" in only:
-            steps(bench, engines["host"], rows, programs)
         if "resume" in only:
             resume(bench, engines, tokens, Path(folder))
+        if "steps" in only:
+            steps(bench, engines["host"], rows, programs)
+        if "copies" in only:
+            copies(bench, _store(engines["host"]), programs)
         if "pressure" in only:
             pressure(bench, engines, 2 * (room - 64) * 16 // chats, chats)
 
@@ -126,16 +127,19 @@ def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], f
     chats = {length: take(ids, length) for length in sorted(lengths)}
     filler = take(ids, max(lengths))
     for name, engine in engines.items():
-        for chat in chats.values():
+        for chat in chats.values() if name != "device" else ():
             _first_token(engine, chat)
         if name == "host":
             _first_token(engine, filler)
-    disk = engines["disk"].scheduler.transfers.tiers["disk"]
-    assert isinstance(disk, DiskTier)
-    began = time.perf_counter()
-    disk.flush()
-    bench.note("written to disk after the last reply, in", time.perf_counter() - began, "s")
-    bench.note("blocks on disk", disk.used, "blocks")
+    if "host" in engines:
+        where(bench, engines["host"], watches["host"], chats, ids)
+    if "disk" in engines:
+        disk = engines["disk"].scheduler.transfers.tiers["disk"]
+        assert isinstance(disk, DiskTier)
+        began = time.perf_counter()
+        disk.flush()
+        bench.note("written to disk after the last reply, in", time.perf_counter() - began, "s")
+        bench.note("blocks on disk", disk.used, "blocks")
 
     def message(name: str, length: int, *, cold: bool = False) -> float:
         engine = engines[name]
@@ -153,10 +157,11 @@ def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], f
         return seconds
 
     found: dict[tuple[str, int], list[float]] = {}
-    kinds = {
+    every = {
         "computed": ("device", False), "from host": ("host", False),
         "from the page cache": ("disk", False), "from disk": ("disk", True),
     }  # fmt: skip
+    kinds = {kind: how for kind, how in every.items() if how[0] in engines}
     for turn in range(bench.warmup + bench.repeats):
         for kind, (name, cold) in kinds.items():
             for length in chats:
@@ -165,13 +170,46 @@ def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], f
                     found.setdefault((kind, length), []).append(seconds)
     for length in chats:
         note_all(bench, f"first token after {length} tokens", {kind: found[kind, length] for kind in kinds})
-    each = _store(engines["host"]).nbytes // len(_store(engines["host"]).layers[0].keys)
-    for name in ("host", "disk"):
+    each = _store(engines["device"]).nbytes // len(_store(engines["device"]).layers[0].keys)
+    for name in list(engines)[1:]:
         watches[name].note(bench, f"resume, {name}", each)
         transfers, costs = engines[name].scheduler.transfers, engines[name].scheduler.costs
         load, computed = transfers.tiers[name].cost.load or 0.0, costs.recompute(2048) / 2048
         bench.note(f"measured by the engine: to load a token's blocks, {name}", load / 16 * 1e6, "us")
         bench.note(f"measured by the engine: to compute a token of 2,048, {name}", computed * 1e6, "us")
+
+
+def where(
+    bench: Bench, engine: Engine, watch: Watch, chats: dict[int, list[int]], ids: Iterator[int]
+) -> None:
+    """The parts of a first token whose chat's blocks are in host memory, in milliseconds."""
+    rules, usual = engine.scheduler.rules, engine.scheduler.rules.preemption
+    rules.preemption = "swap"
+    for length, chat in chats.items():
+        found: dict[str, list[float]] = {}
+        for _ in range(5):
+            engine.scheduler.pool.forget_all()
+            reader = submit(engine, [*chat, *take(ids, MESSAGE)], 2)
+            began = time.perf_counter()
+            engine.step()
+            ordered = time.perf_counter() - began
+            drain(engine)
+            _checked([reader])
+            request, arrived = watch.admitted[-1].request, watch.admitted[-1].at
+            (load,) = [each for each in watch.transfers[-8:] if each.load and each.request == request]
+            again = _first_token(engine, [*chat, *take(ids, MESSAGE)])
+            parts = {
+                "the first token": reader.ttft, "the call that orders the load": ordered,
+                "the load, on the device": load.seconds,
+                "from the message until the host knows that it ended": arrived - reader.submitted,
+                "from there to the token": reader.times[0] - arrived,
+                "the first token, blocks on the device": again,
+            }  # fmt: skip
+            for part, seconds in parts.items():
+                found.setdefault(part, []).append(seconds * 1e3)
+        for part, taken in found.items():
+            bench.note(f"{length} tokens from host memory: {part}", taken, "ms")
+    rules.preemption = usual
 
 
 def _drop_from_page_cache(folder: Path) -> None:
@@ -187,7 +225,8 @@ def pressure(bench: Bench, engines: dict[str, Engine], length: int, chats: int) 
     ids, order = prompts(1), random.Random(0)
     histories = [take(ids, length) for _ in range(chats)]
     watches = {name: Watch(engine) for name, engine in engines.items()}
-    for name in "host", "disk":
+    below = list(engines)[1:]
+    for name in below:
         for history in histories:
             _first_token(engines[name], history)
     for history in histories[-2:]:  # the cache of an engine without tiers keeps no more of them
@@ -205,8 +244,8 @@ def pressure(bench: Bench, engines: dict[str, Engine], length: int, chats: int) 
         name: partial(messages, engine) for name, engine in engines.items()
     }
     note_all(bench, f"{chats} chats of {length} tokens", rounds(bench, contenders), "tok/s")
-    each = _store(engines["host"]).nbytes // len(_store(engines["host"]).layers[0].keys)
-    for name in ("host", "disk"):
+    each = _store(engines["device"]).nbytes // len(_store(engines["device"]).layers[0].keys)
+    for name in below:
         watches[name].note(bench, f"pressure, {name}", each)
 
 

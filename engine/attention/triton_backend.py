@@ -61,7 +61,7 @@ class TritonMetadata:
     @property
     def rows(self) -> dict[str, Tensor]:
         """Which tokens are in which row of the tables, as `write_fours` takes it."""
-        return {"starts": self.batch.starts}
+        return {"starts": self.batch.starts, "contexts": self.batch.contexts}
 
     def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:
         if spec not in self.work:
@@ -76,11 +76,12 @@ class GraphMetadata:
     tables: Tensor  # a row a slot
     work: Mapping[LayerSpec, AttentionWork]
     slots: Tensor  # of the tokens
+    contexts: Tensor
     states: DeviceRuns
 
     @property
     def rows(self) -> dict[str, Tensor]:
-        return {"slots": self.slots}
+        return {"slots": self.slots, "contexts": self.contexts}
 
     def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:
         return [self.work[spec]]
@@ -110,7 +111,7 @@ class TritonAttention:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: TritonMetadata) -> Tensor:
         packed = layer.key_scales is not None
         pdl = metadata.launches(layer.spec, q.dtype.itemsize, packed=packed)[0].tile.pdl
-        self.write(k, v, layer, metadata, metadata.batch.places, metadata.batch.positions, pdl=pdl)
+        self.write(k, v, layer, metadata, metadata.batch.places, pdl=pdl)
         return self.mix(q, layer, metadata)
 
     def write(
@@ -120,7 +121,6 @@ class TritonAttention:
         layer: KVLayer,
         metadata: TritonMetadata | GraphMetadata,
         places: Tensor,
-        positions: Tensor,
         *,
         pdl: bool,
     ) -> None:
@@ -128,7 +128,7 @@ class TritonAttention:
         if layer.channels is None:
             write(layer, k, v, places, pdl=pdl)
         else:
-            write_fours(layer, k, v, places, positions, metadata.tables, **metadata.rows)
+            write_fours(layer, k, v, places, metadata.tables, **metadata.rows)
 
     def attend_plainly(
         self,
@@ -205,10 +205,12 @@ class GraphWork:
             write_runs(numbers[at:].reshape(-1, RUN), slots, contexts)
         return cut
 
-    def metadata(self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool) -> GraphMetadata:
+    def metadata(
+        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool
+    ) -> GraphMetadata:
         """Return the metadata a graph reads, as views of the same numbers on the device.
 
-        `slots`: of the step's tokens, the rows of `tables`.
+        `slots` and `contexts`: of the step's tokens. Slots are rows of `tables`.
         """
         work, at = {}, 0
         for spec, tile in self._tiles.items():
@@ -224,7 +226,7 @@ class GraphWork:
             else:
                 work[spec] = AttentionWork(tile, items[: self._rows], merges[:0], 0, most=0)
         states = DeviceRuns(tables, numbers[at:].view(-1, RUN), longest=self._rows, single=True)
-        return GraphMetadata(tables, work, slots, states)
+        return GraphMetadata(tables, work, slots, contexts, states)
 
 
 def plan(batch: Batch, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -41,19 +41,19 @@ def swap(
     inner, host = (sources, targets) if out else (targets, sources)
     rows = _rows(host)
     found = sorted((pair[out], pair[not out]) for pair in pairs)  # (place in host memory, block)
-    most = max(1, _PIECE // rows.shape[1])
+    most = max(1, min(len(found), _PIECE // rows.shape[1]))
+    staged = torch.empty((most, rows.shape[1]), dtype=torch.uint8, device=inner[0].device)
+    parts = cache(lambda: _like(inner, staged))  # takes a while: the first copy begins before it
     for first in range(0, len(found), most):
         piece = found[first : first + most]
-        staged = torch.empty((len(piece), rows.shape[1]), dtype=torch.uint8, device=inner[0].device)
-        parts = _like(inner, staged)
         blocks = [(block, at) for at, (_, block) in enumerate(piece)]
         if out:
-            move(inner, parts, blocks)
+            move(inner, parts(), blocks)
         for at, place, count in _runs([place for place, _ in piece]):
             here, there = rows[place : place + count], staged[at : at + count]
             (here if out else there).copy_(there if out else here, non_blocking=True)
         if not out:
-            move(parts, inner, [(at, block) for block, at in blocks])
+            move(parts(), inner, [(at, block) for block, at in blocks])
 
 
 def _rows(tensors: Sequence[Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from engine.host.client import EngineClient, Sink
 from engine.serving.block_reports import report_blocks
 from engine.serving.engine import Engine
 from engine.serving.mailbox import Mailbox
-from engine.serving.transfers import TierProblems
+from engine.serving.transfers import TierProblems, send_orders
 from engine.serving.warm_up import WarmUp
 from engine.text.chat import ChatFormat
 
@@ -71,6 +71,7 @@ class EngineThread(EngineClient):
                 log.exception("the engine has stopped")
                 engine.die(f"{type(error).__name__}: {error}")
         if not engine.error:
+            send_orders(engine.scheduler, engine.runner)  # to keep what a reply that has just ended computed
             engine.die("the engine was closed")
         mailbox.drain()
         engine.close()

@@ -94,7 +94,7 @@ class FusedDecoder:
             return self._attention.mix(q, layer, metadata)
 
         def write(k: Tensor, v: Tensor, layer: KVLayer) -> None:
-            self._attention.write(k, v, layer, metadata, places, positions, pdl=False)
+            self._attention.write(k, v, layer, metadata, places, pdl=False)
 
         def attend(index: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
             where = self._layers[index], metadata, places, positions

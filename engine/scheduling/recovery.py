@@ -2,11 +2,13 @@
 
 from engine.api.errors import NoMemory
 from engine.api.events import log
-from engine.api.request import Finish, Phase, Request
+from engine.api.request import Finish, Request
 from engine.kv.tiers.tier import TransferEnd
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 from engine.scheduling.transfers import Moving
+
+PATIENCE = 1.0  # seconds to wait for blocks that a tier loads, at least
 
 
 def undo_step(scheduler: Scheduler, step: Step, error: NoMemory) -> Request | None:
@@ -43,15 +45,42 @@ def undo_step(scheduler: Scheduler, step: Step, error: NoMemory) -> Request | No
 
 def take_end(scheduler: Scheduler, end: TransferEnd) -> Moving:
     """Handle the end of a store or load. Blocks that failed to load are recomputed."""
+    waiting = set(scheduler.transfers.loading)
     moving = scheduler.transfers.end(end)
     request, tier = moving.request, moving.order.tier
-    if moving.order.kind == "load" and request is not None and request.phase is not Phase.DONE:
+    if moving.order.kind == "load" and request is not None and request.id in waiting:
         if end.error:
             scheduler.start_over(request, f"loading its blocks from {tier} failed; will be recomputed")
             scheduler.waiting.push(request)
         else:
             scheduler.report_start(request, swapped=True)
     return moving
+
+
+def compute_late(scheduler: Scheduler) -> list[Moving]:
+    """Stop waiting for blocks that take longer to load than to compute, and return their loads.
+
+    A disk can be slow, or not answer at all. The loads continue: they write to blocks, which they hold.
+    On a GPU a load may have to wait for a step that was launched before it, which is no reason to give up.
+    """
+    transfers, rules, now = scheduler.transfers, scheduler.rules, scheduler.clock()
+    if rules.preemption == "swap":
+        return []
+    late, step = list[Moving](), scheduler.costs.recompute(rules.step_tokens)
+    for moving in transfers.in_flight.values():
+        request, tier = moving.request, moving.order.tier
+        if moving.order.kind != "load" or request is None or transfers.loading.get(request.id) is not request:
+            continue
+        waited, computing = now - request.since, scheduler.costs.recompute(request.launched)
+        if waited > max(PATIENCE, computing) + step:
+            transfers.leave(request)
+            request.waited = waited
+            scheduler.start_over(
+                request, f"loading its blocks from {tier} takes too long; will be recomputed"
+            )
+            scheduler.waiting.push(request)
+            late.append(moving)
+    return late
 
 
 def affected_requests(scheduler: Scheduler, step: Step) -> list[Request]:

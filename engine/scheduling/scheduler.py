@@ -242,6 +242,7 @@ class Scheduler:
             self.kv.reset_prefix(request)
         if not self.transfers.begin(request, found):
             request.phase, request.why = Phase.SWAPPED, f"loading its blocks from {found.tier}"
+            request.since = self.clock()
             return False
         self.start_running(request)
         self.report_start(request, swapped=kept)

@@ -230,8 +230,8 @@ class Transfers:
         more = tokens + count * kv.pool.block_size
         if stored is not None:
             more = min(more, request.launched)
-        seconds = tier.cost.back(count)
-        pays = self._costs.loading_pays(seconds, more - tokens, self._rules)
+        seconds = max(tier.cost.back(count), request.waited)
+        pays = not request.waited and self._costs.loading_pays(seconds, more - tokens, self._rules)
         offer = TierOffer(tier.name, more - tokens, pays, seconds, self._costs.recompute(more - tokens))
         if not pays:
             return FoundBlocks(hits, tokens, offer=offer)

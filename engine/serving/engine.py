@@ -239,7 +239,7 @@ class Engine:
     def pause(self) -> float:
         """Seconds until the next step makes sense, after one with nothing to do while requests wait."""
         if self.scheduler.transfers.pending:
-            return transfers.POLL
+            return transfers.pause(self.scheduler)
         head = self.scheduler.waiting.head()
         raise EngineDead(f"no request runs, and request {head and head.id} cannot start: {head and head.why}")
 

@@ -1,12 +1,15 @@
 """Passes the scheduler's transfer orders to the runner and reports the ends, between steps."""
 
+import math
+
 from engine.api import events
 from engine.execution.protocol import Runner
-from engine.scheduling.recovery import take_end
+from engine.scheduling.recovery import compute_late, take_end
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.transfers import Moving
 
 NO_REQUEST = -1  # of events about cached blocks
-POLL = 0.001  # seconds between polls when the engine is otherwise idle
+POLL = 0.001  # seconds between polls when the engine is otherwise idle, at most
 
 
 def send_orders(scheduler: Scheduler, runner: Runner) -> None:
@@ -17,17 +20,33 @@ def send_orders(scheduler: Scheduler, runner: Runner) -> None:
     orders.clear()
 
 
+def pause(scheduler: Scheduler) -> float:
+    """Seconds until the next poll: in time with how long a load takes, so that polling adds little to it."""
+    began = max((request.since for request in scheduler.transfers.loading.values()), default=-math.inf)
+    return min(POLL, max(POLL / 10, (scheduler.clock() - began) / 16))
+
+
 def take_ends(scheduler: Scheduler, runner: Runner, *, wait: bool = False) -> None:
-    """Handle the transfers that have ended. `wait`: wait for all of them."""
+    """Handle the transfers that have ended, and loads that take too long. `wait`: wait for all of them."""
     for end in runner.transferred(wait=wait):
         moving = take_end(scheduler, end)
-        order, request = moving.order, moving.request.id if moving.request else NO_REQUEST
-        scheduler.emit(
-            events.Transferred(
-                scheduler.step, scheduler.clock(), request, order.tier, order.kind == "load",
-                len(order.names), end.seconds, end.error,
-            )
-        )  # fmt: skip
+        _report(scheduler, moving, end.seconds, end.error)
+        if moving.request is not None and not scheduler.requests:
+            # When the last request ended, this transfer held its blocks.
+            scheduler.sinking.turn(scheduler.step, scheduler.rules.step_tokens, idle=True)
+    for moving in compute_late(scheduler):
+        assert moving.request is not None
+        _report(scheduler, moving, moving.request.waited, "slower than computing them again")
+
+
+def _report(scheduler: Scheduler, moving: Moving, seconds: float, error: str) -> None:
+    order, request = moving.order, moving.request.id if moving.request else NO_REQUEST
+    scheduler.emit(
+        events.Transferred(
+            scheduler.step, scheduler.clock(), request, order.tier, order.kind == "load", len(order.names),
+            seconds, error,
+        )
+    )  # fmt: skip
 
 
 class TierProblems:

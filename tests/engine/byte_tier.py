@@ -36,7 +36,7 @@ class ByteTier(Tier):
         succeed.
         """
         self._size, self.cost = size, MeasuredCost()
-        self._looks, self._fails = looks, fails
+        self.looks, self._fails = looks, fails
         self._kept: dict[BlockName, np.ndarray] = {}
         self._coming: set[BlockName] = set()  # of stores in flight
         self.moved: list[tuple[str, int]] = []  # the kind of each finished transfer, and its number of blocks
@@ -84,7 +84,7 @@ class ByteTier(Tier):
             work()
             self.moved.append((kind, len(names)))
 
-        return DelayedTransfer(moved, self._looks)
+        return DelayedTransfer(moved, self.looks)
 
     def release(self, names: Sequence[BlockName]) -> None:
         for name in names:

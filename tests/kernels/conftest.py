@@ -20,16 +20,16 @@ def kernels() -> Iterator[Interpreted]:
         yield started
 
 
-@pytest.fixture(params=["interpreted", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.fixture(params=["interpreted", pytest.param("cuda", marks=pytest.mark.cuda)], scope="session")
 def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """`Interpreted.call`, or the same on a GPU."""
     if request.param == "interpreted":
         return request.getfixturevalue("kernels").call
 
     def on_gpu(module: str, name: str, *given: Any, **named: Any) -> Any:
-        there = moved(given, "cuda")
+        there, more = moved(given, "cuda"), {key: moved(each, "cuda") for key, each in named.items()}
         with torch.inference_mode():
-            found = getattr(import_module(f"engine.kernels.triton.{module}"), name)(*there, **named)
+            found = getattr(import_module(f"engine.kernels.triton.{module}"), name)(*there, **more)
         return moved((found, there), "cpu")
 
     return on_gpu

@@ -92,7 +92,18 @@ def _begin() -> None:
 
     interpreter._convert_float = convert_with_torch
     interpreter.InterpreterBuilder.create_inline_asm = _assembly
+    _run_backwards(interpreter.InterpreterBuilder)
     _cache_repeated_work(interpreter)
+
+
+def _run_backwards(builder: Any) -> None:
+    """Run the last program of a launch first: on a GPU they have no order, so none may rely on another."""
+    set_index = builder.set_grid_idx
+
+    def from_the_end(self: Any, *index: int) -> None:
+        set_index(self, *(size - 1 - at for size, at in zip(self.grid_dim, index, strict=True)))
+
+    builder.set_grid_idx = from_the_end
 
 
 def _cache_repeated_work(interpreter: Any) -> None:
@@ -221,11 +232,11 @@ def _standing(sent: bytes) -> bytes:
         )  # fmt: skip
     numbers = np.full(work.numbers, 99, np.int32)
     cut = work.fill(numbers, slots, batch.host_contexts)
-    each_slot = torch.zeros(rows, dtype=torch.int64)
-    each_slot[:count] = torch.from_numpy(slots)
-    prepared = work.metadata(torch.from_numpy(numbers), tables, each_slot, cut=cut)
+    each_slot, contexts = torch.zeros(2, rows, dtype=torch.int64)
+    each_slot[:count], contexts[:count] = torch.from_numpy(slots), batch.contexts
+    prepared = work.metadata(torch.from_numpy(numbers), tables, each_slot, contexts, cut=cut)
     q = torch.full((rows, *case.q.shape[1:]), torch.nan, dtype=case.q.dtype)
     q[:count] = case.q
     with torch.inference_mode():
-        backend.write(case.k, case.v, layer, prepared, batch.places, batch.positions, pdl=False)
+        backend.write(case.k, case.v, layer, prepared, batch.places, pdl=False)
         return pickled((backend.mix(q, layer, prepared)[:count], cut))

@@ -1,6 +1,5 @@
 """An engine killed at any moment, with eight chats in all tiers, makes no later reply wrong."""
 
-import random
 import sqlite3
 import subprocess
 import sys
@@ -8,6 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from engine.kv.tiers.disk_index import DiskIndex
 from tests.engine.ledger import alone
@@ -17,28 +18,38 @@ ROOT = Path(__file__).parents[2]
 ROOM = 64 * 4096
 
 
-def lives(folder: Path, count: int, seed: int) -> int:
-    """Kill that many engines, each after some replies and a random while. Returns the number of replies."""
-    rng, turn, replies = random.Random(seed), 0, 0
-    for _ in range(count):
-        args = [sys.executable, "-m", "tests.tiers.chats_child", str(folder), str(turn)]
+class Chats:
+    """Eight chats whose engines are killed one after the other, over one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._turn = folder, 0
+
+    def live(self, replies: int, microseconds: int) -> None:
+        """Start an engine, and kill it so long after its first replies. All of them must be right."""
+        args = [sys.executable, "-m", "tests.tiers.chats_child", str(self._folder), str(self._turn)]
         with subprocess.Popen(args, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
-            left, killer = rng.randrange(1, 60), None
-            for line in child.stdout:
+            killer = threading.Timer(microseconds / 1e6, child.kill)
+            for count, line in enumerate(child.stdout, 1):
                 if not line.endswith("\n"):
                     break  # killed while it printed
-                chat, turn, *tokens = map(int, line.split())
-                assert tokens == alone(history(chat, turn % TURNS), REPLY), f"turn {turn} of chat {chat}"
-                replies, left = replies + 1, left - 1
-                if not left:
-                    killer = threading.Timer(rng.random() * 0.02, child.kill)
+                chat, self._turn, *tokens = map(int, line.split())
+                turn = self._turn % TURNS
+                assert tokens == alone(history(chat, turn), REPLY), f"turn {turn} of chat {chat}"
+                if count == replies:
                     killer.start()
-            assert killer is not None, "the engine ended by itself"
+            assert killer.ident is not None, "the engine ended by itself"
             killer.join()
             assert child.wait(30) == -9
-        _check(folder)
-    return replies
+        _check(self._folder)
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Chats:
+    return Chats(tmp_path_factory.mktemp("chats") / "kv")
+
+
+moments = given(replies=st.integers(1, 8 * CHATS), microseconds=st.integers(0, 20_000))
 
 
 def _check(folder: Path) -> None:
@@ -58,11 +69,15 @@ def _check(folder: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_three_killed_engines(tmp_path: Path) -> None:
-    assert lives(tmp_path / "kv", 3, seed=1) >= 3
+@settings(max_examples=3, phases=[Phase.generate])
+@moments
+def test_three_killed_engines(chats: Chats, replies: int, microseconds: int) -> None:
+    chats.live(replies, microseconds)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_two_hundred_killed_engines(tmp_path: Path) -> None:
-    assert lives(tmp_path / "kv", 200, seed=2) > 200 * CHATS
+@settings(max_examples=200, phases=[Phase.generate])
+@moments
+def test_two_hundred_killed_engines(chats: Chats, replies: int, microseconds: int) -> None:
+    chats.live(replies, microseconds)

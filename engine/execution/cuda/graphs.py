@@ -26,7 +26,8 @@ from engine.scheduling.step import Rows
 SIZES = (1, 2, 4, *range(8, 513, 8))  # batch sizes of graphs
 PENALTIES = slice(COLUMNS.index("repetition"), COLUMNS.index("frequency") + 1)
 UNPENALIZED = np.array([[1.0], [0.0], [0.0]])
-PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0}  # the slot of a padding row is unused
+# The slot of a padding row is unused.
+PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0, "contexts": 0}
 BIASES = 2048  # maximum for all rows of a step; with more, sampling is not part of the graph
 
 
@@ -50,7 +51,9 @@ class MetadataBuilder(Protocol):
 
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool: ...
 
-    def metadata(self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool) -> Any: ...
+    def metadata(
+        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool
+    ) -> Any: ...
 
 
 class Stage(Protocol):
@@ -208,7 +211,7 @@ class DecodeSteps:
         blocks, offsets = np.divmod(contexts - 1, self._block_size)
         places = self._tables.grid[slots, blocks].astype(np.int64) * self._block_size + offsets
         numbers = fields["rows"]
-        for row, values in enumerate((ids, starts, places, slots)):
+        for row, values in enumerate((ids, starts, places, slots, contexts)):
             numbers[row, :count] = values
         numbers[:, count:] = self._padding
         return work.fill(fields["work"], slots, contexts.astype(np.int32))
@@ -222,7 +225,8 @@ class DecodeSteps:
         cut: bool,
     ) -> Callable[[], tuple[Tensor, ...]]:
         fields, stage, last_ids = form.on_device, self._stage, self._last_ids
-        metadata = work.metadata(fields["work"], self._mirror, fields["slots"], cut=cut)
+        slots, contexts = fields["slots"], fields["contexts"]
+        metadata = work.metadata(fields["work"], self._mirror, slots, contexts, cut=cut)
 
         def launches() -> tuple[Tensor, ...]:
             form.copy_in()

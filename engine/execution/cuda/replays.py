@@ -22,13 +22,12 @@ class Replays(NamedTuple):
     stage: Stage | None  # None: only the sampler samples after a graph
     compiler: StepCompiler
     device: torch.device
-    prompts: bool  # whether tokens of one prompt may be rows of one graph
 
     def run(self, piece: ModelInput, launched: InFlightStep) -> bool:
         """Run the model and set `launched.sample`. False: no graph can hold the step."""
         most = self.steps.sizes[-1]
         decodes = piece.replayable(most)
-        rows = piece.rows if decodes else piece.unrolled(most) if self.prompts else None
+        rows = piece.rows if decodes else piece.unrolled(most)
         if rows is None:
             return False
         if not self.steps.hand_on(rows, piece.ids):

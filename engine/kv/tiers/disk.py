@@ -9,12 +9,11 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from concurrent.futures import TimeoutError as TooLate
-from contextlib import suppress
 from errno import ENOSPC
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -53,9 +52,12 @@ class DiskTier(Tier):
         self._index: DiskIndex | None = DiskIndex(folder, room)
         self._writer = ThreadPoolExecutor(1, "kv-disk-writer")  # the only thread that uses the index
         self._readers = ThreadPoolExecutor(_READERS, "kv-disk-reader")
+        self._copier = ThreadPoolExecutor(2, "kv-disk-copier")  # loads from a slow disk do not delay it
+        self._loads: set[Future[float]] = set()  # under way
         self._waiting: dict[BlockName, np.ndarray | None] = {}  # not written yet; None: not copied yet
         self._refused: set[BlockName] = set()  # of chats that were deleted meanwhile
         self._retry_at = self._look_at = 0.0
+        self._ended = False  # what waits is not written any more
         self.reset()
         self._guarded(self._look)  # now, so that the first request finds the blocks of earlier engines
 
@@ -81,12 +83,17 @@ class DiskTier(Tier):
     def store(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
         copied = blocks.read()
         self._waiting.update(dict.fromkeys(names))
-        return self._readers.submit(self._copy, tuple(names), copied)
+        self.problem = self.problem or self._behind(1.0)
+        return self._copier.submit(self._copy, tuple(names), copied)
 
     def load(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
         began, most = time.monotonic(), max(1, self._part // self._stride)
         parts = [(tuple(names[at : at + most]), at) for at in range(0, len(names), most)]
-        return _Parts(began, [self._readers.submit(self._load, part, blocks, at) for part, at in parts])
+        loads = [self._readers.submit(self._load, part, blocks, at) for part, at in parts]
+        self._loads.update(loads)
+        for each in loads:
+            each.add_done_callback(self._loads.discard)
+        return _Parts(began, loads)
 
     def own(self, names: Sequence[BlockName], owner: str) -> None:
         self._writer.submit(self._guarded, partial(self._own, names, owner))
@@ -111,13 +118,22 @@ class DiskTier(Tier):
         self._writer.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Write what waits, but not for long: it is a cache."""
-        self._readers.shutdown(cancel_futures=True)
-        with suppress(TooLate):
-            self._writer.submit(lambda: None).result(LAST)
-        self._writer.shutdown(cancel_futures=True)
-        if self._index is not None:
-            self._index.close()
+        """Write what waits, but not for long: it is a cache, and its disk may not answer."""
+        self._copier.shutdown()
+        for load in (loads := list(self._loads)):
+            load.cancel()
+        last: list[Future[Any]] = [*loads, self._writer.submit(self._end)]
+        working = wait(last, LAST).not_done
+        self._ended = True
+        for pool in self._readers, self._writer:
+            pool.shutdown(wait=not working)
+
+    def _behind(self, share: float, but: int = 0) -> str:
+        """A sentence if this share of what may wait to be written does, `but` for these."""
+        waiting = len(self._waiting) - but
+        if waiting < max(1, share * (self._most_waiting // self._stride)):
+            return ""
+        return f"{self._folder}: {waiting:,} blocks wait to be written, so no more are taken"
 
     # On a reader's thread
 
@@ -173,6 +189,8 @@ class DiskTier(Tier):
     def _guarded(self, work: Callable[[DiskIndex], None], names: Sequence[BlockName] = ()) -> None:
         """Run work on the index. After an error nothing is written for a while, and `names` are dropped."""
         try:
+            if self._ended:
+                return
             if self._index is None and time.monotonic() >= self._retry_at:
                 self._index = DiskIndex(self._folder, self._room)
                 self._generation = -1
@@ -187,6 +205,15 @@ class DiskTier(Tier):
             for name in names:
                 self._waiting.pop(name, None)
 
+    def _end(self) -> None:
+        self._ended = True
+        self._close()
+
+    def _close(self) -> None:
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+
     def _fail(self, error: Exception) -> None:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         problem = f"{self._folder}: {reason}"
@@ -194,8 +221,8 @@ class DiskTier(Tier):
             log.warning("no blocks are stored on disk for now: %s", problem)
         self.problem, self._retry_at = problem, time.monotonic() + PAUSE
         if self._index is not None and _lost(error):
-            self._index.close()
-            self._index, self._slots = None, {}
+            self._close()
+            self._slots = {}
 
     def _look(self, index: DiskIndex) -> None:
         """Notice blocks that other engines, or earlier ones, stored or dropped."""
@@ -219,7 +246,7 @@ class DiskTier(Tier):
 
         try:
             self._slots |= index.put(kept, self._stride, write)
-            self.problem = ""
+            self.problem = self._behind(0.5, but=len(names))
         finally:
             for file in files.values():
                 os.close(file)

@@ -1,7 +1,9 @@
 """The engine in this process is replaced by another one, completely."""
 
+import asyncio
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from engine.api.config import EngineConfig
 from engine.api.errors import BadCheckpoint, EngineDead
-from engine.api.events import Died, Event
+from engine.api.events import Delta, Died, Event
 from engine.api.params import SamplingParams
 from engine.host.thread import EngineThread
 from engine.start import start
@@ -80,4 +82,51 @@ async def test_another_model_has_no_adapters_of_the_first(tmp_path: Path) -> Non
     [view] = (await backend.switch(str(one), lambda *_: None)).adapters
     reply = await backend.submit("the", SamplingParams(max_tokens=3), adapter="mine")
     assert view.name == "mine" and sum(len(delta.tokens) for delta in await whole(reply)) == 3
+    assert backend.close()
+
+
+@run
+async def test_a_chat_finds_its_blocks_again_after_another_model(tmp_path: Path) -> None:
+    """On disk what the first engine stored, and from then on in host memory, too."""
+    one, two = str(write_model(tmp_path / "one")), str(write_model(tmp_path / "two", rms_norm_eps=0.01))
+    room = {"blocks": 9, "host_blocks": 40, "max_context": 128, "preemption": "swap"}  # whatever it measures
+    config = EngineConfig(model=one, device="cpu", kv_disk=f"{tmp_path / 'kv'}:0.1", **room)
+    story, other = "The mice go out to see the moon. ", "0123456789 " * 10
+
+    async def ask(prompt: str, chat: str) -> Delta:
+        params = SamplingParams(max_tokens=8, temperature=0)
+        deltas = await whole(await backend.submit(prompt, params, chat=chat))
+        said.append("".join(delta.text for delta in deltas))
+        return deltas[-1]
+
+    async def full(prompt: str) -> int:
+        """The tokens in the prompt's full blocks."""
+        return await backend.count(prompt) // 16 * 16
+
+    said = list[str]()
+    messages = [story, story * 2, story * 3]
+    backend = LocalBackend(replace(config, host_blocks=0, kv_disk=None))
+    await backend.load(lambda *_: None)
+    for message in messages:
+        await ask(message, "")
+    assert backend.close()
+    never_stopped, said = said, list[str]()
+
+    backend = LocalBackend(config)
+    await backend.load(lambda *_: None)
+    assert not (await ask(messages[0], "a")).loaded
+    await backend.switch(two, lambda *_: None)
+    assert not (await ask(messages[0], "a")).loaded, "another model's blocks"
+    said.pop()
+    await backend.switch(one, lambda *_: None)
+    last = await ask(messages[1], "a")
+    assert (last.tier, last.loaded) == ("disk", await full(messages[0]))
+    everything = (await backend.count(messages[1]) + 7) // 16  # of the reply's last token nothing is stored
+    while (await backend.snapshot()).host_in_use < everything:
+        await asyncio.sleep(0.01)  # they sink once they are on disk
+    await ask(other, "b")
+    said.pop()
+    last = await ask(messages[2], "a")
+    assert (last.tier, last.loaded) == ("host", await full(messages[1]))
+    assert said == never_stopped
     assert backend.close()

@@ -1,7 +1,7 @@
 """Blocks move to tiers below the device and back concurrently with the steps, and no token changes."""
 
 from collections import Counter
-from collections.abc import Iterator
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -15,7 +15,9 @@ from engine.api.snapshot import loaded_from, stored_in
 from engine.kv.pool import BlockPool
 from engine.kv.tiers.cost import MeasuredCost
 from engine.scheduling.costs import Costs
+from engine.scheduling.recovery import PATIENCE
 from engine.serving.engine import Engine
+from engine.serving.transfers import POLL
 from tests.engine.byte_tier import ByteTier, closed
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.scheduling.test_company import Job, any_workload, run_workload
@@ -49,20 +51,38 @@ def engine_over(tier: ByteTier, **config: object) -> tuple[Engine, list[Transfer
 
 # Random workloads and tiers
 
-TIERS = st.builds(
-    lambda size, looks, failures: (size, looks, failures),
-    st.sampled_from([0, 1, 3, 8, 100]),
-    st.integers(0, 7),
-    st.lists(st.sampled_from(["", "", "begin", "end"]), min_size=1, max_size=5),
-)
+
+@st.composite
+def tiers(draw: st.DrawFn) -> ByteTier:
+    """Some transfers are slow, and some fail."""
+    kinds = st.tuples(st.sampled_from([0, 0, 2, 9]), st.sampled_from(["", "", "", "begin", "end"]))
+    kind = cycle(draw(st.lists(kinds, min_size=2, max_size=6)))
+
+    def fails() -> str:
+        tier.looks, failure = next(kind)
+        return failure
+
+    tier = ByteTier(draw(st.sampled_from([100, 8, 3, 1, 0])), fails=fails)
+    return tier
 
 
-@examples(60)
-@given(any_workload, TIERS)
-def test_tiers_do_not_change_replies(work: Workload[Job], tier: tuple[int, int, list[str]]) -> None:
-    size, looks, failures = tier
-    failing: Iterator[str] = cycle(failures)
-    run_workload(work, below=[ByteTier(size, looks, lambda: next(failing))])
+@pytest.mark.parametrize("late", [False, True])
+@examples(30)
+@given(work=any_workload, tier=tiers())
+def test_tiers_do_not_change_replies(work: Workload[Job], tier: ByteTier, late: bool) -> None:
+    """`late`: computing is fast and steps take seconds, so that requests wait for no slow load."""
+
+    def pass_time(engine: Engine, step: int) -> None:
+        if step % 5 == 4:
+            for request in engine.scheduler.running:
+                engine.preempt(request.id)
+        if late:
+            engine.clock.now += 3.0
+            engine.scheduler.costs.forget()
+            engine.scheduler.costs.observe_step(64, 1.0)
+
+    place = replace(work.place, host=0, preemption="auto" if late else "swap", prefix_cache=False)
+    run_workload(replace(work, place=place), pass_time, below=[tier])
 
 
 # Single cases
@@ -188,6 +208,56 @@ def test_a_transfer_outlives_its_aborted_request(during: str) -> None:
     drain(engine)
     assert not in_flight and transfers_idle(engine) and len(recorded.tokens) < 30
     assert [each.load for each in outputs] == [False, True][: 1 + (during == "load")]
+
+
+@pytest.mark.parametrize(("preemption", "late"), [("auto", True), ("swap", False)])
+def test_a_request_does_not_wait_for_a_load_longer_than_computing_takes(preemption: str, late: bool) -> None:
+    tier = ByteTier()
+    engine, outputs = engine_over(tier, preemption=preemption, prefix_cache=False)
+    engine.scheduler.costs.observe_step(PROMPT, 1.0)  # so moving pays
+    id, recorded = ask(engine)
+    turn(engine, 4)
+    engine.preempt(id)
+    with closed(engine):
+        turn(engine, 3)
+    tier.looks = 50
+    turn(engine)
+    moving, pool = engine.scheduler.transfers, engine.scheduler.pool
+    engine.scheduler.costs.forget()
+    engine.scheduler.costs.observe_step(64, 3.2)
+    computing = 3.2 * engine.scheduler.requests[id].launched / 64
+    assert computing > PATIENCE
+    engine.clock.now += computing + 3.1
+    turn(engine)
+    assert id in moving.loading, "it may have waited for a step, and computing takes as long"
+    engine.clock.now += 0.2
+    turn(engine)
+    assert (id not in moving.loading) is late and moving.in_flight
+    assert pool.in_use == (6 if late else 3), "what is still loading writes to its blocks"
+    drain(engine)
+    assert recorded.tokens == reply()
+    slow = [(True, "slower than computing them again")] * late
+    assert [(each.load, each.error) for each in outputs] == [(False, ""), *slow, (True, "")]
+
+
+def test_polls_delay_a_load_by_a_small_part_of_its_time() -> None:
+    tier = ByteTier(looks=3)
+    engine, _ = engine_over(tier, prefix_cache=False)
+    id, _ = ask(engine)
+    turn(engine, 4)
+    engine.preempt(id)
+    with closed(engine):
+        turn(engine)
+        assert engine.pause() == POLL, "nothing waits for a store"
+        turn(engine, 4)
+    turn(engine)
+    assert id in engine.scheduler.transfers.loading
+    began, found = engine.clock.now, []
+    for seconds in (0.0, 0.008, 2.0):
+        engine.clock.now = began + seconds
+        found.append(round(engine.pause(), 6))
+    assert found == [POLL / 10, 0.0005, POLL]
+    drain(engine)
 
 
 def test_the_first_tier_with_room_is_used_and_none_if_all_are_full() -> None:

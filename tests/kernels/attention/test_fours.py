@@ -1,14 +1,19 @@
 """A cache in four bits, in Triton's interpreter and on a GPU, against the torch backend."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.api.config import LayerSpec
+from engine.attention.base import Batch
 from engine.kv.store import KVLayer
+from tests.attention.cases import Case, make_batch
 from tests.cases import soak
 from tests.kernels.attention.test_attention import run_torch
 from tests.kernels.conftest import moved
@@ -17,6 +22,7 @@ from tests.kernels.interpreted import Interpreted
 
 pytest.importorskip("triton", reason="no Triton here")
 
+Call = Callable[..., Any]
 SPEC = LayerSpec(heads=6, kv_heads=2, key_dim=24, value_dim=40, scale=0.2)
 SHAPES = [
     (SPEC, 16),
@@ -81,10 +87,72 @@ def test_padding_rows_write_nothing(kernels: Interpreted) -> None:
     before = [each.clone() for each in case.layer.tensors()]
     _, (layer, *_) = kernels.call(
         "attention.write_fours", "write_fours", case.layer, case.k, case.v, torch.tensor([-1]),
-        case.batch.positions, case.batch.tables, slots=torch.tensor([99]),
+        case.batch.tables, torch.tensor([0]), slots=torch.tensor([99]),
     )  # fmt: skip
     for old, new in zip(before, layer.tensors(), strict=True):
         assert torch.equal(old.view(torch.uint8), new.view(torch.uint8))
+
+
+class TestRowsThatContinueOneAnother:
+    """Drafts, and short prompts in a graph: a row for each token. The order of programs must not matter."""
+
+    rows = st.lists(st.tuples(st.integers(1, 7), st.integers(0, 40)), min_size=1, max_size=3)
+    shapes = st.sampled_from(SHAPES[:2])
+
+    @settings(max_examples=12)
+    @given(rows=rows, last=st.sampled_from([(0, 0), (1, 16), (20, 14)]), shape=shapes)
+    def test_give_the_bytes_of_one_row(
+        self, call: Call, rows: list[tuple[int, int]], last: tuple[int, int], shape: Any
+    ) -> None:
+        case, apart = drafts(shape, [*rows, last] if last[0] else rows, split=len(rows))
+        layer = written(call, case, apart, starts=apart.starts, contexts=apart.contexts)
+        run_torch(case)
+        same(layer, case.layer)
+
+    @settings(max_examples=12)
+    @given(rows=rows, shape=shapes, padding=st.integers(0, 2))
+    def test_give_the_bytes_of_one_row_in_a_graph(
+        self, call: Call, rows: list[tuple[int, int]], shape: Any, padding: int
+    ) -> None:
+        case, apart = drafts(shape, rows, split=len(rows))
+        counts = torch.tensor([count for count, _ in rows])
+        slots = torch.arange(len(rows)).flip(0).repeat_interleave(counts)
+        batch = replace(
+            apart, tables=case.batch.tables.flip(0), places=padded(apart.places, padding, with_=-1)
+        )
+        layer = written(
+            call, case, batch, slots=padded(slots, padding, with_=99),
+            contexts=padded(apart.contexts, padding, with_=0),
+        )  # fmt: skip
+        run_torch(case)
+        same(layer, case.layer)
+
+
+def drafts(shape: tuple[LayerSpec, int], rows: list[tuple[int, int]], split: int) -> tuple[Case, Batch]:
+    """Rows as (tokens, tokens before them), and their batch with a row for each token of the first ones."""
+    spec, block_size = shape
+    rows = [(count, before + count) for count, before in rows]
+    case = case_of(spec, rows, block_size=block_size, dtype=torch.float32)
+    tables = case.batch.host_tables.tolist()
+    apart = [
+        ((1, context - count + at + 1), table)
+        for (count, context), table in zip(rows[:split], tables, strict=False)
+        for at in range(count)
+    ]
+    apart += zip(rows[split:], tables[split:], strict=True)
+    return case, make_batch(*zip(*apart, strict=True), block_size)
+
+
+def written(call: Call, case: Case, batch: Batch, **rows: Tensor) -> list[Tensor]:
+    layer, more = case.copy().layer, len(batch.places) - len(case.k)
+    k, v = (torch.cat((each, each.new_full((more, *each.shape[1:]), torch.nan))) for each in (case.k, case.v))
+    args = layer, k, v, batch.places, batch.tables
+    _, (layer, *_) = call("attention.write_fours", "write_fours", *args, **rows)
+    return list(layer.tensors())
+
+
+def padded(numbers: Tensor, count: int, *, with_: int) -> Tensor:
+    return torch.cat((numbers, numbers.new_full((count,), with_)))
 
 
 @pytest.mark.cuda

@@ -226,13 +226,12 @@ def launch(stage: Any, rows: int, *, filtered: bool, cut: bool) -> None:
 
     with META, torch.inference_mode():
         work = stage.work(rows)
-        names = ("ids", "positions", "places", "slots", "tokens")
+        names = ("ids", "positions", "places", "slots", "contexts", "tokens")
         fields = {name: torch.empty(rows, dtype=torch.int64) for name in names}
         fields["columns"] = torch.empty(len(COLUMNS), rows, dtype=torch.float64)
         tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
-        prepared = work.metadata(
-            torch.empty(work.numbers, dtype=torch.int32), tables, fields["slots"], cut=cut
-        )
+        numbers = torch.empty(work.numbers, dtype=torch.int32)
+        prepared = work.metadata(numbers, tables, fields["slots"], fields["contexts"], cut=cut)
         logits = stage.logits(fields, last_ids, prepared)
         stage.sample(logits, fields, last_ids, SamplingFlags(filtered, False, False, False), None)
 

@@ -121,12 +121,11 @@ def head(plain: nn.Module, scheme: str) -> nn.Module:
 
 def decodes(stage: Any, rows: int) -> Record:
     work = stage.work(rows)
-    names = ("ids", "positions", "places", "slots")
+    names = ("ids", "positions", "places", "slots", "contexts")
     fields = {name: torch.empty(rows, dtype=torch.int64) for name in names}
     tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
-    prepared = work.metadata(
-        torch.empty(work.numbers, dtype=torch.int32), tables, fields["slots"], cut=rows < 32
-    )
+    numbers = torch.empty(work.numbers, dtype=torch.int32)
+    prepared = work.metadata(numbers, tables, fields["slots"], fields["contexts"], cut=rows < 32)
     with recorded() as record:
         stage.logits(fields, last_ids, prepared)
     return record

@@ -51,7 +51,9 @@ class Lists:
         self.cut = not self.cut  # both kinds of recording must work
         return self.cut
 
-    def metadata(self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool) -> tuple[Tensor, Tensor]:
+    def metadata(
+        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool
+    ) -> tuple[Tensor, Tensor]:
         return numbers, tables
 
 
@@ -72,6 +74,7 @@ class PlainStage:
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         contexts, self.mirror = metadata
+        assert torch.equal(fields["contexts"], contexts.long())
         rows = int((contexts > 0).sum())
         assert (fields["places"][rows:] == -1).all()
         ids, slots = fields["ids"], fields["slots"]

@@ -1,7 +1,8 @@
 """Writes a step's keys and values to a cache in four bits, whose oracle is engine/attention/channels.py.
 
 The first key of a group of 16 decides its centers and spreads, from the keys of the group before as they are
-stored. So a program writes one head of one row, group by group, and keeps the last group in registers.
+stored. So a program writes one head of one row, group by group, and keeps the last group in registers. Rows
+that continue one another, such as drafts, are one row here: programs run in any order.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
@@ -51,8 +52,35 @@ def _packed_channels(low, high):
 
 
 @triton.jit
+def _count_of(row, starts, asked, SINGLE: tl.constexpr):
+    """The tokens of a row."""
+    count = 1
+    if not SINGLE:
+        begin = tl.load(starts + row, mask=asked, other=0)
+        count = (tl.load(starts + row + 1, mask=asked, other=1) - begin).to(tl.int32)
+    return count
+
+
+@triton.jit
+def _continues(row, starts, slots, contexts, tables, stride, BLOCK: tl.constexpr, SINGLE: tl.constexpr):
+    """Whether a row begins where the row before it ends, in the same request."""
+    asked = (row > 0) & (row < tl.num_programs(0))
+    end = tl.load(contexts + row - 1, mask=asked, other=0).to(tl.int32)
+    context = tl.load(contexts + row, mask=asked, other=0).to(tl.int32)
+    meets = asked & (end > 0) & (context - _count_of(row, starts, asked, SINGLE) == end)
+    if SINGLE:
+        before = tl.load(slots + row - 1, mask=meets, other=-1)
+        here = tl.load(slots + row, mask=meets, other=-2)
+    else:  # the block that the row before writes last is its own
+        last = (end - 1) // BLOCK
+        before = tl.load(tables + (row - 1) * stride + last, mask=meets, other=-1)
+        here = tl.load(tables + row * stride + last, mask=meets, other=-2)
+    return meets & (before == here)
+
+
+@triton.jit
 def _write_fours(
-    keys, values, key_scales, value_scales, channels, channel_scales, k, v, places, positions, starts, slots,
+    keys, values, key_scales, value_scales, channels, channel_scales, k, v, places, starts, slots, contexts,
     tables, k_token, k_head, v_token, v_head, table_stride,
     HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_HALF: tl.constexpr,
     VALUE_HALF: tl.constexpr, BLOCK: tl.constexpr, SINGLE: tl.constexpr,
@@ -60,11 +88,13 @@ def _write_fours(
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     token = row
-    count = 1
     if not SINGLE:
         token = tl.load(starts + row).to(tl.int64)
-        count = tl.load(starts + row + 1) - token.to(tl.int32)
-    if tl.load(places + token) >= 0:  # else a padding row
+    padding = tl.load(places + token) < 0
+    if not (padding | _continues(row, starts, slots, contexts, tables, table_stride, BLOCK, SINGLE)):
+        final = row
+        while _continues(final + 1, starts, slots, contexts, tables, table_stride, BLOCK, SINGLE):
+            final += 1
         slot = row
         if SINGLE:
             slot = tl.load(slots + row)
@@ -76,8 +106,9 @@ def _write_fours(
         value_at = tl.arange(0, VALUE_HALF)
         key_there = key_at < KEYS
         value_there = value_at < VALUES
-        position = tl.load(positions + token).to(tl.int32)
-        end = position + count
+        # In the cache: a token's position in the text is higher if blocks before it were evicted.
+        position = tl.load(contexts + row).to(tl.int32) - _count_of(row, starts, True, SINGLE)
+        end = tl.load(contexts + final).to(tl.int32)
 
         # The keys of the row's last group as they are stored, and its channels.
         last = tl.maximum(position - 1, 0) // GROUP * GROUP
@@ -171,23 +202,24 @@ def write_fours(
     k: Tensor,
     v: Tensor,
     places: Tensor,
-    positions: Tensor,
     tables: Tensor,
+    contexts: Tensor,
     *,
     starts: Tensor | None = None,
     slots: Tensor | None = None,
 ) -> None:
     """Write `k` and `v` [tokens, kv_heads, dim], possibly strided.
 
-    `starts` [rows + 1]: where the tokens of each row of `tables` begin. Without it, each token is a row of
-    its own, and `slots` are their rows in the tables. A row whose first place is -1 is not written.
+    `contexts`: the tokens of each row and those before it in the cache. `starts` [rows + 1]: where the tokens
+    of each row of `tables` begin. Without it, each token is a row of its own, and `slots` are their rows in
+    the tables. A row whose first place is -1 is not written.
     """
     assert (starts is None) is not (slots is None)
     tokens, heads, key_dim = k.shape
     value_dim, rows = v.shape[2], tokens if starts is None else len(starts) - 1
     _write_fours[(rows, heads)](
         layer.keys, layer.values, layer.key_scales, layer.value_scales, layer.channels, layer.channel_scales,
-        k, v, places, positions, starts, slots, tables,
+        k, v, places, starts, slots, contexts, tables,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1), tables.stride(0),
         HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, KEY_HALF=power(key_dim // 2),
         VALUE_HALF=power(value_dim // 2), BLOCK=layer.block_size, SINGLE=starts is None,
