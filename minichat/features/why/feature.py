@@ -103,6 +103,9 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
     lines += _use("memory", speed.memory, "/s", width, signs)
     parts = f"{size(speed.weights)} of weights, {size(speed.cache)} of KV cache per step"
     lines.append(Content.assemble(" " * _LABEL, (parts, "$text-muted")))
+    if 0 < speed.weights < speed.held and size(speed.held) != size(speed.weights):  # as the monitor shows them
+        whole = f"(of {size(speed.held)} in all: the embedding is only looked up)"
+        lines.append(Content.assemble(" " * _LABEL, (whole, "$text-muted")))
     if speed.arithmetic.amount:
         lines += _use("arithmetic", speed.arithmetic, " FLOP/s", width, signs)
     rows = f"{speed.rows:.1f} rows, {speed.tokens:.1f} tokens per step, {speed.steps:.0f} steps/s"
