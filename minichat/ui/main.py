@@ -179,6 +179,7 @@ class MainScreen(FrameScreen[None]):
             conversation.unread = True
         self.signals.changed(conversation)
         self.label()
+        self.composing.note()  # its settings may leave less room for the message
         self.wake()
 
     def took(self, conversation: Conversation, request: int, role: str = "") -> None:
@@ -207,6 +208,7 @@ class MainScreen(FrameScreen[None]):
         if facts != self.tabs.facts:  # the sample messages depend on the model
             self.tabs.facts = facts
             self.label()
+            self.composing.note()
 
     def show_events(self, events: Sequence[Event]) -> None:
         self.engine.show_events(events)

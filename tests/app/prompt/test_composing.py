@@ -28,16 +28,34 @@ def below(it: Bench) -> str:
 
 
 @run
-async def test_the_token_count_is_shown_when_it_matters(bench: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("size", SIZES)
+async def test_the_tokens_of_a_message_are_shown_before_it_is_sent(
+    bench: Callable[..., Any], size: tuple[int, int]
+) -> None:
+    async with bench(size, backend=narrow()) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        await it.pilot.press("h")
+        await it.until(lambda: below(it) == "2 of 63 tokens  Enter send  ^J newline")
+        assert below(it) in it.screen_text()
+        await it.pilot.press("i")
+        await it.until(lambda: below(it).startswith("3 of 63 tokens"))
+        await it.pilot.press("enter")
+        await it.until(lambda: it.replies and "tokens" not in below(it))
+        it.main.prompt.put("  ")
+        await it.pilot.pause()
+        assert "tokens" not in below(it)
+
+
+@run
+async def test_the_tokens_follow_the_settings_and_the_model(bench: Callable[..., Any]) -> None:
     async with bench(backend=narrow()) as it:
         await it.until(lambda: it.app.lifecycle.alive)
-        await it.pilot.press(*"hello")
-        assert "tokens" not in below(it)
-        it.main.prompt.put("x" * 20)
-        await it.until(lambda: "21 tokens; tiny takes 63  Enter send" in below(it))
-        assert "21 tokens; tiny takes 63" in it.screen_text()
-        it.main.prompt.put("")
-        await it.until(lambda: "tokens" not in below(it))
+        it.main.prompt.put("hello")
+        await it.until(lambda: below(it).startswith("6 of 63 tokens"))
+        it.app.chats.active.tune(SamplingParams(max_tokens=50))
+        await it.until(lambda: below(it).startswith("6 of 14 tokens"))
+        it.main.show_snapshot(snapshot(max_context=128, model="wide"))
+        await it.until(lambda: below(it).startswith("6 of 78 tokens"))
 
 
 @run
@@ -69,7 +87,7 @@ async def test_system_prompt_and_files_count_but_earlier_messages_do_not(
         await it.answered(await it.say("x" * 50))
         it.app.chats.active.instruct("y" * 30)
         it.main.prompt.put("z" * 31)
-        await it.until(lambda: below(it).startswith("63 tokens; tiny takes 63"))
+        await it.until(lambda: below(it).startswith("63 of 63 tokens"))
         it.main.prompt.put("@long.txt")
         await it.pilot.press("enter")
         await it.until(lambda: any("takes 63. Shorten" in notice for notice in it.notices()))
@@ -274,3 +292,24 @@ async def test_a_mistyped_file_name_is_reported_before_sending(bench: Callable[.
         assert (it.main.prompt.text, it.replies) == ("sum up @note.txt for me", [])
         await it.pilot.press("enter")
         await it.until(lambda: it.replies)
+
+
+@run
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("sum up @./note.txt", "no such file: ./note.txt; did you mean ./notes.txt?"),
+        ('sum up @"no such"', "no such file: no such"),
+        ("sum up @src and @note.txt", "src is a folder; name the files in it"),
+    ],
+)
+async def test_no_second_try_is_offered_for_files_that_are_refused(
+    bench: Callable[..., Any], text: str, why: str
+) -> None:
+    async with bench() as it:
+        it.main.prompt.put(text)
+        await it.pilot.press("enter")
+        await it.until(lambda: it.notices())
+        assert why in it.notices()[0] and "again" not in it.notices()[0]
+        assert (it.main.prompt.text, it.replies) == (text, [])
