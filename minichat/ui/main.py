@@ -162,6 +162,7 @@ class MainScreen(FrameScreen[None]):
             context.commands,
             context.keys,
             drawer=self.panels.drawer_open,
+            covered=not self._panes.display,
             retries=not context.lifecycle.refusal,
         )
 
