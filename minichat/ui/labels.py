@@ -110,9 +110,9 @@ def footer(
     nodes = focused.ancestors_with_self if focused is not None else []
     here = next((node.HINTS for node in nodes if isinstance(node, Hinting)), ())
     back = "" if here else "close" if drawer else "chat" if covered else ""
-    closes = (Key(keys.name("reply.stop"), back, command="reply.stop"),) if back else ()
+    closes = [Key(keys.name("reply.stop"), back, command="reply.stop")] if back else []
     if back == "chat":
-        closes += (Key(keys.name("view.to_monitor"), "panes", command="view.to_monitor"),)
+        closes.append(Key(keys.name("view.to_monitor"), "panes", command="view.to_monitor"))
     stop = ("reply.stop",) if not here and not back else ()  # else Esc goes back to the chat first
     urgent = stop if active.streaming else ("reply.retry",) if retries and _retriable(active) else ()
     listed = [each for each in commands if each.id in urgent]

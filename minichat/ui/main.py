@@ -190,6 +190,7 @@ class MainScreen(FrameScreen[None]):
     def forget_requests(self) -> None:
         """Forget request ids and tokens: a new engine starts counting again."""
         self.engine.forget()
+        self._retries.forget()
         for each in self.chats:
             each.likely = None
             each.traces.clear()

@@ -54,6 +54,7 @@ class Entry:
     """Parsed when it comes into view; until then its height is estimated."""
 
     marked = False  # keys act on this message
+    newest = False  # a retry of an earlier one would remove what follows; its menu offers that
     body: Document | None = None
     thought: Thought | None = None
     _thinking_since: float | None = None
@@ -72,7 +73,7 @@ class Entry:
 
     @property
     def retriable(self) -> bool:
-        return self.message.retriable and self._canvas.retries
+        return self.newest and self.message.retriable and self._canvas.retries
 
     @property
     def text(self) -> str:

@@ -228,7 +228,8 @@ async def test_f2_on_a_small_screen_leaves_typed_text_to_the_prompt(bench: Calla
         await it.pilot.press("f2", *"pause x")
         assert it.monitor.display and not it.main.query_one("#panes").display
         assert it.main.prompt.text == "pause x"
-        assert [f"{key.written} {key.label}" for key in it.main.keybar.keys][:2] == ["Esc chat", "Alt+M panes"]
+        keys = [f"{key.written} {key.label}" for key in it.main.keybar.keys]
+        assert keys[:2] == ["Esc chat", "Alt+M panes"]
         await it.pilot.press("f2")
         assert it.app.focused is it.main.prompt and not it.monitor.display
 
