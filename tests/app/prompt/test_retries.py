@@ -6,12 +6,16 @@ from typing import Any
 import pytest
 
 from engine.api.errors import (
+    BadCheckpoint,
     BadParams,
     EngineDead,
     EngineError,
+    HubUnreachable,
+    ModelNotFound,
     RequestTooLong,
     TemplateError,
     UnknownAdapter,
+    UnsupportedModel,
 )
 from engine.api.events import Died, Restarted, Restarting
 from engine.api.params import Grammar, SamplingParams
@@ -165,6 +169,34 @@ async def test_no_retry_is_offered_while_the_engine_is_dead(
         assert "Alt+R" in [key.written for key in it.main.keybar.keys]
         await it.pilot.press("alt+r")
         await it.until(lambda: len(it.replies) == asked + 1)
+
+
+@run
+@pytest.mark.parametrize("size", SIZES)
+async def test_no_restart_is_offered_for_a_model_that_cannot_be_loaded(
+    bench: Callable[..., Any], size: tuple[int, int]
+) -> None:
+    """Its files are gone, or not supported: only another model helps. A network may come back."""
+    backend = FakeBackend([snapshot()])
+    other = "Alt+O chooses another model"
+    async with bench(size, backend=backend) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        for error, ways in (
+            (ModelNotFound("no such folder"), other),
+            (UnsupportedModel("it predicts no tokens"), other),
+            (BadCheckpoint("cut off"), other),
+            (HubUnreachable("no network"), f"F5 restarts the program; {other}"),
+        ):
+            backend.emit(Died(7, 1.0, "it was killed"))
+            await it.until(lambda: f"F5 restarts the engine; {other}" in it.screen_text())
+            backend.unloadable["tiny"] = error
+            await it.pilot.press("f5")
+            await it.until(lambda: f" {ways}  |  cannot load tiny: {error}"[:70] in it.screen_text())  # noqa: B023
+            it.main.prompt.put("typed")
+            await it.pilot.press("enter")
+            await it.until(lambda: f"There is no engine. {ways.split('; ')[0]}" in it.notices())  # noqa: B023
+            backend.unloadable.clear()
+            await it.app.lifecycle.switch("tiny")
 
 
 @run
