@@ -77,7 +77,7 @@ class EngineLifecycle:
             self.report_loss(f"{self._what(self.model)}: {_reason(error)}", error)
         else:
             self._started(snapshot)
-        self.ready.set()
+        self._set_ready()
 
     async def switch(self, model: str) -> None:
         """Load another model. If that fails, reload the previous one."""
@@ -99,7 +99,7 @@ class EngineLifecycle:
                 self.report_loss(problem, error)
         else:
             self._started(snapshot)
-        self.ready.set()
+        self._set_ready()
 
     async def _reload_previous(self, problem: str) -> None:
         try:
@@ -148,6 +148,10 @@ class EngineLifecycle:
         program.main.label()
         if snapshot.state == "restarting":
             self.restarting(snapshot.error)
+
+    def _set_ready(self) -> None:
+        self.ready.set()
+        self.program.main.label()  # from now on, what has failed may be retried
 
     def again(self) -> bool:
         """Restart a lost engine in place. Return False if that did not help or no engine is lost."""
@@ -225,7 +229,7 @@ class EngineLifecycle:
         snapshot = await self.program.backend.snapshot()
         self.program.main.keybar.fault = False
         self._started(snapshot)
-        self.ready.set()
+        self._set_ready()
         self.program.poller.wake()
 
     # Choosing

@@ -8,6 +8,7 @@ from engine.api.errors import EngineError
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot
 from minichat.chats.model import TOO_LONG, Message
+from minichat.chats.rows import plain_params
 from minichat.features.feature import Context
 from minichat.session.conversation import Conversation
 from minichat.session.fitting import fit_of, small
@@ -60,6 +61,9 @@ class Retries:
             self._seen[chat.id] = failed.id, now
             if failed.refused:
                 return  # the engine has just refused it
+            if _invalid_grammar(failed, chat.params):
+                self._replace(conversation, failed, "grammar")
+                return
         elif then == now or (failed.refused not in ("", TOO_LONG) and not now.accepts(failed.refused, then)):
             return
         self._seen[chat.id] = failed.id, now
@@ -72,10 +76,20 @@ class Retries:
                 fits = (await fit_of(conversation, asked.text, asked.attachments, shot)).fits
                 refused = "" if fits else TOO_LONG
         if conversation.chat.messages[-1] is failed and refused != failed.refused:
-            message = conversation.chat.messages[-1] = replace(failed, refused=refused)
-            if conversation.view is not None:
-                conversation.view.settle_message(message)
+            self._replace(conversation, failed, refused)
             self._context.workspace.label()
+
+    def _replace(self, conversation: Conversation, failed: Message, refused: str) -> None:
+        message = conversation.chat.messages[-1] = replace(failed, refused=refused)
+        if conversation.view is not None:
+            conversation.view.settle_message(message)
+
+
+def _invalid_grammar(failed: Message, params: SamplingParams) -> bool:
+    """Whether an earlier engine refused the grammar that the chat still has. Few depend on the engine."""
+    held = plain_params(params).get("grammar")
+    was = (failed.params or {}).get("grammar")
+    return held is not None and held == was and failed.error.startswith("grammar: ")
 
 
 def _failed(conversation: Conversation) -> Message | None:

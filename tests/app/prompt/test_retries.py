@@ -93,6 +93,21 @@ async def test_no_retry_is_offered_until_the_refused_setting_changes(
 
 
 @run
+async def test_an_invalid_grammar_offers_no_retry_at_the_next_start(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40), params=SamplingParams(grammar=Grammar("regex", "("))) as it:
+        it.backend.refusal = REFUSED
+        it.main.prompt.put("hello")
+        await it.pilot.press("enter")
+        await it.until(lambda: "failed: grammar" in it.screen_text())
+    async with bench((120, 40)) as it:
+        await it.until(lambda: it.app.lifecycle.alive and "failed: grammar" in it.screen_text())
+        await it.until(lambda: "r to retry" not in it.screen_text())
+        assert "Alt+R" not in [key.written for key in it.main.keybar.keys]
+        it.app.chats.active.tune(SamplingParams(grammar=Grammar("regex", "a")))
+        await it.until(lambda: "r to retry" in it.screen_text())
+
+
+@run
 @pytest.mark.parametrize("field", ["adapter", "messages"])
 async def test_no_retry_is_offered_for_an_adapter_or_messages_that_are_refused(
     bench: Callable[..., Any], field: str
