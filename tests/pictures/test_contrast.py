@@ -5,6 +5,7 @@
 
 import unicodedata
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -128,21 +129,23 @@ async def leave(it: World) -> None:
 
 
 THEMES = [each.name for each in load_themes(shipped_themes()).palettes.values() if not each.ansi]
+USUAL = ("minichat-light", "minichat-dark")
 
 
 @run
 @pytest.mark.parametrize(
-    "themes",
+    "shown",
     [
-        pytest.param(("minichat-light", "minichat-dark"), id="usual"),
-        pytest.param(THEMES, id="all", marks=pytest.mark.soak),  # their colors are compared in tests/themes
+        pytest.param([(USUAL[at % 2], place) for at, place in enumerate(PLACES)], id="usual"),
+        # Their colors are compared in tests/themes.
+        pytest.param([*product(THEMES, PLACES)], id="all", marks=pytest.mark.soak),
     ],
 )
 async def test_the_whole_screen_is_readable(
     bench: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    themes: Sequence[str],
+    shown: Sequence[tuple[str, str]],
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     found = set[tuple[str, str, str, str, str, float]]()
@@ -152,15 +155,14 @@ async def test_the_whole_screen_is_readable(
         sitting.scenes["panes"](it),
     ):
         await it.resize((160, 40))  # drawer and monitor both fit beside a chat
-        for theme in themes:
+        for theme, place in shown:
             it.app.theme = theme
-            for place, show in PLACES.items():
-                before = it.screen_text()
-                await show(it)
-                await it.still()
-                assert it.screen_text() != before or place == "selected reply"
-                found.update((place, theme, *each) for each in weak(it.app))
-                await leave(it)
+            before = it.screen_text()
+            await PLACES[place](it)
+            await it.still()
+            assert it.screen_text() != before or place == "selected reply"
+            found.update((place, theme, *each) for each in weak(it.app))
+            await leave(it)
         for reply in it.replies:
             reply.end()
         await it.until(lambda: not it.app.chats.streaming)
