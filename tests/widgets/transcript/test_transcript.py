@@ -220,6 +220,20 @@ async def test_a_failed_reply_shows_why_and_offers_a_retry() -> None:
 
 
 @scene
+async def test_the_offer_of_a_retry_is_not_broken_into_two_lines() -> None:
+    async with reading() as reader:
+        width = reader.transcript.size.width - 1  # beside the scroll bar
+        for spare, lines in ((11, 2), (12, 1)):
+            error = "x" * (width - len("✗ failed: ") - spare)
+            failed = Message(7, "assistant", "par", state="failed", error=error)
+            reader.transcript.show([user("Hi"), failed], "a")
+            await reader.settled()
+            at = next(at for at, line in enumerate(reader.lines()) if "failed" in line)
+            shown = "".join(reader.lines()[at : at + lines])
+            assert shown == f"✗ failed: {error}{'  ' if lines == 1 else ''}r to retry"
+
+
+@scene
 async def test_only_the_newest_message_offers_a_retry() -> None:
     """A retry of an earlier one would remove what follows it."""
     async with reading() as reader:
