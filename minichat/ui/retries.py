@@ -20,6 +20,7 @@ class _Basis(NamedTuple):
     params: SamplingParams
     system: str
     adapter: str
+    loaded: bool  # whether the engine has the adapter
     model: str
     context: int  # tokens
     engine: int  # the number of engines before this one
@@ -29,8 +30,8 @@ class _Basis(NamedTuple):
         return self.model != then.model or self._value(field) != then._value(field)
 
     def _value(self, field: str) -> object:
-        of_chat = {"adapter": self.adapter, "messages": self.system}
-        return of_chat[field] if field in of_chat else getattr(self.params, field, None)
+        others = {"adapter": (self.adapter, self.loaded), "messages": self.system}
+        return others[field] if field in others else getattr(self.params, field, None)
 
 
 class Retries:
@@ -55,7 +56,9 @@ class Retries:
 
     def _look_at(self, conversation: Conversation, failed: Message, shot: Snapshot) -> None:
         chat = conversation.chat
-        now = _Basis(chat.params, chat.system, chat.adapter, shot.model, shot.max_context, self._engines)
+        loaded = chat.adapter in {each.name for each in shot.adapters}
+        of_chat, of_engine = (chat.params, chat.system, chat.adapter), (shot.model, shot.max_context)
+        now = _Basis(*of_chat, loaded, *of_engine, self._engines)
         message, then = self._seen.get(chat.id, (None, now))
         if message != failed.id:
             self._seen[chat.id] = failed.id, now

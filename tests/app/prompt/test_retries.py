@@ -20,6 +20,7 @@ from engine.api.errors import (
 from engine.api.events import Died, Restarted, Restarting
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
+from engine.api.snapshot import AdapterView
 from minichat.clients.fake import FakeBackend
 from tests.app.conftest import run, snapshot
 from tests.cases import SIZES, soak
@@ -132,6 +133,21 @@ async def test_no_retry_is_offered_for_an_adapter_or_messages_that_are_refused(
                 assert "r to retry" not in it.screen_text(), "nothing has changed"
                 it.app.chats.active.instruct("Be brief.")
             await it.until(lambda: "r to retry" in it.screen_text())
+
+
+@run
+async def test_an_adapter_that_has_been_loaded_may_be_tried(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        it.app.chats.active.chat.adapter = "sql"
+        it.backend.refusal = UnknownAdapter("no adapter 'sql' is loaded", field="adapter")
+        it.main.prompt.put("hello")
+        await it.pilot.press("enter")
+        await it.until(lambda: "failed: no adapter" in it.screen_text())
+        for loaded, offered in (("poems", False), ("sql", True)):
+            it.main.show_snapshot(snapshot(adapters=(AdapterView(loaded, 8, 1000, "folder"),)))
+            it.main.label()
+            await it.pilot.pause()
+            await it.until(lambda offered=offered: ("r to retry" in it.screen_text()) is offered)
 
 
 @run
