@@ -87,6 +87,10 @@ class ModelNotFound(EngineError):
     """There is no model with this name, locally or on the hub."""
 
 
+class HubUnreachable(ModelNotFound):
+    """The model is not on this machine, and it cannot be downloaded now."""
+
+
 class UnsupportedModel(EngineError):
     """The model exists, but this engine cannot run it; the message names the unsupported part."""
 

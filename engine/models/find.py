@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.config import ModelPlace
-from engine.api.errors import BadCheckpoint, ModelNotFound
+from engine.api.errors import BadCheckpoint, HubUnreachable, ModelNotFound
 from engine.gguf.header import is_gguf
 from engine.gguf.parts import first_part, model_name
 from engine.models.checkpoint import has_weights, refuse_kinds
@@ -98,9 +98,9 @@ def _fetched(name: str, dummy: bool, progress: Progress | None) -> Path:
     except RepositoryNotFoundError as error:
         raise ModelNotFound(f"{name} is neither a local folder nor a hub model") from error
     except LocalEntryNotFoundError as error:
-        raise ModelNotFound(f"{name} is not on this machine, and the hub cannot be reached") from error
+        raise HubUnreachable(f"{name} is not on this machine, and the hub cannot be reached") from error
     except Exception as error:  # the client passes on errors of its HTTP library, which differ by version
-        raise ModelNotFound(f"{name} could not be downloaded from the hub: {error}") from error
+        raise HubUnreachable(f"{name} could not be downloaded from the hub: {error}") from error
     if not (folder / CONFIG).is_file():
         raise BadCheckpoint(f"{name} has no {CONFIG} on the hub, so it is not a transformers model")
     if not dummy and not has_weights(folder):

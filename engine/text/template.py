@@ -33,7 +33,7 @@ class TemplateRenderer:
         with self._lock:
             answer = self._ask(json.dumps(request).encode())
         if "error" in answer:
-            raise TemplateError(f"the chat template {answer['error']}")
+            raise TemplateError(f"the chat template {answer['error']}", field="messages")
         return answer["text"]
 
     def close(self) -> None:

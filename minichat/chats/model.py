@@ -12,6 +12,7 @@ State = Literal["done", "streaming", "stopped", "failed"]
 
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 STATES: tuple[State, ...] = ("done", "streaming", "stopped", "failed")
+TOO_LONG = "prompt"
 _FORK = re.compile(r"\(fork(?: (\d{1,9}))?\)$")
 
 
@@ -69,7 +70,7 @@ class Message:
     params: dict[str, Any] | None = None  # sampling parameters that differ from the default
     attachments: tuple[Attachment, ...] = ()
     interrupted: bool = False  # minichat quit while it was streaming
-    refused: bool = False  # too long for the current engine, which would refuse it again; not stored
+    refused: str = ""  # what the engine refused and would refuse again: TOO_LONG or a field; not stored
 
     @property
     def retriable(self) -> bool:

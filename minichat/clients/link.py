@@ -12,7 +12,7 @@ import httpx
 
 from engine.api.errors import BadInput, BadWire, Ending, EngineDead, EngineError
 from engine.api.wire import check_version, decode_error
-from minichat.clients.address import Address
+from minichat.clients.address import KEY_VARIABLE, Address
 from minichat.clients.sse import ServerEvent, messages
 
 _CONNECT, _ANSWER = 10.0, 60.0  # seconds
@@ -241,6 +241,12 @@ def _refusal(response: httpx.Response, answer: Any) -> Exception:
     known = answer if type(answer) is dict else {}
     if "engine" in known:
         error = decode_error(known["engine"])
+        if response.status_code == httpx.codes.UNAUTHORIZED:  # the server's words are about HTTP
+            problem, _, _ = str(error).partition(";")
+            return BadInput(
+                f"{problem}; use --api-key-file FILE or set {KEY_VARIABLE} "
+                "(the server prints at startup where the key is stored)"
+            )
         return Cut(str(error)) if isinstance(error, Ending) else error
     if response.status_code in _BETWEEN:
         return Cut(f"{response.status_code} {response.reason_phrase}")

@@ -144,7 +144,7 @@ MONITOR = Feature(
     keyed=(("monitor", MonitorPanel), ("monitor", KVMap)),
     css="""
     #monitor { height: 1fr; border-left: vkey $panel; }
-    App.-ascii #monitor { border-left: ascii $panel-lighten-2; }
+    App.-ascii #monitor { border-left: ascii $frame; }
     #engine-line { height: 1; color: $text-muted; background: $surface; }
     """,
 )

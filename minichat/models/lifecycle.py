@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from engine.api.errors import EngineError
+from engine.api.errors import BadCheckpoint, EngineError, HubUnreachable, ModelNotFound, UnsupportedModel
 from engine.api.snapshot import Snapshot
 from minichat.clients.protocol import LinkBack, LinkLost, Progress
 from minichat.models.catalog import Model, identity
@@ -15,6 +15,7 @@ from minichat.program import Program
 from minichat.shell.remembered import Remembered
 
 _SURE_WITHIN = 4.0  # seconds; the notice is shown as long
+_OF_THE_MODEL = (ModelNotFound, UnsupportedModel, BadCheckpoint)  # a restart finds the same model
 
 
 class EngineLifecycle:
@@ -29,6 +30,7 @@ class EngineLifecycle:
         self.tell: Callable[[str], None] | None = None  # set by an open model dialog
         self.fetch = fetch
         self._tried_again = self._restarting = False
+        self._needs_another = False  # the model cannot be loaded
         self._asked_at = -_SURE_WITHIN
 
     @property
@@ -38,14 +40,18 @@ class EngineLifecycle:
             return "The engine is being restarted. Wait until it is ready"
         if not self.trouble:
             return ""
-        key, what = self.program.keys.name("program.restart"), self._restarted_part
-        ways = "reconnects" if self.program.backend.elsewhere else f"restarts {what}"
-        return f"There is no engine. {key} {ways}"
+        return f"There is no engine. {self._ways[0]}"
 
     @property
-    def _restarted_part(self) -> str:
-        """What the restart key restarts: the engine in place, or if that did not help, the program."""
-        return "the program" if self._tried_again else "the engine"
+    def _ways(self) -> list[str]:
+        """How to get an engine again."""
+        again, other = map(self.program.keys.name, ("program.restart", "model.pick"))
+        if self.program.backend.elsewhere:
+            return [f"{again} reconnects"]
+        # First in place. If that did not help, the process may be at fault.
+        what = "the program" if self._tried_again else "the engine"
+        restart = [] if self._needs_another else [f"{again} restarts {what}"]
+        return [*restart, f"{other} chooses another model"]
 
     @property
     def alive(self) -> bool:
@@ -68,10 +74,10 @@ class EngineLifecycle:
         try:
             snapshot = await self._begin(self.model, self.program.backend.load)
         except Exception as error:  # show any failure to the user
-            self.report_loss(f"{self._what(self.model)}: {_reason(error)}")
+            self.report_loss(f"{self._what(self.model)}: {_reason(error)}", error)
         else:
             self._started(snapshot)
-        self.ready.set()
+        self._set_ready()
 
     async def switch(self, model: str) -> None:
         """Load another model. If that fails, reload the previous one."""
@@ -90,10 +96,10 @@ class EngineLifecycle:
             if worked:
                 await self._reload_previous(problem)
             else:
-                self.report_loss(problem)
+                self.report_loss(problem, error)
         else:
             self._started(snapshot)
-        self.ready.set()
+        self._set_ready()
 
     async def _reload_previous(self, problem: str) -> None:
         try:
@@ -101,7 +107,7 @@ class EngineLifecycle:
                 self.model, lambda progress: self.program.backend.switch(self.model, progress)
             )
         except Exception as error:
-            self.report_loss(f"{problem}; cannot reload {self.model}: {_reason(error)}")
+            self.report_loss(f"{problem}; cannot reload {self.model}: {_reason(error)}", error)
         else:
             self._started(snapshot)
             self.program.report(f"{problem}; {short(self.model)} was reloaded")
@@ -143,6 +149,10 @@ class EngineLifecycle:
         if snapshot.state == "restarting":
             self.restarting(snapshot.error)
 
+    def _set_ready(self) -> None:
+        self.ready.set()
+        self.program.main.label()  # from now on, what has failed may be retried
+
     def again(self) -> bool:
         """Restart a lost engine in place. Return False if that did not help or no engine is lost."""
         if self.program.backend.elsewhere and not self.ready.is_set():
@@ -166,18 +176,18 @@ class EngineLifecycle:
         self.program.app.notify(f"{what}; {ways}", severity="warning")
         return True
 
-    def report_loss(self, reason: str) -> None:
-        """Report the loss of the engine and the ways to recover."""
+    def report_loss(self, reason: str, error: Exception | None = None) -> None:
+        """Report the loss of the engine and the ways to recover. `error`: why it could not be loaded."""
         self.trouble = reason
-        again, other = map(self.program.keys.name, ("program.restart", "model.pick"))
-        ways = f"{again} restarts {self._restarted_part}; {other} chooses another model"
-        if self.program.backend.elsewhere:
-            ways = f"{again} reconnects"
-        # The reason comes last, because it may be cut off.
-        self.program.main.banner.say(f"{ways}  |  {reason}", fault=True)
-        self.program.main.keybar.trouble, self.program.main.keybar.fault = "no engine", True
+        self._needs_another = isinstance(error, _OF_THE_MODEL) and not isinstance(error, HubUnreachable)
         self._restarting = False
+        self._say_loss()
         self.program.main.label()  # nothing can be retried
+
+    def _say_loss(self) -> None:
+        # The reason comes last, because it may be cut off.
+        self.program.main.banner.say(f"{'; '.join(self._ways)}  |  {self.trouble}", fault=True)
+        self.program.main.keybar.trouble, self.program.main.keybar.fault = "no engine", True
 
     def restarting(self, reason: str) -> None:
         """A remote engine has ended, and its server starts it again."""
@@ -219,7 +229,7 @@ class EngineLifecycle:
         snapshot = await self.program.backend.snapshot()
         self.program.main.keybar.fault = False
         self._started(snapshot)
-        self.ready.set()
+        self._set_ready()
         self.program.poller.wake()
 
     # Choosing
@@ -260,7 +270,7 @@ class EngineLifecycle:
     def _end_fetching(self, message: str, *, fault: bool = False) -> None:
         self.fetching = ""
         if self.trouble:
-            self.report_loss(self.trouble)
+            self._say_loss()
         else:
             self.program.main.banner.say("")
         if self.tell is not None:

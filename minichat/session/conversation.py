@@ -15,7 +15,7 @@ from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from minichat.chats.errors import StoreError
 from minichat.chats.letters import color_index
-from minichat.chats.model import Attachment, Chat, Message, State, title_from
+from minichat.chats.model import TOO_LONG, Attachment, Chat, Message, State, title_from
 from minichat.clients.protocol import Past, Reply
 from minichat.session.background_calls import BackgroundCalls
 from minichat.session.decoding import changed_from_default
@@ -298,7 +298,7 @@ class Conversation:
                     finish, error = ours[-1].finish or finish, ours[-1].error
         except EngineError as trouble:
             finish, error = Finish.FAILED, str(trouble)
-            run.refused = isinstance(trouble, RequestTooLong)
+            run.refused = TOO_LONG if isinstance(trouble, RequestTooLong) else trouble.field
         except Exception as trouble:  # a bug: show it at the reply and keep running
             log.exception("a reply failed")
             finish, error = Finish.FAILED, f"{type(trouble).__name__}: {trouble}"

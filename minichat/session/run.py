@@ -67,7 +67,7 @@ class RunningReply:
     saved: float = 0.0
     stopping: bool = False
     reason: str = ""  # why it was stopped, unless the user did it
-    refused: bool = False  # the prompt is too long for the engine
+    refused: str = ""  # what the engine refused, as in `Message`
     stays: bool = False  # the engine continues it after the screen closes
     left: bool = False  # the screen is closing
     stale: bool = False  # the displayed text is an earlier screen's and will be streamed again

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.api.errors import RequestTooLong
 from engine.api.params import SamplingParams
-from minichat.chats.model import Chat, Message
+from minichat.chats.model import TOO_LONG, Chat, Message
 from minichat.chats.store import Store
 from minichat.clients.protocol import Prompt, Reply
 from minichat.plural import plural
@@ -42,9 +42,9 @@ class Reading:
     def reset(self) -> bool:
         """Reset for a new engine, which may hold more. Return whether a refused message may be retried."""
         self.left_out, messages = 0, self._chat.messages
-        refused = any(each.refused for each in messages)
-        messages[:] = [replace(each, refused=False) for each in messages]
-        return refused
+        long = any(each.refused == TOO_LONG for each in messages)
+        messages[:] = [replace(each, refused="") if each.refused == TOO_LONG else each for each in messages]
+        return long
 
     def prompt(self) -> tuple[Prompt, Parts]:
         template = self._services.backend.has_template

@@ -43,6 +43,8 @@ OKABE_ITO = (
 _EVEN = 0.179  # the luminance at which black and white have equal contrast
 MUTED = 0.72  # position between background and text color
 THUMB = 0.6  # likewise, for a dragged scroll bar
+_FRAME = 0.15  # the lightness of a frame beyond that of a panel
+_SELECTED = 0.35  # opacity of the primary color behind selected text
 _ENDS = ("white", "black")
 _SHADES = (0.3, 0.5, 0.7)  # positions toward white or black
 _MORE = 16  # colors beyond a theme's own, so that 24 chats differ
@@ -85,6 +87,14 @@ class ThemeColors:
         text, ground = (Color.parse(self.colors[name]) for name in ("foreground", "background"))
         return ground.blend(text, share).hex
 
+    @property
+    def _frame(self) -> str:
+        """The color of frames without the focus: Textual's lighter ones are invisible in a light theme."""
+        if self.ansi:
+            return "ansi_bright_black"
+        panel = Color.parse(self.colors["panel"])
+        return (panel.lighten(_FRAME) if self.dark else panel.darken(_FRAME)).hex
+
     def owner(self, index: int) -> str:
         """The color of a chat, by `letters.color_index`."""
         known = self.owners + self.shades
@@ -99,9 +109,10 @@ class ThemeColors:
         return f"{'#000000' if _luminance(ground) > _EVEN else '#FFFFFF'} on {owner}"
 
     def own_variables(self) -> dict[str, str]:
-        """Variables of our style sheets beyond Textual's: $map-free, $syntax-keyword, $owner-1 and others."""
+        """Variables of our style sheets beyond Textual's: $frame, $map-free, $owner-1 and others."""
         named, known = {**self.colors, "muted": self.muted}, self.owners + self.shades
         return {
+            "frame": self._frame,
             **{f"map-{name}": color for name, color in self.map.items()},
             **{f"syntax-{name}": self.syntax.get(name, named[usual]) for name, usual in SYNTAX.items()},
             **{f"owner-{number}": color for number, color in enumerate(known, start=1)},
@@ -118,6 +129,9 @@ class ThemeColors:
             usual = {"text-muted": self.muted, "foreground-muted": self.muted}
             usual |= {"scrollbar-background": self.colors["panel"], "scrollbar": self._between(THUMB)}
             usual |= {"scrollbar-hover": self.muted}
+            usual |= {
+                "input-selection-background": Color.parse(self.colors["primary"]).with_alpha(_SELECTED).hex
+            }
         colors: dict[str, Any] = {**self.colors}
         return Theme(
             name=self.name,

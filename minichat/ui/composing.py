@@ -1,4 +1,4 @@
-"""Checks the typed message before it is sent: does it fit the model, and do its files exist?"""
+"""Counts the tokens of the typed message, and checks before it is sent that it fits and its files exist."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,15 +16,15 @@ from minichat.session.fitting import PromptFit, fit_of, small
 from minichat.ui.transcript.glyphs import one_line
 
 _LATE = 0.2  # seconds from a key to the check
-_SHOWN_FROM = 0.125  # share of the context from which a message's length is shown
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What is wrong with a message, or how much of the context it takes. Empty: nothing to show."""
+    """A message's files and its tokens. Empty: nothing is typed, or no engine can count."""
 
     fit: PromptFit | None = None  # in the chat where the least is left
     missing: tuple[Missing, ...] = ()
+    refusal: str = ""  # why its files cannot be attached
 
     @property
     def faulty(self) -> bool:
@@ -33,7 +33,9 @@ class Checked:
     def __str__(self) -> str:
         if self.missing:
             return f"no such file: {self.missing[0].name}{self.missing[0].hint}"
-        return str(self.fit) if self.fit is not None else ""
+        if self.fit is None:
+            return ""
+        return f"{self.fit.tokens:,} of {self.fit.room:,} tokens" if self.fit.fits else str(self.fit)
 
 
 class Composing:
@@ -46,9 +48,8 @@ class Composing:
         self._warned = ""  # the text whose missing files the user was warned about
 
     def note(self) -> None:
-        """Schedule a check: the text has changed."""
-        workspace = self._context.workspace
-        if self._needs_check(workspace.prompt.text, workspace.recipients):
+        """Schedule a check: the text has changed, or what it may take."""
+        if self._context.workspace.prompt.text.strip():
             if self._timer is None:
                 self._timer = self._context.app.set_timer(_LATE, self._begin)
         elif self.checked != Checked():
@@ -59,9 +60,12 @@ class Composing:
         if refusal := self._context.lifecycle.refusal:
             self._context.program.report(refusal)
             return False
-        if not self._needs_check(text, to):
+        if not self._may_fail(text, to):
             return True
         checked = await self._check(text, to)
+        if checked.refusal:
+            self._context.program.report(one_line(checked.refusal))
+            return False
         if checked.missing and text != self._warned:
             self._warned = text
             names = "; ".join(f"no such file: {each.name}{each.hint}" for each in checked.missing)
@@ -82,12 +86,11 @@ class Composing:
             return ""
         return f"choose a larger model ({self._context.keys.name('model.pick')})"
 
-    def _needs_check(self, text: str, to: Sequence[Conversation]) -> bool:
-        if not text.strip():
-            return False
+    def _may_fail(self, text: str, to: Sequence[Conversation]) -> bool:
+        """Whether it names files or may be too long, so that it is checked before it is sent."""
         shot = self._context.engine.latest
         large = shot is not None and not all(small(each, text, shot) for each in to)
-        return "@" in text or bool(to[0].files()) or large
+        return "@" in text or large
 
     def _begin(self) -> None:
         self._timer = None
@@ -96,11 +99,8 @@ class Composing:
     async def _look(self) -> None:
         workspace = self._context.workspace
         text = workspace.prompt.text
-        checked = await self._check(text, workspace.recipients)
+        checked = await self._check(text, workspace.recipients) if text.strip() else Checked()
         if workspace.prompt.text == text:
-            fit = checked.fit
-            if fit is not None and fit.tokens < _SHOWN_FROM * fit.room:
-                checked = Checked(None, checked.missing)
             self._show(checked)
 
     def _show(self, checked: Checked) -> None:
@@ -110,12 +110,15 @@ class Composing:
     async def _check(self, text: str, to: Sequence[Conversation]) -> Checked:
         """Look for the files in a thread: a network folder may be slow."""
         kept = [*self._context.program.start.first.piped, *to[0].files()]
-        wrong = await in_thread(lambda: missing(text, kept))
-        files: tuple[Attachment, ...] = ()
-        with suppress(CannotAttach):  # reported when the message is sent
-            files = await in_thread(lambda: attach(text, kept))
+        wrong, files, refusal = tuple[Missing, ...](), tuple[Attachment, ...](), ""
+        if "@" in text:
+            wrong = await in_thread(lambda: missing(text, kept))
+            try:
+                files = await in_thread(lambda: attach(text, kept))
+            except CannotAttach as error:
+                refusal = str(error)
         shot, fits = self._context.engine.latest, list[PromptFit]()
         if shot is not None and self._context.lifecycle.alive:
             with suppress(EngineError):  # no engine: the reply reports the error
                 fits = [await fit_of(each, text, files, shot) for each in to]
-        return Checked(min(fits, key=lambda fit: fit.left, default=None), wrong)
+        return Checked(min(fits, key=lambda fit: fit.left, default=None), wrong, refusal)

@@ -50,7 +50,7 @@ class EngineWatch:
         if snapshot.running and snapshot.rates.steps:
             self.at_work = snapshot
         elif before is not None and before is self.at_work and snapshot.step_times.total:
-            self.at_work = replace(before, step_times=snapshot.step_times)  # with those of its last steps
+            self.at_work = _to_its_end(before, snapshot)
         self._signals.snapshot(snapshot)
         for each in tuple(self.observers):
             self._show_to(each, snapshot)
@@ -89,3 +89,11 @@ class EngineWatch:
     def unobserve(self, observer: Observer) -> None:
         if observer in self.observers:
             self.observers.remove(observer)
+
+
+def _to_its_end(before: Snapshot, after: Snapshot) -> Snapshot:
+    """The last snapshot of a run with its last steps. Of a short run, `before` has only the first ones."""
+    # The means per step are those of `after`, whose rates per second include the time since the run.
+    steps = max(before.rates.steps, after.rates.steps)
+    rates = replace(after.rates, steps=steps) if after.rates.steps else before.rates
+    return replace(before, step_times=after.step_times, rates=rates)

@@ -100,13 +100,20 @@ def footer(
     keys: Keys,
     *,
     drawer: bool,
+    covered: bool,
     retries: bool,
 ) -> tuple[Key, ...]:
-    """The keys for the bar: those of the focused widget, those of the reply, then global ones."""
+    """The keys for the bar: those of the focused widget, those of the reply, then global ones.
+
+    `covered`: the monitor hides the chat.
+    """
     nodes = focused.ancestors_with_self if focused is not None else []
     here = next((node.HINTS for node in nodes if isinstance(node, Hinting)), ())
-    closes = (Key(keys.name("reply.stop"), "close", command="reply.stop"),) if drawer and not here else ()
-    stop = ("reply.stop",) if not here and not drawer else ()  # else Esc goes back to the chat first
+    back = "" if here else "close" if drawer else "chat" if covered else ""
+    closes = [Key(keys.name("reply.stop"), back, command="reply.stop")] if back else []
+    if back == "chat":
+        closes.append(Key(keys.name("view.to_monitor"), "panes", command="view.to_monitor"))
+    stop = ("reply.stop",) if not here and not back else ()  # else Esc goes back to the chat first
     urgent = stop if active.streaming else ("reply.retry",) if retries and _retriable(active) else ()
     listed = [each for each in commands if each.id in urgent]
     for group in _FOOTER:

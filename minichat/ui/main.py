@@ -162,6 +162,7 @@ class MainScreen(FrameScreen[None]):
             context.commands,
             context.keys,
             drawer=self.panels.drawer_open,
+            covered=not self._panes.display,
             retries=not context.lifecycle.refusal,
         )
 
@@ -179,6 +180,7 @@ class MainScreen(FrameScreen[None]):
             conversation.unread = True
         self.signals.changed(conversation)
         self.label()
+        self.composing.note()  # its settings may leave less room for the message
         self.wake()
 
     def took(self, conversation: Conversation, request: int, role: str = "") -> None:
@@ -188,6 +190,7 @@ class MainScreen(FrameScreen[None]):
     def forget_requests(self) -> None:
         """Forget request ids and tokens: a new engine starts counting again."""
         self.engine.forget()
+        self._retries.forget()
         for each in self.chats:
             each.likely = None
             each.traces.clear()
@@ -207,6 +210,7 @@ class MainScreen(FrameScreen[None]):
         if facts != self.tabs.facts:  # the sample messages depend on the model
             self.tabs.facts = facts
             self.label()
+            self.composing.note()
 
     def show_events(self, events: Sequence[Event]) -> None:
         self.engine.show_events(events)

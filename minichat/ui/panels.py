@@ -106,12 +106,16 @@ class Panels:
         self._show(None)
         return True
 
-    def show_chat(self) -> None:
-        """Show the chat: hide what covers it on a small screen."""
+    def show_chat(self) -> bool:
+        """Show the chat: hide what covers it on a small screen. Return whether something did."""
         self.fill(False)
-        if not self._chats.display and not self.close_drawer():
+        if self._chats.display:
+            return False
+        if not self.close_drawer():
+            self._prompt.focus()  # first: the focused widget may be about to be hidden
             self.side_requested = False
             self._changed()
+        return True
 
     def close(self, part: Widget) -> Widget | None:
         """Close and return the open panel that contains the widget, if any."""
@@ -142,7 +146,7 @@ class Panels:
             return
         self._open_side(panel)
         if not self._chats.display:
-            panel.widget.focus()
+            self._prompt.focus()  # it is still shown, so that is where typed text goes
 
     def _close_side(self) -> None:
         self.side_requested = self.side_fills = False

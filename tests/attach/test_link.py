@@ -294,7 +294,9 @@ class TestOpening:
     async def test_a_wrong_key_is_reported(self, served: Served) -> None:
         with pytest.raises(BadInput, match="invalid API key"):
             await self.open_with(served, "sk-wrong")
-        with pytest.raises(BadInput, match="missing API key"):
+        with pytest.raises(
+            BadInput, match="missing API key; use --api-key-file FILE or set MINICHAT_API_KEY"
+        ):
             await self.open_with(served, "")
 
     @run

@@ -4,13 +4,15 @@
 """
 
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.style import Style
 from textual.color import Color
+from textual.widgets import Input, TextArea
 
 from minichat.shell.themes import load_themes, shipped_themes
 from minichat.ui.picture import strips_of
@@ -51,44 +53,99 @@ def colors(style: Style) -> tuple[str, str] | None:
     return (ground, text) if style.reverse else (text, ground)
 
 
-async def chosen_scheme(it: World) -> None:
-    await it.pilot.press("f4", "down")
+Show = Callable[[World], Awaitable[None]]
 
 
-async def chosen_field(it: World) -> None:
-    await it.pilot.press("f3", "down", "down")
+def pressed(*keys: str) -> Show:
+    async def show(it: World) -> None:
+        await it.pilot.press(*keys)
+
+    return show
 
 
-async def help_screen(it: World) -> None:
-    await it.pilot.press("f1")
+async def selected_reply(it: World) -> None:
+    it.main.transcript.text_select_all()
 
 
-async def find_bar(it: World) -> None:
-    await it.pilot.press("escape", "ctrl+f")
+async def selected_field(it: World) -> None:
+    await it.pilot.press("alt+t")
+    it.app.screen.query_one(Input).select_all()
 
 
-PLACES = {
-    "quantization": chosen_scheme,
-    "decoding": chosen_field,
-    "help": help_screen,
-    "find": find_bar,
+async def selected_text(it: World) -> None:
+    await it.pilot.press("alt+s", *"be brief")
+    it.app.screen.query_one(TextArea).select_all()
+
+
+async def missing_file(it: World) -> None:
+    it.main.banner.say("the engine has stopped", fault=True)
+    it.main.prompt.put("see @gone.py")
+    await it.until(lambda: "no such file" in it.screen_text())
+
+
+async def completion(it: World) -> None:
+    it.main.banner.say("loading", 0.5)
+    it.main.prompt.put("@/")
+    it.main.prompt.focus()
+    await it.until(lambda: it.main.prompt.completion.offers)
+
+
+PLACES: dict[str, Show] = {
+    "quantization": pressed("f4", "down"),
+    "decoding": pressed("f3", "down", "down"),
+    "find": pressed("ctrl+f"),
+    "overview": pressed("alt+g", "down"),
+    "monitor": pressed("alt+m"),
+    "queues": pressed("alt+m", "2", "down"),
+    "events": pressed("alt+m", "5", "slash", "a"),
+    "message": pressed("tab", "ctrl+up"),
+    "menu": pressed("tab", "m"),
+    "selected reply": selected_reply,
+    "missing file": missing_file,
+    "completion": completion,
+    "help": pressed("f1"),
+    "palette": pressed("ctrl+p", "s"),
+    "techniques": pressed("alt+x", "down"),
+    "jump": pressed("ctrl+o", "down"),
+    "models": pressed("alt+o"),
+    "why": pressed("f8"),
+    "selected field": selected_field,
+    "selected text": selected_text,
 }
+
+
+async def leave(it: World) -> None:
+    """Close and clear what a place has shown."""
+    while it.app.screen is not it.main:
+        await it.pilot.press("escape")
+    it.main.banner.say("")
+    it.main.prompt.put("")
+    it.app.screen.clear_selection()
+    it.main.prompt.focus()
+    for panel in (it.drawer, it.quantization):
+        if panel.display:
+            it.main.panels.toggle(panel)
+    it.main.panels.show_chat()
+
+
 THEMES = [each.name for each in load_themes(shipped_themes()).palettes.values() if not each.ansi]
+USUAL = ("minichat-light", "minichat-dark")
 
 
 @run
 @pytest.mark.parametrize(
-    "themes",
+    "shown",
     [
-        pytest.param(("minichat-light", "minichat-dark"), id="usual"),
-        pytest.param(THEMES, id="all", marks=pytest.mark.soak),  # their colors are compared in tests/themes
+        pytest.param([(USUAL[at % 2], place) for at, place in enumerate(PLACES)], id="usual"),
+        # Their colors are compared in tests/themes.
+        pytest.param([*product(THEMES, PLACES)], id="all", marks=pytest.mark.soak),
     ],
 )
 async def test_the_whole_screen_is_readable(
     bench: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    themes: Sequence[str],
+    shown: Sequence[tuple[str, str]],
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     found = set[tuple[str, str, str, str, str, float]]()
@@ -98,13 +155,14 @@ async def test_the_whole_screen_is_readable(
         sitting.scenes["panes"](it),
     ):
         await it.resize((160, 40))  # drawer and monitor both fit beside a chat
-        for place, show in PLACES.items():
-            await show(it)
-            for theme in themes:
-                it.app.theme = theme
-                await it.still()
-                assert "KV map" in it.screen_text() or place == "help"
-                found.update((place, theme, *each) for each in weak(it.app))
+        for theme, place in shown:
+            it.app.theme = theme
+            before = it.screen_text()
+            await PLACES[place](it)
+            await it.still()
+            assert it.screen_text() != before or place == "selected reply"
+            found.update((place, theme, *each) for each in weak(it.app))
+            await leave(it)
         for reply in it.replies:
             reply.end()
         await it.until(lambda: not it.app.chats.streaming)

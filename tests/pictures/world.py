@@ -202,6 +202,7 @@ class World(Bench):
     async def resize(self, size: tuple[int, int]) -> None:
         if self.app.size != size:
             await self.pilot.resize_terminal(*size)
+            await self.until(lambda: self.app.screen.size == size)  # on a busy machine it may be late
             await self.still()
             for pane in self.main.panes:
                 pane.show_figures()

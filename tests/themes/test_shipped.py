@@ -72,6 +72,25 @@ def test_selected_text_is_readable(palette: ThemeColors) -> None:
 
 
 @every
+@pytest.mark.parametrize("ground", GROUNDS)
+def test_typed_text_is_readable_when_it_is_selected(palette: ThemeColors, ground: str) -> None:
+    variables, below = palette.theme().to_color_system().generate(), Color.parse(palette.colors[ground])
+    chosen = below + Color.parse(variables["input-selection-background"])
+    assert contrast(palette.colors["foreground"], chosen.hex) >= needed(palette)
+    assert contrast(chosen.hex, below.hex) > 1.5
+
+
+@every
+def test_notices_are_readable_and_frames_are_visible(palette: ThemeColors) -> None:
+    variables = palette.theme().to_color_system().generate()
+    notice = variables["panel-lighten-1"]
+    assert contrast(palette.colors["foreground"], notice) >= needed(palette)
+    for severity in ("success", "warning", "error"):
+        assert contrast(palette.colors[severity], notice) >= 3, "the bar beside it"
+    assert contrast(palette.own_variables()["frame"], palette.colors["background"]) > 1.5
+
+
+@every
 def test_a_scroll_bar_is_visible_and_its_track_is_subtle(palette: ThemeColors) -> None:
     variables = palette.theme().to_color_system().generate()
     for state in ("", "-hover", "-active"):

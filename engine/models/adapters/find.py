@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from engine.api.errors import ModelNotFound
+from engine.api.errors import HubUnreachable, ModelNotFound
 from engine.models.adapters.settings import CONFIG, WEIGHTS
 from engine.models.find import HUB_NAME
 
@@ -30,6 +30,6 @@ def find_adapter(name: str) -> Path:
     except RepositoryNotFoundError as error:
         raise ModelNotFound(f"{name} is neither a local folder nor a hub adapter") from error
     except LocalEntryNotFoundError as error:
-        raise ModelNotFound(f"{name} is not on this machine, and the hub cannot be reached") from error
+        raise HubUnreachable(f"{name} is not on this machine, and the hub cannot be reached") from error
     except Exception as error:  # the client passes on errors of its HTTP library, which differ by version
-        raise ModelNotFound(f"{name} could not be downloaded from the hub: {error}") from error
+        raise HubUnreachable(f"{name} could not be downloaded from the hub: {error}") from error

@@ -6,13 +6,13 @@ from minichat.ui import sending
 
 
 def stop(context: Context) -> None:
-    """Esc: cancel the innermost thing that is active: an edit, a search, a drawer or a reply."""
-    active = context.chats.active
+    """Esc: cancel the innermost thing that is active: an edit, a search, a panel over the chat or a reply."""
+    active, panels = context.chats.active, context.panels
     if active.editing is not None:
         active.editing = None
         context.workspace.prompt.put(active.chat.draft)
         context.workspace.label()
-    elif not any(left() for left in (*context.leaving, context.panels.close_drawer, active.stop)):
+    elif not any(left() for left in (*context.leaving, panels.close_drawer, panels.show_chat, active.stop)):
         context.workspace.prompt.focus()
 
 

@@ -155,7 +155,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         self.scheme.rows = scheme(snapshot)
         self.memory.rows = memory(snapshot.memory)
         self.room.rows = room(snapshot)
-        self.schemes.see(snapshot.schemes, snapshot.quantization, self._marks)
+        self.schemes.see(schemes(snapshot), snapshot.quantization, self._marks)
         self.forms.see(snapshot.kv_schemes, snapshot.kv_scheme, self._marks)
         self.forms.display = self._of_forms.display = bool(snapshot.kv_schemes)
         self._changing = snapshot.change is not None and not snapshot.change.over
@@ -202,6 +202,15 @@ def scheme(shot: Snapshot) -> tuple[Row, ...]:
     )
 
 
+def schemes(shot: Snapshot) -> tuple[SchemeView, ...]:
+    """The schemes of the weights; the size of the present one is measured, as the monitor shows it."""
+    held = shot.memory.get("weights", 0)
+    return tuple(
+        each._replace(nbytes=held) if held and each.name == shot.quantization else each
+        for each in shot.schemes
+    )
+
+
 def change(shot: Snapshot, marks: Marks) -> str:
     """A running or failed conversion."""
     if (found := shot.change) is None:
@@ -220,8 +229,9 @@ def change(shot: Snapshot, marks: Marks) -> str:
 
 def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple[Content, ...]:
     """Sizes of weights and cache with a scheme; changed figures show both values."""
-    schemes, present = (shot.kv_schemes, shot.kv_scheme) if of_cache else (shot.schemes, shot.quantization)
-    views = {each.name: each for each in schemes}
+    of_weights = schemes(shot)
+    offered, present = (shot.kv_schemes, shot.kv_scheme) if of_cache else (of_weights, shot.quantization)
+    views = {each.name: each for each in offered}
     there, target = views.get(present), views.get(name)
     if there is None or target is None:
         return ()
@@ -231,7 +241,7 @@ def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple
         return (title, Content.styled(target.why_not, "$text-muted"))
     blocks = len(shot.blocks.refs)
     blocks_then = target.blocks or blocks
-    weights = weights_then = next((each.nbytes for each in shot.schemes if each.name == shot.quantization), 0)
+    weights = weights_then = next((each.nbytes for each in of_weights if each.name == shot.quantization), 0)
     cache = shot.memory.get("cache", 0)
     cache_then = cache * blocks_then // max(blocks, 1)
     if of_cache:

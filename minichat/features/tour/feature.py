@@ -167,7 +167,7 @@ TOUR = Feature(
         max-height: 50%;
         padding: 0 1;
         background: $panel;
-        border-left: outer $panel-lighten-2;
+        border-left: outer $frame;
     }
     #tour:focus { border-left: outer $accent; }
     App.-ascii #tour, App.-ascii #tour:focus { border-left: ascii $accent; }

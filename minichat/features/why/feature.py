@@ -103,6 +103,10 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
     lines += _use("memory", speed.memory, "/s", width, signs)
     parts = f"{size(speed.weights)} of weights, {size(speed.cache)} of KV cache per step"
     lines.append(Content.assemble(" " * _LABEL, (parts, "$text-muted")))
+    held = size(speed.held)  # as the monitor shows it
+    if 0 < speed.weights < speed.held and held != size(speed.weights):
+        whole = f"(of {held} in all: the embedding is only looked up)"
+        lines.append(Content.assemble(" " * _LABEL, (whole, "$text-muted")))
     if speed.arithmetic.amount:
         lines += _use("arithmetic", speed.arithmetic, " FLOP/s", width, signs)
     rows = f"{speed.rows:.1f} rows, {speed.tokens:.1f} tokens per step, {speed.steps:.0f} steps/s"

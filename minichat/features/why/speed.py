@@ -34,6 +34,7 @@ class Speed:
     tokens: float
     steps: float
     weights: int  # bytes read per step
+    held: int  # bytes of all weights; 0: unknown
     cache: int
     memory: Use
     arithmetic: Use  # zero if the scheme's operations are not known
@@ -61,6 +62,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         tokens=rates.step_tokens,
         steps=rates.steps,
         weights=weights,
+        held=shot.memory.get("weights", 0),
         cache=cache,
         memory=memory,
         arithmetic=arithmetic,

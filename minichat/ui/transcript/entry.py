@@ -54,6 +54,7 @@ class Entry:
     """Parsed when it comes into view; until then its height is estimated."""
 
     marked = False  # keys act on this message
+    newest = False  # a retry of an earlier one would remove what follows; its menu offers that
     body: Document | None = None
     thought: Thought | None = None
     _thinking_since: float | None = None
@@ -72,7 +73,7 @@ class Entry:
 
     @property
     def retriable(self) -> bool:
-        return self.message.retriable and self._canvas.retries
+        return self.newest and self.message.retriable and self._canvas.retries
 
     @property
     def text(self) -> str:
@@ -247,16 +248,18 @@ class Entry:
         form = canvas.width, self.retriable
         if self._note is None or self._note_form != form:
             if self.message.state == "failed":
-                reason = self.message.error or "unknown reason"
-                retry = f"  {RETRY}" if self.retriable else ""
-                source = f"{canvas.glyphs.fault} failed: {reason}{retry}"
+                source = f"{canvas.glyphs.fault} failed: {self.message.error or 'unknown reason'}"
                 look: Look = ("fault",)
             else:
                 reason = self.message.error
                 source, look = f"stopped: {reason}" if reason else "stopped", ("note",)
             source = drawable(source.expandtabs(1))
-            rows = (Row((Fragment(source[start:end], look),)) for start, end in wrap(source, canvas.width))
-            self._note, self._note_form = RenderedLeaf("", tuple(rows)), form
+            lines = [source[start:end] for start, end in wrap(source, canvas.width)]
+            if self.retriable:
+                whole = f"{lines[-1]}  {RETRY}"
+                lines[-1:] = [whole] if cell_width(whole) <= canvas.width else [lines[-1], RETRY]
+            rows = tuple(Row((Fragment(line, look),)) for line in lines)
+            self._note, self._note_form = RenderedLeaf("", rows), form
         return self._note
 
     def _head(self) -> Row:

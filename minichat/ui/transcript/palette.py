@@ -95,12 +95,12 @@ def color(widget: Widget, look: Look) -> Style:
 
 
 def _chosen(screen: Screen[object]) -> Style:
-    """Textual's selection style. Its text color is transparent, so use black or white."""
+    """Textual's selection style. Its text color is transparent, so use black or white, never dimmed."""
     name = "screen--selection"
     style, own = screen.get_component_rich_style(name), screen.get_component_rich_style(name, partial=True)
     if own.color is None and style.bgcolor is not None:
         style += Style(color=Color.from_rich_color(style.bgcolor).get_contrast_text(1.0).rich_color)
-    return style
+    return style + Style(dim=False)
 
 
 def _faded(style: Style) -> Style:

@@ -44,6 +44,8 @@ class View:
         self.entries = [
             Entry(message, _MIDDLE + index, letter, self.canvas) for index, message in enumerate(messages)
         ]
+        for entry in self.entries[-1:]:
+            entry.newest = True
         self._heights = Heights(entry.height for entry in self.entries)
 
     def prepend(self, messages: Sequence[Message]) -> None:
@@ -57,8 +59,13 @@ class View:
 
     def append(self, message: Message) -> None:
         serial = self.entries[-1].serial + 1 if self.entries else _MIDDLE
-        self.entries.append(Entry(message, serial, self.letter, self.canvas))
-        self._heights.append(self.entries[-1].height)
+        for before in self.entries[-1:]:
+            before.newest = False
+            self.changed(before)
+        entry = Entry(message, serial, self.letter, self.canvas)
+        entry.newest = True
+        self.entries.append(entry)
+        self._heights.append(entry.height)
 
     def resize(self, width: int, filled: int) -> None:
         self.canvas.resize(width, filled)

@@ -300,7 +300,7 @@ def test_it_fits_any_size(terminal: Callable[..., Tmux], words: tuple[str, ...])
         tmux("resize-window", "-x", str(columns), "-y", str(lines))
         screen = tmux.until(
             lambda screen, wide=columns > 40: (
-                "F5 restarts the engine" in screen
+                "Alt+O chooses another model" in screen
                 and ("KV map" in screen) == wide
                 and (not wide or screen.isascii() == ("--ascii" in words))  # frames follow their text
             )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.api.config import EngineConfig
-from engine.api.errors import EngineDead, UnsupportedModel
+from engine.api.errors import EngineDead, EngineError
 from engine.api.events import Died, Event
 from engine.api.params import SamplingParams
 from engine.host.process import EngineProcess
@@ -78,7 +78,7 @@ async def test_a_lost_engine_is_restarted_in_place_or_else_with_the_program(
         assert backend.switched == ["tiny", "tiny"]
         assert it.texts()[-1] == ("assistant", "here", "done")
         await it.answered(await it.say("and now"))
-        backend.unloadable["tiny"] = UnsupportedModel("the device is gone")
+        backend.unloadable["tiny"] = EngineError("the device is gone")
         backend.emit(Died(7, 1.0, "the device is gone"))
         await it.until(lambda: "F5 restarts the engine" in it.screen_text())
         await it.pilot.press("f5")

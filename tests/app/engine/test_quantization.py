@@ -11,6 +11,7 @@ from engine.api.snapshot import Change, SchemeView, TierView
 from minichat.clients.fake import FakeBackend
 from minichat.features.quantization.drawer import memory, room, scheme
 from tests.app.conftest import run, snapshot
+from tests.cases import SIZES
 
 MEMORY = {"weights": 4_000_000_000, "cache": 12_000_000_000, "host_cache": 0, "workspace": 500_000_000}
 MEMORY |= {"device_free": 3_500_000_000, "device_total": 20_000_000_000}
@@ -263,3 +264,19 @@ async def test_the_scheme_under_the_cursor_is_previewed(bench: Callable[..., Any
             "tokens 1,024 → 2,016",
         ]
         assert (backend.quantized, backend.recached) == ([], [])
+
+
+@run
+@pytest.mark.parametrize("size", SIZES)
+async def test_the_present_weights_are_as_large_as_in_the_monitor(
+    bench: Callable[..., Any], size: tuple[int, int]
+) -> None:
+    """The sizes of the schemes are estimates; those of the loaded weights are measured."""
+    schemes = (SchemeView("none", "", 12_600_000), SchemeView("int8", "", 7_940_000))
+    shot = snapshot(schemes=schemes, quantization="int8", memory={"weights": 8_090_000})
+    async with bench(size, backend=FakeBackend([shot])) as it:
+        await it.pilot.press("f4")
+        await it.until(lambda: "weights      8.09 MB" in it.screen_text())
+        assert "int8       8.09 MB" in it.screen_text() and "7.94" not in it.screen_text()
+        await it.pilot.press("up")
+        await it.until(lambda: "8.09 MB → 12.6 MB" in it.screen_text())

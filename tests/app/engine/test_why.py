@@ -212,6 +212,30 @@ async def test_after_a_run_the_step_is_as_long_as_in_the_monitor(bench: Callable
         await it.until(lambda: "launch 23 ms" in it.screen_text())
 
 
+@run
+async def test_a_run_between_two_snapshots_is_explained_in_full(bench: Callable[..., Any]) -> None:
+    """Of a short reply, the only snapshot with a running request may show just its prompt."""
+    prompt = shot(StepTimes(launch=0.0125), tokens=14.0, prefill=280.0)
+    async with bench(backend=FakeBackend([prompt])) as it:
+        await it.until(lambda: it.main.engine.latest)
+        it.app.poller.stop()
+        rates = Throughput(decode=80.0, prefill=20.0, steps=80.0, batch=1.0, step_tokens=1.3)
+        it.main.show_snapshot(snapshot(2000, step_times=StepTimes(launch=0.0125), rates=rates))
+        it.main.show_snapshot(snapshot(2001, step_times=StepTimes(launch=0.0125)))  # at rest
+        await it.pilot.press("f8")
+        await it.until(lambda: "1.0 rows, 1.3 tokens per step, 100 steps/s" in it.screen_text())
+
+
+@pytest.mark.parametrize(("weights", "shown"), [(126_000_000, True), (100_000_000, False), (0, False)])
+def test_weights_that_are_not_read_are_named(weights: int, shown: bool) -> None:
+    """The monitor and F4 show those in memory."""
+    speed = explain(shot(StepTimes(launch=0.0125), memory={"weights": weights}), SPEEDS)
+    text = described(speed, 72, ASCII).plain
+    assert "100 MB of weights, 1.0 MB of KV cache per step" in text
+    assert ("(of 126 MB in all: the embedding is only looked up)" in text) is shown
+    assert ("in all" in text) is shown
+
+
 def test_the_parts_of_a_launch_fit_one_line() -> None:
     split = StepSplit(attention=0.0024, products=0.0037, sampling=0.0015)
     lines = described(explain(shot(StepTimes(launch=0.0109), split=split), SPEEDS), 72, ASCII).plain

@@ -221,12 +221,29 @@ async def test_the_monitor_shows_the_owner_of_a_request_and_ends_it(bench: Calla
 
 
 @run
-async def test_f2_on_a_small_screen_toggles_the_monitor(bench: Callable[..., Any]) -> None:
+async def test_f2_on_a_small_screen_leaves_typed_text_to_the_prompt(bench: Callable[..., Any]) -> None:
+    """As on a large one: the prompt is visible below the monitor, whose keys abort and pause."""
     async with bench((80, 24)) as it:
+        it.main.transcript.focus()
+        await it.pilot.press("f2", *"pause x")
+        assert it.monitor.display and not it.main.query_one("#panes").display
+        assert it.main.prompt.text == "pause x"
+        keys = [f"{key.written} {key.label}" for key in it.main.keybar.keys]
+        assert keys[:2] == ["Esc chat", "Alt+M panes"]
         await it.pilot.press("f2")
-        assert it.app.focused in it.monitor.panes.values()
-        await it.pilot.press("f2")
-        assert it.app.focused is it.main.prompt
+        assert it.app.focused is it.main.prompt and not it.monitor.display
+
+
+@run
+async def test_escape_shows_the_chat_before_it_stops_the_reply(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        await it.say("hello")
+        for keys in (("f2",), ("f2", "alt+m")):
+            await it.pilot.press(*keys, "escape")
+            assert it.main.query_one("#panes").display and it.app.focused is it.main.prompt
+            assert it.app.chats.active.streaming
+        await it.pilot.press("escape")
+        await it.until(lambda: not it.app.chats.active.streaming)
 
 
 @run

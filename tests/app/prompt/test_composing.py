@@ -1,4 +1,4 @@
-"""Prompts are measured before they are sent; a request that must fail is neither sent nor retried."""
+"""Prompts are measured before they are sent; a message that must fail is not sent."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import EngineDead, EngineError, RequestTooLong
-from engine.api.events import Died, Restarted, Restarting
+from engine.api.errors import EngineError
 from engine.api.params import SamplingParams
-from engine.api.request import Finish
 from minichat.clients.fake import FakeBackend
 from minichat.session.attachments import CannotAttach, Missing, attach, missing
 from minichat.session.fitting import PromptFit
+from tests import impatient
 from tests.app.conftest import Bench, run, snapshot
 from tests.cases import SIZES
 
@@ -28,16 +27,38 @@ def below(it: Bench) -> str:
 
 
 @run
-async def test_the_token_count_is_shown_when_it_matters(bench: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("size", SIZES)
+async def test_the_tokens_of_a_message_are_shown_before_it_is_sent(
+    bench: Callable[..., Any], size: tuple[int, int]
+) -> None:
+    async with bench(size, backend=narrow()) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        await it.pilot.press("h")
+        await it.until(lambda: below(it) == "2 of 63 tokens  Enter send  ^J newline")
+        assert below(it) in it.screen_text()
+        await it.pilot.press("i")
+        await it.until(lambda: below(it).startswith("3 of 63 tokens"))
+        await it.pilot.press("enter")
+        await it.until(lambda: it.replies and "tokens" not in below(it))
+        await it.answered(it.replies[0])
+        for rest in ("  ", ""):
+            it.main.prompt.put("typed")
+            await it.pilot.pause()  # the check is scheduled, but the prompt is empty before it begins
+            it.main.prompt.put(rest)
+            await impatient.quiet()
+            assert "tokens" not in below(it)
+
+
+@run
+async def test_the_tokens_follow_the_settings_and_the_model(bench: Callable[..., Any]) -> None:
     async with bench(backend=narrow()) as it:
         await it.until(lambda: it.app.lifecycle.alive)
-        await it.pilot.press(*"hello")
-        assert "tokens" not in below(it)
-        it.main.prompt.put("x" * 20)
-        await it.until(lambda: "21 tokens; tiny takes 63  Enter send" in below(it))
-        assert "21 tokens; tiny takes 63" in it.screen_text()
-        it.main.prompt.put("")
-        await it.until(lambda: "tokens" not in below(it))
+        it.main.prompt.put("hello")
+        await it.until(lambda: below(it).startswith("6 of 63 tokens"))
+        it.app.chats.active.tune(SamplingParams(max_tokens=50))
+        await it.until(lambda: below(it).startswith("6 of 14 tokens"))
+        it.main.show_snapshot(snapshot(max_context=128, model="wide"))
+        await it.until(lambda: below(it).startswith("6 of 78 tokens"))
 
 
 @run
@@ -69,7 +90,7 @@ async def test_system_prompt_and_files_count_but_earlier_messages_do_not(
         await it.answered(await it.say("x" * 50))
         it.app.chats.active.instruct("y" * 30)
         it.main.prompt.put("z" * 31)
-        await it.until(lambda: below(it).startswith("63 tokens; tiny takes 63"))
+        await it.until(lambda: below(it).startswith("63 of 63 tokens"))
         it.main.prompt.put("@long.txt")
         await it.pilot.press("enter")
         await it.until(lambda: any("takes 63. Shorten" in notice for notice in it.notices()))
@@ -120,101 +141,6 @@ async def test_a_failing_token_count_does_not_block_sending(bench: Callable[...,
     async with bench(backend=Mute([snapshot(max_context=64)])) as it:
         await it.until(lambda: it.app.lifecycle.alive)
         await it.say("x" * 100)
-
-
-@run
-async def test_no_retry_is_offered_for_a_request_that_must_fail(bench: Callable[..., Any]) -> None:
-    async with bench((120, 40)) as it:
-        it.backend.refusal = RequestTooLong("9 tokens; tiny takes 8")
-        it.main.prompt.put("hello")
-        await it.pilot.press("enter")
-        await it.until(lambda: "failed: 9 tokens; tiny takes 8" in it.screen_text())
-        assert "to retry" not in it.screen_text()
-        assert "Alt+R" not in [key.written for key in it.main.keybar.keys]
-        await it.pilot.press("alt+r")
-        await it.until(lambda: "9 tokens; tiny takes 8" in it.notices())
-        assert it.replies == []
-        it.main.forget_requests()  # another model may have a longer context
-        await it.until(lambda: "r to retry" in it.screen_text())
-        await it.pilot.press("alt+r")
-        await it.until(lambda: it.replies)
-
-
-@run
-@pytest.mark.parametrize("size", SIZES)
-async def test_no_retry_is_offered_while_the_engine_is_dead(
-    bench: Callable[..., Any], size: tuple[int, int]
-) -> None:
-    async with bench(size) as it:
-        reply = await it.say("hello")
-        reply.say("half")
-        await it.until(lambda: "half" in it.screen_text())
-        it.backend.emit(Died(3, 1.0, "it was killed"))
-        reply.end(Finish.FAILED, "it was killed")
-        await it.until(lambda: "failed: it was killed" in it.screen_text())
-        assert "to retry" not in it.screen_text()
-        assert "Alt+R" not in [key.written for key in it.main.keybar.keys]
-        asked = len(it.replies)
-        it.main.transcript.focus()
-        await it.pilot.press("r")
-        assert it.notices() == []
-        await it.pilot.press("alt+r")
-        await it.until(lambda: "There is no engine. F5 restarts the engine" in it.notices())
-        it.main.prompt.put("typed")
-        it.main.prompt.focus()
-        await it.pilot.press("enter")
-        await it.until(lambda: it.notices().count("There is no engine. F5 restarts the engine") == 2)
-        assert it.main.prompt.text == "typed"
-        assert (len(it.replies), it.texts()[-1]) == (asked, ("assistant", "half", "failed"))
-        await it.pilot.press("f5")
-        await it.until(lambda: it.app.lifecycle.alive and "r to retry" in it.screen_text())
-        assert "Alt+R" in [key.written for key in it.main.keybar.keys]
-        await it.pilot.press("alt+r")
-        await it.until(lambda: len(it.replies) == asked + 1)
-
-
-@run
-async def test_no_retry_is_offered_while_a_server_restarts_its_engine(bench: Callable[..., Any]) -> None:
-    async with bench((100, 30)) as it:
-        (await it.say("hello")).end(Finish.FAILED, "it was killed")
-        await it.until(lambda: "r to retry" in it.screen_text())
-        it.backend.emit(Restarting(3, 1.0, "it was killed", 2.0))
-        await it.until(lambda: "r to retry" not in it.screen_text())
-        await it.pilot.press("alt+r")
-        await it.until(lambda: "The engine is being restarted. Wait until it is ready" in it.notices())
-        it.backend.emit(Restarted(0, 2.0, 4.0))
-        await it.until(lambda: "r to retry" in it.screen_text())
-
-
-@run
-async def test_the_menu_of_a_reply_offers_no_retry_that_must_fail(bench: Callable[..., Any]) -> None:
-    async with bench((100, 30)) as it:
-        await it.answered(await it.say("hello"))
-        it.main.transcript.focus()
-        await it.pilot.press("m")
-        await it.until(lambda: "Regenerate (removes later messages)" in it.screen_text())
-        await it.pilot.press("escape")
-        it.backend.emit(Died(3, 1.0, "it was killed"))
-        await it.until(lambda: "no engine" in it.screen_text())
-        await it.pilot.press("m")
-        await it.until(lambda: "Copy to the clipboard" in it.screen_text())
-        assert "Regenerate" not in it.screen_text()
-
-
-@run
-async def test_an_old_failure_is_measured_before_it_offers_a_retry(bench: Callable[..., Any]) -> None:
-    """The engine refused it in an earlier session; lowering max_tokens can make it fit."""
-    async with bench((120, 40), backend=FakeBackend([snapshot(max_context=64)])) as it:
-        await it.until(lambda: it.app.lifecycle.alive)
-        it.backend.refusal = EngineDead("it is gone")
-        it.main.prompt.put("x" * 40)
-        await it.pilot.press("enter")
-        await it.until(lambda: "r to retry" in it.screen_text())
-        it.app.chats.active.tune(it.app.chats.active.chat.params.changed(max_tokens=60))
-        await it.until(lambda: "r to retry" not in it.screen_text())
-        assert "Alt+R" not in [key.written for key in it.main.keybar.keys]
-        it.app.chats.active.tune(it.app.chats.active.chat.params.changed(max_tokens=2))
-        await it.until(lambda: "r to retry" in it.screen_text())
 
 
 # Files
@@ -274,3 +200,24 @@ async def test_a_mistyped_file_name_is_reported_before_sending(bench: Callable[.
         assert (it.main.prompt.text, it.replies) == ("sum up @note.txt for me", [])
         await it.pilot.press("enter")
         await it.until(lambda: it.replies)
+
+
+@run
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("sum up @./note.txt", "no such file: ./note.txt; did you mean ./notes.txt?"),
+        ('sum up @"no such"', "no such file: no such"),
+        ("sum up @src and @note.txt", "src is a folder; name the files in it"),
+    ],
+)
+async def test_no_second_try_is_offered_for_files_that_are_refused(
+    bench: Callable[..., Any], text: str, why: str
+) -> None:
+    async with bench() as it:
+        it.main.prompt.put(text)
+        await it.pilot.press("enter")
+        await it.until(lambda: it.notices())
+        assert why in it.notices()[0] and "again" not in it.notices()[0]
+        assert (it.main.prompt.text, it.replies) == (text, [])

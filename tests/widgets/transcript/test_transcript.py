@@ -220,6 +220,41 @@ async def test_a_failed_reply_shows_why_and_offers_a_retry() -> None:
 
 
 @scene
+async def test_the_offer_of_a_retry_is_not_broken_into_two_lines() -> None:
+    async with reading() as reader:
+        width = reader.transcript.size.width - 1  # beside the scroll bar
+        for spare, lines in ((11, 2), (12, 1)):
+            error = "x" * (width - len("✗ failed: ") - spare)
+            failed = Message(7, "assistant", "par", state="failed", error=error)
+            reader.transcript.show([user("Hi"), failed], "a")
+            await reader.settled()
+            at = next(at for at, line in enumerate(reader.lines()) if "failed" in line)
+            shown = "".join(reader.lines()[at : at + lines])
+            assert shown == f"✗ failed: {error}{'  ' if lines == 1 else ''}r to retry"
+
+
+@scene
+async def test_only_the_newest_message_offers_a_retry() -> None:
+    """A retry of an earlier one would remove what follows it."""
+    async with reading() as reader:
+        failed = Message(7, "assistant", "par", state="failed", error="gone")
+        reader.transcript.show([user("Hi"), failed], "a")
+        await reader.settled()
+        assert "r to retry" in reader.drawn()
+        for shown in ("appended", "reloaded"):
+            if shown == "appended":
+                reader.transcript.append(user("Again"))
+            else:
+                reader.transcript.show([user("Hi"), failed, user("Again")], "a")
+            await reader.settled()
+            assert "✗ failed: gone" in reader.drawn() and "r to retry" not in reader.drawn()
+            await reader.press("r")
+            await reader.pilot.click(Transcript, offset=(4, reader.lines().index("par") + 1))
+            await reader.settled()
+            assert not [event for event in reader.app.asked if isinstance(event, Transcript.RetryRequested)]
+
+
+@scene
 async def test_a_stopped_reply_shows_so() -> None:
     async with reading() as reader:
         reader.transcript.show([Message(1, "assistant", "half", state="stopped")], "a")
