@@ -138,7 +138,6 @@ class TritonAttention:
         layer: KVLayer,
         metadata: TritonMetadata | GraphMetadata,
         places: Tensor,
-        positions: Tensor,
     ) -> Tensor:
         """Attend for a part that runs its plain forward. One with a state has kernels for graphs."""
         if isinstance(v, StateSpace):
@@ -147,7 +146,7 @@ class TritonAttention:
             assert isinstance(metadata, TritonMetadata)
             return v.advance(q, k, layer, metadata.plain_states)
         assert isinstance(v, Tensor), "it supports no latents"
-        self.write(k, v, layer, metadata, places, positions, pdl=False)
+        self.write(k, v, layer, metadata, places, pdl=False)
         return self.mix(q, layer, metadata)
 
     def mix(self, q: Tensor, layer: KVLayer, metadata: TritonMetadata | GraphMetadata) -> Tensor:

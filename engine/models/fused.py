@@ -97,8 +97,7 @@ class FusedDecoder:
             self._attention.write(k, v, layer, metadata, places, pdl=False)
 
         def attend(index: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
-            where = self._layers[index], metadata, places, positions
-            return self._attention.attend_plainly(q, k, v, *where)
+            return self._attention.attend_plainly(q, k, v, self._layers[index], metadata, places)
 
         return GpuStep(
             positions=positions,
