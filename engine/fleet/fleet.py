@@ -119,6 +119,10 @@ class Fleet(EngineClient):
         """The replica of a request. A number that none has given is refused by any."""
         return self._replicas.get(id // NUMBERS) or next(iter(self._replicas.values()))
 
+    def _router_of(self, replica: int) -> Router:
+        """The router that sends prompts to a replica."""
+        return self._router
+
     def _serving(self) -> list[int]:
         """The replicas that can run commands; if there are none, all, since each says why."""
         with self._events:
@@ -129,22 +133,25 @@ class Fleet(EngineClient):
         route = self._router.route(tokens, command.salt, command.adapter)
         if route is None:
             return self._replicas[self._serving()[0]].send(command, sink)
+        return self._send_to(route, command, sink)
+
+    def _send_to(self, route: Placement, command: Submit, sink: Sink) -> Future[Any]:
         accepted = self._replicas[route.replica].send(command, partial(self._deliver, route, sink))
         accepted.add_done_callback(partial(self._routed, route))
         return accepted
 
     def _deliver(self, route: Placement, sink: Sink, delta: Delta) -> None:
         if delta.tokens or delta.last:
-            self._router.started(route)
+            self._router_of(route.replica).started(route)
         if (tokens := self._alive.get(delta.request)) is not None:  # only this thread changes it
             self._alive[delta.request] = tokens + len(delta.tokens)
         if delta.last:
-            self._router.ended(route)
+            self._router_of(route.replica).ended(route)
         sink(delta)
 
     def _routed(self, route: Placement, accepted: Future[Accepted]) -> None:
         if accepted.exception() is not None:
-            self._router.ended(route)
+            self._router_of(route.replica).ended(route)
             return
         where = (route.replica, route.cached, route.blocks, route.best)
         with self._events:
@@ -186,7 +193,7 @@ class Fleet(EngineClient):
             del self._asked[number]
         shots = [self._last[number] for number in self._replicas]
         views = [
-            replica_view(number, shot, self._router.queue(number), silent=number in silent)
+            replica_view(number, shot, self._router_of(number).queue(number), silent=number in silent)
             for number, shot in zip(self._replicas, shots, strict=True)
         ]
         return merged(shots, views)
@@ -200,7 +207,7 @@ class Fleet(EngineClient):
 
         def put(answer: Future[Any]) -> None:
             if (error := answer.exception()) is None:
-                self._router.put(replica, answer.result())
+                self._router_of(replica).put(replica, answer.result())
             else:
                 log.warning("replica %d gets no prompts: %s", replica, error)
             known.set_result(None)
@@ -210,7 +217,7 @@ class Fleet(EngineClient):
 
     def _on_event(self, replica: int, event: Event) -> None:
         if type(event) is BlockNamesChanged:
-            self._router.report(replica, event.added, event.dropped)
+            self._router_of(replica).report(replica, event.added, event.dropped)
             return
         with self._events:
             self._step = event.step
@@ -250,7 +257,7 @@ class Fleet(EngineClient):
 
     def _lose(self, replica: int, event: Event, error: str) -> None:
         """End a lost replica's requests for subscribers, since it cannot report that itself."""
-        self._router.remove(replica)
+        self._router_of(replica).remove(replica)
         self._lost[replica] = error
         for request in [each for each in self._alive if each // NUMBERS == replica]:
             tokens = self._alive.pop(request)

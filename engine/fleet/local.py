@@ -51,6 +51,17 @@ def local_fleet(
     router: Router | None = None,
 ) -> Fleet:
     """Start all replicas at once. Each has its own log, and is started again when it dies."""
+    return Fleet(started(configs, start, log, restarts, pauses), router)
+
+
+def started(
+    configs: Sequence[EngineConfig],
+    start: Start,
+    log: Path,
+    restarts: int,
+    pauses: tuple[float, ...] = PAUSES,
+) -> dict[int, EngineClient]:
+    """Start an engine with each configuration, by number. If one fails, the others are closed."""
 
     def replica(number: int) -> EngineClient:
         own = log.with_stem(f"{log.stem}-{number}")
@@ -68,4 +79,4 @@ def local_fleet(
             if each.exception() is None:
                 each.result().close()
         raise failed[0]
-    return Fleet({number: each.result() for number, each in enumerate(begun)}, router)
+    return {number: each.result() for number, each in enumerate(begun)}

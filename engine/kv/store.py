@@ -127,9 +127,15 @@ class KVStore:
         each = self.block_bytes(specs, block_size, dtype, scheme)
 
         def slab(count: int) -> list[KVLayer]:
-            allocate = on_host if pin is None else _Parts(pin(count * each)).next
+            if pin is not None:
+                return self._slab(pin(count * each), count)
+            return [layer(spec, count, on_host) for spec in specs]
+
+        def slab_in(memory: Tensor, count: int) -> list[KVLayer]:
+            allocate = _Parts(memory).next
             return [layer(spec, count, allocate) for spec in specs]
 
+        self._slab = slab_in
         per_slab = host_blocks if pin is None else SLAB // each
         self.host = HostMemory(host_blocks, per_slab, slab, background=pin is not None)
 
@@ -194,7 +200,7 @@ class KVStore:
     def become(self, other: "KVStore") -> None:
         """Take over another store's scheme and memory. References to this store see the new tensors."""
         self.scheme, self.dtype = other.scheme, other.dtype
-        self.layers[:], self.host = other.layers, other.host
+        self.layers[:], self.host, self._slab = other.layers, other.host, other._slab
 
     def resize(self, blocks: int, held: Sequence[int]) -> None:
         """Resize to `blocks` device blocks, layer by layer, and copy the blocks in `held`.
@@ -229,6 +235,22 @@ class KVStore:
         """Copy host blocks to device blocks."""
         for slab, part in self.host.parts(pairs):
             self._move(slab, self.layers, part)
+
+    @property
+    def block_nbytes(self) -> int:
+        return self.block_bytes(self.specs, self.layers[0].block_size, self.dtype, self.scheme)
+
+    def slab_over(self, memory: np.ndarray, blocks: int) -> list[KVLayer]:
+        """Blocks of the cache's form in other memory, such as one that processes share."""
+        return self._slab(torch.from_numpy(memory), blocks)
+
+    def copy_out(self, slab: list[KVLayer], pairs: Pairs) -> None:
+        """Copy device blocks to blocks of a slab."""
+        self._move(self.layers, slab, pairs)
+
+    def copy_in(self, slab: list[KVLayer], pairs: Pairs) -> None:
+        """Copy blocks of a slab to device blocks."""
+        self._move(slab, self.layers, pairs)
 
     def close(self) -> None:
         """Prepare no more host memory."""

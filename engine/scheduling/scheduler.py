@@ -320,6 +320,7 @@ class Scheduler:
                 request.phase = Phase.DECODE
             if full > request.published and self.rules.prefix_cache and request.epoch == self.kv.epoch:
                 self.kv.publish(request, min(full, request.launched // self.pool.block_size))
+                self.transfers.sending.send(request)
         return request
 
     def settle(self, row: StepRow, count: int) -> None:

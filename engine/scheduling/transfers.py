@@ -12,6 +12,7 @@ from engine.kv.manager import KVManager
 from engine.kv.tiers.tier import BlockName, Tier, TransferEnd, TransferKind, TransferOrder, front
 from engine.scheduling.costs import Costs
 from engine.scheduling.residence import Residence, TierBlock
+from engine.scheduling.sending import Sending
 from engine.scheduling.settings import SchedulerSettings
 
 
@@ -39,6 +40,8 @@ class Transfers:
 
     def __init__(self, kv: KVManager, tiers: Sequence[Tier], rules: SchedulerSettings, costs: Costs) -> None:
         self.tiers = {tier.name: tier for tier in tiers}
+        self._keepers = [tier for tier in tiers if not tier.transit]
+        self.sending = Sending(tiers, self, kv.pool.block_size)
         self._kv, self._rules, self._costs = kv, rules, costs
         self.orders: list[TransferOrder] = []  # to be sent, in this order
         self.in_flight: dict[int, Moving] = {}
@@ -88,10 +91,10 @@ class Transfers:
         """
         if self._rules.preemption == "recompute" or not (names := self._kv.names(victim)):
             return ""
-        for tier in self.tiers.values():
+        for tier in self._keepers:
             seconds = tier.cost.round_trip(len(names))
             if self._costs.moving_pays(seconds, victim.launched, self._rules):
-                missing = self._missing(tier, names)
+                missing = self.missing(tier, names)
                 if self._make_room(tier, len(missing), names):
                     self._store_victim(tier.name, victim, names, set(missing))
                     return tier.name
@@ -100,7 +103,7 @@ class Transfers:
     @property
     def below(self) -> Tier | None:
         """The first tier from which loading blocks would pay."""
-        return next((each for each in self.tiers.values() if self._loading_pays(each, 1)), None)
+        return next((each for each in self._keepers if self._loading_pays(each, 1)), None)
 
     def sink(self, tier: Tier, most: int) -> bool:
         """Copy the blocks that are evicted next to the tier, as many as it can take.
@@ -108,10 +111,10 @@ class Transfers:
         Returns whether there were any that the tier has now or will have.
         """
         pool = self._kv.pool
-        most = min(most, self._room(tier) + self.residence.idle(tier.name))  # looking for others is in vain
+        most = min(most, self.room(tier) + self.residence.idle(tier.name))  # looking for others is in vain
         if most <= 0 or not (blocks := pool.oldest(most)):
             return False
-        missing = set(self._missing(tier, [name for _, name in blocks]))
+        missing = set(self.missing(tier, [name for _, name in blocks]))
         there = [block for block, name in blocks if name not in missing]
         pool.mark_copied(there)
         pool.moved[[block for block in there if not pool.moved[block]]] = stored_in(self._ranks[tier.name])
@@ -123,7 +126,8 @@ class Transfers:
         return room or bool(there)
 
     def keep(self, request: Request) -> None:
-        """Store the published blocks of a request that ends in the persistent tiers."""
+        """Store the published blocks of a request that ends in the persistent tiers, and send the last."""
+        self.sending.finish(request)
         computed = (len(request.tokens) - 1) // self._kv.pool.block_size  # a later step may be in flight
         full = min(request.published, computed)
         published = list(zip(request.chain[:full], request.blocks[:full], strict=True))
@@ -131,24 +135,28 @@ class Transfers:
         if not published or not whole or request.chat is None or not self._rules.prefix_cache:
             return
         names = tuple(name for name, _ in published)
-        for tier in self.tiers.values():
+        for tier in self._keepers:
             if not tier.persistent or not self._loading_pays(tier, len(names)):
                 continue
-            missing = set(self._missing(tier, names))
+            missing = set(self.missing(tier, names))
             fresh = [(name, block) for name, block in published if name in missing]
-            fresh = fresh[: max(0, self._room(tier))]  # the first ones: the others are useless without them
+            fresh = fresh[: max(0, self.room(tier))]  # the first ones: the others are useless without them
             if fresh:
-                stored, blocks = zip(*fresh, strict=True)
-                self._kv.pool.share(blocks)
-                self._begin_store(tier.name, stored, blocks, list(blocks), request)
+                self.share_and_store(tier, fresh, request)
             if request.chat:
                 self._order("own", tier.name, names, owner=request.chat)
+
+    def share_and_store(self, tier: Tier, blocks: Sequence[tuple[BlockName, int]], owner: Request) -> int:
+        """Order a store of blocks that the request shares with it. Returns the order's id."""
+        names, numbers = zip(*blocks, strict=True)
+        self._kv.pool.share(numbers)
+        return self._begin_store(tier.name, names, numbers, list(numbers), owner).id
 
     def _loading_pays(self, tier: Tier, blocks: int) -> bool:
         tokens = blocks * self._kv.pool.block_size
         return tier.size > 0 and self._costs.loading_pays(tier.cost.back(blocks), tokens, self._rules)
 
-    def _missing(self, tier: Tier, names: Sequence[BlockName]) -> list[BlockName]:
+    def missing(self, tier: Tier, names: Sequence[BlockName]) -> list[BlockName]:
         """The names that are neither in the tier nor on their way there."""
         going = self._going(tier.name)
         return [
@@ -159,7 +167,7 @@ class Transfers:
 
     def _make_room(self, tier: Tier, count: int, keep: Sequence[BlockName]) -> bool:
         """Whether the tier can take `count` blocks; drops the oldest ones other than `keep` if necessary."""
-        room = self._room(tier)
+        room = self.room(tier)
         if room >= count:
             return True
         if room + self.residence.idle(tier.name) < count:
@@ -169,7 +177,7 @@ class Transfers:
             self._order("release", tier.name, dropped)
         return room + len(dropped) >= count
 
-    def _room(self, tier: Tier) -> int:
+    def room(self, tier: Tier) -> int:
         """How many more blocks the tier can take once it has the orders that are not sent yet."""
         room = tier.room()
         for order in self.orders:
@@ -308,6 +316,7 @@ class Transfers:
                 self.loaded.append(waits)
         else:
             self._settle(order.tier, self.residence.stored(order.tier, order.names))
+            self.sending.ended(order)
         return moving
 
     def leave(self, request: Request) -> bool:
@@ -325,6 +334,7 @@ class Transfers:
 
     def forget(self, request: Request) -> None:
         """Make all blocks the request computed unfindable, because they may be wrong."""
+        self.sending.cancel(request)
         pool = self._kv.pool
         pool.forget(request.blocks)
         for moving in self.in_flight.values():
@@ -332,7 +342,7 @@ class Transfers:
                 pool.forget(moving.blocks)
         names = request.chain if request.stored is None else request.stored.names
         for tier in self.tiers.values():
-            missing = set(self._missing(tier, names))
+            missing = set(self.missing(tier, names))
             self._lose(tier.name, [name for name in names if name not in missing])
 
     def _lose(self, tier: str, names: Sequence[BlockName]) -> None:
@@ -350,9 +360,8 @@ class Transfers:
 
     def clear(self) -> None:
         """Drop all transfers, because the engine is dead."""
-        for each in (self.orders, self.in_flight, self.loading, self.loaded):
+        for each in (self.orders, self.in_flight, self.loading, self.loaded, self.residence, self.sending):
             each.clear()
-        self.residence.clear()
 
     def check(self, requests: Iterable[Request]) -> None:
         """Check that each name is retained once for each request or load that relies on it."""

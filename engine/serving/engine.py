@@ -233,7 +233,8 @@ class Engine:
     @property
     def busy(self) -> bool:
         scheduler, pending = self.scheduler, self._ahead is not None or self._lifecycle.changing is not None
-        return bool(scheduler.requests) or pending or scheduler.transfers.pending
+        idle = len(scheduler.requests) == len(scheduler.waiting.held)  # those wait for a command
+        return not idle or pending or scheduler.transfers.pending
 
     def pause(self) -> float:
         """Seconds until the next step makes sense, after one with nothing to do while requests wait."""
@@ -254,8 +255,7 @@ class Engine:
         began = self.clock()
         step = self.scheduler.schedule()
         scheduled = self.clock()
-        if sends := bool(moving.orders):
-            transfers.send_orders(self.scheduler, self.runner)
+        sends = transfers.send_orders(self.scheduler, self.runner)
         flight = self._launch(step, scheduled - began) if step else None
         before, self._ahead = self._ahead, flight
         if before:
