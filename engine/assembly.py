@@ -216,9 +216,8 @@ def build_runner(
     store = room.store(config.kv_scheme)
     tiers: tuple[Tier, ...] = ()
     if room.budget is None:  # blocks in a tier have no scores
-        tiers = (HostTier(store), *below, *_disk(config, room, store, rank))
-        if config.exchange is not None:
-            tiers = (tiers[0], exchange_tier(config.exchange, store, room.device), *tiers[1:])
+        between = () if config.exchange is None else (exchange_tier(config.exchange, store, room.device),)
+        tiers = (HostTier(store), *between, *below, *_disk(config, room, store, rank))
     drafters = loaded.draft_models.drafters(model, store, loaded.attention, config)
     slots = min(config.max_running, _step_tokens(config, room.device))
     width = room.widest(KV_SCHEMES)

@@ -81,6 +81,9 @@ class DryRunner:
     def start_compiling(self, kinds: Sequence[StepKind]) -> Sequence[Compilation]:
         return ()
 
+    def capture(self, kinds: Sequence[StepKind]) -> None:
+        """There are no graphs."""
+
     def launch(self, step: Step) -> tuple[Step, float]:
         self.broken(step)
         return step, time.monotonic()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.api.config import EngineConfig
+from engine.early import prepare_gpu
 from engine.kv.tiers.tier import Tier
 from engine.models.find import Progress, find_model
 from engine.text.tokenizer import Tokenizer
@@ -26,6 +27,7 @@ def start(
     place = find_model(config.model, dummy=config.dummy_weights, progress=progress)
     found(place.folder)
     tokenizer = Tokenizer.loading(place.folder)
+    prepare_gpu(config.device)
     from engine.assembly import assemble
 
     return assemble(config, place, tokenizer, progress, below)

@@ -9,7 +9,14 @@ from importlib import import_module
 from typing import NoReturn
 
 from minichat import __version__
-from minichat.commands.arguments import add_dry, add_looks, add_model, add_name, add_sampling
+from minichat.commands.arguments import (
+    REQUESTS_A_REPLICA,
+    add_dry,
+    add_looks,
+    add_model,
+    add_name,
+    add_sampling,
+)
 from minichat.commands.bench.arguments import add_bench
 from minichat.shell.streams import settle
 from minichat.shell.usage import Parser, given, near_to, number, whole
@@ -175,6 +182,26 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="run N engines, each on its own device, and send a prompt where most of its cache blocks are "
         "(default: 1)",
+    )
+    group.add_argument(
+        "--min-replicas",
+        type=whole,
+        metavar="N",
+        help="start and stop replicas by the number of their requests; at least N run (default: all)",
+    )
+    group.add_argument(
+        "--target-requests",
+        type=whole,
+        metavar="N",
+        help=f"requests for each replica with --min-replicas (default: {REQUESTS_A_REPLICA})",
+    )
+    group.add_argument(
+        "--ray",
+        nargs="?",
+        type=given,
+        const="local",
+        metavar="ADDRESS",
+        help="run the replicas on the machines of a Ray cluster (default: one that starts on this machine)",
     )
     group.add_argument(
         "--served-name",

@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[Draw, float]] = {
     "care": (care.exchanges, 0.1),
     "ordinary": (care.ordinary, 0.085),
     "cannot": (cannot.exchanges, 0.07),
-    "languages": (languages.exchanges, 0.065),
+    "languages": (languages.exchanges, 0.1),
     "lists": (lists.exchanges, 0.08),
 }
 SYSTEMS = (

@@ -8,11 +8,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -20,6 +22,7 @@ from benchmarks.engine.techniques import pocket
 from engine.api.events import Admitted, Event, Transferred
 from engine.api.params import SamplingParams
 from engine.kv.tiers.speeds import disk_speeds
+from engine.serving import transfers
 from engine.serving.engine import Engine
 from minichat.bench.harness import Bench, note_all, rounds
 from minichat.bench.load.traces import mooncake_prompts
@@ -144,6 +147,7 @@ def steps(bench: Bench) -> None:
             lambda event: copies.append(event.seconds) if isinstance(event, Transferred) else None
         )
         shares: list[float] = []
+        work: dict[int, list[float]] = {id(engine): [] for engine in engines.values()}
 
         def decode(engine: Engine) -> float:
             replies = [_ask(engine, [next(ids) for _ in range(MESSAGE)], 200) for _ in range(4)]
@@ -151,9 +155,11 @@ def steps(bench: Bench) -> None:
             drain(engine, until=lambda: len(filler.tokens) == 2)
             copies.clear()
             number, began, used = engine.scheduler.step, time.perf_counter(), time.thread_time()
-            drain(engine, until=lambda: len(replies[0].tokens) > 190)
-            count = engine.scheduler.step - number
-            cpu[id(engine)].append((time.thread_time() - used) / count)
+            with _clocked(engine) as for_tiers:
+                drain(engine, until=lambda: len(replies[0].tokens) > 190)
+            count, used = engine.scheduler.step - number, time.thread_time() - used
+            cpu[id(engine)].append(used / count)
+            work[id(engine)].append(sum(for_tiers) / used * 100)
             if engine is engines["with host"]:
                 shares.append(sum(copies) / (time.perf_counter() - began) * 100)
             spent = (time.perf_counter() - began) / count
@@ -163,11 +169,33 @@ def steps(bench: Bench) -> None:
         note_all(bench, "a step of four rows", _rounds(bench, engines, decode), "s")
         on_thread = {name: cpu[id(engine)][bench.warmup :] for name, engine in engines.items()}
         note_all(bench, "the same, processor time of the engine's thread", on_thread, "s")
+        for name, engine in engines.items():
+            bench.note(f"of which for tiers, {name}", work[id(engine)][bench.warmup :], "%")
         bench.note("copies to host memory, of the time of the steps", shares[bench.warmup :], "%")
         for name, engine in list(engines.items())[1:]:
             used = sum(tier.used for tier in engine.scheduler.transfers.tiers.values())
             bench.note(f"copied below, {name}", used, "blocks")
         _close(*engines.values())
+
+
+@contextmanager
+def _clocked(engine: Engine) -> Iterator[list[float]]:
+    """Yield a list of the processor seconds of all that the engine's thread does for tiers."""
+    spent: list[float] = []
+
+    def clocked(call: Callable[..., None]) -> Callable[..., None]:
+        def timed(*args: Any, **options: Any) -> None:
+            began = time.thread_time()
+            call(*args, **options)
+            spent.append(time.thread_time() - began)
+
+        return timed
+
+    with ExitStack() as patches:
+        places = (engine.scheduler.sinking, "turn"), (transfers, "take_ends"), (transfers, "send_orders")
+        for place, name in places:
+            patches.enter_context(patch.object(place, name, clocked(getattr(place, name))))
+        yield spent
 
 
 def direct(bench: Bench) -> None:

@@ -21,7 +21,7 @@ _NAMES = {
     "compile": "kernels of all kinds of steps",
     "prompt": "prompts",
     "prompt_beside_a_row": "prompts",
-    "batch": "batches of all sizes, captured",
+    "capture": "graphs",
 }
 
 
@@ -59,8 +59,10 @@ def _phases(config: EngineConfig) -> dict[str, float]:
         phases[name] = phases.get(name, 0.0) + now - began
         began = now
 
+    from engine.early import prepare_gpu
     from engine.start import start
 
+    prepare_gpu(config.device)
     __import__("engine.assembly")
     note("torch and the engine imported")
     engine = start(config)
@@ -68,11 +70,15 @@ def _phases(config: EngineConfig) -> dict[str, float]:
     from engine.serving.warm_up import WarmUp
 
     warm_up = WarmUp(engine, engine.runner.graph_sizes)
-    while part := warm_up.part:
+    while warm_up.share < 1:
+        part = warm_up.part
         warm_up.step()
         if warm_up.part != part:
             note(_NAMES[part])
     phases["ready"] = _since_the_process_began()
+    while not warm_up.over:
+        warm_up.step()
+    note("graphs of rarer steps, when idle")
     engine.die("measured")
     engine.close()
     return phases

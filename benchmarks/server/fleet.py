@@ -3,7 +3,8 @@
 `replay`: a Mooncake trace by the router, in turn, and to one engine with all of the cache. Prompts of one in
 `--share` conversations, scaled by 1/16, arrive in the trace's order, `--rate` a second. The replicas are
 processes of this machine; give each at least two cores. With `--dry` they compute nothing: then only the
-shares found in a cache mean something. `--blocks` is the cache of each replica.
+shares found in a cache mean something. `--blocks` is the cache of each replica. With `--ray` ADDRESS a Ray
+cluster places them, and with `--ray local` one that starts on this machine.
 `choice`: processor time of the router for a prompt of 2,000 tokens that one of four full caches holds.
 """
 
@@ -19,13 +20,34 @@ from engine.api.config import EngineConfig
 from engine.api.events import Admitted, Event, FirstToken, Queued
 from engine.api.params import SamplingParams
 from engine.fleet.fleet import Fleet
-from engine.fleet.local import local_fleet, shares
+from engine.fleet.local import shares, start_fleet
+from engine.fleet.ray_cluster.cluster import RayCluster
 from engine.fleet.router import Placement, Router
+from engine.host.launching import launch_here
 from engine.host.process import EngineProcess
 from minichat.bench.harness import Bench
 from minichat.bench.load.traces import mooncake_prompts
 
 _LONGEST = 2000  # tokens; the built-in model reads 2,048
+
+
+class Machines:
+    """Where replicas run: on this machine, or where a Ray cluster places them."""
+
+    def __init__(self, replicas: int, ray: str, *, dry: bool) -> None:
+        self._replicas, self.dry = replicas, dry
+        self._cluster = RayCluster(ray, replicas) if ray else None
+
+    def shares(self, config: EngineConfig) -> list[EngineConfig]:
+        return (self._cluster.shares if self._cluster else shares)(config, self._replicas)
+
+    def start(self, config: EngineConfig, log: Path) -> EngineProcess:
+        launch = self._cluster.launcher(config) if self._cluster else launch_here
+        return EngineProcess(config, log, dry_rate=1000.0 if self.dry else None, launch=launch)
+
+    def close(self) -> None:
+        if self._cluster:
+            self._cluster.close()
 
 
 class RoundRobin(Router):
@@ -38,8 +60,10 @@ class RoundRobin(Router):
     def _rank(self, route: Placement) -> tuple[int, int]:
         return (route.replica - self._turn) % self._count, 0
 
-    def route(self, tokens: Sequence[int], salt: bytes = b"", adapter: str = "") -> Placement | None:
-        found = super().route(tokens, salt, adapter)
+    def route(
+        self, tokens: Sequence[int], salt: bytes = b"", adapter: str = "", *, apart: bool = False
+    ) -> Placement | None:
+        found = super().route(tokens, salt, adapter, apart=apart)
         self._turn += 1
         return found
 
@@ -55,6 +79,7 @@ def run(
     rate: float = 10.0,
     tokens: int = 16,
     dry: bool = False,
+    ray: str = "",
 ) -> None:
     """`tokens`: of each reply."""
     if "choice" in only:
@@ -62,7 +87,11 @@ def run(
     if "replay" in only and not trace:
         print("replay needs --trace FILE, such as mooncake_conversation_trace.jsonl", file=sys.stderr)
     elif "replay" in only:
-        replay(bench, trace, share, replicas, blocks, rate, tokens, dry=dry)
+        machines = Machines(replicas, ray, dry=dry)
+        try:
+            replay(bench, trace, share, replicas, blocks, rate, tokens, machines)
+        finally:
+            machines.close()
 
 
 def choice(bench: Bench) -> None:
@@ -94,14 +123,13 @@ def replay(
     blocks: int,
     rate: float,
     tokens: int,
-    *,
-    dry: bool,
+    machines: "Machines",
 ) -> None:
     prompts = mooncake_prompts(Path(trace), share, _LONGEST)
     bench.note("prompts", len(prompts), "requests")
     bench.note("prompts", sum(map(len, prompts)), "tokens")
     config = EngineConfig(model="pocket", device="cpu", blocks=blocks)
-    parts = shares(config, replicas)
+    parts = machines.shares(config)
     whole = EngineConfig(model="pocket", device="cpu", blocks=blocks * replicas, threads=parts[0].threads)
     cases: Mapping[str, tuple[list[EngineConfig], Router]] = {
         "by blocks and queues": (parts, Router()),
@@ -110,21 +138,14 @@ def replay(
     }
     for name, (configs, router) in cases.items():
         with tempfile.TemporaryDirectory() as folder:
-            fleet = _started(configs, router, Path(folder), dry)
+            fleet = start_fleet(configs, machines.start, Path(folder, "engine.log"), 0, router=router)
             try:
                 found, firsts = _replayed(bench, fleet, prompts, rate, tokens)
             finally:
                 fleet.close()
         bench.note(f"found, {name}", found * 100, "%")
-        if not dry:
+        if not machines.dry:
             bench.note(f"first token, {name}", firsts, "s")
-
-
-def _started(configs: list[EngineConfig], router: Router, folder: Path, dry: bool) -> Fleet:
-    def start(config: EngineConfig, log: Path) -> EngineProcess:
-        return EngineProcess(config, log, dry_rate=1000.0 if dry else None)
-
-    return local_fleet(configs, start, folder / "engine.log", restarts=0, router=router)
 
 
 def _replayed(

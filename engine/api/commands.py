@@ -278,6 +278,26 @@ class ReportBlocks(Command[BlockNaming]):
 
 
 @dataclass(frozen=True, slots=True)
+class DrainReplica(Command[None]):
+    """Send a replica of a fleet no more prompts. When its requests have ended, it is started anew.
+
+    `stop`: it stays stopped instead, until `StartReplica`. Events report when.
+    """
+
+    replica: int
+    stop: bool = False
+    sender = Sender.KEY
+
+
+@dataclass(frozen=True, slots=True)
+class StartReplica(Command[None]):
+    """Send prompts to a draining replica again, or start one that has stopped or died."""
+
+    replica: int
+    sender = Sender.KEY
+
+
+@dataclass(frozen=True, slots=True)
 class MeasureSpeeds(Command[Speeds]):
     """The peak speeds of the engine's device. Measured once, concurrently with the steps."""
 

@@ -45,6 +45,7 @@ class Delta(NamedTuple):
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the next prompt tokens; the first token has none
     loaded: int = 0  # with a finish: prompt tokens whose keys and values a tier had
     tier: str = ""  # with `loaded`: the tier
+    saved: float = 0.0  # with `loaded`: seconds, at least, that computing them would have taken longer
     pooled: bytes = b""  # with pooling: the prompt's vector, as float32 in little-endian order
 
     @property
@@ -270,10 +271,10 @@ class PromptSent(RequestEvent):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaChanged(Event):
-    """A replica of a fleet has ended, or takes prompts again. `error`: why it ended."""
+    """A replica of a fleet takes no more prompts, or takes them again. `error`: why it ended."""
 
     replica: int
-    state: str  # "ready", "restarting" or "dead"
+    state: str  # "ready", "draining", "stopped", "restarting" or "dead"
     error: str
 
 

@@ -139,6 +139,7 @@ class Request:
     published: int = 0  # how many of its blocks are in the prefix cache
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, or loaded from a tier
     offer: TierOffer | None = None  # of a tier, when it was admitted
+    saved: float = 0.0  # at least so many seconds, by loading blocks
     scored: int = field(init=False)  # prompt positions before the first one still to be read, plus 1
 
     phase: Phase = Phase.WAITING

@@ -251,7 +251,7 @@ class ReplicaView(NamedTuple):
     """A replica of a fleet. Its blocks follow those of the replicas before it."""
 
     number: int
-    state: str  # "ready", "restarting", "dead" or "no answer"
+    state: str  # "ready", "draining", "stopped", "restarting", "dead" or "no answer"
     error: str
     device: str
     running: int
@@ -268,7 +268,7 @@ class Snapshot:
 
     at: float
     step: int
-    state: str  # "ready", "dead" or "restarting"
+    state: str  # "ready", "dead", "restarting" or "stopped"; of a fleet also "draining"
     error: str
     model: str
     dtype: str

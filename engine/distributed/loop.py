@@ -69,6 +69,8 @@ class RankLoop:
                 self._transfer(decode_order(payload))
             case Kind.COMPILE:
                 self._runner.start_compiling(checked(STEP_KINDS.read, decode_json(payload)))
+            case Kind.CAPTURE:
+                self._runner.capture(checked(STEP_KINDS.read, decode_json(payload)))
             case Kind.STOP:
                 self._collective.finish()
                 self._answer(message.number, self._error)

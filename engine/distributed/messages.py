@@ -24,6 +24,7 @@ class Kind(IntEnum):
     STOP = 8  # after a step that failed on a rank; answered once this rank has stopped, with its error
     RESET = 9  # all have stopped: forget the parts that were on the way; answered
     CLOSE = 10  # the engine ends: store what tiers have not written, and end
+    CAPTURE = 11  # the graphs of such steps
 
 
 def digest(result: StepResult) -> int:

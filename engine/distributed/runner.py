@@ -46,6 +46,10 @@ class RankedRunner:
         self._team.send(Kind.COMPILE, json.dumps(STEP_KINDS.write((*kinds,))).encode())
         return self.own.start_compiling(kinds)
 
+    def capture(self, kinds: Sequence[StepKind]) -> None:
+        self._team.send(Kind.CAPTURE, json.dumps(STEP_KINDS.write((*kinds,))).encode())
+        self.own.capture(kinds)
+
     def launch(self, step: Step) -> Handle:
         self._launched = step.number
         self._team.send(Kind.STEP, encode(step))

@@ -40,7 +40,7 @@ from engine.distributed.memory import anonymous
 from engine.distributed.messages import Kind
 from engine.distributed.ring import CAPACITY, RingEnds, RingWriter, pipes
 from engine.execution.budget import CacheBudget
-from engine.host.process import child_environment, describe_exit
+from engine.host.launching import child_environment, describe_exit
 
 if TYPE_CHECKING:
     from engine.distributed.peers import PeerCollective

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import itemgetter
 
 import numpy as np
 import torch
@@ -13,7 +12,6 @@ from engine.kv.host_memory import Pairs
 from engine.kv.store import KVStore, Mover, bits, move_blocks
 from engine.kv.tiers.tier import CompletedTransfer, Transfer
 
-_COPIES = 1024  # of one swap; each takes a few microseconds to launch
 _PIECE = 2**26  # bytes gathered on a GPU at a time
 
 
@@ -25,43 +23,62 @@ def mover_on(device: torch.device) -> Mover:
     from engine.kernels.triton.kv.blocks import move
 
     def moved(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
-        out = sources[0].is_cuda
-        if out is targets[0].is_cuda or not swap(sources, targets, pairs, out=out):
+        if sources[0].is_cuda and targets[0].is_cuda:
             move(sources, targets, pairs)
+        else:
+            swap(sources, targets, pairs, move, out=sources[0].is_cuda)
 
     return moved
 
 
-def swap(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs, *, out: bool) -> bool:
+def swap(
+    sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs, move: Mover, *, out: bool
+) -> None:
     """Copy blocks to host memory (`out`) or from there, by the GPU's copy engine: unlike a kernel, it takes
-    next to nothing from the steps. Returns whether the host blocks lie together well enough for that.
+    next to nothing from the steps. `move` gathers blocks on the device, so that blocks that are neighbors in
+    host memory are one copy; all layers of a block lie together there.
     """
-    ordered = sorted(pairs, key=itemgetter(1 if out else 0))
-    places = np.array([pair[1 if out else 0] for pair in ordered])
-    begins = np.flatnonzero(np.diff(places, prepend=places[0] - 2) != 1)
-    if len(begins) * len(sources) > _COPIES:
-        return False
-    ends = [*begins[1:].tolist(), len(places)]
-    runs = [
-        (int(places[begin]), begin, end - begin) for begin, end in zip(begins.tolist(), ends, strict=True)
-    ]
-    numbers, there = torch.tensor([pair[0 if out else 1] for pair in ordered]), sources if out else targets
-    device = there[0].device
-    at = numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
-    for source, target in zip(map(bits, sources), map(bits, targets), strict=True):
-        staged = (
-            source[at]
-            if out
-            else torch.empty((len(at), *target.shape[1:]), dtype=target.dtype, device=device)
-        )
-        for place, begin, count in runs:
-            if out:
-                target[place : place + count].copy_(staged[begin : begin + count], non_blocking=True)
-            else:
-                staged[begin : begin + count].copy_(source[place : place + count], non_blocking=True)
+    inner, host = (sources, targets) if out else (targets, sources)
+    rows = _rows(host)
+    found = sorted((pair[out], pair[not out]) for pair in pairs)  # (place in host memory, block)
+    most = max(1, _PIECE // rows.shape[1])
+    for first in range(0, len(found), most):
+        piece = found[first : first + most]
+        staged = torch.empty((len(piece), rows.shape[1]), dtype=torch.uint8, device=inner[0].device)
+        parts = _like(inner, staged)
+        blocks = [(block, at) for at, (_, block) in enumerate(piece)]
+        if out:
+            move(inner, parts, blocks)
+        for at, place, count in _runs([place for place, _ in piece]):
+            here, there = rows[place : place + count], staged[at : at + count]
+            (here if out else there).copy_(there if out else here, non_blocking=True)
         if not out:
-            target[at] = staged
-    return True
+            move(parts, inner, [(at, block) for block, at in blocks])
+
+
+def _rows(tensors: Sequence[Tensor]) -> Tensor:
+    """The memory that these tensors divide among themselves: [blocks, bytes per block]."""
+    first = tensors[0]
+    size = sum(each[0].nbytes for each in tensors)
+    assert first.stride(0) * first.element_size() == size, "the layers of a block do not lie together"
+    whole = torch.empty(0, dtype=torch.uint8).set_(first.untyped_storage())
+    return whole.as_strided((len(first), size), (size, 1), first.storage_offset() * first.element_size())
+
+
+def _like(tensors: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+    """Divide rows of bytes among tensors like these."""
+    ends = np.cumsum([each[0].nbytes for each in tensors]).tolist()
+    return [
+        rows[:, begin:end].view(each.dtype).view(len(rows), *each.shape[1:])
+        for each, begin, end in zip(tensors, [0, *ends], ends, strict=False)
+    ]
+
+
+def _runs(places: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Runs of neighbors: the index of the first, its place, and how many they are."""
+    begins = [at for at, place in enumerate(places) if not at or place != places[at - 1] + 1]
+    for begin, end in zip(begins, [*begins[1:], len(places)], strict=True):
+        yield begin, places[begin], end - begin
 
 
 def blocks_of(store: KVStore, device: torch.device) -> Callable[[tuple[int, ...]], "CacheBlocks"]:

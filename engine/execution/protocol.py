@@ -110,6 +110,9 @@ class Runner(Protocol):
     def start_compiling(self, kinds: Sequence[StepKind]) -> Sequence[Compilation]:
         """Compile the kernels of such steps in parallel, without running them."""
 
+    def capture(self, kinds: Sequence[StepKind]) -> None:
+        """Capture the graphs of such steps without running them, where their kernels are compiled."""
+
     def launch(self, step: Step) -> Any:
         """Launch a step. Returns at once if the device runs asynchronously.
 

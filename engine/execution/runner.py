@@ -23,17 +23,17 @@ from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of, mover_on
 from engine.execution.compiling import StepCompiler, example, kind_of
 from engine.execution.cuda.graphs import DecodeSteps, Stage
-from engine.execution.cuda.staging import upload
+from engine.execution.cuda.replays import Replays, sampler
 from engine.execution.draft.drafting import Drafter, SmallModel, with_drafts
-from engine.execution.draft.verification import tokens_ahead, unroll_drafts
-from engine.execution.in_flight import InFlightStep, ModelInput, Sampled
+from engine.execution.draft.verification import unroll_drafts
+from engine.execution.in_flight import InFlightStep, ModelInput
 from engine.execution.load import LoadMeter
 from engine.execution.memory import MemoryMeter
 from engine.execution.pooling import span_rows, sum_spans
 from engine.execution.prompt_logprobs import read_prompts, target_rows
 from engine.execution.protocol import Compilation, Fit, ReadAdapter, StepKind, StepResult, WeightsPlan
 from engine.execution.results import SampledTokens
-from engine.execution.sampling_state import SamplingState, by_row
+from engine.execution.sampling_state import SamplingState
 from engine.execution.split import SAMPLING, StepSplitter
 from engine.execution.traffic import measure, weights_read
 from engine.execution.transfers import TransferRunner
@@ -109,12 +109,8 @@ class ModelRunner:
         """Set what launches all kernels, and those of decode steps from staging buffers. None: torch."""
         self._stage, self._compiler, self._steps = stage, StepCompiler(), None
         if decode is not None:
-            self._steps = DecodeSteps(
-                decode,
-                tables=self._tables,
-                block_size=self._block_size,
-                last_ids=self._sampling_state.last_ids,
-            )
+            last_ids, size = self._sampling_state.last_ids, self._block_size
+            self._steps = DecodeSteps(decode, tables=self._tables, block_size=size, last_ids=last_ids)
         if (self._steps is None) is not (self.graphs is None):  # graphs became available, or unavailable
             self.graphs = None if self._steps is None else True
 
@@ -131,6 +127,11 @@ class ModelRunner:
         if self._replayed is not None:
             found.append(self._replayed.start_compiling([kind for kind in kinds if not kind.prompt]))
         return [each for each in found if each]
+
+    @torch.inference_mode()
+    def capture(self, kinds: Sequence[StepKind]) -> None:
+        if self._replayed is not None:
+            self._replayed.capture(kinds)
 
     def products_changed(self, *, recordable: bool) -> None:
         """The model's linear layers have been replaced. `recordable`: whether a graph can hold them."""
@@ -265,8 +266,7 @@ class ModelRunner:
         if drafts:
             drafts, ids = with_drafts(step, self._drafters, self._batches, self._sampling_state)
             rows, single = unroll_drafts(rows, single)
-        sampling_rows = rows.sampling
-        launched = InFlightStep(sampling_rows, began, drafts)
+        launched = InFlightStep(sampling_rows := rows.sampling, began, drafts)
         if len(rows):  # a step may consist of block copies only
             targets, spans = target_rows(step) if step.targets else (), span_rows(step)
             self._scores = StepScores.of(self._eviction, self.store.layers, rows, self._tables)
@@ -319,9 +319,12 @@ class ModelRunner:
 
     def _run(self, piece: ModelInput, launched: InFlightStep) -> None:
         """Run the model. Sets `launched.prompts` for targets, and `launched.sample` for rows that sample."""
-        if (steps := self._replayed) is not None and piece.replayable(steps.sizes[-1]):
-            launched.sample = self._decode(steps, piece)
-            return
+        if (steps := self._replayed) is not None:
+            # In four bits, the first key of a group decides how the others of its group are stored.
+            together = self.store.scheme != "int4"
+            replays = Replays(steps, self._sampling_state, self._stage, self.device, together)
+            if replays.run(piece, launched):
+                return
         packed, inputs = self._pack(piece), self._for_kernels(piece)
         if self._stage is not None and packed.adapters is None:
             launches = partial(self._launch_kernels, packed, inputs)
@@ -336,7 +339,7 @@ class ModelRunner:
         if isinstance(found := self._launch_sampling(hidden, packed, inputs), SampledTokens):
             launched.sample = lambda masks: found
         elif len(piece.sampling_rows):
-            launched.sample = self._sampler(self.model.logits(found), packed.slots, piece)
+            launched.sample = sampler(self._sampling_state, self.model.logits(found), packed.slots, piece)
 
     @property
     def _replayed(self) -> DecodeSteps | None:
@@ -357,23 +360,6 @@ class ModelRunner:
         if self._stage is None or inputs is None:
             return hidden
         return self._sampling_state.by_stage(self._stage, self._stage.head(hidden), packed.slots, inputs)
-
-    def _decode(self, steps: DecodeSteps, piece: ModelInput) -> Sampled:
-        """Run a decode step in a graph. Rows that the kernels cannot sample are sampled after it."""
-        rows = piece.rows
-        inputs = self._sampling_state.kernel_inputs(rows, drafted=bool(piece.drafts))
-        if inputs is not None and steps.may_sample(inputs):
-            tokens, *found = steps.sample(rows, piece.ids, inputs)
-            sampled = by_row(tokens, found, inputs)
-            return lambda masks: sampled
-        (slots,) = upload([rows.slots], self.device)
-        return self._sampler(steps.logits(rows, piece.ids).float(), slots, piece)
-
-    def _sampler(self, logits: Tensor, slots: Tensor, piece: ModelInput) -> Sampled:
-        before = tokens_ahead(piece.sampling_rows, piece.drafts) if piece.drafts else ()
-        return lambda masks: self._sampling_state.by_sampler(
-            logits, slots, piece.sampling_rows, ahead=before, masks=masks
-        )
 
     def _for_kernels(self, piece: ModelInput) -> SamplingInputs | None:
         """The sampling inputs if kernels can sample these rows, else None."""

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from engine.api.commands import (
     Abort,
     Accepted,
     Command,
+    DrainReplica,
     DropAdapter,
     Fork,
     GetSnapshot,
@@ -21,10 +23,11 @@ from engine.api.commands import (
     SetLatencyTarget,
     SetQuantization,
     SetSwitch,
+    StartReplica,
     Submit,
     Update,
 )
-from engine.api.errors import EngineError
+from engine.api.errors import BadInput, Ending, EngineError
 from engine.api.events import (
     AdapterChanged,
     BlockNamesChanged,
@@ -47,9 +50,11 @@ from engine.api.events import (
 )
 from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
+from engine.fleet.futures import all_done, answered, refusal
 from engine.fleet.merged import merged, replica_view
 from engine.fleet.router import Placement, Router
 from engine.host.client import EngineClient, Sink
+from engine.host.restarting import RestartingEngine
 from engine.text.chat import ChatFormat
 
 T = TypeVar("T")
@@ -75,6 +80,10 @@ class Fleet(EngineClient):
         self._events = threading.RLock()  # replicas report on threads of their own; guards the fields below
         self._lost: dict[int, str] = {}  # replicas that cannot run requests now, and why
         self._dead: set[int] = set()  # those of them that are not started again
+        self._unfinished = Counter[int]()  # requests sent to each replica that have not ended
+        self._leaving: dict[int, bool] = {}  # replicas that drain, and whether they stay stopped then
+        self._ending: set[int] = set()  # those whose requests have ended, and whose processes are ending
+        self._stopped: set[int] = set()
         self._alive: dict[int, int] = {}  # tokens of each request that is queued or running
         self._settings: dict[tuple[str, str], Command[Any]] = {}  # that differ from those at the start
         self._step = 0
@@ -94,16 +103,22 @@ class Fleet(EngineClient):
         match command:
             case Submit() if sink is not None:
                 return self._submit(command, sink)
-            case Fork(id=id) | Update(id=id) | Preempt(id=id):
+            case Fork(id=id) if sink is not None:
+                return self._fork(id // NUMBERS, command, sink)
+            case Update(id=id) | Preempt(id=id):
                 return self._owner(id).send(command, sink)
             case Abort(ids=ids):
                 parts: dict[EngineClient, list[int]] = {}
                 for id in ids:
                     parts.setdefault(self._owner(id), []).append(id)
-                return _all([client.send(Abort(tuple(own))) for client, own in parts.items()])
+                return all_done([client.send(Abort(tuple(own))) for client, own in parts.items()])
             case GetSnapshot():
                 return self._caller.submit(self.snapshot)
-        whole = _all([self._replicas[number].send(command) for number in self._serving()])
+            case DrainReplica(replica=replica, stop=stop):
+                return answered(partial(self._drain, replica, stop=stop))
+            case StartReplica(replica=replica):
+                return answered(partial(self._start, replica))
+        whole = all_done([self._replicas[number].send(command) for number in self._serving()])
         if isinstance(command, _KEPT):
             whole.add_done_callback(partial(self._keep, command))
         return whole
@@ -119,46 +134,83 @@ class Fleet(EngineClient):
         """The replica of a request. A number that none has given is refused by any."""
         return self._replicas.get(id // NUMBERS) or next(iter(self._replicas.values()))
 
-    def _router_of(self, replica: int) -> Router:
-        """The router that sends prompts to a replica."""
-        return self._router
-
     def _serving(self) -> list[int]:
         """The replicas that can run commands; if there are none, all, since each says why."""
         with self._events:
             return [each for each in self._replicas if each not in self._lost] or [*self._replicas]
 
     def _submit(self, command: Submit, sink: Sink) -> Future[Any]:
+        while (route := self._route(command)) is not None:
+            if self._takes(route.replica):  # else it has begun to drain since
+                return self._send_to(route, command, sink)
+        return self._unrouted(self._serving()[0], command, sink)
+
+    def _route(self, command: Submit) -> Placement | None:
         tokens = (*command.prompt, *command.reply_prefix)
-        route = self._router.route(tokens, command.salt, command.adapter)
-        if route is None:
-            return self._replicas[self._serving()[0]].send(command, sink)
-        return self._send_to(route, command, sink)
+        return self._router.route(tokens, command.salt, command.adapter)
 
     def _send_to(self, route: Placement, command: Submit, sink: Sink) -> Future[Any]:
-        accepted = self._replicas[route.replica].send(command, partial(self._deliver, route, sink))
+        accepted = self._begun(route.replica, command, partial(self._deliver, route, sink))
         accepted.add_done_callback(partial(self._routed, route))
         return accepted
 
+    def _fork(self, replica: int, command: Fork, sink: Sink) -> Future[Any]:
+        if replica not in self._replicas:
+            return self._owner(command.id).send(command, sink)
+        return self._unrouted(replica, command, sink)
+
+    def _unrouted(self, replica: int, command: Command[Any], sink: Sink) -> Future[Any]:
+        if self._takes(replica):
+            return self._begun(replica, command, sink)
+        if replica in self._leaving:
+            error = Ending(f"replica {replica} is draining, so it starts no more requests")
+            return refusal(error)
+        return self._replicas[replica].send(command, sink)  # which says why it cannot run
+
+    def _takes(self, replica: int) -> bool:
+        """Count a request to a replica, unless it takes none."""
+        with self._events:
+            if replica in self._leaving or replica in self._lost:
+                return False
+            self._unfinished[replica] += 1
+            return True
+
+    def _begun(self, replica: int, command: Command[Any], sink: Sink) -> Future[Any]:
+        """Send a counted request."""
+
+        def deliver(delta: Delta) -> None:
+            sink(delta)
+            if delta.last:
+                self._one_less(replica)
+
+        accepted = self._replicas[replica].send(command, deliver)
+        accepted.add_done_callback(lambda done: self._one_less(replica) if done.exception() else None)
+        return accepted
+
+    def _one_less(self, replica: int) -> None:
+        with self._events:
+            self._unfinished[replica] -= 1
+            self._leave_if_idle(replica)
+
     def _deliver(self, route: Placement, sink: Sink, delta: Delta) -> None:
         if delta.tokens or delta.last:
-            self._router_of(route.replica).started(route)
+            self._router.started(route)
         if (tokens := self._alive.get(delta.request)) is not None:  # only this thread changes it
             self._alive[delta.request] = tokens + len(delta.tokens)
         if delta.last:
-            self._router_of(route.replica).ended(route)
+            self._router.ended(route)
         sink(delta)
 
     def _routed(self, route: Placement, accepted: Future[Accepted]) -> None:
         if accepted.exception() is not None:
-            self._router_of(route.replica).ended(route)
+            self._router.ended(route)
             return
         where = (route.replica, route.cached, route.blocks, route.best)
         with self._events:
             self._bus.emit(PromptRouted(self._step, time.monotonic(), accepted.result().id, *where))
 
     def subscribe(self, handler: Handler) -> Callable[[], None]:
-        """Call `handler` with every event, on threads of the replicas but never at once."""
+        """Call `handler` with every event, on several threads but never at once."""
         return self._bus.subscribe(handler)
 
     def close(self) -> None:
@@ -168,6 +220,74 @@ class Fleet(EngineClient):
         for pool in (self._caller, self._threads):
             pool.shutdown(wait=False, cancel_futures=True)
         self._chat.close()
+
+    # Draining
+
+    def _drain(self, replica: int, *, stop: bool) -> None:
+        self._restartable(replica)
+        with self._events:
+            if replica in self._ending:
+                self._leaving[replica] = stop
+                return
+            if replica in self._stopped or (replica in self._lost and not stop):
+                raise BadInput(f"replica {replica} does not run: {self._lost[replica]}", field="replica")
+            self._leaving[replica] = stop
+            self._router.remove(replica)
+            self._changed(replica, "draining")
+            self._leave_if_idle(replica)
+
+    def _leave_if_idle(self, replica: int) -> None:
+        if replica in self._leaving and not self._unfinished[replica]:
+            threading.Thread(target=self._leave, args=(replica,), name="fleet-drained", daemon=True).start()
+
+    def _leave(self, replica: int) -> None:
+        """End the process of a drained replica, and start another one if it is not to stay stopped."""
+        client = self._restartable(replica)
+        with self._events:
+            if replica not in self._leaving or replica in self._ending or self._unfinished[replica]:
+                return  # it takes prompts again, or another call is at it
+            self._ending.add(replica)
+            self._lost[replica] = "it was stopped"
+        client.stop_process()
+        with self._events:
+            self._ending.discard(replica)
+            self._dead.discard(replica)
+            if stop := self._leaving.pop(replica):
+                self._stopped.add(replica)
+            self._changed(replica, "stopped" if stop else "restarting")
+        if not stop:
+            client.start_process()
+
+    def _start(self, replica: int) -> None:
+        client = self._restartable(replica)
+        with self._events:
+            if replica in self._ending:
+                self._leaving[replica] = False
+                return
+            drains = self._leaving.pop(replica, None) is not None
+            if drains:
+                self._changed(replica, "ready")
+            elif replica in self._stopped or replica in self._dead:
+                self._stopped.discard(replica)
+                self._dead.discard(replica)
+                self._changed(replica, "restarting")
+            else:
+                return  # it runs, or is being started
+        if drains:
+            self._learn(replica)
+        else:
+            client.start_process()
+
+    def _restartable(self, replica: int) -> RestartingEngine:
+        if (client := self._replicas.get(replica)) is None:
+            numbers = ", ".join(map(str, self._replicas))
+            raise BadInput(f"there is no replica {replica}; the fleet has {numbers}", field="replica")
+        if not isinstance(client, RestartingEngine):
+            raise BadInput(f"replica {replica} has no process of its own that can stop", field="replica")
+        return client
+
+    def _changed(self, replica: int, state: str, error: str = "") -> None:
+        self._bus.emit(ReplicaChanged(self._step, time.monotonic(), replica, state, error))
 
     # Snapshots
 
@@ -192,9 +312,10 @@ class Fleet(EngineClient):
                 self._last[number] = self._last[number].ended(str(error))
             del self._asked[number]
         shots = [self._last[number] for number in self._replicas]
+        queue, leaving = self._router.queue, self._leaving
         views = [
-            replica_view(number, shot, self._router_of(number).queue(number), silent=number in silent)
-            for number, shot in zip(self._replicas, shots, strict=True)
+            replica_view(each, shot, queue(each), silent=each in silent, draining=each in leaving)
+            for each, shot in zip(self._replicas, shots, strict=True)
         ]
         return merged(shots, views)
 
@@ -207,7 +328,9 @@ class Fleet(EngineClient):
 
         def put(answer: Future[Any]) -> None:
             if (error := answer.exception()) is None:
-                self._router_of(replica).put(replica, answer.result())
+                with self._events:
+                    if replica not in self._leaving and replica not in self._lost:
+                        self._router.put(replica, answer.result())
             else:
                 log.warning("replica %d gets no prompts: %s", replica, error)
             known.set_result(None)
@@ -217,7 +340,7 @@ class Fleet(EngineClient):
 
     def _on_event(self, replica: int, event: Event) -> None:
         if type(event) is BlockNamesChanged:
-            self._router_of(replica).report(replica, event.added, event.dropped)
+            self._router.report(replica, event.added, event.dropped)
             return
         with self._events:
             self._step = event.step
@@ -225,9 +348,11 @@ class Fleet(EngineClient):
                 case Died(error=error) | Restarting(error=error):
                     self._lose(replica, event, error)
                     return
+                case Restarted() if replica in self._stopped:
+                    return  # it was stopped while it started
                 case Restarted():
                     self._lost.pop(replica, None)
-                    self._bus.emit(ReplicaChanged(0, event.at, replica, "ready", ""))
+                    self._changed(replica, "ready")
                 case Queued(request=request):
                     self._alive[request] = 0
                 case Finished(request=request):
@@ -257,7 +382,7 @@ class Fleet(EngineClient):
 
     def _lose(self, replica: int, event: Event, error: str) -> None:
         """End a lost replica's requests for subscribers, since it cannot report that itself."""
-        self._router_of(replica).remove(replica)
+        self._router.remove(replica)
         self._lost[replica] = error
         for request in [each for each in self._alive if each // NUMBERS == replica]:
             tokens = self._alive.pop(request)
@@ -265,7 +390,7 @@ class Fleet(EngineClient):
         dead = isinstance(event, Died)
         if dead:
             self._dead.add(replica)
-        self._bus.emit(ReplicaChanged(event.step, event.at, replica, "dead" if dead else "restarting", error))
+        self._changed(replica, "dead" if dead else "restarting", error)
         if len(self._dead) == len(self._replicas):
             self._bus.emit(Died(event.step, event.at, f"all replicas have ended; the last: {error}"))
 
@@ -273,25 +398,3 @@ class Fleet(EngineClient):
 def _log_failure(done: Future[Any]) -> None:
     if (error := done.exception()) is not None:
         log.warning("a replica that has started again differs from the others: %s", error)
-
-
-def _all(parts: Sequence[Future[Any]]) -> Future[Any]:
-    """A future of the first part's result once all parts are done, or of the first error."""
-    whole, left, gate = Future[Any](), [len(parts)], threading.Lock()
-
-    def done(_: Future[Any]) -> None:
-        with gate:
-            left[0] -= 1
-            if left[0]:
-                return
-        errors = [error for each in parts if (error := each.exception()) is not None]
-        if errors:
-            whole.set_exception(errors[0])
-        else:
-            whole.set_result(parts[0].result())
-
-    for each in parts:
-        each.add_done_callback(done)
-    if not parts:  # no request to abort
-        whole.set_result(None)
-    return whole

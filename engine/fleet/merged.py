@@ -23,11 +23,14 @@ from engine.api.snapshot import (
 )
 
 
-def replica_view(number: int, shot: Snapshot, queue: int, *, silent: bool) -> ReplicaView:
+def replica_view(
+    number: int, shot: Snapshot, queue: int, *, silent: bool, draining: bool = False
+) -> ReplicaView:
     """`silent`: the replica has not answered in time, and `shot` is an old one."""
+    state = "draining" if draining and shot.state in ("ready", "stopped") else shot.state
     return ReplicaView(
         number=number,
-        state="no answer" if silent else shot.state,
+        state="no answer" if silent else state,
         error=shot.error,
         device=shot.device,
         running=shot.running,
@@ -45,14 +48,16 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
     Counts and rates are sums, and quantiles those of the slowest replica. What all replicas share, such as
     schemes and switches, is that of the first one that is ready.
     """
-    ready = [shot for shot, view in zip(shots, views, strict=True) if view.state == "ready"]
+    takes_prompts = any(view.state == "ready" for view in views)
+    running = ("ready", "draining")
+    ready = [shot for shot, view in zip(shots, views, strict=True) if view.state in running]
     first, steps = (ready or shots)[0], sum(shot.rates.steps for shot in shots)
     starts = [0, *accumulate(shot.blocks.size for shot in shots)]
     splits = [shot.step_times for shot in ready if shot.rates.steps] or [first.step_times]
     return replace(
         first,
-        state=first.state if ready else _state_of_none(views),
-        error="" if ready else "; ".join(dict.fromkeys(view.error for view in views if view.error)),
+        state="ready" if takes_prompts else _state_of_none(views),
+        error="" if takes_prompts else "; ".join(dict.fromkeys(view.error for view in views if view.error)),
         step=sum(shot.step for shot in shots),
         device=f"{len(shots)} x {first.device}",
         blocks=_blocks([shot.blocks for shot in shots]),
@@ -96,7 +101,7 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
 def _state_of_none(views: Sequence[ReplicaView]) -> str:
     """The state of a fleet without a ready replica. One that may come back gives hope."""
     states = {view.state for view in views}
-    return next(each for each in ("restarting", "no answer", "dead") if each in states)
+    return next(each for each in ("restarting", "draining", "no answer", "stopped", "dead") if each in states)
 
 
 def _blocks(parts: Sequence[BlockView]) -> BlockView:

@@ -1,6 +1,7 @@
-"""The engine's child process: `python -m engine.host.child FD`. process.py is the parent's side.
+"""The engine's child process: `python -m engine.host.child FD [PIPE]`. process.py is the parent's side.
 
-It exits when the socket closes, so it also ends if the parent is killed.
+It exits when the socket closes, so it also ends if the parent is killed; or when the pipe does, whose other
+end is held by what started it for a parent on another machine.
 """
 
 import faulthandler
@@ -112,9 +113,16 @@ def _listen(questions: Iterable[Any], server: Future[CommandServer]) -> None:
     os._exit(0)  # whatever the engine's thread is doing
 
 
+def _end_with(pipe: int) -> None:
+    os.read(pipe, 1)
+    os._exit(0)
+
+
 def main() -> None:
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    if len(sys.argv) > 2:
+        threading.Thread(target=_end_with, args=(int(sys.argv[2]),), name="lifeline", daemon=True).start()
     frames = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
     questions = iter(frames)
     first = next(questions)

@@ -1,17 +1,10 @@
 """The engine in a child process, so that its steps do not slow this process and its crash does not end it."""
 
 import itertools
-import os
-import signal
-import socket
-import subprocess
-import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +19,7 @@ from engine.api.events import Bus, Delta, Died, Handler, log
 from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
 from engine.host.client import EngineClient, Sink
-from engine.host.frames import FrameSocket
+from engine.host.launching import Launch, launch_here
 from engine.host.packing import unpacked
 from engine.text.bare import BareTokenizer
 from engine.text.chat import ChatFormat
@@ -36,7 +29,6 @@ T = TypeVar("T")
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _ENDS_WITHIN = 5.0  # seconds the process has to exit after the socket closes
-_LOG_BYTES = 2**20  # a longer log is truncated at startup
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +49,7 @@ class _Request:
 
 
 class EngineProcess(EngineClient):
-    """Starts an engine in a child process and talks to it. Prompts are tokenized in this process.
+    """Starts an engine in a process of its own and talks to it. Prompts are tokenized in this process.
 
     The child's stdout and stderr go to `log_file`, never to this process's terminal.
     """
@@ -69,9 +61,13 @@ class EngineProcess(EngineClient):
         *,
         progress: Progress | None = None,
         dry_rate: float | None = None,
+        launch: Launch = launch_here,
     ) -> None:
-        """`dry_rate`: start a dry run with this many tokens per second of each reply, not a model."""
-        self._log_file, self._progress = log_file, progress
+        """`dry_rate`: start a dry run with this many tokens per second of each reply, not a model.
+
+        `launch`: starts the process, here or on another machine.
+        """
+        self._progress = progress
         self._bus = Bus()
         self._numbers = itertools.count()
         self._gate = threading.Lock()  # guards the fields below
@@ -82,7 +78,7 @@ class EngineProcess(EngineClient):
         self._lost: list[Command[Any]] = []  # ran when the process ended
         self._pending: dict[int, _Question] = {}
         self._requests: dict[int, _Request] = {}  # by the number of the command that started them
-        self._process, self._frames = _spawn(log_file)
+        self._process, self._frames = launch(log_file)
         self._outgoing: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
         self._writer = threading.Thread(target=self._write, name="engine-writer", daemon=True)
@@ -242,15 +238,10 @@ class EngineProcess(EngineClient):
 
     def _reason(self) -> str:
         """Return why the connection ended, and where the log is."""
-        try:
-            code = self._process.wait(_ENDS_WITHIN)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            code = None
+        ending = self._process.ended(_ENDS_WITHIN)
         if self._closing:
             return "the engine was closed"
-        return f"the engine's process {describe_exit(code)}; its log is {self._log_file}"
+        return f"the engine's process {ending}; its log is {self._process.log}"
 
     def _end(self, reason: str) -> None:
         """Fail all requests and questions with the reason."""
@@ -265,42 +256,3 @@ class EngineProcess(EngineClient):
         for question in pending.values():
             question.answer.set_exception(EngineDead(reason))
         self._bus.emit(Died(self._last.step if self._last else 0, time.monotonic(), reason))
-
-
-def _spawn(file: Path) -> tuple[subprocess.Popen[bytes], FrameSocket]:
-    ours, theirs = socket.socketpair()
-    with theirs, file.open("wb" if _long(file) else "ab") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "engine.host.child", str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            pass_fds=[theirs.fileno()],
-            env=child_environment(),
-            start_new_session=True,  # it must not receive Ctrl+C or the terminal's hangup
-        )
-    return process, FrameSocket(ours)
-
-
-def child_environment() -> dict[str, str]:
-    """Return the child's environment. Run from a checkout, the child finds the engine on PYTHONPATH."""
-    root = str(Path(__file__).resolve().parents[2])
-    if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        return dict(os.environ)
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
-
-
-def _long(file: Path) -> bool:
-    with suppress(FileNotFoundError):
-        return file.stat().st_size > _LOG_BYTES
-    return False
-
-
-def describe_exit(code: int | None) -> str:
-    """Describe how a process ended, by its exit code. None: it hung and was killed."""
-    if code is None:
-        return "stopped responding and was killed"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
-    return f"was killed by {name}" + (" (possibly out of memory)" if code == -signal.SIGKILL else "")

@@ -33,16 +33,21 @@ class RestartingEngine(EngineClient):
 
     Prompts, settings and numbers stay valid; changes at run time, such as another quantization scheme, are
     lost. A request that was running at two deaths is refused, as it may be what kills the engine.
+    `stop_process` ends the process until `start_process`.
     """
 
     def __init__(self, start: Start, restarts: int, pauses: tuple[float, ...] = PAUSES) -> None:
         self._start, self._restarts, self._pauses = start, restarts, pauses
+        self._changing = threading.Lock()  # held by `stop_process` and `start_process`
+        self._beginning = threading.Lock()  # held while a process starts after the first one
         self._gate = threading.Lock()  # guards the fields below
+        self._stopped = False
         self._deaths = 0  # in a row
         self._starts = 0
         self._why = ""  # why there is no process; empty while there is one
         self._suspects: OrderedDict[_Suspect, int] = OrderedDict()
         self._closed = threading.Event()
+        self._halt = threading.Event()  # no process may start any more; another event for each start
         self._bus = Bus()
         self._process = start(0)
         self._adopt(self._process)
@@ -86,11 +91,13 @@ class RestartingEngine(EngineClient):
             else:
                 return self._last
         ended = self._last.ended(why)
+        if self._stopped:
+            return replace(ended, state="stopped")
         return replace(ended, state="restarting") if self._reviving else ended
 
     @property
     def _reviving(self) -> bool:
-        return self._deaths <= self._restarts and not self._closed.is_set()
+        return self._deaths <= self._restarts and not self._halt.is_set()
 
     @property
     def _pause(self) -> float:
@@ -100,9 +107,30 @@ class RestartingEngine(EngineClient):
         """Call `handler` with every event, on the process's reading thread. It must not block."""
         return self._bus.subscribe(handler)
 
+    def stop_process(self) -> None:
+        """End the process, or the attempts to start one. Requests in it fail."""
+        with self._changing:
+            with self._gate:
+                self._halt.set()
+                self._stopped, self._why = True, "the engine was stopped"
+                process = self._process
+            process.stop()
+
+    def start_process(self) -> None:
+        """Start a process if there is none, and if none is being started. Deaths are counted from 0."""
+        with self._changing, self._gate:
+            if not self._why or self._reviving or self._closed.is_set():
+                return
+            self._stopped, self._deaths, self._halt = False, 0, threading.Event()
+            event, halt = Died(self._last.step, time.monotonic(), self._why), self._halt
+        threading.Thread(
+            target=self._revive, args=(event, 0.0, halt), name="engine-start", daemon=True
+        ).start()
+
     def close(self) -> None:
-        self._closed.set()
         with self._gate:
+            self._closed.set()
+            self._halt.set()
             process = self._process
         process.close()
 
@@ -115,6 +143,7 @@ class RestartingEngine(EngineClient):
         with self._gate:
             if self._why:  # an engine that reported its end, and whose process then ended
                 return
+            halt = self._halt
             if time.monotonic() - self._born > _LONG_ENOUGH:
                 self._deaths = 0
             self._deaths += 1
@@ -122,13 +151,15 @@ class RestartingEngine(EngineClient):
             for command in self._process.unfinished():
                 if isinstance(command, Submit):
                     self._note_death_of(command)
-        if not self._reviving:
+            reviving, pause = self._reviving, self._pause
+        if not reviving:
             self._bus.emit(event)
             return
-        pause = self._pause
         log.error("%s; it is started again in %g s", event.error, pause)
         self._bus.emit(Restarting(event.step, event.at, event.error, pause))
-        threading.Thread(target=self._revive, args=(event, pause), name="engine-restart", daemon=True).start()
+        threading.Thread(
+            target=self._revive, args=(event, pause, halt), name="engine-restart", daemon=True
+        ).start()
 
     def _note_death_of(self, command: Submit) -> None:
         key = _suspect(command)
@@ -138,31 +169,38 @@ class RestartingEngine(EngineClient):
 
     # On a thread of its own
 
-    def _revive(self, event: Died, pause: float) -> None:
+    def _revive(self, event: Died, pause: float, halt: threading.Event) -> None:
+        """Start processes until one is ready, as often as is allowed, unless `halt` is set."""
+        while not halt.wait(pause):
+            try:
+                with self._beginning:
+                    if not halt.is_set():
+                        self._replace(event, halt)
+                return
+            except Exception as error:  # such as no memory or no file; each failed start counts as a death
+                log.exception("the engine could not be restarted")
+                with self._gate:
+                    if halt.is_set():
+                        return
+                    self._deaths += 1
+                    self._why = why = f"{event.error}; it could not be restarted: {error}"
+                    reviving, pause = self._reviving, self._pause
+                if not reviving:
+                    self._bus.emit(replace(event, error=why))
+                    return
+
+    def _replace(self, event: Died, halt: threading.Event) -> None:
         dead = self._process
-        if self._closed.wait(pause):
-            return
         dead.stop()  # one that lost its device still runs, and holds memory
         self._starts += 1
-        try:
-            process = self._start(self._starts * _NUMBERS)
-        except Exception as error:  # such as no memory or no file; each failed start counts as a death
-            log.exception("the engine could not be restarted")
-            with self._gate:
-                self._deaths += 1
-                self._why = f"{event.error}; it could not be restarted: {error}"
-            if self._reviving:
-                self._revive(event, self._pause)
-            elif not self._closed.is_set():
-                self._bus.emit(replace(event, error=self._why))
-            return
+        process = self._start(self._starts * _NUMBERS)
         with self._gate:
-            self._process, self._why, self._chat = process, "", process.chat
-            closed = self._closed.is_set()
-        dead.close()
-        if closed:
+            if not (halted := halt.is_set()):
+                self._process, self._why, self._chat = process, "", process.chat
+        if halted:
             process.close()
             return
+        dead.close()
         self._bus.emit(Restarted(0, time.monotonic(), time.monotonic() - event.at))
         self._adopt(process)
 

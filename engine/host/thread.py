@@ -59,7 +59,7 @@ class EngineThread(EngineClient):
         problems = TierProblems(engine.scheduler)
         while not mailbox.closed:
             try:
-                mailbox.drain(wait=not engine.busy and (engine.warmed == 1 or bool(engine.error)))
+                mailbox.drain(wait=not engine.busy and (self._warm_up.over or bool(engine.error)))
                 if not engine.error:
                     engine.ranks.check()
                 if not engine.error and not self._step() and engine.busy:
@@ -77,7 +77,7 @@ class EngineThread(EngineClient):
 
     def _step(self) -> bool:
         engine = self._engine
-        if engine.warmed == 1:
+        if self._warm_up.over:
             return engine.step()
         progressed = self._warm_up.step()
         engine.warmed = self._warm_up.share

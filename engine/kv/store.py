@@ -118,8 +118,8 @@ class KVStore:
 
         self.scheme, self.dtype = scheme, dtype  # dtype: of the uncompressed values
         self.mover: Mover = move_blocks
-        on_device, on_host = (partial(zeros, device=each) for each in (device, torch.device("cpu")))
-        self.layers = [layer(spec, blocks, on_device) for spec in specs]
+        cpu = torch.device("cpu")
+        self.layers = [layer(spec, blocks, partial(zeros, device=device)) for spec in specs]
         for index, scores in sinks.items():
             self.layers[index].sinks = scores
         if pin is None and device.type == "cuda":
@@ -127,15 +127,14 @@ class KVStore:
         each = self.block_bytes(specs, block_size, dtype, scheme)
 
         def slab(count: int) -> list[KVLayer]:
-            if pin is not None:
-                return self._slab(pin(count * each), count)
-            return [layer(spec, count, on_host) for spec in specs]
+            memory = zeros((count * each,), torch.uint8, cpu) if pin is None else pin(count * each)
+            return slab_in(memory, count)
 
         def slab_in(memory: Tensor, count: int) -> list[KVLayer]:
-            allocate = _Parts(memory).next
-            return [layer(spec, count, allocate) for spec in specs]
+            parts = _Parts(memory.view(count, each))
+            return [layer(spec, count, parts.next) for spec in specs]
 
-        self._slab = slab_in
+        self.block_nbytes, self._slab_in = each, slab_in
         per_slab = host_blocks if pin is None else SLAB // each
         self.host = HostMemory(host_blocks, per_slab, slab, background=pin is not None)
 
@@ -200,7 +199,8 @@ class KVStore:
     def become(self, other: "KVStore") -> None:
         """Take over another store's scheme and memory. References to this store see the new tensors."""
         self.scheme, self.dtype = other.scheme, other.dtype
-        self.layers[:], self.host, self._slab = other.layers, other.host, other._slab
+        self.layers[:], self.host = other.layers, other.host
+        self.block_nbytes, self._slab_in = other.block_nbytes, other._slab_in
 
     def resize(self, blocks: int, held: Sequence[int]) -> None:
         """Resize to `blocks` device blocks, layer by layer, and copy the blocks in `held`.
@@ -229,20 +229,16 @@ class KVStore:
     def swap_out(self, pairs: Pairs) -> None:
         """Copy device blocks to host blocks."""
         for slab, part in self.host.parts([(host, block) for block, host in pairs]):
-            self._move(self.layers, slab, [(block, place) for place, block in part])
+            self.copy_out(slab, [(block, place) for place, block in part])
 
     def swap_in(self, pairs: Pairs) -> None:
         """Copy host blocks to device blocks."""
         for slab, part in self.host.parts(pairs):
-            self._move(slab, self.layers, part)
-
-    @property
-    def block_nbytes(self) -> int:
-        return self.block_bytes(self.specs, self.layers[0].block_size, self.dtype, self.scheme)
+            self.copy_in(slab, part)
 
     def slab_over(self, memory: np.ndarray, blocks: int) -> list[KVLayer]:
-        """Blocks of the cache's form in other memory, such as one that processes share."""
-        return self._slab(torch.from_numpy(memory), blocks)
+        """Host blocks in other memory, such as that which engines share."""
+        return self._slab_in(torch.from_numpy(memory), blocks)
 
     def copy_out(self, slab: list[KVLayer], pairs: Pairs) -> None:
         """Copy device blocks to blocks of a slab."""
@@ -299,13 +295,14 @@ def _pinned(device: torch.device, nbytes: int) -> Tensor:
 
 
 class _Parts:
-    """One allocation for many tensors: torch rounds each pinned one up to a power of two."""
+    """One allocation for many tensors, in which all that belongs to a block lies together."""
 
     def __init__(self, memory: Tensor) -> None:
+        """`memory`: [blocks, bytes per block]."""
         self._memory, self._used = memory, 0
 
     def next(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return the next part. It is uninitialized."""
+        """Return the next part of each block, as one tensor."""
         start = self._used
-        self._used += math.prod(shape) * dtype.itemsize
-        return self._memory[start : self._used].view(dtype).view(shape)
+        self._used += math.prod(shape[1:]) * dtype.itemsize
+        return self._memory[:, start : self._used].view(dtype).view(shape)

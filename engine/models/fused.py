@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from engine.attention.base import Values
 from engine.attention.triton_backend import GraphMetadata, TritonAttention, TritonMetadata, gpu
 from engine.kernels.triton.norm.embed import embed, embed_share
-from engine.kernels.triton.precompile import precompiling
+from engine.kernels.triton.precompile import once, precompiling
 from engine.kv.store import KVLayer
 from engine.models.adapters.products import StepAdapters
 from engine.models.decoder import Decoder
@@ -63,7 +63,7 @@ class FusedDecoder:
         if adapters is not None:
             return self._adapted(x, replace(step, pdl=False, adapters=adapters))
         without_pdl, residual = replace(step, pdl=False), Residual(x, self._collective)
-        for block in self._different_blocks() if precompiling() else self.model.blocks:
+        for block in once(self, self._different_blocks) if precompiling() else self.model.blocks:
             if not block.chained:
                 residual = self._plain(block, residual, without_pdl)
                 continue

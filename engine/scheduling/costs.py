@@ -25,6 +25,15 @@ class Costs:
         known = max((each for each in self._prefill if each <= size), default=min(self._prefill))
         return tokens * self._prefill[known]
 
+    def least(self, tokens: int, rules: SchedulerSettings) -> float:
+        """The same, but never too much. After short prompts alone, as after a start, a token of a long one is
+        not known to cost as much, but each of its steps takes no less time than a short one.
+        """
+        size, longest = max(self._prefill, default=0), min(tokens, rules.step_tokens)
+        if 4 << size > 2 * longest:
+            return self.recompute(tokens)
+        return -(-tokens // longest) * (1 << size >> 1) * self._prefill.get(size, 0.0)
+
     def forget(self) -> None:
         self._prefill.clear()
 

@@ -17,8 +17,8 @@ class WaitingQueue:
         self._rank = rank
         self._heap: list[tuple[Rank, int]] = []
         self._waiting: dict[int, Request] = {}
-        self.parked: dict[int, Request] = {}  # their next token, or their prompt, is computed elsewhere
-        self.held: set[int] = set()  # those of them whose prompt is
+        self.parked: dict[int, Request] = {}  # what they need next is computed elsewhere
+        self.held: set[int] = set()  # those of them whose prompt another engine computes
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -42,12 +42,18 @@ class WaitingQueue:
         """Park a request that has nothing to compute until its next token is decided."""
         self.parked[request.id] = request
 
-    def hold(self, request: Request, why: str) -> None:
-        """Park a request of the queue until `wake`, which comes from outside the engine."""
+    def hold(self, request: Request) -> None:
+        """Park a request of the queue until another engine has computed its prompt."""
         self.remove(request)
         self.park(request)
         self.held.add(request.id)
-        request.why = why
+        request.why = "another engine computes its prompt"
+
+    def proceed(self, request: Request) -> None:
+        """Queue a held request again. No-op if it is not held."""
+        if request.id in self.held:
+            self.wake(request)
+            request.why = "queued"
 
     def wake(self, request: Request) -> None:
         """Queue a parked request again. No-op if it was not parked: it continues in its slot."""

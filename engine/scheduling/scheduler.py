@@ -19,13 +19,14 @@ from engine.kv.window import Window
 from engine.scheduling.changes import Changes
 from engine.scheduling.costs import Costs
 from engine.scheduling.invariants import check_invariants
+from engine.scheduling.moving import FoundBlocks
 from engine.scheduling.overtaking import overtaken, victims
 from engine.scheduling.policy import Policy
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.sinking import Sinking
 from engine.scheduling.step import LAST, Drafts, PromptSpan, PromptTargets, Step, StepBuilder, StepRow
-from engine.scheduling.transfers import FoundBlocks, Transfers
+from engine.scheduling.transfers import Transfers
 from engine.speculation.speculator import Speculator
 
 

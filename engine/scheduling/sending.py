@@ -2,48 +2,37 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from engine.api.errors import BadInput
 from engine.api.request import Request
-from engine.kv.tiers.tier import BlockName, Tier, TransferOrder
+from engine.kv.tiers.tier import BlockName, Tier, TransferEnd, TransferOrder
 
+Copy = Callable[[Tier, Sequence[tuple[BlockName, int]], Request], tuple[TransferOrder | None, int]]
 Report = Callable[[int], None]  # with the number of blocks that were sent
 
 
-class Storing(Protocol):
-    """What sending needs of the transfers."""
-
-    def missing(self, tier: Tier, names: Sequence[BlockName]) -> list[BlockName]:
-        """The names that are neither in the tier nor on their way there."""
-
-    def room(self, tier: Tier) -> int:
-        """How many more blocks the tier can take."""
-
-    def share_and_store(self, tier: Tier, blocks: Sequence[tuple[BlockName, int]], owner: Request) -> int:
-        """Order a store of blocks that the request shares with it. Returns the order's id."""
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Outgoing:
-    next: int  # block
-    stop: int  # the first block that is not to be sent
+    """What a request sends."""
+
+    next: int  # the first block that has not been sent
+    stop: int
     report: Report
     sent: int = 0
     waits: set[int] = field(default_factory=set)  # once its request has ended: orders to wait for
 
 
 class Sending:
-    """Stores each block of a request that sends, as soon as it is full. When the request has ended and the
-    blocks are there, it is reported.
+    """Stores each block of a request that sends, as soon as it is full. Once the request has ended and its
+    blocks are in the tier, it is reported.
     """
 
-    def __init__(self, tiers: Sequence[Tier], storing: Storing, block_size: int) -> None:
-        self._tier = next((each for each in tiers if each.transit), None)
-        self._storing, self._block_size = storing, block_size
+    def __init__(self, tier: Tier | None, copy: Copy, block_size: int) -> None:
+        """`copy`: orders a store of blocks that the tier lacks; returns it, and how many had no room."""
+        self._tier, self._copy, self._block_size = tier, copy, block_size
         self._running: dict[int, _Outgoing] = {}  # by request
         self._ending: list[_Outgoing] = []
-        self._in_flight: set[int] = set()  # orders
+        self._in_flight: dict[int, tuple[_Outgoing, int]] = {}  # by order: whose, and its blocks
 
     def check(self) -> None:
         """Raise if this engine cannot send blocks."""
@@ -63,21 +52,16 @@ class Sending:
         if (going := self._running.get(request.id)) is None:
             return
         assert self._tier is not None
-        stop = min(going.stop, request.published, len(request.blocks))
-        if stop <= going.next or (room := self._storing.room(self._tier)) <= 0:
+        part = slice(going.next, min(going.stop, request.published, len(request.blocks)))
+        if part.stop <= going.next:
             return
-        part = slice(going.next, stop)
-        missing = set(self._storing.missing(self._tier, request.chain[part]))
-        blocks = [
-            each for each in zip(request.chain[part], request.blocks[part], strict=True) if each[0] in missing
-        ]
-        if len(blocks) > room:  # the others follow, if there is room later
-            blocks = blocks[:room]
-            stop = request.chain.index(blocks[-1][0]) + 1
-        going.next = stop
-        if blocks:
-            going.sent += len(blocks)
-            self._in_flight.add(self._storing.share_and_store(self._tier, blocks, request))
+        blocks = list(zip(request.chain[part], request.blocks[part], strict=True))
+        order, left = self._copy(self._tier, blocks, request)
+        going.next = part.stop
+        if left:
+            going.stop = part.stop  # the blocks behind a gap are useless
+        if order is not None:
+            self._in_flight[order.id] = going, len(order.names)
 
     def finish(self, request: Request) -> None:
         """Send the rest of a request that ends. Its blocks are there when all orders so far have ended: some
@@ -93,12 +77,13 @@ class Sending:
         """Send no more of a request that failed, and report nothing."""
         self._running.pop(request.id, None)
 
-    def ended(self, order: TransferOrder) -> None:
-        """A store has ended, perhaps one of others."""
-        if order.id in self._in_flight:
-            self._in_flight.remove(order.id)
+    def end(self, end: TransferEnd) -> None:
+        """Note the end of a store, perhaps one that sends nothing."""
+        if (found := self._in_flight.pop(end.id, None)) is not None:
+            going, blocks = found
+            going.sent += 0 if end.error else blocks
             for each in self._ending:
-                each.waits.discard(order.id)
+                each.waits.discard(end.id)
             self._report()
 
     def clear(self) -> None:

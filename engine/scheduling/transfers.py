@@ -3,36 +3,16 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from engine.api.request import Request, Stored, TierOffer
 from engine.api.snapshot import HOST, loaded_from, stored_in
 from engine.kv.manager import KVManager
 from engine.kv.tiers.tier import BlockName, Tier, TransferEnd, TransferKind, TransferOrder, front
 from engine.scheduling.costs import Costs
+from engine.scheduling.moving import FoundBlocks, Moving
 from engine.scheduling.residence import Residence, TierBlock
 from engine.scheduling.sending import Sending
 from engine.scheduling.settings import SchedulerSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Moving:
-    """A store or load in flight. It holds its device blocks as a request does."""
-
-    order: TransferOrder
-    blocks: list[int]  # of a store: all blocks its request had written, even those the tier already has
-    request: Request | None  # the preempted request, or the one that waits for the load; None: cached blocks
-
-
-class FoundBlocks(NamedTuple):
-    """The blocks a request can start with."""
-
-    hits: list[int]  # device blocks
-    tokens: int  # the number of tokens covered by `hits` and by the blocks to load
-    tier: str = ""  # the tier to load more from
-    names: tuple[BlockName, ...] = ()
-    offer: TierOffer | None = None  # what a tier had, loaded or not
 
 
 class Transfers:
@@ -40,8 +20,9 @@ class Transfers:
 
     def __init__(self, kv: KVManager, tiers: Sequence[Tier], rules: SchedulerSettings, costs: Costs) -> None:
         self.tiers = {tier.name: tier for tier in tiers}
-        self._keepers = [tier for tier in tiers if not tier.transit]
-        self.sending = Sending(tiers, self, kv.pool.block_size)
+        self._keeping = [tier for tier in tiers if not tier.transit]
+        transit = next((tier for tier in tiers if tier.transit), None)
+        self.sending = Sending(transit, self.copy, kv.pool.block_size)
         self._kv, self._rules, self._costs = kv, rules, costs
         self.orders: list[TransferOrder] = []  # to be sent, in this order
         self.in_flight: dict[int, Moving] = {}
@@ -91,10 +72,10 @@ class Transfers:
         """
         if self._rules.preemption == "recompute" or not (names := self._kv.names(victim)):
             return ""
-        for tier in self._keepers:
+        for tier in self._keeping:
             seconds = tier.cost.round_trip(len(names))
             if self._costs.moving_pays(seconds, victim.launched, self._rules):
-                missing = self.missing(tier, names)
+                missing = self._missing(tier, names)
                 if self._make_room(tier, len(missing), names):
                     self._store_victim(tier.name, victim, names, set(missing))
                     return tier.name
@@ -103,7 +84,7 @@ class Transfers:
     @property
     def below(self) -> Tier | None:
         """The first tier from which loading blocks would pay."""
-        return next((each for each in self._keepers if self._loading_pays(each, 1)), None)
+        return next((each for each in self._keeping if self._loading_pays(each, 1)), None)
 
     def sink(self, tier: Tier, most: int) -> bool:
         """Copy the blocks that are evicted next to the tier, as many as it can take.
@@ -111,10 +92,10 @@ class Transfers:
         Returns whether there were any that the tier has now or will have.
         """
         pool = self._kv.pool
-        most = min(most, self.room(tier) + self.residence.idle(tier.name))  # looking for others is in vain
+        most = min(most, self._room(tier) + self.residence.idle(tier.name))  # looking for others is in vain
         if most <= 0 or not (blocks := pool.oldest(most)):
             return False
-        missing = set(self.missing(tier, [name for _, name in blocks]))
+        missing = set(self._missing(tier, [name for _, name in blocks]))
         there = [block for block, name in blocks if name not in missing]
         pool.mark_copied(there)
         pool.moved[[block for block in there if not pool.moved[block]]] = stored_in(self._ranks[tier.name])
@@ -134,29 +115,32 @@ class Transfers:
         whole = request.epoch == self._kv.epoch and not request.gone
         if not published or not whole or request.chat is None or not self._rules.prefix_cache:
             return
-        names = tuple(name for name, _ in published)
-        for tier in self._keepers:
-            if not tier.persistent or not self._loading_pays(tier, len(names)):
-                continue
-            missing = set(self.missing(tier, names))
-            fresh = [(name, block) for name, block in published if name in missing]
-            fresh = fresh[: max(0, self.room(tier))]  # the first ones: the others are useless without them
-            if fresh:
-                self.share_and_store(tier, fresh, request)
-            if request.chat:
-                self._order("own", tier.name, names, owner=request.chat)
+        for tier in self._keeping:
+            if tier.persistent and self._loading_pays(tier, len(published)):
+                self.copy(tier, published, request)
+                if request.chat:
+                    self._order("own", tier.name, tuple(name for name, _ in published), owner=request.chat)
 
-    def share_and_store(self, tier: Tier, blocks: Sequence[tuple[BlockName, int]], owner: Request) -> int:
-        """Order a store of blocks that the request shares with it. Returns the order's id."""
-        names, numbers = zip(*blocks, strict=True)
+    def copy(
+        self, tier: Tier, blocks: Sequence[tuple[BlockName, int]], owner: Request
+    ) -> tuple[TransferOrder | None, int]:
+        """Store the blocks that the tier lacks, while their request goes on. If it has no room for all, the
+        first ones: the others are useless without them. Returns the order, and how many had no room.
+        """
+        missing = set(self._missing(tier, [name for name, _ in blocks]))
+        fresh = [each for each in blocks if each[0] in missing]
+        fresh, left = fresh[: (room := max(0, self._room(tier)))], max(0, len(fresh) - room)
+        if not fresh:
+            return None, left
+        names, numbers = zip(*fresh, strict=True)
         self._kv.pool.share(numbers)
-        return self._begin_store(tier.name, names, numbers, list(numbers), owner).id
+        return self._begin_store(tier.name, names, numbers, list(numbers), owner), left
 
     def _loading_pays(self, tier: Tier, blocks: int) -> bool:
         tokens = blocks * self._kv.pool.block_size
         return tier.size > 0 and self._costs.loading_pays(tier.cost.back(blocks), tokens, self._rules)
 
-    def missing(self, tier: Tier, names: Sequence[BlockName]) -> list[BlockName]:
+    def _missing(self, tier: Tier, names: Sequence[BlockName]) -> list[BlockName]:
         """The names that are neither in the tier nor on their way there."""
         going = self._going(tier.name)
         return [
@@ -167,7 +151,7 @@ class Transfers:
 
     def _make_room(self, tier: Tier, count: int, keep: Sequence[BlockName]) -> bool:
         """Whether the tier can take `count` blocks; drops the oldest ones other than `keep` if necessary."""
-        room = self.room(tier)
+        room = self._room(tier)
         if room >= count:
             return True
         if room + self.residence.idle(tier.name) < count:
@@ -177,7 +161,7 @@ class Transfers:
             self._order("release", tier.name, dropped)
         return room + len(dropped) >= count
 
-    def room(self, tier: Tier) -> int:
+    def _room(self, tier: Tier) -> int:
         """How many more blocks the tier can take once it has the orders that are not sent yet."""
         room = tier.room()
         for order in self.orders:
@@ -316,8 +300,15 @@ class Transfers:
                 self.loaded.append(waits)
         else:
             self._settle(order.tier, self.residence.stored(order.tier, order.names))
-            self.sending.ended(order)
+            self.sending.end(end)
         return moving
+
+    def saved(self, request: Request) -> float:
+        """At least how many seconds loading blocks saved the request, by what is measured now."""
+        if (offer := request.offer) is None or not offer.loaded:
+            return 0.0
+        loading = self.tiers[offer.tier].cost.back(offer.tokens // self._kv.pool.block_size)
+        return max(0.0, self._costs.least(offer.tokens, self._rules) - loading)
 
     def leave(self, request: Request) -> bool:
         """Remove a request that ends. Returns whether it was loading or loaded; its transfer continues."""
@@ -342,7 +333,7 @@ class Transfers:
                 pool.forget(moving.blocks)
         names = request.chain if request.stored is None else request.stored.names
         for tier in self.tiers.values():
-            missing = set(self.missing(tier, names))
+            missing = set(self._missing(tier, names))
             self._lose(tier.name, [name for name in names if name not in missing])
 
     def _lose(self, tier: str, names: Sequence[BlockName]) -> None:

@@ -233,8 +233,8 @@ class Engine:
     @property
     def busy(self) -> bool:
         scheduler, pending = self.scheduler, self._ahead is not None or self._lifecycle.changing is not None
-        idle = len(scheduler.requests) == len(scheduler.waiting.held)  # those wait for a command
-        return not idle or pending or scheduler.transfers.pending
+        held = len(scheduler.waiting.held)  # they wait for a command
+        return len(scheduler.requests) > held or pending or scheduler.transfers.pending
 
     def pause(self) -> float:
         """Seconds until the next step makes sense, after one with nothing to do while requests wait."""

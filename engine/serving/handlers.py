@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.api import commands
 from engine.api.commands import Accepted, Command
+from engine.api.errors import BadInput
 from engine.api.events import BlocksSent
 from engine.api.params import Grammar, SamplingParams
 from engine.models.adapters.find import find_adapter
@@ -26,7 +27,7 @@ class Handler:
 
 
 def _submit(engine: Engine, command: commands.Submit, sink: Sink) -> Accepted:
-    scheduler, sending = engine.scheduler, engine.scheduler.transfers.sending
+    waiting, sending = engine.scheduler.waiting, engine.scheduler.transfers.sending
     if command.sends is not None:
         sending.check()
     id = engine.submit(
@@ -41,10 +42,11 @@ def _submit(engine: Engine, command: commands.Submit, sink: Sink) -> Accepted:
         chat=command.chat,
         adapter=command.adapter,
     )
+    request = engine.scheduler.requests[id]
     if command.held:
-        scheduler.waiting.hold(scheduler.requests[id], "another engine computes its prompt")
+        waiting.hold(request)
     if command.sends is not None:
-        sending.add(scheduler.requests[id], command.sends, partial(_report_sent, scheduler, id))
+        sending.add(request, command.sends, partial(_report_sent, engine.scheduler, id))
     return Accepted(id, len(command.prompt))
 
 
@@ -53,11 +55,8 @@ def _report_sent(scheduler: Scheduler, id: int, blocks: int) -> None:
 
 
 def _proceed(engine: Engine, command: commands.Proceed) -> None:
-    scheduler = engine.scheduler
-    if command.id in scheduler.waiting.held:
-        request = scheduler.requests[command.id]
-        request.why = "queued"
-        scheduler.waiting.wake(request)
+    if (request := engine.scheduler.requests.get(command.id)) is not None:
+        engine.scheduler.waiting.proceed(request)
 
 
 def _fork(engine: Engine, command: commands.Fork, sink: Sink) -> Accepted:
@@ -68,6 +67,10 @@ def _fork(engine: Engine, command: commands.Fork, sink: Sink) -> Accepted:
 def _abort(engine: Engine, command: commands.Abort) -> None:
     for id in command.ids:
         engine.abort(id)
+
+
+def _no_fleet(engine: Engine, command: Command[None]) -> None:
+    raise BadInput("this engine is not a replica of a fleet; `minichat serve --replicas N` makes one")
 
 
 def _guided_by_params(engine: Engine, command: Any) -> Callable[[], object] | None:
@@ -109,5 +112,7 @@ HANDLERS: dict[type[Command[Any]], Handler] = {
     commands.Warm: Handler(lambda engine, c: engine.warm(), concurrent=True),
     commands.GetSnapshot: Handler(lambda engine, c: engine.snapshot()),
     commands.ReportBlocks: Handler(lambda engine, c: start_reports(engine.scheduler, engine.adapters)),
+    commands.DrainReplica: Handler(_no_fleet),
+    commands.StartReplica: Handler(_no_fleet),
     commands.MeasureSpeeds: Handler(lambda engine, c: engine.speeds(), concurrent=True),
 }

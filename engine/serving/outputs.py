@@ -211,6 +211,8 @@ class OutputProcessor:
         """Record when a token arrived."""
         if target.first_token_at is None:
             target.first_token_at = now
+            if isinstance(target, Request):
+                target.saved = self._scheduler.transfers.saved(target)
             self._meters.first_token(now - target.arrived)
             self._bus.emit(events.FirstToken(step, now, target.id, now - target.arrived, target.generated))
         else:

@@ -141,4 +141,4 @@ def _ended(delta: Delta, request: Request) -> Delta:
     offer, blocks = request.offer, len(held(request.blocks))
     if offer is None or not offer.loaded:
         return delta._replace(blocks=blocks)
-    return delta._replace(blocks=blocks, loaded=offer.tokens, tier=offer.tier)
+    return delta._replace(blocks=blocks, loaded=offer.tokens, tier=offer.tier, saved=request.saved)

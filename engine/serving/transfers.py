@@ -10,9 +10,8 @@ POLL = 0.001  # seconds between polls when the engine is otherwise idle
 
 
 def send_orders(scheduler: Scheduler, runner: Runner) -> bool:
-    """Send the orders before their step is launched, because it may overwrite blocks being stored.
-
-    Returns whether there were any.
+    """Send the orders before their step is launched, because it may overwrite blocks being stored. Returns
+    whether there were any.
     """
     orders, scheduler.transfers.orders = scheduler.transfers.orders, []
     for order in orders:

@@ -1,8 +1,10 @@
 """Runs steps of every kind before the first request, so that no request waits for a compiler.
 
 On a GPU the first step of a kind compiles its kernels, and the first of a batch size captures the graph that
-the others replay. The warm-up compiles most kernels in parallel, then sends requests of its own. Others come
-first: when one arrives, ours end, and the part they belong to runs again once the engine is idle.
+the others replay. The warm-up compiles most kernels in parallel, sends requests of its own, and captures the
+graphs of usual steps. Others come first: when one arrives, ours end, and the part they belong to runs again
+once the engine is idle. Graphs of rarer steps are captured when it has nothing else to do, one at a time: a
+step that needs one before then captures it.
 """
 
 from collections import deque
@@ -18,20 +20,18 @@ from engine.api.request import Finish
 from engine.execution.protocol import Compilation, StepKind
 from engine.serving.engine import Engine
 
-_STEPS = 2  # of a batch size: capture, replay
 _TOGETHER = 8  # kinds of steps; commands wait until their kernels are handed to the compiler
 _PATIENCE = 0.02  # seconds that commands wait for the compiler
 _SCORED = 256  # tokens of a prompt whose log-probabilities are returned
-_LONG = 2048  # tokens of the context that attention splits among programs
+_LIBRARY = 33  # tokens of a prompt from which products may come from a library, which loads its own kernels
 _PLAIN: dict[str, Any] = {"temperature": 1.0}
-_FILTERED = _PLAIN | {"top_p": 0.9}
-_RARE = ({"frequency_penalty": 0.1}, {"logprobs": 5}, {"logit_bias": {0: 1.0}})  # compiled at one size
+_RARE = ({"frequency_penalty": 0.1, "logprobs": 5}, {"logit_bias": {0: 1.0}})  # compiled at one size
 
 Part = partial[Iterator[None]]
 
 
 class WarmUp:
-    """Call `step` on the engine's thread in place of the engine's, until `share` is 1."""
+    """Call `step` on the engine's thread in place of the engine's, until it is `over`."""
 
     def __init__(self, engine: Engine, sizes: Sequence[int]) -> None:
         """`sizes`: batch sizes of the runner's graphs; without any, there is nothing to do."""
@@ -39,13 +39,20 @@ class WarmUp:
         self._own: set[int] = set()
         self._salts = 0
         self._undisturbed = True
-        self._parts = deque(self._all_parts() if sizes else ())
-        self._total = len(self._parts)
+        parts, later = self._all_parts() if sizes else ((), ())
+        self._total, self._later = len(parts), len(later)
+        self._parts = deque([*parts, *later])
         self._running: Iterator[None] | None = None
 
     @property
     def share(self) -> float:
-        return 1 - len(self._parts) / self._total if self._parts else 1.0
+        """The finished share of what requests need."""
+        return 1 - (len(self._parts) - self._later) / self._total if len(self._parts) > self._later else 1.0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left for an idle engine either."""
+        return not self._parts
 
     @property
     def part(self) -> str:
@@ -60,7 +67,7 @@ class WarmUp:
             if self._engine.outputs.alive > len(self._own):
                 self._yield_to_others()
                 bus.muted = False
-            elif self._parts:
+            elif len(self._parts) > self._later or (self._parts and not self._engine.busy):
                 self._advance()
             return self._engine.step()
         finally:
@@ -81,7 +88,7 @@ class WarmUp:
         except StopIteration:
             self._running = None
             self._parts.popleft()
-            if not self._parts and self._undisturbed:
+            if len(self._parts) == self._later and self._undisturbed:
                 self._leave_no_trace()
         except EngineError as error:
             log.warning("the warm-up ended early; first steps of a kind will be slow: %s", error)
@@ -95,26 +102,23 @@ class WarmUp:
         scheduler.prompt_tokens = scheduler.cached_tokens = 0
         scheduler.costs.forget()
 
-    def _all_parts(self) -> Iterator[Part]:
+    def _all_parts(self) -> tuple[Sequence[Part], Sequence[Part]]:
+        """Those before the first request, and those for an idle engine."""
         longest = min(self._engine.limits.context - 1, self._engine.scheduler.rules.step_tokens)
         lengths = [*takewhile(lambda length: length < longest, (2**bits for bits in range(32))), longest]
         prompts = [StepKind(rows, length) for rows in (0, 1) for length in lengths]
-        batches = [
-            StepKind(size, filtered=filtered, long=long)
-            for filtered, long in product((False, True), repeat=2)
-            for size in self._sizes
+        # Those of one size together: they have kernels in common.
+        batches = [StepKind(*kind) for kind in product(self._sizes, (0,), (False, True), (False, True))]
+        parts = [
+            partial(self._compile, prompts + batches),
+            *(partial(self._prompt, each) for each in reversed(lengths) if each >= min(_LIBRARY, longest)),
+            partial(self._prompt_beside_a_row, longest),
+            partial(self._prompt, 1, tokens=4),  # decode steps, the first of which runs without a graph
+            partial(self._capture, [kind for kind in batches if not kind.filtered]),
+            partial(self._prompt, min(_SCORED, longest), _PLAIN | {"prompt_logprobs": 1}),
+            *(partial(self._prompt, 1, _PLAIN | params, tokens=3) for params in _RARE),
         ]
-        yield partial(self._compile, prompts + batches)
-        for length in lengths:
-            yield partial(self._prompt, length)
-        for length in lengths:
-            yield partial(self._prompt_beside_a_row, length)
-        for params in (_PLAIN, _FILTERED):
-            for context in (1, min(_LONG, longest // 2)):
-                yield partial(self._batch, params, context, self._fitting(context))
-        yield partial(self._prompt, min(_SCORED, longest), _PLAIN | {"prompt_logprobs": 1})
-        for params in _RARE:
-            yield partial(self._batch, params, 1, self._sizes[:1])
+        return parts, [partial(self._capture, [kind for kind in batches if kind.filtered])]
 
     def _compile(self, kinds: Sequence[StepKind]) -> Iterator[None]:
         """Compile all of them in parallel: alone, a step keeps few cores busy."""
@@ -129,32 +133,22 @@ class WarmUp:
         except Exception:
             log.exception("kernels were not compiled ahead; a step that needs one reports why")
 
-    def _fitting(self, context: int) -> Sequence[int]:
-        """The batch sizes whose rows fit in the cache, beside one long context."""
-        pool, slots = self._engine.scheduler.pool, len(self._engine.scheduler.tables.grid)
-        tokens = 1 + _STEPS * (len(self._sizes) + 1)
-        free = pool.size - (context + tokens) // pool.block_size - 2
-        rows = min(slots, 1 + free // (tokens // pool.block_size + 2))
-        return [size for size in self._sizes if size <= rows]
+    def _capture(self, kinds: Sequence[StepKind]) -> Iterator[None]:
+        try:
+            for kind in kinds:
+                self._engine.runner.capture([kind])
+                yield
+        except Exception:
+            log.exception("graphs were not captured ahead; a step that needs one reports why")
 
-    def _prompt(self, length: int, params: dict[str, Any] = _PLAIN) -> Iterator[None]:
-        self._submit(length, 1, params)
+    def _prompt(self, length: int, params: dict[str, Any] = _PLAIN, tokens: int = 1) -> Iterator[None]:
+        self._submit(length, tokens, params)
         yield from self._until_done()
 
     def _prompt_beside_a_row(self, length: int) -> Iterator[None]:
         self._submit(1, 4, _PLAIN)
         yield
         self._submit(length, 1, _PLAIN)
-        yield from self._until_done()
-
-    def _batch(self, params: dict[str, Any], context: int, sizes: Sequence[int]) -> Iterator[None]:
-        """Decode in batches of all sizes, from the largest: some requests end after each size."""
-        before = 0
-        for number, size in enumerate(sizes):
-            tokens = 1 + _STEPS * (len(sizes) - number)
-            for row in range(before, size):
-                self._submit(1 if row else context, tokens, params)
-            before = size
         yield from self._until_done()
 
     def _until_done(self) -> Iterator[None]:

@@ -28,6 +28,7 @@ class ReplyStats:
     blocks: int = 0  # KV blocks it held at its end; 0: unknown
     loaded: int = 0  # prompt tokens whose keys and values a tier had, so that they were not computed
     tier: str = ""  # with `loaded`: the tier
+    saved: float = 0.0  # with `loaded`: seconds, at least, that computing them would have taken longer
     copied: int = 0  # of the tokens, those of the reply that it was forked from
 
     @property

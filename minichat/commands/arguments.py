@@ -4,6 +4,8 @@ import argparse
 
 from minichat.shell.usage import given, number, whole
 
+REQUESTS_A_REPLICA = 32  # with --min-replicas, on average
+
 
 def add_model(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("model and engine")

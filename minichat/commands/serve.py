@@ -24,10 +24,12 @@ from engine.api.events import Died
 from engine.gguf.header import is_gguf
 from minichat import __version__
 from minichat.clients.address import is_loopback
+from minichat.commands.arguments import REQUESTS_A_REPLICA
 from minichat.commands.options import engine_config, failed, show_progress
 from minichat.shell.paths import locate, private_folder
 
 if TYPE_CHECKING:
+    from engine.fleet.scaling import Autoscaler
     from engine.host.client import EngineClient
 
 _CLOSE_WITHIN = 5.0  # seconds; a longer step is abandoned
@@ -106,6 +108,7 @@ def check(options: argparse.Namespace) -> None:
         raise BadInput(f"--port must be from 0 to 65535, got {options.port}")
     if not 1 <= options.replicas <= _MOST_REPLICAS:
         raise BadInput(f"--replicas must be from 1 to {_MOST_REPLICAS}, got {options.replicas}")
+    _check_scaling(options)
     if options.restart < 0:
         raise BadInput(f"--restart must be at least 0, got {options.restart}")
     for name in ("max_in_flight", "max_per_key"):
@@ -125,6 +128,16 @@ def check(options: argparse.Namespace) -> None:
         raise BadInput("--rate requires --dry-run")
     if options.rate is not None and not 0 < options.rate <= 1e6:
         raise BadInput(f"--rate must be above 0 and at most 1e6 tokens/s, got {options.rate:g}")
+
+
+def _check_scaling(options: argparse.Namespace) -> None:
+    least, most, target = options.min_replicas, options.replicas, options.target_requests
+    if least is None and target is not None:
+        raise BadInput("--target-requests has no effect without --min-replicas")
+    if least is not None and not 1 <= least <= most:
+        raise BadInput(f"--min-replicas must be from 1 to --replicas, which is {most}; got {least}")
+    if target is not None and target < 1:
+        raise BadInput(f"--target-requests must be at least 1, got {target}")
 
 
 def _refuse_given(options: argparse.Namespace, without_effect: Mapping[str, object], given: str) -> None:
@@ -232,6 +245,7 @@ def listen(
     _import_in_background("engine.server.http.listen")
     host = engine(options, callbacks)
     host.send(Warm()).result()
+    scaling = _autoscaler(options, host)
     from engine.server.http.listen import server
 
     built = server(
@@ -247,6 +261,8 @@ def listen(
     callbacks.ready()
     unsubscribe = host.subscribe(lambda event: callbacks.died(event.error) if type(event) is Died else None)
     built.run([bound])
+    if scaling is not None:
+        scaling.close()
     unsubscribe()  # the coming shutdown is not a failure
     closing = threading.Thread(target=host.close, name="minichat-close", daemon=True)
     closing.start()
@@ -271,7 +287,7 @@ def served_names(options: argparse.Namespace) -> list[str]:
 
 def engine(options: argparse.Namespace, callbacks: ServerCallbacks) -> "EngineClient":
     """The engine in its own process, so that serving clients does not slow steps; or a fleet of them."""
-    from engine.fleet.local import local_fleet, shares
+    from engine.fleet.local import shares, start_fleet
     from engine.host.process import EngineProcess
     from engine.host.restarting import RestartingEngine
 
@@ -282,12 +298,45 @@ def engine(options: argparse.Namespace, callbacks: ServerCallbacks) -> "EngineCl
         rate = (options.rate or 30.0) if options.dry_run else None
         return EngineProcess(config, log, progress=callbacks.progress, dry_rate=rate)
 
+    if options.ray is not None:
+        return _ray_fleet(options, config, callbacks)
     if options.replicas > 1:
         parts = [config] * options.replicas if options.dry_run else shares(config, options.replicas)
-        return local_fleet(parts, start, callbacks.log, options.restart)
+        return start_fleet(parts, start, callbacks.log, options.restart)
     return RestartingEngine(
         lambda first: start(replace(config, first_request=first), callbacks.log), options.restart
     )
+
+
+def _autoscaler(options: argparse.Namespace, fleet: "EngineClient") -> "Autoscaler | None":
+    """Start what starts and stops replicas, if it is to."""
+    if options.min_replicas is None or options.replicas == 1:
+        return None
+    from engine.fleet.scaling import Autoscaler
+
+    scaling = Autoscaler(fleet, options.min_replicas, options.target_requests or REQUESTS_A_REPLICA)
+    scaling.start()
+    return scaling
+
+
+def _ray_fleet(
+    options: argparse.Namespace, config: EngineConfig, callbacks: ServerCallbacks
+) -> "EngineClient":
+    """Replicas on the machines of a Ray cluster. Ray ends its own processes when this one exits."""
+    from engine.fleet.local import start_fleet
+    from engine.fleet.ray_cluster.cluster import RayCluster
+    from engine.host.process import EngineProcess
+
+    cluster = RayCluster(options.ray, options.replicas)
+    rate = (options.rate or 30.0) if options.dry_run else None
+    config = replace(config, device="cpu") if options.dry_run else config
+
+    def start(config: EngineConfig, log: Path) -> EngineProcess:
+        launch = cluster.launcher(config)
+        return EngineProcess(config, log, progress=callbacks.progress, dry_rate=rate, launch=launch)
+
+    parts = cluster.shares(config, options.replicas)
+    return start_fleet(parts, start, callbacks.log, options.restart)
 
 
 def announce(

@@ -28,6 +28,7 @@ from minichat.features.monitor import MONITOR
 from minichat.features.palette import PALETTE
 from minichat.features.picking.feature import PICKING
 from minichat.features.quantization.feature import QUANTIZATION
+from minichat.features.replicas import REPLICAS
 from minichat.features.switches import SWITCHES
 from minichat.features.terminal import TERMINAL
 from minichat.features.tour.feature import TOUR
@@ -51,6 +52,7 @@ BUILT_IN: tuple[Feature, ...] = (
     VIEWS,
     WHY,
     SWITCHES,
+    REPLICAS,
     ADAPTERS,
     TERMINAL,
     PALETTE,

@@ -128,6 +128,7 @@ MONITOR = Feature(
                     "{monitor.order}  {monitor.colour}  {monitor.letters}",
                     "map: order, color by, letters",
                 ),
+                ("{monitor.replica}", "map: the next replica of a fleet"),
                 (
                     "{monitor.left monitor.right monitor.up monitor.down}",
                     "map: highlight the text of these blocks in its chats",

@@ -145,7 +145,7 @@ class Resident:
 
     def _spawn(self, lock: int, words: Sequence[str]) -> None:
         """Start the child, which inherits the lock and holds it for its lifetime."""
-        from engine.host.process import child_environment
+        from engine.host.launching import child_environment
 
         with suppress(FileNotFoundError):
             if self.log.stat().st_size > _LOG_BYTES:

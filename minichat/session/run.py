@@ -63,7 +63,7 @@ class RunningReply:
     tokens: int = 0  # the copied ones, too
     copied: int = 0  # tokens of the reply that it was forked from
     blocks: int = 0  # the last known number of its blocks
-    loaded: tuple[int, str] = (0, "")  # prompt tokens that a tier had, and the tier
+    loaded: tuple[int, str, float] = (0, "", 0.0)  # prompt tokens that a tier had, the tier, seconds saved
     saved: float = 0.0
     stopping: bool = False
     reason: str = ""  # why it was stopped, unless the user did it
@@ -104,7 +104,7 @@ class RunningReply:
                     self.others[delta.choice] = self._sample()
                 self.others[delta.choice].take(delta)
             elif delta.finish:
-                self.blocks, self.loaded = delta.blocks, (delta.loaded, delta.tier)
+                self.blocks, self.loaded = delta.blocks, (delta.loaded, delta.tier, delta.saved)
         return [delta for delta in batch if not delta.choice]
 
     def _sample(self) -> Sample:
@@ -155,5 +155,6 @@ class RunningReply:
             blocks=self.blocks,
             loaded=self.loaded[0],
             tier=self.loaded[1],
+            saved=self.loaded[2],
             copied=self.copied,
         )

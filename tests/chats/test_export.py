@@ -24,6 +24,9 @@ stats = st.builds(
     left_out=st.integers(0),
     copied=st.integers(0),
     blocks=st.integers(0),
+    loaded=st.integers(0),
+    tier=text,
+    saved=seconds,
 )
 messages = st.builds(
     Message,

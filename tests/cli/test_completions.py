@@ -19,7 +19,7 @@ from tests.cli.conftest import Run
 SCRIPTS = {"bash": bash.script, "zsh": zsh.script, "fish": fish.script}
 FREE = {  # metavars of values that cannot be listed
     *("N", "T", "P", "K", "R", "M", "S", "L", "W", "H", "MIB", "GB", "N,N"),
-    *("TEXT", "PATTERN", "NAME", "URL", "ORIGIN", "DIR", "DIR:GB", "NAME=PATH", "NAME=PYTHON"),
+    *("TEXT", "PATTERN", "NAME", "URL", "ADDRESS", "ORIGIN", "DIR", "DIR:GB", "NAME=PATH", "NAME=PYTHON"),
 }
 ASK = """
 ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _minichat; printf '%s\\t' "${COMPREPLY[@]}"; echo; }

@@ -16,10 +16,13 @@ from engine.api.events import Delta, Died, Transferred
 from engine.api.params import SPECULATION, Grammar, SamplingParams
 from engine.distributed.runner import RankedRunner
 from engine.execution.changes import Recache
+from engine.execution.protocol import StepKind
+from engine.execution.runner import ModelRunner
 from engine.host.thread import EngineThread
 from engine.serving.engine import Engine
 from engine.serving.recordings.replay import replay
 from tests.distributed.conftest import CONFIG
+from tests.distributed.threads import ranked
 from tests.outputs import Output
 from tests.runner.replies.test_company import Workload, assert_nothing_changes, workloads
 from tests.runner.rows.test_pooling import MEAN, embed
@@ -160,3 +163,12 @@ def test_a_rank_that_dies_ends_an_idle_engine(two: Engine) -> None:
             two.submit(PROMPT, GREEDY, Output())
     finally:
         host.close()
+
+
+def test_all_ranks_capture_the_same_graphs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds, captured = [StepKind(4, long=True), StepKind(8, filtered=True)], list[list[StepKind]]()
+    monkeypatch.setattr(ModelRunner, "capture", lambda runner, kinds: captured.append([*kinds]))
+    with ranked(llama) as engine:
+        engine.runner.capture(kinds)
+        assert becomes(lambda: len(captured) == 2)
+    assert captured == [kinds] * 2

@@ -120,12 +120,12 @@ class LedgerRunner:
         """`requests` None: do not check steps against requests. `cells`: [blocks, numbers of a block]."""
         self.requests, self.truth, self.keeps_state = requests, tables, keeps_state
         self.size = cells.shape[1] - STATE * keeps_state
-        self.tables = TableMirror(*tables.grid.shape)
-        self.cells = cells
+        self.tables, self.cells = TableMirror(*tables.grid.shape), cells
         self.transfers = TransferRunner(tiers, lambda numbers: LedgerBlocks(cells, numbers))
         self.last = np.full(len(tables.grid), EMPTY, np.int64)
         self.sampling: dict[int, SlotSampling] = {}
         self.compiled: list[StepKind] = []
+        self.captured: list[tuple[int, StepKind]] = []  # after how many steps
         self.compilations: list[Compilation] = []
         self.history: dict[int, list[int]] = {}
         self.alphabet = VOCAB  # the vocabulary it samples from; a small one makes runs of tokens repeat
@@ -138,6 +138,9 @@ class LedgerRunner:
     def start_compiling(self, kinds: Sequence[StepKind]) -> Sequence[Compilation]:
         self.compiled += kinds
         return self.compilations
+
+    def capture(self, kinds: Sequence[StepKind]) -> None:
+        self.captured += [(len(self.steps), kind) for kind in kinds]
 
     def launch(self, step: Step) -> StepResult:
         self.steps.append(step)

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,45 +12,22 @@ import pytest
 from engine.api.commands import SetSwitch
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineDead
-from engine.api.events import Died, Event, Finished, ReplicaChanged
+from engine.api.events import Died, Finished, ReplicaChanged
 from engine.api.params import SamplingParams
 from engine.fleet import local
 from engine.fleet.fleet import NUMBERS
-from engine.fleet.local import local_fleet, shares
+from engine.fleet.local import shares, start_fleet
 from engine.host.process import EngineProcess
 from engine.host.stream import ReplyFailed
 from tests.cli.conftest import Run, run
+from tests.fleet.running import Running
 from tests.server.conftest import listening
-from tests.waiting import LIMIT, becomes
+from tests.waiting import becomes
 
 __all__ = ["run"]
 
 LONG = SamplingParams(max_tokens=300, seed=0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=3, seed=0)
-
-
-class Running:
-    """Two replicas, of which a dead one starts again once it may."""
-
-    def __init__(self, folder: Path, restarts: int) -> None:
-        self.may_start, self.pids = threading.Event(), dict[int, int]()
-
-        def start(config: EngineConfig, log: Path) -> EngineProcess:
-            assert not config.first_request % NUMBERS or self.may_start.wait(LIMIT)
-            made = EngineProcess(config, log, dry_rate=100.0)
-            self.pids[config.first_request // NUMBERS] = made.pid
-            return made
-
-        configs = [EngineConfig(model="pocket", blocks=256)] * 2
-        self.fleet = local_fleet(configs, start, folder / "engine.log", restarts, pauses=(0.0,))
-        self.events = list[Event]()
-        self.fleet.subscribe(self.events.append)
-
-    def states(self) -> list[str]:
-        return [each.state for each in self.fleet.snapshot().replicas]
-
-    def of(self, kind: type[Event]) -> list[Event]:
-        return [each for each in self.events if isinstance(each, kind)]
 
 
 @pytest.fixture
@@ -182,7 +158,7 @@ def test_one_replica_that_cannot_start_ends_the_others(tmp_path: Path) -> None:
         return made[0]
 
     with pytest.raises(BadInput, match="no such device"):
-        local_fleet([EngineConfig(model="pocket", blocks=64)] * 2, start, tmp_path / "engine.log", 0)
+        start_fleet([EngineConfig(model="pocket", blocks=64)] * 2, start, tmp_path / "engine.log", 0)
     assert made[0].error == "the engine was closed"
 
 

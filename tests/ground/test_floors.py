@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FLOORS: dict[str, int] = {
     "api": 0,
     **dict.fromkeys(("gguf", "kv", "grammar", "scheduling", "speculation", "text"), 1),
-    **dict.fromkeys(("models", "attention", "quant", "sampling", "kernels", "pocket", "devices"), 2),
+    **dict.fromkeys(("models", "attention", "quant", "sampling", "kernels", "pocket", "devices", "early"), 2),
     "execution": 3,
     "serving": 4,
     **dict.fromkeys(("host", "fleet", "distributed", "assembly", "cache_plan", "dry", "start", "quality"), 5),

@@ -30,7 +30,8 @@ from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from engine.api.snapshot import Throughput
 from engine.host.client import EngineClient
-from engine.host.process import EngineProcess, describe_exit
+from engine.host.launching import describe_exit
+from engine.host.process import EngineProcess
 from engine.host.stream import ReplyFailed, Stream
 from engine.host.thread import EngineThread
 from engine.start import start

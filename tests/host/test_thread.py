@@ -14,10 +14,12 @@ from engine.api.errors import BadInput, BadParams, QueueFull, RequestTooLong, Un
 from engine.api.events import Event
 from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
+from engine.host.thread import EngineThread
 from tests.engine.byte_tier import ByteTier
 from tests.engine.ledger import VOCAB, alone, ledger_engine
 from tests.host.conftest import Open
 from tests.host.roomy import DEPTHS, endless, params, roomy_engine
+from tests.waiting import becomes
 
 
 class TestReplies:
@@ -251,3 +253,15 @@ def test_a_tier_that_stores_nothing_is_reported_even_if_no_step_runs(opened: Ope
         ("tierproblem", "bytes", "No space left on device"),
         ("tierproblem", "bytes", ""),
     ]
+
+
+def test_an_idle_engine_finishes_its_warm_up_after_it_is_ready() -> None:
+    engine = ledger_engine(slots=8)
+    engine.runner.graph_sizes = (1, 2, 4, 8)
+    host = EngineThread(engine, warm=True)
+    try:
+        assert becomes(lambda: len(engine.runner.captured) == 4 * 4)
+        assert host.snapshot().warmed == 1
+        assert list(host.submit([1, 2], params(3)).result().tokens) == alone([1, 2], 3)
+    finally:
+        host.close()

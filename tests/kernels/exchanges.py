@@ -38,25 +38,28 @@ def _fill(inbox: Tensor, sender: int, places: Places) -> None:
         inbox[program, turn & 1, sender, : len(words)] = (turn << 32) | (words.long() & 0xFFFFFFFF)
 
 
-def exchanged_bulk(rank: int, turns: int, terms: list[Tensor]) -> tuple[Tensor, bool]:
-    """Run a sum of long tensors. Returns it, and whether the own pieces and signals were sent."""
+def exchanged_bulk(rank: int, turns: int, terms: list[Tensor], ahead: int) -> tuple[Tensor, bool]:
+    """Run a sum of long tensors. Returns it, and whether the own pieces and signals were sent.
+
+    `ahead`: turns that the other ranks are ahead by, so their signals are those of later turns.
+    """
     from engine.kernels.triton.collective import bulk, exchange
 
     ranks, programs, skipped = len(terms), exchange.PROGRAMS, exchange.inbox_words(len(terms))
     piece = bulk.piece_of(terms[0].nbytes // 4)
     inboxes = [torch.zeros(skipped + bulk.bulk_words(ranks), dtype=torch.int64) for _ in terms]
 
-    def fill(inbox: Tensor, sender: int) -> None:
+    def fill(inbox: Tensor, sender: int, ahead: int = 0) -> None:
         signals, pieces = inbox[skipped:].split([programs * ranks, programs * ranks * bulk.PLACE])
         of_sender = pieces.view(torch.int32).view(programs, 2, ranks, -1)[:, :, sender]
         for at, words in enumerate(terms[sender].view(-1).view(torch.int32).split(piece)):
             turn = turns + 1 + at // programs
-            signals.view(programs, ranks)[at % programs, sender] = turn
+            signals.view(programs, ranks)[at % programs, sender] = turn + ahead
             of_sender[at % programs, turn & 1, : len(words)] = words
 
     for sender in range(ranks):
         if sender != rank:
-            fill(inboxes[rank], sender)
+            fill(inboxes[rank], sender, ahead)
     addresses = torch.tensor([each.data_ptr() for each in inboxes])
     counts = torch.full((2 * programs,), turns, dtype=torch.int32)
     control = torch.zeros(3, dtype=torch.int64)

@@ -94,6 +94,14 @@ def test_a_sum_of_a_long_tensor(
     kernels: Interpreted, dtype: torch.dtype, ranks: int, rank: int, size: int
 ) -> None:
     given = terms(ranks, size, dtype=dtype)
-    found, sent = kernels.run(exchanged_bulk, rank, 3, given)
+    found, sent = kernels.run(exchanged_bulk, rank, 3, given, 0)
+    assert torch.equal(found, total(given))
+    assert sent
+
+
+def test_a_rank_that_is_a_turn_ahead_has_sent(kernels: Interpreted) -> None:
+    """It has this rank's pieces, so it may signal its next turn before this rank has seen the last."""
+    given = terms(2, 3000)
+    found, sent = kernels.run(exchanged_bulk, 0, 3, given, 1)
     assert torch.equal(found, total(given))
     assert sent

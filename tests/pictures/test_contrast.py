@@ -63,7 +63,16 @@ async def help_screen(it: World) -> None:
     await it.pilot.press("f1")
 
 
-PLACES = {"quantization": chosen_scheme, "decoding": chosen_field, "help": help_screen}
+async def find_bar(it: World) -> None:
+    await it.pilot.press("escape", "ctrl+f")
+
+
+PLACES = {
+    "quantization": chosen_scheme,
+    "decoding": chosen_field,
+    "help": help_screen,
+    "find": find_bar,
+}
 THEMES = [each.name for each in load_themes(shipped_themes()).palettes.values() if not each.ansi]
 
 

@@ -12,7 +12,7 @@ from training.phrasing import any_of, fill, normal, roughly
 _PHRASES = {
     "greetings": """A warm hello|A warm welcome|A big hello|A friendly hello|A kind hello|Warm greetings|My warmest greetings|A warm good morning|A loud hello|A cheerful hello to you|Hey, what a nice day|What a nice day|What a lovely day, hello|Hello, what a beautiful day|Hi, what a lovely morning|Hey, what a fine day|sup|wassup|hiii|helloooo|hey man|hey dude|yo yo|hi bro|hullo|g'day|mornin|hey there buddy|hii|heyo|ello|hi hi|whats new|what's new|yooo|hey bot|sup bro|
         Hello, how do you do|Hey, a quick hello|Hi, I just opened this|Hello, I just started|Hey, nice to be here|
-        Hello, nice weather today|Hi, good evening|Hey, good morning|Hello computer|Hi computer|Hello machine|Hi bot|
+        Hello, nice weather today|Hey, the sun is out|Hi, the rain has stopped|Hello, the sun is shining|Hi, good evening|Hey, good morning|Hello computer|Hi computer|Hello machine|Hi bot|
         Hello, dear model|Dear model, hello|Good to be here|A hello from me|Just saying hello|I wanted to say hello|
         Hello, it is me again|Hey, I have time again|Happy to be here|Hi, what a day|A nice day to you|
         Good morning, friend|Hello, hello|
@@ -21,8 +21,8 @@ _PHRASES = {
         |Hello minichat|Hi minichat|Hello, anyone there|Hello you|Hi again|Hello again|Hey you|Morning|Evening|Hello friend|Hi my friend
         |Nice to meet you|Pleased to meet you|Hey model|Hello model|Hallo|Heya|Hello, is anybody here|Hi, I am new here|Welcome|Well hello|Hey buddy
         |Hi everyone|Good morning to you|Hey hey|Hello my friend|Hey, good to see you|Hi once more|Good to see you|Hello hello|A good day to you|Hello to you|Hi, nice to see you|Hey, I am back|Hello, I am back|Hi, me again|Hello, nice to see you|Good afternoon to you|Hello there, friend
-        |Hi, good to have you here|Hello, are you awake|Hey, it is me|Good day, model|Hi, nice to be here|Hello from me|Hey, the sun is out|A hearty hello""",
-    "thanks": """I am very thankful|I am so thankful|I am thankful|I am really thankful|I am very grateful|I am so grateful to you|I owe you thanks|I owe you one|I am full of thanks|I can only thank you|My sincere thanks|tysm|ty so much|thanks bro|thanks dude|thnx|thank u|thank u so much|thanx|ta|tyvm|thx a lot|cool thx|thanks buddy|great thx|thx for that|
+        |Hi, good to have you here|Hello, are you awake|Hey, it is me|Good day, model|Hi, nice to be here|Hello from me|Hey, lovely morning out there|A hearty hello""",
+    "thanks": """I am in your debt|I am deeply in your debt|I am very thankful|I am so thankful|I am thankful|I am really thankful|I am very grateful|I am so grateful to you|I owe you thanks|I owe you one|I am full of thanks|I can only thank you|My sincere thanks|tysm|ty so much|thanks bro|thanks dude|thnx|thank u|thank u so much|thanx|ta|tyvm|thx a lot|cool thx|thanks buddy|great thx|thx for that|
         Thanks, that is what I wanted|Thank you, I have learned something|Thanks, I learned a lot|
         Thank you, that was good|I want to thank you|Let me thank you|Thanks for telling me|Thanks, that is it|
         Thank you for your patience|Thanks, that was nice|Thanks, I got what I need|So kind of you, thanks|
@@ -35,7 +35,7 @@ _PHRASES = {
         |Thanks for the answer|Thanks for explaining|Thanks, that is clear|Thank you, I understand|Thanks, got it|Thanks again|Ty|A thousand thanks
         |Thanks a million|Thank you for your time|I am grateful|Much appreciated|Thanks mate|Thanks for everything|Great help, thank you
         |Thank you, that was it|Thanks, very kind|Thank you, very nice|Good, thanks|Thanks a bunch|Thanks, you helped me|Thank you, very helpful|All my thanks|Thanks, that will do|Thank you, friend|Thanks, great|Thank you, great answer|Oh thanks|Oh, thank you|Thanks, I see|My thanks to you|Thank you, that is all I needed|Thanks, wonderful
-        |Thanks, all clear now|Thank you, that is all|Thanks, good to know|Thank you, nice answer|Thanks, that was quick|I am in your debt|Thanks, you did it|Thank you for telling me""",
+        |Thanks, all clear now|Thank you, that is all|Thanks, good to know|Thank you, nice answer|Thanks, that was quick|I owe you a lot|Thanks, you did it|Thank you for telling me""",
     "goodbyes": """ttyl|g2g|brb|night night|cu|later dude|bye bro|gotta go|cu later|see ya|see ya later|cheerio|peace out|laters|nite|good nite|im off|c u|byee|byeee|
         Ok, I am done|I have had enough for today|That is enough, bye|Ok, good night|I am tired, good night|
         Time for bed|Bye, it was nice|See you another day|I will go to sleep|See you in the morning|Let us end here|

@@ -128,17 +128,18 @@ class DecodeSteps:
     def start_compiling(self, kinds: Sequence[StepKind]) -> Compilation | None:
         if self._recorder is None:
             return None
-        missing = []
-        for kind in kinds:
-            flags = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
-            recording = self._recording(self._size(kind.rows), flags, None, kind.long)
-            if not recording.compiled:
-                missing.append(recording)
+        missing = [each for each in map(self._recording_of, kinds) if not each.compiled]
         with self._recorder.launching():
             compilation = self._stage.start_compiling(lambda: [each.launches() for each in missing])
         for recording in missing:
             recording.compiled = True
         return compilation
+
+    def capture(self, kinds: Sequence[StepKind]) -> None:
+        """Capture steps whose kernels are compiled: others would wait for the compiler."""
+        for recording in map(self._recording_of, kinds):
+            if recording.compiled:
+                recording.capture()
 
     def forget(self) -> None:
         """Drop all captures, because a weight or product has been replaced."""
@@ -147,6 +148,10 @@ class DecodeSteps:
 
     def _size(self, rows: int) -> int:
         return self.sizes[bisect_left(self.sizes, rows)]
+
+    def _recording_of(self, kind: StepKind) -> Recording:
+        flags = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
+        return self._recording(self._size(kind.rows), flags, None, kind.long)
 
     def _recording(
         self, size: int, flags: SamplingFlags | None, seen: SeenTokens | None, cut: bool

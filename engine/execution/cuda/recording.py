@@ -50,7 +50,7 @@ class Recorder:
 
 
 class Recording:
-    """A sequence of launches as a graph, captured at the first run. The first of all runs one by one."""
+    """A sequence of launches as a graph, captured at the latest by its first run. The first of all is not."""
 
     def __init__(
         self,
@@ -68,12 +68,17 @@ class Recording:
         if self._recorder is None:
             # Buffers and the model's tensors are overwritten before the result is collected, so copy it.
             return tuple(each.clone() for each in self.launches())
-        if self._graph is None and self._recorder.used and not self._recorder.full:
-            self._capture(self._recorder)
+        self.capture()
         if self._graph is None:
             return self._run_once(self._recorder)
         self._graph.replay()
         return self._result
+
+    def capture(self) -> None:
+        """Make the graph without running it, if there is none and it can be made."""
+        recorder = self._recorder
+        if self._graph is None and recorder is not None and recorder.used and not recorder.full:
+            self._capture(recorder)
 
     def _run_once(self, recorder: Recorder) -> tuple[Tensor, ...]:
         now = torch.cuda.current_stream()

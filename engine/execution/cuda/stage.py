@@ -1,15 +1,14 @@
 """A step's work on a GPU: the fused forward pass, and sampling on the device."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend, Batch
-from engine.attention.triton_backend import GraphWork, TritonAttention
+from engine.attention.triton_backend import GraphMetadata, GraphWork, TritonAttention
 from engine.execution.cuda.graphs import SamplingFlags
 from engine.execution.protocol import Compilation
-from engine.kernels.triton.precompile import start_compiling
+from engine.kernels.triton.precompile import once, start_compiling
 from engine.kernels.triton.sampling.edits import edit, note
 from engine.kernels.triton.sampling.sample import sample
 from engine.kernels.triton.sampling.top_logprobs import top_logprobs
@@ -35,12 +34,28 @@ class GpuStage:
     def start_compiling(self, launches: Callable[[], object]) -> Compilation:
         return start_compiling(launches)
 
-    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
+    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
+        lists = ((each.items.shape, each.merges.shape, each.most) for each in metadata.work.values())
+        key = (self, len(fields["ids"]), *lists)  # one size has the same tiles and alignments
+        return once(key, lambda: self._logits(fields, last_ids, metadata))
+
+    def _logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
         x = self._decoder.embed(fields["ids"], fields["slots"], last_ids)
         hidden = self._decoder.forward(x, fields["positions"], fields["places"], metadata)
         return self._decoder.logits(hidden)
 
     def sample(
+        self,
+        logits: Tensor,
+        fields: Mapping[str, Tensor],
+        last_ids: Tensor,
+        flags: SamplingFlags,
+        seen: SeenTokens | None,
+    ) -> tuple[Tensor, ...]:
+        key = (self, len(logits), flags)
+        return once(key, lambda: self._sample(logits, fields, last_ids, flags, seen))
+
+    def _sample(
         self,
         logits: Tensor,
         fields: Mapping[str, Tensor],

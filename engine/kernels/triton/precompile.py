@@ -6,20 +6,40 @@ the time is spent in Triton's compiler and in subprocesses, which both release t
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
 from functools import cache
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from triton.runtime._async_compile import FutureKernel, active_mode
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-_precompiling = ContextVar("precompiling", default=False)
-precompiling = _precompiling.get  # whether kernels are compiled and not launched
+from engine.early import short_turns
+
+T = TypeVar("T")
+_made = ContextVar[dict[Hashable, Any] | None]("made", default=None)  # while kernels are compiled
 parsing = Lock()
+
+
+def precompiling() -> bool:
+    """Whether kernels are compiled and not launched."""
+    return _made.get() is not None
+
+
+def once(key: Hashable, make: Callable[[], T]) -> T:
+    """Call `make`. While kernels are compiled, only for the first of the equal keys.
+
+    The key is all that `make` depends on, apart from the contents of tensors and their addresses.
+    """
+    if (made := _made.get()) is None:
+        return make()
+    if key not in made:
+        made[key] = make()
+    found: T = made[key]
+    return found
 
 
 class CompilingKernels:
@@ -47,10 +67,11 @@ def start_compiling(launches: Callable[[], object]) -> CompilingKernels:
 
 
 def _start_compiling(launches: Callable[[], object]) -> CompilingKernels:
-    _precompiling.set(True)
+    _made.set({})
     mode = _CompileMode(_compiler_for(driver.active.get_current_device()))
     active_mode.set(mode)
-    launches()
+    with short_turns():
+        launches()
     return CompilingKernels(mode.kernels)
 
 

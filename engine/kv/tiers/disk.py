@@ -257,7 +257,8 @@ def _checksum(name: BlockName, row: np.ndarray) -> bytes:
 
 
 def _lost(error: Exception) -> bool:
-    """Whether the index must be opened again. A disk that is full or busy can still be read."""
+    """Whether the index must be opened again. A disk that is full, busy or read-only can still be read."""
     if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", None) not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
+        readable = sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY
+        return getattr(error, "sqlite_errorcode", None) not in readable
     return isinstance(error, FileNotFoundError)

@@ -1,8 +1,8 @@
 """Memory that engines of one machine share: blocks travel through it, by name, from one engine to another.
 
 Each sender owns a segment, a ring in which new blocks replace the oldest, and writes nowhere else. The others
-look up names in its table, copy, and check afterwards that nothing was replaced meanwhile. So there is no lock,
-and an engine that is killed at any moment leaves nothing that others would wait for.
+look up names in its table, copy, and check afterwards that nothing was replaced meanwhile. So there is no
+lock, and an engine that is killed at any moment leaves nothing that others would wait for.
 """
 
 import time

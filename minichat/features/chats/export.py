@@ -7,11 +7,14 @@ from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.shell.paths import private_folder
 from minichat.ui.dialogs.ask import AskScreen
 
+_LONGEST = 60  # characters of a file's name; a file system takes 255 bytes, and a character has up to four
+
 
 def export(context: Context) -> None:
     """Ask for a file and export to it; its extension selects the format."""
     program, chat, paths = context.program, context.chats.active.chat, context.program.paths
-    name = "".join(letter if letter.isalnum() else "-" for letter in chat.title.lower()).strip("-") or "chat"
+    name = "".join(letter if letter.isalnum() else "-" for letter in chat.title.lower()[:_LONGEST])
+    name = name.strip("-") or "chat"
 
     def take(answer: str | None) -> None:
         if not answer or not answer.strip():

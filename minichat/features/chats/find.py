@@ -101,6 +101,8 @@ FIND = Feature(
     FindBar { height: 1; background: $panel; }
     FindBar Label { padding: 0 1; color: $text-muted; }
     FindBar .place { color: $text; }
-    FindBar Input, FindBar Input:focus { width: 1fr; background: $panel; }
+    FindBar Input, FindBar Input:focus {
+        width: 1fr; background: $panel; background-tint: $foreground 0%;
+    }
     """,
 )

@@ -85,6 +85,11 @@ class ChatOverview(Widget, can_focus=True):
         title = shortened(title, room, marks.ellipsis).truncate(room, pad=True)
         return Content.assemble(left, title, " ", (label, label_style)).truncate(width)
 
+    @property
+    def chosen(self) -> Conversation:
+        chats = list(self.context.chats)
+        return chats[min(self.at, len(chats) - 1)]
+
     def action_move(self, by: int) -> None:
         self.at = min(max(self.at + by, 0), len(self.context.chats) - 1)
 
@@ -92,9 +97,7 @@ class ChatOverview(Widget, can_focus=True):
         self._go_to(self.at)
 
     def action_pin(self) -> None:
-        chosen = list(self.context.chats)[self.at]
-        _turn_pin(self.context, chosen)
-        self.at = list(self.context.chats).index(chosen)
+        _turn_pin(self.context, self.chosen)
 
     def action_leave(self) -> None:
         self.context.panels.leave()
@@ -132,10 +135,13 @@ def pin(context: Context) -> None:
 
 
 def _turn_pin(context: Context, conversation: Conversation) -> None:
+    overview = context.part(ChatOverview)
+    chosen = overview.chosen
     context.chats.pin(conversation, conversation not in context.chats.pinned)
     context.chats.remember(context.program.paths.remembered)
     context.workspace.lay_out()
-    context.part(ChatOverview).refresh()
+    overview.at = list(context.chats).index(chosen)  # the order has changed, not the selected chat
+    overview.refresh()
 
 
 OVERVIEW = Feature(

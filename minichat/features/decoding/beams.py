@@ -19,7 +19,7 @@ class BeamTree(Widget):
     """The tree. If it does not fit, the worst hypotheses are hidden and counted."""
 
     view: reactive[BeamsView | None] = reactive(None, layout=False)
-    over: reactive[bool] = reactive(False, layout=False)  # the search has ended; this is its last step
+    over: reactive[bool] = reactive(False, layout=False)  # the search has ended after this step
     lines: reactive[tuple[TreeLine, ...]] = reactive((), layout=False)
     marks: Marks = UNICODE
 
@@ -31,15 +31,20 @@ class BeamTree(Widget):
         if self.view is None:
             return Content.styled("shown while a search runs", "$text-muted")
         view, room = self.view, max(self.size.height - 1, 1)
-        live = "over" if self.over else f"{len(view.live)} of {view.width} live"
-        counts = f"{live}, {len(view.done)} ended"
         hidden = len(self.lines) - room
         shown = self.lines if hidden <= 0 else self.lines[: room - 1]
-        rows = [Content.styled(f"{counts}, {view.certain} tok certain", "$text-muted")]
+        rows = [Content.styled(self._counts(view), "$text-muted").truncate(self.size.width)]
         rows += map(self._row, shown)
         if hidden > 0:
             rows.append(Content.styled(f"{self.marks.below} {hidden + 1} more", "$text-muted"))
         return Content("\n").join(rows)
+
+    def _counts(self, view: BeamsView) -> str:
+        """The first line. It must not wrap, because the others fill the rest."""
+        live = "over, last seen" if self.over else f"{len(view.live)} of {view.width} live,"
+        counts = f"{live} {len(view.done)} ended, {view.certain}"
+        words = f"{counts} tok certain"
+        return words if len(words) <= self.size.width else f"{counts} certain"
 
     def _row(self, line: TreeLine) -> Content:
         hangs = line.hangs if self.marks is not UNICODE else line.hangs.translate(_UNICODE)

@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.events import DescendantFocus
+from textual.geometry import Region
 from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
@@ -81,6 +82,17 @@ class Schemes(Options):
             self.add_option(Option(Content.assemble(line, (rest, "$text-muted")), id=each.name))
         place = next((place for place, each in enumerate(schemes) if each.name == present), None)
         self.highlighted = place if at is None else at
+
+    def scroll_to_highlight(self, top: bool = False) -> None:
+        """Scroll the drawer, because the list shows all its lines and does not scroll itself."""
+        super().scroll_to_highlight(top)
+        if self.has_focus and self.highlighted in self._index_to_line and isinstance(self.parent, Widget):
+            place, height = self._index_to_line[self.highlighted], self._heights[self.highlighted]
+            line = Region(0, place, self.size.width, height).translate(self.virtual_region.offset)
+            self.parent.scroll_to_region(line, spacing=self.dock_gutter, animate=False)
+
+    def on_focus(self) -> None:
+        self.call_after_refresh(self.scroll_to_highlight)
 
 
 class QuantizationDrawer(VerticalScroll, can_focus=False):

@@ -33,6 +33,7 @@ KEYS: list[BindingType] = [
     Binding("t", "window", "Change the graphs' time window", id="monitor.window", show=False),
     Binding("o", "order", "Order blocks by address or session", id="monitor.order", show=False),
     Binding("c", "tint", "Change what colors show", id="monitor.colour", show=False),
+    Binding("r", "replica", "Show the next replica's map", id="monitor.replica", show=False),
     Binding("l", "letters", "Toggle letters on the map", id="monitor.letters", show=False),
     Binding("slash", "filter", "Filter the events", id="monitor.filter", show=False),
     Binding("x", "abort", "Abort the selected request", id="monitor.abort", show=False),

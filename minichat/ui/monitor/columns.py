@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from engine.api.snapshot import RequestView, Speculation
+from minichat.ui.monitor.figures import request_name
 from minichat.ui.monitor.pane import Signs, clip
 
 _BROAD = 55  # cells from which more columns fit
@@ -35,7 +36,7 @@ def _draft(stats: Speculation | None) -> str:
 
 
 _COLUMNS = (
-    Column("id", 4, lambda request: f"{request.id}", right=True),
+    Column("id", 4, lambda request: request_name(request.id), right=True),
     Column("phase", 9, lambda request: request.phase),
     Column("done", 10, _done, right=True),
     Column("blk", 4, lambda request: f"{len(request.blocks) or len(request.host_blocks)}", right=True),

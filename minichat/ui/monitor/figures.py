@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 
 _RANGES = 3
+_REPLICA, _PROCESS = 42, 32  # bits after which a request's number says its replica, and its process
 _SIZES = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -27,6 +28,12 @@ def size(count: float) -> str:
     while count >= 999.5 and unit < len(_SIZES) - 1:
         count, unit = count / 1000, unit + 1
     return f"{count:.1f} {_SIZES[unit]}" if unit and count < 99.95 else f"{count:.0f} {_SIZES[unit]}"
+
+
+def request_name(id: int) -> str:
+    """A request's number in its engine's process, after that of its replica in a fleet: "12", "1/12"."""
+    replica, number = id >> _REPLICA, id % 2**_PROCESS
+    return f"{replica}/{number}" if replica else f"{number}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -15,7 +15,7 @@ from textual.strip import Strip
 from engine.api.snapshot import Snapshot
 from minichat.plural import plural
 from minichat.ui.monitor.bindings import down, up
-from minichat.ui.monitor.cells import Grid, Order, State, Tint, aggregate, session_order, states
+from minichat.ui.monitor.cells import Grid, Order, State, Tint, aggregate, moves, session_order, states
 from minichat.ui.monitor.figures import ranges
 from minichat.ui.monitor.legend import legend, tier_legend, totals
 from minichat.ui.monitor.owners import Codes, Owner
@@ -59,11 +59,12 @@ class KVMap(Pane):
         super().__init__(ascii=ascii, id=id)
         self.order, self.tint = Order.PHYSICAL, Tint.OWNER
         self.letters = False  # the user wants letters instead of colors
+        self.replica: int | None = None  # the one shown of a fleet; None: all
         self.zoomed = False
         self._codes = Codes()
         self._code = np.zeros(0, np.uint8)  # the owner code of each block
         self._state = np.zeros(0, np.uint8)
-        self._sorted: np.ndarray | None = None
+        self._sorted: np.ndarray | None = None  # the blocks shown, in their order; None: all by address
         self._grid = Grid(1, 1, 1, 1)
         self._cursor = (0, 0)  # column and line, in characters
         self._first = 0  # the first visible line of the block list
@@ -87,6 +88,21 @@ class KVMap(Pane):
         live = [request.id for request in self.snapshot.requests]
         self._code, self._state = self._codes.of(blocks.owner, self.owners, live), states(blocks)
         self._sorted = session_order(self._state, self._code) if self.order is Order.SESSION else None
+        if (own := self._own_blocks()) is not None:
+            ordered = np.arange(len(self._state)) if self._sorted is None else self._sorted
+            self._sorted = ordered[(ordered >= own.start) & (ordered < own.stop)]
+
+    def _own_blocks(self) -> range | None:
+        """The blocks of the replica shown; None: those of all."""
+        start = 0
+        for each in self.snapshot.replicas if self.snapshot is not None else ():
+            if each.number == self.replica:
+                return range(start, start + each.blocks)
+            start += each.blocks
+        return None
+
+    def _shown(self, column: np.ndarray) -> np.ndarray:
+        return column if (own := self._own_blocks()) is None else column[own.start : own.stop]
 
     def redraw(self) -> None:
         self._shades_for, self._values = None, np.zeros((0, 0), np.int64)
@@ -104,21 +120,32 @@ class KVMap(Pane):
     def rows(self, width: int, height: int) -> Sequence[Line]:
         if (shot := self.snapshot) is None:
             return super().rows(width, height)
-        blocks = shot.blocks
-        count = len(blocks.refs)
-        use = blocks.in_use / max(count, 1)
+        shown = self._shown(self._state)
+        count, in_use = len(shown), int((shown >= State.USED).sum())
+        use = in_use / max(count, 1)
         if self.zoomed:
-            shown = self.pointed()
-            facts = plural(len(shown), "block")
-            listed = block_rows(shot, self.owners, self._state, shown, self.signs, self._texts)
+            pointed = self.pointed()
+            facts = plural(len(pointed), "block")
+            listed = block_rows(shot, self.owners, self._state, pointed, self.signs, self._texts)
             self._first = max(0, min(self._first, len(listed) - height + 1))
             return [self.heading(facts, right="Esc back"), *listed[self._first :]]
         lines = max(1, height - 1 - _BELOW)
         self._grid = Grid.fit(count, width, lines * (2 if self.halves else 1))
         self._paint(width, lines)
         scale = f"{plural(self._grid.per, 'block')}/cell"
-        heading = self.heading(f"{use:.0%}", scale, self.tint, self.order, f"{blocks.in_use:,} of {count:,}")
+        figures = (f"{use:.0%}", scale, self.tint, self.order, f"{in_use:,} of {count:,}")
+        heading = self.heading(*self._replica_words(), *figures)
         return [heading, *self._body, *self._legend(width)]
+
+    def _replica_words(self) -> list[str]:
+        """Which caches the map shows, for a fleet."""
+        replicas = self.snapshot.replicas if self.snapshot is not None else ()
+        if not replicas:
+            return []
+        chosen = next((each for each in replicas if each.number == self.replica), None)
+        if chosen is None:
+            return [plural(len(replicas), "replica")]
+        return [f"replica {chosen.number}" + f" {chosen.state}" * (chosen.state != "ready")]
 
     def _paint(self, width: int, lines: int) -> None:
         """Redraw the lines whose cells changed."""
@@ -154,7 +181,7 @@ class KVMap(Pane):
     def _cells_of(self, blocks: Collection[int]) -> np.ndarray:
         needed = np.fromiter((block for block in blocks if block < len(self._state)), np.int64)
         if self._sorted is not None:
-            needed = np.flatnonzero(np.isin(self._sorted, needed))
+            needed = np.flatnonzero(np.isin(self._sorted, needed))  # those of other replicas are not shown
         return needed // self._grid.per
 
     def _current_shades(self) -> Shades:
@@ -170,19 +197,19 @@ class KVMap(Pane):
         assert self.snapshot is not None
         shot, shades = self.snapshot, self._current_shades()
         owners, halves = self._codes.owners, self.halves
+        state, code = self._shown(self._state), self._shown(self._code)
         if self.tint is Tint.TIER:
-            first = tier_legend(shot, self._state, shades, self.signs, width, halves=halves)
+            moved = self._shown(moves(shot.blocks))
+            first = tier_legend(shot, state, moved, shades, self.signs, width, halves=halves)
         else:
-            first = legend(
-                self._state, self._code, owners, self.tint, shades, self.signs, width, halves=halves
-            )
+            first = legend(state, code, owners, self.tint, shades, self.signs, width, halves=halves)
         if self._message:
             return [first, ((f" {self._message}", "strong"),)]
         if self.has_focus and (blocks := self.pointed()):
             words = f" {plural(len(blocks), 'block')} {ranges(blocks)}: {self._summary(blocks)}"
             text = self.signs.line("".join(self._texts.get(block, "") for block in blocks))
             return [first, ((words, "value"), (f"  {text}", "strong"))]
-        return [first, totals(shot, self._state, shades, self.signs, width, halves=halves)]
+        return [first, totals(shot, state, shades, self.signs, width, halves=halves)]
 
     def _summary(self, blocks: Sequence[int]) -> str:
         held = self._state[list(blocks)]
@@ -202,7 +229,7 @@ class KVMap(Pane):
         column, line = self._place()
         high = 2 if self.halves else 1
         cells = [(line * high + half) * self._grid.columns + column for half in range(high)]
-        count = len(self._state)
+        count = len(self._state) if self._sorted is None else len(self._sorted)
         places = [place for cell in cells for place in self._grid.blocks(cell, count)]
         return tuple(places if self._sorted is None else self._sorted[places].tolist())
 
@@ -265,6 +292,17 @@ class KVMap(Pane):
     def next_tint(self) -> None:
         self.tint = _next(self.tint)
         self.redraw()
+
+    def next_replica(self) -> None:
+        """Show the next replica's blocks alone; after the last one, those of all."""
+        numbers = [each.number for each in self.snapshot.replicas] if self.snapshot is not None else []
+        if len(numbers) > 1:
+            after = numbers.index(self.replica) + 1 if self.replica in numbers else 0
+            self.replica = numbers[after] if after < len(numbers) else None
+            self._first = 0
+            self.redraw()
+            if self.has_focus:
+                self.post_message(self.Pointed(self.pointed()))
 
     def toggle_letters(self) -> None:
         self.letters = not self.letters

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.api.snapshot import Snapshot, moved_where
-from minichat.ui.monitor.cells import BRIGHT, RAMP, State, Tint, moves
+from minichat.ui.monitor.cells import BRIGHT, RAMP, State, Tint
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Row, Signs, Span
 from minichat.ui.monitor.shades import Shades
@@ -44,10 +44,17 @@ def legend(
 
 
 def tier_legend(
-    shot: Snapshot, state: np.ndarray, shades: Shades, signs: Signs, width: int, *, halves: bool
+    shot: Snapshot,
+    state: np.ndarray,
+    moved: np.ndarray,
+    shades: Shades,
+    signs: Signs,
+    width: int,
+    *,
+    halves: bool,
 ) -> Row:
     """How many blocks were copied to each tier, or loaded from it."""
-    counts = np.bincount(moves(shot.blocks)[state >= State.CACHED])
+    counts = np.bincount(moved[state >= State.CACHED])
     parts: list[Row] = []
     for value in np.roll(np.arange(len(counts)), -1)[np.roll(counts, -1) > 0].tolist():  # computed ones last
         letter, style = shades.swatch(State.USED, 0, value)

@@ -196,6 +196,9 @@ class MonitorPanel(Widget):
     def action_tint(self) -> None:
         self.kvmap.next_tint()
 
+    def action_replica(self) -> None:
+        self.kvmap.next_replica()
+
     def action_letters(self) -> None:
         self.kvmap.toggle_letters()
 

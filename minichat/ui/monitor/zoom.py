@@ -8,6 +8,7 @@ import numpy as np
 from engine.api.snapshot import Snapshot, moved_where
 from minichat.plural import plural
 from minichat.ui.monitor.cells import State, moves
+from minichat.ui.monitor.figures import request_name
 from minichat.ui.monitor.owners import UNKNOWN, Owner
 from minichat.ui.monitor.pane import Row, Signs, Span
 
@@ -66,4 +67,4 @@ def _row(
 
 def _named(request: int, owners: Mapping[int, Owner]) -> list[Span]:
     owner = owners.get(request, UNKNOWN)
-    return [(owner.name, f"owner:{owner.index}"), (f" {request}  ", "muted")]
+    return [(owner.name, f"owner:{owner.index}"), (f" {request_name(request)}  ", "muted")]

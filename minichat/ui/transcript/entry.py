@@ -275,6 +275,7 @@ class Entry:
                 f"{stats.rate:.0f} tok/s" if stats.rate else "",  # one token has no rate
                 f"waited {duration(stats.ttft)}" if stats.ttft else "",
                 f"{stats.loaded:,} tok from {stats.tier}" if stats.loaded else "",
+                f"saved {duration(stats.saved)}" if stats.saved else "",
             ]
             details += [
                 f"{stats.tokens} tok",

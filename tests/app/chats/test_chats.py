@@ -199,6 +199,17 @@ async def test_an_export_overwrites_nothing(bench: Callable[..., Any], tmp_path:
 
 
 @run
+async def test_the_name_offered_for_an_export_is_not_too_long(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.app.chats.active.rename("\U00020000" * 300)  # four bytes each
+        await it.command("chat.export")
+        await it.until(lambda: it.app.screen.query("Input"))
+        await it.pilot.press("enter")
+        await it.until(lambda: list(it.app.paths.exports.glob("*.md")) or it.notices())
+        assert list(it.app.paths.exports.glob("*.md")), it.notices()
+
+
+@run
 async def test_an_export_that_cannot_be_written_is_reported(bench: Callable[..., Any], tmp_path: Any) -> None:
     async with bench() as it:
         await it.command("chat.export")

@@ -99,6 +99,14 @@ async def test_pinned_chats_are_first_and_stay_pinned(bench: Callable[..., Any])
 
 
 @run
+async def test_a_chat_that_is_pinned_stays_selected(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        await open_chats(it, "second", "third")
+        await it.pilot.press("alt+i", "alt+g")
+        await it.until(lambda: listed(it)[1].startswith("▸ 1◆"))
+
+
+@run
 async def test_a_long_list_scrolls_to_the_selected_line(bench: Callable[..., Any]) -> None:
     async with bench((80, 16), ascii=True) as it:
         await open_chats(it, *(f"chat {number}" for number in range(20)))

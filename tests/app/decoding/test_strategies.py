@@ -122,8 +122,17 @@ async def test_the_tree_is_shown_live(bench: Callable[..., Any]) -> None:
         owners = it.main.engine.owners
         await it.until(lambda: owners.get(5) == owners[0])  # the monitor has the owner of the hypotheses
         await it.answered(it.replies[-1])
-        await it.until(lambda: "over, 1 ended, 3 tok" in it.screen_text())
+        await it.until(lambda: "over, last seen 1 ended, 3 certain" in it.screen_text())
         assert "2 of 4 live" not in it.screen_text()
+
+
+@run
+async def test_the_counts_of_a_long_search_are_one_line(bench: Callable[..., Any]) -> None:
+    shot = snapshot(3, (0, 5, 6), beams=(views()._replace(certain=1208),))
+    async with bench((80, 24), backend=FakeBackend([shot]), params=SamplingParams(beams=4)) as it:
+        await it.say("hello")
+        await it.pilot.press("f3")
+        await it.until(lambda: "2 of 4 live, 1 ended, 1208 certain" in it.screen_text())
 
 
 def test_a_tree_contains_each_shared_text_once() -> None:

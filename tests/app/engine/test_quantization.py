@@ -197,6 +197,30 @@ def test_unknown_values_are_not_shown() -> None:
 
 
 @run
+async def test_the_scheme_under_the_cursor_is_on_the_screen(bench: Callable[..., Any]) -> None:
+    schemes = tuple(SchemeView(name, "", 4_000_000_000) for name in ("none", *(f"w{n}" for n in range(14))))
+    forms = tuple(SchemeView(name, "", 131_072, 64) for name in ("none", "k0", "k1", "k2"))
+    async with bench((80, 24), backend=FakeBackend([snapshot(schemes=schemes, kv_schemes=forms)])) as it:
+
+        def listed(name: str) -> bool:
+            return any(
+                f" {name} " in line and f"as {name}" not in line for line in it.screen_text().splitlines()
+            )
+
+        await it.pilot.press("f4")
+        await it.until(lambda: listed("w0"))
+        for name in ("w12", "w13"):
+            await it.pilot.press(*["down"] * (13 if name == "w12" else 1))
+            await it.until(lambda name=name: listed(name))
+        await it.pilot.press(*["up"] * 14)
+        await it.until(lambda: listed("w0"))
+        await it.pilot.press("tab", *["down"] * 3)
+        await it.until(lambda: listed("k2"))
+        await it.pilot.press("shift+tab")
+        await it.until(lambda: listed("w0"))
+
+
+@run
 async def test_the_scheme_under_the_cursor_is_previewed(bench: Callable[..., Any]) -> None:
     """The current and the resulting size of weights and cache, before the engine is asked for anything."""
     schemes = (

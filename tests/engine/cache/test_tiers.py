@@ -13,6 +13,8 @@ from engine.api.params import SamplingParams
 from engine.api.request import Phase
 from engine.api.snapshot import loaded_from, stored_in
 from engine.kv.pool import BlockPool
+from engine.kv.tiers.cost import MeasuredCost
+from engine.scheduling.costs import Costs
 from engine.serving.engine import Engine
 from tests.engine.byte_tier import ByteTier, closed
 from tests.engine.ledger import alone, drain, ledger_engine
@@ -237,6 +239,33 @@ def test_measured_costs_decide_between_load_and_recompute(slow: bool) -> None:
     assert [each.load for each in events] == [False] + [True] * (not slow)
     assert [each.swapped for each in back if isinstance(each, Resumed)] == [not slow]
     assert recorded.tokens == reply()
+
+
+@pytest.mark.parametrize(
+    ("measured", "saved"), [(100, 96 * 0.5 - 6 * 1.0), (16, 16 * 0.5 - 6 * 1.0), (2, 0.0)]
+)
+def test_a_reply_says_what_its_loaded_blocks_saved(
+    monkeypatch: pytest.MonkeyPatch, measured: int, saved: float
+) -> None:
+    """By measured costs: if only shorter prompts were measured, computing took at least as long as these."""
+    tier = ByteTier()
+    engine, _ = engine_over(tier, step_tokens=128)
+    id, first = ask(engine, prompt=100)
+    turn(engine, 4)
+    engine.preempt(id)
+    drain(engine)
+    assert first.last is not None and not first.last.saved, "it was resumed"
+    engine.scheduler.costs.forget()
+    engine.scheduler.costs.observe_step(measured, measured * 0.5)
+    tier.cost.load = 1.0
+    monkeypatch.setattr(Costs, "observe_step", lambda *_: None)
+    monkeypatch.setattr(MeasuredCost, "observe", lambda *_, load: None)
+    engine.scheduler.pool.forget_all()
+    _, second = ask(engine, prompt=100)
+    drain(engine)
+    assert second.tokens == first.tokens == reply(prompt=100)
+    assert second.last is not None and (second.last.loaded, second.last.tier) == (96, "bytes")
+    assert second.last.saved == saved
 
 
 def test_a_request_loads_the_blocks_a_tier_still_holds_and_computes_the_others() -> None:

@@ -1,8 +1,7 @@
 """The warm-up runs steps of every kind, gives way to requests, and leaves nothing behind."""
 
-from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import groupby, product
+from itertools import groupby, pairwise, product
 
 import pytest
 from hypothesis import given
@@ -45,20 +44,78 @@ def run(engine: Engine, warm_up: WarmUp, most: int = 2000) -> None:
     raise AssertionError(f"not done after {most} steps")
 
 
+USUAL, RARER = (
+    [StepKind(size, 0, filtered, long) for size, long in product(SIZES, [False, True])]
+    for filtered in (False, True)
+)
+
+
 @pytest.mark.parametrize("depth", [0, 1])
-def test_every_prompt_length_and_every_batch_size_runs(depth: int) -> None:
-    engine = ledger_engine(depth=depth, slots=8, step_tokens=64)
+def test_long_prompts_run_and_usual_graphs_are_captured_before_requests(depth: int) -> None:
+    engine = ledger_engine(depth=depth, slots=8, step_tokens=256)
     run(engine, WarmUp(engine, SIZES))
     steps = engine.runner.steps
     prompts = {step.tokens for step in steps if len(step.rows) == 1 and step.single == 0}
-    assert prompts >= {2, 4, 8, 16, 32, 64}
+    assert prompts >= {64, 128, 256}
     assert any(step.targets for step in steps), "a prompt whose log-probabilities are returned"
-    beside = {step.tokens - 1 for step in steps if len(step.rows) == 2 and step.single == 1}
-    assert beside >= {2, 4, 8, 16, 32}
-    batches = Counter(len(step.rows) for step in steps if step.single == len(step.rows) == step.tokens)
-    assert all(batches[size] >= 2 * 2 * 2 for size in SIZES), "plain and filtered, short and long, 2 steps"
-    longest = {max(row.start for row in step.rows) for step in steps if step.single == len(step.rows) == 8}
-    assert min(longest) < 16 and max(longest) > 30, "batches with and without a long context"
+    beside = {step.tokens for step in steps if len(step.rows) == 2 and step.single == 1}
+    assert max(beside) == 256
+    assert [kind for _, kind in engine.runner.captured] == USUAL
+    first, _ = engine.runner.captured[0]
+    assert any(step.single == len(step.rows) for step in steps[:first]), "captures need a step that ran"
+
+
+def test_an_idle_engine_captures_graphs_of_rarer_steps_one_at_a_time() -> None:
+    engine = ledger_engine(slots=8, step_tokens=64)
+    warm_up, captured = WarmUp(engine, SIZES), engine.runner.captured
+    run(engine, warm_up)
+    steps = len(engine.runner.steps)
+    counts = [len(captured)]
+    while not warm_up.over:
+        assert warm_up.share == 1
+        warm_up.step()
+        counts.append(len(captured))
+    assert [kind for _, kind in captured] == USUAL + RARER
+    assert max(after - before for before, after in pairwise(counts)) == 1
+    assert len(engine.runner.steps) == steps
+
+
+def test_requests_come_before_graphs_of_rarer_steps() -> None:
+    engine, reply = ledger_engine(slots=8, step_tokens=64), Output()
+    warm_up, captured = WarmUp(engine, SIZES), engine.runner.captured
+    run(engine, warm_up)
+    warm_up.step()
+    warm_up.step()
+    before, finished = len(captured), list[Event]()
+    engine.bus.subscribe(finished.append)
+    engine.submit([1, 2], SamplingParams(max_tokens=3, seed=0), reply)
+    while engine.busy:
+        warm_up.step()
+    assert reply.tokens == alone([1, 2], 3)
+    assert any(type(event) is Finished for event in finished)
+    assert len(captured) == before < len(USUAL + RARER)
+    cached = engine.snapshot().blocks.cached
+    while not warm_up.over:
+        warm_up.step()
+    assert {kind for _, kind in captured} == {*USUAL, *RARER}
+    assert engine.snapshot().blocks.cached == cached
+    assert engine.meters.finished == 1
+
+
+def test_a_graph_that_cannot_be_captured_does_not_end_the_warm_up(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ledger_engine()
+
+    def fails(kinds: object) -> None:
+        raise RuntimeError("no stream")
+
+    monkeypatch.setattr(engine.runner, "capture", fails)
+    warm_up = WarmUp(engine, SIZES)
+    run(engine, warm_up)
+    while not warm_up.over:
+        warm_up.step()
+    assert "no stream" in caplog.text
 
 
 def test_its_parts_have_names() -> None:
@@ -67,8 +124,8 @@ def test_its_parts_have_names() -> None:
     while names[-1]:
         warm_up.step()
         names.append(warm_up.part)
-    batches = ["prompt", "prompt_beside_a_row", "batch", "prompt", "batch", ""]
-    assert [name for name, _ in groupby(names)] == ["compile", *batches]
+    parts = ["prompt", "prompt_beside_a_row", "prompt", "capture", "prompt", "capture", ""]
+    assert [name for name, _ in groupby(names)] == ["compile", *parts]
 
 
 def test_kernels_are_compiled_before_the_first_step() -> None:
@@ -81,8 +138,7 @@ def test_kernels_are_compiled_before_the_first_step() -> None:
     sizes = {(kind.rows > 0, (kind.rows + kind.prompt - 1).bit_length()) for kind in compiled if kind.prompt}
     for step in engine.runner.steps:
         assert step.single == len(step.rows) or (step.single > 0, (step.tokens - 1).bit_length()) in sizes
-    batches = {StepKind(*kind) for kind in product(SIZES, [0], [False, True], [False, True])}
-    assert compiled >= batches
+    assert compiled >= {*USUAL, *RARER}
 
 
 def test_a_kernel_that_does_not_compile_does_not_end_the_warm_up(caplog: pytest.LogCaptureFixture) -> None:
@@ -109,7 +165,7 @@ def test_requests_do_not_wait_for_the_compiler() -> None:
     assert len(set(engine.runner.compiled)) < len(engine.runner.compiled), "they are compiled again"
 
 
-def test_a_small_cache_runs_the_sizes_that_fit() -> None:
+def test_it_fits_in_a_small_cache() -> None:
     engine = ledger_engine(blocks=8, slots=8, step_tokens=64)
     run(engine, WarmUp(engine, SIZES))
     assert engine.scheduler.preemptions == 0
@@ -164,7 +220,7 @@ def test_requests_come_first_and_get_the_same_replies(
 
 def test_a_step_that_fails_does_not_stop_the_engine(caplog: pytest.LogCaptureFixture) -> None:
     engine = ledger_engine()
-    engine.runner.fails = lambda step: step.tokens == 8
+    engine.runner.fails = lambda step: step.tokens == 64
     run(engine, WarmUp(engine, SIZES))
     assert "a step of the warm-up failed" in caplog.text
     reply = Output()
@@ -176,7 +232,7 @@ def test_a_step_that_fails_does_not_stop_the_engine(caplog: pytest.LogCaptureFix
 
 def test_a_warm_up_that_is_refused_ends_its_requests(caplog: pytest.LogCaptureFixture) -> None:
     engine = ledger_engine()
-    engine.limits = replace(engine.limits, waiting=3)  # fewer than a batch of eight
+    engine.limits = replace(engine.limits, waiting=0)
     run(engine, WarmUp(engine, SIZES))
     assert "the warm-up ended early" in caplog.text
     assert engine.outputs.alive == 0

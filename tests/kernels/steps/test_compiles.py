@@ -193,20 +193,25 @@ def test_on_other_gpus(compiled: dict[str, int], config: DecoderConfig, rows: in
 
 
 def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName) -> None:
+    with META, torch.inference_mode():
+        launch(stage_of(config, scheme, kv), rows, filtered=rows == 8, cut=rows < 32)
+
+
+def launch(stage: Any, rows: int, *, filtered: bool, cut: bool) -> None:
+    """A step that decodes, from empty buffers."""
     from engine.execution.cuda.graphs import SamplingFlags
 
     with META, torch.inference_mode():
-        stage = stage_of(config, scheme, kv)
         work = stage.work(rows)
         names = ("ids", "positions", "places", "slots", "tokens")
         fields = {name: torch.empty(rows, dtype=torch.int64) for name in names}
         fields["columns"] = torch.empty(len(COLUMNS), rows, dtype=torch.float64)
         tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
         prepared = work.metadata(
-            torch.empty(work.numbers, dtype=torch.int32), tables, fields["slots"], cut=rows < 32
+            torch.empty(work.numbers, dtype=torch.int32), tables, fields["slots"], cut=cut
         )
         logits = stage.logits(fields, last_ids, prepared)
-        stage.sample(logits, fields, last_ids, SamplingFlags(rows == 8, False, False, False), None)
+        stage.sample(logits, fields, last_ids, SamplingFlags(filtered, False, False, False), None)
 
 
 @pytest.mark.parametrize("kv", ["none", "int4", *soak("int8", "fp8")])

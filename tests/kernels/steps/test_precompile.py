@@ -3,7 +3,9 @@
 import ast
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.steps.test_compiles import META, SMALL, FakeDriver, active, decode, prompts
+from tests.kernels.steps.test_compiles import (
+    META,
+    SMALL,
+    FakeDriver,
+    active,
+    decode,
+    launch,
+    prompts,
+    stage_of,
+)
 from tests.waiting import LIMIT, NotingLock
 
 triton = pytest.importorskip("triton", reason="no Triton here")
@@ -243,3 +254,41 @@ def test_no_thread_starts_if_no_kernel_is_missing(
 
     monkeypatch.setattr(threading.Thread, "start", started)
     precompile(both)
+
+
+def test_steps_of_a_size_share_what_is_compiled(
+    gpu: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They need the same kernels as if each was launched alone."""
+    from engine.execution.cuda import stage as stages
+    from engine.models import fused
+
+    asked: set[str] = set()
+    run, runs = rehearsal.triton_run, list[int]()
+
+    def kernels() -> set[str]:
+        asked.clear()
+        runs.append(0)
+        gpu.device = next(NEW)  # whose kernels are all missing
+        with META, torch.inference_mode():
+            stage = stage_of(SMALL, "none", "none")
+        steps = [partial(launch, stage, rows, filtered=filtered, cut=cut)
+                 for rows in (1, 40) for filtered in (False, True) for cut in (False, True)]  # fmt: skip
+        start_compiling(lambda: [step() for step in steps])
+        return {*asked}
+
+    def compiled(key: str, compile: object) -> Future[Any]:
+        asked.add(key)
+        return Future()
+
+    def counted(*given: Any, **named: Any) -> Any:
+        runs[-1] += 1
+        return run(*given, **named)
+
+    monkeypatch.setattr(rehearsal, "triton_run", counted)
+    monkeypatch.setattr(rehearsal, "_compiler_for", lambda device: SimpleNamespace(compiled=compiled))
+    shared = kernels()
+    for module in (stages, fused):
+        monkeypatch.setattr(module, "once", lambda key, make: make())
+    assert kernels() == shared
+    assert runs[0] < 0.6 * runs[1]

@@ -137,7 +137,8 @@ def test_captured_decode_steps_read_the_shorter_table(llama: Path) -> None:
     plain, engine = reply(engine_on(llama, **BUDGET), LONG), engine_on(llama, depth=1, **BUDGET)
     stage = staged(engine)
     assert reply(engine, LONG).reply == plain.reply
-    assert len(stage.sizes) == 39  # all but the last piece of the prompt
+    assert len(stage.flags) == 39  # all steps but those of the prompt
+    assert stage.sizes == [16] * 5 + [1] * 39
 
 
 def test_a_budget_longer_than_the_request_changes_nothing(llama: Path) -> None:

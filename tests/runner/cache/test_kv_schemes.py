@@ -15,6 +15,7 @@ from engine.api.events import Event, Recached
 from engine.api.params import SamplingParams
 from engine.attention import registry
 from engine.attention.torch_backend import TorchAttention
+from engine.execution import cache_blocks
 from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of, swap
 from engine.kv.store import KVStore, bits, move_blocks
@@ -96,7 +97,7 @@ def test_without_pinned_memory_there_are_no_swaps(
     """A preempted request is then recomputed."""
 
     def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        if shape[0] == 5:
+        if dtype is torch.uint8:
             raise RuntimeError("CUDA error: out of memory")
         return torch.zeros(shape, dtype=dtype)
 
@@ -291,15 +292,35 @@ def test_a_backend_without_the_scheme_is_refused(
     assert views["fp8"].nbytes < views["none"].nbytes
 
 
-@pytest.mark.parametrize("out", [True, False])
-def test_swaps_by_copies_move_what_the_plain_ones_do(out: bool) -> None:
+@pytest.mark.parametrize("piece", [1, 2**26])
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
+def test_swaps_by_copies_move_what_the_plain_ones_do(
+    monkeypatch: pytest.MonkeyPatch, scheme: KvSchemeName, piece: int
+) -> None:
     """Runs of host blocks, in any order."""
+    monkeypatch.setattr(cache_blocks, "_PIECE", piece)
+    specs = [
+        LayerSpec(heads=2, kv_heads=1, key_dim=24, value_dim=40, scale=1.0),
+        LayerSpec(heads=4, kv_heads=2, key_dim=16, value_dim=16, scale=1.0),
+    ]
+    cpu = torch.device("cpu")
+    store = KVStore(
+        specs, blocks=9, block_size=16, host_blocks=7, dtype=torch.float16, device=cpu, scheme=scheme
+    )
+    inner, host = (
+        [bits(each) for layer in side for each in layer.tensors()]
+        for side in (store.layers, store.host.slabs[0])
+    )
+    for each in (*inner, *host):
+        each.copy_(torch.randint(0, 100, each.shape))
     pairs = [(3, 4), (0, 5), (7, 1), (2, 6), (5, 0)]
-    side = [torch.arange(9 * 4).view(9, 4), torch.rand(9, 2, 3)]
-    expected, found = ([torch.zeros_like(each) for each in side] for _ in range(2))
-    move_blocks(side, expected, pairs)
-    assert swap(side, found, pairs, out=out)
-    for mine, theirs in zip(found, expected, strict=True):
-        assert torch.equal(mine, theirs)
-    scattered = [(2 * at, 2 * at) for at in range(600)]
-    assert not swap(side, found, scattered, out=out)
+    for out in (True, False):
+        sides = (inner, host) if out else (host, inner)
+        given = pairs if out else [(place, block) for block, place in pairs[1:]]
+        expected = [each.clone() for each in sides[1]]
+        move_blocks(sides[0], expected, given)
+        swap(*sides, given, move_blocks, out=out)
+        for mine, theirs in zip(sides[1], expected, strict=True):
+            assert torch.equal(mine, theirs)
+        for each in inner:
+            each.zero_()

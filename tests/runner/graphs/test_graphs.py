@@ -17,12 +17,14 @@ from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
 from engine.execution.cuda.graphs import BIASES, SamplingFlags, write_sampling
 from engine.execution.cuda.recording import Recording
+from engine.execution.in_flight import CELLS, SHORT, ModelInput
 from engine.execution.protocol import Compilation
 from engine.execution.runner import ModelRunner
 from engine.sampling.logprobs import read_logprobs
 from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import COLUMNS, Edits, RowsView, SamplingInputs
 from engine.sampling.sampler import sample
+from engine.scheduling.step import Rows, StepRow
 from engine.serving.engine import Engine
 from tests.cases import one_of, soak
 from tests.examples import examples
@@ -184,7 +186,9 @@ def test_rows_of_all_kinds_join_and_leave(llama: Path, depth: int) -> None:
             turn(engine)
     drain(engine)
     assert {*stage.sizes} >= {1, 2, 4}
-    assert len(stage.flags) == len(stage.sizes), "a step was not sampled in its graph"
+    prompts = len(stage.sizes) - len(stage.flags)  # sampled after their graphs
+    assert prompts >= 1, "no prompt ran in a graph"
+    assert prompts <= len(asked), "a decode was not sampled in its graph"
     assert all({each[at] for each in stage.flags} == {True, False} for at in range(4))
     for prompt, params, found in outputs:
         expected = alone(llama, prompt, params)
@@ -222,6 +226,23 @@ def test_drafts_are_verified_in_the_graph_of_as_many_rows(drafted: Path, most: i
         expected = alone(drafted, PROMPT, params.changed(speculate="", draft_tokens=0))
         assert found.reply == expected.reply
         assert close_to(found.logprobs, expected.logprobs)
+
+
+def test_short_pieces_of_prompts_are_a_row_for_each_token() -> None:
+    def unrolled(rows: list[StepRow], most: int = 8, **more: Any) -> Rows | None:
+        ids = np.arange(sum(row.length for row in rows))
+        given = Rows.of(rows)
+        return ModelInput(given, ids, 1, given.sampling, {}, **more).unrolled(most)
+
+    decode, piece = StepRow(1, 0, 90, 1, samples=True), StepRow(2, 3, 40, 3, samples=True)
+    one = StepRow(2, 3, 0, 1, samples=True)
+    expected = [decode, *(one._replace(start=at) for at in (40, 41, 42))]
+    assert unrolled([decode, piece]) == Rows.of(expected)
+    assert unrolled([decode, piece], most=3) is None, "there is no such graph"
+    assert unrolled([piece._replace(length=SHORT + 1)], most=512) is None, "launching is worth it"
+    assert unrolled([decode, piece._replace(start=CELLS // 3)]) is None, "each row reads the whole context"
+    assert unrolled([decode, piece._replace(adapter=1)]) is None
+    assert unrolled([decode, piece], targets=((0, 1),)) is None, "it needs the hidden states"
 
 
 def test_staging_buffers_are_reset_for_each_step() -> None:

@@ -151,3 +151,20 @@ def test_a_step_that_does_not_compile_is_not_captured(current_stream: Stream) ->
     for _ in range(2):
         with pytest.raises(RuntimeError, match="it does not compile"):
             recording.run()
+
+
+def test_a_capture_before_the_first_run_launches_nothing(current_stream: Stream) -> None:
+    recorder, launched = Recorder(DEVICE), list[bool]()
+
+    def launches() -> tuple[()]:
+        launched.append(Graph.open > 0)
+        return ()
+
+    recordings = [Recording(recorder, launches, lambda launches: Done()) for _ in range(2)]
+    recordings[0].capture()
+    assert not launched, "libraries have no workspaces before a step has run"
+    recordings[0].run()
+    recordings[1].capture()
+    recordings[1].capture()
+    recordings[1].run()
+    assert launched == [False, True]

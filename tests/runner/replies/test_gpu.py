@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from engine.serving.warm_up import WarmUp
 from tests.outputs import Outputs
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.rows.test_speculation import KINDS, LETTERS, always_draft, speculative
-from tests.runner.small import alone, ask, drain, engine_on, turn
+from tests.runner.small import GREEDY, alone, ask, drain, engine_on, turn
 
 pytestmark = pytest.mark.cuda
 
@@ -124,6 +125,22 @@ def test_the_warm_up_compiles_in_parallel_what_its_steps_launch(
     assert len(ahead) > 5
     rare = {"_penalize", "_note", "_bias", "_of_chunk", "_of_row"}  # compiled in steps of their own
     assert {*asked[True][len(ahead) :]} - ahead == rare
+
+
+def test_graphs_of_the_warm_up_give_the_same_replies(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are captured without running, and replayed by the first steps that need them."""
+    engine = engine_on(llama, device="cuda", depth=1, prefix_cache=False)
+    warm_up = WarmUp(engine, engine.runner.graph_sizes)
+    while not warm_up.over:
+        warm_up.step()
+    captured: list[object] = []
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", lambda *given, **named: captured.append(named))
+    params = GREEDY.changed(max_tokens=8)
+    outputs = [ask(engine, [1, *range(60, 70 + more)], params)[1] for more in range(8)]
+    drain(engine)
+    assert not captured
+    for more, output in enumerate(outputs):
+        assert output.reply == alone(llama, [1, *range(60, 70 + more)], params).reply
 
 
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> dict[bool, list[str]]:

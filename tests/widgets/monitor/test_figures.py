@@ -5,8 +5,9 @@ from textual.content import Content
 
 from engine.api.snapshot import Load, Quantiles, RankView, Snapshot, Speculation, StepTimes
 from engine.api.snapshot import Throughput as Speeds
+from engine.fleet.fleet import NUMBERS
 from minichat.ui.monitor import EngineLine, Latency, MonitorPanel, RateGraphs
-from minichat.ui.monitor.figures import clock_time
+from minichat.ui.monitor.figures import clock_time, request_name
 from minichat.ui.monitor.graphs import History, rounded_up
 from tests.waiting import until
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
@@ -251,3 +252,9 @@ async def test_ranks_are_counted_with_the_share_of_a_step_in_which_they_join() -
         )
         latency.update_from(snapshot(64, ranks=ranks), OWNERS)
         assert lines(latency)[0].rstrip().endswith("2 ranks  joining 20%")
+
+
+def test_names_of_requests() -> None:
+    replica = NUMBERS
+    assert [request_name(each) for each in (7, 2**32 + 7)] == ["7", "7"], "the same after a restart"
+    assert [request_name(each) for each in (replica + 7, 3 * replica + 2**32)] == ["1/7", "3/0"]

@@ -8,7 +8,7 @@ import pytest
 from rich.color import Color as RichColor
 from textual.geometry import Region
 
-from engine.api.snapshot import Snapshot, TierView, loaded_from, stored_in
+from engine.api.snapshot import ReplicaView, Snapshot, TierView, loaded_from, stored_in
 from minichat.shell.themes import OKABE_ITO
 from minichat.ui.monitor import KVMap
 from minichat.ui.monitor.cells import Tint
@@ -265,3 +265,57 @@ async def test_another_theme_changes_the_colors() -> None:
         pilot.app.theme = "minichat-light"
         await pilot.pause()
         assert color(kvmap, 5, 1) != dark
+
+
+def fleet() -> Snapshot:
+    """Two replicas of eight blocks: A has four of the first one's, B two of the other's."""
+    both = (request(0, blocks=(0, 1, 2, 3)), request(1, blocks=(10, 11)))
+    views = tuple(
+        ReplicaView(number, state, "", "cpu", 1, 0, 8, in_use, 0)
+        for number, state, in_use in ((0, "ready", 4), (1, "draining", 2))
+    )
+    return snapshot(16, both, blocks=blocks(16, both), replicas=views)
+
+
+async def test_a_fleets_map_shows_all_replicas_or_one() -> None:
+    kvmap = KVMap(ascii=True)
+    async with staged(kvmap, (64, 6)) as pilot:
+        kvmap.update_from(fleet(), OWNERS)
+
+        def shown() -> tuple[str, str, str]:
+            heading, first, *_, owners, _ = lines(kvmap)
+            return " ".join(heading.split()), first.strip(), owners.strip()
+
+        kvmap.blur()
+        await until(lambda: not kvmap.has_focus)
+        assert shown() == (
+            "1 KV map 2 replicas 38% 1 block/cell owner physical",
+            "AAAAAAAAAAAAAAAA........................BBBBBBBB................",
+            "# A 4  # B 2",
+        )
+        kvmap.next_replica()
+        assert "replica 0 50%" in shown()[0]
+        assert shown()[1:] == ("AAAAAAAAAAAAAAAA................", "# A 4")
+        kvmap.next_replica()
+        assert "replica 1 draining 25%" in shown()[0]
+        assert shown()[1:] == ("........BBBBBBBB................", "# B 2")
+        kvmap.next_order()
+        assert shown()[1] == "BBBBBBBB........................"
+        kvmap.focus()
+        await until(lambda: kvmap.has_focus)
+        assert kvmap.pointed() == (10,), "blocks keep their numbers of the whole fleet"
+        kvmap.glow([3, 11])
+        kvmap.next_replica()
+        assert "2 replicas" in shown()[0]
+        await pilot.pause()
+        assert received(pilot, KVMap.Pointed)[-1].blocks == kvmap.pointed()
+
+
+async def test_the_shown_replica_may_leave_the_fleet() -> None:
+    kvmap = KVMap(ascii=True)
+    async with staged(kvmap, (64, 6), focus=False):
+        kvmap.update_from(fleet(), OWNERS)
+        kvmap.next_replica()
+        kvmap.update_from(small(), OWNERS)  # attached to another server
+        assert "replica" not in lines(kvmap)[0]
+        assert lines(kvmap)[1].rstrip().endswith("cccc........"), "all blocks"

@@ -50,6 +50,19 @@ async def test_a_forked_reply_says_how_much_it_copied() -> None:
 
 
 @scene
+async def test_a_resumed_chat_says_what_a_tier_saved() -> None:
+    async with reading((90, 12)) as reader:
+        resumed = ReplyStats(
+            tokens=1, seconds=0.1, ttft=0.1, prompt_tokens=1990, strategy="greedy", loaded=1888, tier="disk"
+        )
+        for stats, more in (resumed, ""), (replace(resumed, saved=1.861), "  saved 1.86 s"):
+            reader.transcript.show([replace(reply("row"), stats=stats)], "b")
+            await reader.settled()
+            found = f"1,888 tok from disk{more}"
+            assert reader.lines()[0] == f"▌ assistant b  12:01  greedy  waited 100 ms  {found}  1 tok"
+
+
+@scene
 async def test_a_long_wait_is_shown_in_seconds() -> None:
     async with reading((70, 12)) as reader:
         late = ReplyStats(tokens=1, seconds=13.0, ttft=12.649, prompt_tokens=3, strategy="greedy")

@@ -36,12 +36,12 @@ def bulk_words(ranks: int) -> int:
 
 @triton.jit
 def _await(signal, control, turn):
-    """Wait until a signal has this turn."""
-    arrived = tl.atomic_add(signal, 0, sem="acquire", scope="sys") == turn
+    """Wait until a signal has this turn, or the next: its sender has all it needs from here for that one."""
+    arrived = tl.atomic_add(signal, 0, sem="acquire", scope="sys") >= turn
     polls = 0
     until = turn.to(tl.int64) * 0
     while arrived == 0:
-        arrived = tl.atomic_add(signal, 0, sem="acquire", scope="sys") == turn
+        arrived = tl.atomic_add(signal, 0, sem="acquire", scope="sys") >= turn
         polls += 1
         if polls % LOOKS == 0:
             now = tl.extra.cuda.globaltimer()

@@ -1,0 +1,109 @@
+"""Starts the process of an engine: what `EngineProcess` talks to."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Protocol
+
+from engine.host.frames import FrameSocket
+
+_LOG_BYTES = 2**20  # a longer log is truncated at startup
+
+
+class ChildProcess(Protocol):
+    """The process of an engine, on this machine or on another one."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def log(self) -> str:
+        """Where its log is."""
+        ...
+
+    def kill(self) -> None: ...
+
+    def ended(self, within: float) -> str:
+        """Wait for its end, or kill it after some seconds. Return how it ended."""
+        ...
+
+
+Launch = Callable[[Path], tuple[ChildProcess, FrameSocket]]  # with its log file
+
+
+class LocalChild:
+    """A process of this machine."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process, self.log = process, str(log)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def ended(self, within: float) -> str:
+        try:
+            return describe_exit(self._process.wait(within))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return describe_exit(None)
+
+
+def launch_here(log: Path) -> tuple[LocalChild, FrameSocket]:
+    """Start it on this machine. A socket pair connects it, which no other process can reach."""
+    ours, theirs = socket.socketpair()
+    with theirs, open_log(log) as out:
+        process = spawn(theirs.fileno(), out)
+    return LocalChild(process, log), FrameSocket(ours)
+
+
+def spawn(connection: int, out: IO[bytes], lifeline: int | None = None) -> subprocess.Popen[bytes]:
+    """Start the process. It also ends when the other end of the pipe `lifeline` is closed."""
+    passed = [connection] if lifeline is None else [connection, lifeline]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "engine.host.child", *map(str, passed)],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=out,
+        pass_fds=passed,
+        env=child_environment(),
+        start_new_session=True,  # it must not receive Ctrl+C or the terminal's hangup
+    )
+
+
+def child_environment() -> dict[str, str]:
+    """Return the child's environment. Run from a checkout, the child finds the engine on PYTHONPATH."""
+    root = str(Path(__file__).resolve().parents[2])
+    if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        return dict(os.environ)
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+
+
+def open_log(file: Path) -> IO[bytes]:
+    return file.open("wb" if _long(file) else "ab")
+
+
+def _long(file: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return file.stat().st_size > _LOG_BYTES
+    return False
+
+
+def describe_exit(code: int | None) -> str:
+    """Describe how a process ended, by its exit code. None: it hung and was killed."""
+    if code is None:
+        return "stopped responding and was killed"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+    return f"was killed by {name}" + (" (possibly out of memory)" if code == -signal.SIGKILL else "")

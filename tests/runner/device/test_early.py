@@ -1,0 +1,81 @@
+"""What a start on a GPU does while torch is imported. The driver is a fake."""
+
+import ctypes
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from engine import early
+from tests.waiting import becomes
+
+
+class Driver:
+    """Counts the calls of CUDA's driver."""
+
+    def __init__(self, problem: str = "") -> None:
+        self.calls: list[str] = []
+        self.index, self.problem = -1, problem
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*given: Any) -> int:
+            self.calls.append(name)
+            if name == "cuDeviceGet":
+                self.index = given[1]
+            return int(name == self.problem)
+
+        return call
+
+
+ALL = ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]
+
+
+def prepared(monkeypatch: pytest.MonkeyPatch, device: str, driver: Driver | None) -> list[float]:
+    """The turns of threads while Triton's files were hashed, if they were."""
+    cache, turns = pytest.importorskip("triton.runtime.cache", reason="no Triton here"), list[float]()
+
+    def load(name: str) -> Driver:
+        if driver is None:
+            raise OSError(f"{name}: cannot open shared object file")
+        return driver
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(cache, "triton_key", lambda: turns.append(sys.getswitchinterval()))
+    early.prepare_gpu(device)
+    assert becomes(lambda: all(each.name != "early" for each in threading.enumerate()))
+    return turns
+
+
+@pytest.mark.parametrize(("device", "index"), [("auto", 0), ("cuda", 0), ("cuda:3", 3), ("cuda:none", 0)])
+def test_the_context_is_made_and_tritons_files_are_hashed(
+    monkeypatch: pytest.MonkeyPatch, device: str, index: int
+) -> None:
+    driver, usual = Driver(), sys.getswitchinterval()
+    (turn,) = prepared(monkeypatch, device, driver)
+    assert (driver.calls, driver.index) == (ALL, index)
+    assert turn < 0.001
+    assert sys.getswitchinterval() == usual
+
+
+@pytest.mark.parametrize("problem", ALL)
+def test_a_gpu_that_does_not_answer_is_left_to_torch(monkeypatch: pytest.MonkeyPatch, problem: str) -> None:
+    driver = Driver(problem)
+    assert prepared(monkeypatch, "cuda", driver) == []
+    assert driver.calls == ALL[: ALL.index(problem) + 1]
+
+
+def test_without_a_gpu_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    assert prepared(monkeypatch, "cpu", driver) == prepared(monkeypatch, "auto", None) == []
+    assert driver.calls == []
+
+
+def test_turns_are_short_until_the_last_thread_has_left() -> None:
+    usual, one, other = sys.getswitchinterval(), early.short_turns(), early.short_turns()
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert sys.getswitchinterval() < usual
+    other.__exit__(None, None, None)
+    assert sys.getswitchinterval() == usual

@@ -1,0 +1,69 @@
+"""A disk that fails while the engine runs: a sentence, right replies, and blocks are stored once it works."""
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.tiers.disk_engine import ask, computed, disk_engine
+from tests.tiers.failing_disk import LONG, right_replies
+
+ROOT = Path(__file__).parents[2]
+APART = ("unshare", "--map-root-user", "--mount")  # with mounts of its own
+
+
+@cache
+def may_mount() -> bool:
+    try:
+        return subprocess.run([*APART, "mount", "-t", "tmpfs", "none", "/mnt"], check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("how", "problem", "found"),
+    [
+        ("full", "No space left on device", "found"),
+        ("read-only", "Read-only file system", "found"),
+        ("vanished", "No such file or directory", "computed"),
+    ],
+)
+def test_a_file_system_that_fails_while_chats_run(tmp_path: Path, how: str, problem: str, found: str) -> None:
+    if not may_mount():
+        pytest.skip("this user may not mount file systems")
+    args = [*APART, sys.executable, "-m", "tests.tiers.failing_disk", str(tmp_path), how]
+    done = subprocess.run(args, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{tmp_path / 'kv'}: {problem}", found, "stores again"]
+
+
+def test_an_index_that_is_read_only_can_still_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.kv.tiers.disk.PAUSE", 0.0)
+    with disk_engine(tmp_path) as (engine, tier):
+        ask(engine, LONG)
+        tier.flush()
+        assert tier._index is not None
+        tier._index._db.execute("PRAGMA query_only = 1")
+        assert right_replies(engine, tier, 1)[-1] == f"{tmp_path}: attempt to write a readonly database"
+        engine.scheduler.pool.forget_all()
+        before = computed(engine)
+        ask(engine, LONG)
+        assert computed(engine) - before < len(LONG)
+        tier._index._db.execute("PRAGMA query_only = 0")
+        assert not right_replies(engine, tier, 4)[-1]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_no_longer_be_written(tmp_path: Path) -> None:
+    with disk_engine(tmp_path) as (engine, tier):
+        tier.flush()
+        tmp_path.chmod(0o500)
+        try:
+            assert right_replies(engine, tier, 1)[-1] == f"{tmp_path}: Permission denied"
+        finally:
+            tmp_path.chmod(0o700)
