@@ -78,7 +78,7 @@ class BlockPool:
         for block in blocks:
             if self.refs[block] == 0:
                 self._take_idle(block)
-                self.left[block] = False
+            self.left[block] = False  # also if a transfer alone held it
             self.refs[block] += 1
             self.used_at[block] = self.clock
 

@@ -186,6 +186,19 @@ def test_a_block_forgotten_while_it_was_held_is_free() -> None:
     pool.check({}, [])
 
 
+def test_a_dropped_block_that_is_shared_while_it_is_copied_is_no_longer_marked() -> None:
+    pool = BlockPool(2, 16)
+    blocks = pool.allocate(1, owner=1)
+    pool.publish(blocks[0], b"name")
+    pool.drop(blocks)
+    assert pool.left[blocks[0]]
+    pool.hold(blocks)
+    pool.share(blocks)
+    pool.put_back(blocks, copied=False)
+    assert not pool.left[blocks[0]]
+    pool.check({2: blocks}, [])
+
+
 def test_blocks_of_earlier_weights_are_found_again_when_the_weights_return() -> None:
     engine = ledger_engine(below=[ByteTier()], blocks=12, preemption="swap")
     scheduler = engine.scheduler

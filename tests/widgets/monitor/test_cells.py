@@ -23,34 +23,39 @@ from minichat.ui.monitor.owners import UNKNOWN, Codes, Owner
 from tests.widgets.monitor.snapshots import BLOCK, snapshot
 
 STEP = 5000
-block = st.one_of(
-    st.just((0, -1, 0, 0)),
-    st.tuples(st.just(0), st.integers(0, 9), st.just(BLOCK), st.integers(0, STEP)),
-    st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, BLOCK), st.integers(0, STEP)),
+Block = tuple[int, int, int, int, int]  # references, owner, tokens, last use, copy to or from a tier
+copies = st.integers(0, 4)
+block: st.SearchStrategy[Block] = st.one_of(
+    st.just((0, -1, 0, 0, 0)),
+    st.tuples(st.just(0), st.integers(0, 9), st.just(BLOCK), st.integers(0, STEP), copies),
+    st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, BLOCK), st.integers(0, STEP), copies),
 )
 
 
-def shot_of(blocks: list[tuple[int, int, int, int]]) -> Snapshot:
-    refs, owner, filled, used_at = (np.array(column, np.int64) for column in zip(*blocks, strict=True))
-    view = BlockView(len(blocks), refs, owner, filled, used_at, int((refs > 0).sum()), 0, 0)
+def shot_of(blocks: list[Block]) -> Snapshot:
+    refs, owner, filled, used_at, moved = (np.array(column, np.int64) for column in zip(*blocks, strict=True))
+    held = int((refs > 0).sum())
+    view = BlockView(len(blocks), refs, owner, filled, used_at, held, 0, 0, moved=moved.astype(np.int8))
     return snapshot(blocks=view, step=STEP)
 
 
-def level(part: list[tuple[int, int, int, int]], per: int, tint: Tint) -> int:
+def level(part: list[Block], per: int, tint: Tint) -> int:
     """The expected brightness of a cell with these blocks."""
     if tint is Tint.REFERENCES:
         return min(max(refs for refs, *_ in part), RAMP - 1)
     if tint is Tint.AGE:
-        youngest = min(0 if refs else STEP - used for refs, _, _, used in part)
+        youngest = min(0 if refs else STEP - used for refs, _, _, used, _ in part)
         return min((youngest + 1).bit_length() - 1 >> 1, RAMP - 1)
+    if tint is Tint.TIER:
+        return max(moved for *_, moved in part)
     levels = BRIGHT if tint is Tint.OWNER else RAMP
-    tokens = sum(filled for refs, _, filled, _ in part if refs)
+    tokens = sum(filled for refs, _, filled, *_ in part if refs)
     return next(step for step in range(levels) if tokens * levels <= (step + 1) * per * BLOCK)
 
 
 @given(st.lists(block, min_size=1, max_size=60), st.integers(1, 9), st.sampled_from(Tint), st.booleans())
 def test_a_cell_summarizes_its_blocks(
-    blocks: list[tuple[int, int, int, int]], per: int, tint: Tint, sorted_by_session: bool
+    blocks: list[Block], per: int, tint: Tint, sorted_by_session: bool
 ) -> None:
     shot = shot_of(blocks)
     state, codes = states(shot.blocks), (shot.blocks.owner + 1).astype(np.uint8)
@@ -91,7 +96,7 @@ def test_every_block_has_a_cell_and_cells_are_no_larger_than_needed(
 
 @given(st.lists(block, min_size=1, max_size=80))
 def test_sorted_by_session_the_blocks_of_an_owner_are_adjacent(
-    blocks: list[tuple[int, int, int, int]],
+    blocks: list[Block],
 ) -> None:
     shot = shot_of(blocks)
     state, codes = states(shot.blocks), (shot.blocks.owner + 1).astype(np.uint8)
@@ -133,7 +138,14 @@ def test_the_names_in_the_heading() -> None:
 
 def test_blocks_outside_a_window_have_a_separate_state() -> None:
     shot = shot_of(
-        [(0, -1, 0, 0), (0, -1, 0, 0), (0, 3, BLOCK, 5), (0, 3, BLOCK, 5), (1, 3, 4, 9), (2, 3, BLOCK, 9)]
+        [
+            (0, -1, 0, 0, 0),
+            (0, -1, 0, 0, 0),
+            (0, 3, BLOCK, 5, 0),
+            (0, 3, BLOCK, 5, 0),
+            (1, 3, 4, 9, 0),
+            (2, 3, BLOCK, 9, 0),
+        ]
     )
     left = np.array([False, True, False, True, False, False])
     view = replace(shot.blocks, left=left)
