@@ -160,7 +160,7 @@ class ExchangeTier(Tier):
 
     @property
     def used(self) -> int:
-        return sum(min(each.size, each.seen) for each in self._segments)
+        return sum(min(each.size, int(each.header[_DONE])) for each in self._segments)
 
     def room(self) -> int:
         """Half of the segment, so that what is being written is never replaced."""

@@ -5,7 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.api.errors import QueueFull
-from engine.api.events import Admitted, Died, Event, Finished, FirstToken, Preempted, Queued, Restarting
+from engine.api.events import (
+    Admitted,
+    Died,
+    Event,
+    Finished,
+    FirstToken,
+    Preempted,
+    PromptSent,
+    Queued,
+    Restarting,
+)
 from engine.api.histogram import Histogram
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
@@ -53,6 +63,7 @@ class Metrics:
         self._finished: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
         self._admitted_tokens = self._cached_tokens = self._preemptions = 0
+        self._sent = Counter[str]()  # blocks of prompts that were computed apart
         self.generated = 0  # tokens handed to clients; counted on the loop
         self._histograms: list[tuple[str, str, Histogram]] = []
         made = self._histogram
@@ -70,6 +81,7 @@ class Metrics:
         self.longest = made("request_max_num_generation_tokens", "Tokens of the longest reply.", _TOKENS)
         self._n = made("request_params_n", "Replies that a request asked for.", _REPLIES)
         self._max_tokens = made("request_params_max_tokens", "max_tokens, where it was given.", _TOKENS)
+        self._apart = made("request_prompt_apart_seconds", "Until a prompt's blocks were sent.", _FIRST)
         self._preempted = made("request_num_preemptions", "Preemptions of a request.", _PREEMPTIONS)
         self.close = host.subscribe(self._on_event)
 
@@ -105,6 +117,11 @@ class Metrics:
                 self._admit(event)
             case FirstToken():
                 self._start(event)
+            case PromptSent(error=""):
+                self._sent.update(sent=event.sent, there=event.blocks - event.sent)
+                self._apart.observe(event.seconds)
+            case PromptSent():
+                self._sent["failed"] += event.blocks
             case Preempted():
                 self._preemptions += 1
                 if (life := self._lives.get(event.request)) is not None:
@@ -162,6 +179,8 @@ class Metrics:
         page.counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", prompts)
         page.counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", hits)
         page.counter("num_preemptions_total", "Preemptions.", self._preemptions)
+        blocks = {what: self._sent[what] for what in ("sent", "there", "failed")}
+        page.split("counter", "prompt_blocks_apart_total", "Blocks of prompts apart.", "what", blocks)
         page.split("counter", "request_success_total", "Finished requests.", "finished_reason", ends)
         page.split("counter", "admission_rejections_total", "Refused requests.", "reason", rejections)
         if shot.iteration_tokens.counts:
