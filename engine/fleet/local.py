@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -73,7 +74,8 @@ def start_apart_fleet(
     if not Path("/proc/self/fd").is_dir():
         raise BadInput("engines for prompts and for replies share memory on Linux only; use --replicas")
     size = round((room or (_GPU_ROOM if configs[0].device.startswith("cuda") else _CPU_ROOM)) * 1e9)
-    memory = anonymous(prefill * size)  # pages are taken when they are first used
+    memory, held = anonymous(prefill * size), ExitStack()  # pages are taken when they are first used
+    held.callback(os.close, memory)
     path = f"/proc/{os.getpid()}/fd/{memory}"
     owns = [*range(prefill), *[None] * (len(configs) - prefill)]
     places = [str(ExchangePlace(path, prefill, own)) for own in owns]
@@ -81,9 +83,9 @@ def start_apart_fleet(
     try:
         engines = [*_started(sharing, start, log, restarts, pauses).items()]
     except BaseException:
-        os.close(memory)
+        held.close()
         raise
-    return ApartFleet(dict(engines[:prefill]), dict(engines[prefill:]), closed=partial(os.close, memory))
+    return ApartFleet(dict(engines[:prefill]), dict(engines[prefill:]), closed=held.close)
 
 
 def _started(

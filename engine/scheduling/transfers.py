@@ -223,7 +223,8 @@ class Transfers:
         if stored is not None:
             more = min(more, request.launched)
         seconds = tier.cost.back(count)
-        pays = self._costs.loading_pays(seconds, more - tokens, self._rules)
+        # What other engines have sent is loaded: computing it would delay the replies that they spare.
+        pays = tier.transit or self._costs.loading_pays(seconds, more - tokens, self._rules)
         offer = TierOffer(tier.name, more - tokens, pays, seconds, self._costs.recompute(more - tokens))
         if not pays:
             return FoundBlocks(hits, tokens, offer=offer)

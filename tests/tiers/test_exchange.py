@@ -100,6 +100,16 @@ def test_the_other_engine_computes_only_what_follows_the_whole_blocks() -> None:
     assert sender.scheduler.pool.in_use == receiver.scheduler.pool.in_use == 0
 
 
+def test_what_was_sent_is_loaded_although_computing_it_was_measured_to_be_quicker() -> None:
+    shared = Shared(64)
+    (sender, _), (receiver, tier) = shared.engine(0), shared.engine(None, preemption="auto")
+    receiver.scheduler.costs.observe_step(64, 1e-6)
+    tier.cost.observe(1, 60.0, load=True)
+    text = prompt(0, 100)
+    compute(sender, text)
+    assert reply(receiver, text) == (alone(text, 4), 96)
+
+
 def test_what_is_there_is_not_sent_again() -> None:
     sender, tier = Shared(64).engine(0)
     text = prompt(0, 100)

@@ -1,0 +1,292 @@
+"""Prompts and replies on different engines: two processes, whose replies are those of one engine."""
+
+import os
+import random
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine.api.commands import Abort, SetSwitch
+from engine.api.config import EngineConfig
+from engine.api.events import (
+    Admitted,
+    BlocksSent,
+    Event,
+    Finished,
+    PromptRouted,
+    PromptSent,
+    Queued,
+    RequestEvent,
+    Transferred,
+)
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
+from engine.fleet.fleet import NUMBERS
+from engine.fleet.local import start_apart_fleet
+from engine.host.process import EngineProcess
+from engine.host.stream import ReplyFailed
+from engine.host.thread import EngineThread
+from engine.start import start
+from tests.cli.conftest import Run, run
+from tests.server.conftest import listening
+from tests.waiting import LIMIT, becomes
+
+__all__ = ["run"]
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=6, temperature=1.0, seed=7, ignore_eos=True)
+
+
+def config(dtype: str = "float32") -> EngineConfig:
+    return EngineConfig(model="pocket", device="cpu", dtype=dtype, blocks=512, threads=1)
+
+
+class Apart:
+    """An engine for prompts and one for replies, of which a dead one starts again once it may."""
+
+    def __init__(self, folder: Path, dtype: str = "float32", restarts: int = 0) -> None:
+        self.may_start, self.pids = threading.Event(), dict[int, int]()
+
+        def begin(config: EngineConfig, log: Path) -> EngineProcess:
+            assert not config.first_request % NUMBERS or self.may_start.wait(LIMIT)
+            made = EngineProcess(config, log)
+            self.pids[config.first_request // NUMBERS] = made.pid
+            return made
+
+        configs, log = [config(dtype)] * 2, folder / "engine.log"
+        self.fleet = start_apart_fleet(configs, 1, begin, log, restarts, pauses=(0.0,), room=0.05)
+        self.events = list[Event]()
+        self.fleet.subscribe(self.events.append)
+
+    def of(self, kind: type[Event], request: int) -> list[Event]:
+        return [each for each in self.events if isinstance(each, kind) and each.request == request]
+
+    def sent(self, request: int) -> PromptSent:
+        assert becomes(lambda: self.of(PromptSent, request))
+        [found] = self.of(PromptSent, request)
+        assert isinstance(found, PromptSent)
+        return found
+
+    def in_use(self) -> list[int]:
+        return [each.in_use for each in self.fleet.snapshot().replicas]
+
+    def idle(self) -> bool:
+        return self.in_use() == [0, 0] and self.fleet.snapshot().running == 0
+
+
+@pytest.fixture(autouse=True)
+def _never_brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a token of a prompt took as long as one of a reply, so that no prompt is too short to be sent."""
+    monkeypatch.setattr("engine.fleet.apart.running_mean", lambda old, new: 1.0)
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
+    made = Apart(tmp_path_factory.mktemp("apart"))
+    yield made
+    made.fleet.close()
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[EngineThread]:
+    made = EngineThread(start(config()))
+    yield made
+    made.close()
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(10, 3000) for _ in range(length)]
+
+
+def test_replies_are_those_of_one_engine(apart: Apart, alone: EngineThread) -> None:
+    prompts = [[*prompt(1, 16 * (at % 3)), *prompt(at + 2, 17 + 37 * at)] for at in range(8)]
+    params = [GREEDY, SAMPLED, GREEDY.changed(beams=2), SAMPLED.changed(n=2)] * 2
+    expected = [alone.submit(*each).result() for each in zip(prompts, params, strict=True)]
+    streams = [apart.fleet.submit(*each) for each in zip(prompts, params, strict=True)]
+    found = [each.result() for each in streams]
+    assert [(each.tokens, each.text) for each in found] == [(each.tokens, each.text) for each in expected]
+    for stream, text in zip(streams, prompts, strict=True):
+        sent = apart.sent(stream.id)
+        [admitted] = apart.of(Admitted, stream.id)[:1]
+        assert isinstance(admitted, Admitted)
+        assert (sent.source, sent.blocks, sent.error) == (0, (len(text) - 1) // 16, "")
+        assert (stream.id // NUMBERS, admitted.cached) == (1, 16 * sent.blocks), "the blocks have not arrived"
+
+
+def test_what_the_other_side_has_is_not_sent(apart: Apart) -> None:
+    text = prompt(100, 200)
+    first = apart.fleet.submit(text, GREEDY)
+    reply = first.result().tokens
+    assert (apart.sent(first.id).sent, apart.sent(first.id).blocks) == (12, 12)
+    other = apart.fleet.submit([*text[:150], *prompt(101, 90)], GREEDY)
+    other.result()
+    assert (apart.sent(other.id).sent, apart.sent(other.id).blocks) == (5, 14)
+    known = apart.fleet.submit([*text, *reply[:3]], GREEDY)
+    known.result()
+    assert becomes(lambda: apart.of(Finished, known.id))
+    assert not apart.of(PromptSent, known.id), "all whole blocks were there"
+
+
+def test_prompts_that_arrive_together_are_computed_once(apart: Apart) -> None:
+    text = prompt(150, 400)
+    streams = [apart.fleet.submit([*text, at], GREEDY) for at in range(3)]
+    for each in streams:
+        each.result()
+    assert sum(apart.sent(each.id).sent for each in streams) == 25
+
+
+def test_subscribers_know_the_request_and_not_its_errand(apart: Apart) -> None:
+    before = len(apart.events)
+    stream = apart.fleet.submit(prompt(200, 100), GREEDY)
+    stream.result()
+    assert becomes(lambda: apart.of(Finished, stream.id))
+    events = [each for each in apart.events[before:] if isinstance(each, RequestEvent)]
+    assert {each.request for each in events} == {stream.id}
+    kinds = [type(each) for each in events]
+    assert kinds.count(PromptRouted) == kinds.count(Queued) == kinds.count(PromptSent) == 1
+    assert BlocksSent not in kinds
+    [moved] = [each for each in events if isinstance(each, Transferred)]
+    assert (moved.tier, moved.load, moved.blocks) == ("exchange", True, 6)
+
+
+def test_prompts_without_a_reply_are_computed_where_prompts_are(apart: Apart, alone: EngineThread) -> None:
+    one = SamplingParams(max_tokens=1, temperature=0.0)
+    stream = apart.fleet.submit(prompt(250, 100), one)
+    assert stream.result().tokens == alone.submit(prompt(250, 100), one).result().tokens
+    assert stream.id // NUMBERS == 0
+    assert becomes(lambda: apart.of(Finished, stream.id))
+    assert len(apart.of(Queued, stream.id)) == 1
+    scored = apart.fleet.submit(prompt(250, 100), GREEDY.changed(prompt_logprobs=0))
+    scored.result()
+    assert scored.id // NUMBERS == 1
+    assert not apart.of(PromptSent, scored.id), "its engine has to see all of it"
+
+
+def test_a_short_prompt_is_computed_where_its_reply_is(apart: Apart, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart.fleet, "_token_seconds", 0.001)
+    monkeypatch.setattr(apart.fleet, "_gap", 0.1)
+    monkeypatch.setattr("engine.fleet.apart.running_mean", lambda old, new: old)
+    streams = [apart.fleet.submit(prompt(length, length), GREEDY) for length in (100, 101)]
+    for each in streams:
+        each.result()
+    assert becomes(lambda: apart.of(Finished, streams[0].id) and apart.of(PromptSent, streams[1].id))
+    assert not apart.of(PromptSent, streams[0].id)
+
+
+def test_without_a_prefix_cache_nothing_is_sent(apart: Apart, alone: EngineThread) -> None:
+    apart.fleet.send(SetSwitch("prefix_cache", False)).result()
+    try:
+        stream = apart.fleet.submit(prompt(350, 100), GREEDY)
+        assert stream.result().tokens == alone.submit(prompt(350, 100), GREEDY).result().tokens
+        assert not apart.of(PromptSent, stream.id)
+    finally:
+        apart.fleet.send(SetSwitch("prefix_cache", True)).result()
+
+
+def test_an_ended_request_leaves_no_blocks_on_either_side(apart: Apart) -> None:
+    assert becomes(apart.idle)
+    busy = apart.fleet.submit(prompt(400, 1200), GREEDY)  # the errands of the others wait behind its own
+    held = [apart.fleet.submit(prompt(401 + at, 1200), GREEDY) for at in range(2)]
+    requests = {each.id: each for each in apart.fleet.snapshot().requests if each.id // NUMBERS == 1}
+    assert requests[held[1].id].why == "another engine computes its prompt"
+    assert apart.fleet.snapshot().waiting >= 1
+    apart.fleet.send(Abort(tuple(each.id for each in held))).result()
+    assert [each.result().finish for each in held] == [Finish.ABORTED] * 2
+    assert len(busy.result().tokens) == 6
+    assert becomes(apart.idle), apart.in_use()
+    assert not apart.fleet._trips
+    assert [each.queue for each in apart.fleet.snapshot().replicas] == [0, 0]
+    for each in held:
+        assert not apart.of(PromptSent, each.id)
+
+
+def test_in_bfloat16_replies_are_those_after_a_hit_in_the_prefix_cache(tmp_path: Path) -> None:
+    """There a prompt computed in one piece rounds differently than in two, so that near ties may end
+    otherwise. Whether another engine computed the first piece must not matter.
+    """
+    made, one = Apart(tmp_path, "bfloat16"), EngineThread(start(config("bfloat16")))
+    try:
+        for at in range(6):
+            text = prompt(500 + at, 60 + 41 * at)
+            whole = (len(text) - 1) // 16 * 16
+            one.submit(text[:whole], SamplingParams(max_tokens=1, temperature=0.0)).result()
+            stream = made.fleet.submit(text, GREEDY)
+            assert stream.result().tokens == one.submit(text, GREEDY).result().tokens
+            assert made.sent(stream.id).sent == whole // 16
+    finally:
+        made.fleet.close()
+        one.close()
+
+
+def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, alone: EngineThread) -> None:
+    made = Apart(tmp_path, restarts=1)
+    before = {*os.listdir("/dev/shm")}
+    try:
+        texts = [prompt(600 + at, 700) for at in range(2)]
+        streams = [made.fleet.submit(each, GREEDY) for each in texts]
+        os.kill(made.pids[0], signal.SIGKILL)
+        for stream, text in zip(streams, texts, strict=True):
+            assert stream.result().tokens == alone.submit(text, GREEDY).result().tokens
+        assert "killed by SIGKILL" in made.sent(streams[1].id).error
+        later = made.fleet.submit(prompt(610, 100), GREEDY)
+        assert later.result().tokens == alone.submit(prompt(610, 100), GREEDY).result().tokens
+        assert not made.of(PromptSent, later.id), "there was none to compute it"
+        made.may_start.set()
+        assert becomes(lambda: [each.state for each in made.fleet.snapshot().replicas] == ["ready"] * 2)
+        assert becomes(lambda: made.fleet._router.route([1] * 20, apart=True))
+        again = made.fleet.submit(prompt(611, 100), GREEDY)
+        assert again.result().tokens == alone.submit(prompt(611, 100), GREEDY).result().tokens
+        assert (made.sent(again.id).sent, made.sent(again.id).error) == (6, "")
+
+        lost = made.fleet.submit(prompt(620, 1500), GREEDY.changed(max_tokens=500))
+        assert lost.id // NUMBERS == 1
+        os.kill(made.pids[1], signal.SIGKILL)
+        with pytest.raises(ReplyFailed, match="killed by SIGKILL"):
+            lost.result()
+        assert becomes(lambda: made.in_use()[0] == 0), "its errand goes on"
+    finally:
+        made.may_start.set()
+        made.fleet.close()
+    assert {*os.listdir("/dev/shm")} <= before
+    opened = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    assert not [each for each in opened if "memfd" in each], "the memory outlives the fleet"
+
+
+def test_metrics_and_a_drain_over_http(apart: Apart) -> None:
+    with listening(apart.fleet, keys=()) as (port, _):
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT) as client:
+            body = {"prompt": prompt(700, 100), "max_tokens": 3, "ignore_eos": True}
+            assert client.post("/v1/completions", json=body).status_code == 200
+            body["prompt"] = [*prompt(700, 60), *prompt(701, 40)]
+            assert client.post("/v1/completions", json=body).status_code == 200
+            text = client.get("/metrics").text
+        found = dict(re.findall(r'prompt_blocks_apart_total\{[^}]*what="(\w+)"\} (\d+)', text))
+        assert found == {"sent": "9", "there": "3", "failed": "0"}
+        assert re.search(r"request_prompt_apart_seconds_count\{[^}]*\} 2", text)
+        assert re.search(r'request_success_total\{[^}]*finished_reason="length"\} 2', text)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--prefill-gpus 1", "must be used together"),
+        ("--decode-gpus 1", "must be used together"),
+        ("--prefill-gpus 0 --decode-gpus 1", "must be at least 1"),
+        ("--prefill-gpus 60 --decode-gpus 5", "64 together at most"),
+        ("--prefill-gpus 1 --decode-gpus 1 --replicas 2", "counts the engines by itself"),
+        ("--prefill-gpus 1 --decode-gpus 1 --min-replicas 1", "whose engines all run"),
+        ("--prefill-gpus 1 --decode-gpus 1 --ray", "share the memory of one machine"),
+        ("--prefill-gpus 1 --decode-gpus 1 --tp 2", "run on one device each"),
+        ("--prefill-gpus 1 --decode-gpus 1 --kv-window 64", "sends whole prefixes"),
+        ("--prefill-gpus 1 --decode-gpus 1 --dry-run", "a dry run has no blocks"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(run: Run, options: str, why: str) -> None:
+    ended = run("serve", *options.split())
+    assert (ended.code, why in ended.err) == (2, True), ended.err
