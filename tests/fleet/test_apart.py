@@ -104,6 +104,12 @@ def prompt(seed: int, length: int) -> list[int]:
     return [draw.randrange(10, 3000) for _ in range(length)]
 
 
+def shared_memory() -> list[str]:
+    """What this process has open without a name, and all that has one."""
+    opened = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    return [*sorted(each for each in opened if "memfd" in each), *sorted(os.listdir("/dev/shm"))]
+
+
 def test_replies_are_those_of_one_engine(apart: Apart, alone: EngineThread) -> None:
     prompts = [[*prompt(1, 16 * (at % 3)), *prompt(at + 2, 17 + 37 * at)] for at in range(8)]
     params = [GREEDY, SAMPLED, GREEDY.changed(beams=2), SAMPLED.changed(n=2)] * 2
@@ -225,8 +231,9 @@ def test_in_bfloat16_replies_are_those_after_a_hit_in_the_prefix_cache(tmp_path:
 
 
 def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, alone: EngineThread) -> None:
+    before = shared_memory()
     made = Apart(tmp_path, restarts=1)
-    before = {*os.listdir("/dev/shm")}
+    assert len(shared_memory()) == len(before) + 1
     try:
         texts = [prompt(600 + at, 700) for at in range(2)]
         streams = [made.fleet.submit(each, GREEDY) for each in texts]
@@ -253,9 +260,7 @@ def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, alone: Engin
     finally:
         made.may_start.set()
         made.fleet.close()
-    assert {*os.listdir("/dev/shm")} <= before
-    opened = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
-    assert not [each for each in opened if "memfd" in each], "the memory outlives the fleet"
+    assert shared_memory() == before
 
 
 def test_metrics_and_a_drain_over_http(apart: Apart) -> None:
