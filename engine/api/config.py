@@ -56,12 +56,10 @@ class ExchangePlace(NamedTuple):
     def parse(cls, text: str) -> "ExchangePlace":
         """Read PATH:SEGMENTS:OWN, in which OWN may be missing. Raises BadInput."""
         path, segments, own = [*text.rsplit(":", 2), "", ""][:3]
-        if not (path and segments.isdecimal() and (own.isdecimal() or not own)):
+        numbers = segments.isdecimal() and (own.isdecimal() or not own)
+        if not (path and numbers and int(segments) > int(own or 0)):
             raise BadInput(f"exchange must be PATH:SEGMENTS:OWN, not {text!r:.100}")
-        found = cls(path, int(segments), int(own) if own else None)
-        if found.segments < 1 or (found.own is not None and found.own >= found.segments):
-            raise BadInput(f"exchange: there is no segment {own} of {segments}")
-        return found
+        return cls(path, int(segments), int(own) if own else None)
 
     def __str__(self) -> str:
         return f"{self.path}:{self.segments}:{'' if self.own is None else self.own}"

@@ -25,8 +25,7 @@ from engine.gguf.header import is_gguf
 from minichat import __version__
 from minichat.clients.address import is_loopback
 from minichat.commands.arguments import REQUESTS_A_REPLICA
-from minichat.commands.options import engine_config, failed, show_progress
-from minichat.commands.replicas import check_replicas
+from minichat.commands.options import check_replicas, engine_config, failed, show_progress
 from minichat.shell.paths import locate, private_folder
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ class Metrics:
         self._finished: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
         self._admitted_tokens = self._cached_tokens = self._preemptions = 0
-        self._sent = Counter[str]()  # blocks of prompts that were computed apart
+        self._sent, self._sending = Counter[str](), Histogram(_FIRST)  # blocks of prompts computed apart
         self.generated = 0  # tokens handed to clients; counted on the loop
         self._histograms: list[tuple[str, str, Histogram]] = []
         made = self._histogram
@@ -81,7 +81,6 @@ class Metrics:
         self.longest = made("request_max_num_generation_tokens", "Tokens of the longest reply.", _TOKENS)
         self._n = made("request_params_n", "Replies that a request asked for.", _REPLIES)
         self._max_tokens = made("request_params_max_tokens", "max_tokens, where it was given.", _TOKENS)
-        self._apart = made("request_prompt_apart_seconds", "Until a prompt's blocks were sent.", _FIRST)
         self._preempted = made("request_num_preemptions", "Preemptions of a request.", _PREEMPTIONS)
         self.close = host.subscribe(self._on_event)
 
@@ -119,7 +118,7 @@ class Metrics:
                 self._start(event)
             case PromptSent(error=""):
                 self._sent.update(sent=event.sent, there=event.blocks - event.sent)
-                self._apart.observe(event.seconds)
+                self._sending.observe(event.seconds)
             case PromptSent():
                 self._sent["failed"] += event.blocks
             case Preempted():
@@ -179,12 +178,15 @@ class Metrics:
         page.counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", prompts)
         page.counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", hits)
         page.counter("num_preemptions_total", "Preemptions.", self._preemptions)
-        blocks = {what: self._sent[what] for what in ("sent", "there", "failed")}
-        page.split("counter", "prompt_blocks_apart_total", "Blocks of prompts apart.", "what", blocks)
         page.split("counter", "request_success_total", "Finished requests.", "finished_reason", ends)
         page.split("counter", "admission_rejections_total", "Refused requests.", "reason", rejections)
         if shot.iteration_tokens.counts:
             page.histogram("iteration_tokens_total", "Tokens of a step.", shot.iteration_tokens)
+        if self._sent:
+            blocks = {what: self._sent[what] for what in ("sent", "there", "failed")}
+            page.split("counter", "prompt_blocks_apart_total", "Blocks of prompts apart.", "what", blocks)
+            about = "Until a prompt's blocks were sent."
+            page.histogram("request_prompt_apart_seconds", about, self._sending.view())
         for name, about, histogram in self._histograms:
             page.histogram(name, about, histogram.view())
         return page.text()
