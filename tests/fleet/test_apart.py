@@ -26,12 +26,16 @@ from engine.api.events import (
 )
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
+from engine.fleet.apart import ApartFleet
 from engine.fleet.fleet import NUMBERS
 from engine.fleet.local import start_apart_fleet
+from engine.host.client import EngineClient
 from engine.host.process import EngineProcess
 from engine.host.stream import ReplyFailed
 from engine.host.thread import EngineThread
 from engine.start import start
+from minichat.cli import parser
+from minichat.commands.serve import ServerCallbacks, check, engine
 from tests.cli.conftest import Run, run
 from tests.server.conftest import listening
 from tests.waiting import LIMIT, becomes
@@ -47,20 +51,11 @@ def config(dtype: str = "float32") -> EngineConfig:
 
 
 class Apart:
-    """An engine for prompts and one for replies, of which a dead one starts again once it may."""
+    """A fleet of an engine for prompts and one for replies, and its events."""
 
-    def __init__(self, folder: Path, dtype: str = "float32", restarts: int = 0) -> None:
-        self.may_start, self.pids = threading.Event(), dict[int, int]()
-
-        def begin(config: EngineConfig, log: Path) -> EngineProcess:
-            assert not config.first_request % NUMBERS or self.may_start.wait(LIMIT)
-            made = EngineProcess(config, log)
-            self.pids[config.first_request // NUMBERS] = made.pid
-            return made
-
-        configs, log = [config(dtype)] * 2, folder / "engine.log"
-        self.fleet = start_apart_fleet(configs, 1, begin, log, restarts, pauses=(0.0,), room=0.05)
-        self.events = list[Event]()
+    def __init__(self, fleet: EngineClient) -> None:
+        assert isinstance(fleet, ApartFleet)
+        self.fleet, self.events = fleet, list[Event]()
         self.fleet.subscribe(self.events.append)
 
     def of(self, kind: type[Event], request: int) -> list[Event]:
@@ -87,7 +82,11 @@ def _never_brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
-    made = Apart(tmp_path_factory.mktemp("apart"))
+    """As `minichat serve` starts them."""
+    words = "serve --prefill-gpus 1 --decode-gpus 1 --device cpu --dtype float32 --blocks 512 --kv-disk off"
+    options, log = parser().parse_args(words.split()), tmp_path_factory.mktemp("apart") / "engine.log"
+    check(options)
+    made = Apart(engine(options, ServerCallbacks(lambda done, total: None, lambda: None, log)))
     yield made
     made.fleet.close()
 
@@ -104,10 +103,10 @@ def prompt(seed: int, length: int) -> list[int]:
     return [draw.randrange(10, 3000) for _ in range(length)]
 
 
-def shared_memory() -> list[str]:
-    """What this process has open without a name, and all that has one."""
+def shared_memory() -> int:
+    """How many pieces of nameless memory this process keeps."""
     opened = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
-    return [*sorted(each for each in opened if "memfd" in each), *sorted(os.listdir("/dev/shm"))]
+    return sum("memfd:minichat" in each for each in opened)
 
 
 def test_replies_are_those_of_one_engine(apart: Apart, alone: EngineThread) -> None:
@@ -216,7 +215,8 @@ def test_in_bfloat16_replies_are_those_after_a_hit_in_the_prefix_cache(tmp_path:
     """There a prompt computed in one piece rounds differently than in two, so that near ties may end
     otherwise. Whether another engine computed the first piece must not matter.
     """
-    made, one = Apart(tmp_path, "bfloat16"), EngineThread(start(config("bfloat16")))
+    fleet = start_apart_fleet([config("bfloat16")] * 2, 1, EngineProcess, tmp_path / "engine.log", 0)
+    made, one = Apart(fleet), EngineThread(start(config("bfloat16")))
     try:
         for at in range(6):
             text = prompt(500 + at, 60 + 41 * at)
@@ -231,20 +231,27 @@ def test_in_bfloat16_replies_are_those_after_a_hit_in_the_prefix_cache(tmp_path:
 
 
 def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, alone: EngineThread) -> None:
-    before = shared_memory()
-    made = Apart(tmp_path, restarts=1)
-    assert len(shared_memory()) == len(before) + 1
+    before, may_start, pids = shared_memory(), threading.Event(), dict[int, int]()
+
+    def begin(config: EngineConfig, log: Path) -> EngineProcess:
+        assert not config.first_request % NUMBERS or may_start.wait(LIMIT)
+        made = EngineProcess(config, log)
+        pids[config.first_request // NUMBERS] = made.pid
+        return made
+
+    made = Apart(start_apart_fleet([config()] * 2, 1, begin, tmp_path / "engine.log", 1, pauses=(0.0,)))
+    assert shared_memory() == before + 1
     try:
         texts = [prompt(600 + at, 700) for at in range(2)]
         streams = [made.fleet.submit(each, GREEDY) for each in texts]
-        os.kill(made.pids[0], signal.SIGKILL)
+        os.kill(pids[0], signal.SIGKILL)
         for stream, text in zip(streams, texts, strict=True):
             assert stream.result().tokens == alone.submit(text, GREEDY).result().tokens
         assert "killed by SIGKILL" in made.sent(streams[1].id).error
         later = made.fleet.submit(prompt(610, 100), GREEDY)
         assert later.result().tokens == alone.submit(prompt(610, 100), GREEDY).result().tokens
         assert not made.of(PromptSent, later.id), "there was none to compute it"
-        made.may_start.set()
+        may_start.set()
         assert becomes(lambda: [each.state for each in made.fleet.snapshot().replicas] == ["ready"] * 2)
         assert becomes(lambda: made.fleet._router.route([1] * 20, apart=True))
         again = made.fleet.submit(prompt(611, 100), GREEDY)
@@ -253,12 +260,12 @@ def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, alone: Engin
 
         lost = made.fleet.submit(prompt(620, 1500), GREEDY.changed(max_tokens=500))
         assert lost.id // NUMBERS == 1
-        os.kill(made.pids[1], signal.SIGKILL)
+        os.kill(pids[1], signal.SIGKILL)
         with pytest.raises(ReplyFailed, match="killed by SIGKILL"):
             lost.result()
         assert becomes(lambda: made.in_use()[0] == 0), "its errand goes on"
     finally:
-        made.may_start.set()
+        may_start.set()
         made.fleet.close()
     assert shared_memory() == before
 
