@@ -25,6 +25,7 @@ from engine.api.events import (
 )
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
+from engine.api.snapshot import EXCHANGE
 from engine.fleet.fleet import NUMBERS, Fleet
 from engine.fleet.router import Placement, Router
 from engine.host.client import EngineClient, Sink
@@ -193,7 +194,7 @@ class ApartFleet(Fleet):
             case Queued(request=request):  # this may come before the answer that it has been accepted
                 self._early[request] = event
                 return True
-            case Transferred(error="", load=False) if event.tier == "exchange":
+            case Transferred(error="", load=False) if event.tier == EXCHANGE:
                 return True
             case RequestEvent(request=request):
                 early = self._early.pop(request, None)

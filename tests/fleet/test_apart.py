@@ -280,6 +280,12 @@ def test_metrics_and_a_drain_over_http(apart: Apart) -> None:
             text = client.get("/metrics").text
         found = dict(re.findall(r'prompt_blocks_apart_total\{[^}]*what="(\w+)"\} (\d+)', text))
         assert found == {"sent": "9", "there": "3", "failed": "0"}
+        by_source = re.findall(r'prompt_tokens_by_source_total\{[^}]*source="(\w+)"\} (\d+)', text)
+        assert dict(by_source) == {
+            "local_compute": "8",
+            "local_cache_hit": "48",
+            "external_kv_transfer": "144",
+        }
         assert re.search(r"request_prompt_apart_seconds_count\{[^}]*\} 2", text)
         assert re.search(r'request_success_total\{[^}]*finished_reason="length"\} 2', text)
 

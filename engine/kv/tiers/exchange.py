@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from engine.api.snapshot import EXCHANGE
 from engine.kv.host_memory import Pairs
 from engine.kv.tiers.cost import MeasuredCost
 from engine.kv.tiers.tier import BlockName, DeviceBlocks, Tier, Transfer, front
@@ -135,7 +136,7 @@ class _Writing:
 class ExchangeTier(Tier):
     """Stores into its own segment, if it has one, and loads from all. It keeps nothing for its own engine."""
 
-    name = "exchange"
+    name = EXCHANGE
     persistent = transit = True
 
     def __init__(

@@ -19,7 +19,7 @@ from engine.api.events import (
 from engine.api.histogram import Histogram
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
-from engine.api.snapshot import Snapshot
+from engine.api.snapshot import EXCHANGE, Snapshot
 from engine.host.client import EngineClient
 from engine.server.http.errors import ApiError
 from engine.server.native.prometheus import MetricsPage
@@ -62,7 +62,7 @@ class Metrics:
         self._lives: dict[int, _Life] = {}
         self._finished: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
-        self._admitted_tokens = self._cached_tokens = self._preemptions = 0
+        self._admitted_tokens = self._cached_tokens = self._sent_tokens = self._preemptions = 0
         self._sent, self._sending = Counter[str](), Histogram(_FIRST)  # blocks of prompts computed apart
         self.generated = 0  # tokens handed to clients; counted on the loop
         self._histograms: list[tuple[str, str, Histogram]] = []
@@ -138,7 +138,9 @@ class Metrics:
         self._queue.observe(event.at - life.arrived)
         self._computed.observe(life.prompt - event.cached)
         self._admitted_tokens += life.prompt
-        self._cached_tokens += event.cached
+        sent = event.held if event.loaded and event.tier == EXCHANGE else 0
+        self._sent_tokens += sent
+        self._cached_tokens += event.cached - sent
 
     def _start(self, event: FirstToken) -> None:
         life = self._lives.setdefault(event.request, _Life(event.at - event.seconds))
@@ -167,8 +169,10 @@ class Metrics:
         """Return all metrics as text."""
         page = MetricsPage(self._prefix, **self._labels)
         _add_state(page, shot)
-        hits, prompts = self._cached_tokens, self._admitted_tokens
-        by_source = {"local_compute": prompts - hits, "local_cache_hit": hits}
+        hits, sent, prompts = self._cached_tokens, self._sent_tokens, self._admitted_tokens
+        by_source = {"local_compute": prompts - hits - sent, "local_cache_hit": hits}
+        if self._sent:
+            by_source["external_kv_transfer"] = sent
         ends = {reason: self._finished[finish] for finish, reason in _REASONS.items()}
         rejections = {reason: self._rejected[reason] for reason in _REJECTIONS}
         page.counter("prompt_tokens_total", "Prompt tokens of admitted requests.", prompts)
