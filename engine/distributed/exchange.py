@@ -13,6 +13,8 @@ from engine.distributed.memory import mapped
 from engine.kv.store import KVStore
 from engine.kv.tiers.exchange import ExchangeTier
 
+_PORTABLE = 1  # a flag: pinned for all of the process's contexts
+
 
 def exchange_tier(option: str, store: KVStore, device: torch.device) -> ExchangeTier:
     place = ExchangePlace.parse(option)
@@ -26,18 +28,20 @@ def exchange_tier(option: str, store: KVStore, device: torch.device) -> Exchange
     except (OSError, ValueError) as error:
         raise BadInput(f"exchange: {place.path} cannot be mapped: {error}") from error
     ready = Event()
+    tier = ExchangeTier(memory, place.segments, place.own, store, ready.is_set)
     if device.type == "cuda":
-        Thread(target=_pin, args=(memory, device, ready), name="exchange-memory", daemon=True).start()
+        Thread(target=_pin, args=(memory, device, tier, ready), name="exchange-memory", daemon=True).start()
     else:
         ready.set()
-    return ExchangeTier(memory, place.segments, place.own, store, ready.is_set)
+    return tier
 
 
-def _pin(memory: np.ndarray, device: torch.device, ready: Event) -> None:
-    """Pin the memory for this process's GPU. It takes a while: until then, prompts are computed."""
+def _pin(memory: np.ndarray, device: torch.device, tier: ExchangeTier, ready: Event) -> None:
+    """Pin the memory for this process's GPU. It takes a while: until then, nothing is sent."""
     with torch.cuda.device(device):
-        error = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 1))
+        error = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, _PORTABLE))
     if error:
-        log.warning("no blocks are exchanged: %d bytes cannot be pinned, CUDA error %d", memory.nbytes, error)
+        tier.problem = f"{memory.nbytes} bytes of host memory cannot be pinned: CUDA error {error}"
+        log.warning("no blocks are sent: %s", tier.problem)
     else:
         ready.set()

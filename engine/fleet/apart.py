@@ -21,6 +21,7 @@ from engine.api.events import (
     RequestEvent,
     Restarting,
     Switched,
+    TierProblem,
     Transferred,
 )
 from engine.api.params import SamplingParams
@@ -31,6 +32,7 @@ from engine.fleet.router import Placement, Router
 from engine.host.client import EngineClient, Sink
 from engine.kv.tiers.cost import running_mean
 
+_NEEDED = "prefix_cache"  # the switch of an engine without which nothing is sent
 _FAR_MORE = 2  # times as many tokens to compute on the other side are not worth the way
 
 
@@ -68,10 +70,13 @@ class ApartFleet(Fleet):
         self._firsts: dict[int, float] = {}  # when the first token of each running reply came
         self._token_seconds: float | None = None  # of a prompt; measured
         self._gap: float | None = None  # seconds between two tokens of a reply
+        self._off = set[str | int]()  # what keeps blocks from being sent: the switch, or a replica's memory
         super().__init__({**prompts, **replies}, Router(apart=self._sources))
         first = next(iter(self._last.values()))
         self._block_size = first.block_size
-        self._shares = all(each.on for each in first.switches if each.name == "prefix_cache")
+        self._off |= {each.name for each in first.switches if not each.on} & {_NEEDED}
+        for replica, shot in self._last.items():
+            self._off |= {replica for tier in shot.tiers if tier.name == EXCHANGE and tier.problem}
 
     def close(self) -> None:
         super().close()
@@ -101,9 +106,9 @@ class ApartFleet(Fleet):
         """
         missing = target.missing + (target.cached - target.there) * self._block_size
         with self._events:
-            seconds, gap, shares = self._token_seconds, self._gap, self._shares
+            seconds, gap, sends = self._token_seconds, self._gap, not self._off
         brief = seconds is not None and gap is not None and missing * seconds <= gap
-        if brief or not shares or target.there == target.blocks or target.replica in self._sources:
+        if brief or not sends or target.there == target.blocks or target.replica in self._sources:
             return None
         if command.params.prompt_logprobs is not None:  # these are of the whole prompt
             return None
@@ -221,7 +226,7 @@ class ApartFleet(Fleet):
             self._trips.pop(trip.errand, None)
 
     def _note(self, replica: int, event: Event) -> None:
-        """Measure how often replies get a token; forget what a lost replica ran."""
+        """Measure how often replies get a token, forget what a lost replica ran, and note what is off."""
         match event:
             case FirstToken(request=request, at=at):
                 self._firsts[request] = at
@@ -232,5 +237,8 @@ class ApartFleet(Fleet):
                 for known in (self._trips, self._early, self._firsts):
                     for request in [each for each in known if each // NUMBERS == replica]:
                         del known[request]
-            case Switched(name="prefix_cache", on=on):
-                self._shares = on
+                self._off.discard(replica)
+            case Switched(name=name, on=on) if name == _NEEDED:
+                (self._off.discard if on else self._off.add)(name)
+            case TierProblem(tier=tier, problem=problem) if tier == EXCHANGE:
+                (self._off.add if problem else self._off.discard)(replica)

@@ -22,6 +22,7 @@ from engine.api.events import (
     PromptSent,
     Queued,
     RequestEvent,
+    TierProblem,
     Transferred,
 )
 from engine.api.params import SamplingParams
@@ -192,6 +193,14 @@ def test_without_a_prefix_cache_nothing_is_sent(apart: Apart, alone: EngineThrea
         assert not apart.of(PromptSent, stream.id)
     finally:
         apart.fleet.send(SetSwitch("prefix_cache", True)).result()
+
+
+def test_while_the_memory_fails_nothing_is_sent(apart: Apart) -> None:
+    for problem, sent in (("it cannot be pinned", 0), ("", 1)):
+        apart.fleet._on_event(0, TierProblem(0, 0.0, "exchange", problem))
+        stream = apart.fleet.submit(prompt(370 + sent, 100), GREEDY)
+        stream.result()
+        assert len(apart.of(PromptSent, stream.id)) == sent
 
 
 def test_an_ended_request_leaves_no_blocks_on_either_side(apart: Apart) -> None:
