@@ -147,8 +147,7 @@ class Router:
         then evicts what the others have room for.
         """
         replica = self._replicas[route.replica]
-        peers = self._group(apart=route.replica in self._apart).values()
-        least = min(each.computed for each in peers)
+        least = min(each.computed for each in self._replicas.values())
         return replica.cost(route.missing) + (replica.computed - least) // EVENNESS, route.replica
 
     def started(self, route: Placement) -> None:
