@@ -14,6 +14,11 @@ from engine.kv.tiers.speeds import TierSpeeds
 _COPIES = 3  # timed copies; the fastest counts
 
 
+def use_gpu(number: int) -> None:
+    """Launch this thread's kernels on a GPU. A new thread launches them on the first one."""
+    torch.cuda.set_device(number)
+
+
 def pick(name: str) -> torch.device:
     """The device with this name; `auto` chooses a CUDA GPU if there is one."""
     if name == "auto":

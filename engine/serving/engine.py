@@ -233,8 +233,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         scheduler, pending = self.scheduler, self._ahead is not None or self._lifecycle.changing is not None
-        held = len(scheduler.waiting.held)  # they wait for a command
-        return len(scheduler.requests) > held or pending or scheduler.transfers.pending
+        return len(scheduler.requests) > len(scheduler.waiting.held) or pending or scheduler.transfers.pending
 
     def pause(self) -> float:
         """Seconds until the next step makes sense, after one with nothing to do while requests wait."""
@@ -255,7 +254,8 @@ class Engine:
         began = self.clock()
         step = self.scheduler.schedule()
         scheduled = self.clock()
-        sends = transfers.send_orders(self.scheduler, self.runner)
+        if sends := bool(moving.orders):
+            transfers.send_orders(self.scheduler, self.runner)
         flight = self._launch(step, scheduled - began) if step else None
         before, self._ahead = self._ahead, flight
         if before:

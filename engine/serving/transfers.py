@@ -9,14 +9,12 @@ NO_REQUEST = -1  # of events about cached blocks
 POLL = 0.001  # seconds between polls when the engine is otherwise idle
 
 
-def send_orders(scheduler: Scheduler, runner: Runner) -> bool:
-    """Send the orders before their step is launched, because it may overwrite blocks being stored. Returns
-    whether there were any.
-    """
-    orders, scheduler.transfers.orders = scheduler.transfers.orders, []
+def send_orders(scheduler: Scheduler, runner: Runner) -> None:
+    """Send the orders before their step is launched, because it may overwrite blocks being stored."""
+    orders = scheduler.transfers.orders
     for order in orders:
         runner.transfer(order)
-    return bool(orders)
+    orders.clear()
 
 
 def take_ends(scheduler: Scheduler, runner: Runner, *, wait: bool = False) -> None:
