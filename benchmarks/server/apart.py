@@ -1,10 +1,10 @@
 """Prompts and replies on engines apart, beside two replicas: the gaps between the tokens of steady replies.
 
-`check`: replies to long prompts, apart and after a hit in the prefix cache of a replica. `long`: prompts of a
-Mooncake trace, `--rate` a second, among `--steady` replies that never pause. `burst`: a third of `--count`
-long prompts at once, without other replies. `short`: prompts of 32 tokens, where there is nothing to take
-away from the replies. All engines are started first, two on each device, and the two fleets take turns, with
-the same requests. On GPUs, with random weights: `--device auto --shape 8B --scale 1 --longest 32000`.
+`long`: prompts of a Mooncake trace, `--rate` a second, among `--steady` replies that never pause. `burst`: a
+third of `--count` long prompts at once, without other replies. `short`: prompts of 32 tokens, where there is
+nothing to take away from the replies. `check`: the same replies as after a hit in a replica's prefix cache.
+All engines are started first, two on each device, and the two fleets take turns, with the same requests.
+On GPUs, with random weights: `--device auto --shape 8B --scale 1 --longest 32000`.
 """
 
 import json
@@ -31,6 +31,7 @@ from minichat.bench.shapes import COMMON, SHAPES
 
 _SHORT = 32  # tokens
 _STEADY = 400  # tokens of a steady reply, after which the next one starts
+_CHECKED = 6  # replies
 _SETTLE = 1.5  # seconds before the first prompt
 _READY_WITHIN = 60.0  # seconds until all engines have warmed up and their memory is pinned
 
@@ -48,7 +49,7 @@ class _Load:
 def run(
     bench: Bench,
     *,
-    only: tuple[str, ...] = ("check", "long", "burst", "short"),
+    only: tuple[str, ...] = ("long", "burst", "check", "short"),
     trace: str = "",
     share: int = 32,
     scale: int = 16,
@@ -64,31 +65,41 @@ def run(
     room: float = 0.25,
 ) -> None:
     """`tokens`: of each prompt's reply. `room`: GB through which blocks are sent."""
-    if not trace:
-        print("apart needs --trace FILE, such as mooncake_conversation_trace.jsonl", file=sys.stderr)
-        return
-    prompts = mooncake_prompts(Path(trace), share, longest, scale)[:count]
-    brief = [_random(number, _SHORT) for number in range(count)]
-    bench.note("long prompts", len(prompts), "requests")
-    bench.note("tokens of a long prompt", [float(len(each)) for each in prompts], "tokens")
+    prompts = mooncake_prompts(Path(trace), share, longest, scale)[:count] if trace else []
+    if not prompts and {"long", "burst"} & {*only}:
+        print("long and burst need --trace FILE, such as mooncake_conversation_trace.jsonl", file=sys.stderr)
     with ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
         fleets = _fleets(_config(folder, device, shape, blocks, longest + 1024), folder, room)
         for each in fleets.values():
             ends.callback(each.close)
         _prepare(fleets, [_random(number, min(2000, longest)) for number in range(2)])
+        if prompts and "long" in only:
+            bench.note("prompts", len(prompts), "requests")
+            bench.note("tokens of a prompt", [float(len(each)) for each in prompts], "tokens")
+            _compare(bench, "long", fleets, prompts, rate, steady, tokens)
+        if prompts and "burst" in only:
+            at_once = [[1 + at % 7, *each] for at, each in enumerate(prompts[: -(-count // 3)])]
+            _compare(bench, "burst", fleets, at_once, 0.0, 0, tokens)
         if "check" in only:
-            new = [_random(1000 + number, len(each)) for number, each in enumerate(prompts[:6])]
-            bench.note("equal replies to 6 prompts", _equal(fleets, new), "replies")
-        cases = {
-            "long": (prompts, rate, steady),
-            "burst": ([[1 + at % 7, *each] for at, each in enumerate(prompts[: count // 3])], 0.0, 0),
-            "short": (brief, short_rate, steady),
-        }
-        for case in cases:
-            if case in only:
-                rounds = {name: _round(fleet, *cases[case], tokens) for name, fleet in fleets.items()}
-                _compare(bench, case, rounds)
+            check(bench, fleets, longest)
+        if "short" in only:
+            brief = [_random(number, _SHORT) for number in range(count)]
+            _compare(bench, "short", fleets, brief, short_rate, steady, tokens)
+
+
+def check(bench: Bench, fleets: dict[str, Fleet], longest: int) -> None:
+    """How many replies are those of a replica that finds the whole blocks in its prefix cache."""
+    replicas, apart = fleets.values()
+    params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+    equal = 0
+    for number in range(_CHECKED):
+        prompt = _random(1000 + number, longest * (1 + number) // (2 * _CHECKED))
+        whole = (len(prompt) - 1) // 16 * 16
+        replicas.submit(prompt[:whole], SamplingParams(max_tokens=1, temperature=0.0)).result()
+        found = [each.submit(prompt, params).result().tokens for each in (apart, replicas)]
+        equal += found[0] == found[1]
+    bench.note(f"equal replies of {_CHECKED}", equal, "replies")
 
 
 def _config(folder: Path, device: str, shape: str, blocks: int, context: int) -> EngineConfig:
@@ -127,19 +138,6 @@ def _prepare(fleets: dict[str, Fleet], prompts: list[list[int]]) -> None:
         sent = any(each.sent for each in loads[1].sent)
         time.sleep(0.0 if sent else 0.5)
     print("apart: no blocks are sent", file=sys.stderr)
-
-
-def _equal(fleets: dict[str, Fleet], prompts: list[list[int]]) -> int:
-    """How many replies are those of a replica that finds the whole blocks in its prefix cache."""
-    replicas, apart = fleets.values()
-    params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
-    equal = 0
-    for prompt in prompts:
-        whole = (len(prompt) - 1) // 16 * 16
-        replicas.submit(prompt[:whole], SamplingParams(max_tokens=1, temperature=0.0)).result()
-        found = [each.submit(prompt, params).result().tokens for each in (apart, replicas)]
-        equal += found[0] == found[1]
-    return equal
 
 
 def _round(fleet: Fleet, prompts: list[list[int]], rate: float, steady: int, tokens: int) -> _Load:
@@ -207,7 +205,16 @@ class _Steady:
             self._fleet.send(Abort((self._accepted.result().id,))).result()
 
 
-def _compare(bench: Bench, case: str, rounds: dict[str, _Load]) -> None:
+def _compare(
+    bench: Bench,
+    case: str,
+    fleets: dict[str, Fleet],
+    prompts: list[list[int]],
+    rate: float,
+    steady: int,
+    tokens: int,
+) -> None:
+    rounds = {name: _round(fleet, prompts, rate, steady, tokens) for name, fleet in fleets.items()}
     for name, load in rounds.items():
         for share in (0.5, 0.99, 0.999) if load.gaps else ():
             bench.note(
