@@ -33,7 +33,7 @@ from engine.models.loader import decoder_slots
 from engine.serving.engine import Engine
 from engine.start import start
 from minichat.bench.harness import Bench
-from minichat.bench.shapes import COMMON, MIXTURES, SHAPES
+from minichat.bench.shapes import COMMON, HYBRIDS, MIXTURES, SHAPES
 
 CONTEXT = 4096
 BLOCKS = 256 * 2048 // 16  # for the whole mixed workload; the check needs the other memory
@@ -122,8 +122,9 @@ def labeled(name: str, kv: KvSchemeName) -> str:
 
 def opened(name: str, folder: str, kv: KvSchemeName = "none", **config: Any) -> tuple[Engine, float]:
     """An engine of this shape and KV scheme, and the seconds from start to its first reply."""
-    usual = {"max_context": CONTEXT, "prefix_cache": False, "blocks": BLOCKS, "host_blocks": 0, "seed": 0}
-    (Path(folder) / "config.json").write_text(json.dumps(COMMON | (SHAPES | MIXTURES)[name]))
+    blocks = None if name in HYBRIDS else BLOCKS  # None: as many as fit, because a block also has states
+    usual = {"max_context": CONTEXT, "prefix_cache": False, "blocks": blocks, "host_blocks": 0, "seed": 0}
+    (Path(folder) / "config.json").write_text(json.dumps(COMMON | (SHAPES | MIXTURES | HYBRIDS)[name]))
     began = time.perf_counter()
     engine = start(EngineConfig(model=folder, dummy_weights=True, kv_scheme=kv, **{**usual, **config}))
     finish(engine, [[1, 2, 3]], [2])

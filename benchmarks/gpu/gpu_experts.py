@@ -78,7 +78,7 @@ class Layers:
         if pdl is None:
             pdl = self.kernels.overlaps and self.parts[0].gains_by_pdl(rows, self.kernels)
         single = rows == 1 and all(part.takes_single(self.kernels) for part in self.parts)
-        return GpuStep(none, none, none, none, (), none, none, single=single, pdl=pdl)
+        return GpuStep(none, none, none, none, (), none, none, none, single=single, pdl=pdl)
 
     def fused(self, x: Tensor, step: GpuStep, layers: int = 0) -> Residual:
         """Run the layers one after another; the last one's term is still to be added."""

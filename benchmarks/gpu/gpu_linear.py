@@ -13,7 +13,8 @@ from torch import Tensor
 from benchmarks.gpu.gpu_attention import copy_speeds
 from benchmarks.gpu.gpu_experts import times
 from engine.api.config import StateSpec
-from engine.attention.delta import DeltaRule, StateRuns
+from engine.attention.delta import DeltaRule
+from engine.attention.state_runs import StateRuns
 from engine.kernels.triton.linear.delta import advance
 from minichat.bench.harness import Bench
 
@@ -57,15 +58,21 @@ def measure(bench: Bench, lengths: Sequence[int], position: int) -> list[float]:
     gates = torch.rand(sum(lengths), 2, SHAPE.heads, device=device)
     state = torch.randn(tables.size, SHAPE.heads, SHAPE.key_dim, SHAPE.value_dim, device=device) / 10
     check(rule, state.clone(), (q, k, v), gates, runs)
-    return times(bench, lambda: advance(state, q, k, v, gates, runs.for_kernel, SIZE), 1)
+    qkv, on_device = joined(q, k, v), runs.on_device
+    return times(bench, lambda: advance(state, qkv, gates, on_device, SHAPE, SIZE), 1)
+
+
+def joined(*parts: Tensor) -> Tensor:
+    return torch.cat([each.flatten(1) for each in parts], 1)
 
 
 def check(
     rule: DeltaRule, state: Tensor, qkv: tuple[Tensor, Tensor, Tensor], gates: Tensor, runs: StateRuns
 ) -> None:
     plain = state.clone()
+    found = advance(state, joined(*qkv), gates, runs.on_device, SHAPE, SIZE)
     pairs = (
-        (advance(state, *qkv, gates, runs.for_kernel, SIZE), rule.advance_plainly(plain, qkv, gates, runs)),
+        (found, rule.advance_plainly(plain, qkv, gates, runs)),
         (state, plain),
     )
     for found, expected in pairs:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.api.config import KvSchemeName, LayerSpec, why_not_packed
-from engine.attention.delta import DeltaRule, StateRuns
+from engine.attention.delta import DeltaRule
 from engine.attention.latent import LatentProjections
+from engine.attention.state_runs import StateRuns
 from engine.kv.store import KVLayer
 
 __all__ = [

@@ -9,123 +9,16 @@ blocks also does so with states, and a full block has the state at its end, from
 same prefix continues. Tokens are computed one by one: a result never depends on how a row was cut.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.api.config import StateSpec
+from engine.attention.state_runs import StateRuns
 from engine.kv.store import KVLayer
 
 EPS = 1e-6  # of the norms of queries and keys
-
-
-@dataclass(slots=True)
-class _Run:
-    """Successive tokens of one request: a row, or those that drafts were unrolled into."""
-
-    first: int  # index of its first token in the step
-    position: int  # of that token
-    length: int
-    table: np.ndarray
-
-    def block(self, offset: int, size: int) -> int:
-        """The block of a token, by its offset in the run."""
-        return int(self.table[(self.position + offset) // size])
-
-
-class _Windows(NamedTuple):
-    """What a convolution reads, if each run's history is put before its tokens. All are indices there."""
-
-    histories: Tensor  # [runs, taps - 1]
-    read: Tensor  # [taps, tokens]: by each token, the oldest first
-    kept: Tensor  # [stored, taps - 1]: the last inputs where a state is stored
-
-
-class StateRuns:
-    """Where a step's tokens find the states before them, and which states are stored. Made once per step."""
-
-    def __init__(
-        self, starts: np.ndarray, ends: np.ndarray, tables: np.ndarray, size: int, device: torch.device
-    ) -> None:
-        """`starts`: where each row's tokens begin; `ends`: the position after its last one."""
-        runs = _runs(starts, ends, tables, size)
-        self._device, self.size = device, size
-        self._firsts, self._positions, self._lengths = (
-            np.array([getattr(run, name) for run in runs]) for name in ("first", "position", "length")
-        )
-        reads = np.array([run.block(-1, size) if run.position else 0 for run in runs])
-        run_of = np.repeat(np.arange(len(runs)), self._lengths)
-        positions = np.arange(len(run_of)) + (self._positions - self._firsts)[run_of]
-        last = positions + 1 == (self._positions + self._lengths)[run_of]
-        ended = np.flatnonzero(last | ((positions + 1) % size == 0))
-        blocks = np.array([runs[run_of[at]].table[positions[at] // size] for at in ended], np.int64)
-        self._ended = ended
-        self._before = self._sent(run_of + 1)  # histories up to each token, its own run's included
-        self._windows: dict[int, _Windows] = {}
-        self.firsts, self.reads = self._sent(self._firsts), self._sent(reads)
-        self.fresh = self._sent(self._positions == 0)
-        # The tokens after which a state is stored, and the blocks that it is of.
-        self.ended, self.blocks = self._sent(ended), self._sent(blocks)
-
-    def _sent(self, numbers: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(numbers)).to(self._device)
-
-    def windows(self, taps: int) -> "_Windows":
-        """Computed once for all layers, which have as many taps."""
-        if taps not in self._windows:
-            more, ordinal = taps - 1, torch.arange(len(self.firsts), device=self._device)
-            places = torch.arange(len(self._before), device=self._device) + more * self._before
-            back = torch.arange(-more, 1, device=self._device)[:, None]
-            histories = (self.firsts + more * ordinal)[:, None] + torch.arange(more, device=self._device)
-            self._windows[taps] = _Windows(histories, places + back, places[self.ended, None] + back[1:, 0])
-        return self._windows[taps]
-
-    @cached_property
-    def for_kernel(self) -> tuple[Tensor, ...]:
-        """As kernels/triton/linear/delta.py takes them."""
-        saves = np.searchsorted(self._ended, self._firsts)
-        positions, lengths, begins = map(self._sent, (self._positions, self._lengths, saves))
-        return self.firsts, positions, lengths, self.reads, begins, self.blocks
-
-    @cached_property
-    def order(self) -> np.ndarray:
-        """The runs, longest first: those that have a token at some offset are the first ones."""
-        return np.argsort(-self._lengths, kind="stable")
-
-    def offsets(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """For each offset in the runs, by `order`: their tokens, and which then store a state, and where."""
-        firsts, lengths = self._firsts[self.order], self._lengths[self.order]
-        stored = {int(token): at for at, token in enumerate(self._ended)}
-        for offset in range(int(lengths.max(initial=0))):
-            tokens = firsts[lengths > offset] + offset
-            saved = np.array([n for n, token in enumerate(tokens.tolist()) if token in stored], np.int64)
-            places = np.array([stored[token] for token in tokens[saved].tolist()], np.int64)
-            yield self._sent(tokens), self._sent(saved), self.blocks[self._sent(places)]
-
-
-def _runs(starts: np.ndarray, ends: np.ndarray, tables: np.ndarray, size: int) -> list[_Run]:
-    """Join rows that continue each other."""
-    runs = list[_Run]()
-    for row, (first, stop, end) in enumerate(zip(starts[:-1], starts[1:], ends, strict=True)):
-        length, before = int(stop - first), runs[-1] if runs else None
-        position = int(end) - length
-        if before is not None and _continues(before, position, tables[row], size):
-            before.length += length
-        else:
-            runs.append(_Run(int(first), position, length, tables[row]))
-    return runs
-
-
-def _continues(before: _Run, position: int, table: np.ndarray, size: int) -> bool:
-    """Whether a row at `position` reads the state that the run before it stores last."""
-    if position == 0 or before.position + before.length != position:
-        return False
-    return before.block(before.length - 1, size) == int(table[(position - 1) // size])
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +57,8 @@ class DeltaRule:
             # Imports Triton, which is only installed with a GPU.
             from engine.kernels.triton.linear.delta import advance
 
-            out = advance(layer.state, q, k, v, gates, runs.for_kernel, runs.size)
+            qkv = torch.cat([each.flatten(1) for each in (q, k, v)], 1)
+            out = advance(layer.state, qkv, gates, runs.on_device, self.sizes, runs.size)
         else:
             out = self.advance_plainly(layer.state, (q, k, v), gates, runs)
         return out.to(x.dtype)

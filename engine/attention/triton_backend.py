@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
-from engine.attention.base import Batch, KVLayer, why_not_on
+from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec, keeps_state
+from engine.attention.base import Batch, DeltaRule, KVLayer, Values, state_runs, why_not_on
 from engine.attention.registry import register
+from engine.attention.state_runs import RUN, DeviceRuns, StateRuns, write_runs
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.paged import attend
 from engine.kernels.triton.attention.work_plan import (
@@ -39,6 +40,22 @@ class TritonMetadata:
     tables: Tensor
     batch: Batch
     work: dict[LayerSpec, list[AttentionWork]] = field(default_factory=dict)
+    _states: DeviceRuns | None = None
+    _plain_states: StateRuns | None = None
+
+    @property
+    def states(self) -> DeviceRuns:
+        """For layers with a recurrent state."""
+        if self._states is None:
+            batch = self.batch
+            where = batch.host_starts, batch.host_contexts, batch.host_tables, batch.block_size
+            self._states = DeviceRuns.of(*where, self.tables)
+        return self._states
+
+    @property
+    def plain_states(self) -> StateRuns:
+        self._plain_states = self._plain_states or state_runs(self.batch)
+        return self._plain_states
 
     @property
     def rows(self) -> dict[str, Tensor]:
@@ -58,6 +75,7 @@ class GraphMetadata:
     tables: Tensor  # a row a slot
     work: Mapping[LayerSpec, AttentionWork]
     slots: Tensor  # of the tokens
+    states: DeviceRuns
 
     @property
     def rows(self) -> dict[str, Tensor]:
@@ -111,6 +129,24 @@ class TritonAttention:
         else:
             write_fours(layer, k, v, places, positions, metadata.tables, **metadata.rows)
 
+    def attend_plainly(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Values,
+        layer: KVLayer,
+        metadata: TritonMetadata | GraphMetadata,
+        places: Tensor,
+        positions: Tensor,
+    ) -> Tensor:
+        """Attend for a part that runs its plain forward. One with a state has kernels for graphs."""
+        if isinstance(v, DeltaRule):
+            assert isinstance(metadata, TritonMetadata)
+            return v.advance(q, k, layer, metadata.plain_states)
+        assert isinstance(v, Tensor), "it supports no latents"
+        self.write(k, v, layer, metadata, places, positions, pdl=False)
+        return self.mix(q, layer, metadata)
+
     def mix(self, q: Tensor, layer: KVLayer, metadata: TritonMetadata | GraphMetadata) -> Tensor:
         """Attend over keys and values that are already written."""
         spec, packed = layer.spec, layer.key_scales is not None
@@ -140,11 +176,14 @@ class GraphWork:
         self._tiles = {
             spec: tiles.for_tokens(spec, rows, gpu(device), dtype.itemsize, packed=packed)
             for spec in dict.fromkeys(specs)
+            if spec.state is None
         }
+        self._runs = rows * RUN if keeps_state(specs) else 0
         self._most = {
             spec: rows + max(rows // 8, tile.programs // spec.kv_heads) for spec, tile in self._tiles.items()
         }
-        self.numbers = sum(most * (ITEM + MERGE) for most in self._most.values())  # int32 values in all lists
+        # int32 values in all lists
+        self.numbers = sum(most * (ITEM + MERGE) for most in self._most.values()) + self._runs
 
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool:
         """Write a step's lists from a slot and a context per row; return whether any context is split."""
@@ -159,6 +198,8 @@ class GraphWork:
             numbers[at : at + merges.size] = merges.ravel()
             at += most * MERGE
             cut |= len(merges) > 0
+        if self._runs:
+            write_runs(numbers[at:].reshape(-1, RUN), slots, contexts)
         return cut
 
     def metadata(self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool) -> GraphMetadata:
@@ -179,7 +220,8 @@ class GraphWork:
                 work[spec] = AttentionWork(tile, items, merges[:merged], most, most=min(most, 64))
             else:
                 work[spec] = AttentionWork(tile, items[: self._rows], merges[:0], 0, most=0)
-        return GraphMetadata(tables, work, slots)
+        states = DeviceRuns(tables, numbers[at:].view(-1, RUN), longest=self._rows, single=True)
+        return GraphMetadata(tables, work, slots, states)
 
 
 def plan(batch: Batch, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:

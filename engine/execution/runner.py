@@ -322,7 +322,7 @@ class ModelRunner:
         if (steps := self._replayed) is not None:
             # In four bits, the first key of a group decides how the others of its group are stored.
             together = self.store.scheme != "int4"
-            replays = Replays(steps, self._sampling_state, self._stage, self.device, together)
+            replays = Replays(steps, self._sampling_state, self._stage, self._compiler, self.device, together)
             if replays.run(piece, launched):
                 return
         packed, inputs = self._pack(piece), self._for_kernels(piece)

@@ -93,8 +93,8 @@ class FusedDecoder:
             self._attention.write(k, v, layer, metadata, places, positions, pdl=False)
 
         def attend(index: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
-            write(k, cast(Tensor, v), self._layers[index])  # it supports no latents
-            return mix(q, self._layers[index])
+            where = self._layers[index], metadata, places, positions
+            return self._attention.attend_plainly(q, k, v, *where)
 
         return GpuStep(
             positions=positions,
@@ -105,6 +105,7 @@ class FusedDecoder:
             layers=self._layers,
             write=write,
             mix=mix,
+            states=lambda: metadata.states,
             single=rows == 1 and self._collective is None and all(map(self._takes_single, self.model.blocks)),
             pdl=self.pdl(rows),
         )

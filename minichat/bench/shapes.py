@@ -72,3 +72,26 @@ MIXTURES: dict[str, dict[str, Any]] = {  # of experts; too large to be compared 
         "tie_word_embeddings": False,
     },
 }
+HYBRIDS: dict[str, dict[str, Any]] = {  # linear attention in three of four layers
+    "Qwen3.5-4B": {
+        "model_type": "qwen3_5_text",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "vocab_size": 248320,
+        "hidden_size": 2560,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000000.0,
+            "partial_rotary_factor": 0.25,
+        },
+        "tie_word_embeddings": True,
+    },
+}

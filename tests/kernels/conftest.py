@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.attention.state_runs import DeviceRuns
 from engine.kv.store import KVLayer
 from tests.kernels.interpreted import Interpreted, interpreter
 
@@ -36,11 +37,12 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 def moved(each: Any, device: str) -> Any:
     """Move tensors, and whatever holds tensors, to a device. A view is moved with all its memory."""
+    from engine.kernels.triton.linear.delta import OutputGate
     from engine.kernels.triton.norm.norm import Normed
 
     if isinstance(each, tuple):
         return tuple(moved(one, device) for one in each)
-    if isinstance(each, KVLayer | Normed):
+    if isinstance(each, KVLayer | Normed | DeviceRuns | OutputGate):
         return replace(each, **{of.name: moved(getattr(each, of.name), device) for of in fields(each)})
     if isinstance(each, Tensor) and each._base is not None and each._base.is_contiguous():
         return each._base.to(device).as_strided(each.shape, each.stride(), each.storage_offset())

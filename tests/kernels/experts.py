@@ -95,6 +95,6 @@ def both_ways(kind: str, rows: int, scheme: str, device: str = "cpu") -> tuple[T
         part = feed_forward(kind, scheme, device)
         x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).half().to(device)
         single = rows == 1 and part.takes_single(gpu)
-        step = GpuStep(none, none, none, none, (), none, none, single=single, pdl=device == "cuda")
+        step = GpuStep(none, none, none, none, (), none, none, none, single=single, pdl=device == "cuda")
         found = part.fused(Residual(x.clone()), step, gpu)
         return found.total().cpu(), (x + part.forward(x, step)).cpu()

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.api.config import StateSpec
 from engine.kv.store import KVLayer
 from engine.models.rope import rotate
 from engine.sampling import sampler
@@ -70,3 +71,32 @@ def settings(rows: list[dict[str, float]], vocab: int) -> Tensor:
     off = dict.fromkeys(COLUMNS, 0.0) | {"top_k": vocab, "top_p": 1.0, "repetition": 1.0}
     numbers = [[(off | row)[name] for name in COLUMNS] for row in rows]
     return torch.tensor(numbers, dtype=torch.float64).T.contiguous()
+
+
+def linear_inputs(
+    parts: Tensor, rates: Tensor, sizes: StateSpec, dtype: torch.dtype, *, interleaved: bool
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """The inputs of a convolution, the output gates, and betas and rates, from a layer's two products."""
+    mixed, gates = added(parts, dtype), rates.sum(0)
+    if not interleaved:
+        qkv, gate = mixed.split([sizes.channels, sizes.heads * sizes.value_dim], 1)
+        beta, rate = gates.chunk(2, 1)
+        return qkv, gate.unflatten(1, (sizes.heads, -1)), (beta, rate)
+    each = sizes.heads // sizes.key_heads
+    widths = [sizes.key_dim, sizes.key_dim, each * sizes.value_dim, each * sizes.value_dim]
+    by_head = mixed.unflatten(1, (sizes.key_heads, -1)).split(widths, 2)
+    beta, rate = gates.unflatten(1, (sizes.key_heads, 2, each)).unbind(2)
+    qkv = torch.cat([part.flatten(1) for part in by_head[:3]], 1)
+    return qkv, by_head[3].reshape(len(mixed), sizes.heads, -1), (beta.flatten(1), rate.flatten(1))
+
+
+def state_gates(beta: Tensor, rate: Tensor, decay: Tensor, bias: Tensor) -> Tensor:
+    speed = decay.exp() * F.softplus(rate + bias)
+    return torch.stack(((-speed).exp(), beta.sigmoid()), 1)
+
+
+def norm_gate(values: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Heads [tokens, heads, dim], normed and multiplied by the silu of their gates."""
+    scale = torch.rsqrt(values.float().square().mean(-1, keepdim=True) + eps)
+    normed = (values.float() * scale).to(values.dtype) * weight
+    return (normed * F.silu(gate.float())).to(values.dtype)

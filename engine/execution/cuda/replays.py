@@ -1,12 +1,14 @@
 """Which steps run in a CUDA graph: decodes, and short pieces of prompts, a row for each token."""
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.cuda.graphs import DecodeSteps, Stage
+from engine.execution.compiling import StepCompiler
+from engine.execution.cuda.graphs import DecodeSteps, SamplingFlags, Stage
 from engine.execution.cuda.staging import upload
 from engine.execution.draft.verification import tokens_ahead
 from engine.execution.in_flight import InFlightStep, ModelInput, Sampled
@@ -18,6 +20,7 @@ class Replays(NamedTuple):
     steps: DecodeSteps
     sampling: SamplingState
     stage: Stage | None  # None: only the sampler samples after a graph
+    compiler: StepCompiler
     device: torch.device
     prompts: bool  # whether tokens of one prompt may be rows of one graph
 
@@ -53,7 +56,10 @@ class Replays(NamedTuple):
         inputs = self.sampling.kernel_inputs(piece.sampling_rows, drafted=bool(piece.drafts))
         if self.stage is None or inputs is None:
             return sampler(self.sampling, logits[at].float(), slots, piece)
-        sampled = self.sampling.by_stage(self.stage, logits[at], slots, inputs)
+        launches = partial(self.sampling.by_stage, self.stage, logits[at], slots, inputs)
+        kind = (len(slots) - 1).bit_length(), SamplingFlags.of(inputs)
+        self.compiler.compile(self.stage, {kind: launches})
+        sampled = launches()
         return lambda masks: sampled
 
 

@@ -85,6 +85,6 @@ class GpuStage:
 
 def stage_for(model: object, store: KVStore, attention: AttentionBackend) -> GpuStage | None:
     """None: steps use the model's own forward pass."""
-    if isinstance(model, Decoder) and isinstance(attention, TritonAttention) and not store.keeps_state:
+    if isinstance(model, Decoder) and isinstance(attention, TritonAttention):
         return GpuStage(model, store, attention)
     return None

@@ -28,6 +28,7 @@ class GroupedAttention(Part):
     pdl = True
     adaptable = ("qkv", "out")
     per_query: ClassVar[int] = 1  # outputs of the product for each number of a query
+    gated: ClassVar[bool] = False  # whether a gate multiplies the output
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
@@ -96,10 +97,8 @@ class GroupedAttention(Part):
         if not self._is_plain(gpu):
             return None
         layer, qkv = step.layers[self.index], gpu.product(self.qkv)
-        weight, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
-        rope = (step.local_rope if self.has_local_rope else step.rope) if self.has_rope else None
         cells, places = step.cells(layer, x.stream.dtype)
-        around = (cells, weight, eps, rope, step.positions, places)
+        around = (cells, *self._head_norm(gpu), self._table(step), step.positions, places)
         if step.single:
             made = x.norm_gemv(qkv, self.norm, gpu, pdl=step.pdl)
             q = gpu.rope_and_cache(made.unsqueeze(0), *around, dtype=x.stream.dtype, pdl=step.pdl)
@@ -110,9 +109,16 @@ class GroupedAttention(Part):
             step.write(cells.keys[:, 0], cells.values[:, 0], layer)
         return x.plus(gpu.product(self.out), step.mix(q, layer).flatten(1), step)
 
+    def _head_norm(self, gpu: "GpuKernels") -> tuple[Tensor | None, float]:
+        found = None if self.qk_norm is None else gpu.norm_of(self.qk_norm)
+        return (None, 0.0) if found is None else found
+
+    def _table(self, step: "GpuStep") -> Tensor | None:
+        return (step.local_rope if self.has_local_rope else step.rope) if self.has_rope else None
+
     def _is_plain(self, gpu: "GpuKernels") -> bool:
         """Whether the kernels compute its rotation and its norm of queries and keys."""
-        plain_rope = not (self.has_rope and (self.interleaved or self.partial))
+        plain_rope = not (self.has_rope and (self.interleaved or (self.partial and not self.gated)))
         return plain_rope and (self.qk_norm is None or gpu.norm_of(self.qk_norm) is not None)
 
     def takes_single(self, gpu: "GpuKernels") -> bool:
@@ -184,7 +190,7 @@ class WideNormAttention(GroupedAttention):
 class GatedAttention(GroupedAttention):
     """Each query head also has a gate for its output, of as many numbers."""
 
-    per_query = 2
+    per_query, gated = 2, True
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
         made = self.product("qkv", self.norm(x), step).unflatten(1, (-1, self.shape[-1]))
@@ -198,10 +204,21 @@ class GatedAttention(GroupedAttention):
         mixed = step.attend(self.index, q, k, v) * sigmoid(gate)
         return self.product("out", mixed.flatten(1), step)
 
-    fused = Part.fused
-
-    def takes_single(self, gpu: "GpuKernels") -> bool:
-        return False
+    def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
+        if not self._is_plain(gpu):
+            return None
+        layer, qkv, pdl = step.layers[self.index], gpu.product(self.qkv), step.pdl
+        cells, places = step.cells(layer, x.stream.dtype)
+        around = (cells, *self._head_norm(gpu), self._table(step), step.positions, places)
+        if step.single:
+            made = x.norm_gemv(qkv, self.norm, gpu, pdl=pdl).unsqueeze(0)
+        else:
+            made = qkv.parts(x.normed(self.norm, gpu, pdl=pdl).values, pdl=pdl)
+        q = gpu.rope_and_cache(made, *around, dtype=x.stream.dtype, per_query=self.per_query, pdl=pdl)
+        if cells is not layer:
+            step.write(cells.keys[:, 0], cells.values[:, 0], layer)
+        gated = gpu.sigmoid_gate(step.mix(q, layer), made, pdl=pdl)
+        return x.plus(gpu.product(self.out), gated.flatten(1), step)
 
 
 def of_rank(spec: CacheSpec, ranks: int) -> CacheSpec:

@@ -8,13 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from engine.api.config import ExpertsSpec
+from engine.attention.state_runs import DeviceRuns
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.experts.gemm import Gate
-from engine.kernels.triton.experts.route import MOST_EXPERTS
+from engine.kernels.triton.experts.route import MOST_EXPERTS, router_logits
 from engine.kernels.triton.experts.stacked import stacked
 from engine.kernels.triton.gemm.tma_gemm import ROOM
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
+from engine.kernels.triton.linear.delta import OutputGate, advance
+from engine.kernels.triton.linear.prepare import prepare
 from engine.kernels.triton.norm.norm import Normed, norm
+from engine.kernels.triton.norm.sigmoid_gate import sigmoid_gate
 from engine.kv.store import KVLayer
 from engine.models.layers.collective import GpuCollective
 from engine.models.layers.norm import RmsNorm
@@ -27,6 +31,11 @@ class GpuKernels:
     """The kernels of a device, and the limits that choose between them."""
 
     rope_and_cache = staticmethod(rope_and_cache)
+    sigmoid_gate = staticmethod(sigmoid_gate)
+    router_logits = staticmethod(router_logits)
+    prepare_states = staticmethod(prepare)
+    advance_states = staticmethod(advance)
+    output_gate = OutputGate
 
     def __init__(self, limits: tiles.GpuLimits) -> None:
         self.overlaps = limits.overlaps  # whether it supports programmatic dependent launch (PDL)
@@ -71,6 +80,7 @@ class GpuStep(StepContext):
     layers: Sequence[KVLayer]
     write: Callable[[Tensor, Tensor, KVLayer], None]  # writes keys and values [tokens, kv_heads, dim]
     mix: Callable[[Tensor, KVLayer], Tensor]  # attends over keys and values that are already written
+    states: Callable[[], DeviceRuns]  # where layers with a recurrent state find and store it
     single: bool  # one row, and all parts have a faster path for it
     pdl: bool  # whether the part's kernels may start before the previous kernel ends
 
@@ -114,6 +124,8 @@ class Residual:
         ours = gpu.norm_of(module)
         if ours is None:
             return Normed(module(self.total()))
+        if self.collective is not None and ours[0].dtype is not self.stream.dtype:
+            return Normed(norm(self.total(), None, *ours, pdl=pdl))  # its sum takes weights of that type only
         product, given = self._taken()
         if product is None or given is None:
             return Normed(norm(self.stream, None, *ours, pdl=pdl))

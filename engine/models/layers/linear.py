@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.api.config import CacheSpec, DecoderConfig
-from engine.attention.delta import DeltaRule
+from engine.attention.delta import EPS, DeltaRule
 from engine.models.layers.activations import sigmoid, silu
 from engine.models.layers.build import Build
 from engine.models.layers.part import Part, SourceTensor
@@ -17,9 +18,15 @@ from engine.models.layers.step import StepContext
 from engine.quant.experts import ExactLinear
 from engine.quant.linear import parameter
 
+if TYPE_CHECKING:
+    from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
+
 
 class LinearAttention(Part):
     """With a tensor each for queries, keys and values, for output gates, and for the two gates of a state."""
+
+    pdl = True
+    interleaved: ClassVar[bool] = False  # whether the outputs of both products are ordered by key head
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
@@ -88,9 +95,26 @@ class LinearAttention(Part):
         out: Tensor = self.out((mixed * silu(gate.float())).to(x.dtype).flatten(1))
         return out
 
+    def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual":
+        layer, runs, pdl = step.layers[self.index], step.states(), step.pdl
+        assert layer.state is not None
+        given = x.normed(self.norm, gpu, pdl=pdl).values
+        rates = gpu.router_logits(given, self.gates.weight, pdl=pdl)
+        parts = gpu.product(self.mixed).parts(given, pdl=pdl)
+        how = (self.conv.squeeze(1), rates, self.decay, self.decay_bias, runs, self.sizes, EPS)
+        qkv, gates = gpu.prepare_states(layer, parts, *how, interleaved=self.interleaved, pdl=pdl)
+        gate = gpu.output_gate(self.out_norm.weight, self.out_norm.eps, parts, self.interleaved)
+        mixed = gpu.advance_states(layer.state, qkv, gates, runs, self.sizes, layer.block_size, gate, pdl=pdl)
+        return x.plus(gpu.product(self.out), mixed.flatten(1), step)
+
+    def takes_single(self, gpu: "GpuKernels") -> bool:
+        return gpu.product(self.mixed).single and gpu.product(self.out).single
+
 
 class InterleavedLinearAttention(LinearAttention):
     """The tensors of each key head are next to each other, in one for all but the gates of a state."""
+
+    interleaved = True
 
     def inputs(self) -> Mapping[str, tuple[SourceTensor, ...]]:
         state, names = self.sizes, self.names

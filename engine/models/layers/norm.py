@@ -38,12 +38,31 @@ class OffsetNorm(Norm):
         return F.rms_norm(x.float(), self.axis, None, self.eps).mul_(self.weight.float() + 1).to(x.dtype)
 
     def finalized(self) -> nn.Module:
-        if self.weight.device.type != "cpu":
-            return self
-        return CpuRmsNorm(nn.Parameter(self.weight.float() + 1, requires_grad=False), self.eps)
+        return self.widened() if self.weight.device.type != "cpu" else CpuRmsNorm(self._scale, self.eps)
+
+    def widened(self) -> "WideNorm":
+        return WideNorm(self._scale, self.eps)
+
+    @property
+    def _scale(self) -> nn.Parameter:
+        return nn.Parameter(self.weight.float() + 1, requires_grad=False)
 
     def rms_norm(self) -> RmsNorm | None:
         return None
+
+
+class WideNorm(nn.Module):
+    """RMS norm with a weight in float32, which is applied before the result is rounded."""
+
+    def __init__(self, weight: nn.Parameter, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = weight, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), x.shape[-1:], None, self.eps).mul_(self.weight).to(x.dtype)
+
+    def rms_norm(self) -> RmsNorm | None:
+        return self.weight, self.eps
 
 
 class LayerNorm(Norm):

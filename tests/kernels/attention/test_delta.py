@@ -1,4 +1,4 @@
-"""The kernel of the gated delta rule against its plain form, over runs of every kind."""
+"""The kernels of linear attention against their plain form, over runs of every kind."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,17 +6,44 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from engine.api.config import StateSpec
-from engine.attention.delta import DeltaRule, StateRuns
+from engine.api.config import CacheSpec, StateSpec
+from engine.attention.delta import EPS, DeltaRule
+from engine.attention.state_runs import RUN, DeviceRuns, StateRuns, write_runs
+from engine.kv.store import KVLayer
+from tests.kernels import oracles
 
 SIZE, BLOCKS = 16, 12
 SHAPES = {
     "grouped": StateSpec(heads=4, key_heads=2, key_dim=24, value_dim=40, taps=4),
     "single": StateSpec(heads=2, key_heads=2, key_dim=16, value_dim=16, taps=2),
 }
-# Of each row: how many tokens, and the position after them. The last two rows continue each other.
-ROWS = {"mixed": [(1, 20), (1, 1), (1, 32), (17, 17), (9, 40), (1, 5), (1, 6)], "decodes": [(1, 17), (1, 9)]}
+# Of each row: how many tokens, and the position after them. The last two mixed rows continue each other.
+ROWS = {"mixed": [(1, 20), (1, 1), (1, 32), (17, 17), (19, 40), (1, 5), (1, 6)], "decodes": [(1, 17), (1, 9)]}
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3}
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def runs_of(rows: str) -> tuple[StateRuns, int]:
+    """The runs of a step, and how many tokens it has."""
+    lengths = [count for count, _ in ROWS[rows]]
+    tables = np.arange(len(lengths) * 3, dtype=np.int32).reshape(-1, 3) % BLOCKS
+    if rows == "mixed":
+        tables[:6] = np.array([[0, 1, 0], [2, 0, 0], [3, 4, 0], [5, 6, 0], [7, 8, 9], [10, 0, 0]])
+        tables[6] = tables[5]
+    starts = np.cumsum([0, *lengths], dtype=np.int32)
+    ends = np.array([end for _, end in ROWS[rows]], np.int32)
+    return StateRuns(starts, ends, tables, SIZE, torch.device("cpu")), sum(lengths)
+
+
+def given_to(runs: StateRuns, *, drafts: bool) -> DeviceRuns:
+    """Return the runs as kernels take them. `drafts`: as a graph does, where a run may be several rows."""
+    found = runs.on_device
+    return DeviceRuns(found.tables, found.runs, found.longest, single=True) if drafts else found
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -24,23 +51,78 @@ ROWS = {"mixed": [(1, 20), (1, 1), (1, 32), (17, 17), (9, 40), (1, 5), (1, 6)], 
 def test_values_and_states_are_those_of_the_plain_form(
     call: Callable[..., Any], shape: str, rows: str
 ) -> None:
-    sizes, lengths = SHAPES[shape], [count for count, _ in ROWS[rows]]
-    draw = torch.Generator().manual_seed(0)
-    tables = np.arange(len(lengths) * 3, dtype=np.int32).reshape(-1, 3) % BLOCKS
-    if rows == "mixed":
-        tables[6] = tables[5]
-        tables[:6] = np.array([[0, 1, 0], [2, 0, 0], [3, 4, 0], [5, 6, 0], [7, 8, 9], [10, 0, 0]])
-        tables[6] = tables[5]
-    starts = np.cumsum([0, *lengths], dtype=np.int32)
-    ends = np.array([end for _, end in ROWS[rows]], np.int32)
-    runs = StateRuns(starts, ends, tables, SIZE, torch.device("cpu"))
+    sizes, (runs, tokens) = SHAPES[shape], runs_of(rows)
     rule = DeltaRule(sizes, torch.zeros(sizes.channels, sizes.taps))
-    q, k, v = rule.heads(torch.randn(sum(lengths), sizes.channels, generator=draw))
-    gates = torch.rand(sum(lengths), 2, sizes.heads, generator=draw)
-    state = torch.randn(BLOCKS, sizes.heads, sizes.key_dim, sizes.value_dim, generator=draw)
+    qkv = rule.heads(numbers(tokens, sizes.channels))
+    gates = numbers(tokens, 2, sizes.heads, seed=1).sigmoid()
+    state = numbers(BLOCKS, sizes.heads, sizes.key_dim, sizes.value_dim, seed=2)
     plain = state.clone()
-    expected = rule.advance_plainly(plain, (q, k, v), gates, runs)
-    found, (kept, *_) = call("linear.delta", "advance", state, q, k, v, gates, runs.for_kernel, SIZE)
+    expected = rule.advance_plainly(plain, qkv, gates, runs)
+    joined = torch.cat([each.flatten(1) for each in qkv], 1)
+    given = state, joined, gates, runs.on_device, sizes, SIZE
+    found, (kept, *_) = call("linear.delta", "advance", *given)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(kept, plain, atol=1e-5, rtol=1e-5)
     assert not torch.equal(plain, state)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+@pytest.mark.parametrize(
+    ("shape", "rows", "drafts", "interleaved", "parts"),
+    [
+        ("grouped", "mixed", False, True, 1), ("grouped", "mixed", True, False, 2),
+        ("grouped", "decodes", False, True, 2), ("single", "mixed", False, False, 1),
+    ],
+)  # fmt: skip
+def test_a_layer_between_its_products_is_that_of_the_plain_form(
+    call: Callable[..., Any],
+    shape: str,
+    rows: str,
+    drafts: bool,
+    interleaved: bool,
+    parts: int,
+    dtype: torch.dtype,
+) -> None:
+    """Both launches: the convolution and the gates, then the states, the norm and the output gate."""
+    from engine.kernels.triton.linear.delta import OutputGate
+
+    sizes, (runs, tokens) = SHAPES[shape], runs_of(rows)
+    spec = CacheSpec.of_state(sizes)
+    none, width = torch.empty(BLOCKS, SIZE, 0, 0, dtype=dtype), sizes.channels + sizes.heads * sizes.value_dim
+    layer = KVLayer(
+        spec, none, none, state=numbers(BLOCKS, sizes.heads, sizes.key_dim, sizes.value_dim),
+        inputs=numbers(BLOCKS, sizes.taps - 1, sizes.channels, seed=1),
+    )  # fmt: skip
+    made = numbers(parts, tokens, width, seed=2).to(torch.float32 if parts > 1 else dtype)
+    conv = numbers(sizes.channels, sizes.taps, seed=3).to(dtype)
+    rates = numbers(parts, tokens, 2 * sizes.heads, seed=4)
+    decay, bias = numbers(sizes.heads, seed=5), numbers(sizes.heads, seed=6)
+    weight, on_device = numbers(sizes.value_dim, seed=7).to(dtype), given_to(runs, drafts=drafts)
+
+    arguments = layer, made, conv, rates, decay, bias, on_device, sizes, EPS
+    (qkv, gates), (changed, *_) = call("linear.prepare", "prepare", *arguments, interleaved=interleaved)
+    gate = OutputGate(weight, 1e-5, made, interleaved)
+    given = changed.state, qkv, gates, on_device, sizes, SIZE, gate
+    found, (state, *_) = call("linear.delta", "advance", *given)
+
+    mixed, gate_of, betas = oracles.linear_inputs(made, rates, sizes, dtype, interleaved=interleaved)
+    expected_gates = oracles.state_gates(*betas, decay, bias)
+    before = layer.inputs.clone()
+    values = DeltaRule(sizes, conv).advance(mixed, expected_gates, layer, runs)
+    expected = oracles.norm_gate(values, gate_of, weight, 1e-5)
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(gates, expected_gates, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(changed.inputs, layer.inputs, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(state, layer.state, atol=1e-4, rtol=1e-4)
+    assert not torch.equal(before, layer.inputs)
+
+
+def test_rows_that_hold_drafts_are_one_run_of_a_graph() -> None:
+    """Two requests may also be at successive positions; padding is no run."""
+    slots, contexts = np.array([3, 3, 3, 1, 2, 2]), np.array([9, 10, 11, 12, 5, 6])
+    found = np.full((8, RUN), 77, np.int32)
+    write_runs(found, slots, contexts)
+    assert found.tolist() == [
+        [3, 0, 8, 3], [0] * 4, [0] * 4, [1, 3, 11, 1], [2, 4, 4, 2], [0] * 4, [0] * 4, [0] * 4
+    ]  # fmt: skip

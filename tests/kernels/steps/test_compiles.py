@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine.api.config import DecoderConfig, ExpertsSpec, KvSchemeName, LayerSpec, RopeSpec
+from engine.api.config import (
+    CacheSpec,
+    DecoderConfig,
+    ExpertsSpec,
+    KvSchemeName,
+    LayerSpec,
+    RopeSpec,
+    StateSpec,
+)
 from engine.kv.store import KVLayer, KVStore
 from engine.models.decoder import Decoder
 from engine.models.source import finalize
@@ -44,6 +52,14 @@ CLAMPED = replace(
     ROUTED, family="gpt_oss", hidden=2880, experts=ExpertsSpec(count=32, chosen=4, width=2880), mlp_bias=True,
     settings={"alpha": 1.702, "limit": 7.0},
 )  # fmt: skip
+STATE = CacheSpec.of_state(StateSpec(heads=32, key_heads=16, key_dim=128, value_dim=128, taps=4))
+HYBRID = replace(
+    SMALL, family="qwen3_5_text", hidden=2560, mlp=9216, rope=RopeSpec(theta=1e7, share=0.25),
+    layers=(STATE, STATE, LayerSpec(heads=16, kv_heads=4, key_dim=256, value_dim=256, scale=1 / 16)),
+)  # fmt: skip
+INTERLEAVED = replace(
+    HYBRID, family="qwen3_next", experts=ExpertsSpec(count=128, chosen=8, width=512, shared=512)
+)
 
 
 # The arguments that kernels with an early start may read while the kernel before them, or the one before
@@ -142,7 +158,7 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
 
     model = Decoder(config, torch.bfloat16).eval()
     for layer in model.layers:
-        if scheme != "none":
+        if scheme != "none" or STATE in config.layers:
             finalize(layer, named(scheme))
     if not config.tied:
         model.head = of_head(named(scheme)).make(model.head.weight, None)  # type: ignore[arg-type]
@@ -258,12 +274,18 @@ def test_prompts_on_every_gpu(compiled: dict[str, int], tokens: int, context: in
     assert ("_gather" in compiled) == (tokens == 3000 and capability >= 90)
 
 
-def test_linear_attention(compiled: dict[str, int]) -> None:
-    from engine.kernels.triton.linear.delta import advance
+@pytest.mark.parametrize(
+    ("config", "rows", "scheme"),
+    [(HYBRID, 8, "none"), *soak((HYBRID, 1, "none"), (HYBRID, 256, "int8"), (INTERLEAVED, 4, "none"))],
+)
+def test_linear_attention_that_decodes(
+    compiled: dict[str, int], config: DecoderConfig, rows: int, scheme: str
+) -> None:
+    decode(config, rows, scheme, "none")
+    assert {"_prepare", "_advance", "_router_logits", "_sigmoid_gate"} <= compiled.keys()
+    assert "_norm_gate" not in compiled
 
-    heads, key_heads, dim, tokens, runs = 32, 16, 128, 40, 3
-    state = torch.empty(8, heads, dim, dim, device=META)
-    q, k, v = (torch.empty(tokens, count, dim, device=META) for count in (key_heads, key_heads, heads))
-    where = tuple(torch.empty(runs, dtype=torch.int64, device=META) for _ in range(6))
-    advance(state, q, k, v, torch.empty(tokens, 2, heads, device=META), where, 64)
-    assert compiled.keys() == {"_advance"}
+
+def test_linear_attention_with_prompts(compiled: dict[str, int]) -> None:
+    prompts("none", HYBRID)
+    assert {"_prepare", "_advance", "_norm_gate"} <= compiled.keys()

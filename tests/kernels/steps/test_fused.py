@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.api.config import LayerSpec, RopeSpec
 from engine.kv.store import KVLayer
+from engine.models.layers.norm import WideNorm
 from engine.models.rope import rope_table
 from tests.kernels import oracles
 from tests.kernels.interpreted import Interpreted
@@ -36,6 +37,17 @@ def test_norm(kernels: Interpreted, width: int, parts: int, dtype: torch.dtype) 
     found, (changed, *_) = kernels.call("norm.norm", "norm", x.clone(), added, weight, 1e-5)
     close(found, oracles.norm(x, added, weight, 1e-5))  # which changes x
     close(changed, x)
+
+
+def test_a_norm_whose_weight_is_applied_before_rounding(kernels: Interpreted) -> None:
+    """Alone, and inside of the product of one row."""
+    x, scale = numbers(1, 96).half(), torch.nn.Parameter(1 + numbers(96, seed=1), requires_grad=False)
+    expected, weight = WideNorm(scale, 1e-5)(x), numbers(24, 96, seed=2).half()
+    given = x.clone(), None, scale.data, 1e-5
+    assert torch.equal(kernels.call("norm.norm", "norm", *given)[0], expected)
+    named = {"norm_weight": scale.data, "eps": 1e-5}
+    found, _ = kernels.call("gemm.skinny_gemm", "gemv", x, weight, **named)
+    close(found, (expected.float() @ weight.float().T).half())
 
 
 @DTYPES

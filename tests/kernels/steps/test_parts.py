@@ -171,7 +171,7 @@ def test_a_product_is_added_once_and_none_is_lost() -> None:
 
     def step() -> GpuStep:
         none: Any = None
-        return GpuStep(none, none, none, none, (), none, none, single=False, pdl=False)
+        return GpuStep(none, none, none, none, (), none, none, none, single=False, pdl=False)
 
     x, given = torch.ones(2, 4), torch.full((2, 4), 3.0)
     residual = Residual(x).plus(ModuleProduct(nn.Identity()), given, step())

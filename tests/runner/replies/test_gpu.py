@@ -7,6 +7,7 @@ chosen by the random workloads of this folder.
 import importlib
 import pkgutil
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,18 @@ def test_drafts_do_not_change_a_reply(
 ) -> None:
     engine = always_draft(engine_for(drafted, work, device="cuda"))
     assert_nothing_changes(engine, drafted, speculative(work, kinds, others))
+
+
+@settings(max_examples=8, phases=[Phase.generate])
+@given(work=workloads, kinds=st.lists(st.sampled_from(["", "ngram"]), min_size=5, max_size=5))
+def test_states_in_graphs_are_those_of_a_request_alone(
+    checkpoint: Callable[[str], tuple[Path, Any]], work: Workload, kinds: list[str]
+) -> None:
+    """Also where a graph has the drafts of a request as rows of their own."""
+    folder = checkpoint("qwen3_next")[0]
+    engine = always_draft(engine_for(folder, work, device="cuda"))
+    assert_nothing_changes(engine, folder, speculative(work, kinds, kinds))
+    assert engine.runner.graph_sizes
 
 
 @pytest.mark.parametrize("depth", [0, 1])

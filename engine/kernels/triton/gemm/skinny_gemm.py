@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.launch import launch, power
+from engine.kernels.triton.norm.norm import norm_scaled
 
 NARROW = 32  # up to this many rows `skinny_gemm` is faster than cuBLAS for any weight
 SMALL = 2**23  # up to this many numbers of a weight it stays faster for more rows
@@ -91,8 +92,8 @@ SHORT = {
 
 
 @triton.jit
-def rms_scaled(x, norm_weight, shrink, dtype: tl.constexpr):
-    return ((x * shrink).to(dtype).to(tl.float32) * norm_weight).to(dtype).to(tl.float32)
+def rms_scaled(x, scale, shrink, norm_weight, dtype: tl.constexpr):
+    return norm_scaled(x * shrink, scale, norm_weight, dtype).to(tl.float32)
 
 
 @triton.jit
@@ -152,11 +153,11 @@ def _gemv(
             all_of_it = tl.load(x + every, mask=every < INPUTS, other=0.0).to(tl.float32)
     if NORM:
         shrink = tl.rsqrt(tl.sum(all_of_it * all_of_it) / INPUTS + eps)
-        value = rms_scaled(value, first_scale, shrink, dtype)
+        value = rms_scaled(value, first_scale, shrink, norm_weight, dtype)
     if ROUNDED:
         if NORM:
             all_scale = tl.load(norm_weight + every, mask=every < INPUTS, other=0.0).to(tl.float32)
-            all_of_it = rms_scaled(all_of_it, all_scale, shrink, dtype)
+            all_of_it = rms_scaled(all_of_it, all_scale, shrink, norm_weight, dtype)
         step = fp8_scale(all_of_it, 0)
         finer = tl.div_rn(1.0, step)
         value = (value * finer).to(tl.float8e4nv).to(tl.float32)
@@ -168,7 +169,7 @@ def _gemv(
         value = tl.load(x + here, mask=here < INPUTS, other=0.0).to(tl.float32)
         if NORM:
             by_norm = tl.load(norm_weight + here, mask=here < INPUTS, other=0.0).to(tl.float32)
-            value = rms_scaled(value, by_norm, shrink, dtype)
+            value = rms_scaled(value, by_norm, shrink, norm_weight, dtype)
         if ROUNDED:
             value = (value * finer).to(tl.float8e4nv).to(tl.float32)
         total += as_float(_weights(weight, row, here, here < INPUTS, ALL, INPUTS)) * value[None, :]

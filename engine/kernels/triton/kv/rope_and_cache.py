@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.kernels.triton.attention.pack import most, packed
 from engine.kernels.triton.launch import launch, power
-from engine.kernels.triton.norm.norm import add_up
+from engine.kernels.triton.norm.norm import add_up, norm_scaled
 from engine.kv.store import KVLayer
 
 HEADS = 4  # per program
@@ -19,15 +19,16 @@ HEADS = 4  # per program
 def _rope_and_cache(
     q, keys, values, key_scales, value_scales, parts, weight, rope, positions, places, eps, part_stride,
     QUERIES: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
-    HEADS: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, PARTS: tl.constexpr, MOST: tl.constexpr,
-    PDL: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, ROTATED: tl.constexpr,
+    PER_QUERY: tl.constexpr, PARTS: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     at = tl.arange(0, PADDED)
-    other = (at + DIM // 2) % DIM  # the element it is rotated with
+    # The element it is rotated with; those behind the rotated ones keep their values.
+    other = tl.where(at < ROTATED, (at + ROTATED // 2) % ROTATED, at)
     ALL: tl.constexpr = QUERIES + 2 * KV_HEADS
     rotated = head < QUERIES + KV_HEADS
     there = (head < ALL)[:, None] & (at < DIM)[None, :]
@@ -40,23 +41,25 @@ def _rope_and_cache(
             scale_other = tl.load(weight + line + other[None, :], mask=there & rotated[:, None], other=0.0)
             scale_other = scale_other.to(tl.float32)
     if ROPE:
-        angles = rope + tl.load(positions + token) * (2 * DIM) + at
-        cos = tl.load(angles, mask=at < DIM, other=0.0).to(tl.float32)[None, :]
-        sin = tl.load(angles + DIM, mask=at < DIM, other=0.0).to(tl.float32)[None, :]
+        angles = rope + tl.load(positions + token) * (2 * ROTATED) + at
+        cos = tl.load(angles, mask=at < ROTATED, other=1.0).to(tl.float32)[None, :]
+        sin = tl.load(angles + ROTATED, mask=at < ROTATED, other=0.0).to(tl.float32)[None, :]
     if PDL:
         tl.extra.cuda.gdc_wait()
 
-    row = token * (ALL * DIM) + line
+    # Each query may have more numbers behind it: those of its gate.
+    column = tl.where(head < QUERIES, head * PER_QUERY, head + QUERIES * (PER_QUERY - 1))
+    row = (token * (ALL + QUERIES * (PER_QUERY - 1)) + column[:, None]) * DIM
     value = add_up(parts, row + at[None, :], there, part_stride, PARTS).to(dtype)
     kept = value
     if NORM:
         wide = value.to(tl.float32)
         shrink = tl.rsqrt(tl.sum(wide * wide, 1) / DIM + eps)[:, None]
-        value = ((wide * shrink).to(dtype).to(tl.float32) * scale).to(dtype)
+        value = norm_scaled(wide * shrink, scale, weight, dtype)
     if ROPE:
         pair = add_up(parts, row + other[None, :], there, part_stride, PARTS).to(dtype)
         if NORM:
-            pair = ((pair.to(tl.float32) * shrink).to(dtype).to(tl.float32) * scale_other).to(dtype)
+            pair = norm_scaled(pair.to(tl.float32) * shrink, scale_other, weight, dtype)
         value = (value.to(tl.float32) * cos).to(dtype)
         value = (value.to(tl.float32) + pair.to(tl.float32) * sin).to(dtype)
 
@@ -86,13 +89,15 @@ def rope_and_cache(
     places: Tensor,
     *,
     dtype: torch.dtype,
+    per_query: int = 1,
     pdl: bool = False,
 ) -> Tensor:
     """[parts, tokens, heads of all three] -> queries [tokens, heads, dim]; keys and values go to their cells.
 
     The result has `dtype`; the cache may be compressed. `weight` [heads + kv_heads, dim] is that of the query
     and key norm, if the model has one; `rope` is the table of models/rope.py, or None in layers without
-    rotary positions. A token with place -1 is not written.
+    rotary positions; it may rotate only the first numbers of a head. A token with place -1 is not written.
+    `per_query`: 2 if each query is followed by its gate, which is skipped.
     """
     spec = layer.spec
     tokens, dim = parts.shape[1], spec.key_dim
@@ -102,8 +107,8 @@ def rope_and_cache(
         q, layer.keys, layer.values, layer.key_scales, layer.value_scales, parts,
         q if weight is None else weight, q if rope is None else rope, positions, places, eps, parts.stride(0),
         QUERIES=spec.heads, KV_HEADS=spec.kv_heads, DIM=dim, PADDED=power(dim), HEADS=HEADS,
-        NORM=weight is not None, ROPE=rope is not None, PARTS=len(parts),
-        MOST=most(layer.keys.dtype), PDL=pdl,
+        NORM=weight is not None, ROPE=rope is not None, ROTATED=dim if rope is None else rope.shape[1] // 2,
+        PER_QUERY=per_query, PARTS=len(parts), MOST=most(layer.keys.dtype), PDL=pdl,
         num_warps=max(1, min(4, power(dim) * HEADS // 256)), **launch(pdl),
     )  # fmt: skip
     return q

@@ -2,7 +2,8 @@
 
 A product may come in parts, [parts, tokens, width] in float32, if its sums were split over programs
 (skinny_gemm.py); the kernel that reads it adds them up. A norm may be computed in two steps: everything but
-the division by the row's norm first (linear_residual_norm.py), and the division after the next product.
+the division by the row's norm first (linear_residual_norm.py), and the division after the next product. Its
+weight is in float32 if it is applied before the result is rounded (1 + weight, as in Gemma and Qwen3.5).
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
@@ -45,6 +46,14 @@ def length_of(squares, row, rows, eps, WIDTH: tl.constexpr, PIECES: tl.constexpr
 
 
 @triton.jit
+def norm_scaled(even, scale, weight, dtype: tl.constexpr):
+    """Apply a norm's weight, already loaded as `scale`: after rounding, unless the weight is in float32."""
+    if weight.dtype.element_ty != tl.float32:
+        even = even.to(dtype).to(tl.float32)
+    return (even * scale).to(dtype)
+
+
+@triton.jit
 def _norm(
     out, x, parts, weight, eps, part_stride,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
@@ -63,8 +72,8 @@ def _norm(
         value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
         tl.store(x + token * WIDTH + at, value, mask=there)
     wide = value.to(tl.float32)
-    even = (wide * tl.rsqrt(tl.sum(wide * wide) / WIDTH + eps)).to(value.dtype)
-    tl.store(out + token * WIDTH + at, (even.to(tl.float32) * scale).to(value.dtype), mask=there)
+    even = wide * tl.rsqrt(tl.sum(wide * wide) / WIDTH + eps)
+    tl.store(out + token * WIDTH + at, norm_scaled(even, scale, weight, value.dtype), mask=there)
 
 
 def norm(x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:

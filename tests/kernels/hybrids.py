@@ -1,0 +1,93 @@
+"""Small models with linear attention: the same step fused, also as in a graph, and plain."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.api.config import CacheSpec, DecoderConfig, ExpertsSpec, LayerSpec, RopeSpec, StateSpec
+from engine.attention.torch_backend import TorchAttention
+from engine.kv.store import KVStore
+from tests.attention.cases import make_batch
+
+STATE = CacheSpec.of_state(StateSpec(heads=4, key_heads=2, key_dim=16, value_dim=24, taps=4))
+KEYS = LayerSpec(heads=4, kv_heads=2, key_dim=32, value_dim=32, scale=0.2)
+DENSE = DecoderConfig(
+    family="qwen3_5_text", dtype="float32", hidden=64, layers=(STATE, KEYS), vocab=50, max_context=128,
+    mlp=64, norm_eps=1e-6, rope=RopeSpec(theta=1e6, share=0.25), tied=True, qk_norm=True,
+)  # fmt: skip
+EXPERTS = ExpertsSpec(count=4, chosen=2, width=32, shared=32)
+MODELS = {"dense": DENSE, "experts": replace(DENSE, family="qwen3_next", experts=EXPERTS)}
+SIZE, BLOCKS = 16, 12
+# The tokens of each row, and the position after them. Those of the last three are a request with two drafts.
+STEPS = {
+    "prompts": [(1, 20), (1, 1), (17, 17), (19, 40)],
+    "decodes": [(1, 20), (1, 1), (1, 17), (1, 33)],
+    "drafts": [(1, 20), (1, 15), (1, 16), (1, 17)],
+    "one": [(1, 20)],
+}
+TABLES = [[0, 1, 0], [2, 0, 0], [3, 4, 0], [5, 6, 7]]
+
+
+def steps(name: str, family: str) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+    """The output of the fused forward, and of the plain one; both with their caches."""
+    from engine.attention.base import attending
+    from engine.attention.triton_backend import GraphWork, TritonAttention
+    from engine.models.decoder import Decoder
+    from engine.models.fused import FusedDecoder
+    from engine.models.layers.norm import OffsetNorm
+    from engine.models.loader import random_weights
+
+    model = Decoder(MODELS[family], torch.float32).eval()
+    random_weights(model, seed=0)
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() < 2:
+            parameter.normal_(0, 0.3)
+    room: dict[str, Any] = {"blocks": BLOCKS, "block_size": SIZE, "host_blocks": 0, "dtype": torch.float32}
+    mine, theirs = (KVStore(model.caches, device=torch.device("cpu"), **room).layers for _ in range(2))
+    for each, same in zip(mine, theirs, strict=True):
+        for tensor, other in zip(each.tensors(), same.tensors(), strict=True):
+            other.copy_(tensor.normal_())
+    rows = STEPS[name]
+    tables = [TABLES[1]] * 4 if name == "drafts" else TABLES[: len(rows)]
+    tables[0] = TABLES[0]
+    batch = make_batch(rows, tables, SIZE)
+    ids = torch.arange(len(batch.positions)) * 7 % 50
+    with torch.inference_mode():
+        expected = model.forward(ids, batch.positions, attending(TorchAttention(), theirs, batch))
+        for owner in list(model.modules()):  # as on a GPU, where `finalize` does this
+            for child_name, child in list(owner.named_children()):
+                if isinstance(child, OffsetNorm):
+                    setattr(owner, child_name, child.widened())
+        backend = TritonAttention()
+        fused = FusedDecoder(model, mine, backend)
+        assert all(fused._takes_single(block) for block in model.blocks) or family == "experts"
+        if name == "prompts":
+            found = fused.forward(model.embedded(ids), batch.positions, batch.places, backend.prepare(batch))
+        else:
+            found = decoded(fused, GraphWork, model.caches, batch, ids, drafts=name == "drafts")
+        assert not fused.plain
+    return found, expected, *([t for each in side for t in each.tensors()] for side in (mine, theirs))
+
+
+def decoded(fused: Any, work_of: Any, specs: Any, batch: Any, ids: Tensor, *, drafts: bool) -> Tensor:
+    """Run a step of a graph that has room for another row."""
+    count = len(ids)
+    size = count if count == 1 else count + 1
+    slots = np.array([4, 2, 2, 2] if drafts else [4, 2, 1, 0])[:count]
+    tables = torch.zeros(size + 5, 3, dtype=torch.int32)
+    tables[slots] = batch.tables[:, :3]
+    work = work_of(specs, size, torch.float32, torch.device("cpu"))
+    numbers = np.full(work.numbers, 99, np.int32)
+    cut = work.fill(numbers, slots, batch.host_contexts)
+    each_slot, positions, places = (torch.full((size,), fill, dtype=torch.int64) for fill in (0, 0, -1))
+    each_slot[:count], positions[:count] = torch.from_numpy(slots), batch.positions
+    places[:count] = batch.places
+    x = torch.full((size, fused.model.config.hidden), torch.nan)
+    x[:count] = fused.model.embedded(ids)
+    prepared = work.metadata(torch.from_numpy(numbers), tables, each_slot, cut=cut)
+    found: Tensor = fused.forward(x, positions, places, prepared)
+    return found[:count]

@@ -1,0 +1,18 @@
+"""Whole steps of models with linear attention, in Triton's interpreter, against their plain forward."""
+
+import pytest
+import torch
+
+from tests.kernels.hybrids import MODELS, STEPS, steps
+from tests.kernels.interpreted import Interpreted
+
+pytest.importorskip("triton", reason="no Triton here")
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("family", MODELS)
+def test_a_step_equals_the_plain_forward(kernels: Interpreted, family: str, name: str) -> None:
+    found, expected, mine, theirs = kernels.run(steps, name, family)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
+    for ours, plain in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(ours, plain, atol=2e-4, rtol=1e-3)
