@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -32,6 +33,7 @@ from engine.fleet.fleet import NUMBERS
 from engine.fleet.local import start_apart_fleet
 from engine.host.client import EngineClient
 from engine.host.process import EngineProcess
+from engine.host.restarting import RestartingEngine
 from engine.host.stream import ReplyFailed
 from engine.host.thread import EngineThread
 from engine.start import start
@@ -104,6 +106,18 @@ def prompt(seed: int, length: int) -> list[int]:
     return [draw.randrange(10, 3000) for _ in range(length)]
 
 
+@contextmanager
+def stopped(apart: Apart) -> Iterator[None]:
+    """The engine for prompts does nothing meanwhile."""
+    source = apart.fleet._replicas[0]
+    assert isinstance(source, RestartingEngine)
+    os.kill(source.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(source.pid, signal.SIGCONT)
+
+
 def shared_memory() -> int:
     """How many pieces of nameless memory this process keeps."""
     opened = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
@@ -141,7 +155,9 @@ def test_what_the_other_side_has_is_not_sent(apart: Apart) -> None:
 
 def test_prompts_that_arrive_together_are_computed_once(apart: Apart) -> None:
     text = prompt(150, 400)
-    streams = [apart.fleet.submit([*text, at], GREEDY) for at in range(3)]
+    with stopped(apart):
+        streams = [apart.fleet.submit([*text, at], GREEDY) for at in range(3)]
+        assert {each.id // NUMBERS for each in streams} == {1}
     for each in streams:
         each.result()
     assert sum(apart.sent(each.id).sent for each in streams) == 25
@@ -203,18 +219,25 @@ def test_while_the_memory_fails_nothing_is_sent(apart: Apart) -> None:
         assert len(apart.of(PromptSent, stream.id)) == sent
 
 
-def test_an_ended_request_leaves_no_blocks_on_either_side(apart: Apart) -> None:
+def test_an_ended_request_leaves_no_blocks_on_either_side(
+    apart: Apart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.fleet.fleet._ANSWERS_WITHIN", 0.5)
     assert becomes(apart.idle)
-    busy = apart.fleet.submit(prompt(400, 1200), GREEDY)  # the errands of the others wait behind its own
-    held = [apart.fleet.submit(prompt(401 + at, 1200), GREEDY) for at in range(2)]
-    requests = {each.id: each for each in apart.fleet.snapshot().requests if each.id // NUMBERS == 1}
-    assert requests[held[1].id].why == "another engine computes its prompt"
-    assert apart.fleet.snapshot().waiting >= 1
-    apart.fleet.send(Abort(tuple(each.id for each in held))).result()
-    assert [each.result().finish for each in held] == [Finish.ABORTED] * 2
-    assert len(busy.result().tokens) == 6
+    with stopped(apart):
+        held = [apart.fleet.submit(prompt(400 + at, 300), GREEDY) for at in range(2)]
+        assert {each.id // NUMBERS for each in held} == {1}
+        shot = apart.fleet.snapshot()
+        assert {each.why for each in shot.requests} == {"another engine computes its prompt"}
+        assert (shot.waiting, shot.running) == (2, 0)
+        apart.fleet.send(Abort(tuple(each.id for each in held))).result()
+        assert [each.result().finish for each in held] == [Finish.ABORTED] * 2
+    begun = apart.fleet.submit(prompt(402, 1200), GREEDY.changed(max_tokens=500))
+    assert becomes(lambda: apart.in_use()[0] > 0)
+    apart.fleet.send(Abort((begun.id,))).result()
+    assert begun.result().finish is Finish.ABORTED
     assert becomes(apart.idle), apart.in_use()
-    assert not apart.fleet._trips
+    assert becomes(lambda: not apart.fleet._trips)
     assert [each.queue for each in apart.fleet.snapshot().replicas] == [0, 0]
     for each in held:
         assert not apart.of(PromptSent, each.id)
