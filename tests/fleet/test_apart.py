@@ -1,5 +1,6 @@
 """Prompts and replies on different engines: two processes, whose replies are those of one engine."""
 
+import itertools
 import os
 import random
 import re
@@ -233,7 +234,6 @@ def test_an_ended_request_leaves_no_blocks_on_either_side(
         apart.fleet.send(Abort(tuple(each.id for each in held))).result()
         assert [each.result().finish for each in held] == [Finish.ABORTED] * 2
     begun = apart.fleet.submit(prompt(402, 1200), GREEDY.changed(max_tokens=500))
-    assert becomes(lambda: apart.in_use()[0] > 0)
     apart.fleet.send(Abort((begun.id,))).result()
     assert begun.result().finish is Finish.ABORTED
     assert becomes(apart.idle), apart.in_use()
@@ -274,8 +274,10 @@ def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, alone: Engin
     made = Apart(start_apart_fleet([config()] * 2, 1, begin, tmp_path / "engine.log", 1, pauses=(0.0,)))
     assert shared_memory() == before + 1
     try:
-        texts = [prompt(600 + at, 700) for at in range(2)]
+        texts = [prompt(600 + at, 300) for at in range(2)]
+        os.kill(pids[0], signal.SIGSTOP)
         streams = [made.fleet.submit(each, GREEDY) for each in texts]
+        assert {each.id // NUMBERS for each in streams} == {1}
         os.kill(pids[0], signal.SIGKILL)
         for stream, text in zip(streams, texts, strict=True):
             assert stream.result().tokens == alone.submit(text, GREEDY).result().tokens
@@ -285,16 +287,23 @@ def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, alone: Engin
         assert not made.of(PromptSent, later.id), "there was none to compute it"
         may_start.set()
         assert becomes(lambda: [each.state for each in made.fleet.snapshot().replicas] == ["ready"] * 2)
-        assert becomes(lambda: made.fleet._router.route([1] * 20, apart=True))
-        again = made.fleet.submit(prompt(611, 100), GREEDY)
-        assert again.result().tokens == alone.submit(prompt(611, 100), GREEDY).result().tokens
-        assert (made.sent(again.id).sent, made.sent(again.id).error) == (6, "")
+        fresh = itertools.count(611)
 
-        lost = made.fleet.submit(prompt(620, 1500), GREEDY.changed(max_tokens=500))
+        def sent() -> bool:
+            text = prompt(next(fresh), 100)
+            stream = made.fleet.submit(text, GREEDY)
+            assert stream.result().tokens == alone.submit(text, GREEDY).result().tokens
+            return bool(made.of(PromptSent, stream.id)) and made.sent(stream.id).sent == 6
+
+        assert becomes(sent), "it gets prompts again"
+
+        os.kill(pids[0], signal.SIGSTOP)
+        lost = made.fleet.submit(prompt(599, 1500), GREEDY)
         assert lost.id // NUMBERS == 1
         os.kill(pids[1], signal.SIGKILL)
         with pytest.raises(ReplyFailed, match="killed by SIGKILL"):
             lost.result()
+        os.kill(pids[0], signal.SIGCONT)
         assert becomes(lambda: made.in_use()[0] == 0), "its errand goes on"
     finally:
         may_start.set()
