@@ -37,19 +37,19 @@ _FAR_MORE = 2  # times as many tokens to compute on the other side are not worth
 
 
 @dataclass(slots=True, eq=False)
-class _Trip:
-    """A request whose prompt another engine computes, in a request of its own there: the errand."""
+class _RemotePrefill:
+    """A request whose prompt another engine computes: a request of its own there, here called a prefill."""
 
     command: Submit
     target: Placement  # where the request runs
-    source: Placement  # where the errand does
+    source: Placement  # where the prefill does
     began: float
     request: int = -1
-    errand: int = -1
+    prefill: int = -1
     admitted: float = 0.0
     computed: int = 0  # tokens
     over: bool = False  # the request has been let go, or has ended
-    ends: int = 0  # of the errand's last two events
+    ends: int = 0  # of the prefill's last two events
 
 
 class ApartFleet(Fleet):
@@ -65,8 +65,8 @@ class ApartFleet(Fleet):
     ) -> None:
         """`closed`: called after the engines have ended."""
         self._sources, self._closed = prompts.keys(), closed
-        self._trips: dict[int, _Trip] = {}  # by errand; `_events` guards this and the fields below
-        self._early: dict[int, Queued] = {}  # of requests of sources: an errand is known once it is accepted
+        self._remote: dict[int, _RemotePrefill] = {}  # by prefill; `_events` guards this and the fields below
+        self._early: dict[int, Queued] = {}  # of requests of sources: a prefill is known once it is accepted
         self._firsts: dict[int, float] = {}  # when the first token of each running reply came
         self._token_seconds: float | None = None  # of a prompt; measured
         self._gap: float | None = None  # seconds between two tokens of a reply
@@ -94,10 +94,10 @@ class ApartFleet(Fleet):
     def _send_to(self, route: Placement, command: Submit, sink: Sink) -> Future[Any]:
         if (source := self._source(command, route)) is None:
             return super()._send_to(route, command, sink)
-        trip = _Trip(command, route, source, time.monotonic())
+        remote = _RemotePrefill(command, route, source, time.monotonic())
         self._router.started(route)  # it computes next to nothing of the prompt
-        accepted = super()._send_to(route, replace(command, held=True), partial(self._pass, trip, sink))
-        accepted.add_done_callback(partial(self._depart, trip))
+        accepted = super()._send_to(route, replace(command, held=True), partial(self._pass, remote, sink))
+        accepted.add_done_callback(partial(self._begin_prefill, remote))
         return accepted
 
     def _source(self, command: Submit, target: Placement) -> Placement | None:
@@ -121,70 +121,70 @@ class ApartFleet(Fleet):
 
     # On threads of the replicas
 
-    def _pass(self, trip: _Trip, sink: Sink, delta: Delta) -> None:
-        """Pass on what the request's engine sends. Its end also ends the errand."""
+    def _pass(self, remote: _RemotePrefill, sink: Sink, delta: Delta) -> None:
+        """Pass on what the request's engine sends. Its end also ends the prefill."""
         if delta.last:
             with self._events:
-                lost, trip.over = not trip.over, True
+                lost, remote.over = not remote.over, True
             if lost:
-                self._abandon(trip)
+                self._abandon(remote)
         sink(delta)
 
-    def _depart(self, trip: _Trip, accepted: Future[Accepted]) -> None:
+    def _begin_prefill(self, remote: _RemotePrefill, accepted: Future[Accepted]) -> None:
         """The request has been accepted: have its prompt's whole blocks computed."""
         if accepted.exception() is not None:
-            self._router.ended(trip.source)
+            self._router.ended(remote.source)
             return
-        trip.request = accepted.result().id
-        command, replica = trip.command, trip.source.replica
+        remote.request = accepted.result().id
+        command, replica = remote.command, remote.source.replica
         if not self._takes(replica):
-            self._router.ended(trip.source)
-            self._arrive(trip, error=f"replica {replica} takes no more prompts")
+            self._router.ended(remote.source)
+            self._proceed(remote, error=f"replica {replica} takes no more prompts")
             return
-        errand = Submit(
-            (*command.prompt, *command.reply_prefix)[: trip.target.blocks * self._block_size],
+        prefill = Submit(
+            (*command.prompt, *command.reply_prefix)[: remote.target.blocks * self._block_size],
             SamplingParams(max_tokens=1, temperature=0.0),
             command.priority,
             command.deadline,
             command.salt,
             chat=command.chat,
             adapter=command.adapter,
-            sends=trip.target.there,
+            sends=remote.target.there,
         )
-        begun = self._begun(replica, errand, partial(self._on_errand, trip))
-        begun.add_done_callback(partial(self._departed, trip))
+        begun = self._begun(replica, prefill, partial(self._on_prefill, remote))
+        begun.add_done_callback(partial(self._prefill_begun, remote))
 
-    def _departed(self, trip: _Trip, accepted: Future[Accepted]) -> None:
+    def _prefill_begun(self, remote: _RemotePrefill, accepted: Future[Accepted]) -> None:
         if (error := accepted.exception()) is not None:
-            self._router.ended(trip.source)
-            self._arrive(trip, error=str(error))
+            self._router.ended(remote.source)
+            self._proceed(remote, error=str(error))
             return
         with self._events:
-            trip.errand = accepted.result().id
-            self._trips[trip.errand] = trip
-        if trip.over:
-            self._abandon(trip)
+            remote.prefill = accepted.result().id
+            self._remote[remote.prefill] = remote
+        if remote.over:
+            self._abandon(remote)
 
-    def _on_errand(self, trip: _Trip, delta: Delta) -> None:
+    def _on_prefill(self, remote: _RemotePrefill, delta: Delta) -> None:
         if delta.last:
-            self._router.ended(trip.source)
+            self._router.ended(remote.source)
             if delta.finish is Finish.FAILED:
-                self._arrive(trip, error=delta.error)
+                self._proceed(remote, error=delta.error)
 
-    def _abandon(self, trip: _Trip) -> None:
-        if trip.errand >= 0:
-            self._replicas[trip.source.replica].send(Abort((trip.errand,)))
+    def _abandon(self, remote: _RemotePrefill) -> None:
+        if remote.prefill >= 0:
+            self._replicas[remote.source.replica].send(Abort((remote.prefill,)))
 
-    def _arrive(self, trip: _Trip, sent: int = 0, error: str = "") -> None:
+    def _proceed(self, remote: _RemotePrefill, sent: int = 0, error: str = "") -> None:
         """Let the request start, with the blocks that were sent."""
         with self._events:
-            if trip.over:
+            if remote.over:
                 return
-            trip.over = True
-            self._replicas[trip.target.replica].send(Proceed(trip.request))
-            now, source, blocks = time.monotonic(), trip.source.replica, trip.target.blocks
-            seconds = now - trip.began
-            self._bus.emit(PromptSent(self._step, now, trip.request, source, blocks, sent, seconds, error))
+            remote.over = True
+            self._replicas[remote.target.replica].send(Proceed(remote.request))
+            now, source, blocks = time.monotonic(), remote.source.replica, remote.target.blocks
+            seconds = now - remote.began
+            self._bus.emit(PromptSent(self._step, now, remote.request, source, blocks, sent, seconds, error))
 
     def _on_event(self, replica: int, event: Event) -> None:
         with self._events:
@@ -194,7 +194,7 @@ class ApartFleet(Fleet):
         super()._on_event(replica, event)
 
     def _hides(self, event: Event) -> bool:
-        """Whether an event of a source is about an errand, which subscribers of the fleet do not know."""
+        """Whether an event of a source is about a prefill, which subscribers of the fleet do not know."""
         match event:
             case Queued(request=request):  # this may come before the answer that it has been accepted
                 self._early[request] = event
@@ -203,27 +203,27 @@ class ApartFleet(Fleet):
                 return True
             case RequestEvent(request=request):
                 early = self._early.pop(request, None)
-                if (trip := self._trips.get(request)) is not None:
-                    self._follow(trip, event)
+                if (remote := self._remote.get(request)) is not None:
+                    self._follow(remote, event)
                     return True
                 if early is not None:
                     super()._on_event(request // NUMBERS, early)
         return False
 
-    def _follow(self, trip: _Trip, event: RequestEvent) -> None:
+    def _follow(self, remote: _RemotePrefill, event: RequestEvent) -> None:
         match event:
             case Admitted(at=at, cached=cached):
-                trip.admitted, trip.computed = at, trip.target.blocks * self._block_size - cached
+                remote.admitted, remote.computed = at, remote.target.blocks * self._block_size - cached
             case BlocksSent(at=at, blocks=blocks):
-                trip.ends += 1
-                if trip.computed > 0:
-                    each = (at - trip.admitted) / trip.computed
+                remote.ends += 1
+                if remote.computed > 0:
+                    each = (at - remote.admitted) / remote.computed
                     self._token_seconds = running_mean(self._token_seconds, each)
-                self._arrive(trip, blocks)
+                self._proceed(remote, blocks)
             case Finished(error=error):
-                trip.ends += 2 if error else 1  # then nothing is sent
-        if trip.ends >= 2:
-            self._trips.pop(trip.errand, None)
+                remote.ends += 2 if error else 1  # then nothing is sent
+        if remote.ends >= 2:
+            self._remote.pop(remote.prefill, None)
 
     def _note(self, replica: int, event: Event) -> None:
         """Measure how often replies get a token, forget what a lost replica ran, and note what is off."""
@@ -234,7 +234,7 @@ class ApartFleet(Fleet):
                 if (first := self._firsts.pop(request, None)) is not None and tokens > 1:
                     self._gap = running_mean(self._gap, (at - first) / (tokens - 1))
             case Died() | Restarting():
-                for known in (self._trips, self._early, self._firsts):
+                for known in (self._remote, self._early, self._firsts):
                     for request in [each for each in known if each // NUMBERS == replica]:
                         del known[request]
                 self._off.discard(replica)

@@ -164,7 +164,7 @@ def test_prompts_that_arrive_together_are_computed_once(apart: Apart) -> None:
     assert sum(apart.sent(each.id).sent for each in streams) == 25
 
 
-def test_subscribers_know_the_request_and_not_its_errand(apart: Apart) -> None:
+def test_subscribers_know_the_request_and_not_its_prefill(apart: Apart) -> None:
     before = len(apart.events)
     stream = apart.fleet.submit(prompt(200, 100), GREEDY)
     stream.result()
@@ -237,7 +237,7 @@ def test_an_ended_request_leaves_no_blocks_on_either_side(
     apart.fleet.send(Abort((begun.id,))).result()
     assert begun.result().finish is Finish.ABORTED
     assert becomes(apart.idle), apart.in_use()
-    assert becomes(lambda: not apart.fleet._trips)
+    assert becomes(lambda: not apart.fleet._remote)
     assert [each.queue for each in apart.fleet.snapshot().replicas] == [0, 0]
     for each in held:
         assert not apart.of(PromptSent, each.id)
@@ -304,7 +304,7 @@ def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, alone: Engin
         with pytest.raises(ReplyFailed, match="killed by SIGKILL"):
             lost.result()
         os.kill(pids[0], signal.SIGCONT)
-        assert becomes(lambda: made.in_use()[0] == 0), "its errand goes on"
+        assert becomes(lambda: made.in_use()[0] == 0), "its prefill goes on"
     finally:
         may_start.set()
         made.fleet.close()
