@@ -18,7 +18,7 @@ from engine.attention.base import AttentionBackend
 from engine.attention.registry import block_size_for
 from engine.attention.registry import choose as choose_attention
 from engine.cache_plan import block_size_with, cache_budget, memory_share, refuse_forgetting, windowed
-from engine.devices import free_host_memory, pick, use_gpu
+from engine.devices import free_host_memory, pick, use
 from engine.distributed.exchange import exchange_tier
 from engine.distributed.runner import RankedRunner
 from engine.distributed.team import Team
@@ -152,7 +152,6 @@ def _assembled(
             attention=loaded.attention.name,
             policy=policy.name,
             kv_dtype=_name(room.dtype),
-            gpu=device.index or 0 if device.type == "cuda" else None,
         ),
         bus=bus,
         seed=config.seed if config.seed is not None else secrets.randbits(64),
@@ -184,8 +183,7 @@ def load_share(
 ) -> LoadedModel:
     """Load the model, or with a `collective` the share of its rank, and measure what the cache may take."""
     config = replace(config, block_size=block_size_for(config.attention, config.block_size))
-    if (device := pick(config.device)).type == "cuda":
-        use_gpu(device.index or 0)
+    use(device := pick(config.device))
     model = _load(config, place, device, progress, collective)
     dtype = next(iter(model.parameters())).dtype
     caches = model.config.layers if collective is None else cast(Decoder, model).caches

@@ -14,11 +14,6 @@ from engine.kv.tiers.speeds import TierSpeeds
 _COPIES = 3  # timed copies; the fastest counts
 
 
-def use_gpu(number: int) -> None:
-    """Launch this thread's kernels on a GPU. A new thread launches them on the first one."""
-    torch.cuda.set_device(number)
-
-
 def pick(name: str) -> torch.device:
     """The device with this name; `auto` chooses a CUDA GPU if there is one."""
     if name == "auto":
@@ -36,6 +31,12 @@ def pick(name: str) -> torch.device:
     if device.type != "cpu":
         raise BadInput(f"device {name!r} is not supported; use cpu or cuda")
     return device
+
+
+def use(device: torch.device) -> None:
+    """Make a GPU the calling thread's own: Triton launches on that, wherever the tensors are."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def free_memory(device: torch.device) -> int:

@@ -196,6 +196,8 @@ class DryRunner:
     def plan_weights(self, scheme: str) -> None:
         return None
 
+    def enter_thread(self) -> None: ...
+
     def device_error(self) -> str | None:
         return None
 

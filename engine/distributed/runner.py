@@ -126,6 +126,9 @@ class RankedRunner:
         whole = [id for id, by_rank in self._ended.items() if len(by_rank) == self._team.ranks]
         return [_joined(self._ended.pop(id)) for id in whole]
 
+    def enter_thread(self) -> None:
+        self.own.enter_thread()
+
     def device_error(self) -> str | None:
         return self._dead or self._team.lost or self.own.device_error()
 

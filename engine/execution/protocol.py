@@ -146,6 +146,9 @@ class Runner(Protocol):
     def collect(self, handle: Any) -> StepResult:
         """Wait for a launched step. Steps are collected in launch order."""
 
+    def enter_thread(self) -> None:
+        """Call it first on a thread other than that which made the runner."""
+
     def device_error(self) -> str | None:
         """None if the device still works, else a description of its permanent failure."""
 

@@ -15,7 +15,7 @@ from engine.api.config import EvictionName, KvSchemeName
 from engine.api.errors import BadInput, NoMemory
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
 from engine.attention.base import AttentionBackend, attending, why_no_kv_scheme
-from engine.devices import give_back, lost
+from engine.devices import give_back, lost, use
 from engine.execution import changes
 from engine.execution.batch import BatchBuilder, PackedBatch
 from engine.execution.block_scores import NO_SCORES, StepScores
@@ -294,6 +294,9 @@ class ModelRunner:
 
     def collect(self, handle: InFlightStep) -> StepResult:
         return handle.result()
+
+    def enter_thread(self) -> None:
+        use(self.device)
 
     def device_error(self) -> str | None:
         return lost(self.device)

@@ -56,11 +56,7 @@ class EngineThread(EngineClient):
 
     def _run(self) -> None:
         engine, mailbox = self._engine, self._mailbox
-        if engine.info.gpu is not None:
-            # Imports torch, which a dry run does without.
-            from engine.devices import use_gpu
-
-            use_gpu(engine.info.gpu)
+        engine.runner.enter_thread()
         problems = TierProblems(engine.scheduler)
         while not mailbox.closed:
             try:

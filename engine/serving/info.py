@@ -13,4 +13,3 @@ class EngineInfo:
     attention: str
     policy: str
     kv_dtype: str = ""  # of keys and values that are not compressed; empty: there are none
-    gpu: int | None = None  # its number on this machine

@@ -115,8 +115,8 @@ class WarmUp:
             partial(self._prompt_beside_a_row, longest),
             partial(self._prompt, 1, tokens=4),  # decode steps, the first of which runs without a graph
             partial(self._capture, [kind for kind in batches if not kind.filtered]),
-            partial(self._prompt, min(_SCORED, longest), _PLAIN | {"prompt_logprobs": 1}),
             *(partial(self._prompt, 1, _PLAIN | params, tokens=3) for params in _RARE),
+            partial(self._prompt, min(_SCORED, longest), _PLAIN | {"prompt_logprobs": 1}),
         ]
         return parts, [partial(self._capture, [kind for kind in batches if kind.filtered])]
 

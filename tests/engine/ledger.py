@@ -101,8 +101,7 @@ class LedgerSpace:
 class LedgerRunner:
     """Runs steps on cells of integers in the device's order: moves, then writes, then reads.
 
-    Tokens are computed from steps alone. The requests only serve to check that the steps describe them
-    correctly.
+    Tokens are computed from steps alone. The requests serve to check that steps describe them correctly.
     """
 
     graphs: bool | None = None
@@ -295,9 +294,10 @@ class LedgerRunner:
             for at, key in enumerate(request.chain[: request.published]):
                 if (block := pool.find(key)) is not None:
                     expected = request.tokens[at * self.size : (at + 1) * self.size]
-                    assert self.cells[block, : self.size].tolist() == expected, (
-                        f"block {block} does not hold the tokens of its key"
-                    )
+                    found = self.cells[block, : self.size].tolist()
+                    assert found == expected, f"block {block} does not hold the tokens of its key"
+
+    def enter_thread(self) -> None: ...
 
     def device_error(self) -> str | None:
         return None

@@ -3,13 +3,11 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError
 from itertools import islice
-from threading import current_thread
 
 import numpy as np
 import pytest
-import torch
 
 from engine.api.commands import Abort, Preempt, Update
 from engine.api.errors import BadInput, BadParams, QueueFull, RequestTooLong, UnknownRequest
@@ -22,18 +20,6 @@ from tests.engine.ledger import VOCAB, alone, ledger_engine
 from tests.host.conftest import Open
 from tests.host.roomy import DEPTHS, endless, params, roomy_engine
 from tests.waiting import becomes
-
-
-def test_its_thread_launches_kernels_on_the_engines_gpu(
-    opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each thread begins on the first GPU, whatever the thread did that loaded the model."""
-    used: list[tuple[int, str]] = []
-    monkeypatch.setattr(torch.cuda, "set_device", lambda number: used.append((number, current_thread().name)))
-    engine = ledger_engine()
-    engine.info = replace(engine.info, gpu=1)
-    assert list(opened(engine).submit([1, 2], params(5)).result().tokens) == alone([1, 2], 5)
-    assert used == [(1, "engine")]
 
 
 class TestReplies:

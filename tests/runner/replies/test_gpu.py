@@ -175,6 +175,19 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> dict[bool, list[str]]:
     return asked
 
 
+def test_a_thread_runs_an_engine_on_another_gpu_than_its_first(llama: Path) -> None:
+    engine = engine_on(llama, device=f"cuda:{torch.cuda.device_count() - 1}", depth=1)
+
+    def reply() -> object:
+        engine.runner.enter_thread()
+        _, output = ask(engine, PROMPT)
+        drain(engine)
+        return output.reply
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(reply).result() == alone(llama, PROMPT).reply
+
+
 def test_engines_on_two_threads_capture_their_own_graphs(llama: Path) -> None:
     prompts = [[1, *range(60, 70 + more)] for more in range(8)]
 
