@@ -20,6 +20,7 @@ from engine.attention.registry import block_size_for
 from engine.attention.registry import choose as choose_attention
 from engine.cache_plan import block_size_with, cache_budget, memory_share, refuse_forgetting, windowed
 from engine.devices import free_host_memory, pick, use
+from engine.distributed.exchange import exchange_tier
 from engine.distributed.pipelined import PipelinedRunner
 from engine.distributed.runner import RankedRunner
 from engine.distributed.stages import PipelineLink
@@ -41,7 +42,7 @@ from engine.models.base import LanguageModel
 from engine.models.checkpoint import shards
 from engine.models.decoder import Decoder
 from engine.models.find import Progress
-from engine.models.identity import files_hash, model_identity
+from engine.models.identity import files_hash, files_stamp, model_identity
 from engine.models.layers.collective import Collective
 from engine.models.registry import check_stages, load_model
 from engine.scheduling.policy import Policy
@@ -242,7 +243,8 @@ def build_runner(
     store = room.store(config.kv_scheme)
     tiers: tuple[Tier, ...] = ()
     if room.budget is None:  # blocks in a tier have no scores
-        tiers = (HostTier(store), *below, *_disk(config, room, store, rank))
+        between = () if config.exchange is None else (exchange_tier(config.exchange, store, room.device),)
+        tiers = (HostTier(store), *between, *below, *_disk(config, room, store, rank))
     drafters = loaded.draft_models.drafters(model, store, loaded.attention, config)
     slots = min(config.max_running, _step_tokens(config, room.device))
     width = room.widest(KV_SCHEMES)
@@ -300,11 +302,13 @@ def _load(
 
 
 def _hashing(config: EngineConfig, place: ModelPlace) -> Future[bytes] | None:
-    """Start to hash the model's files, which name its blocks on disk. None: there will be none."""
-    if config.kv_disk is None:
+    """Start to hash the model's files, which name its blocks for other engines. None: there are none."""
+    if config.kv_disk is None and config.exchange is None:
         return None
     thread = ThreadPoolExecutor(1, "hash")
     try:
+        if config.kv_disk is None:  # the others are on this machine, and run now
+            return thread.submit(files_stamp, place.folder, weights=not config.dummy_weights)
         memo = DiskRoom.parse(config.kv_disk).folder / "hashes.json"
         return thread.submit(files_hash, place.folder, weights=not config.dummy_weights, memo=memo)
     finally:

@@ -10,11 +10,11 @@ from typing import NoReturn
 
 from minichat import __version__
 from minichat.commands.arguments import (
-    REQUESTS_A_REPLICA,
     add_dry,
     add_looks,
     add_model,
     add_name,
+    add_replicas,
     add_sampling,
 )
 from minichat.commands.bench.arguments import add_bench
@@ -169,39 +169,12 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-body", type=whole, default=8, metavar="MIB", help="maximum request body (default: 8 MiB)"
     )
+    add_replicas(command.add_argument_group("several engines"))
     group = command.add_argument_group("serving")
     group.add_argument(
         "--no-warm",
         action="store_true",
         help="skip the warm-up that compiles GPU kernels before the first request",
-    )
-    group.add_argument(
-        "--replicas",
-        type=whole,
-        default=1,
-        metavar="N",
-        help="run N engines, each on its own device, and send a prompt where most of its cache blocks are "
-        "(default: 1)",
-    )
-    group.add_argument(
-        "--min-replicas",
-        type=whole,
-        metavar="N",
-        help="start and stop replicas by the number of their requests; at least N run (default: all)",
-    )
-    group.add_argument(
-        "--target-requests",
-        type=whole,
-        metavar="N",
-        help=f"requests for each replica with --min-replicas (default: {REQUESTS_A_REPLICA})",
-    )
-    group.add_argument(
-        "--ray",
-        nargs="?",
-        type=given,
-        const="local",
-        metavar="ADDRESS",
-        help="run the replicas on the machines of a Ray cluster (default: one that starts on this machine)",
     )
     group.add_argument(
         "--served-name",

@@ -60,8 +60,10 @@ class RoundRobin(Router):
     def _rank(self, route: Placement) -> tuple[int, int]:
         return (route.replica - self._turn) % self._count, 0
 
-    def route(self, tokens: Sequence[int], salt: bytes = b"", adapter: str = "") -> Placement | None:
-        found = super().route(tokens, salt, adapter)
+    def route(
+        self, tokens: Sequence[int], salt: bytes = b"", adapter: str = "", *, apart: bool = False
+    ) -> Placement | None:
+        found = super().route(tokens, salt, adapter, apart=apart)
         self._turn += 1
         return found
 

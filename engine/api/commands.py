@@ -105,6 +105,8 @@ class Submit(StreamingCommand):
     continues: bool = True  # the reply's text continues the prompt's
     chat: str = ""  # blocks on disk belong to this chat, and are deleted with it
     adapter: str = ""  # the name of a loaded LoRA adapter
+    held: bool = False  # it waits for `Proceed`, since another engine computes its prompt
+    sends: int | None = None  # the prompt's first block to send to other engines; None: none is sent
     sender = Sender.SCREEN  # over HTTP, prompts go through the server's routes, which check limits
     forms: ClassVar = {"params": _PARAMS}
     wire_names: ClassVar = {"reply_prefix": "said"}  # its older name
@@ -149,6 +151,17 @@ class Abort(Command[None]):
     def __post_init__(self) -> None:
         for id in self.ids:
             _check_id("ids", id)
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed(Command[None]):
+    """Let a request start that was submitted with `held`. No-op if it has ended."""
+
+    id: int
+    sender = Sender.SCREEN
+
+    def __post_init__(self) -> None:
+        _check_id("id", self.id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,26 @@ class DiskRoom(NamedTuple):
         return cls(Path(folder).expanduser() / "minichat-kv", nbytes)
 
 
+class ExchangePlace(NamedTuple):
+    """Memory through which the engines of a fleet send blocks to each other."""
+
+    path: str
+    segments: int  # one for each engine that sends
+    own: int | None  # that of this engine
+
+    @classmethod
+    def parse(cls, text: str) -> "ExchangePlace":
+        """Read PATH:SEGMENTS:OWN, in which OWN may be missing. Raises BadInput."""
+        path, segments, own = [*text.rsplit(":", 2), "", ""][:3]
+        numbers = segments.isdecimal() and (own.isdecimal() or not own)
+        if not (path and numbers and int(segments) > int(own or 0)):
+            raise BadInput(f"exchange must be PATH:SEGMENTS:OWN, not {text!r:.100}")
+        return cls(path, int(segments), int(own) if own else None)
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.segments}:{'' if self.own is None else self.own}"
+
+
 class AdapterPlace(NamedTuple):
     """A LoRA adapter to load, and the name that requests use."""
 
@@ -84,6 +104,7 @@ class EngineConfig:
     kv_disk: str | None = (
         None  # DIR:GB, where and how many blocks are kept after their requests; None: nowhere
     )
+    exchange: str | None = None  # PATH:SEGMENTS:OWN, memory to send blocks through; None: none are sent
     kv_scheme: KvSchemeName = "none"  # how the cache stores keys and values; none: as computed
     kv_window: int | None = None  # how many tokens back a token sees, plus the first few; None: all
     kv_budget: int | None = None  # how many tokens a request keeps in the cache; None: all
@@ -116,6 +137,9 @@ class EngineConfig:
         self._need("kv_disk", "DIR:GB", self.kv_disk is None or isinstance(self.kv_disk, str))
         if self.kv_disk is not None:
             DiskRoom.parse(self.kv_disk)
+        self._need("exchange", "PATH:SEGMENTS:OWN", self.exchange is None or isinstance(self.exchange, str))
+        if self.exchange is not None:
+            ExchangePlace.parse(self.exchange)
         found: object = self.adapters
         listed = isinstance(found, tuple) and all(isinstance(each, str) for each in found)
         self._need("adapters", "a tuple of NAME=PATH", listed)
@@ -146,7 +170,10 @@ class EngineConfig:
         for other in ("kv_window", "kv_disk", "kv_host", "host_blocks"):
             if self.kv_budget is not None and getattr(self, other):
                 raise BadInput(f"kv_budget cannot be used with {other}; choose one of the two")
-        for other in ("kv_budget", "adapters"):
+        for other in ("kv_window", "kv_budget"):
+            if self.exchange is not None and getattr(self, other):
+                raise BadInput(f"{other} cannot be used where blocks are exchanged: a prefix is not complete")
+        for other in ("kv_budget", "adapters", "exchange"):
             if self.ranks > 1 and getattr(self, other):
                 name = "pp" if self.pp > 1 else "tp"
                 raise BadInput(f"{other} cannot be used with {name} yet; run on one rank")

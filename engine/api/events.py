@@ -119,6 +119,13 @@ class Transferred(RequestEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksSent(RequestEvent):
+    """The blocks of a request that was submitted with `sends` have reached the memory of other engines."""
+
+    blocks: int  # those that were not there before
+
+
+@dataclass(frozen=True, slots=True)
 class TierProblem(Event):
     """A tier below the device has begun to store nothing, or stores blocks again."""
 
@@ -249,6 +256,17 @@ class PromptRouted(RequestEvent):
     cached: int  # blocks of the prompt that the replica has, or computes for another request
     blocks: int  # whole blocks of the prompt
     best: int  # the most that any replica has of them
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSent(RequestEvent):
+    """Another engine of a fleet has computed a request's prompt. `error`: why it has not."""
+
+    source: int  # the replica that computed it
+    blocks: int  # whole blocks of the prompt
+    sent: int  # those that were not at the request's replica
+    seconds: float  # from the request's arrival
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

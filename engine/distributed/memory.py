@@ -8,7 +8,7 @@ import tempfile
 def anonymous(size: int) -> int:
     """Return a file descriptor of `size` bytes of zeros. Nothing appears in /dev/shm, even after SIGKILL."""
     if hasattr(os, "memfd_create"):  # Linux
-        memory = os.memfd_create("minichat-ranks")
+        memory = os.memfd_create("minichat")
     else:
         with tempfile.TemporaryFile() as file:
             memory = os.dup(file.fileno())

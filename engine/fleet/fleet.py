@@ -140,13 +140,19 @@ class Fleet(EngineClient):
             return [each for each in self._replicas if each not in self._lost] or [*self._replicas]
 
     def _submit(self, command: Submit, sink: Sink) -> Future[Any]:
-        tokens = (*command.prompt, *command.reply_prefix)
-        while (route := self._router.route(tokens, command.salt, command.adapter)) is not None:
+        while (route := self._route(command)) is not None:
             if self._takes(route.replica):  # else it has begun to drain since
-                accepted = self._begun(route.replica, command, partial(self._deliver, route, sink))
-                accepted.add_done_callback(partial(self._routed, route))
-                return accepted
+                return self._send_to(route, command, sink)
         return self._unrouted(self._serving()[0], command, sink)
+
+    def _route(self, command: Submit) -> Placement | None:
+        tokens = (*command.prompt, *command.reply_prefix)
+        return self._router.route(tokens, command.salt, command.adapter)
+
+    def _send_to(self, route: Placement, command: Submit, sink: Sink) -> Future[Any]:
+        accepted = self._begun(route.replica, command, partial(self._deliver, route, sink))
+        accepted.add_done_callback(partial(self._routed, route))
+        return accepted
 
     def _fork(self, replica: int, command: Fork, sink: Sink) -> Future[Any]:
         if replica not in self._replicas:
@@ -306,15 +312,10 @@ class Fleet(EngineClient):
                 self._last[number] = self._last[number].ended(str(error))
             del self._asked[number]
         shots = [self._last[number] for number in self._replicas]
+        queue, leaving = self._router.queue, self._leaving
         views = [
-            replica_view(
-                number,
-                shot,
-                self._router.queue(number),
-                silent=number in silent,
-                draining=number in self._leaving,
-            )
-            for number, shot in zip(self._replicas, shots, strict=True)
+            replica_view(each, shot, queue(each), silent=each in silent, draining=each in leaving)
+            for each, shot in zip(self._replicas, shots, strict=True)
         ]
         return merged(shots, views)
 

@@ -3,12 +3,15 @@
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from engine.api.config import EngineConfig
+from engine.api.config import EngineConfig, ExchangePlace
 from engine.api.errors import BadInput
+from engine.distributed.memory import anonymous
+from engine.fleet.apart import ApartFleet
 from engine.fleet.fleet import NUMBERS, Fleet
 from engine.fleet.router import Router
 from engine.host.client import EngineClient
@@ -16,6 +19,7 @@ from engine.host.process import EngineProcess
 from engine.host.restarting import PAUSES, RestartingEngine
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
+_GPU_ROOM, _CPU_ROOM = 8.0, 0.25  # GB through which each engine for prompts sends blocks
 
 Start = Callable[[EngineConfig, Path], EngineProcess]
 
@@ -51,6 +55,43 @@ def start_fleet(
     router: Router | None = None,
 ) -> Fleet:
     """Start all replicas at once. Each has its own log, and is started again when it dies."""
+    return Fleet(_started(configs, start, log, restarts, pauses), router)
+
+
+def start_apart_fleet(
+    configs: Sequence[EngineConfig],
+    prefill: int,
+    start: Start,
+    log: Path,
+    restarts: int,
+    pauses: tuple[float, ...] = PAUSES,
+    *,
+    room: float | None = None,
+) -> ApartFleet:
+    """The same, where the first `prefill` engines compute the prompts of the others. Each sends blocks
+    through `room` GB of memory that all share.
+    """
+    if not Path("/proc/self/fd").is_dir():
+        raise BadInput("engines for prompts and for replies share memory on Linux only; use --replicas")
+    size = round((room or (_GPU_ROOM if configs[0].device.startswith("cuda") else _CPU_ROOM)) * 1e9)
+    memory, held = anonymous(prefill * size), ExitStack()  # pages are taken when they are first used
+    held.callback(os.close, memory)
+    path = f"/proc/{os.getpid()}/fd/{memory}"
+    owns = [*range(prefill), *[None] * (len(configs) - prefill)]
+    places = [str(ExchangePlace(path, prefill, own)) for own in owns]
+    sharing = [replace(each, exchange=place) for each, place in zip(configs, places, strict=True)]
+    try:
+        engines = [*_started(sharing, start, log, restarts, pauses).items()]
+    except BaseException:
+        held.close()
+        raise
+    return ApartFleet(dict(engines[:prefill]), dict(engines[prefill:]), closed=held.close)
+
+
+def _started(
+    configs: Sequence[EngineConfig], start: Start, log: Path, restarts: int, pauses: tuple[float, ...]
+) -> dict[int, EngineClient]:
+    """Start an engine with each configuration, by number. If one fails, the others are closed."""
 
     def replica(number: int) -> EngineClient:
         own = log.with_stem(f"{log.stem}-{number}")
@@ -68,4 +109,4 @@ def start_fleet(
             if each.exception() is None:
                 each.result().close()
         raise failed[0]
-    return Fleet({number: each.result() for number, each in enumerate(begun)}, router)
+    return {number: each.result() for number, each in enumerate(begun)}

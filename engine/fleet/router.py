@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ class Placement(NamedTuple):
     number: int
     replica: int
     cached: int  # blocks of the prompt that are there, or are being computed there
+    there: int  # those of them that are there now
     blocks: int  # whole blocks of the prompt
     best: int  # the most that any replica has of them
     missing: int  # tokens to compute
@@ -36,11 +37,15 @@ class _Replica:
     queue: int = 0  # tokens to compute for these
 
     def found(self, names: Sequence[str]) -> int:
-        """How many of a prompt's first blocks it has."""
+        """How many of a prompt's first blocks it has, or is computing."""
         for count, name in enumerate(names):
             if name not in self.cached and name not in self.held:
                 return count
         return len(names)
+
+    def there(self, names: Sequence[str]) -> int:
+        """How many of a prompt's first blocks it has."""
+        return next((count for count, name in enumerate(names) if name not in self.cached), len(names))
 
     def add(self, route: Placement) -> None:
         self.live[route.number] = route
@@ -74,7 +79,9 @@ class Router:
     Methods may be called from any thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, apart: Collection[int] = ()) -> None:
+        """`apart`: replicas among which `route` only chooses for prompts whose replies run elsewhere."""
+        self._apart = frozenset(apart)
         self._gate = threading.Lock()
         self._replicas: dict[int, _Replica] = {}
         self._number = itertools.count().__next__
@@ -83,7 +90,8 @@ class Router:
         """Add a replica, or replace what is known of its cache."""
         with self._gate:
             if (known := self._replicas.get(replica)) is None:
-                computed = min((each.computed for each in self._replicas.values()), default=0)
+                peers = self._group(apart=replica in self._apart).values()
+                computed = min((each.computed for each in peers), default=0)
                 self._replicas[replica] = _Replica(naming, set(naming.names), computed)
             else:
                 known.naming, known.cached = naming, set(naming.names)
@@ -106,25 +114,31 @@ class Router:
             known = self._replicas.get(replica)
             return known.queue if known else 0
 
-    def route(self, tokens: Sequence[int], salt: bytes = b"", adapter: str = "") -> Placement | None:
+    def route(
+        self, tokens: Sequence[int], salt: bytes = b"", adapter: str = "", *, apart: bool = False
+    ) -> Placement | None:
         """Choose a replica, and count the prompt to its queue. None: there is no replica."""
         with self._gate:
-            starts = {number: _start(each.naming, salt, adapter) for number, each in self._replicas.items()}
+            replicas = self._group(apart=apart)
+            starts = {number: _start(each.naming, salt, adapter) for number, each in replicas.items()}
         chains = {each: _names(tokens, *each) for each in set(starts.values())}  # outside the lock: long
         with self._gate:
             routes = []
-            for number, each in self._replicas.items():
+            for number, each in self._group(apart=apart).items():
                 if number in starts:
                     names = chains[starts[number]]
-                    found = each.found(names)
+                    found, there = each.found(names), each.there(names)
                     missing = len(tokens) - found * each.naming.block_size
-                    routes.append(Placement(-1, number, found, len(names), 0, missing, names))
+                    routes.append(Placement(-1, number, found, there, len(names), 0, missing, names))
             if not routes:
                 return None
             chosen = min(routes, key=self._rank)
             chosen = chosen._replace(number=self._number(), best=max(each.cached for each in routes))
             self._replicas[chosen.replica].add(chosen)
             return chosen
+
+    def _group(self, *, apart: bool) -> Mapping[int, _Replica]:
+        return {number: each for number, each in self._replicas.items() if (number in self._apart) is apart}
 
     def _rank(self, route: Placement) -> tuple[int, int]:
         """The cost, and a share of what the replica has computed more than others.

@@ -129,9 +129,13 @@ class KVStore:
 
         def slab(count: int) -> list[KVLayer]:
             memory = zeros((count * each,), torch.uint8, cpu) if pin is None else pin(count * each)
+            return slab_in(memory, count)
+
+        def slab_in(memory: Tensor, count: int) -> list[KVLayer]:
             parts = _Parts(memory.view(count, each))
             return [layer(spec, count, parts.next) for spec in specs]
 
+        self.block_nbytes, self._slab_in = each, slab_in
         per_slab = host_blocks if pin is None else SLAB // each
         self.host = HostMemory(host_blocks, per_slab, slab, background=pin is not None)
 
@@ -197,6 +201,7 @@ class KVStore:
         """Take over another store's scheme and memory. References to this store see the new tensors."""
         self.scheme, self.dtype = other.scheme, other.dtype
         self.layers[:], self.host = other.layers, other.host
+        self.block_nbytes, self._slab_in = other.block_nbytes, other._slab_in
 
     def resize(self, blocks: int, held: Sequence[int]) -> None:
         """Resize to `blocks` device blocks, layer by layer, and copy the blocks in `held`.
@@ -225,12 +230,24 @@ class KVStore:
     def swap_out(self, pairs: Pairs) -> None:
         """Copy device blocks to host blocks."""
         for slab, part in self.host.parts([(host, block) for block, host in pairs]):
-            self._move(self.layers, slab, [(block, place) for place, block in part])
+            self.copy_out(slab, [(block, place) for place, block in part])
 
     def swap_in(self, pairs: Pairs) -> None:
         """Copy host blocks to device blocks."""
         for slab, part in self.host.parts(pairs):
-            self._move(slab, self.layers, part)
+            self.copy_in(slab, part)
+
+    def slab_over(self, memory: np.ndarray, blocks: int) -> list[KVLayer]:
+        """Host blocks in other memory, such as that which engines share."""
+        return self._slab_in(torch.from_numpy(memory), blocks)
+
+    def copy_out(self, slab: list[KVLayer], pairs: Pairs) -> None:
+        """Copy device blocks to blocks of a slab."""
+        self._move(self.layers, slab, pairs)
+
+    def copy_in(self, slab: list[KVLayer], pairs: Pairs) -> None:
+        """Copy blocks of a slab to device blocks."""
+        self._move(slab, self.layers, pairs)
 
     def close(self) -> None:
         """Prepare no more host memory."""

@@ -41,6 +41,12 @@ def files_hash(folder: Path, *, weights: bool, memo: Path) -> bytes:
     return _joined(f"{file.name}:{found[stamp]}".encode() for file, stamp in stamps.items())
 
 
+def files_stamp(folder: Path, *, weights: bool) -> bytes:
+    """The same without reading them: what changes when one of the files does, on this machine."""
+    files = sorted([*(shards(folder) if weights else ()), *folder.glob("*.json")])
+    return _joined(_stamp(file).encode() for file in files)
+
+
 def file_hash(file: Path) -> str:
     with ThreadPoolExecutor(_THREADS, "hash") as threads:
         return _joined(threads.map(partial(_hashed, file), range(0, file.stat().st_size, _PIECE))).hex()

@@ -17,7 +17,8 @@ class WaitingQueue:
         self._rank = rank
         self._heap: list[tuple[Rank, int]] = []
         self._waiting: dict[int, Request] = {}
-        self.parked: dict[int, Request] = {}  # preempted while their next token is decided elsewhere
+        self.parked: dict[int, Request] = {}  # what they need next is computed elsewhere
+        self.held: set[int] = set()  # those of them whose prompt another engine computes
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -41,8 +42,22 @@ class WaitingQueue:
         """Park a request that has nothing to compute until its next token is decided."""
         self.parked[request.id] = request
 
+    def hold(self, request: Request) -> None:
+        """Park a request of the queue until another engine has computed its prompt."""
+        self.remove(request)
+        self.park(request)
+        self.held.add(request.id)
+        request.why = "another engine computes its prompt"
+
+    def proceed(self, request: Request) -> None:
+        """Queue a held request again. No-op if it is not held."""
+        if request.id in self.held:
+            self.wake(request)
+            request.why = "queued"
+
     def wake(self, request: Request) -> None:
         """Queue a parked request again. No-op if it was not parked: it continues in its slot."""
+        self.held.discard(request.id)
         if self.parked.pop(request.id, None):
             self.push(request)
 
@@ -50,9 +65,11 @@ class WaitingQueue:
         self._heap.clear()
         self._waiting.clear()
         self.parked.clear()
+        self.held.clear()
 
     def remove(self, request: Request) -> None:
         """Remove a request."""
+        self.held.discard(request.id)
         if self.parked.pop(request.id, None):
             return
         del self._waiting[request.id]

@@ -4,9 +4,9 @@ from engine.api.errors import NoMemory
 from engine.api.events import log
 from engine.api.request import Finish, Request
 from engine.kv.tiers.tier import TransferEnd
+from engine.scheduling.moving import Moving
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
-from engine.scheduling.transfers import Moving
 
 PATIENCE = 1.0  # seconds to wait for blocks that a tier loads, at least
 

@@ -20,13 +20,14 @@ from engine.scheduling.changes import Changes
 from engine.scheduling.costs import Costs
 from engine.scheduling.invariants import check_invariants
 from engine.scheduling.microbatches import microbatch
+from engine.scheduling.moving import FoundBlocks
 from engine.scheduling.overtaking import overtaken, victims
 from engine.scheduling.policy import Policy
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.sinking import Sinking
 from engine.scheduling.step import LAST, Drafts, PromptSpan, PromptTargets, Step, StepBuilder, StepRow
-from engine.scheduling.transfers import FoundBlocks, Transfers
+from engine.scheduling.transfers import Transfers
 from engine.speculation.speculator import Speculator
 
 
@@ -322,6 +323,7 @@ class Scheduler:
                 request.phase = Phase.DECODE
             if full > request.published and self.rules.prefix_cache and request.epoch == self.kv.epoch:
                 self.kv.publish(request, min(full, request.launched // self.pool.block_size))
+                self.transfers.sending.send(request)
         return request
 
     def settle(self, row: StepRow, count: int) -> None:

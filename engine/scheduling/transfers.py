@@ -3,35 +3,16 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from engine.api.request import Request, Stored, TierOffer
 from engine.api.snapshot import HOST, loaded_from, stored_in
 from engine.kv.manager import KVManager
 from engine.kv.tiers.tier import BlockName, Tier, TransferEnd, TransferKind, TransferOrder, front
 from engine.scheduling.costs import Costs
+from engine.scheduling.moving import FoundBlocks, Moving
 from engine.scheduling.residence import Residence, TierBlock
+from engine.scheduling.sending import Sending
 from engine.scheduling.settings import SchedulerSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Moving:
-    """A store or load in flight. It holds its device blocks as a request does."""
-
-    order: TransferOrder
-    blocks: list[int]  # of a store: all blocks its request had written, even those the tier already has
-    request: Request | None  # the preempted request, or the one that waits for the load; None: cached blocks
-
-
-class FoundBlocks(NamedTuple):
-    """The blocks a request can start with."""
-
-    hits: list[int]  # device blocks
-    tokens: int  # the number of tokens covered by `hits` and by the blocks to load
-    tier: str = ""  # the tier to load more from
-    names: tuple[BlockName, ...] = ()
-    offer: TierOffer | None = None  # what a tier had, loaded or not
 
 
 class Transfers:
@@ -39,6 +20,9 @@ class Transfers:
 
     def __init__(self, kv: KVManager, tiers: Sequence[Tier], rules: SchedulerSettings, costs: Costs) -> None:
         self.tiers = {tier.name: tier for tier in tiers}
+        self._keeping = [tier for tier in tiers if not tier.transit]
+        transit = next((tier for tier in tiers if tier.transit), None)
+        self.sending = Sending(transit, self.copy, kv.pool.block_size)
         self._kv, self._rules, self._costs = kv, rules, costs
         self.orders: list[TransferOrder] = []  # to be sent, in this order
         self.in_flight: dict[int, Moving] = {}
@@ -88,7 +72,7 @@ class Transfers:
         """
         if self._rules.preemption == "recompute" or not (names := self._kv.names(victim)):
             return ""
-        for tier in self.tiers.values():
+        for tier in self._keeping:
             seconds = tier.cost.round_trip(len(names))
             if self._costs.moving_pays(seconds, victim.launched, self._rules):
                 missing = self._missing(tier, names)
@@ -100,7 +84,7 @@ class Transfers:
     @property
     def below(self) -> Tier | None:
         """The first tier from which loading blocks would pay."""
-        return next((each for each in self.tiers.values() if self._loading_pays(each, 1)), None)
+        return next((each for each in self._keeping if self._loading_pays(each, 1)), None)
 
     def sink(self, tier: Tier, most: int) -> bool:
         """Copy the blocks that are evicted next to the tier, as many as it can take.
@@ -123,26 +107,34 @@ class Transfers:
         return room or bool(there)
 
     def keep(self, request: Request) -> None:
-        """Store the published blocks of a request that ends in the persistent tiers."""
+        """Store the published blocks of a request that ends in the persistent tiers, and send the last."""
+        self.sending.finish(request)
         computed = (len(request.tokens) - 1) // self._kv.pool.block_size  # a later step may be in flight
         full = min(request.published, computed)
         published = list(zip(request.chain[:full], request.blocks[:full], strict=True))
         whole = request.epoch == self._kv.epoch and not request.gone
         if not published or not whole or request.chat is None or not self._rules.prefix_cache:
             return
-        names = tuple(name for name, _ in published)
-        for tier in self.tiers.values():
-            if not tier.persistent or not self._loading_pays(tier, len(names)):
-                continue
-            missing = set(self._missing(tier, names))
-            fresh = [(name, block) for name, block in published if name in missing]
-            fresh = fresh[: max(0, self._room(tier))]  # the first ones: the others are useless without them
-            if fresh:
-                stored, blocks = zip(*fresh, strict=True)
-                self._kv.pool.share(blocks)
-                self._begin_store(tier.name, stored, blocks, list(blocks), request)
-            if request.chat:
-                self._order("own", tier.name, names, owner=request.chat)
+        for tier in self._keeping:
+            if tier.persistent and self._loading_pays(tier, len(published)):
+                self.copy(tier, published, request)
+                if request.chat:
+                    self._order("own", tier.name, tuple(name for name, _ in published), owner=request.chat)
+
+    def copy(
+        self, tier: Tier, blocks: Sequence[tuple[BlockName, int]], owner: Request
+    ) -> tuple[TransferOrder | None, int]:
+        """Store the blocks that the tier lacks, while their request goes on. If it has no room for all, the
+        first ones: the others are useless without them. Returns the order, and how many had no room.
+        """
+        missing = set(self._missing(tier, [name for name, _ in blocks]))
+        fresh = [each for each in blocks if each[0] in missing]
+        fresh, left = fresh[: (room := max(0, self._room(tier)))], max(0, len(fresh) - room)
+        if not fresh:
+            return None, left
+        names, numbers = zip(*fresh, strict=True)
+        self._kv.pool.share(numbers)
+        return self._begin_store(tier.name, names, numbers, list(numbers), owner), left
 
     def _loading_pays(self, tier: Tier, blocks: int) -> bool:
         tokens = blocks * self._kv.pool.block_size
@@ -231,7 +223,9 @@ class Transfers:
         if stored is not None:
             more = min(more, request.launched)
         seconds = max(tier.cost.back(count), request.waited)
-        pays = not request.waited and self._costs.loading_pays(seconds, more - tokens, self._rules)
+        # What other engines have sent is loaded: computing it would delay the replies that they spare.
+        worth = tier.transit or self._costs.loading_pays(seconds, more - tokens, self._rules)
+        pays = worth and not request.waited
         offer = TierOffer(tier.name, more - tokens, pays, seconds, self._costs.recompute(more - tokens))
         if not pays:
             return FoundBlocks(hits, tokens, offer=offer)
@@ -308,6 +302,7 @@ class Transfers:
                 self.loaded.append(waits)
         else:
             self._settle(order.tier, self.residence.stored(order.tier, order.names))
+            self.sending.end(end)
         return moving
 
     def saved(self, request: Request) -> float:
@@ -332,6 +327,7 @@ class Transfers:
 
     def forget(self, request: Request) -> None:
         """Make all blocks the request computed unfindable, because they may be wrong."""
+        self.sending.cancel(request)
         pool = self._kv.pool
         pool.forget(request.blocks)
         for moving in self.in_flight.values():
@@ -357,9 +353,8 @@ class Transfers:
 
     def clear(self) -> None:
         """Drop all transfers, because the engine is dead."""
-        for each in (self.orders, self.in_flight, self.loading, self.loaded):
+        for each in (self.orders, self.in_flight, self.loading, self.loaded, self.residence, self.sending):
             each.clear()
-        self.residence.clear()
 
     def check(self, requests: Iterable[Request]) -> None:
         """Check that each name is retained once for each request or load that relies on it."""

@@ -233,8 +233,8 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        scheduler, pending = self.scheduler, self._flights or self._lifecycle.changing is not None
-        return bool(scheduler.requests or pending) or scheduler.transfers.pending
+        scheduler, pending = self.scheduler, bool(self._flights) or self._lifecycle.changing is not None
+        return len(scheduler.requests) > len(scheduler.waiting.held) or pending or scheduler.transfers.pending
 
     def pause(self) -> float:
         """Seconds until the next step makes sense, after one with nothing to do while requests wait."""

@@ -8,8 +8,10 @@ from typing import Any
 from engine.api import commands
 from engine.api.commands import Accepted, Command
 from engine.api.errors import BadInput
+from engine.api.events import BlocksSent
 from engine.api.params import Grammar, SamplingParams
 from engine.models.adapters.find import find_adapter
+from engine.scheduling.scheduler import Scheduler
 from engine.serving.block_reports import start_reports
 from engine.serving.engine import Engine
 from engine.serving.reply import Sink
@@ -25,6 +27,9 @@ class Handler:
 
 
 def _submit(engine: Engine, command: commands.Submit, sink: Sink) -> Accepted:
+    waiting, sending = engine.scheduler.waiting, engine.scheduler.transfers.sending
+    if command.sends is not None:
+        sending.check()
     id = engine.submit(
         command.prompt,
         command.params,
@@ -37,7 +42,21 @@ def _submit(engine: Engine, command: commands.Submit, sink: Sink) -> Accepted:
         chat=command.chat,
         adapter=command.adapter,
     )
+    request = engine.scheduler.requests[id]
+    if command.held:
+        waiting.hold(request)
+    if command.sends is not None:
+        sending.add(request, command.sends, partial(_report_sent, engine.scheduler, id))
     return Accepted(id, len(command.prompt))
+
+
+def _report_sent(scheduler: Scheduler, id: int, blocks: int) -> None:
+    scheduler.emit(BlocksSent(scheduler.step, scheduler.clock(), id, blocks))
+
+
+def _proceed(engine: Engine, command: commands.Proceed) -> None:
+    if (request := engine.scheduler.requests.get(command.id)) is not None:
+        engine.scheduler.waiting.proceed(request)
 
 
 def _fork(engine: Engine, command: commands.Fork, sink: Sink) -> Accepted:
@@ -81,6 +100,7 @@ HANDLERS: dict[type[Command[Any]], Handler] = {
     commands.Fork: Handler(_fork, first=_guided_by_params),
     commands.Update: Handler(lambda engine, c: engine.update(c.id, **c.changes), first=_guided_by_changes),
     commands.Abort: Handler(_abort),
+    commands.Proceed: Handler(_proceed),
     commands.Preempt: Handler(lambda engine, c: engine.preempt(c.id)),
     commands.SetSwitch: Handler(lambda engine, c: engine.set_switch(c.name, c.on)),
     commands.SetLatencyTarget: Handler(lambda engine, c: engine.set_latency_target(c.seconds)),

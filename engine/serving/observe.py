@@ -71,7 +71,7 @@ def snapshot(
         host_size=sum(tier.size for tier in tiers if tier.name == HOST),
         tiers=tuple(tier for tier in tiers if tier.name != HOST),
         requests=tuple(_request(each, scheduler) for each in shown),
-        waiting=len(scheduler.waiting),
+        waiting=len(scheduler.waiting) + len(scheduler.waiting.held),
         loading=len(scheduler.transfers.incoming),
         running=len(scheduler.running),
         preemptions=scheduler.preemptions,

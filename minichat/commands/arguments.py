@@ -162,3 +162,44 @@ def add_dry(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--rate", type=number, metavar="N", help="tokens per second of each synthetic reply (default: 30)"
     )
+
+
+def add_replicas(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--replicas",
+        type=whole,
+        default=1,
+        metavar="N",
+        help="run N engines, each on its own device, and send a prompt where most of its cache blocks are "
+        "(default: 1)",
+    )
+    group.add_argument(
+        "--min-replicas",
+        type=whole,
+        metavar="N",
+        help="start and stop replicas by the number of their requests; at least N run (default: all)",
+    )
+    group.add_argument(
+        "--target-requests",
+        type=whole,
+        metavar="N",
+        help=f"requests for each replica with --min-replicas (default: {REQUESTS_A_REPLICA})",
+    )
+    group.add_argument(
+        "--ray",
+        nargs="?",
+        type=given,
+        const="local",
+        metavar="ADDRESS",
+        help="run the replicas on the machines of a Ray cluster (default: one that starts on this machine)",
+    )
+    group.add_argument(
+        "--prefill-gpus",
+        type=whole,
+        metavar="N",
+        help="compute prompts and replies apart: N engines, each on its own device, compute only prompts and "
+        "send their cache blocks to the others",
+    )
+    group.add_argument(
+        "--decode-gpus", type=whole, metavar="N", help="with --prefill-gpus: engines for the replies"
+    )

@@ -26,7 +26,7 @@ from engine.gguf.parts import model_name
 from minichat import __version__
 from minichat.clients.address import is_loopback
 from minichat.commands.arguments import REQUESTS_A_REPLICA
-from minichat.commands.options import engine_config, failed, show_progress
+from minichat.commands.options import check_replicas, engine_config, failed, show_progress
 from minichat.shell.paths import locate, private_folder
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ _CLOSE_WITHIN = 5.0  # seconds; a longer step is abandoned
 _SHORTEST_KEY = 16
 _FILES = 16_384  # limit of open files, including sockets
 _LONGEST_DRAIN = 3600.0  # seconds
-_MOST_REPLICAS = 64
 _LARGEST_BODY = 1024  # MiB
 _OF_ADDRESS: dict[str, object] = {"host": "127.0.0.1", "port": 8000}  # options of a port, with their defaults
 _OF_WEIGHTS: dict[str, object] = {  # options of the weights and their cache, with their defaults
@@ -108,9 +107,7 @@ def check(options: argparse.Namespace) -> None:
         raise BadInput("--cors '*' and --no-key would let any web page use the engine; name the origins")
     if not 0 <= options.port <= 65535:
         raise BadInput(f"--port must be from 0 to 65535, got {options.port}")
-    if not 1 <= options.replicas <= _MOST_REPLICAS:
-        raise BadInput(f"--replicas must be from 1 to {_MOST_REPLICAS}, got {options.replicas}")
-    _check_scaling(options)
+    check_replicas(options)
     if options.restart < 0:
         raise BadInput(f"--restart must be at least 0, got {options.restart}")
     for name in ("max_in_flight", "max_per_key"):
@@ -130,16 +127,6 @@ def check(options: argparse.Namespace) -> None:
         raise BadInput("--rate requires --dry-run")
     if options.rate is not None and not 0 < options.rate <= 1e6:
         raise BadInput(f"--rate must be above 0 and at most 1e6 tokens/s, got {options.rate:g}")
-
-
-def _check_scaling(options: argparse.Namespace) -> None:
-    least, most, target = options.min_replicas, options.replicas, options.target_requests
-    if least is None and target is not None:
-        raise BadInput("--target-requests has no effect without --min-replicas")
-    if least is not None and not 1 <= least <= most:
-        raise BadInput(f"--min-replicas must be from 1 to --replicas, which is {most}; got {least}")
-    if target is not None and target < 1:
-        raise BadInput(f"--target-requests must be at least 1, got {target}")
 
 
 def _refuse_given(options: argparse.Namespace, without_effect: Mapping[str, object], given: str) -> None:
@@ -289,7 +276,7 @@ def served_names(options: argparse.Namespace) -> list[str]:
 
 def engine(options: argparse.Namespace, callbacks: ServerCallbacks) -> "EngineClient":
     """The engine in its own process, so that serving clients does not slow steps; or a fleet of them."""
-    from engine.fleet.local import shares, start_fleet
+    from engine.fleet.local import shares, start_apart_fleet, start_fleet
     from engine.host.process import EngineProcess
     from engine.host.restarting import RestartingEngine
 
@@ -302,6 +289,9 @@ def engine(options: argparse.Namespace, callbacks: ServerCallbacks) -> "EngineCl
 
     if options.ray is not None:
         return _ray_fleet(options, config, callbacks)
+    if (prefill := options.prefill_gpus) is not None:
+        parts = shares(config, prefill + options.decode_gpus)
+        return start_apart_fleet(parts, prefill, start, callbacks.log, options.restart)
     if options.replicas > 1:
         parts = [config] * options.replicas if options.dry_run else shares(config, options.replicas)
         return start_fleet(parts, start, callbacks.log, options.restart)

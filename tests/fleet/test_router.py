@@ -203,3 +203,43 @@ def test_a_route_of_an_earlier_process_does_not_count_for_the_next() -> None:
     router.started(new)
     router.ended(new)
     assert router.queue(0) == 0
+
+
+def test_replicas_apart_are_chosen_only_among_themselves() -> None:
+    router, prompt = Router(apart=(0, 1)), [*range(4 * SIZE + 1)]
+    for number in range(4):
+        put(router, number)
+    routes = [router.route(prompt, apart=number % 2 == 0) for number in range(8)]
+    assert [each and each.replica // 2 for each in routes] == [0, 1] * 4
+    assert [each and each.best for each in routes][1] == 0, "the blocks of the other group do not count"
+    for number in (0, 1):
+        router.remove(number)
+    assert router.route(prompt, apart=True) is None
+    put(router, 1)
+    found = router.route(prompt, apart=True)
+    assert found
+    assert (found.replica, found.cached) == (1, 0)
+
+
+def test_blocks_that_are_there_are_told_from_those_being_computed() -> None:
+    router, prompt = Router(), [*range(6 * SIZE + 1)]
+    put(router, 0)
+    first = router.route(prompt)
+    assert first
+    router.report(0, first.names[:4], ())
+    again = router.route(prompt)
+    assert again
+    assert (again.cached, again.there) == (6, 4)
+
+
+def test_a_new_replica_starts_with_what_its_own_group_has_computed() -> None:
+    router = Router(apart=(0, 1))
+    put(router, 0)
+    put(router, 2)
+    for tail in range(10):
+        route = router.route([*[1000 + tail] * 6000], apart=True)
+        assert route
+        router.ended(route)
+    put(router, 1)
+    chosen = [router.route([*[2000 + tail] * 100], apart=True) for tail in range(4)]
+    assert {each and each.replica for each in chosen} == {0, 1}, "the new one would get all for a while"

@@ -7,7 +7,7 @@ import pytest
 
 from engine.api.config import ModelPlace
 from engine.models import identity
-from engine.models.identity import files_hash, model_identity
+from engine.models.identity import files_hash, files_stamp, model_identity
 from engine.models.registry import load_model
 from tests.runner.small import make
 
@@ -40,6 +40,15 @@ def test_a_changed_file_changes_it(folder: Path, name: str) -> None:
     data[-1] ^= 1
     (folder / name).write_bytes(data)
     assert hashed(folder) != before
+
+
+def test_a_stamp_changes_with_a_file_which_is_not_read(folder: Path) -> None:
+    before = files_stamp(folder, weights=True)
+    (folder / "config.json").chmod(0)
+    assert files_stamp(folder, weights=True) == before
+    assert files_stamp(folder, weights=False) != before
+    (folder / "model.safetensors").write_bytes(b"shorter")
+    assert files_stamp(folder, weights=True) != before
 
 
 def test_pieces_of_a_file_are_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

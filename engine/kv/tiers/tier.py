@@ -88,6 +88,7 @@ class Tier(Protocol):
     name: str
     cost: MeasuredCost
     persistent: bool = False  # it keeps blocks after the engine ends, and makes room itself
+    transit: bool = False  # it only carries blocks to other engines, when a request asks for that
     problem: str = ""  # why it stores nothing now
 
     @property

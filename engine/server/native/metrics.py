@@ -5,11 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.api.errors import QueueFull
-from engine.api.events import Admitted, Died, Event, Finished, FirstToken, Preempted, Queued, Restarting
+from engine.api.events import (
+    Admitted,
+    Died,
+    Event,
+    Finished,
+    FirstToken,
+    Preempted,
+    PromptSent,
+    Queued,
+    Restarting,
+)
 from engine.api.histogram import Histogram
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
-from engine.api.snapshot import Snapshot
+from engine.api.snapshot import EXCHANGE, Snapshot
 from engine.host.client import EngineClient
 from engine.server.http.errors import ApiError
 from engine.server.native.prometheus import MetricsPage
@@ -52,7 +62,8 @@ class Metrics:
         self._lives: dict[int, _Life] = {}
         self._finished: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
-        self._admitted_tokens = self._cached_tokens = self._preemptions = 0
+        self._admitted_tokens = self._cached_tokens = self._sent_tokens = self._preemptions = 0
+        self._sent, self._sending = Counter[str](), Histogram(_FIRST)  # blocks of prompts computed apart
         self.generated = 0  # tokens handed to clients; counted on the loop
         self._histograms: list[tuple[str, str, Histogram]] = []
         made = self._histogram
@@ -105,6 +116,11 @@ class Metrics:
                 self._admit(event)
             case FirstToken():
                 self._start(event)
+            case PromptSent(error=""):
+                self._sent.update(sent=event.sent, there=event.blocks - event.sent)
+                self._sending.observe(event.seconds)
+            case PromptSent():
+                self._sent["failed"] += event.blocks
             case Preempted():
                 self._preemptions += 1
                 if (life := self._lives.get(event.request)) is not None:
@@ -122,7 +138,9 @@ class Metrics:
         self._queue.observe(event.at - life.arrived)
         self._computed.observe(life.prompt - event.cached)
         self._admitted_tokens += life.prompt
-        self._cached_tokens += event.cached
+        sent = event.held if event.loaded and event.tier == EXCHANGE else 0
+        self._sent_tokens += sent
+        self._cached_tokens += event.cached - sent
 
     def _start(self, event: FirstToken) -> None:
         life = self._lives.setdefault(event.request, _Life(event.at - event.seconds))
@@ -151,8 +169,10 @@ class Metrics:
         """Return all metrics as text."""
         page = MetricsPage(self._prefix, **self._labels)
         _add_state(page, shot)
-        hits, prompts = self._cached_tokens, self._admitted_tokens
-        by_source = {"local_compute": prompts - hits, "local_cache_hit": hits}
+        hits, sent, prompts = self._cached_tokens, self._sent_tokens, self._admitted_tokens
+        by_source = {"local_compute": prompts - hits - sent, "local_cache_hit": hits}
+        if self._sent:
+            by_source["external_kv_transfer"] = sent
         ends = {reason: self._finished[finish] for finish, reason in _REASONS.items()}
         rejections = {reason: self._rejected[reason] for reason in _REJECTIONS}
         page.counter("prompt_tokens_total", "Prompt tokens of admitted requests.", prompts)
@@ -166,6 +186,11 @@ class Metrics:
         page.split("counter", "admission_rejections_total", "Refused requests.", "reason", rejections)
         if shot.iteration_tokens.counts:
             page.histogram("iteration_tokens_total", "Tokens of a step.", shot.iteration_tokens)
+        if self._sent:
+            blocks = {what: self._sent[what] for what in ("sent", "there", "failed")}
+            page.split("counter", "prompt_blocks_apart_total", "Blocks of prompts apart.", "what", blocks)
+            about = "Until a prompt's blocks were sent."
+            page.histogram("request_prompt_apart_seconds", about, self._sending.view())
         for name, about, histogram in self._histograms:
             page.histogram(name, about, histogram.view())
         return page.text()

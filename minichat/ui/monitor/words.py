@@ -11,6 +11,7 @@ from engine.api.events import (
     Forked,
     Preempted,
     PromptRouted,
+    PromptSent,
     Quantized,
     Queued,
     Recached,
@@ -107,6 +108,11 @@ def described(event: Event) -> tuple[str, str]:
         case PromptRouted(replica=replica, cached=cached, blocks=blocks):
             found = f"{cached} of {plural(blocks, 'block')} {'is' if cached == 1 else 'are'} there"
             return "routed", f"to replica {replica}: {found if blocks else 'less than a block'}"
+        case PromptSent(source=source, error=error) if error:
+            return "failed", f"prompt on engine {source}, now on its own: {error}"
+        case PromptSent(source=source, blocks=blocks, sent=sent, seconds=seconds):
+            there = f"{sent} of {plural(blocks, 'block')} sent"
+            return "prompt", f"on engine {source}: {there} in {duration(seconds)}"
         case ReplicaChanged(replica=replica, state=state, error=error):
             return "replica", f"{replica} is {state}" + (f": {error}" if error else "")
         case LinkLost(why=why):

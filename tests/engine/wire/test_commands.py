@@ -54,6 +54,7 @@ FIELDS: dict[type[Command[Any]], dict[str, st.SearchStrategy[Any]]] = {
     commands.Update: {"id": IDS, "changes": CHANGES},
     commands.Abort: {"ids": st.lists(IDS, max_size=5).map(tuple)},
     commands.Preempt: {"id": IDS},
+    commands.Proceed: {"id": IDS},
     commands.SetSwitch: {"name": NAMES, "on": st.booleans()},
     commands.SetLatencyTarget: {"seconds": st.floats(0, 1e6)},
     commands.SetQuantization: {"scheme": NAMES},

@@ -40,6 +40,7 @@ BAD = {
     "preemption": ["never", None],
     "depth": [2, -1, True, 1.0, "0"],
     "seed": ["x", 1.5, True, math.nan],
+    "exchange": [5, "", "/memory", "/memory:0:", "/memory:2:2", "/memory:two:0", ":1:0"],
     "kv_disk": [5, "", "/tmp", "/tmp:0", "/tmp:-1", "/tmp:much", ":5", "/tmp:nan", "/tmp:inf"],
     "draft": [5, True],
     "exit_layer": [0, -1, 1.5, "2", True],

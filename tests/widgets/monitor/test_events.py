@@ -63,6 +63,14 @@ def log() -> EventLog:
         ),
         (events.PromptRouted(1, 0, 3, 0, 1, 2, 1), ("routed", "to replica 0: 1 of 2 blocks is there")),
         (events.PromptRouted(1, 0, 3, 0, 0, 0, 0), ("routed", "to replica 0: less than a block")),
+        (
+            events.PromptSent(1, 0, 3, 0, 48, 41, 0.12),
+            ("prompt", "on engine 0: 41 of 48 blocks sent in 120 ms"),
+        ),
+        (
+            events.PromptSent(1, 0, 3, 0, 48, 0, 0.12, "it was killed"),
+            ("failed", "prompt on engine 0, now on its own: it was killed"),
+        ),
         (events.ReplicaChanged(1, 0, 1, "ready", ""), ("replica", "1 is ready")),
         (events.ReplicaChanged(1, 0, 1, "dead", "gone"), ("replica", "1 is dead: gone")),
     ],

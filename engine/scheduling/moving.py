@@ -1,0 +1,26 @@
+"""Blocks in transfer, and blocks that a request can start with."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.api.request import Request, TierOffer
+from engine.kv.tiers.tier import BlockName, TransferOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A store or load in flight. It holds its device blocks as a request does."""
+
+    order: TransferOrder
+    blocks: list[int]  # of a store: all blocks its request had written, even those the tier already has
+    request: Request | None  # the preempted request, or the one that waits for the load; None: cached blocks
+
+
+class FoundBlocks(NamedTuple):
+    """The blocks a request can start with."""
+
+    hits: list[int]  # device blocks
+    tokens: int  # the number of tokens covered by `hits` and by the blocks to load
+    tier: str = ""  # the tier to load more from
+    names: tuple[BlockName, ...] = ()
+    offer: TierOffer | None = None  # what a tier had, loaded or not
