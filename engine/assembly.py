@@ -12,9 +12,10 @@ from typing import NamedTuple, cast
 
 import torch
 
-from engine.api.config import KV_SCHEMES, AdapterPlace, DiskRoom, EngineConfig, ModelPlace, keeps_state
+from engine.api.config import KV_SCHEMES, EngineConfig, ModelPlace, keeps_state
 from engine.api.errors import BadInput
 from engine.api.events import Bus
+from engine.api.places import AdapterPlace, DiskRoom
 from engine.attention.base import AttentionBackend
 from engine.attention.registry import block_size_for
 from engine.attention.registry import choose as choose_attention

@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from engine.api.errors import BadInput
+from engine.api.places import AdapterPlace, DiskRoom, ExchangePlace
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
@@ -24,60 +25,6 @@ _CHOICES: dict[str, tuple[str | int, ...]] = {
     "kv_eviction": EVICTIONS,
     "block_size": BLOCK_SIZES,
 }
-
-
-class DiskRoom(NamedTuple):
-    """Room for cache blocks on a disk."""
-
-    folder: Path  # inside the one named, which may hold other files
-    nbytes: int
-
-    @classmethod
-    def parse(cls, text: str) -> "DiskRoom":
-        """Read DIR:GB. Raises BadInput."""
-        folder, _, size = text.rpartition(":")
-        try:
-            nbytes = round(float(size) * 1e9)
-        except (ValueError, OverflowError):
-            nbytes = 0
-        if not folder or nbytes <= 0:
-            raise BadInput(f"kv_disk must be DIR:GB, such as /scratch/kv:20, not {text!r}")
-        return cls(Path(folder).expanduser() / "minichat-kv", nbytes)
-
-
-class ExchangePlace(NamedTuple):
-    """Memory through which the engines of a fleet send blocks to each other."""
-
-    path: str
-    segments: int  # one for each engine that sends
-    own: int | None  # that of this engine
-
-    @classmethod
-    def parse(cls, text: str) -> "ExchangePlace":
-        """Read PATH:SEGMENTS:OWN, in which OWN may be missing. Raises BadInput."""
-        path, segments, own = [*text.rsplit(":", 2), "", ""][:3]
-        numbers = segments.isdecimal() and (own.isdecimal() or not own)
-        if not (path and numbers and int(segments) > int(own or 0)):
-            raise BadInput(f"exchange must be PATH:SEGMENTS:OWN, not {text!r:.100}")
-        return cls(path, int(segments), int(own) if own else None)
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.segments}:{'' if self.own is None else self.own}"
-
-
-class AdapterPlace(NamedTuple):
-    """A LoRA adapter to load, and the name that requests use."""
-
-    name: str
-    path: str  # a folder, or a name on the hub
-
-    @classmethod
-    def parse(cls, text: str) -> "AdapterPlace":
-        """Read NAME=PATH. Raises BadInput."""
-        name, _, path = text.partition("=")
-        if not name or not path:
-            raise BadInput(f"adapter must be NAME=PATH, such as sql=/models/sql-lora, not {text!r:.100}")
-        return cls(name, path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from threading import Event, Thread
 import numpy as np
 import torch
 
-from engine.api.config import ExchangePlace
 from engine.api.errors import BadInput
 from engine.api.events import log
+from engine.api.places import ExchangePlace
 from engine.distributed.memory import mapped
 from engine.kv.store import KVStore
 from engine.kv.tiers.exchange import ExchangeTier

@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from engine.api.config import EngineConfig, ExchangePlace
+from engine.api.config import EngineConfig
 from engine.api.errors import BadInput
+from engine.api.places import ExchangePlace
 from engine.distributed.memory import anonymous
 from engine.fleet.apart import ApartFleet
 from engine.fleet.fleet import NUMBERS, Fleet

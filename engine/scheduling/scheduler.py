@@ -103,8 +103,7 @@ class Scheduler:
     def _schedule_running(self, builder: StepBuilder) -> list[Request]:
         """Schedule the running requests, except prompts that a waiting request overtakes: these come last."""
         prefilling, speculating = [], []
-        unscored = self.kv.trim(self.running)
-        size = self.pool.block_size
+        unscored, size = self.kv.trim(self.running), self.pool.block_size
         for request in microbatch(self.running, self.rules):
             tokens, start = request.tokens, request.launched
             known = len(tokens) + request.pending
@@ -121,7 +120,6 @@ class Scheduler:
             elif (
                 start < len(request.blocks) * size and not request.shares_tail and not request.params.pooling
             ):
-                # The common case.
                 token = LAST if request.pending else tokens[start]
                 builder.decode(request, start, token)
                 if request.guided:

@@ -4,9 +4,9 @@ import math
 
 from engine.api import events
 from engine.execution.protocol import Runner
+from engine.scheduling.moving import Moving
 from engine.scheduling.recovery import compute_late, take_end
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.transfers import Moving
 
 NO_REQUEST = -1  # of events about cached blocks
 POLL = 0.001  # seconds between polls when the engine is otherwise idle, at most

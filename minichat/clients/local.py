@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.api.commands import Command
-from engine.api.config import DiskRoom, EngineConfig
+from engine.api.config import EngineConfig
 from engine.api.errors import EngineDead
 from engine.api.events import Delta, Event
 from engine.api.layout import PromptLayout
 from engine.api.params import SamplingParams
+from engine.api.places import DiskRoom
 from engine.api.snapshot import Snapshot
 from engine.host.handover import Handover, call_on
 from engine.kv.tiers.disk_index import delete_chat

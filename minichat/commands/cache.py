@@ -7,7 +7,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from engine.api.config import DiskRoom
+from engine.api.places import DiskRoom
 from engine.kv.tiers.disk_index import Contents, DiskIndex
 from minichat.models.progress import duration
 from minichat.plural import plural

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.api.config import AdapterPlace, EngineConfig, is_amount
+from engine.api.config import EngineConfig, is_amount
 from engine.api.errors import BadInput, EngineError
 from engine.api.params import SamplingParams
+from engine.api.places import AdapterPlace
 from minichat.shell.disk_room import disk_room
 from minichat.shell.interpreter import loading
 from minichat.shell.paths import locate

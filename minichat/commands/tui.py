@@ -4,8 +4,8 @@ import argparse
 import os
 import sys
 
-from engine.api.config import DiskRoom
 from engine.api.errors import BadInput, EngineError
+from engine.api.places import DiskRoom
 from minichat.chats.model import Message
 from minichat.clients.local import LocalBackend, in_process, on_thread
 from minichat.commands.options import engine_config, failed

@@ -6,8 +6,8 @@ from functools import partial
 from textual.content import Content
 
 from engine.api.commands import DropAdapter, LoadAdapter
-from engine.api.config import AdapterPlace
 from engine.api.errors import BadInput
+from engine.api.places import AdapterPlace
 from engine.api.snapshot import AdapterView
 from minichat.features.feature import Context, Feature, Offer, ScreenCommand
 from minichat.models.progress import size

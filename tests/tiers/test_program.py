@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.api.config import DiskRoom, EngineConfig
+from engine.api.config import EngineConfig
+from engine.api.places import DiskRoom
 from engine.kv.tiers.disk_index import DiskIndex
 from minichat.clients.local import LocalBackend
 from minichat.commands import cache

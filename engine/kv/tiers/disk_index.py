@@ -13,8 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.api.config import DiskRoom
 from engine.api.events import log
+from engine.api.places import DiskRoom
 
 VERSION = 1
 _FILE = "index.sqlite"
