@@ -21,7 +21,6 @@ from engine.attention.registry import block_size_for
 from engine.attention.registry import choose as choose_attention
 from engine.cache_plan import block_size_with, cache_budget, memory_share, refuse_forgetting, windowed
 from engine.devices import free_host_memory, pick, use
-from engine.distributed.exchange import exchange_tier
 from engine.distributed.pipelined import PipelinedRunner
 from engine.distributed.runner import RankedRunner
 from engine.distributed.stages import PipelineLink
@@ -30,6 +29,7 @@ from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels, find_draft_models
 from engine.execution.runner import ModelRunner
 from engine.execution.weights import Weights
+from engine.fleet.exchange import exchange_tier
 from engine.grammar.grammars import Grammars
 from engine.kv.pool import BlockPool
 from engine.kv.store import KVStore
@@ -59,7 +59,7 @@ from engine.text.files import has_tokenizer
 from engine.text.tokenizer import Tokenizer
 
 _STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # small enough not to stall concurrent decodes for long
-GPU_RANKS = False  # refused until a whole engine has been run on several GPUs; tests and benchmarks set it
+GPU_STAGES = False  # refused until their replies are compared with one GPU's; tests and benchmarks set it
 ALL_THREADS = torch.get_num_threads()
 ONE_THREAD = 64 * 2**20  # bytes of weights below which one thread is enough
 
@@ -78,8 +78,8 @@ def assemble(
     if config.ranks == 1:
         return _assembled(config, place, loading, progress, below, None)
     option = "pp" if config.pp > 1 else "tp"
-    if pick(config.device).type != "cpu" and not GPU_RANKS:
-        raise BadInput(f"{option}: {config.ranks} ranks can share a model on CPUs only; add --device cpu")
+    if config.pp > 1 and pick(config.device).type != "cpu" and not GPU_STAGES:
+        raise BadInput("pp: stages run on CPUs only so far; add --device cpu, or use tp")
     if config.pp > 1 and sys.platform != "linux":
         raise BadInput("pp: stages find each other through /proc, which only Linux has; leave pp at 1")
     if below:

@@ -80,7 +80,7 @@ def bubbles(bench: Bench, label: str, engine: Engine) -> None:
 def started(bench: Bench, name: str, tp: int, pp: int) -> Iterator[Engine]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[name]))
-        assembly.GPU_RANKS = True
+        assembly.GPU_STAGES = True
         began = time.perf_counter()
         engine = start(
             EngineConfig(

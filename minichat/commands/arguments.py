@@ -22,8 +22,8 @@ def add_model(command: argparse.ArgumentParser) -> None:
         type=whole,
         default=1,
         metavar="N",
-        help="tensor parallel: share the model between N processes, each with a part of every weight "
-        "(default: 1; CPUs only)",
+        help="tensor parallel: share the model between N processes, on GPUs one each, with a part "
+        "of every weight (default: 1)",
     )
     group.add_argument(
         "--pp",

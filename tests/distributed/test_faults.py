@@ -118,11 +118,13 @@ def test_the_reason_of_a_rank_that_ends_first_is_reported(
         pass
 
 
-def test_gpus_are_refused_before_any_rank_starts(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_on_gpus_are_refused_before_any_rank_starts(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(assembly, "pick", lambda device: torch.device("cuda"))
     monkeypatch.setattr(assembly, "Team", None)
-    with pytest.raises(BadInput, match="2 ranks can share a model on CPUs only; add --device cpu"):
-        engine_on(llama, tp=2)
+    with pytest.raises(BadInput, match="stages run on CPUs only so far; add --device cpu"):
+        engine_on(llama, pp=2)
 
 
 @pytest.mark.parametrize(("ranks", "problem"), [(3, "cannot be split over 3 ranks")])

@@ -35,7 +35,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "GPU_RANKS", True)
+    monkeypatch.setattr(assembly, "GPU_STAGES", True)
 
 
 def engine_on(folder: Path, device: str, tp: int, **config: Any) -> Engine:
