@@ -257,6 +257,18 @@ def test_short_pieces_of_prompts_are_a_row_for_each_token() -> None:
     assert unrolled([decode, piece], targets=((0, 1),)) is None, "it needs the hidden states"
 
 
+def test_short_prompts_over_four_bits_run_in_a_graph(llama: Path) -> None:
+    """Its rows need what the ones before them write, as in drafts."""
+    engine, plain = (engine_on(llama, kv_scheme="int4", max_running=48) for _ in range(2))
+    stage, prompt = staged(engine), [1, *range(40, 77)]
+    replies = []
+    for each in engine, plain:
+        replies.append(ask(each, prompt)[1])
+        drain(each)
+    assert max(stage.sizes) >= len(prompt)
+    assert replies[0].reply == replies[1].reply
+
+
 def test_staging_buffers_are_reset_for_each_step() -> None:
     """Padding has no penalties, as it has no slot whose tokens could be counted."""
     size, at = 4, COLUMNS.index
