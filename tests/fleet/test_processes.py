@@ -92,7 +92,7 @@ def test_a_stopped_replica_does_not_stop_the_snapshots(
     monkeypatch.setattr("engine.fleet.fleet._ANSWERS_WITHIN", 0.2)
     os.kill(running.pids[1], signal.SIGSTOP)
     try:
-        assert running.states() == ["ready", "no answer"]
+        assert becomes(lambda: running.states() == ["ready", "no answer"])
         assert running.fleet.snapshot().state == "ready"
     finally:
         os.kill(running.pids[1], signal.SIGCONT)

@@ -115,6 +115,8 @@ def decoded(fused: Any, work_of: Any, specs: Any, batch: Any, ids: Tensor, *, dr
     places[:count] = batch.places
     x = torch.full((size, fused.model.config.hidden), torch.nan)
     x[:count] = fused.model.embedded(ids)
-    prepared = work.metadata(torch.from_numpy(numbers), tables, each_slot, cut=cut)
+    contexts = torch.zeros(size, dtype=torch.int64)
+    contexts[:count] = batch.contexts
+    prepared = work.metadata(torch.from_numpy(numbers), tables, each_slot, contexts, cut=cut)
     found: Tensor = fused.forward(x, positions, places, prepared)
     return found[:count]
