@@ -182,12 +182,12 @@ Loss on the reference replies, and how often the most likely token of an exit or
 - Sums: adding and subtracting up to 999, multiplying and dividing up to 100 and within 12 times 12. Beyond that it should say so, but may
   give a wrong number ("13*13" gives 149).
 - It cannot look up statements in reverse: it finds the owner of a thing only in its own notes ("Ben likes tea, so tea will please Ben").
-- One in ten orders in unusual words fails ("list the first 20 even numbers" gets one number), and so do one in twenty questions about
-  minichat. Of two questions in one message it may answer neither ("Explain quantum physics and top-p").
+- One in twenty orders in unusual words fails ("list the first 20 even numbers" gets "20 is even."), and so do one in twenty questions
+  about minichat. Of two questions in one message it may answer neither ("Explain quantum physics and top-p").
 - An unknown thing whose name resembles a known one may get a wrong answer instead of an honest one.
 - English only: it answers a message in another language with a sentence in that language that says so, sometimes in the wrong one.
   Its stories come from ten plots. It cannot work with files, and says so.
-- In a crisis or a medical emergency it gives sympathy and emergency numbers. One in eight unusual wordings gets something else. It is a
+- In a crisis or a medical emergency it gives sympathy and emergency numbers. One in ten unusual wordings gets something else. It is a
   toy and no help.
 - It describes minichat as of the time the text was written. If the program differs, the program is right.
 """
