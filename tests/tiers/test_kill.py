@@ -34,7 +34,7 @@ def lives(folder: Path, count: int, seed: int) -> int:
                 if not left:
                     killer = threading.Timer(rng.random() * 0.02, child.kill)
                     killer.start()
-            assert killer is not None, "the engine ended by itself"
+            assert killer is not None, "the engine ended before it was killed"
             killer.join()
             assert child.wait(30) == -9
         _check(folder)
