@@ -237,7 +237,7 @@ def test_a_broken_file_is_refused(
     "change",
     [
         Resize(-5, ()), Resize(0, ()), Resize(16, (16,)), Resize(16, (-1,)), Resize(8, (8,)),
-        Resize(40, (16,)),
+        Resize(40, (16,)), Resize(2**31, ()),
         ReplaceLayer(-1, "int8"), ReplaceLayer(10**6, "int8"), ReplaceLayer(0, "int9"), UseScheme("int9"),
     ],
     ids=str,
@@ -252,6 +252,22 @@ def test_a_change_outside_its_bounds_is_refused(
     path.write_bytes(path.read_bytes() + short_recording[path.stat().st_size :])
     with pytest.raises(BadWire, match="a change that this runner refuses"):
         replayed(path, llama)
+
+
+def test_a_change_without_memory_for_it_is_refused(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def zeros(*_: object) -> torch.Tensor:
+        raise MemoryError("Unable to allocate 1.86 TiB")
+
+    path, engine = tmp_path / "recording", engine_on(llama, **CONFIG)
+    assert isinstance(engine.runner, ModelRunner)
+    log = StepLog(path, engine.origin)
+    log.change(Resize(40, ()))
+    log.close()
+    monkeypatch.setattr("engine.kv.store.zeros", zeros)
+    with pytest.raises(BadWire, match=r"refuses: Unable to allocate 1\.86 TiB"):
+        list(replay(path, engine.runner, engine.origin))
 
 
 def test_the_recording_of_another_engine_is_refused(
