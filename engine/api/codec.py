@@ -130,7 +130,7 @@ def field_types(kind: Any) -> dict[str, Any]:
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
-    """The defaults of optional fields. A default factory stands for itself and equals no value."""
+    """The defaults of optional fields. A default factory is its own value, which equals no other."""
     if hasattr(kind, "_field_defaults"):
         return dict(kind._field_defaults)
     return {

@@ -12,7 +12,7 @@ from engine.kv.host_memory import Pairs
 from engine.kv.store import KVStore, Mover, bits, move_blocks
 from engine.kv.tiers.tier import CompletedTransfer, Transfer
 
-_PIECE = 2**26  # bytes gathered on a GPU at a time
+PIECE = 2**26  # bytes gathered on a GPU at a time
 
 
 def mover_on(device: torch.device) -> Mover:
@@ -41,7 +41,7 @@ def swap(
     inner, host = (sources, targets) if out else (targets, sources)
     rows = _rows(host)
     found = sorted((pair[out], pair[not out]) for pair in pairs)  # (place in host memory, block)
-    most = max(1, min(len(found), _PIECE // rows.shape[1]))
+    most = max(1, min(len(found), PIECE // rows.shape[1]))
     staged = torch.empty((most, rows.shape[1]), dtype=torch.uint8, device=inner[0].device)
     parts = cache(lambda: _like(inner, staged))  # takes a while: the first copy begins before it
     for first in range(0, len(found), most):
@@ -169,7 +169,7 @@ class CacheBlocks:
         return OnStream(start, end, work)
 
     def _pieces(self, first: int, count: int, size: int) -> Iterator[slice]:
-        most, end = max(1, _PIECE // size), first + count
+        most, end = max(1, PIECE // size), first + count
         return (slice(at, min(at + most, end)) for at in range(first, end, most))
 
     def _at(self, piece: slice) -> Tensor:

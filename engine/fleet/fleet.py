@@ -60,7 +60,7 @@ from engine.text.chat import ChatFormat
 T = TypeVar("T")
 
 NUMBERS = 2**42  # of requests in one replica, so that a request's number says where it runs
-_ANSWERS_WITHIN = 2.0  # seconds; a replica that takes longer is shown as it was
+ANSWERS_WITHIN = 2.0  # seconds; a replica that takes longer is shown as it was
 _SAME_EVERYWHERE = (Switched, Quantizing, Quantized, Recached, AdapterChanged)  # all replicas report them
 _KEPT = (SetSwitch, SetLatencyTarget, SetQuantization, SetKvScheme, LoadAdapter, DropAdapter)
 _RENAMING = (Quantized, Recached, AdapterChanged)  # after these, blocks have other names
@@ -301,7 +301,7 @@ class Fleet(EngineClient):
         for number, each in self._replicas.items():
             if number not in self._asked:
                 self._asked[number] = self._threads.submit(each.snapshot)
-        until = time.monotonic() + _ANSWERS_WITHIN
+        until = time.monotonic() + ANSWERS_WITHIN
         for number, asked in [*self._asked.items()]:
             try:
                 self._last[number] = asked.result(max(0.0, until - time.monotonic()))

@@ -1,7 +1,7 @@
 """The engine's child process: `python -m engine.host.child FD [PIPE]`. process.py is the parent's side.
 
-It exits when the socket closes, so it also ends if the parent is killed; or when the pipe does, whose other
-end is held by what started it for a parent on another machine.
+It exits when the socket closes, so it also ends if the parent is killed; or when the pipe does. Its other end
+belongs to the process that started it, if the parent is on another machine.
 """
 
 import faulthandler

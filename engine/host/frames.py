@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from engine.api.errors import BadWire
+
 _LENGTH = 4  # bytes
 _MOST = 2**31
 
@@ -38,6 +40,8 @@ class FrameSocket:
             if len(length) < _LENGTH:
                 return None
             size = int.from_bytes(length, "little")
+            if size >= _MOST:
+                raise BadWire(f"a frame must be shorter than {_MOST} bytes, got {size}")
             text = self._incoming.read(size)
         except ConnectionError:
             return None

@@ -13,7 +13,7 @@ from contextlib import suppress
 from engine.api.errors import EngineError
 
 _BYTES = 32  # of the secret, of a nonce and of a proof
-_PROVES_WITHIN = 2.0  # seconds that a caller has, since others wait for it
+PROVES_WITHIN = 2.0  # seconds that a caller has, since others wait for it
 _LOOK_EVERY = 0.2  # seconds
 _SILENT = 10  # seconds without an answer from a machine after which it counts as lost
 
@@ -62,7 +62,7 @@ def join(address: tuple[str, int], secret: bytes) -> socket.socket:
 
 
 def _admitted(caller: socket.socket, secret: bytes) -> bool:
-    caller.settimeout(_PROVES_WITHIN)
+    caller.settimeout(PROVES_WITHIN)
     ours = secrets.token_bytes(_BYTES)
     try:
         caller.sendall(ours)

@@ -22,12 +22,12 @@ T = TypeVar("T")
 class EngineThread(EngineClient):
     """Owns an engine and steps it. Commands take effect between two steps."""
 
-    def __init__(self, engine: Engine, *, warm: bool = False) -> None:
-        """`warm`: run steps of every kind before the first request."""
+    def __init__(self, engine: Engine, *, warm: bool = False, chat: ChatFormat | None = None) -> None:
+        """`warm`: run steps of every kind before the first request. `chat`: formats its prompts."""
         self._engine = engine
         self._warm_up = WarmUp(engine, engine.runner.graph_sizes if warm else ())
         engine.warmed = self._warm_up.share
-        self._chat = ChatFormat(engine.tokenizer)
+        self._chat = chat or ChatFormat(engine.tokenizer)
         self._mailbox = Mailbox(engine)
         engine.ranks.on_loss(self._mailbox.wake)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

@@ -209,7 +209,7 @@ class KVStore:
         References to a layer see its new tensors. If memory runs out, some layers are already resized.
         """
         most = min(blocks, len(self.layers[0].keys))
-        if blocks < 1 or not all(0 <= block < most for block in held):
+        if not 0 < blocks < 2**31 or not all(0 <= block < most for block in held):  # block tables are int32
             raise BadInput(f"a cache of {blocks} blocks cannot keep the blocks {held!r:.60}")
         at = torch.as_tensor(held, dtype=torch.int64)
         for each in self.layers:

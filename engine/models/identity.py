@@ -21,7 +21,7 @@ from engine.api.events import log
 from engine.models.base import LanguageModel
 from engine.models.checkpoint import shards
 
-_PIECE = 2**26  # bytes hashed at a time; hashing runs without the interpreter's lock
+PIECE = 2**26  # bytes hashed at a time; hashing runs without the interpreter's lock
 _THREADS = 4
 _REMEMBERED = 1000  # files
 _CODE = (engine.attention, engine.kernels, engine.kv, engine.models, engine.quant)
@@ -49,7 +49,7 @@ def files_stamp(folder: Path, *, weights: bool) -> bytes:
 
 def file_hash(file: Path) -> str:
     with ThreadPoolExecutor(_THREADS, "hash") as threads:
-        return _joined(threads.map(partial(_hashed, file), range(0, file.stat().st_size, _PIECE))).hex()
+        return _joined(threads.map(partial(_hashed, file), range(0, file.stat().st_size, PIECE))).hex()
 
 
 def _stamp(file: Path) -> str:
@@ -94,7 +94,7 @@ def _code_hash(model: LanguageModel) -> bytes:
 def _hashed(file: Path, at: int) -> bytes:
     with file.open("rb") as opened:
         opened.seek(at)
-        return sha256(opened.read(_PIECE)).digest()
+        return sha256(opened.read(PIECE)).digest()
 
 
 def _joined(parts: Iterable[bytes]) -> bytes:

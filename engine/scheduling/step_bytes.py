@@ -130,6 +130,8 @@ def check(step: Step, bounds: Bounds) -> None:
     _within("number of an adapter", rows.adapters, 0, 2**31)
     if len(np.unique(rows.slots)) != len(rows):
         _refuse("has two rows in one slot")
+    if len(np.unique(rows.numbers[:, 0])) != len(rows):
+        _refuse("has two rows of one request")
     if (rows.lengths[:single] != 1).any() or (rows.lengths[single:] == 1).any():
         _refuse("has rows of one token after longer ones")
     if int(rows.lengths.sum()) != len(step.ids):
@@ -150,6 +152,7 @@ def check(step: Step, bounds: Bounds) -> None:
         _within("start of a reply", each.origin, 0, bounds.context + 1)
         _within("token of a slot", each.tokens, 0, bounds.vocab)
         _within("biased token", [token for token, _ in each.params.logit_bias], 0, bounds.vocab)
+        _within("token with a log-probability", each.params.logprob_token_ids, 0, bounds.vocab)
         _within("seed", each.seed >> 64, 0, 1)
     for tokens_of in step.history:
         _within("slot with tokens", tokens_of.slot, 0, bounds.slots)

@@ -1,15 +1,15 @@
-"""How the columns are divided among the chats, the drawer and the monitor."""
+"""How the columns are divided among the chats, the drawer and the side panel."""
 
 from dataclasses import dataclass
 
-BESIDE = 120  # columns from which the monitor is beside the chats
+BESIDE = 120  # columns from which a side panel is beside the chats
 SEVERAL = 180  # columns from which chats are side by side
 SHORT = 20  # rows; a screen with fewer has no key bar and a prompt without a border
 MOST_PANES = 4
 _PANE = 57  # columns for each of them: two fit from SEVERAL on
-_CHAT = 60  # columns left for a chat between a drawer and the monitor
+_CHAT = 60  # columns left for a chat between a drawer and the side panel
 _DRAWER = 40
-_MONITOR, _WIDE_MONITOR = 50, 66
+_SIDE, _WIDE_SIDE = 50, 66
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,28 +18,28 @@ class Layout:
 
     chats: bool  # whether any is visible
     panes: int  # number of chats side by side
-    monitor: bool
-    monitor_columns: int  # 0: all that are left
+    side: bool
+    side_columns: int  # 0: all that are left
     drawer_columns: int
 
 
 def layout(
-    width: int, *, monitor: bool | None, drawer: bool, side_by_side: bool, filled: bool = False
+    width: int, *, side: bool | None, drawer: bool, side_by_side: bool, filled: bool = False
 ) -> Layout:
-    """`monitor`: the user's choice; None shows it if it fits. `filled`: it takes the whole width."""
+    """`side`: the user's choice; None shows it if it fits. `filled`: it takes the whole width."""
     if filled:
-        return Layout(chats=False, panes=1, monitor=True, monitor_columns=0, drawer_columns=0)
+        return Layout(chats=False, panes=1, side=True, side_columns=0, drawer_columns=0)
     beside = width >= BESIDE
-    columns = (_WIDE_MONITOR if width >= SEVERAL else _MONITOR) if beside else 0
+    columns = (_WIDE_SIDE if width >= SEVERAL else _SIDE) if beside else 0
     both = beside and width - columns - _DRAWER >= _CHAT
-    shown = (beside if monitor is None else monitor) and (both or not drawer)
+    shown = (beside if side is None else side) and (both or not drawer)
     narrow = width < 2 * _DRAWER - 4
     left = width - (columns if shown else 0) - (_DRAWER if drawer else 0)
     several = side_by_side and width >= SEVERAL
     return Layout(
         chats=beside or not (shown or (drawer and narrow)),
         panes=min(max(left // _PANE, 1), MOST_PANES) if several else 1,
-        monitor=shown,
-        monitor_columns=columns,
+        side=shown,
+        side_columns=columns,
         drawer_columns=0 if narrow else _DRAWER,
     )

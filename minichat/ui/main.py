@@ -102,7 +102,7 @@ class MainScreen(FrameScreen[None]):
         """Choose the visible chats and panels for the screen's size."""
         plan = layout(
             self.size.width,
-            monitor=self.panels.side_requested,
+            side=self.panels.side_requested,
             drawer=self.panels.drawer_open,
             side_by_side=self.side_by_side,
             filled=self.panels.side_fills,

@@ -62,8 +62,8 @@ class Panels:
             if each.dock is Dock.DRAWER:
                 each.widget.styles.width = plan.drawer_columns or "1fr"
             elif each.dock is Dock.SIDE:
-                each.widget.styles.width = plan.monitor_columns or "1fr"
-                self._display(each, plan.monitor and each is self._side)
+                each.widget.styles.width = plan.side_columns or "1fr"
+                self._display(each, plan.side and each is self._side)
 
     def toggle(self, widget: Widget) -> None:
         """Open or close the panel, as its key does."""

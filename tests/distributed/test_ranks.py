@@ -117,7 +117,7 @@ def test_embeddings_are_those_of_one_rank(two: Engine, drafted: Path) -> None:
 
 
 def test_the_schemes_of_weights_and_cache_change_at_run_time(two: Engine, drafted: Path) -> None:
-    """The cache rounds each head by itself, as on one rank, and so the replies are the same."""
+    """The cache rounds each head separately, as on one rank, so the replies are the same."""
     one = engine_on(drafted, **CONFIG)
     replies = []
     for engine in (one, two):

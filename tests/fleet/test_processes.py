@@ -89,7 +89,7 @@ def test_the_fleet_is_dead_when_all_replicas_are(running: Running) -> None:
 def test_a_stopped_replica_does_not_stop_the_snapshots(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.fleet.fleet._ANSWERS_WITHIN", 0.2)
+    monkeypatch.setattr("engine.fleet.fleet.ANSWERS_WITHIN", 0.2)
     os.kill(running.pids[1], signal.SIGSTOP)
     try:
         assert becomes(lambda: running.states() == ["ready", "no answer"])

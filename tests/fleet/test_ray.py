@@ -162,7 +162,7 @@ def it_says_what_the_cluster_cannot_give(cluster: RayCluster, monkeypatch: pytes
         cluster.shares(EngineConfig(model="pocket", device="cuda", tp=2, pp=2), 2)
     with pytest.raises(BadInput, match="which chooses the GPUs"):
         cluster.shares(EngineConfig(model="pocket", device="cuda:1"), 2)
-    monkeypatch.setattr(ray_cluster, "_PLACED_WITHIN", 0.3)
+    monkeypatch.setattr(ray_cluster, "PLACED_WITHIN", 0.3)
     with pytest.raises(EngineError, match="found no machine with 999 processors"):
         cluster.launcher(EngineConfig(model="pocket", device="cpu", threads=333, pp=3))(Path("engine.log"))
 

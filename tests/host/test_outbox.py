@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.api.errors import BadWire
 from engine.api.events import Delta, Queued, TokenLogprob
 from engine.api.request import Finish
 from engine.host.frames import FrameSocket
@@ -202,3 +203,11 @@ def test_log_probabilities_of_a_prompt_are_sent_as_arrays() -> None:
     assert [*unpacked(json.loads(sent))] == [
         (9, scored), (8, Delta(5, prompt_logprobs=entries[:1])), (9, Delta(4, (1,), "x"))
     ]  # fmt: skip
+
+
+def test_a_frame_that_is_too_long_is_refused_before_it_is_read() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall((2**31).to_bytes(4, "little"))
+        with pytest.raises(BadWire, match="shorter than 2147483648 bytes, got 2147483648"):
+            next(iter(FrameSocket(theirs)))

@@ -1,4 +1,4 @@
-"""Activations: as torch computes them, and each row by itself."""
+"""Activations: as torch computes them, and each row independently."""
 
 from collections.abc import Callable, Iterator
 

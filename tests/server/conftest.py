@@ -119,8 +119,7 @@ class Served:
 @contextmanager
 def serving(engine: Engine, *, buffer: int = 0, warm: bool = False, **config: Any) -> Iterator[Served]:
     """`buffer`: size of the socket's send buffer in bytes; 0: the system's default."""
-    host = EngineThread(engine, warm=warm)
-    host._chat = ChatFormat(engine.tokenizer, _RENDERER)
+    host = EngineThread(engine, warm=warm, chat=ChatFormat(engine.tokenizer, _RENDERER))
     with listening(host, buffer, **config) as (port, built):
         yield Served(port, engine, host, built)
 

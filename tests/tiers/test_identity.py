@@ -52,7 +52,7 @@ def test_a_stamp_changes_with_a_file_which_is_not_read(folder: Path) -> None:
 
 
 def test_pieces_of_a_file_are_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "_PIECE", 100)
+    monkeypatch.setattr(identity, "PIECE", 100)
     before = hashed(folder)
     file = folder / "model.safetensors"
     data = file.read_bytes()

@@ -38,7 +38,7 @@ class Chats:
                 assert tokens == alone(history(chat, turn), REPLY), f"turn {turn} of chat {chat}"
                 if count == replies:
                     killer.start()
-            assert killer.ident is not None, "the engine ended by itself"
+            assert killer.ident is not None, "the engine ended before it was killed"
             killer.join()
             assert child.wait(30) == -9
         _check(self._folder)

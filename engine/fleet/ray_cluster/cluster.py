@@ -16,7 +16,7 @@ from engine.host.frames import FrameSocket
 from engine.host.joining import Door
 
 LOCAL = "local"  # the address of a cluster that starts on this machine, and ends with this process
-_PLACED_WITHIN = 120.0  # seconds for Ray to find a machine, and for the process to connect
+PLACED_WITHIN = 120.0  # seconds for Ray to find a machine, and for the process to connect
 _ANSWERS_WITHIN = 10.0  # seconds for an actor
 _OBJECTS = 80 * 2**20  # bytes, almost Ray's least: engines store no objects there
 
@@ -74,7 +74,7 @@ class ReplicaLauncher:
                 self._ray.get(begun)
 
         try:
-            connection = door.accept(_PLACED_WITHIN, look)
+            connection = door.accept(PLACED_WITHIN, look)
             pid, place = self._ray.get(begun, timeout=_ANSWERS_WITHIN)
         except self._ray.exceptions.RayError as error:
             self._ray.kill(actor)

@@ -19,7 +19,10 @@ class EngineHost:
     ) -> tuple[int, str]:
         """Start it, connected to the server. Return its number, and where its log is."""
         if version != wire.VERSION:
-            raise EngineError(f"minichat on {os.uname().nodename} speaks {wire.VERSION}, and not {version}")
+            raise EngineError(
+                f"minichat on {os.uname().nodename} uses version {wire.VERSION} of the wire format, "
+                f"not {version}"
+            )
         file = Path(gettempdir(), "ray", session, "logs", log)  # beside Ray's own
         file.parent.mkdir(parents=True, exist_ok=True)
         lifeline, self._held = os.pipe()

@@ -130,5 +130,5 @@ class Tier(Protocol):
 
 
 def front(names: Sequence[BlockName], held: Callable[[BlockName], bool]) -> int:
-    """The length of the longest prefix of `names` that is held."""
+    """The length of the longest prefix of `names` that the tier has."""
     return next((at for at, name in enumerate(names) if not held(name)), len(names))

@@ -20,7 +20,7 @@ def seed_of(seed: int, choice: int) -> int:
 
 @dataclass(slots=True)
 class FinishedSample:
-    """A reply that is held until it is known to be among the best."""
+    """A reply that is sent once it is known to be among the best."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""

@@ -202,7 +202,7 @@ def replay(path: Path, runner: Runner, origin: Origin) -> Iterator[Replayed]:
                 change = decode_change(payload)
                 try:
                     runner.apply(change)
-                except BadInput as error:
+                except (BadInput, RuntimeError, MemoryError) as error:  # torch and numpy lack the memory
                     raise BadWire(f"the recording has a change that this runner refuses: {error}") from None
                 if isinstance(change, Resize):
                     bounds = dataclasses.replace(bounds, blocks=change.blocks)

@@ -27,34 +27,34 @@ from tests.cases import SIZES, case
     ],
 )
 def test_without_a_drawer(width: int, monitor: bool, panes: int) -> None:
-    plan = layout(width, monitor=None, drawer=False, side_by_side=True)
-    assert (plan.monitor, plan.panes, plan.chats) == (monitor, panes, True)
+    plan = layout(width, side=None, drawer=False, side_by_side=True)
+    assert (plan.side, plan.panes, plan.chats) == (monitor, panes, True)
 
 
 def test_a_drawer_replaces_a_monitor_that_fills_the_screen() -> None:
     """The reply that the drawer changes stays visible."""
     for width in (80, 119):
-        plan = layout(width, monitor=True, drawer=True, side_by_side=True)
-        assert (plan.monitor, plan.chats, plan.drawer_columns) == (False, True, 40)
+        plan = layout(width, side=True, drawer=True, side_by_side=True)
+        assert (plan.side, plan.chats, plan.drawer_columns) == (False, True, 40)
 
 
 @pytest.mark.parametrize(
     ("width", "beside"), [(120, False), (149, False), (150, True), (180, True), (200, True)]
 )
 def test_between_a_drawer_and_the_monitor_a_chat_keeps_60_columns(width: int, beside: bool) -> None:
-    plan = layout(width, monitor=None, drawer=True, side_by_side=True)
-    assert plan.monitor is beside
-    assert width - plan.monitor_columns * plan.monitor - plan.drawer_columns >= 60
+    plan = layout(width, side=None, drawer=True, side_by_side=True)
+    assert plan.side is beside
+    assert width - plan.side_columns * plan.side - plan.drawer_columns >= 60
 
 
 @given(st.integers(10, 400), st.sampled_from([None, True, False]), st.booleans(), st.booleans())
 def test_something_is_always_visible(
     width: int, monitor: bool | None, drawer: bool, side_by_side: bool
 ) -> None:
-    plan = layout(width, monitor=monitor, drawer=drawer, side_by_side=side_by_side)
-    assert plan.chats or plan.monitor or drawer
+    plan = layout(width, side=monitor, drawer=drawer, side_by_side=side_by_side)
+    assert plan.chats or plan.side or drawer
     assert 1 <= plan.panes <= (MOST_PANES if side_by_side else 1)
-    taken = plan.monitor_columns * plan.monitor + plan.drawer_columns * drawer
+    taken = plan.side_columns * plan.side + plan.drawer_columns * drawer
     assert taken < width or not plan.chats
 
 

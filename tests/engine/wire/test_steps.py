@@ -93,9 +93,15 @@ def cells(cell: int, block: int) -> dict[str, Any]:
 
 
 TWICE = Rows.of([StepRow(1, 1, 0, 1, True), StepRow(2, 1, 0, 1, True)])
+SAME = Rows.of([StepRow(1, 0, 0, 3, True, 2), StepRow(1, 1, 0, 2, True, 1)])
 WRONG: dict[str, dict[str, Any]] = {
     "slot of 4": row(slot=4),
     "two rows in one slot": {"rows": TWICE, "ids": np.array([1, 2]), "single": 2},
+    "two rows of one request": {
+        "rows": SAME,
+        "ids": np.array([1, 2, 3, 4, 5]),
+        "drafts": {1: Drafts("ngram", 1, (5,), 0)},
+    },
     "start of 128": row(start=128),
     "start of -1": row(start=-1),
     "end of a row of 129": row(start=127, length=2, ids=(1, 1)),
@@ -110,6 +116,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "guided row of 0": {"guided": (0,)},
     "slot that samples of 4": sampling(slot=4),
     "biased token of 1000": sampling(logit_bias={1000: 1.0}),
+    "token with a log-probability of 1000": sampling(logprobs=0, logprob_token_ids=(1000,)),
     "token of a slot of 1000": sampling(tokens=(1000,)),
     "seed of 1": sampling(seed=2**64),
     "position of tokens of 128": {"history": (SlotTokens(0, 128, (1,)),)},

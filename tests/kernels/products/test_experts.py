@@ -23,7 +23,7 @@ def numbers(*shape: int, seed: int, dtype: torch.dtype = torch.float16) -> Tenso
 
 
 def chosen(rows: int, experts: int = EXPERTS) -> Tensor:
-    """Each row's experts, the third of which nobody chooses."""
+    """Each row's experts, the third of which no row chooses."""
     draw = torch.Generator().manual_seed(rows)
     return torch.rand(rows, experts, generator=draw).index_fill_(1, torch.tensor(2), -1).topk(CHOSEN)[1].int()
 
@@ -153,7 +153,7 @@ def test_pairs_are_sorted_by_expert(kernels: Interpreted, rows: int, tall: int) 
         own = [found[at] for at in range(needed) if owners[at] == expert]
         assert [at for pairs in own for at in pairs] == (ids.flatten() == expert).nonzero().flatten().tolist()
         assert all(len(pairs) == tall for pairs in own[:-1])
-    assert 2 not in owners, "nobody chose it"
+    assert 2 not in owners, "no row chose it"
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,7 @@ def test_swaps_by_copies_move_what_the_plain_ones_do(
     monkeypatch: pytest.MonkeyPatch, scheme: KvSchemeName, piece: int
 ) -> None:
     """Runs of host blocks, in any order."""
-    monkeypatch.setattr(cache_blocks, "_PIECE", piece)
+    monkeypatch.setattr(cache_blocks, "PIECE", piece)
     specs = [
         LayerSpec(heads=2, kv_heads=1, key_dim=24, value_dim=40, scale=1.0),
         LayerSpec(heads=4, kv_heads=2, key_dim=16, value_dim=16, scale=1.0),

@@ -17,6 +17,7 @@ from engine.api.events import Delta, Transferred
 from engine.api.params import SPECULATION, Grammar, SamplingParams
 from engine.execution.changes import ReplaceLayer, Resize, RunnerChange, UseScheme
 from engine.execution.runner import ModelRunner
+from engine.scheduling.step import Step
 from engine.scheduling.step_bytes import encode
 from engine.serving.recordings.replay import Replayed, StepLog, replay
 from tests.cases import soak
@@ -97,6 +98,23 @@ def test_every_kind_of_row(drafted: Path, tmp_path: Path, depth: int) -> None:
     assert_same(steps)
     assert len(steps) == len(seen)
     assert any(each.then.runs for each in steps) and any(each.then.likeliest for each in steps)
+
+
+def test_rows_with_evicted_tokens(llama: Path, tmp_path: Path) -> None:
+    evicts: dict[str, Any] = {"kv_budget": 80, "host_blocks": 0}
+    engine = engine_on(llama, depth=1, **CONFIG | evicts)
+    path, prompt = tmp_path / "recording", [1, *(40 + n * 7 % 150 for n in range(119))]
+    engine.record(path)
+    seen, launch = list[Step](), engine.runner.launch
+    engine.runner.launch = lambda step: seen.append(step) or launch(step)  # type: ignore[method-assign]
+    outputs = [ask(engine, [*prompt, 80 + n], replace(WARM, seed=n))[1] for n in range(2)]
+    drain(engine)
+    engine.stop_recording()
+    assert not [each.error for each in outputs if each.error]
+    assert any(step.rows.skipped.any() for step in seen), "nothing was evicted"
+    steps = replayed(path, llama, **evicts)
+    assert_same(steps)
+    assert len(steps) == len(seen)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -219,7 +237,7 @@ def test_a_broken_file_is_refused(
     "change",
     [
         Resize(-5, ()), Resize(0, ()), Resize(16, (16,)), Resize(16, (-1,)), Resize(8, (8,)),
-        Resize(40, (16,)),
+        Resize(40, (16,)), Resize(2**31, ()),
         ReplaceLayer(-1, "int8"), ReplaceLayer(10**6, "int8"), ReplaceLayer(0, "int9"), UseScheme("int9"),
     ],
     ids=str,
@@ -234,6 +252,22 @@ def test_a_change_outside_its_bounds_is_refused(
     path.write_bytes(path.read_bytes() + short_recording[path.stat().st_size :])
     with pytest.raises(BadWire, match="a change that this runner refuses"):
         replayed(path, llama)
+
+
+def test_a_change_without_memory_for_it_is_refused(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def zeros(*_: object) -> torch.Tensor:
+        raise MemoryError("Unable to allocate 1.86 TiB")
+
+    path, engine = tmp_path / "recording", engine_on(llama, **CONFIG)
+    assert isinstance(engine.runner, ModelRunner)
+    log = StepLog(path, engine.origin)
+    log.change(Resize(40, ()))
+    log.close()
+    monkeypatch.setattr("engine.kv.store.zeros", zeros)
+    with pytest.raises(BadWire, match=r"refuses: Unable to allocate 1\.86 TiB"):
+        list(replay(path, engine.runner, engine.origin))
 
 
 def test_the_recording_of_another_engine_is_refused(
