@@ -94,7 +94,11 @@ class PeerCollective:
         ]
         self._others = [each for each in others if each != self._memory.address]
         there = torch.tensor(others, device=self._device)
-        self._inbox = Inbox(self.rank, self.ranks, self._memory.words, there, self._counts, self._control)
+        self.attach(Inbox(self.rank, self.ranks, self._memory.words, there, self._counts, self._control))
+
+    def attach(self, inbox: Inbox) -> None:
+        """Exchange through this inbox."""
+        self._inbox = inbox
 
     @property
     def inbox(self) -> Inbox:

@@ -225,7 +225,7 @@ class ModelRunner:
             began = time.monotonic()
             self._begin(step)
             self.splitter.begin()
-            return self._with_memory(lambda: self._compute(step, began), step.sampling)
+            return self._with_memory(lambda: self.compute(step, began), step.sampling)
 
     @torch.inference_mode()
     def skip(self, step: Step) -> None:
@@ -249,7 +249,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def supply(self, handle: InFlightStep, masks: Masks) -> None:
-        self._with_memory(lambda: self._sample(handle, masks))
+        self._with_memory(lambda: self.sample(handle, masks))
 
     def _with_memory(self, work: Callable[[], T], sampling: Sequence[SlotSampling] = ()) -> T:
         """Run `work`. If it runs out of memory, release reserves and retry once; then raise NoMemory."""
@@ -260,7 +260,7 @@ class ModelRunner:
 
         return with_memory(work, give_back, self._tries)
 
-    def _compute(self, step: Step, began: float) -> InFlightStep:
+    def compute(self, step: Step, began: float) -> InFlightStep:
         """Run the model for a step. Sampling may have to wait for masks."""
         rows, ids, single, drafts = step.rows, step.ids, step.single, step.drafts
         if drafts:
@@ -275,10 +275,11 @@ class ModelRunner:
                 launched.scores = self._scores
                 launched.mark_arrival(self.device)
         if not step.guided:
-            self._sample(launched, None)
+            self.sample(launched, None)
         return launched
 
-    def _sample(self, launched: InFlightStep, masks: Masks | None) -> None:
+    def sample(self, launched: InFlightStep, masks: Masks | None) -> None:
+        """Sample after the model, if the step does not do both at once."""
         if (sample := launched.sample) is not None:
             launched.sampled = self.splitter.timed(SAMPLING, lambda: sample(masks).to_host())
             launched.sample = None

@@ -28,7 +28,7 @@ def differing(method: Callable[[StepResult], int]) -> Callable[[StepResult], int
 
 
 if __name__ == "__main__":
-    ModelRunner._compute = failing(ModelRunner._compute, BEFORE)  # type: ignore[method-assign]
-    ModelRunner._sample = failing(ModelRunner._sample, AFTER)  # type: ignore[method-assign]
+    ModelRunner.compute = failing(ModelRunner.compute, BEFORE)  # type: ignore[method-assign]
+    ModelRunner.sample = failing(ModelRunner.sample, AFTER)  # type: ignore[method-assign]
     loop.digest = differing(loop.digest)
     rank.main()

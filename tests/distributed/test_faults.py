@@ -38,7 +38,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(llama: Path, monkeypatch: py
     engine = engine_on(llama, tp=2)
     assert isinstance(engine.runner, RankedRunner)
     try:
-        for call in ("_compute", "_sample"):
+        for call in ("compute", "sample"):
             _, output = ask(engine, PROMPT)
             turn_until(engine, lambda output=output: output.finish)
             assert "rank 1: RuntimeError: call" in output.error and call in output.error

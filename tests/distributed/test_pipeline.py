@@ -239,14 +239,14 @@ def test_each_stage_reads_its_own_layers(llama: Path) -> None:
 
 def test_a_step_that_fails_in_a_stage_fails_its_requests(llama: Path) -> None:
     """Later steps run in all stages: a failed one has passed them with zeros."""
-    compute, broken = ModelRunner._compute, {0: 3, 1: 5}  # by stage: the steps that fail
+    compute, broken = ModelRunner.compute, {0: 3, 1: 5}  # by stage: the steps that fail
 
     def failing(runner: ModelRunner, step: Any, began: float) -> Any:
         if step.number == broken[int(runner._ends.samples)]:
             raise RuntimeError("it is broken")
         return compute(runner, step, began)
 
-    with patch.object(ModelRunner, "_compute", failing), ranked(llama, tp=1, pp=2, depth=1) as engine:
+    with patch.object(ModelRunner, "compute", failing), ranked(llama, tp=1, pp=2, depth=1) as engine:
         assert isinstance(engine.runner, PipelinedRunner)
         outputs = [ask(engine, [n + 3, 4])[1] for n in range(2)]
         drain(engine)

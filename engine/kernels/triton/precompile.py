@@ -68,7 +68,7 @@ def start_compiling(launches: Callable[[], object]) -> CompilingKernels:
 
 def _start_compiling(launches: Callable[[], object]) -> CompilingKernels:
     _made.set({})
-    mode = _CompileMode(_compiler_for(driver.active.get_current_device()))
+    mode = _CompileMode(compiler_for(driver.active.get_current_device()))
     active_mode.set(mode)
     with short_turns():
         launches()
@@ -92,7 +92,7 @@ class _Compiler:
 
 
 @cache
-def _compiler_for(device: int) -> _Compiler:
+def compiler_for(device: int) -> _Compiler:
     return _Compiler(device)
 
 

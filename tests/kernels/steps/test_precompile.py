@@ -286,7 +286,7 @@ def test_steps_of_a_size_share_what_is_compiled(
         return run(*given, **named)
 
     monkeypatch.setattr(rehearsal, "triton_run", counted)
-    monkeypatch.setattr(rehearsal, "_compiler_for", lambda device: SimpleNamespace(compiled=compiled))
+    monkeypatch.setattr(rehearsal, "compiler_for", lambda device: SimpleNamespace(compiled=compiled))
     shared = kernels()
     for module in (stages, fused):
         monkeypatch.setattr(module, "once", lambda key, make: make())

@@ -27,7 +27,7 @@ def a_collective() -> Any:
     numbers = [torch.empty(count, dtype=torch.int64) for count in (2, 2, 3)]
     counts = torch.empty(2 * PROGRAMS, dtype=torch.int32)
     made.rank, made.ranks = 1, 2
-    made._inbox = Inbox(1, 2, numbers[0], numbers[1], counts, numbers[2])
+    made.attach(Inbox(1, 2, numbers[0], numbers[1], counts, numbers[2]))
     return made
 
 
