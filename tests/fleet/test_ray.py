@@ -167,12 +167,15 @@ def it_says_what_the_cluster_cannot_give(cluster: RayCluster, monkeypatch: pytes
         cluster.launcher(EngineConfig(model="pocket", device="cpu", threads=333, pp=3))(Path("engine.log"))
 
 
-def an_engine_of_two_stages_ends_with_one_of_them(cluster: RayCluster, model: Path, log: Path) -> None:
-    config = EngineConfig(model=str(model), device="cpu", threads=1, blocks=64, pp=2)
-    engine = EngineProcess(config, log, launch=cluster.launcher(config))
+@pytest.mark.soak
+def test_an_engine_of_two_stages_ends_with_one_of_them(
+    cluster: RayCluster, llama: Path, tmp_path: Path
+) -> None:
+    config = EngineConfig(model=str(llama), device="cpu", threads=1, blocks=64, pp=2)
+    engine = EngineProcess(config, tmp_path / "engine.log", launch=cluster.launcher(config))
     try:
         reply = engine.submit([1, 5, 9, 30], GREEDY).result().tokens
-        assert [*reply] == alone(model, [1, 5, 9, 30]).tokens
+        assert [*reply] == alone(llama, [1, 5, 9, 30]).tokens
         stream = engine.submit([1, 5, 9], GREEDY.changed(max_tokens=200))
         next(iter(stream))
         processes = [each.pid for each in engine.snapshot().ranks]
@@ -192,7 +195,7 @@ def an_engine_that_cannot_start_says_why(cluster: RayCluster, tmp_path: Path) ->
 
 
 def test_two_replicas(
-    cluster: RayCluster, fleet: Fleet, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: RayCluster, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One test, so that Ray starts once."""
     prompts_go_to_their_blocks(fleet)
@@ -200,7 +203,6 @@ def test_two_replicas(
     a_killed_engine_ends_its_own_streams_and_returns(fleet)
     an_engine_ends_with_its_actor(fleet)
     a_drained_replica_gets_a_new_actor(fleet)
-    an_engine_of_two_stages_ends_with_one_of_them(cluster, llama, tmp_path / "staged.log")
     an_engine_that_cannot_start_says_why(cluster, tmp_path)
     it_says_what_the_cluster_cannot_give(cluster, monkeypatch)
 

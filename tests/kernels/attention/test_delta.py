@@ -22,6 +22,7 @@ SHAPES = {
 # Of each row: how many tokens, and the position after them. The last two mixed rows continue each other.
 ROWS = {"mixed": [(1, 20), (1, 1), (1, 32), (17, 17), (19, 40), (1, 5), (1, 6)], "decodes": [(1, 17), (1, 9)]}
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3}
+DTYPES = [torch.float32, pytest.param(torch.float16, marks=pytest.mark.soak)]  # the same kernels
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -66,7 +67,7 @@ def test_values_and_states_are_those_of_the_plain_form(
     assert not torch.equal(plain, state)
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("shape", "rows", "drafts", "interleaved", "parts"),
     [

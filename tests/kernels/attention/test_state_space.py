@@ -13,7 +13,7 @@ from engine.api.config import CacheSpec, StateSpec
 from engine.attention.state_space import StateSpace
 from engine.kv.store import KVLayer
 from tests.kernels import oracles
-from tests.kernels.attention.test_delta import BLOCKS, SIZE, TOLERANCES, given_to, numbers, runs_of
+from tests.kernels.attention.test_delta import BLOCKS, DTYPES, SIZE, TOLERANCES, given_to, numbers, runs_of
 
 SHAPES = {
     "grouped": StateSpec(heads=4, key_heads=2, key_dim=24, value_dim=40, taps=4),
@@ -42,7 +42,7 @@ def gates_of(given: Tensor, decay: Tensor, bias: Tensor, limits: tuple[float, fl
     return torch.stack((-decay.exp() * steps, steps), 1)
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("shape", "rows", "drafts", "parts", "limits"),
     [

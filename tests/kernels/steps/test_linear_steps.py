@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="no Triton here")
 
 # Steps of each model; what all models of a kind compute alike is in one of them. The others are soak tests.
 QUICK = {
+    "experts": ("one", "prompts"),
     "mamba": ("prompts",), "lone": ("decodes", "drafts"), "lone-experts": ("one",), "states": (),
     "scaled": ("one",), "scaled-experts": ("one",), "biased": ("decodes",),
 }  # fmt: skip
