@@ -103,7 +103,7 @@ def test_evicted_blocks_are_masked_as_in_dense_attention(llama: Path, policy: st
     assert read == pytest.approx(logprobs, abs=2e-4)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["norms", pytest.param("attention", marks=pytest.mark.soak)])
 def test_a_request_longer_than_the_cache_gives_the_same_reply(llama: Path, policy: str) -> None:
     """Preempted, chunked or beside others: the same blocks are evicted."""
     config = BUDGET | {"kv_eviction": policy}
