@@ -69,6 +69,10 @@ class StepResult:
     scores: Sequence[BlockScores] = ()
 
 
+# The numbers of tokens of graphs with pieces of prompts. Larger steps take longer to compute than to launch.
+PIECE_SIZES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+
+
 class StepKind(NamedTuple):
     """What the kernels of a step depend on."""
 

@@ -17,7 +17,7 @@ from engine.api.errors import EngineError
 from engine.api.events import Delta, log
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
-from engine.execution.protocol import Compilation, StepKind
+from engine.execution.protocol import PIECE_SIZES, Compilation, StepKind
 from engine.serving.engine import Engine
 
 _TOGETHER = 8  # kinds of steps; commands wait until their kernels are handed to the compiler
@@ -118,7 +118,14 @@ class WarmUp:
             partial(self._prompt, min(_SCORED, longest), _PLAIN | {"prompt_logprobs": 1}),
             *(partial(self._prompt, 1, _PLAIN | params, tokens=3) for params in _RARE),
         ]
-        return parts, [partial(self._capture, [kind for kind in batches if kind.filtered])]
+        sizes = [size for size in PIECE_SIZES if size < 2 * longest]
+        pieces = [StepKind(rows, size - rows) for size in sizes for rows in (0, 1)]
+        later = [
+            partial(self._compile, pieces),
+            partial(self._capture, pieces),
+            partial(self._capture, [kind for kind in batches if kind.filtered]),
+        ]
+        return parts, later
 
     def _compile(self, kinds: Sequence[StepKind]) -> Iterator[None]:
         """Compile all of them in parallel: alone, a step keeps few cores busy."""
