@@ -193,9 +193,11 @@ def clear(engine: Engine, kept: set[int]) -> None:
 def verify(bench: Bench, name: str, engine: Engine, rows: tuple[int, ...], verified: tuple[int, ...]) -> None:
     """Steps whose rows verify `verified` tokens: in a graph, and with their kernels launched one by one."""
     for count in rows:
-        decoding(engine, count, 4000, speculate="ngram")
+        decoding(engine, count, 4000)
         plain = steps_take(engine, STEPS)
         bench.note(f"{name}, B={count}, a step without drafts", plain * 1e3, "ms")
+        clear(engine, set())
+        decoding(engine, count, 4000, speculate="ngram")
         engine.set_switch("overlap", False)
         waiting = steps_take(engine, STEPS)
         bench.note(f"{name}, B={count}, the same, not overlapped", waiting * 1e3, "ms")

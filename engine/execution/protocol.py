@@ -11,6 +11,7 @@ from engine.api.events import TokenLogprob
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
 from engine.execution.changes import RunnerChange
 from engine.kv.tiers.tier import TransferEnd, TransferOrder
+from engine.scheduling.pace import SIZES
 from engine.scheduling.step import Masks, Step
 
 
@@ -70,7 +71,7 @@ class StepResult:
 
 
 # The numbers of tokens of graphs with pieces of prompts. Larger steps take longer to compute than to launch.
-PIECE_SIZES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+PIECE_SIZES = tuple(size for size in SIZES if size <= 512)
 
 
 class StepKind(NamedTuple):

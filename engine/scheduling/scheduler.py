@@ -20,6 +20,7 @@ from engine.scheduling.changes import Changes
 from engine.scheduling.costs import Costs
 from engine.scheduling.invariants import check_invariants
 from engine.scheduling.overtaking import overtaken, victims
+from engine.scheduling.pace import Pace
 from engine.scheduling.policy import Policy
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.settings import SchedulerSettings
@@ -52,7 +53,7 @@ class Scheduler:
         self.policy, self.rules, self.costs = policy, rules, Costs()
         self.transfers = Transfers(self.kv, tiers, rules, self.costs)
         self.sinking = Sinking(pool, self.transfers)
-        self.speculator = Speculator()
+        self.speculator, self.pace = Speculator(), Pace()
         self.emit, self.clock = emit, clock
         self.requests: dict[int, Request] = {}
         self.waiting = WaitingQueue(policy.rank)
@@ -70,7 +71,7 @@ class Scheduler:
         """Decide the next step and take the blocks it needs. None if there is nothing to run."""
         self.pool.clock = self.step
         self.rules.regrow(self.step)
-        builder = StepBuilder(self.rules.step_tokens)
+        builder = StepBuilder(self.rules.step_tokens, self.pace.room if self.pace.factor else None)
         asked, self._preempt_next = self._preempt_next, []
         for victim in asked:
             if victim.slot >= 0:
@@ -141,7 +142,7 @@ class Scheduler:
     def _chunk(self, builder: StepBuilder, start: int, end: int) -> int:
         """How many of the request's tokens from `start` to `end` go into this step."""
         left = min(end - start, self.kv.longest_chunk(start))
-        return builder.chunk(left, cut=self.rules.chunked_prefill)
+        return builder.chunk(start, left, cut=self.rules.chunked_prefill)
 
     def _speculate(self, builder: StepBuilder, rows: list[Request]) -> None:
         """Schedule decodes that may have drafts. Only these wait for their tokens to reach the host."""
@@ -216,7 +217,8 @@ class Scheduler:
                 request.why = f"needs {need} blocks, {max(spare, 0)} available"
                 return
             if not (count := self._chunk(builder, found.tokens, request.known)):
-                request.why = "needs a step to itself: chunked prefill is off"
+                whole = not self.rules.chunked_prefill
+                request.why = "needs a step to itself: chunked prefill is off" if whole else "queued"
                 return
             if self._admit(request, found):
                 self._schedule_row(builder, request, count)

@@ -317,12 +317,12 @@ class Engine:
             self.bus.emit(events.Evicted(step.number, now, blocks))
 
     def _record_cost(self, step: Step, result: StepResult, prefill: int, now: float) -> None:
-        """Report what this step cost to the scheduler."""
-        begun = max(self._committed_at, now - result.seconds)  # it may have waited for the step before
+        """Report what this step cost to the scheduler. It may have waited for the step before."""
+        begun, self._committed_at = max(self._committed_at, now - result.seconds), now
         self.scheduler.costs.observe_step(prefill, now - begun)
+        self.scheduler.pace.observe(step, prefill, now - begun, self._ahead.step if self._ahead else None)
         if not prefill and len(step.rows):
             self.scheduler.speculator.observe_step(step, now - begun)
-        self._committed_at = now
 
     def record(self, path: Path) -> None:
         """Record everything an idle engine's runner receives, and its tokens, to a new file until stopped.

@@ -101,6 +101,7 @@ class WarmUp:
         scheduler.pool.forget_all()
         scheduler.prompt_tokens = scheduler.cached_tokens = 0
         scheduler.costs.forget()
+        scheduler.pace.forget()
 
     def _all_parts(self) -> tuple[Sequence[Part], Sequence[Part]]:
         """Those before the first request, and those for an idle engine."""
