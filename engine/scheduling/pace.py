@@ -22,6 +22,7 @@ LEAST = 16  # prompt tokens of any step with prompts, so that these advance
 ALONE = 3  # steps that measure the decodes; the last may be longer, because a prompt is launched during it
 REFRESH = 64  # steps with prompts until the decodes are measured again
 RETRY = 512  # steps with prompts until a size is tried that was too slow, or is likely to be
+TRIALS = 2  # steps until a size is known: the first one may capture a graph
 _PLAIN, _SAMPLES = 5, 32  # how many measurements are kept
 _NEARLY_ALL = 15 / 16  # the share of a size's measurements that its estimate covers
 
@@ -121,25 +122,17 @@ class Pace:
                     break
         else:
             return least
-        if fits == count < most and self._tries(choices[at + 1], fixed, count, start, slope, allowed):
-            self._tried = self._steps
-            return choices[at + 1]
-        return max(fits, least)
-
-    def _tries(
-        self, after: int, fixed: Mapping[int, float], best: int, start: int, slope: float, allowed: float
-    ) -> bool:
-        """Whether to try `after` prompt tokens, the next choice after `best`, the most known to fit."""
-        if self._steps - self._tried >= RETRY:
-            return True
-        if after in fixed:
-            return False
-        first = min(fixed)
-        if first == best:
-            return True  # one size does not say what a token costs
-        each = max(0.0, (fixed[best] - fixed[first]) / (best - first))
-        likely = fixed[best] + each * (after - best)
-        return within(allowed - likely, start, slope) >= after
+        if fits < count or count == most:
+            return max(fits, least)
+        after = choices[at + 1]
+        measured = self._sizes.get(SIZES[bisect_left(SIZES, decodes + after)])
+        if self._steps - self._tried < RETRY:
+            if measured is not None and len(measured.samples) >= TRIALS:
+                return count
+            if within(allowed - _likely(fixed, count, after), start, slope) < after:
+                return count
+        self._tried = self._steps
+        return after
 
     def _slope(self) -> float:
         """Seconds per pair, from how the steps of each size differ from one another."""
@@ -156,6 +149,14 @@ def within(seconds: float, start: int, slope: float) -> int:
         return 2**62
     pairs = seconds / slope  # count * (start + count / 2)
     return int(2 * pairs / (start + math.sqrt(start * start + 2 * pairs))) if pairs else 0
+
+
+def _likely(known: Mapping[int, float], best: int, after: int) -> float:
+    """The seconds of `after` tokens by those of fewer, up to `best`; 0 if only one was measured."""
+    if (first := min(known)) == best:
+        return 0.0
+    each = (known[best] - known[first]) / (best - first)
+    return known[best] + max(0.0, each) * (after - best)
 
 
 def _pairs_of(step: Step) -> float:
