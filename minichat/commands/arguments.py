@@ -47,7 +47,7 @@ def add_model(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-slowdown",
         type=number,
-        metavar="X",
+        metavar="N",
         help="how many times as long as without prompts a step of replies may take: prompts are computed in "
         "pieces that allow it, by what the engine measures (default: no limit)",
     )

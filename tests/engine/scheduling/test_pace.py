@@ -3,6 +3,7 @@
 import random
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,9 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.api.commands import SetMaxSlowdown
+from engine.api.config import EngineConfig
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
+from engine.dry import dry_engine
 from engine.execution.protocol import StepResult
+from engine.host.thread import EngineThread
 from engine.scheduling.pace import LEAST, RETRY, SIZES, Pace
 from engine.scheduling.step import Rows, Step, StepRow
 from tests.engine.ledger import Clock, LedgerRunner, drain, ledger_engine
@@ -161,6 +166,16 @@ def test_one_stall_does_not_make_a_size_slow() -> None:
     assert tokens[0] >= 0.95 * tokens[1]
 
 
+def test_the_limit_can_be_set_live() -> None:
+    engine = dry_engine(EngineConfig(model="pocket", max_slowdown=1.25))
+    with closing(EngineThread(engine)) as host:
+        assert host.snapshot().max_slowdown == 1.25
+        host.send(SetMaxSlowdown(2)).result()
+        assert (host.snapshot().max_slowdown, engine.scheduler.pace.factor) == (2, 2)
+        host.send(SetMaxSlowdown(None)).result()
+        assert host.snapshot().max_slowdown is None
+
+
 @pytest.mark.parametrize(("behind", "measured"), [(None, True), ((4, 0, 0), True), ((4, 9, 0), False)])
 def test_decodes_are_not_measured_while_a_prompt_is_launched(
     behind: tuple[int, int, int] | None, measured: bool
@@ -184,20 +199,22 @@ def test_replies_beside_a_long_prompt_keep_their_pace(depth: int) -> None:
         engine.runner = Timed(engine.runner, clock, machine)
         engine.scheduler.pace.limit(factor)
         usual = SamplingParams(max_tokens=600, ignore_eos=True, seed=1)
-        outputs = [Stamped(clock) for _ in range(10)]
+        outputs, whys = [Stamped(clock) for _ in range(10)], list[str]()
         for output in outputs[:8]:
             engine.submit([1, 2, 3], usual, output)
         for token, output in enumerate(outputs[8:]):
             for _ in range(20):
                 engine.step()
             sent = clock()
-            engine.submit([token] * 3000, usual.changed(max_tokens=5), output)
+            id = engine.submit([token] * 3000, usual.changed(max_tokens=5), output)
             while not output.tokens:
                 engine.step()
                 engine.scheduler.check()
+                whys += [each.why for each in engine.snapshot().requests if each.id == id]
         gaps = np.diff([each for each in outputs[0].times if each >= sent])
         slower[factor] = float(np.quantile(gaps, 0.99)) / machine.plain(8)
         assert (engine.snapshot().prompt_limit > 0) is (factor is not None)
+        assert any("slow down at most 1.5 times" in why for why in whys) is (factor is not None)
         drain(engine)
         replies[factor] = [output.tokens for output in outputs]
     assert slower[1.5] <= 1.5 < 3 < slower[None]
