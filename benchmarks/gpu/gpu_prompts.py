@@ -32,7 +32,7 @@ from minichat.bench.shapes import COMMON, SHAPES
 TOKENS = 2**18  # in the cache
 LONGEST = 131072
 ARRIVING = 8192  # tokens of each prompt that arrives
-READERS, ALONE, TOGETHER, MOST_SECONDS = 64, 60, 150, 4.0
+READERS, ALONE, TOGETHER, MOST_SECONDS = 64, 200, 200, 4.0
 LEARNING, RULED = 600, 400  # steps with `max_slowdown` before it is measured, and then
 STEPS = 60
 

@@ -24,7 +24,7 @@ REFRESH = 64  # steps with prompts until the decodes are measured again
 RETRY = 512  # steps with prompts until a size is tried that was too slow, or is likely to be
 TRIALS = 2  # steps until a size is known: the first one may capture a graph
 _PLAIN, _SAMPLES = 5, 32  # how many measurements are kept
-_NEARLY_ALL = 15 / 16  # the share of a size's measurements that its estimate covers
+_NEARLY_ALL, _FEW = 15 / 16, 8  # the share of a size's measurements that its estimate covers; half of few
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class _Measured:
     def seconds(self, slope: float) -> float:
         """What nearly all steps of this size stay below, without their pairs, at `slope` seconds each."""
         rest = sorted(seconds - slope * pairs for pairs, seconds in self.samples)
-        return rest[int(_NEARLY_ALL * (len(rest) - 1))]
+        return rest[int((_NEARLY_ALL if len(rest) > _FEW else 0.5) * (len(rest) - 1))]
 
 
 @dataclass(slots=True)
@@ -102,9 +102,9 @@ class Pace:
         return found
 
     def _usual(self, rows: int) -> float | None:
-        """The time of a step of decodes alone."""
+        """The time of a step of decodes alone: the lower quartile, since a busy host makes steps longer."""
         samples = self._plain.get(rows)
-        return sorted(samples)[len(samples) // 2] if samples else None
+        return sorted(samples)[(len(samples) - 1) // 4] if samples else None
 
     def _largest(self, decodes: int, start: int, most: int, allowed: float) -> int:
         """The most prompt tokens whose step takes at most `allowed` seconds more than the decodes alone."""

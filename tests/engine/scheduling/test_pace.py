@@ -1,5 +1,6 @@
 """Prompts beside decodes take as many tokens as the factor allows, by what the engine has measured."""
 
+import itertools
 import random
 from bisect import bisect_left
 from collections.abc import Callable
@@ -184,6 +185,16 @@ def test_the_limit_can_be_set_live() -> None:
         assert (host.snapshot().max_slowdown, engine.scheduler.pace.factor) == (2, 2)
         host.send(SetMaxSlowdown(None)).result()
         assert host.snapshot().max_slowdown is None
+
+
+def test_a_busy_host_does_not_make_the_decodes_slow() -> None:
+    """One of the first steps takes long, and then one in ten."""
+    pace, machine, step = Pace(), Machine(), itertools.count()
+    takes = machine.takes
+    machine.takes = lambda *given: takes(*given) + 0.03 * (next(step) % 10 == 0)  # type: ignore[method-assign]
+    found = run(pace, machine, decodes=lambda at: 64, steps=600)
+    assert max(count for count, *_ in found) <= machine.most(64, 0, 1.5, 1000) + 32
+    assert sum(slower > 1.5 for *_, slower in found) <= 80, "more than those and a few attempts"
 
 
 @pytest.mark.parametrize(("behind", "measured"), [(None, True), ((4, 0, 0), True), ((4, 9, 0), False)])
