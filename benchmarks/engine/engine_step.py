@@ -81,7 +81,7 @@ class NoWork:
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray, lengths: np.ndarray) -> bool:
         return False
 
-    def metadata(self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool) -> None:
+    def metadata(self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool, decodes: bool) -> None:
         return None
 
 

@@ -138,7 +138,8 @@ class WorkList:
 
     def fill(self, numbers: np.ndarray, chunks: Chunks) -> bool:
         """Write the list over zeros: an item without queries does nothing. Return whether any is split."""
-        items, merges, _ = plan_items(chunks, self.spec.window, self.spec.kv_heads, self.tile, self.most)
+        room = self.most, self.merged
+        items, merges, _ = plan_items(chunks, self.spec.window, self.spec.kv_heads, self.tile, room)
         numbers[: items.size] = items.ravel()
         at = self.most * ITEM
         numbers[at : at + merges.size] = merges.ravel()
@@ -156,8 +157,8 @@ class WorkList:
 class GraphWork:
     """Work lists at fixed addresses, for steps of up to `tokens` tokens: decodes, or also pieces of prompts.
 
-    If no context of a decode is split, the list has one item per row and nothing is merged; a graph is
-    captured for each case. With pieces, contexts may always be split, and there is a graph without decodes.
+    If no context of a decode is split, their list has one item per row and nothing is merged; a graph is
+    captured for each case. Contexts of pieces are usually split.
     """
 
     def __init__(
@@ -183,7 +184,8 @@ class GraphWork:
                 tile = tiles.for_chunks(spec, tokens, tiles.LONG, limits, itemsize, packed=packed)
                 tall = tokens // tile.queries + min(tokens // 2, PIECES)
                 most = tall + max(tall // 8, tile.programs // spec.kv_heads)
-                self._pieces.append(WorkList(spec, tile, most, min(tall, most // 2)))
+                merged = min(tokens // tile.queries + 2, most // 2)
+                self._pieces.append(WorkList(spec, tile, most, merged))
         self.numbers = sum(each.size for each in (*self._singles, *self._pieces))  # int32 values in all
 
     def holds(self, lengths: np.ndarray, contexts: np.ndarray) -> bool:
@@ -195,7 +197,7 @@ class GraphWork:
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray, lengths: np.ndarray) -> bool:
         """Write a step's lists from a slot, a context and a number of tokens per row, decodes first.
 
-        Return whether any context of a decode is split; with pieces, whether there are decodes.
+        Return whether any context of a decode is split.
         """
         single = int((lengths == 1).sum()) if self._pieces else len(slots)
         ones, at, cut = np.ones(single, np.int32), 0, False
@@ -211,18 +213,21 @@ class GraphWork:
             chunks = replace(chunks, rows=slots[single:][chunks.rows])
             each.fill(numbers[at : at + each.size], chunks)
             at += each.size
-        return single > 0 if self._pieces else cut
+        return cut
 
-    def metadata(self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool) -> GraphMetadata:
+    def metadata(
+        self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool, decodes: bool
+    ) -> GraphMetadata:
         """Return the metadata a graph reads, as views of the same numbers on the device.
 
-        `slots`: of the step's tokens, the rows of `tables`. `cut`: what `fill` returned.
+        `slots`: of the step's tokens, the rows of `tables`. `cut`: what `fill` returned. `decodes`: whether
+        there are any.
         """
         work: dict[LayerSpec, list[AttentionWork]] = {}
-        at, pieces = 0, bool(self._pieces)
+        at = 0
         for each in self._singles:
-            mine = numbers[at : at + each.size]
-            if cut or not pieces:
+            if decodes:
+                mine = numbers[at : at + each.size]
                 work[each.spec] = [each.work(mine, 0 if cut else self._tokens)]
             at += each.size
         for each in self._pieces:

@@ -120,7 +120,8 @@ class WarmUp:
             *(partial(self._prompt, 1, _PLAIN | params, tokens=3) for params in _RARE),
         ]
         sizes = [size for size in PIECE_SIZES if size < 2 * longest]
-        pieces = [StepKind(rows, size - rows) for size in sizes for rows in (0, 1)]
+        beside = ((0, False), (1, False), (1, True))  # decodes, and whether their contexts are split
+        pieces = [StepKind(rows, size - rows, long=long) for size in sizes for rows, long in beside]
         later = [
             partial(self._compile, pieces),
             partial(self._capture, pieces),

@@ -199,7 +199,6 @@ USAGE = {
     "deadline-and-fcfs": (["--deadline-ms", "50"], "--deadline-ms has no effect with --policy fcfs"),
     "target-and-fcfs": (["--target-ms", "50"], "--target-ms has no effect with --policy fcfs"),
     "target": (["--policy", "latency", "--target-ms", "-1"], "--target-ms must be at least 0, got -1"),
-    "slowdown": (["--max-slowdown", "0.5"], "--max-slowdown must be at least 1, got 0.5"),
     "deadline": (["--policy", "latency", "--deadline-ms", "-1"], "--deadline-ms must be at least 0, got -1"),
     "endless-deadline": (
         ["--policy", "latency", "--deadline-ms", "inf"],

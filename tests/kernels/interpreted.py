@@ -40,7 +40,7 @@ class Interpreted:
         return unpickled(self._pool.submit(_attend, pickled((case, gathered, tile))).result())
 
     def standing(self, case: Case, tokens: int, *, ahead: bool = False) -> tuple[Tensor, bool]:
-        """Return the output with a graph's work lists for so many tokens, and what `fill` returned.
+        """Return the output with a graph's work lists for so many tokens, and whether a decode was split.
 
         `ahead`: the tiles of prompts.
         """
@@ -229,7 +229,8 @@ def _standing(sent: bytes) -> bytes:
     cut = work.fill(numbers, slots, batch.host_contexts, lengths)
     each_slot = torch.zeros(size, dtype=torch.int64)
     each_slot[:tokens] = torch.from_numpy(np.repeat(slots, lengths))
-    prepared = work.metadata(torch.from_numpy(numbers), tables, each_slot, cut=cut)
+    given = torch.from_numpy(numbers), tables, each_slot
+    prepared = work.metadata(*given, cut=cut, decodes=bool((lengths == 1).any()))
     q = torch.full((size, *case.q.shape[1:]), torch.nan, dtype=case.q.dtype)
     q[:tokens] = case.q
     with torch.inference_mode():

@@ -54,9 +54,11 @@ class MetadataBuilder(Protocol):
         """Whether these pieces of prompts fit, and a graph is faster."""
 
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray, lengths: np.ndarray) -> bool:
-        """Write a step's lists from columns of its rows. Which of two graphs it needs."""
+        """Write a step's lists from columns of its rows. Whether the context of a decode is split."""
 
-    def metadata(self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool) -> Any: ...
+    def metadata(
+        self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool, decodes: bool
+    ) -> Any: ...
 
 
 class Stage(Protocol):
@@ -93,8 +95,9 @@ class Graph(NamedTuple):
 
     size: int  # rows, or tokens with pieces of prompts
     flags: SamplingFlags | None  # None: it does not sample
-    cut: bool  # whether attention splits the context of a decode; with pieces, whether there are decodes
-    pieces: bool = False
+    cut: bool  # whether attention splits the context of a decode
+    pieces: bool = False  # of prompts
+    decodes: bool = True
 
 
 class DecodeSteps:
@@ -158,8 +161,8 @@ class DecodeSteps:
         if inputs is not None:
             write_sampling(fields, inputs)
         self._send_table_changes(fields["news"])
-        graph, seen = Graph(size, flags, cut, pieces), None if inputs is None else inputs.seen
-        found = self._recording(graph, seen).run()
+        graph = Graph(size, flags, cut, pieces, decodes=not pieces or bool((rows.lengths == 1).any()))
+        found = self._recording(graph, None if inputs is None else inputs.seen).run()
         self._tables.sent()  # not earlier: a step that runs out of memory is launched again
         sampled = form.advance()
         if inputs is not None:
@@ -200,7 +203,7 @@ class DecodeSteps:
             return Graph(self._size(tokens), flags, kind.long)
         if tokens > PIECE_SIZES[-1]:
             return None
-        return Graph(_piece_size(tokens), None, kind.rows > 0, pieces=True)
+        return Graph(_piece_size(tokens), None, kind.long, pieces=True, decodes=kind.rows > 0)
 
     def _recording(self, graph: Graph, seen: SeenTokens | None) -> Recording:
         if graph not in self._recordings:
@@ -244,7 +247,8 @@ class DecodeSteps:
         self, form: StagingBuffers, work: MetadataBuilder, graph: Graph, seen: SeenTokens | None
     ) -> Callable[[], tuple[Tensor, ...]]:
         fields, stage, last_ids, flags = form.on_device, self._stage, self._last_ids, graph.flags
-        metadata = work.metadata(fields["work"], self._mirror, fields["slots"], cut=graph.cut)
+        form_of = {"cut": graph.cut, "decodes": graph.decodes}
+        metadata = work.metadata(fields["work"], self._mirror, fields["slots"], **form_of)
 
         def launches() -> tuple[Tensor, ...]:
             form.copy_in()

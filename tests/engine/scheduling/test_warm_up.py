@@ -49,7 +49,9 @@ USUAL, FILTERED = (
     for filtered in (False, True)
 )
 PIECES = [
-    StepKind(rows, size - rows) for size in (16, 32, 48, 64, 80, 96, 112) for rows in (0, 1)
+    StepKind(rows, size - rows, long=long)
+    for size in (16, 32, 48, 64, 80, 96, 112)
+    for rows, long in ((0, False), (1, False), (1, True))
 ]  # with 64 tokens in a step
 RARER = PIECES + FILTERED
 

@@ -217,7 +217,7 @@ def launch(stage: Any, rows: int, *, filtered: bool, cut: bool, pieces: bool = F
         fields["columns"] = torch.empty(len(COLUMNS), rows, dtype=torch.float64)
         tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
         prepared = work.metadata(
-            torch.empty(work.numbers, dtype=torch.int32), tables, fields["slots"], cut=cut
+            torch.empty(work.numbers, dtype=torch.int32), tables, fields["slots"], cut=cut, decodes=True
         )
         if pieces:
             stage.hidden(fields, last_ids, prepared)

@@ -125,7 +125,7 @@ def decodes(stage: Any, rows: int) -> Record:
     fields = {name: torch.empty(rows, dtype=torch.int64) for name in names}
     tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
     prepared = work.metadata(
-        torch.empty(work.numbers, dtype=torch.int32), tables, fields["slots"], cut=rows < 32
+        torch.empty(work.numbers, dtype=torch.int32), tables, fields["slots"], cut=rows < 32, decodes=True
     )
     with recorded() as record:
         stage.logits(fields, last_ids, prepared)

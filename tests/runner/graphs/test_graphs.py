@@ -54,7 +54,9 @@ class Lists:
         self.cut = not self.cut  # both kinds of recording must work
         return self.cut
 
-    def metadata(self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool) -> tuple[Tensor, Tensor]:
+    def metadata(
+        self, numbers: Tensor, tables: Tensor, slots: Tensor, *, cut: bool, decodes: bool
+    ) -> tuple[Tensor, Tensor]:
         return numbers.view(2, -1), tables
 
 
