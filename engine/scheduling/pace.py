@@ -22,6 +22,7 @@ LEAST = 16  # prompt tokens of any step with prompts, so that these advance
 ALONE = 3  # steps that measure the decodes; the last may be longer, because a prompt is launched during it
 REFRESH = 64  # steps with prompts until the decodes are measured again
 RETRY = 512  # steps with prompts until a size is tried that was too slow, or is likely to be
+PLAIN_LEAST = 3  # measurements of the decodes before sizes are compared with them
 TRIALS = 2  # steps until a size is known: the first one may capture a graph
 _PLAIN, _SAMPLES = 5, 32  # how many measurements are kept
 _NEARLY_ALL, _FEW = 15 / 16, 8  # the share of a size's measurements that its estimate covers; half of few
@@ -103,8 +104,8 @@ class Pace:
 
     def _usual(self, rows: int) -> float | None:
         """The time of a step of decodes alone: the lower quartile, since a busy host makes steps longer."""
-        samples = self._plain.get(rows)
-        return sorted(samples)[(len(samples) - 1) // 4] if samples else None
+        samples = sorted(self._plain.get(rows, ()))
+        return samples[(len(samples) - 1) // 4] if len(samples) >= PLAIN_LEAST else None
 
     def _largest(self, decodes: int, start: int, most: int, allowed: float) -> int:
         """The most prompt tokens whose step takes at most `allowed` seconds more than the decodes alone."""

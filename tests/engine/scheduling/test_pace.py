@@ -20,7 +20,7 @@ from engine.api.params import SamplingParams
 from engine.dry import dry_engine
 from engine.execution.protocol import StepResult
 from engine.host.thread import EngineThread
-from engine.scheduling.pace import LEAST, RETRY, SIZES, Pace, within
+from engine.scheduling.pace import LEAST, PLAIN_LEAST, RETRY, SIZES, Pace, within
 from engine.scheduling.step import Rows, Step, StepRow
 from tests.engine.ledger import Clock, LedgerRunner, drain, ledger_engine
 from tests.examples import examples
@@ -202,7 +202,7 @@ def test_decodes_are_not_measured_while_a_prompt_is_launched(
     behind: tuple[int, int, int] | None, measured: bool
 ) -> None:
     pace = Pace(factor=1.5)
-    for _ in range(20):
+    for _ in range(PLAIN_LEAST):
         pace.observe(step_of(4, 0, 0), 0, 0.1, behind and step_of(*behind))
     assert (pace.room(4, 0, 512) > 0) is measured
 
