@@ -10,7 +10,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -32,7 +32,7 @@ from minichat.bench.shapes import COMMON, SHAPES
 TOKENS = 2**18  # in the cache
 LONGEST = 131072
 ARRIVING = 8192  # tokens of each prompt that arrives
-READERS, ALONE, TOGETHER, MOST_SECONDS = 64, 200, 200, 4.0
+READERS, ALONE, TOGETHER, MOST_SECONDS = 64, 100, 200, 4.0
 LEARNING, RULED = 600, 400  # steps with `max_slowdown` before it is measured, and then
 STEPS = 60
 
@@ -119,7 +119,7 @@ def first(bench: Bench, name: str, engine: Engine, lengths: tuple[int, ...]) -> 
 def beside(
     bench: Bench, name: str, engine: Engine, chunks: tuple[int, ...], slowdowns: tuple[float, ...]
 ) -> None:
-    """Each limit, then each chunk, against the decodes alone just before."""
+    """Each limit, then each chunk, against the decodes alone just before and after: their contexts grow."""
     draw, scheduler = random.Random(0), engine.scheduler
     usual = scheduler.rules.step_tokens
 
@@ -129,6 +129,7 @@ def beside(
         """Steps with prompts beside new replies each time, so that contexts have the same lengths."""
         for learning in (True, False):
             readers = decoding_readers(engine, draw)
+            replies = {*scheduler.requests}
             scheduler.pace.limit(factor)
             scheduler.rules.step_tokens = most
             if learning:
@@ -136,12 +137,16 @@ def beside(
             else:
                 alone = gaps(readers, lambda: [engine.step() for _ in range(ALONE)])
                 spent, computed, beside = together(engine, draw, readers, steps)
+                clear(engine, replies)
+                engine.step()
+                alone += gaps(readers, lambda: [engine.step() for _ in range(ALONE)])
             scheduler.pace.limit(None)
             scheduler.rules.step_tokens = usual
             clear(engine)
         bench.note(f"{label}, prompts", computed / spent, "tok/s")
         for share in (0.5, 0.99):
             bench.note(f"{label}, time between tokens, p{share * 100:.0f}", at(beside, share), "ms")
+            bench.note(f"{label}, without prompts, p{share * 100:.0f}", at(alone, share), "ms")
             ratio = at(beside, share) / at(alone, share)
             bench.note(f"{label}, p{share * 100:.0f} / without prompts", ratio, "x")
 
@@ -205,11 +210,11 @@ def together(
     return time.perf_counter() - began, computed, between
 
 
-def clear(engine: Engine) -> None:
-    """End all requests."""
-    for request in list(engine.scheduler.requests):
+def clear(engine: Engine, kept: Collection[int] = ()) -> None:
+    """End all requests but these."""
+    for request in [each for each in engine.scheduler.requests if each not in kept]:
         engine.abort(request)
-    while engine.busy:
+    while engine.busy and not kept:
         engine.step()
 
 
