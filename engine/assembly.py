@@ -344,7 +344,7 @@ def _scheduler(
     built: BuiltRunner,
     bus: Bus,
 ) -> Scheduler:
-    return Scheduler(
+    scheduler = Scheduler(
         pool=BlockPool(room.fit(config.kv_scheme).blocks, config.block_size),
         tables=BlockTables(*built.tables),
         policy=policy,
@@ -363,6 +363,8 @@ def _scheduler(
         tiers=built.tiers,
         keeps_state=keeps_state(room.specs),
     )
+    scheduler.pace.limit(config.max_slowdown)
+    return scheduler
 
 
 def _use_threads(config: EngineConfig, weights: int) -> None:

@@ -244,6 +244,7 @@ def dry_engine(
         rules=SchedulerSettings(step_tokens=config.max_step_tokens or 8192, prefix_cache=config.prefix_cache),
         emit=bus.emit,
     )
+    scheduler.pace.limit(config.max_slowdown)
     return Engine(
         scheduler=scheduler,
         runner=DryRunner(

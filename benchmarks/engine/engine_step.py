@@ -75,11 +75,14 @@ class NoWork:
 
     numbers: int = 0
 
-    def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool:
+    def holds(self, lengths: np.ndarray, contexts: np.ndarray) -> bool:
+        return True
+
+    def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray, lengths: np.ndarray) -> bool:
         return False
 
     def metadata(
-        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool
+        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool, decodes: bool
     ) -> None:
         return None
 
@@ -87,7 +90,7 @@ class NoWork:
 class HollowStage:
     """The stage of a graph without a model: every row samples the same token."""
 
-    def work(self, rows: int) -> NoWork:
+    def work(self, tokens: int, *, pieces: bool = False) -> NoWork:
         return NoWork()
 
     def start_compiling(self, launches: Callable[[], object]) -> Compilation:
@@ -95,6 +98,9 @@ class HollowStage:
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         return torch.zeros(len(fields["ids"]), VOCAB)
+
+    def hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
+        return fields["ids"].unsqueeze(1)
 
     def sample(
         self,

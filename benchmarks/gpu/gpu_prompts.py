@@ -1,15 +1,16 @@
 """Prompts and drafts on a GPU: first tokens, decodes beside long prompts, and steps that verify drafts.
 
 Shapes and random weights as in `gpu`. `first`: the time to the first token of one prompt. `beside`: the time
-between tokens of 64 replies, while prompts of 8,192 tokens arrive, by the prompt tokens in a step. `verify`:
-a step of rows with drafts that are all rejected, against a step without drafts.
+between tokens of 64 replies, while prompts of 8,192 tokens arrive, by the prompt tokens in a step, and with
+those that `max_slowdown` chooses. `verify`: a step of rows with drafts that are all rejected, against a step
+without drafts.
 """
 
 import json
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -31,7 +32,8 @@ from minichat.bench.shapes import COMMON, SHAPES
 TOKENS = 2**18  # in the cache
 LONGEST = 131072
 ARRIVING = 8192  # tokens of each prompt that arrives
-READERS, ALONE, TOGETHER, MOST_SECONDS = 64, 60, 150, 4.0
+READERS, ALONE, TOGETHER, MOST_SECONDS = 64, 100, 200, 4.0
+LEARNING, RULED = 600, 400  # steps with `max_slowdown` before it is measured, and then
 STEPS = 60
 
 
@@ -52,7 +54,8 @@ def run(
     *,
     shape: tuple[str, ...] = ("8B",),
     lengths: tuple[int, ...] = (1024, 8192, 32768, LONGEST),
-    chunks: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 8192),
+    chunks: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048, 8192),
+    slowdowns: tuple[float, ...] = (1.5,),
     rows: tuple[int, ...] = (1, 4, 16),
     verified: tuple[int, ...] = (2, 4, 8),
     attention: str = "auto",
@@ -69,7 +72,7 @@ def run(
                 if part == "first":
                     first(bench, name, engine, lengths)
                 elif part == "beside":
-                    beside(bench, name, engine, chunks)
+                    beside(bench, name, engine, chunks, slowdowns)
                 else:
                     verify(bench, name, engine, rows, verified)
 
@@ -113,32 +116,56 @@ def first(bench: Bench, name: str, engine: Engine, lengths: tuple[int, ...]) -> 
         bench.note(f"{name}, prompt of {length}, tokens a second", len(prompt) / seconds, "tok/s")
 
 
-def beside(bench: Bench, name: str, engine: Engine, chunks: tuple[int, ...]) -> None:
-    """Each chunk, against the decodes alone just before."""
+def beside(
+    bench: Bench, name: str, engine: Engine, chunks: tuple[int, ...], slowdowns: tuple[float, ...]
+) -> None:
+    """Each limit, then each chunk, against the decodes alone just before and after: their contexts grow."""
     draw, scheduler = random.Random(0), engine.scheduler
-    params = SamplingParams(temperature=0.6, max_tokens=4000, ignore_eos=True)
-    readers = [Clocked() for _ in range(READERS)]
-    replies = {engine.submit(prompt_of(512, draw), params, reader) for reader in readers}
-    while any(len(reader.times) < 20 for reader in readers):
-        engine.step()
     usual = scheduler.rules.step_tokens
-    for chunk in chunks:
-        label = f"{name}, {READERS} replies, {chunk} prompt tokens a step"
-        scheduler.rules.step_tokens = READERS + chunk
-        together(engine, draw, readers, 8)  # compiles
-        clear(engine, replies)
-        for _ in range(10):
-            engine.step()
-        alone = gaps(readers, lambda: [engine.step() for _ in range(ALONE)])
-        spent, computed, beside = together(engine, draw, readers, TOGETHER)
-        clear(engine, replies)
+
+    def measure(
+        label: str, steps: int, warmup: int, *, factor: float | None = None, most: int = usual
+    ) -> None:
+        """Steps with prompts beside new replies each time, so that contexts have the same lengths."""
+        for learning in (True, False):
+            readers = decoding_readers(engine, draw)
+            replies = {*scheduler.requests}
+            scheduler.pace.limit(factor)
+            scheduler.rules.step_tokens = most
+            if learning:
+                together(engine, draw, readers, warmup)
+            else:
+                alone = gaps(readers, lambda: [engine.step() for _ in range(ALONE)])
+                spent, computed, beside = together(engine, draw, readers, steps)
+                clear(engine, replies)
+                engine.step()
+                alone += gaps(readers, lambda: [engine.step() for _ in range(ALONE)])
+            scheduler.pace.limit(None)
+            scheduler.rules.step_tokens = usual
+            clear(engine)
         bench.note(f"{label}, prompts", computed / spent, "tok/s")
         for share in (0.5, 0.99):
             bench.note(f"{label}, time between tokens, p{share * 100:.0f}", at(beside, share), "ms")
+            bench.note(f"{label}, without prompts, p{share * 100:.0f}", at(alone, share), "ms")
             ratio = at(beside, share) / at(alone, share)
             bench.note(f"{label}, p{share * 100:.0f} / without prompts", ratio, "x")
-    scheduler.rules.step_tokens = usual
-    clear(engine, set())
+
+    for limit in slowdowns:
+        measure(f"{name}, {READERS} replies, slowdown at most {limit:g}", RULED, LEARNING, factor=limit)
+    for chunk in chunks:
+        label = f"{name}, {READERS} replies, {chunk} prompt tokens a step"
+        measure(label, TOGETHER, 8, most=READERS + chunk)  # the first steps compile
+
+
+def decoding_readers(engine: Engine, draw: random.Random) -> list[Clocked]:
+    """Replies that have all begun."""
+    params = SamplingParams(temperature=0.6, max_tokens=4000, ignore_eos=True)
+    readers = [Clocked() for _ in range(READERS)]
+    for reader in readers:
+        engine.submit(prompt_of(512, draw), params, reader)
+    while any(len(reader.times) < 20 for reader in readers):
+        engine.step()
+    return readers
 
 
 def at(values: list[float], share: float) -> float:
@@ -160,7 +187,7 @@ def together(
     """Run steps in which there is always a prompt. Return seconds, prompt tokens computed, and gaps."""
     once = SamplingParams(temperature=0.6, max_tokens=1, ignore_eos=True)
     arriving = [prompt_of(ARRIVING, draw) for _ in range(4)]
-    computed, schedule, began = 0, engine.scheduler.schedule, time.perf_counter()
+    computed, schedule = 0, engine.scheduler.schedule
 
     def noted() -> Step | None:
         nonlocal computed
@@ -173,29 +200,32 @@ def together(
             while len(engine.scheduler.waiting) < 2:
                 engine.submit(draw.choice(arriving), once, Clocked())
             engine.step()
-            if time.perf_counter() - began > MOST_SECONDS:
+            if time.perf_counter() - began > MOST_SECONDS * max(1, steps / TOGETHER):
                 break
 
+    engine.step()
+    began = time.perf_counter()
     with patch.object(engine.scheduler, "schedule", noted):
         between = gaps(readers, work)
     return time.perf_counter() - began, computed, between
 
 
-def clear(engine: Engine, kept: set[int]) -> None:
+def clear(engine: Engine, kept: Collection[int] = ()) -> None:
     """End all requests but these."""
     for request in [each for each in engine.scheduler.requests if each not in kept]:
         engine.abort(request)
-    if not kept:
-        while engine.busy:
-            engine.step()
+    while engine.busy and not kept:
+        engine.step()
 
 
 def verify(bench: Bench, name: str, engine: Engine, rows: tuple[int, ...], verified: tuple[int, ...]) -> None:
     """Steps whose rows verify `verified` tokens: in a graph, and with their kernels launched one by one."""
     for count in rows:
-        decoding(engine, count, 4000, speculate="ngram")
+        decoding(engine, count, 4000)
         plain = steps_take(engine, STEPS)
         bench.note(f"{name}, B={count}, a step without drafts", plain * 1e3, "ms")
+        clear(engine)
+        decoding(engine, count, 4000, speculate="ngram")
         engine.set_switch("overlap", False)
         waiting = steps_take(engine, STEPS)
         bench.note(f"{name}, B={count}, the same, not overlapped", waiting * 1e3, "ms")
@@ -212,7 +242,7 @@ def verify(bench: Bench, name: str, engine: Engine, rows: tuple[int, ...], verif
                 bench.note(f"{label}, / not overlapped", spent / waiting, "x")
         engine.runner.graphs = True
         engine.set_switch("overlap", True)
-        clear(engine, set())
+        clear(engine)
 
 
 @contextmanager

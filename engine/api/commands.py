@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_origin
 
 from engine.api.codec import Codec, DecodeError, codec, field_types, record
-from engine.api.config import is_amount
+from engine.api.config import is_amount, is_factor
 from engine.api.errors import BadInput, BadWire, UnknownCommand
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot, Speeds
@@ -200,6 +200,18 @@ class SetLatencyTarget(Command[None]):
     def __post_init__(self) -> None:
         if not is_amount(self.seconds):
             raise BadInput(f"seconds must be 0 or more, not {self.seconds!r}", field="seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class SetMaxSlowdown(Command[None]):
+    """Limit how much longer a step may take with prompts than with its decodes alone; null: no limit."""
+
+    factor: float | None
+    sender = Sender.KEY
+
+    def __post_init__(self) -> None:
+        if self.factor is not None and not is_factor(self.factor):
+            raise BadInput(f"factor must be 1 or more, or null, not {self.factor!r}", field="factor")
 
 
 @dataclass(frozen=True, slots=True)

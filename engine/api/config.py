@@ -42,6 +42,7 @@ class EngineConfig:
     attention: str = "auto"
     policy: str = "fcfs"
     latency_target: float = 1.0  # of the policy latency: seconds to a first token without a deadline
+    max_slowdown: float | None = None  # of a step by prompts beside its decodes; None: any
     block_size: int = 16  # tokens; an attention backend chosen by name may support only another size
     blocks: int | None = None  # None: computed from free memory
     kv_host: float | None = (
@@ -99,6 +100,8 @@ class EngineConfig:
             *most, last = map(str, choices)
             self._need(name, f"{', '.join(most)} or {last}", _is_one_of(getattr(self, name), choices))
         self._need("latency_target", "seconds, 0 or more", is_amount(self.latency_target))
+        slowdown = self.max_slowdown
+        self._need("max_slowdown", "a factor of 1 or more", slowdown is None or is_factor(slowdown))
         self._need("kv_host", "gigabytes, 0 or more", self.kv_host is None or is_amount(self.kv_host))
         self._need("depth", "0 or 1", self.depth is None or _is_one_of(self.depth, (0, 1)))
         for name, least in ("max_running", 1), ("max_waiting", 1), ("kv_sinks", 0):
@@ -148,6 +151,11 @@ class EngineConfig:
 def is_amount(value: object) -> bool:
     """Whether a value is a finite number, 0 or more."""
     return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
+
+
+def is_factor(value: object) -> bool:
+    """Whether a value is a finite number, 1 or more."""
+    return is_amount(value) and value >= 1  # type: ignore[operator]
 
 
 def _is_whole(value: object) -> bool:

@@ -315,6 +315,8 @@ class Snapshot:
     adapters: tuple[AdapterView, ...] = ()  # loaded LoRA adapters
     ranks: tuple[RankView, ...] = ()  # that share the model; none if it is not shared
     latency_target: float | None = None  # of the policy latency, in seconds; None: another policy
+    max_slowdown: float | None = None  # of a step by prompts beside its decodes; None: any
+    prompt_limit: int = 0  # the prompt tokens of a step that `max_slowdown` allows; 0: as many as there are
     replicas: tuple[ReplicaView, ...] = ()  # of a fleet; none if this is one engine
 
     @property

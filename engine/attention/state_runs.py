@@ -69,14 +69,15 @@ class DeviceRuns:
         return cls(tables, torch.from_numpy(numbers).to(tables.device), longest, single=longest == 1)
 
 
-def write_runs(numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> None:
-    """Write the runs of a step of single tokens [rows, RUN]. A request's drafts are rows behind its own."""
+def write_runs(numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray, lengths: np.ndarray) -> None:
+    """Write the runs of a step's rows [rows, RUN]. Drafts are rows of one token behind their request's."""
     numbers[:], count = 0, len(slots)
-    follows = np.zeros(count, bool)
-    follows[1:] = (slots[1:] == slots[:-1]) & (contexts[1:] == contexts[:-1] + 1)
-    firsts = np.flatnonzero(~follows)
-    lengths = np.diff(firsts, append=count)
-    numbers[firsts] = np.stack((slots[firsts], firsts, contexts[firsts] - 1, lengths), 1)
+    positions, follows = contexts - lengths, np.zeros(count, bool)
+    follows[1:] = (slots[1:] == slots[:-1]) & (positions[1:] == contexts[:-1])
+    heads = np.flatnonzero(~follows)
+    firsts = np.cumsum(lengths) - lengths
+    together = np.diff(firsts[heads], append=lengths.sum())
+    numbers[heads] = np.stack((slots[heads], firsts[heads], positions[heads], together), 1)
 
 
 class StateRuns:

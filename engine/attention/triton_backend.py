@@ -1,7 +1,7 @@
 """Triton kernels for NVIDIA GPUs. docs/attention-gpu.md has the measurements."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import ClassVar
 
@@ -32,6 +32,9 @@ from engine.kernels.triton.attention.write_fours import write_fours
 from engine.kernels.triton.padding import padded_rows
 
 WIDEST = 256  # head dimension; wider heads leave no shared memory for keys
+PIECES = 16  # the most pieces of prompts in a graph
+CELLS = 3 * 2**17  # the most that their tiles read, each its own context: more takes longer than launching
+LONGEST_RUN = 64  # tokens of a piece over recurrent states: in a graph, a program has all tokens of a run
 
 
 @dataclass(slots=True)
@@ -71,10 +74,10 @@ class TritonMetadata:
 
 @dataclass(frozen=True, slots=True)
 class GraphMetadata:
-    """A step of single tokens whose work lists are at fixed addresses, as CUDA graphs require."""
+    """A step whose work lists are at fixed addresses, as CUDA graphs require."""
 
     tables: Tensor  # a row a slot
-    work: Mapping[LayerSpec, AttentionWork]
+    work: Mapping[LayerSpec, list[AttentionWork]]
     slots: Tensor  # of the tokens
     contexts: Tensor
     states: DeviceRuns
@@ -84,7 +87,7 @@ class GraphMetadata:
         return {"slots": self.slots, "contexts": self.contexts}
 
     def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:
-        return [self.work[spec]]
+        return self.work[spec]
 
 
 @register
@@ -158,73 +161,124 @@ class TritonAttention:
         return out
 
 
-class GraphWork:
-    """Work lists for steps of up to `rows` single tokens, each in a buffer of fixed size.
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """The work list of one launch, in a buffer of fixed size."""
 
-    If no context is split, a list has one item per row and nothing is merged; a graph is captured for each
-    case.
+    spec: LayerSpec
+    tile: tiles.Tile
+    most: int  # items, as many as there may be if contexts are split
+    merged: int  # split tiles
+
+    @property
+    def size(self) -> int:
+        """How many int32 values it has."""
+        return self.most * ITEM + self.merged * MERGE
+
+    def fill(self, numbers: np.ndarray, chunks: Chunks) -> bool:
+        """Write the list over zeros: an item without queries does nothing. Return whether any is split."""
+        room = self.most, self.merged
+        items, merges, _ = plan_items(chunks, self.spec.window, self.spec.kv_heads, self.tile, room)
+        numbers[: items.size] = items.ravel()
+        at = self.most * ITEM
+        numbers[at : at + merges.size] = merges.ravel()
+        return len(merges) > 0
+
+    def work(self, numbers: Tensor, whole: int = 0) -> AttentionWork:
+        """The launch, given the list on the device. `whole`: it has so many items, none of them split."""
+        items = numbers[: self.most * ITEM].view(-1, ITEM)
+        merges = numbers[self.most * ITEM :].view(-1, MERGE)
+        if whole:
+            return AttentionWork(self.tile, items[:whole], merges[:0], 0, most=0)
+        return AttentionWork(self.tile, items, merges, self.most, most=min(self.most, 64))
+
+
+class GraphWork:
+    """Work lists at fixed addresses, for steps of up to `tokens` tokens: decodes, or also pieces of prompts.
+
+    If no context of a decode is split, their list has one item per row and nothing is merged; a graph is
+    captured for each case. Contexts of pieces are usually split.
     """
 
     def __init__(
         self,
         specs: Sequence[LayerSpec],
-        rows: int,
+        tokens: int,
         dtype: torch.dtype,
         device: torch.device,
         *,
         packed: bool = False,
+        pieces: bool = False,
     ) -> None:
-        self._rows = rows
-        self._tiles = {
-            spec: tiles.for_tokens(spec, rows, gpu(device), dtype.itemsize, packed=packed)
-            for spec in dict.fromkeys(specs)
-            if spec.has_keys
-        }
-        self._runs = rows * RUN if keeps_state(specs) else 0
-        self._most = {
-            spec: rows + max(rows // 8, tile.programs // spec.kv_heads) for spec, tile in self._tiles.items()
-        }
+        self._tokens, limits, itemsize = tokens, gpu(device), dtype.itemsize
+        self._singles, self._pieces = [], []
+        for spec in dict.fromkeys(specs):
+            if not spec.has_keys:
+                continue
+            tile = tiles.for_tokens(spec, tokens, limits, itemsize, packed=packed)
+            most = tokens + max(tokens // 8, tile.programs // spec.kv_heads)
+            # One merge per row, of at least two pieces each. A single row is faster with idle programs:
+            # they delay the next kernel, which would fetch its weights while attention reads the cache.
+            merged = most // 2 if tokens == 1 else min(tokens, most // 2)
+            self._singles.append(WorkList(spec, tile, most, merged))
+            if pieces:
+                tile = tiles.for_chunks(spec, tokens, tiles.LONG, limits, itemsize, packed=packed)
+                tall = tokens // tile.queries + min(tokens // 2, PIECES)
+                most = tall + max(tall // 8, tile.programs // spec.kv_heads)
+                merged = min(tokens // tile.queries + 2, most // 2)
+                self._pieces.append(WorkList(spec, tile, most, merged))
+        self._runs = tokens * RUN if keeps_state(specs) else 0
         # int32 values in all lists
-        self.numbers = sum(most * (ITEM + MERGE) for most in self._most.values()) + self._runs
+        self.numbers = sum(each.size for each in (*self._singles, *self._pieces)) + self._runs
 
-    def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool:
-        """Write a step's lists from a slot and a context per row; return whether any context is split."""
-        ones, at, cut = np.ones_like(contexts), 0, False
-        chunks = Chunks(slots, np.arange(len(slots)), ones, contexts - 1)
-        numbers[:] = 0  # an item without queries does nothing
-        for spec, tile in self._tiles.items():
-            most = self._most[spec]
-            items, merges, _ = plan_items(chunks, spec.window, spec.kv_heads, tile, most)
-            numbers[at : at + items.size] = items.ravel()
-            at += most * ITEM
-            numbers[at : at + merges.size] = merges.ravel()
-            at += most * MERGE
-            cut |= len(merges) > 0
+    def holds(self, lengths: np.ndarray, contexts: np.ndarray) -> bool:
+        """Whether the lists have room for these pieces of prompts, and launching them takes longer."""
+        if len(lengths) > PIECES or (self._runs and lengths.max(initial=0) > LONGEST_RUN):
+            return False
+        return all((-(-lengths // each.tile.queries) * contexts).sum() <= CELLS for each in self._pieces)
+
+    def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray, lengths: np.ndarray) -> bool:
+        """Write a step's lists from a slot, a context and a number of tokens per row, single tokens first.
+
+        Return whether any context of a decode is split.
+        """
+        single = int((lengths == 1).sum())
+        ones, at, cut = np.ones(single, np.int32), 0, False
+        decodes = Chunks(slots[:single], np.arange(single), ones, contexts[:single] - 1)
+        numbers[:] = 0
+        for each in self._singles:
+            if single:
+                cut |= each.fill(numbers[at : at + each.size], decodes)
+            at += each.size
+        for each in self._pieces:
+            starts = single + np.cumsum([0, *lengths[single:]])
+            chunks = Chunks.of(0, starts, contexts[single:], each.tile.queries)
+            chunks = replace(chunks, rows=slots[single:][chunks.rows])
+            each.fill(numbers[at : at + each.size], chunks)
+            at += each.size
         if self._runs:
-            write_runs(numbers[at:].reshape(-1, RUN), slots, contexts)
+            write_runs(numbers[at:].reshape(-1, RUN), slots, contexts, lengths)
         return cut
 
     def metadata(
-        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool
+        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool, decodes: bool
     ) -> GraphMetadata:
         """Return the metadata a graph reads, as views of the same numbers on the device.
 
-        `slots` and `contexts`: of the step's tokens. Slots are rows of `tables`.
+        `slots` and `contexts`: of the step's tokens. Slots are rows of `tables`. `cut`: what `fill` returned.
+        `decodes`: whether there are rows of one token.
         """
-        work, at = {}, 0
-        for spec, tile in self._tiles.items():
-            most = self._most[spec]
-            items = numbers[at : at + most * ITEM].view(-1, ITEM)
-            merges = numbers[at + most * ITEM : at + most * (ITEM + MERGE)].view(-1, MERGE)
-            at += most * (ITEM + MERGE)
-            if cut:
-                # One merge per row, of at least two pieces each. A single row is faster with idle programs:
-                # they delay the next kernel, which would fetch its weights while attention reads the cache.
-                merged = most // 2 if self._rows == 1 else min(self._rows, most // 2)
-                work[spec] = AttentionWork(tile, items, merges[:merged], most, most=min(most, 64))
-            else:
-                work[spec] = AttentionWork(tile, items[: self._rows], merges[:0], 0, most=0)
-        states = DeviceRuns(tables, numbers[at:].view(-1, RUN), longest=self._rows, single=True)
+        work: dict[LayerSpec, list[AttentionWork]] = {}
+        at = 0
+        for each in self._singles:
+            if decodes:
+                mine = numbers[at : at + each.size]
+                work[each.spec] = [each.work(mine, 0 if cut else self._tokens)]
+            at += each.size
+        for each in self._pieces:
+            work.setdefault(each.spec, []).append(each.work(numbers[at : at + each.size]))
+            at += each.size
+        states = DeviceRuns(tables, numbers[at:].view(-1, RUN), longest=self._tokens, single=True)
         return GraphMetadata(tables, work, slots, contexts, states)
 
 

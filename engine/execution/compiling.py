@@ -46,6 +46,11 @@ def kind_of(piece: ModelInput, inputs: SamplingInputs | None) -> Hashable:
     return size, piece.single > 0, inputs and SamplingFlags.of(inputs)
 
 
+def sampling_kind(inputs: SamplingInputs) -> Hashable:
+    """The same of what follows the hidden states of a graph."""
+    return "sampling", (len(inputs.numbers) - 1).bit_length(), SamplingFlags.of(inputs)
+
+
 def example(kind: StepKind, vocab: int, *, samples: bool = True) -> tuple[ModelInput, SamplingInputs | None]:
     """Return a step with a prompt. It can be compiled, but not run: it has no blocks.
 

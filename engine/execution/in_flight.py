@@ -18,9 +18,6 @@ from engine.scheduling.step import Drafts, Masks, Rows
 
 NOTHING = SampledTokens(torch.empty(0, dtype=torch.int64))
 
-SHORT = 64  # the most tokens of a step whose prompts run in a graph
-CELLS = 3 * 2**17  # the most that these tokens read, each its own context: more takes longer than launching
-
 Sampled = Callable[["Masks | None"], SampledTokens]  # samples once the logits are launched
 
 
@@ -74,19 +71,9 @@ class ModelInput(NamedTuple):
         """Whether a graph of at most `most` rows can hold it: each decodes one token, none has an adapter."""
         if self.sampling_rows is not self.rows or self.single != len(self.rows) or len(self.rows) > most:
             return False
-        return not (self.spans or (self.rows.rare and self.rows.adapters.any()))
+        return not (self.spans or self.adapted)
 
-    def unrolled(self, most: int) -> Rows | None:
-        """A row for each token, of short pieces of prompts too, for a graph of at most `most` rows.
-
-        None if a graph cannot hold the step, or launching it takes less time.
-        """
-        rows, count = self.rows, len(self.ids)
-        if count > min(most, SHORT) or self.targets or self.spans or (rows.rare and rows.adapters.any()):
-            return None
-        begins = np.cumsum(rows.lengths) - rows.lengths
-        wide = np.repeat(rows.numbers, rows.lengths, axis=0)
-        wide[:, 2] += np.arange(count) - np.repeat(begins, rows.lengths)
-        wide[:, 3] = 1
-        found = Rows(wide)
-        return found if found.contexts.sum() <= CELLS else None
+    @property
+    def adapted(self) -> bool:
+        """Whether a row has an adapter."""
+        return self.rows.rare and bool(self.rows.adapters.any())

@@ -11,6 +11,7 @@ from engine.api.events import TokenLogprob
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
 from engine.execution.changes import RunnerChange
 from engine.kv.tiers.tier import TransferEnd, TransferOrder
+from engine.scheduling.pace import SIZES
 from engine.scheduling.step import Masks, Step
 
 
@@ -67,6 +68,10 @@ class StepResult:
     prompt_logprobs: Mapping[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # of the targets
     sums: Mapping[int, np.ndarray] = field(default_factory=dict)  # by request: the sum of its span, float32
     scores: Sequence[BlockScores] = ()
+
+
+# The numbers of tokens of graphs with pieces of prompts. Larger steps take longer to compute than to launch.
+PIECE_SIZES = tuple(size for size in SIZES if size <= 512)
 
 
 class StepKind(NamedTuple):

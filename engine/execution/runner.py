@@ -21,10 +21,10 @@ from engine.execution.batch import BatchBuilder, PackedBatch
 from engine.execution.block_scores import NO_SCORES, StepScores
 from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of, mover_on
-from engine.execution.compiling import StepCompiler, example, kind_of
+from engine.execution.compiling import StepCompiler, example, kind_of, sampling_kind
 from engine.execution.cuda.choose import stage_on
 from engine.execution.cuda.graphs import DecodeSteps, Stage
-from engine.execution.cuda.replays import Replays, sampler
+from engine.execution.cuda.replays import Hidden, Replays, sampler
 from engine.execution.draft.drafting import Drafter, SmallModel, with_drafts
 from engine.execution.draft.verification import unroll_drafts
 from engine.execution.in_flight import InFlightStep, ModelInput
@@ -129,7 +129,7 @@ class ModelRunner:
             launches[kind_of(piece, inputs)] = partial(self._launch_kernels, self._pack(piece), inputs)
         found = [self._stage and self._compiler.start(self._stage, launches)]
         if self._replayed is not None:
-            found.append(self._replayed.start_compiling([kind for kind in kinds if not kind.prompt]))
+            found.append(self._replayed.start_compiling(kinds))
         return [each for each in found if each]
 
     @torch.inference_mode()
@@ -323,17 +323,18 @@ class ModelRunner:
 
     def _run(self, piece: ModelInput, launched: InFlightStep) -> None:
         """Run the model. Sets `launched.prompts` for targets, and `launched.sample` for rows that sample."""
+        inputs, found = self._for_kernels(piece), None
         if (steps := self._replayed) is not None:
-            replays = Replays(steps, self._sampling_state, self._stage, self._compiler, self.device)
-            if replays.run(piece, launched):
+            replays = Replays(steps, self._sampling_state, self.device)
+            if replays.decode(piece, launched):
                 return
-        packed, inputs = self._pack(piece), self._for_kernels(piece)
-        if self._stage is not None and packed.adapters is None:
-            launches = partial(self._launch_kernels, packed, inputs)
-            self._compiler.compile(self._stage, {kind_of(piece, inputs): launches})
-        packed.stream = self._ends.enter(len(piece.ids))
-        hidden = self._forward(packed)
-        if self._ends.leave(hidden):
+            found = replays.hidden(piece)
+        if found is None:
+            found = self._hidden(piece, inputs)
+        elif self._stage is not None and inputs is not None:
+            launches = partial(self._launch_sampling, found, inputs)
+            self._compiler.compile(self._stage, {sampling_kind(inputs): launches})
+        if self._ends.leave(hidden := found.states):
             return
         if piece.targets:
             launched.prompts = read_prompts(self.model.logits, hidden, piece.targets).to_host()
@@ -341,10 +342,19 @@ class ModelRunner:
             launched.sums = sum_spans(hidden, piece.spans).to_host()
         if piece.targets or piece.spans:
             launched.mark_arrival(self.device)
-        if isinstance(found := self._launch_sampling(hidden, packed, inputs), SampledTokens):
-            launched.sample = lambda masks: found
+        if isinstance(last := self._launch_sampling(found, inputs), SampledTokens):
+            launched.sample = lambda masks: last
         elif len(piece.sampling_rows):
-            launched.sample = sampler(self._sampling_state, self.model.logits(found), packed.slots, piece)
+            launched.sample = sampler(self._sampling_state, self.model.logits(last), found.slots, piece)
+
+    def _hidden(self, piece: ModelInput, inputs: SamplingInputs | None) -> Hidden:
+        """Launch the model's kernels one by one."""
+        packed = self._pack(piece)
+        if self._stage is not None and packed.adapters is None:
+            launches = partial(self._launch_kernels, packed, inputs)
+            self._compiler.compile(self._stage, {kind_of(piece, inputs): launches})
+        packed.stream = self._ends.enter(len(piece.ids))
+        return Hidden(self._forward(packed), packed.ends, packed.slots)
 
     @property
     def _replayed(self) -> DecodeSteps | None:
@@ -356,17 +366,14 @@ class ModelRunner:
         return packed
 
     def _launch_kernels(self, packed: PackedBatch, inputs: SamplingInputs | None) -> SampledTokens | Tensor:
-        return self._launch_sampling(self._forward(packed), packed, inputs)
+        return self._launch_sampling(Hidden(self._forward(packed), packed.ends, packed.slots), inputs)
 
-    def _launch_sampling(
-        self, hidden: Tensor, packed: PackedBatch, inputs: SamplingInputs | None
-    ) -> SampledTokens | Tensor:
+    def _launch_sampling(self, found: Hidden, inputs: SamplingInputs | None) -> SampledTokens | Tensor:
         """Return the sampled tokens, or hidden states for the sampler."""
-        if packed.ends is not None:
-            hidden = hidden[packed.ends]
+        hidden = found.states if found.ends is None else found.states[found.ends]
         if self._stage is None or inputs is None:
             return hidden
-        return self._sampling_state.by_stage(self._stage, self._stage.head(hidden), packed.slots, inputs)
+        return self._sampling_state.by_stage(self._stage, self._stage.head(hidden), found.slots, inputs)
 
     def _for_kernels(self, piece: ModelInput) -> SamplingInputs | None:
         """The sampling inputs if kernels can sample these rows, else None."""

@@ -21,6 +21,7 @@ from engine.api.commands import (
     ReportBlocks,
     SetKvScheme,
     SetLatencyTarget,
+    SetMaxSlowdown,
     SetQuantization,
     SetSwitch,
     StartReplica,
@@ -62,7 +63,7 @@ T = TypeVar("T")
 NUMBERS = 2**42  # of requests in one replica, so that a request's number says where it runs
 ANSWERS_WITHIN = 2.0  # seconds; a replica that takes longer is shown as it was
 _SAME_EVERYWHERE = (Switched, Quantizing, Quantized, Recached, AdapterChanged)  # all replicas report them
-_KEPT = (SetSwitch, SetLatencyTarget, SetQuantization, SetKvScheme, LoadAdapter, DropAdapter)
+_KEPT = (SetSwitch, SetLatencyTarget, SetMaxSlowdown, SetQuantization, SetKvScheme, LoadAdapter, DropAdapter)
 _RENAMING = (Quantized, Recached, AdapterChanged)  # after these, blocks have other names
 
 

@@ -22,6 +22,7 @@ from engine.scheduling.invariants import check_invariants
 from engine.scheduling.microbatches import microbatch
 from engine.scheduling.moving import FoundBlocks
 from engine.scheduling.overtaking import overtaken, victims
+from engine.scheduling.pace import Pace
 from engine.scheduling.policy import Policy
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.settings import SchedulerSettings
@@ -54,14 +55,13 @@ class Scheduler:
         self.policy, self.rules, self.costs = policy, rules, Costs()
         self.transfers = Transfers(self.kv, tiers, rules, self.costs)
         self.sinking = Sinking(pool, self.transfers)
-        self.speculator = Speculator()
+        self.speculator, self.pace = Speculator(), Pace()
         self.emit, self.clock = emit, clock
         self.requests: dict[int, Request] = {}
         self.waiting = WaitingQueue(policy.rank)
         self.running: list[Request] = []
-        self.changes = Changes(tables)
         self._preempt_next: list[Request] = []  # preempted by the user, in the next step
-        self._stamps = itertools.count()
+        self.changes, self._stamps = Changes(tables), itertools.count()
         self.step = self.preemptions = 0
         self.preempted = False  # a request was preempted in the last step
         self.prompt_tokens = self.cached_tokens = 0  # of admitted requests, for the cache hit rate
@@ -72,7 +72,7 @@ class Scheduler:
         """Decide the next step and take the blocks it needs. None if there is nothing to run."""
         self.pool.clock = self.step
         self.rules.regrow(self.step)
-        builder = StepBuilder(self.rules.step_tokens)
+        builder = StepBuilder(self.rules.step_tokens, self.pace.limiter(self.running))
         asked, self._preempt_next = self._preempt_next, []
         for victim in asked:
             if victim.slot >= 0:
@@ -141,7 +141,7 @@ class Scheduler:
     def _chunk(self, builder: StepBuilder, start: int, end: int) -> int:
         """How many of the request's tokens from `start` to `end` go into this step."""
         left = min(end - start, self.kv.longest_chunk(start))
-        return builder.chunk(left, cut=self.rules.chunked_prefill)
+        return builder.chunk(start, left, cut=self.rules.chunked_prefill)
 
     def _speculate(self, builder: StepBuilder, rows: list[Request]) -> None:
         """Schedule decodes that may have drafts. Only these wait for their tokens to reach the host."""
@@ -216,7 +216,8 @@ class Scheduler:
                 request.why = f"needs {need} blocks, {max(spare, 0)} available"
                 return
             if not (count := self._chunk(builder, found.tokens, request.known)):
-                request.why = "needs a step to itself: chunked prefill is off"
+                whole = not self.rules.chunked_prefill
+                request.why = "needs a step to itself: chunked prefill is off" if whole else "queued"
                 return
             if self._admit(request, found):
                 self._schedule_row(builder, request, count)
@@ -369,8 +370,7 @@ class Scheduler:
         """Drop everything the request has computed."""
         self.transfers.release(request)
         self.kv.release(request)
-        request.launched = 0
-        request.phase, request.why = Phase.PREEMPTED, why
+        request.launched, request.phase, request.why = 0, Phase.PREEMPTED, why
 
     def line_up(self, request: Request) -> None:
         self.requests[request.id] = request

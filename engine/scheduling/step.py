@@ -1,6 +1,6 @@
 """A step as a value: everything the runner needs to compute it. It holds no reference to the scheduler."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
@@ -246,6 +246,9 @@ class StepBuilder:
     """A step under construction. Rows can still be removed."""
 
     budget: int
+    # From the tokens of decodes, where the first piece of a prompt starts, and the most tokens for prompts,
+    # how many they may have. None: all.
+    room: Callable[[int, int, int], int] | None = None
     copies: dict[int, tuple[int, int]] = field(default_factory=dict)  # by request
     drafts: dict[int, Drafts] = field(default_factory=dict)  # by request
     preempted: set[int] = field(default_factory=set)  # requests that lost their slot in this step
@@ -287,8 +290,16 @@ class StepBuilder:
             self.spans[row.request] = span
         self.budget -= row.length
 
-    def chunk(self, left: int, *, cut: bool) -> int:
-        """How many of a prompt's remaining `left` tokens fit in this step. `cut`: chunks are allowed."""
+    def chunk(self, start: int, left: int, *, cut: bool) -> int:
+        """How many of a prompt's remaining `left` tokens fit in this step. `cut`: chunks are allowed.
+
+        With the first one, room for prompts may get less; all decodes must be there before.
+        """
+        if cut and self.room is not None:
+            decodes = sum(row[3] for row in self._rows.values())
+            if self.budget > 0:
+                self.budget = self.room(decodes, start, self.budget)
+            self.room = None
         if left <= self.budget:
             return left
         if cut:

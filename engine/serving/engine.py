@@ -91,9 +91,8 @@ class Engine:
         self._refuse_if_dead()
         self._check(params, prompt, reply_prefix)
         check_order(priority, deadline)
-        max_len = self.limits.max_len(self.info.model, len(prompt), params)
+        max_len, now = self.limits.max_len(self.info.model, len(prompt), params), self.clock()
         self.limits.check_queue(len(self.scheduler.waiting))
-        now = self.clock()
         request = Request(
             id=self._number(),
             tokens=[*prompt, *reply_prefix],
@@ -317,12 +316,13 @@ class Engine:
             self.bus.emit(events.Evicted(step.number, now, blocks))
 
     def _record_cost(self, step: Step, result: StepResult, prefill: int, now: float) -> None:
-        """Report what this step cost to the scheduler."""
-        begun = max(self._committed_at, now - result.seconds)  # it may have waited for the step before
-        self.scheduler.costs.observe_step(prefill, now - begun)
+        """Report what this step cost to the scheduler. It may have waited for the step before."""
+        begun, self._committed_at = max(self._committed_at, now - result.seconds), now
+        scheduler, behind = self.scheduler, self._flights[0].step if self._flights else None
+        scheduler.costs.observe_step(prefill, now - begun)
+        scheduler.pace.observe(step, prefill, now - begun, behind)
         if not prefill and len(step.rows):
-            self.scheduler.speculator.observe_step(step, now - begun)
-        self._committed_at = now
+            scheduler.speculator.observe_step(step, now - begun)
 
     def record(self, path: Path) -> None:
         """Record everything an idle engine's runner receives, and its tokens, to a new file until stopped.

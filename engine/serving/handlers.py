@@ -104,6 +104,7 @@ HANDLERS: dict[type[Command[Any]], Handler] = {
     commands.Preempt: Handler(lambda engine, c: engine.preempt(c.id)),
     commands.SetSwitch: Handler(lambda engine, c: engine.set_switch(c.name, c.on)),
     commands.SetLatencyTarget: Handler(lambda engine, c: engine.set_latency_target(c.seconds)),
+    commands.SetMaxSlowdown: Handler(lambda engine, c: engine.scheduler.pace.limit(c.factor)),
     commands.SetQuantization: Handler(lambda engine, c: engine.set_quantization(c.scheme)),
     commands.CancelQuantization: Handler(lambda engine, c: engine.cancel_quantization()),
     commands.SetKvScheme: Handler(lambda engine, c: engine.set_kv_scheme(c.scheme)),

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from engine.api.request import Request
+from engine.api.request import Phase, Request
 from engine.api.snapshot import (
     HOST,
     AdapterView,
@@ -18,6 +18,7 @@ from engine.api.snapshot import (
 )
 from engine.execution.protocol import Runner
 from engine.kv.window import held
+from engine.scheduling.pace import Pace
 from engine.scheduling.policy import latency_target
 from engine.scheduling.scheduler import Scheduler
 from engine.serving.info import EngineInfo
@@ -91,6 +92,8 @@ def snapshot(
         beams=beams,
         ranks=ranks.views(info.device, memory.get("cache", 0)),
         latency_target=latency_target(scheduler.policy),
+        max_slowdown=scheduler.pace.factor,
+        prompt_limit=scheduler.pace.limited,
         speculation=scheduler.speculator.total(),
         speculates=limits.speculation,
         kv_scheme=scheduler.kv.kv_scheme,
@@ -101,11 +104,18 @@ def snapshot(
     )
 
 
+def _why_slow(request: Request, pace: Pace) -> str:
+    """Why the prompt of a running request is computed in small pieces, or ""."""
+    if request.phase is not Phase.PREFILL or not pace.limited:
+        return ""
+    return f"{pace.limited} tokens a step, so that replies beside it slow down at most {pace.factor:g} times"
+
+
 def _request(request: Request, scheduler: Scheduler) -> RequestView:
     return RequestView(
         id=request.id,
         phase=request.phase.value,
-        why=request.why,
+        why=request.why or _why_slow(request, scheduler.pace),
         prompt=request.prompt_len,
         generated=request.generated,
         launched=request.launched,

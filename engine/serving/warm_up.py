@@ -17,7 +17,7 @@ from engine.api.errors import EngineError
 from engine.api.events import Delta, log
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
-from engine.execution.protocol import Compilation, StepKind
+from engine.execution.protocol import PIECE_SIZES, Compilation, StepKind
 from engine.serving.engine import Engine
 
 _TOGETHER = 8  # kinds of steps; commands wait until their kernels are handed to the compiler
@@ -101,6 +101,7 @@ class WarmUp:
         scheduler.pool.forget_all()
         scheduler.prompt_tokens = scheduler.cached_tokens = 0
         scheduler.costs.forget()
+        scheduler.pace.forget()
 
     def _all_parts(self) -> tuple[Sequence[Part], Sequence[Part]]:
         """Those before the first request, and those for an idle engine."""
@@ -118,7 +119,15 @@ class WarmUp:
             *(partial(self._prompt, 1, _PLAIN | params, tokens=3) for params in _RARE),
             partial(self._prompt, min(_SCORED, longest), _PLAIN | {"prompt_logprobs": 1}),
         ]
-        return parts, [partial(self._capture, [kind for kind in batches if kind.filtered])]
+        sizes = [size for size in PIECE_SIZES if size < 2 * longest]
+        beside = ((0, False), (1, False), (1, True))  # decodes, and whether their contexts are split
+        pieces = [StepKind(rows, size - rows, long=long) for size in sizes for rows, long in beside]
+        later = [
+            partial(self._compile, pieces),
+            partial(self._capture, pieces),
+            partial(self._capture, [kind for kind in batches if kind.filtered]),
+        ]
+        return parts, later
 
     def _compile(self, kinds: Sequence[StepKind]) -> Iterator[None]:
         """Compile all of them in parallel: alone, a step keeps few cores busy."""

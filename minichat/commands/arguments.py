@@ -53,6 +53,13 @@ def add_model(command: argparse.ArgumentParser) -> None:
         help="when first tokens without a deadline are due, for --policy latency (default: 1000)",
     )
     group.add_argument(
+        "--max-slowdown",
+        type=number,
+        metavar="N",
+        help="how many times as long as without prompts a step of replies may take: prompts are computed in "
+        "pieces that allow it, by what the engine measures (default: no limit)",
+    )
+    group.add_argument(
         "--blocks", type=whole, metavar="N", help="KV cache blocks (default: from free memory)"
     )
     group.add_argument(

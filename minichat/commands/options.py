@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.api.config import EngineConfig, is_amount
+from engine.api.config import EngineConfig, is_amount, is_factor
 from engine.api.errors import BadInput, EngineError
 from engine.api.params import SamplingParams
 from engine.api.places import AdapterPlace
@@ -78,6 +78,8 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
         if not is_amount(options.target_ms / 1000):
             raise BadInput(f"--target-ms must be at least 0, got {options.target_ms:g}")
         more["latency_target"] = options.target_ms / 1000
+    if options.max_slowdown is not None and not is_factor(options.max_slowdown):
+        raise BadInput(f"--max-slowdown must be at least 1, got {options.max_slowdown:g}")
     return EngineConfig(
         model=options.model,
         device=options.device,
@@ -86,6 +88,7 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
         dtype=options.dtype,
         attention=options.attention,
         policy=options.policy,
+        max_slowdown=options.max_slowdown,
         quantization=options.quantization,
         blocks=options.blocks,
         kv_host=options.kv_host,

@@ -29,6 +29,15 @@ def test_schemes_of_weights_and_cache(command: str) -> None:
     assert asked("--kv-window", "32", "--kv-sinks", "8", "--blocks", "9") == ("int8", "fp8", 32, 8, 9)
 
 
+def test_a_slowdown_is_a_factor_of_at_least_one() -> None:
+    def asked(factor: str) -> float | None:
+        return engine_config(parser().parse_args(["serve", "--max-slowdown", factor])).max_slowdown
+
+    assert asked("1") == 1
+    with pytest.raises(BadInput, match=r"--max-slowdown must be at least 1, got 0\.5"):
+        asked("0.5")
+
+
 @pytest.mark.parametrize("command", ["chat", "up", "generate", "serve"])
 def test_sinks_need_a_window(command: str) -> None:
     """Sinks in the settings wait for a window; on the command line, they need one."""

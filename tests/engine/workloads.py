@@ -29,6 +29,7 @@ class EngineSetup:
     preemption: str
     chunked: bool
     prefix_cache: bool
+    slowdown: float | None = None
     keeps_state: bool = False  # unless there is a window or a budget, which models with states refuse
 
     @property
@@ -37,7 +38,7 @@ class EngineSetup:
         return self.blocks * BLOCK
 
     def engine(self, **more: object) -> Engine:
-        return ledger_engine(
+        engine = ledger_engine(
             blocks=self.blocks,
             host=self.host,
             slots=self.slots,
@@ -51,6 +52,8 @@ class EngineSetup:
             keeps_state=self.keeps_state and not (more.get("window") or more.get("budget")),
             **more,
         )
+        engine.scheduler.pace.limit(self.slowdown)
+        return engine
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def engine_setups(blocks: Iterable[int]) -> st.SearchStrategy[EngineSetup]:
         preemption=st.sampled_from(["auto", "recompute", "swap"]),
         chunked=st.booleans(),
         prefix_cache=st.booleans(),
+        slowdown=st.sampled_from([None, None, 1.5]),
         keeps_state=st.booleans(),
     )
 

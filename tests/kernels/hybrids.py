@@ -1,6 +1,7 @@
 """Small models with linear attention: the same step fused, also as in a graph, and plain."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,14 +48,17 @@ MODELS = {
     "biased": replace(SCALED, out_bias=True, settings=MAMBA.settings | {"state_bias": True}),
 }  # fmt: skip
 SIZE, BLOCKS = 16, 12
-# The tokens of each row, and the position after them. Those of the last three are a request with two drafts.
-STEPS = {
-    "prompts": [(1, 20), (1, 1), (17, 17), (19, 40)],
-    "decodes": [(1, 20), (1, 1), (1, 17), (1, 33)],
-    "drafts": [(1, 20), (1, 15), (1, 16), (1, 17)],
-    "one": [(1, 20)],
-}
 TABLES = [[0, 1, 0], [2, 0, 0], [3, 4, 0], [5, 6, 7]]
+# The tokens of each row and the position after them, and of which request it is. All but the first run as in
+# a graph. Rows of one request are a token and its drafts.
+STEPS = {
+    "prompts": ([(1, 20), (1, 1), (17, 17), (19, 40)], [0, 1, 2, 3]),
+    "decodes": ([(1, 20), (1, 1), (1, 17), (1, 33)], [0, 1, 2, 3]),
+    "drafts": ([(1, 20), (1, 15), (1, 16), (1, 17)], [0, 1, 1, 1]),
+    "pieces": ([(1, 20), (1, 15), (1, 16), (17, 17), (19, 40)], [0, 1, 1, 2, 3]),
+    "piece": ([(19, 40)], [3]),
+    "one": ([(1, 20)], [0]),
+}
 
 
 def steps(name: str, family: str) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
@@ -77,10 +81,8 @@ def steps(name: str, family: str) -> tuple[Tensor, Tensor, list[Tensor], list[Te
     for each, same in zip(mine, theirs, strict=True):
         for tensor, other in zip(each.tensors(), same.tensors(), strict=True):
             other.copy_(tensor.normal_())
-    rows = STEPS[name]
-    tables = [TABLES[1]] * 4 if name == "drafts" else TABLES[: len(rows)]
-    tables[0] = TABLES[0]
-    batch = make_batch(rows, tables, SIZE)
+    rows, requests = STEPS[name]
+    batch = make_batch(rows, [TABLES[each] for each in requests], SIZE)
     ids = torch.arange(len(batch.positions)) * 7 % 50
     with torch.inference_mode():
         expected = model.forward(ids, batch.positions, attending(TorchAttention(), theirs, batch))
@@ -95,28 +97,33 @@ def steps(name: str, family: str) -> tuple[Tensor, Tensor, list[Tensor], list[Te
         if name == "prompts":
             found = fused.forward(model.embedded(ids), batch.positions, batch.places, backend.prepare(batch))
         else:
-            found = decoded(fused, GraphWork, model.caches, batch, ids, drafts=name == "drafts")
+            found = replayed(fused, GraphWork, model.caches, batch, ids, requests)
         assert not fused.plain
     return found, expected, *([t for each in side for t in each.tensors()] for side in (mine, theirs))
 
 
-def decoded(fused: Any, work_of: Any, specs: Any, batch: Any, ids: Tensor, *, drafts: bool) -> Tensor:
-    """Run a step of a graph that has room for another row."""
-    count = len(ids)
+def replayed(
+    fused: Any, work_of: Any, specs: Any, batch: Any, ids: Tensor, requests: Sequence[int]
+) -> Tensor:
+    """Run a step of a graph that has room for another token."""
+    count, lengths = len(ids), np.diff(batch.host_starts)
     size = count if count == 1 else count + 1
-    slots = np.array([4, 2, 2, 2] if drafts else [4, 2, 1, 0])[:count]
+    slots = np.array([4, 2, 1, 0])[requests]
     tables = torch.zeros(size + 5, 3, dtype=torch.int32)
     tables[slots] = batch.tables[:, :3]
-    work = work_of(specs, size, torch.float32, torch.device("cpu"))
+    pieces = bool(lengths.max() > 1)
+    work = work_of(specs, size, torch.float32, torch.device("cpu"), pieces=pieces)
+    assert work.holds(lengths[lengths > 1], batch.host_contexts[lengths > 1])
     numbers = np.full(work.numbers, 99, np.int32)
-    cut = work.fill(numbers, slots, batch.host_contexts)
+    cut = work.fill(numbers, slots, batch.host_contexts, lengths)
     each_slot, positions, places = (torch.full((size,), fill, dtype=torch.int64) for fill in (0, 0, -1))
-    each_slot[:count], positions[:count] = torch.from_numpy(slots), batch.positions
+    each_slot[:count], positions[:count] = torch.from_numpy(np.repeat(slots, lengths)), batch.positions
     places[:count] = batch.places
     x = torch.full((size, fused.model.config.hidden), torch.nan)
     x[:count] = fused.model.embedded(ids)
     contexts = torch.zeros(size, dtype=torch.int64)
-    contexts[:count] = batch.contexts
-    prepared = work.metadata(torch.from_numpy(numbers), tables, each_slot, contexts, cut=cut)
+    contexts[:count] = batch.positions + 1
+    where = torch.from_numpy(numbers), tables, each_slot, contexts
+    prepared = work.metadata(*where, cut=cut, decodes=bool(lengths.min() == 1))
     found: Tensor = fused.forward(x, positions, places, prepared)
     return found[:count]

@@ -39,9 +39,12 @@ class Interpreted:
         """
         return unpickled(self._pool.submit(_attend, pickled((case, gathered, tile))).result())
 
-    def standing(self, case: Case, rows: int) -> tuple[Tensor, bool]:
-        """Return the output with a graph's work lists for `rows` rows, and whether any context was split."""
-        return unpickled(self._pool.submit(_standing, pickled((case, rows))).result())
+    def standing(self, case: Case, tokens: int, *, ahead: bool = False) -> tuple[Tensor, bool]:
+        """Return the output with a graph's work lists for so many tokens, and whether a decode was split.
+
+        `ahead`: the tiles of prompts.
+        """
+        return unpickled(self._pool.submit(_standing, pickled((case, tokens, ahead))).result())
 
     def call(self, module: str, name: str, *given: Any, **named: Any) -> tuple[Any, tuple[Any, ...]]:
         """Call a function of engine.kernels; return its result and its arguments after the call."""
@@ -215,28 +218,33 @@ def _standing(sent: bytes) -> bytes:
     from engine.attention.triton_backend import GraphWork, TritonAttention
     from engine.kernels.triton.attention import tiles
 
-    case, rows = unpickled(sent)
+    case, size, ahead = unpickled(sent)
     batch, layer, backend = case.batch, case.layer, TritonAttention()
-    count, for_tokens = len(batch.contexts), tiles.for_tokens
-    slots = np.random.default_rng(0).permutation(rows + 3)[:count]
-    tables = torch.zeros(rows + 3, batch.tables.shape[1] + 1, dtype=torch.int32)
+    count, tokens, lengths = len(batch.contexts), len(case.q), np.diff(batch.host_starts)
+    slots = np.random.default_rng(0).permutation(size + 3)[:count]
+    tables = torch.zeros(size + 3, batch.tables.shape[1] + 1, dtype=torch.int32)
     tables[slots, : batch.tables.shape[1]] = batch.tables
 
-    def cut_in_eight(*given: Any, **named: Any) -> Any:
-        return replace(for_tokens(*given, **named), programs=8)
+    def cut_in_eight(make: Any, **changes: Any) -> Any:
+        return lambda *given, **named: replace(make(*given, **named), programs=8, **changes)
 
-    with patch.object(tiles, "for_tokens", cut_in_eight):
+    with (
+        patch.object(tiles, "for_tokens", cut_in_eight(tiles.for_tokens)),
+        patch.object(tiles, "for_chunks", cut_in_eight(tiles.for_chunks, ahead=ahead)),
+    ):
         work = GraphWork(
-            [layer.spec, replace(layer.spec, window=7)], rows, case.q.dtype, case.q.device,
-            packed=layer.key_scales is not None,
+            [layer.spec, replace(layer.spec, window=7)], size, case.q.dtype, case.q.device,
+            packed=layer.key_scales is not None, pieces=bool((lengths > 1).any()),
         )  # fmt: skip
     numbers = np.full(work.numbers, 99, np.int32)
-    cut = work.fill(numbers, slots, batch.host_contexts)
-    each_slot, contexts = torch.zeros(2, rows, dtype=torch.int64)
-    each_slot[:count], contexts[:count] = torch.from_numpy(slots), batch.contexts
-    prepared = work.metadata(torch.from_numpy(numbers), tables, each_slot, contexts, cut=cut)
-    q = torch.full((rows, *case.q.shape[1:]), torch.nan, dtype=case.q.dtype)
-    q[:count] = case.q
+    cut = work.fill(numbers, slots, batch.host_contexts, lengths)
+    each_slot, contexts = torch.zeros(2, size, dtype=torch.int64)
+    each_slot[:tokens] = torch.from_numpy(np.repeat(slots, lengths))
+    contexts[:tokens] = batch.positions + 1
+    given = torch.from_numpy(numbers), tables, each_slot, contexts
+    prepared = work.metadata(*given, cut=cut, decodes=bool((lengths == 1).any()))
+    q = torch.full((size, *case.q.shape[1:]), torch.nan, dtype=case.q.dtype)
+    q[:tokens] = case.q
     with torch.inference_mode():
         backend.write(case.k, case.v, layer, prepared, batch.places, pdl=False)
-        return pickled((backend.mix(q, layer, prepared)[:count], cut))
+        return pickled((backend.mix(q, layer, prepared)[:tokens], cut))

@@ -1,9 +1,12 @@
-"""Decode steps, one token per row, as a CUDA graph: from the inputs on the host to tokens on the host.
+"""Steps as CUDA graphs: decodes from the inputs on the host to tokens on the host, and pieces of prompts.
 
 A graph is a capture of a step's launches that is replayed as one (recording.py). It reads its inputs from
 fixed addresses, so each batch size has its own staging buffers (staging.py), filled for each step and padded
 to that size. Everything that changes between steps is a number in these buffers or in other fixed memory:
 sampling parameters, block tables, last tokens. So requests join, leave and change without a new capture.
+
+A step with pieces of prompts, with or without decodes beside them, has one graph for its number of tokens. It
+ends with the hidden states, because few of the tokens are sampled after.
 """
 
 from bisect import bisect_left
@@ -16,7 +19,7 @@ from torch import Tensor
 
 from engine.execution.cuda.recording import Recorder, Recording
 from engine.execution.cuda.staging import BEHIND, Fields, StagingBuffers, upload
-from engine.execution.protocol import Compilation, StepKind
+from engine.execution.protocol import PIECE_SIZES, Compilation, StepKind
 from engine.kv.tables import TableMirror
 from engine.models.layers.stage_link import StageEnds
 from engine.sampling.penalties import SeenTokens
@@ -49,17 +52,21 @@ class MetadataBuilder(Protocol):
 
     numbers: int  # how many int32 values
 
-    def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool: ...
+    def holds(self, lengths: np.ndarray, contexts: np.ndarray) -> bool:
+        """Whether these pieces of prompts fit, and a graph is faster."""
+
+    def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray, lengths: np.ndarray) -> bool:
+        """Write a step's lists from columns of its rows. Whether the context of a decode is split."""
 
     def metadata(
-        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool
+        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool, decodes: bool
     ) -> Any: ...
 
 
 class Stage(Protocol):
     """The device work of a step that is captured."""
 
-    def work(self, rows: int) -> MetadataBuilder: ...
+    def work(self, tokens: int, *, pieces: bool = False) -> MetadataBuilder: ...
 
     def start_compiling(self, launches: Callable[[], object]) -> Compilation:
         """Run `launches` so that their kernels are compiled but not launched."""
@@ -69,6 +76,9 @@ class Stage(Protocol):
 
         In a pipeline, a later stage reads `stream` instead, and an earlier one returns [rows, hidden].
         """
+
+    def hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
+        """[tokens, hidden], for the head."""
 
     def sample(
         self,
@@ -85,8 +95,18 @@ class Stage(Protocol):
         """
 
 
+class Graph(NamedTuple):
+    """What the launches of a graph depend on."""
+
+    size: int  # rows, or tokens with pieces of prompts
+    flags: SamplingFlags | None  # None: it does not sample
+    cut: bool  # whether attention splits the context of a decode
+    pieces: bool = False  # of prompts
+    decodes: bool = True
+
+
 class DecodeSteps:
-    """Fills, captures and replays decode steps. On a CPU, runs the launches directly."""
+    """Fills, captures and replays steps. On a CPU, runs the launches directly."""
 
     def __init__(
         self,
@@ -99,23 +119,24 @@ class DecodeSteps:
     ) -> None:
         """`ends`: of a stage of a pipeline."""
         self._ends = ends or StageEnds(None)
-        self._streams = self._ends.blank(len(tables.grid))  # what an earlier stage has computed
+        most = max(len(tables.grid), PIECE_SIZES[-1])  # tokens of a graph
+        self._streams = self._ends.blank(most)  # what an earlier stage has computed
         self._stage, self._tables = stage, tables
         self._block_size, self._last_ids, self._device = block_size, last_ids, last_ids.device
         rows, width = tables.grid.shape
         self.sizes = [*(size for size in SIZES if size < rows), rows]
         self._mirror = torch.zeros(rows, width, dtype=torch.int32, device=self._device)
         self._padding = np.array(list((PADDING | {"slots": rows}).values()))[:, None]
-        self._forms: dict[tuple[int, bool], tuple[StagingBuffers, MetadataBuilder]] = {}
-        self._recordings: dict[tuple[int, SamplingFlags | None, bool], Recording] = {}
+        self._forms: dict[tuple[int, bool, bool], tuple[StagingBuffers, MetadataBuilder]] = {}
+        self._recordings: dict[Graph, Recording] = {}
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
 
     def sample(self, rows: Rows, ids: np.ndarray, inputs: SamplingInputs) -> tuple[Tensor, ...]:
         """The rows' tokens, -1 where logits were NaN; then what `Stage.sample` returns."""
-        return self._run(rows, ids, inputs)
+        return self._run(rows, rows, ids, inputs)
 
     def logits(self, rows: Rows, ids: np.ndarray) -> Tensor:
-        return self._run(rows, ids, None)[0]
+        return self._run(rows, rows, ids, None)[0]
 
     def hand_on(self, rows: Rows, ids: np.ndarray) -> bool:
         """In a stage before the last one, run the step and send what it computes to the next stage.
@@ -127,27 +148,52 @@ class DecodeSteps:
     def may_sample(self, inputs: SamplingInputs) -> bool:
         return inputs.edits is None or len(inputs.edits[0]) <= BIASES
 
-    def _run(self, rows: Rows, ids: np.ndarray, inputs: SamplingInputs | None) -> tuple[Tensor, ...]:
-        count, flags = len(rows), None if inputs is None else SamplingFlags.of(inputs)
+    def hidden(self, rows: Rows, ids: np.ndarray) -> Tensor | None:
+        """The hidden states of a step with pieces, valid until the next one. None: no graph holds it.
+
+        In a pipeline, a stage before the last one has its own stream instead.
+        """
+        count, lengths = len(ids), rows.lengths
+        if count > PIECE_SIZES[-1]:
+            return None
+        _, work = self._form(_piece_size(count), None, pieces=True)
+        longer = lengths > 1
+        if not work.holds(lengths[longer], rows.contexts[longer]):
+            return None
+        return self._run(each_token(rows), rows, ids, None, pieces=True)[0]
+
+    def _run(
+        self,
+        tokens: Rows,
+        rows: Rows,
+        ids: np.ndarray,
+        inputs: SamplingInputs | None,
+        *,
+        pieces: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """`tokens`: a row for each token of `rows`."""
+        count, flags = len(tokens), None if inputs is None else SamplingFlags.of(inputs)
         self._ends.enter(count, self._streams)
-        size = self._size(count)
-        form, work = self._form(size, flags)
+        size = _piece_size(count) if pieces else self._size(count)
+        form, work = self._form(size, flags, pieces=pieces)
         fields = form.next_fields()
-        cut = self._fill(fields, rows, ids, work)
+        self._fill(fields, tokens, ids)
+        cut = work.fill(fields["work"], rows.slots, rows.contexts.astype(np.int32), rows.lengths)
         if inputs is not None:
             write_sampling(fields, inputs)
         self._send_table_changes(fields["news"])
-        found = self._recording(size, flags, None if inputs is None else inputs.seen, cut).run()
+        graph = Graph(size, flags, cut, pieces, decodes=not pieces or bool((rows.lengths == 1).any()))
+        found = self._recording(graph, None if inputs is None else inputs.seen).run()
         self._tables.sent()  # not earlier: a step that runs out of memory is launched again
-        tokens = form.advance()
+        sampled = form.advance()
         if inputs is not None:
-            found = (tokens, *found)
+            found = (sampled, *found)
         return tuple(each[:count] for each in found)
 
     def start_compiling(self, kinds: Sequence[StepKind]) -> Compilation | None:
         if self._recorder is None:
             return None
-        missing = [each for each in map(self._recording_of, kinds) if not each.compiled]
+        missing = [each for each in self._recordings_of(kinds) if not each.compiled]
         with self._recorder.launching():
             compilation = self._stage.start_compiling(lambda: [each.launches() for each in missing])
         for recording in missing:
@@ -156,7 +202,7 @@ class DecodeSteps:
 
     def capture(self, kinds: Sequence[StepKind]) -> None:
         """Capture steps whose kernels are compiled: others would wait for the compiler."""
-        for recording in map(self._recording_of, kinds):
+        for recording in self._recordings_of(kinds):
             if recording.compiled:
                 recording.capture()
 
@@ -168,28 +214,36 @@ class DecodeSteps:
     def _size(self, rows: int) -> int:
         return self.sizes[bisect_left(self.sizes, rows)]
 
-    def _recording_of(self, kind: StepKind) -> Recording:
-        filtered = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
-        flags = filtered if self._ends.samples else None  # an earlier stage has one graph for both
-        return self._recording(self._size(kind.rows), flags, None, kind.long)
+    def _recordings_of(self, kinds: Sequence[StepKind]) -> list[Recording]:
+        return [self._recording(graph, None) for graph in map(self._graph_of, kinds) if graph is not None]
 
-    def _recording(
-        self, size: int, flags: SamplingFlags | None, seen: SeenTokens | None, cut: bool
-    ) -> Recording:
-        key = (size, flags, cut)
-        if key not in self._recordings:
-            launches = self._launches(*self._form(size, flags), flags, seen, cut)
-            self._recordings[key] = Recording(self._recorder, launches, self._stage.start_compiling)
-        return self._recordings[key]
+    def _graph_of(self, kind: StepKind) -> Graph | None:
+        tokens = kind.rows + kind.prompt
+        if not kind.prompt:
+            filtered = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
+            flags = filtered if self._ends.samples else None  # an earlier stage has one graph for both
+            return Graph(self._size(tokens), flags, kind.long)
+        if tokens > PIECE_SIZES[-1]:
+            return None
+        return Graph(_piece_size(tokens), None, kind.long, pieces=True, decodes=kind.rows > 0)
 
-    def _form(self, size: int, flags: SamplingFlags | None) -> tuple[StagingBuffers, MetadataBuilder]:
-        key = (size, flags is not None and flags.biased)
+    def _recording(self, graph: Graph, seen: SeenTokens | None) -> Recording:
+        if graph not in self._recordings:
+            form = self._form(graph.size, graph.flags, pieces=graph.pieces)
+            launches = self._launches(*form, graph, seen)
+            self._recordings[graph] = Recording(self._recorder, launches, self._stage.start_compiling)
+        return self._recordings[graph]
+
+    def _form(
+        self, size: int, flags: SamplingFlags | None, *, pieces: bool
+    ) -> tuple[StagingBuffers, MetadataBuilder]:
+        key = (size, flags is not None and flags.biased, pieces)
         if key not in self._forms:
             self._forms[key] = self._new_form(*key)
         return self._forms[key]
 
-    def _new_form(self, size: int, biased: bool) -> tuple[StagingBuffers, MetadataBuilder]:
-        work = self._stage.work(size)
+    def _new_form(self, size: int, biased: bool, pieces: bool) -> tuple[StagingBuffers, MetadataBuilder]:
+        work = self._stage.work(size, pieces=pieces)
         fields: Fields = {"rows": ((len(PADDING), size), np.dtype(np.int64))}
         fields["columns"] = ((len(COLUMNS), size), np.dtype(np.float64))
         fields["asked"] = ((size,), np.dtype(np.int32))
@@ -203,10 +257,8 @@ class DecodeSteps:
             form.on_device["stream"] = self._streams[:size]
         return form, work
 
-    def _fill(
-        self, fields: Mapping[str, np.ndarray], rows: Rows, ids: np.ndarray, work: MetadataBuilder
-    ) -> bool:
-        """Write a step into the buffers. Returns whether attention splits any context."""
+    def _fill(self, fields: Mapping[str, np.ndarray], rows: Rows, ids: np.ndarray) -> None:
+        """Write rows of one token each into the buffers."""
         count, slots, starts, contexts = len(rows), rows.slots, rows.starts, rows.contexts
         blocks, offsets = np.divmod(contexts - 1, self._block_size)
         places = self._tables.grid[slots, blocks].astype(np.int64) * self._block_size + offsets
@@ -214,24 +266,21 @@ class DecodeSteps:
         for row, values in enumerate((ids, starts, places, slots, contexts)):
             numbers[row, :count] = values
         numbers[:, count:] = self._padding
-        return work.fill(fields["work"], slots, contexts.astype(np.int32))
 
     def _launches(
-        self,
-        form: StagingBuffers,
-        work: MetadataBuilder,
-        flags: SamplingFlags | None,
-        seen: SeenTokens | None,
-        cut: bool,
+        self, form: StagingBuffers, work: MetadataBuilder, graph: Graph, seen: SeenTokens | None
     ) -> Callable[[], tuple[Tensor, ...]]:
-        fields, stage, last_ids = form.on_device, self._stage, self._last_ids
-        slots, contexts = fields["slots"], fields["contexts"]
-        metadata = work.metadata(fields["work"], self._mirror, slots, contexts, cut=cut)
+        fields, stage, last_ids, flags = form.on_device, self._stage, self._last_ids, graph.flags
+        where = fields["work"], self._mirror, fields["slots"], fields["contexts"]
+        metadata = work.metadata(*where, cut=graph.cut, decodes=graph.decodes)
 
         def launches() -> tuple[Tensor, ...]:
             form.copy_in()
-            logits = stage.logits(fields, last_ids, metadata)
-            found = (logits,) if flags is None else stage.sample(logits, fields, last_ids, flags, seen)
+            if graph.pieces:
+                found: tuple[Tensor, ...] = (stage.hidden(fields, last_ids, metadata),)
+            else:
+                logits = stage.logits(fields, last_ids, metadata)
+                found = (logits,) if flags is None else stage.sample(logits, fields, last_ids, flags, seen)
             form.copy_out()
             return found
 
@@ -246,6 +295,20 @@ class DecodeSteps:
         else:
             at, values = upload([cells, blocks], self._device)
             self._mirror.view(-1)[at] = values
+
+
+def _piece_size(tokens: int) -> int:
+    return PIECE_SIZES[bisect_left(PIECE_SIZES, tokens)]
+
+
+def each_token(rows: Rows) -> Rows:
+    """A row of one token for each token of these rows."""
+    lengths = rows.lengths
+    begins = np.cumsum(lengths) - lengths
+    wide = np.repeat(rows.numbers, lengths, axis=0)
+    wide[:, 2] += np.arange(len(wide)) - np.repeat(begins, lengths)
+    wide[:, 3] = 1
+    return Rows(wide)
 
 
 def write_sampling(fields: Mapping[str, np.ndarray], inputs: SamplingInputs) -> None:

@@ -1,40 +1,40 @@
-"""Which steps run in a CUDA graph: decodes, and short pieces of prompts, a row for each token."""
+"""Which steps run in a CUDA graph: decodes, and pieces of prompts with or without decodes beside them."""
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.compiling import StepCompiler
-from engine.execution.cuda.graphs import DecodeSteps, SamplingFlags, Stage
+from engine.execution.cuda.graphs import DecodeSteps
 from engine.execution.cuda.staging import upload
 from engine.execution.draft.verification import tokens_ahead
 from engine.execution.in_flight import InFlightStep, ModelInput, Sampled
 from engine.execution.sampling_state import SamplingState, by_row
-from engine.scheduling.step import Rows
+
+
+class Hidden(NamedTuple):
+    """The hidden states of a step, and the rows that sample."""
+
+    states: Tensor  # [tokens, hidden]
+    ends: Tensor | None  # index of the last token of each row that samples; None: every token
+    slots: Tensor  # of the rows that sample
 
 
 class Replays(NamedTuple):
     steps: DecodeSteps
     sampling: SamplingState
-    stage: Stage | None  # None: only the sampler samples after a graph
-    compiler: StepCompiler
     device: torch.device
 
-    def run(self, piece: ModelInput, launched: InFlightStep) -> bool:
-        """Run the model and set `launched.sample`. False: no graph can hold the step."""
-        most = self.steps.sizes[-1]
-        decodes = piece.replayable(most)
-        rows = piece.rows if decodes else piece.unrolled(most)
-        if rows is None:
+    def decode(self, piece: ModelInput, launched: InFlightStep) -> bool:
+        """Run a step of decodes, and set `launched.sample`. False: it is another, or no graph holds it."""
+        if not piece.replayable(self.steps.sizes[-1]):
             return False
-        if not self.steps.hand_on(rows, piece.ids):
-            launched.sample = self._decode(piece) if decodes else self._unrolled(piece, rows)
+        if not self.steps.hand_on(piece.rows, piece.ids):
+            launched.sample = self._sampled(piece)
         return True
 
-    def _decode(self, piece: ModelInput) -> Sampled:
+    def _sampled(self, piece: ModelInput) -> Sampled:
         """Rows that the kernels cannot sample are sampled after the graph."""
         rows = piece.rows
         inputs = self.sampling.kernel_inputs(rows, drafted=bool(piece.drafts))
@@ -45,21 +45,14 @@ class Replays(NamedTuple):
         (slots,) = upload([rows.slots], self.device)
         return sampler(self.sampling, self.steps.logits(rows, piece.ids).float(), slots, piece)
 
-    def _unrolled(self, piece: ModelInput, rows: Rows) -> Sampled | None:
-        """Few of the rows sample, so they do so after the graph."""
-        logits = self.steps.logits(rows, piece.ids)
-        if not len(piece.sampling_rows):
+    def hidden(self, piece: ModelInput) -> Hidden | None:
+        """Run the model up to its hidden states, valid until the next step. None: no graph holds it."""
+        if piece.adapted or (states := self.steps.hidden(piece.rows, piece.ids)) is None:
             return None
-        ends = np.cumsum(piece.rows.lengths)[piece.rows.samples] - 1
-        slots, at = upload([piece.sampling_rows.slots, ends], self.device)
-        inputs = self.sampling.kernel_inputs(piece.sampling_rows, drafted=bool(piece.drafts))
-        if self.stage is None or inputs is None:
-            return sampler(self.sampling, logits[at].float(), slots, piece)
-        launches = partial(self.sampling.by_stage, self.stage, logits[at], slots, inputs)
-        kind = (len(slots) - 1).bit_length(), SamplingFlags.of(inputs)
-        self.compiler.compile(self.stage, {kind: launches})
-        sampled = launches()
-        return lambda masks: sampled
+        samples = piece.rows.samples
+        ends = np.cumsum(piece.rows.lengths)[samples] - 1
+        slots, at = upload([piece.rows.slots[samples], ends], self.device)
+        return Hidden(states, at, slots)
 
 
 def sampler(sampling: SamplingState, logits: Tensor, slots: Tensor, piece: ModelInput) -> Sampled:

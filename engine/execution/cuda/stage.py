@@ -1,6 +1,6 @@
 """A step's work on a GPU: the fused forward pass, and sampling on the device."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 from torch import Tensor
 
@@ -27,25 +27,37 @@ class GpuStage:
         self._attention, self._store = attention, store
         self._dtype, self._device = model.embed.dtype, model.embed.device
 
-    def work(self, rows: int) -> GraphWork:
+    def work(self, tokens: int, *, pieces: bool = False) -> GraphWork:
         specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"
-        return GraphWork(specs, rows, self._dtype, self._device, packed=packed)
+        return GraphWork(specs, tokens, self._dtype, self._device, packed=packed, pieces=pieces)
 
     def start_compiling(self, launches: Callable[[], object]) -> Compilation:
         return start_compiling(launches)
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
-        lists = ((each.items.shape, each.merges.shape, each.most) for each in metadata.work.values())
-        key = (self, len(fields["ids"]), *lists)  # one size has the same tiles and alignments
-        return once(key, lambda: self._logits(fields, last_ids, metadata))
+        key = (self, "logits", self._kernels(fields, metadata))
+        return once(key, lambda: self.head(self._hidden(fields, last_ids, metadata)))
 
     def _logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
+        hidden = self._hidden(fields, last_ids, metadata)
+        return hidden if self._decoder.model.config.after else self.head(hidden)
+
+    def hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
+        key = (self, "hidden", self._kernels(fields, metadata))
+        return once(key, lambda: self._hidden(fields, last_ids, metadata))
+
+    def _hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
         if (stream := fields.get("stream")) is None:
             x = self._decoder.embed(fields["ids"], fields["slots"], last_ids)
         else:
             x = stream.clone()  # the forward overwrites it, padding included
-        hidden = self._decoder.forward(x, fields["positions"], fields["places"], metadata)
-        return hidden if self._decoder.model.config.after else self._decoder.logits(hidden)
+        return self._decoder.forward(x, fields["positions"], fields["places"], metadata)
+
+    @staticmethod
+    def _kernels(fields: Mapping[str, Tensor], metadata: GraphMetadata) -> Hashable:
+        """What the launches depend on: one size has the same tiles and alignments."""
+        lists = (each for launches in metadata.work.values() for each in launches)
+        return len(fields["ids"]), *((each.items.shape, each.merges.shape, each.most) for each in lists)
 
     def sample(
         self,

@@ -39,6 +39,8 @@ class Latency(Pane):
         facts = [f"step {duration(times.total)}"]
         if shot.latency_target is not None:
             facts.append(f"TTFT target {shot.latency_target * 1e3:g} ms")
+        if shot.prompt_limit:
+            facts.append(f"prompts {shot.prompt_limit:,} a step")
         heading = self.heading(*facts, right=_bubbles(shot.bubbles) or _load(shot.load) or _ranks(shot.ranks))
         if not _measured(shot) and height == 2:
             return (heading, ((" no measurements yet", "muted"),))

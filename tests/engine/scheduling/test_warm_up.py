@@ -44,10 +44,16 @@ def run(engine: Engine, warm_up: WarmUp, most: int = 2000) -> None:
     raise AssertionError(f"not done after {most} steps")
 
 
-USUAL, RARER = (
+USUAL, FILTERED = (
     [StepKind(size, 0, filtered, long) for size, long in product(SIZES, [False, True])]
     for filtered in (False, True)
 )
+PIECES = [
+    StepKind(rows, size - rows, long=long)
+    for size in (16, 32, 48, 64, 80, 96, 112)
+    for rows, long in ((0, False), (1, False), (1, True))
+]  # with 64 tokens in a step
+RARER = PIECES + FILTERED
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -124,7 +130,7 @@ def test_its_parts_have_names() -> None:
     while names[-1]:
         warm_up.step()
         names.append(warm_up.part)
-    parts = ["prompt", "prompt_beside_a_row", "prompt", "capture", "prompt", "capture", ""]
+    parts = ["prompt", "prompt_beside_a_row", "prompt", "capture", "prompt", "compile", "capture", ""]
     assert [name for name, _ in groupby(names)] == ["compile", *parts]
 
 
@@ -138,7 +144,7 @@ def test_kernels_are_compiled_before_the_first_step() -> None:
     sizes = {(kind.rows > 0, (kind.rows + kind.prompt - 1).bit_length()) for kind in compiled if kind.prompt}
     for step in engine.runner.steps:
         assert step.single == len(step.rows) or (step.single > 0, (step.tokens - 1).bit_length()) in sizes
-    assert compiled >= {*USUAL, *RARER}
+    assert compiled >= {*USUAL, *FILTERED}
 
 
 def test_a_kernel_that_does_not_compile_does_not_end_the_warm_up(caplog: pytest.LogCaptureFixture) -> None:

@@ -57,6 +57,7 @@ FIELDS: dict[type[Command[Any]], dict[str, st.SearchStrategy[Any]]] = {
     commands.Proceed: {"id": IDS},
     commands.SetSwitch: {"name": NAMES, "on": st.booleans()},
     commands.SetLatencyTarget: {"seconds": st.floats(0, 1e6)},
+    commands.SetMaxSlowdown: {"factor": st.none() | st.floats(1, 1e6)},
     commands.SetQuantization: {"scheme": NAMES},
     commands.SetKvScheme: {"scheme": NAMES},
 }
@@ -142,6 +143,7 @@ class TestRefusals:
             ("set_switch", {"name": "n" * 101, "on": True}, "name", "name must be a name of at most 100"),
             ("set_switch", {"name": "x", "on": True, "when": 1}, "when", "when is not a field of set_switch"),
             ("set_latency_target", {"seconds": -1.0}, "seconds", "seconds must be 0 or more, not -1.0"),
+            ("set_max_slowdown", {"factor": 0.9}, "factor", "factor must be 1 or more, or null, not 0.9"),
             ("set_kv_scheme", {"scheme": None}, "scheme", "scheme must be a string, not None"),
             ("set_quantization", {"scheme": ["int8"]}, "scheme", "scheme must be a string"),
             ("cancel_quantization", {"now": True}, "now", "it has none"),

@@ -21,6 +21,7 @@ BAD = {
     "attention": [None, 3],
     "policy": [None, 3],
     "latency_target": [-1, "1", None, True, math.inf, math.nan],
+    "max_slowdown": [0.99, "2", True, math.inf, math.nan],
     "block_size": [15, 0, 16.0, "16", True],
     "blocks": [0, 2.5, "many"],
     "kv_host": [-1, "3", True, math.inf, math.nan],

@@ -1,5 +1,6 @@
 """The Triton backend in Triton's interpreter, against a plain implementation and the torch backend."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -140,6 +141,58 @@ def test_work_lists_of_a_graph_give_the_same(
     found, was_cut = kernels.standing(case.copy(), rows)
     torch.testing.assert_close(found, run_torch(case), rtol=1e-5, atol=1e-6)
     assert was_cut is cut
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "window", "ahead", "cut"),
+    [
+        ([(17, 90)], 32, None, True, False),
+        ([(1, 99), (1, 7), (3, 110), (11, 40), (2, 2)], 24, None, False, True),
+        ([(1, 16), (9, 30)], 10, 12, False, False),
+    ],
+)
+def test_work_lists_with_pieces_of_prompts_give_the_same(
+    kernels: Interpreted, rows: list[tuple[int, int]], tokens: int, window: int | None, ahead: bool, cut: bool
+) -> None:
+    """Contexts of pieces may be split, and no program may read beyond a table for an item that is empty."""
+    spec = LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.125, window=window)
+    case = make_long_case(spec, rows, block_size=16, dtype=torch.float32, device=CPU)
+    found, was_cut = kernels.standing(case.copy(), tokens, ahead=ahead)
+    torch.testing.assert_close(found, run_torch(case), rtol=1e-5, atol=1e-6)
+    assert was_cut is cut
+
+
+@given(
+    lengths=st.lists(st.integers(2, 90), min_size=1, max_size=20),
+    singles=st.integers(0, 40),
+    group=st.sampled_from((1, 4, 7, 40)),
+    old=st.integers(0, 5000),
+)
+def test_the_lists_of_a_graph_have_room(lengths: list[int], singles: int, group: int, old: int) -> None:
+    """Each query sees the keys up to its own once, whatever pieces there are, if the graph holds them."""
+    from engine.attention.triton_backend import CELLS, PIECES, GraphWork
+    from engine.kernels.triton.attention.work_plan import ITEM
+
+    spec = LayerSpec(heads=2 * group, kv_heads=2, key_dim=64, value_dim=64, scale=0.125)
+    counts = np.array([1] * singles + lengths)
+    contexts = (counts + old).astype(np.int32)
+    tokens = int(counts.sum())
+    work = GraphWork([spec], tokens, torch.float16, CPU, pieces=True)
+    longer = counts > 1
+    if not work.holds(counts[longer], contexts[longer]):
+        assert len(lengths) > PIECES or counts[longer] @ contexts[longer] > CELLS
+        return
+    numbers = np.full(work.numbers, 99, np.int32)
+    cut = work.fill(numbers, np.arange(len(counts)), contexts, counts)
+    given = torch.from_numpy(numbers), torch.empty(0), torch.empty(0)
+    metadata = work.metadata(*given, cut=cut, decodes=singles > 0)
+    read = np.zeros(tokens, np.int64)
+    for launch in metadata.work[spec]:
+        for _, token, queries, position, begin, end, *_ in launch.items.view(-1, ITEM).tolist():
+            seen = np.minimum(end, position + 1 + np.arange(queries)) - begin
+            read[token : token + queries] += np.maximum(0, seen)
+    own = [np.arange(end - count, end) + 1 for count, end in zip(counts, contexts, strict=True)]
+    assert np.array_equal(read, np.concatenate(own))
 
 
 def test_nan_in_a_token_stays_in_its_row(kernels: Interpreted) -> None:

@@ -123,7 +123,7 @@ def test_rows_that_hold_drafts_are_one_run_of_a_graph() -> None:
     """Two requests may also be at successive positions; padding is no run."""
     slots, contexts = np.array([3, 3, 3, 1, 2, 2]), np.array([9, 10, 11, 12, 5, 6])
     found = np.full((8, RUN), 77, np.int32)
-    write_runs(found, slots, contexts)
+    write_runs(found, slots, contexts, np.ones(6, np.int64))
     assert found.tolist() == [
         [3, 0, 8, 3], [0] * 4, [0] * 4, [1, 3, 11, 1], [2, 4, 4, 2], [0] * 4, [0] * 4, [0] * 4
     ]  # fmt: skip

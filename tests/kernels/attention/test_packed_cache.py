@@ -111,6 +111,13 @@ def test_work_lists_of_a_graph_give_the_same(
 
 
 @PACKED
+def test_work_lists_with_pieces_of_prompts_give_the_same(kernels: Interpreted, scheme: KvSchemeName) -> None:
+    case = packed(make_case(SPEC, [(1, 90), (1, 5), (9, 70), (3, 3)], dtype=torch.float16), scheme)
+    found, _ = kernels.standing(case.copy(), 24)
+    torch.testing.assert_close(found.float(), exact(case), rtol=2e-3, atol=2e-3)
+
+
+@PACKED
 @pytest.mark.parametrize("up", [-80, 80])
 def test_numbers_beyond_float16_are_read(kernels: Interpreted, up: int, scheme: KvSchemeName) -> None:
     """Queries and keys whose product only fits together, and values of very different sizes."""

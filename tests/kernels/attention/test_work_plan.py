@@ -156,13 +156,17 @@ def test_gathered_contexts_are_contiguous() -> None:
     keys=st.sampled_from((16, 64)),
     programs=st.sampled_from((8, 264)),
     spare=st.integers(0, 20),
+    few=st.integers(0, 40),
 )
-def test_items_fit_the_reserved_room(contexts: list[int], keys: int, programs: int, spare: int) -> None:
+def test_items_fit_the_reserved_room(
+    contexts: list[int], keys: int, programs: int, spare: int, few: int
+) -> None:
     tile = Tile(1, 16, keys, warps=1, stages=1, programs=programs, pdl=False)
     ends = np.array(contexts, np.int32)
     chunks = Chunks.of(0, np.arange(len(ends) + 1), ends, 1)
-    items, merges, partials = plan_items(chunks, None, 2, tile, len(ends) + spare)
+    items, merges, partials = plan_items(chunks, None, 2, tile, (len(ends) + spare, few))
     assert len(items) <= len(ends) + spare
+    assert len(merges) <= few
     assert partials == merges[:, 3].sum() == (items[:, 6] >= 0).sum()
     read = np.zeros(len(ends), int)
     np.add.at(read, items[:, 0], items[:, 5] - items[:, 4])

@@ -220,18 +220,30 @@ def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName) -> N
         launch(stage_of(config, scheme, kv), rows, filtered=rows == 8, cut=rows < 32)
 
 
-def launch(stage: Any, rows: int, *, filtered: bool, cut: bool) -> None:
-    """A step that decodes, from empty buffers."""
+@pytest.mark.parametrize(
+    ("config", "tokens", "kv"), [(SMALL, 128, "none"), *soak((LARGE, 192, "none"), (SMALL, 48, "fp8"))]
+)
+def test_pieces_of_prompts_in_graphs(
+    compiled: dict[str, int], config: DecoderConfig, tokens: int, kv: KvSchemeName
+) -> None:
+    launch(stage_of(config, "none", kv), tokens, filtered=False, cut=True, pieces=True)
+
+
+def launch(stage: Any, rows: int, *, filtered: bool, cut: bool, pieces: bool = False) -> None:
+    """A step that decodes, or has pieces of prompts, from empty buffers."""
     from engine.execution.cuda.graphs import SamplingFlags
 
     with META, torch.inference_mode():
-        work = stage.work(rows)
+        work = stage.work(rows, pieces=pieces)
         names = ("ids", "positions", "places", "slots", "contexts", "tokens")
         fields = {name: torch.empty(rows, dtype=torch.int64) for name in names}
         fields["columns"] = torch.empty(len(COLUMNS), rows, dtype=torch.float64)
         tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
-        numbers = torch.empty(work.numbers, dtype=torch.int32)
-        prepared = work.metadata(numbers, tables, fields["slots"], fields["contexts"], cut=cut)
+        where = torch.empty(work.numbers, dtype=torch.int32), tables, fields["slots"], fields["contexts"]
+        prepared = work.metadata(*where, cut=cut, decodes=True)
+        if pieces:
+            stage.hidden(fields, last_ids, prepared)
+            return
         logits = stage.logits(fields, last_ids, prepared)
         stage.sample(logits, fields, last_ids, SamplingFlags(filtered, False, False, False), None)
 

@@ -124,8 +124,8 @@ def decodes(stage: Any, rows: int) -> Record:
     names = ("ids", "positions", "places", "slots", "contexts")
     fields = {name: torch.empty(rows, dtype=torch.int64) for name in names}
     tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
-    numbers = torch.empty(work.numbers, dtype=torch.int32)
-    prepared = work.metadata(numbers, tables, fields["slots"], fields["contexts"], cut=rows < 32)
+    where = torch.empty(work.numbers, dtype=torch.int32), tables, fields["slots"], fields["contexts"]
+    prepared = work.metadata(*where, cut=rows < 32, decodes=True)
     with recorded() as record:
         stage.logits(fields, last_ids, prepared)
     return record

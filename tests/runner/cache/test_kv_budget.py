@@ -138,7 +138,7 @@ def test_captured_decode_steps_read_the_shorter_table(llama: Path) -> None:
     stage = staged(engine)
     assert reply(engine, LONG).reply == plain.reply
     assert len(stage.flags) == 39  # all steps but those of the prompt
-    assert stage.sizes == [16] * 5 + [1] * 39
+    assert (stage.pieces, stage.sizes) == ([112] + [16] * 5, [1] * 39)
 
 
 def test_a_budget_longer_than_the_request_changes_nothing(llama: Path) -> None:

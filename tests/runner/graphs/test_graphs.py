@@ -16,9 +16,8 @@ from torch import Tensor
 from engine.api.params import SamplingParams
 from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
-from engine.execution.cuda.graphs import BIASES, DecodeSteps, SamplingFlags, write_sampling
+from engine.execution.cuda.graphs import BIASES, DecodeSteps, SamplingFlags, each_token, write_sampling
 from engine.execution.cuda.recording import Recording
-from engine.execution.in_flight import CELLS, SHORT, ModelInput
 from engine.execution.protocol import Compilation
 from engine.execution.runner import ModelRunner
 from engine.kv.tables import TableMirror
@@ -40,21 +39,29 @@ from tests.runner.small import alone, ask, close_to, drain, engine_on, turn
 
 @dataclass
 class Lists:
-    """Attention work with one number a row: its context. Rows beyond the step's have context 0."""
+    """Attention work with two numbers a row: its context and its tokens. Other rows have 0."""
 
-    numbers: int
+    tokens: int
+    most: int | None = None  # pieces of prompts that it holds
     cut: bool = False
 
-    def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool:
+    @property
+    def numbers(self) -> int:
+        return 2 * self.tokens
+
+    def holds(self, lengths: np.ndarray, contexts: np.ndarray) -> bool:
+        return self.most is None or len(lengths) <= self.most
+
+    def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray, lengths: np.ndarray) -> bool:
         numbers[:] = 0
-        numbers[: len(contexts)] = contexts
+        numbers.reshape(2, -1)[:, : len(contexts)] = contexts, lengths
         self.cut = not self.cut  # both kinds of recording must work
         return self.cut
 
     def metadata(
-        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool
+        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool, decodes: bool
     ) -> tuple[Tensor, Tensor]:
-        return numbers, tables
+        return numbers.view(2, -1), tables
 
 
 class PlainStage:
@@ -62,33 +69,46 @@ class PlainStage:
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.attention = runner, TorchAttention()
-        self.sizes: list[int] = []  # of each forward
+        self.sizes: list[int] = []  # of each forward of decodes
+        self.pieces: list[int] = []  # of each forward with pieces of prompts
+        self.most: int | None = None  # pieces of prompts in a step
         self.flags: list[SamplingFlags] = []  # of each call of `sample`
         self.mirror = torch.empty(0)
 
-    def work(self, rows: int) -> Lists:
-        return Lists(rows)
+    def work(self, tokens: int, *, pieces: bool = False) -> Lists:
+        return Lists(tokens, self.most)
 
     def start_compiling(self, launches: Callable[[], object]) -> Compilation:
         raise AssertionError("no kernel is compiled on a CPU")
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
-        contexts, self.mirror = metadata
-        assert torch.equal(fields["contexts"], contexts.long())
-        rows = int((contexts > 0).sum())
-        assert (fields["places"][rows:] == -1).all()
+        self.sizes.append(len(fields["ids"]))
+        hidden, model = self._forward(fields, last_ids, metadata), self.runner.model
+        return hidden if getattr(model.config, "after", 0) else model.logits(hidden)
+
+    def hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
+        self.pieces.append(len(fields["ids"]))
+        return self._forward(fields, last_ids, metadata)
+
+    def _forward(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
+        (contexts, lengths), self.mirror = metadata
+        rows, tokens = int((contexts > 0).sum()), int(lengths.sum())
+        whole = zip(contexts[:rows].tolist(), lengths[:rows].tolist(), strict=True)
+        each = [end - left for end, length in whole for left in reversed(range(length))]
+        assert fields["contexts"].tolist() == each + [0] * (len(fields["ids"]) - tokens)
+        assert (fields["places"][tokens:] == -1).all()
         ids, slots = fields["ids"], fields["slots"]
-        self.sizes.append(len(ids))
-        tables = self.mirror[slots[:rows]]
-        starts = torch.arange(rows + 1, dtype=torch.int32)
+        starts = torch.zeros(rows + 1, dtype=torch.int32)
+        starts[1:] = lengths[:rows].cumsum(0)
+        tables = self.mirror[slots[starts[:-1]]]
         batch = Batch(
             ids=torch.where(ids < 0, last_ids[slots], ids),
             positions=fields["positions"],
-            places=fields["places"][:rows],
+            places=fields["places"][:tokens],
             starts=starts,
             contexts=contexts[:rows],
             tables=tables,
-            single=rows,
+            single=int((lengths == 1).sum()),
             block_size=self.runner.store.layers[0].block_size,
             host_starts=starts.numpy(),
             host_contexts=contexts[:rows].numpy(),
@@ -98,15 +118,14 @@ class PlainStage:
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out = torch.full_like(q, torch.nan)  # padding may hold anything
-            out[:rows] = self.attention.attend(q[:rows], k[:rows], v[:rows], layers[layer], step)
+            out[:tokens] = self.attention.attend(q[:tokens], k[:tokens], v[:tokens], layers[layer], step)
             return out
 
         model, stream = self.runner.model, fields.get("stream")
         if stream is None:
-            hidden = model.forward(batch.ids, batch.positions, attend)
-        else:  # from an earlier stage of a pipeline
-            hidden = cast(Decoder, model).forward(batch.ids, batch.positions, attend, stream=stream.clone())
-        return hidden if getattr(model.config, "after", 0) else model.logits(hidden)
+            return model.forward(batch.ids, batch.positions, attend)
+        # From an earlier stage of a pipeline.
+        return cast(Decoder, model).forward(batch.ids, batch.positions, attend, stream=stream.clone())
 
     def sample(
         self,
@@ -189,7 +208,7 @@ def test_rows_of_all_kinds_join_and_leave(llama: Path, depth: int) -> None:
         SamplingParams(**{"temperature": 0.9, "seed": 7, "max_tokens": 30, "ignore_eos": True} | kind)
         for kind in kinds
     ]
-    engine = engine_on(llama, depth=depth, max_running=11)
+    engine = engine_on(llama, depth=depth, max_running=11, prefix_cache=False)
     stage, outputs = staged(engine), []
     for number, params in enumerate(asked):
         prompt = [1, *range(40, 55 + number)]
@@ -198,9 +217,8 @@ def test_rows_of_all_kinds_join_and_leave(llama: Path, depth: int) -> None:
             turn(engine)
     drain(engine)
     assert {*stage.sizes} >= {1, 2, 4}
-    prompts = len(stage.sizes) - len(stage.flags)  # sampled after their graphs
-    assert prompts >= 1, "no prompt ran in a graph"
-    assert prompts <= len(asked), "a decode was not sampled in its graph"
+    assert len(stage.sizes) == len(stage.flags), "a decode was not sampled in its graph"
+    assert len(stage.pieces) == len(asked), "a prompt was not in a graph"
     assert all({each[at] for each in stage.flags} == {True, False} for at in range(4))
     for prompt, params, found in outputs:
         expected = alone(llama, prompt, params)
@@ -240,32 +258,38 @@ def test_drafts_are_verified_in_the_graph_of_as_many_rows(drafted: Path, most: i
         assert close_to(found.logprobs, expected.logprobs)
 
 
-def test_short_pieces_of_prompts_are_a_row_for_each_token() -> None:
-    def unrolled(rows: list[StepRow], most: int = 8, **more: Any) -> Rows | None:
-        ids = np.arange(sum(row.length for row in rows))
-        given = Rows.of(rows)
-        return ModelInput(given, ids, 1, given.sampling, {}, **more).unrolled(most)
+def test_the_tokens_of_a_piece_follow_one_another() -> None:
+    decode, piece = StepRow(1, 0, 90, 1, samples=True), StepRow(2, 3, 40, 3, samples=True, skipped=16)
+    expected = [decode, *(piece._replace(start=at, length=1) for at in (40, 41, 42))]
+    assert each_token(Rows.of([decode, piece])) == Rows.of(expected)
 
-    decode, piece = StepRow(1, 0, 90, 1, samples=True), StepRow(2, 3, 40, 3, samples=True)
-    one = StepRow(2, 3, 0, 1, samples=True)
-    expected = [decode, *(one._replace(start=at) for at in (40, 41, 42))]
-    assert unrolled([decode, piece]) == Rows.of(expected)
-    assert unrolled([decode, piece], most=3) is None, "there is no such graph"
-    assert unrolled([piece._replace(length=SHORT + 1)], most=512) is None, "launching is worth it"
-    assert unrolled([decode, piece._replace(start=CELLS // 3)]) is None, "each row reads the whole context"
-    assert unrolled([decode, piece._replace(adapter=1)]) is None
-    assert unrolled([decode, piece], targets=((0, 1),)) is None, "it needs the hidden states"
+
+def test_pieces_of_prompts_run_beside_decodes(llama: Path) -> None:
+    """Pieces of one prompt in a step, of two, and of three, which no graph holds."""
+    prompts = [[1, *range(40, 40 + length)] for length in (3, 21, 30, 9, 26, 200)]
+    engine = engine_on(llama, depth=1, max_step_tokens=100, prefix_cache=False)
+    stage, outputs = staged(engine), []
+    stage.most = 2
+    for sizes in (1, 2, 3):
+        for _ in range(sizes):
+            outputs.append(ask(engine, prompts[len(outputs)])[1])
+        for _ in range(3):
+            turn(engine)
+    drain(engine)
+    assert stage.pieces == [16, 64, 112, 64], "not the step of three pieces"
+    for prompt, found in zip(prompts, outputs, strict=True):
+        assert found.reply == alone(llama, prompt).reply
 
 
 def test_short_prompts_over_four_bits_run_in_a_graph(llama: Path) -> None:
-    """Its rows need what the ones before them write, as in drafts."""
-    engine, plain = (engine_on(llama, kv_scheme="int4", max_running=48) for _ in range(2))
+    """Its tokens need what the ones before them write, as in drafts."""
+    engine, plain = (engine_on(llama, kv_scheme="int4") for _ in range(2))
     stage, prompt = staged(engine), [1, *range(40, 77)]
     replies = []
     for each in engine, plain:
         replies.append(ask(each, prompt)[1])
         drain(each)
-    assert max(stage.sizes) >= len(prompt)
+    assert stage.pieces == [48]
     assert replies[0].reply == replies[1].reply
 
 

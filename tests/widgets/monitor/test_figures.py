@@ -149,6 +149,13 @@ async def test_the_target_of_the_latency_policy_is_shown() -> None:
         assert lines(latency)[0].rstrip() == " 4 latency  step 6.0 ms  TTFT target 250 ms"
 
 
+async def test_it_is_shown_that_replies_limit_the_pieces_of_prompts() -> None:
+    latency = Latency(ascii=True)
+    async with staged(latency, (62, 6), focus=False):
+        latency.update_from(snapshot(64, step_times=StepTimes(0.006), prompt_limit=1280), OWNERS)
+        assert lines(latency)[0].rstrip() == " 4 latency  step 6.0 ms  prompts 1,280 a step"
+
+
 async def test_latencies_are_updated_once_a_second_while_requests_run() -> None:
     latency, works = Latency(ascii=True), [request(1)]
     async with staged(latency, (62, 6), focus=False):

@@ -64,9 +64,9 @@ class Chunks:
 
 
 def plan_items(
-    chunks: Chunks, window: int | None, kv_heads: int, tile: Tile, most: int | None = None
+    chunks: Chunks, window: int | None, kv_heads: int, tile: Tile, room: tuple[int, int] | None = None
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the items, at most `most`, the merges, and the number of partial results.
+    """Return the items, the merges, and the number of partial results. `room`: the most items and merges.
 
     Contexts are split if there are too few tiles to fill the GPU, and if one is much longer than the others,
     which would wait for it. The pieces of a context have equal length, rounded up to whole turns.
@@ -80,7 +80,7 @@ def plan_items(
         pieces = np.maximum(1, (lengths / fair + 0.5).astype(np.int64))
         steps = -(-lengths // (pieces * tile.keys)) * tile.keys
         pieces = -(-lengths // steps)
-        if most is None or pieces.sum() <= most:
+        if room is None or (pieces.sum() <= room[0] and (pieces > 1).sum() <= room[1]):
             break
         fair *= 1.25
 

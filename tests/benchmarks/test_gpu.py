@@ -1,0 +1,26 @@
+"""The benchmarks for GPUs, as far as a CPU runs them."""
+
+import pytest
+import torch
+
+from benchmarks.gpu import gpu
+from engine.api.params import SamplingParams
+from tests.engine.ledger import ledger_engine
+from tests.outputs import Output
+
+
+def test_the_time_of_a_step_is_not_that_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that may draft waits for its last token, so every second call only commits."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(gpu.time, "perf_counter", lambda: float(next(ticks)))
+    engine = ledger_engine(depth=1)
+    waiting = SamplingParams(max_tokens=200, ignore_eos=True, speculate="ngram")
+    engine.submit([1, 2, 3], waiting, Output())
+    for _ in range(20):
+        engine.step()
+    engine.scheduler.speculator.prices.wants_plain = lambda rows: False  # type: ignore[method-assign]
+    steps, calls = engine.scheduler.step, 60
+    spent = gpu.steps_take(engine, calls)
+    assert engine.scheduler.step - steps == calls // 2
+    assert spent == pytest.approx(1 / (calls // 2))
