@@ -4,7 +4,8 @@ On a GPU the first step of a kind compiles its kernels, and the first of a batch
 the others replay. The warm-up compiles most kernels in parallel, sends requests of its own, and captures the
 graphs of usual steps. Others come first: when one arrives, ours end, and the part they belong to runs again
 once the engine is idle. Graphs of rarer steps are captured when it has nothing else to do, one at a time: a
-step that needs one before then captures it.
+step that needs one before then captures it. Those of steps with pieces of prompts are only compiled then,
+unless there is a limit on slowdowns: there are many, and few prompts need the same.
 """
 
 from collections import deque
@@ -123,10 +124,11 @@ class WarmUp:
         beside = ((0, False), (1, False), (1, True))  # decodes, and whether their contexts are split
         pieces = [StepKind(rows, size - rows, long=long) for size in sizes for rows, long in beside]
         later = [
-            partial(self._compile, pieces),
-            partial(self._capture, pieces),
             partial(self._capture, [kind for kind in batches if kind.filtered]),
+            partial(self._compile, pieces),
         ]
+        if self._engine.scheduler.pace.factor is not None:  # then most steps with prompts have pieces
+            later.append(partial(self._capture, pieces))
         return parts, later
 
     def _compile(self, kinds: Sequence[StepKind]) -> Iterator[None]:

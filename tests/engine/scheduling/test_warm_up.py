@@ -53,7 +53,6 @@ PIECES = [
     for size in (16, 32, 48, 64, 80, 96, 112)
     for rows, long in ((0, False), (1, False), (1, True))
 ]  # with 64 tokens in a step
-RARER = PIECES + FILTERED
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -71,8 +70,12 @@ def test_long_prompts_run_and_usual_graphs_are_captured_before_requests(depth: i
     assert any(step.single == len(step.rows) for step in steps[:first]), "captures need a step that ran"
 
 
-def test_an_idle_engine_captures_graphs_of_rarer_steps_one_at_a_time() -> None:
+@pytest.mark.parametrize(("factor", "rarer"), [(None, FILTERED), (1.5, FILTERED + PIECES)])
+def test_an_idle_engine_captures_graphs_of_rarer_steps_one_at_a_time(
+    factor: float | None, rarer: list[StepKind]
+) -> None:
     engine = ledger_engine(slots=8, step_tokens=64)
+    engine.scheduler.pace.limit(factor)
     warm_up, captured = WarmUp(engine, SIZES), engine.runner.captured
     run(engine, warm_up)
     steps = len(engine.runner.steps)
@@ -81,7 +84,8 @@ def test_an_idle_engine_captures_graphs_of_rarer_steps_one_at_a_time() -> None:
         assert warm_up.share == 1
         warm_up.step()
         counts.append(len(captured))
-    assert [kind for _, kind in captured] == USUAL + RARER
+    assert [kind for _, kind in captured] == USUAL + rarer
+    assert {*engine.runner.compiled} >= {*PIECES}
     assert max(after - before for before, after in pairwise(counts)) == 1
     assert len(engine.runner.steps) == steps
 
@@ -99,11 +103,11 @@ def test_requests_come_before_graphs_of_rarer_steps() -> None:
         warm_up.step()
     assert reply.tokens == alone([1, 2], 3)
     assert any(type(event) is Finished for event in finished)
-    assert len(captured) == before < len(USUAL + RARER)
+    assert len(captured) == before < len(USUAL + FILTERED)
     cached = engine.snapshot().blocks.cached
     while not warm_up.over:
         warm_up.step()
-    assert {kind for _, kind in captured} == {*USUAL, *RARER}
+    assert {kind for _, kind in captured} == {*USUAL, *FILTERED}
     assert engine.snapshot().blocks.cached == cached
     assert engine.meters.finished == 1
 
@@ -130,7 +134,7 @@ def test_its_parts_have_names() -> None:
     while names[-1]:
         warm_up.step()
         names.append(warm_up.part)
-    parts = ["prompt", "prompt_beside_a_row", "prompt", "capture", "prompt", "compile", "capture", ""]
+    parts = ["prompt", "prompt_beside_a_row", "prompt", "capture", "prompt", "capture", "compile", ""]
     assert [name for name, _ in groupby(names)] == ["compile", *parts]
 
 

@@ -144,18 +144,25 @@ def test_work_lists_of_a_graph_give_the_same(
 
 
 @pytest.mark.parametrize(
-    ("rows", "tokens", "window", "ahead", "cut"),
+    ("rows", "tokens", "window", "kept", "ahead", "cut"),
     [
-        ([(17, 90)], 32, None, True, False),
-        ([(1, 99), (1, 7), (3, 110), (11, 40), (2, 2)], 24, None, False, True),
-        ([(1, 16), (9, 30)], 10, 12, False, False),
+        ([(17, 90)], 32, None, 0, True, False),
+        ([(1, 99), (1, 7), (3, 110), (11, 40), (2, 2)], 24, None, 0, False, True),
+        ([(1, 16), (9, 30)], 10, 12, 0, False, False),
+        ([(1, 60), (13, 70)], 16, 12, 3, False, False),
     ],
 )
 def test_work_lists_with_pieces_of_prompts_give_the_same(
-    kernels: Interpreted, rows: list[tuple[int, int]], tokens: int, window: int | None, ahead: bool, cut: bool
+    kernels: Interpreted,
+    rows: list[tuple[int, int]],
+    tokens: int,
+    window: int | None,
+    kept: int,
+    ahead: bool,
+    cut: bool,
 ) -> None:
     """Contexts of pieces may be split, and no program may read beyond a table for an item that is empty."""
-    spec = LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.125, window=window)
+    spec = LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.125, window=window, kept=kept)
     case = make_long_case(spec, rows, block_size=16, dtype=torch.float32, device=CPU)
     found, was_cut = kernels.standing(case.copy(), tokens, ahead=ahead)
     torch.testing.assert_close(found, run_torch(case), rtol=1e-5, atol=1e-6)
@@ -184,7 +191,7 @@ def test_the_lists_of_a_graph_have_room(lengths: list[int], singles: int, group:
         return
     numbers = np.full(work.numbers, 99, np.int32)
     cut = work.fill(numbers, np.arange(len(counts)), contexts, counts)
-    given = torch.from_numpy(numbers), torch.empty(0), torch.empty(0)
+    given = torch.from_numpy(numbers), torch.empty(0), torch.empty(0), torch.empty(0)
     metadata = work.metadata(*given, cut=cut, decodes=singles > 0)
     read = np.zeros(tokens, np.int64)
     for launch in metadata.work[spec]:

@@ -72,10 +72,15 @@ def test_gathering_unpacks(kernels: Interpreted) -> None:
     torch.testing.assert_close(got.float(), run_torch(replace(case, q=case.q.float())), rtol=2e-2, atol=2e-2)
 
 
-def test_work_lists_of_a_graph_give_the_same(kernels: Interpreted) -> None:
-    """Rows of a graph have slots, and there are more of them than requests."""
-    case = case_of(SPEC, [(1, 90), (1, 33), (1, 5)], dtype=torch.float16)
-    found, was_cut = kernels.standing(case.copy(), 4)
+@pytest.mark.parametrize(
+    ("rows", "tokens"), [([(1, 90), (1, 33), (1, 5)], 4), ([(1, 90), (1, 5), (20, 70), (7, 7)], 32)]
+)
+def test_work_lists_of_a_graph_give_the_same(
+    kernels: Interpreted, rows: list[tuple[int, int]], tokens: int
+) -> None:
+    """Rows of a graph have slots, and there are more of them than requests. They may be pieces of prompts."""
+    case = case_of(SPEC, rows, dtype=torch.float16)
+    found, was_cut = kernels.standing(case.copy(), tokens)
     torch.testing.assert_close(
         found.float(), run_torch(replace(case, q=case.q.float())), rtol=4e-3, atol=4e-3
     )

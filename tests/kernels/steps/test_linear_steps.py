@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="no Triton here")
 # Steps of each model; what all models of a kind compute alike is in one of them. The others are soak tests.
 QUICK = {
     "experts": ("one",),
-    "mamba": ("prompts",), "lone": ("decodes", "drafts"), "lone-experts": ("one",), "states": (),
+    "mamba": ("prompts", "pieces"), "lone": ("decodes", "drafts"), "lone-experts": ("one",), "states": (),
     "scaled": ("one",), "scaled-experts": (), "biased": ("decodes",),
 }  # fmt: skip
 CASES = [
