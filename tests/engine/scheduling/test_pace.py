@@ -207,19 +207,25 @@ def test_decodes_are_not_measured_while_a_prompt_is_launched(
     assert (pace.room(4, 0, 512) > 0) is measured
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-def test_replies_beside_a_long_prompt_keep_their_pace(depth: int) -> None:
+@pytest.mark.parametrize(
+    ("depth", "stages", "kind"),
+    [(0, 1, {}), (1, 1, {}), (1, 1, {"speculate": "ngram", "draft_tokens": 1}), (1, 2, {}), (1, 4, {})],
+    ids=["one by one", "overlapped", "drafts", "two stages", "four stages"],
+)
+def test_replies_beside_a_long_prompt_keep_their_pace(depth: int, stages: int, kind: dict[str, Any]) -> None:
     """In an engine, whose clock is the machine's, once a first prompt has been there to learn from.
 
-    The replies are the same as without a limit.
+    The replies are the same as without a limit. Those that wait for their tokens are not in every step; no
+    step has only prompts meanwhile.
     """
     slower, replies = {}, {}
     for factor in (None, 1.5):
         clock, machine = Clock(), Machine(jump=0.02, graphs=64)
         engine = ledger_engine(slots=10, blocks=800, context=4096, step_tokens=512, depth=depth, clock=clock)
-        engine.runner = Timed(engine.runner, clock, machine)
+        engine.runner = Timed(engine.runner, clock, machine, stages)
         engine.scheduler.pace.limit(factor)
-        usual = SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
+        engine.scheduler.rules.stages = stages
+        usual = SamplingParams(max_tokens=400, ignore_eos=True, seed=1, **kind)
         outputs, whys = [Stamped(clock) for _ in range(10)], list[str]()
         for output in outputs[:8]:
             engine.submit([1, 2, 3], usual, output)
@@ -257,11 +263,11 @@ class Stamped(Output):
 
 
 class Timed:
-    """A runner whose steps run one after another, each as long as the machine takes."""
+    """A runner whose steps run one after another, each as long as the machine takes, in equal stages."""
 
-    def __init__(self, runner: LedgerRunner, clock: Clock, machine: Machine) -> None:
+    def __init__(self, runner: LedgerRunner, clock: Clock, machine: Machine, stages: int) -> None:
         self._runner, self._clock, self._machine = runner, clock, machine
-        self._free = 0.0  # when the machine has run all steps launched so far
+        self._free = [0.0] * stages  # when each stage has run all steps launched so far
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
@@ -271,8 +277,10 @@ class Timed:
         rows = step.rows.numbers[step.single :]
         start, count = rows[0, 2:4].tolist() if len(rows) else (0, 0)
         seconds = self._machine.takes(step.tokens - step.prefill, count, start)
-        self._free = max(self._free, began) + seconds
-        return result, began, self._free
+        ends = began
+        for stage, free in enumerate(self._free):
+            ends = self._free[stage] = max(free, ends) + seconds / len(self._free)
+        return result, began, ends
 
     def collect(self, handle: tuple[StepResult, float, float]) -> StepResult:
         result, began, ends = handle
