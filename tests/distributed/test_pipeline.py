@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -201,8 +202,12 @@ def test_stages_of_two_ranks_are_two_ranks(llama: Path) -> None:
         assert [each.stage for each in engine.snapshot().ranks] == [1, 1, 0, 0]
 
 
-def test_decode_steps_through_staging_buffers(llama: Path) -> None:
-    """As CUDA graphs run them: what the first stage computes is read at a fixed address."""
+@pytest.mark.parametrize(("tp", "pp"), [(1, 2), (2, 1)])
+def test_steps_through_staging_buffers(llama: Path, tp: int, pp: int) -> None:
+    """As CUDA graphs run them: what the first stage computes is read at a fixed address.
+
+    All ranks choose the same graphs, also of pieces of a prompt beside replies: their exchanges must match.
+    """
     stages: list[PlainStage] = []
     prepare = ModelRunner._on_store
 
@@ -211,16 +216,26 @@ def test_decode_steps_through_staging_buffers(llama: Path) -> None:
         stages.append(PlainStage(runner))
         runner.use_stages(None, stages[-1])
 
-    with patch.object(ModelRunner, "_on_store", prepared), ranked(llama, tp=1, pp=2, depth=1) as engine:
+    with ranked(llama, tp=tp, depth=1) if tp > 1 else nullcontext(engine_on(llama)) as engine:
+        expected = replies(engine), beside(engine)
+    with patch.object(ModelRunner, "_on_store", prepared), ranked(llama, tp=tp, pp=pp, depth=1) as engine:
         found = replies(engine)
-        _, short = ask(engine, [*range(60, 80)])
-        drain(engine)
-    assert found == replies(engine_on(llama))
-    assert short.reply == alone(llama, [*range(60, 80)]).reply
+        engine.scheduler.pace.limit(1.5)
+        assert (found, beside(engine)) == expected
     first, last = sorted(stages, key=lambda each: len(each.flags))
-    assert not first.flags and last.flags, "only the last stage samples"
+    assert bool(first.flags) is (tp > 1) and last.flags, "only the last stage samples"
     assert first.sizes == last.sizes and {1, 4} <= {*first.sizes}
-    assert first.pieces == last.pieces and 32 in first.pieces, "a short prompt"
+    assert first.pieces == last.pieces and {32, 80} <= {*first.pieces}, "with and without a limit"
+
+
+def beside(engine: Engine) -> list[list[int]]:
+    """Replies beside which two prompts arrive."""
+    outputs = [ask(engine, [60 + n, 7], GREEDY)[1] for n in range(3)]
+    for prompt in ([*range(60, 80)], [*range(20, 80)]):
+        turn_until(engine, lambda: all(each.tokens for each in outputs))
+        outputs.append(ask(engine, prompt)[1])
+    drain(engine)
+    return [each.tokens for each in outputs]
 
 
 def test_each_stage_reads_its_own_layers(llama: Path) -> None:

@@ -221,12 +221,27 @@ def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName) -> N
 
 
 @pytest.mark.parametrize(
-    ("config", "tokens", "kv"), [(SMALL, 128, "none"), *soak((LARGE, 192, "none"), (SMALL, 48, "fp8"))]
+    ("config", "tokens", "kv"),
+    [
+        (SMALL, 128, "none"),
+        *soak(
+            (LARGE, 192, "none"),
+            (SMALL, 48, "fp8"),
+            (SMALL, 512, "int4"),
+            (HYBRID, 80, "none"),
+            (SPACES, 64, "none"),
+        ),
+    ],
 )
 def test_pieces_of_prompts_in_graphs(
     compiled: dict[str, int], config: DecoderConfig, tokens: int, kv: KvSchemeName
 ) -> None:
-    launch(stage_of(config, "none", kv), tokens, filtered=False, cut=True, pieces=True)
+    pieces(config, tokens, kv)
+
+
+def pieces(config: DecoderConfig, tokens: int, kv: KvSchemeName) -> None:
+    with META, torch.inference_mode():
+        launch(stage_of(config, "none", kv), tokens, filtered=False, cut=True, pieces=True)
 
 
 def launch(stage: Any, rows: int, *, filtered: bool, cut: bool, pieces: bool = False) -> None:

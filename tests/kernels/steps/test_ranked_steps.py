@@ -10,7 +10,7 @@ from engine.kv.store import KVStore
 from engine.models.decoder import Decoder
 from tests.cases import soak
 from tests.kernels.steps import test_compiles
-from tests.kernels.steps.test_compiles import LARGE, META, SMALL, compiled, decode, prompts
+from tests.kernels.steps.test_compiles import LARGE, META, SMALL, compiled, decode, pieces, prompts
 
 pytest.importorskip("triton", reason="no Triton here")
 
@@ -54,6 +54,12 @@ def test_steps_that_decode(compiled: dict[str, int], config: DecoderConfig, rows
     decode(config, rows, "none", "none")
     assert {"_embed_share", "_sum_ranks", "_sum_norm"} <= compiled.keys()
     assert {"_gather_ranks", "_exchange_bulk"} & compiled.keys()  # of the logits
+
+
+@pytest.mark.soak
+def test_pieces_of_prompts_in_graphs(compiled: dict[str, int]) -> None:
+    pieces(LARGE, 512, "none")
+    assert {"_exchange_bulk", "_norm"} <= compiled.keys()
 
 
 @pytest.mark.soak

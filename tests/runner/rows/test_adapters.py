@@ -191,6 +191,7 @@ def test_a_step_with_an_adapter_runs_outside_the_graphs(world: Adapters, depth: 
     between = len(stage.sizes)
     drain(engine)
     assert replayed > 0 and between <= replayed + depth and len(stage.sizes) > between + 5
+    assert len(stage.pieces) == 1, "only the prompt without an adapter"
     assert plain.tokens == alone(world.base, PROMPT, LOGPROBS).tokens
     assert adapted.tokens == alone(world.merged["a"], PROMPT, LOGPROBS).tokens[:5]
 

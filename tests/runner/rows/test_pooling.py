@@ -22,6 +22,7 @@ from tests.models.test_families import reference
 from tests.outputs import Output
 from tests.runner.company import Company, companies
 from tests.runner.device.test_no_memory import limit_memory
+from tests.runner.graphs.test_graphs import staged
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.small import FAMILIES, GREEDY, alone, ask, drain, engine_on, turn
 
@@ -70,6 +71,17 @@ def test_a_vector_is_the_hidden_state_of_transformers(checkpoint: Checkpoint, fa
     for output, pooling in zip(found, ("last", "mean"), strict=True):
         assert_as_in_transformers(theirs, PROMPT, output, pooling)
     assert_as_in_transformers(theirs, [7], one_token, "last")
+
+
+def test_a_vector_of_a_step_that_is_replayed(checkpoint: Checkpoint) -> None:
+    folder, theirs = checkpoint("llama")
+    engine = engine_on(folder, max_step_tokens=24)
+    stage, asked = staged(engine), [(PROMPT, LAST), (PROMPT[:20], MEAN), (PROMPT[:1], MEAN)]
+    found = [embed(engine, prompt, params)[1] for prompt, params in asked]
+    drain(engine)
+    assert sum(stage.pieces) >= len(PROMPT) + 21 and not stage.sizes
+    for (prompt, params), output in zip(asked, found, strict=True):
+        assert_as_in_transformers(theirs, prompt, output, params.pooling)
 
 
 REPLY = replace(GREEDY, max_tokens=4)
