@@ -203,14 +203,13 @@ def test_stages_of_two_ranks_are_two_ranks(llama: Path) -> None:
 def test_decode_steps_through_staging_buffers(llama: Path) -> None:
     """As CUDA graphs run them: what the first stage computes is read at a fixed address."""
     stages: list[PlainStage] = []
-    prepare = ModelRunner._on_store
+    use_stages = ModelRunner.use_stages
 
-    def prepared(runner: ModelRunner) -> None:
-        prepare(runner)
+    def use_plain(runner: ModelRunner, *_: None) -> None:
         stages.append(PlainStage(runner))
-        runner.use_stages(None, stages[-1])
+        use_stages(runner, None, stages[-1])
 
-    with patch.object(ModelRunner, "_on_store", prepared), ranked(llama, tp=1, pp=2, depth=1) as engine:
+    with patch.object(ModelRunner, "use_stages", use_plain), ranked(llama, tp=1, pp=2, depth=1) as engine:
         found = replies(engine)
         _, short = ask(engine, [*range(60, 80)])
         drain(engine)
