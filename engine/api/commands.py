@@ -10,19 +10,12 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_origin
 
+from engine.api import wire
 from engine.api.codec import Codec, DecodeError, codec, field_types, record
 from engine.api.config import is_amount, is_factor
 from engine.api.errors import BadInput, BadWire, UnknownCommand
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot, Speeds
-from engine.api.wire import (
-    VERSION,
-    changes_from_json,
-    changes_to_json,
-    check_version,
-    params_from_json,
-    params_to_json,
-)
 
 T = TypeVar("T")
 _MAX_NAME = 100  # characters of a scheme's or switch's name
@@ -38,11 +31,11 @@ class Sender(IntEnum):
     KEY = 2  # an HTTP client with an API key, including a remote screen
 
 
-_PARAMS = Codec(params_to_json, params_from_json)
-_CHANGES = Codec(changes_to_json, changes_from_json)
+_PARAMS = Codec(wire.params_to_json, wire.params_from_json)
+_CHANGES = Codec(wire.changes_to_json, wire.changes_from_json)
 _SOME_PARAMS = Codec(
-    lambda params: None if params is None else params_to_json(params),
-    lambda value: None if value is None else params_from_json(value),
+    lambda params: None if params is None else wire.params_to_json(params),
+    lambda value: None if value is None else wire.params_from_json(value),
 )
 _registry: dict[str, "type[Command[Any]]"] = {}
 
@@ -321,11 +314,11 @@ class MeasureSpeeds(Command[Speeds]):
 
 def encode_command(command: Command[Any]) -> dict[str, Any]:
     """Encode a command. Raises the error of an invalid field."""
-    return {"v": VERSION, "command": command.verb, "with": fields_of(command)}
+    return {"v": wire.VERSION, "command": command.verb, "with": fields_of(command)}
 
 
 def decode_command(value: Any, sender: Sender) -> Command[Any]:
-    message = check_version("command", value)
+    message = wire.check_version("command", value)
     verb = message.get("command")
     if type(verb) is not str:
         raise BadWire(f"command: must name a command, not {verb!r:.60}")

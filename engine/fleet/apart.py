@@ -52,6 +52,19 @@ class _RemotePrefill:
     ends: int = 0  # of the prefill's last two events
 
 
+@dataclass(slots=True)
+class Pace:
+    """Measured means, in seconds."""
+
+    prompt_token: float | None = None  # to compute a token of a prompt
+    gap: float | None = None  # between two tokens of a reply
+
+    def brief(self, tokens: int) -> bool:
+        """Whether computing these tokens of a prompt delays replies by no more than a token takes."""
+        each, gap = self.prompt_token, self.gap
+        return each is not None and gap is not None and tokens * each <= gap
+
+
 class ApartFleet(Fleet):
     """Sends each request to an engine for replies, where it is held until an engine for prompts has computed
     and sent the blocks that are missing. If that fails, or would not pay, the request computes them itself.
@@ -68,8 +81,7 @@ class ApartFleet(Fleet):
         self._remote: dict[int, _RemotePrefill] = {}  # by prefill; `_events` guards this and the fields below
         self._early: dict[int, Queued] = {}  # of requests of sources: a prefill is known once it is accepted
         self._firsts: dict[int, float] = {}  # when the first token of each running reply came
-        self._token_seconds: float | None = None  # of a prompt; measured
-        self._gap: float | None = None  # seconds between two tokens of a reply
+        self.pace = Pace()
         self._off = set[str | int]()  # what keeps blocks from being sent: the switch, or a replica's memory
         super().__init__({**prompts, **replies}, Router(apart=self._sources))
         first = next(iter(self._last.values()))
@@ -106,8 +118,7 @@ class ApartFleet(Fleet):
         """
         missing = target.missing + (target.cached - target.there) * self._block_size
         with self._events:
-            seconds, gap, sends = self._token_seconds, self._gap, not self._off
-        brief = seconds is not None and gap is not None and missing * seconds <= gap
+            brief, sends = self.pace.brief(missing), not self._off
         if brief or not sends or target.there == target.blocks or target.replica in self._sources:
             return None
         if command.params.prompt_logprobs is not None:  # these are of the whole prompt
@@ -218,7 +229,7 @@ class ApartFleet(Fleet):
                 remote.ends += 1
                 if remote.computed > 0:
                     each = (at - remote.admitted) / remote.computed
-                    self._token_seconds = running_mean(self._token_seconds, each)
+                    self.pace.prompt_token = running_mean(self.pace.prompt_token, each)
                 self._proceed(remote, blocks)
             case Finished(error=error):
                 remote.ends += 2 if error else 1  # then nothing is sent
@@ -232,7 +243,7 @@ class ApartFleet(Fleet):
                 self._firsts[request] = at
             case Finished(request=request, at=at, tokens=tokens):
                 if (first := self._firsts.pop(request, None)) is not None and tokens > 1:
-                    self._gap = running_mean(self._gap, (at - first) / (tokens - 1))
+                    self.pace.gap = running_mean(self.pace.gap, (at - first) / (tokens - 1))
             case Died() | Restarting():
                 for known in (self._remote, self._early, self._firsts):
                     for request in [each for each in known if each // NUMBERS == replica]:

@@ -164,8 +164,7 @@ class Fleet(EngineClient):
         if self._takes(replica):
             return self._begun(replica, command, sink)
         if replica in self._leaving:
-            error = Ending(f"replica {replica} is draining, so it starts no more requests")
-            return refusal(error)
+            return refusal(Ending(f"replica {replica} is draining, so it starts no more requests"))
         return self._replicas[replica].send(command, sink)  # which says why it cannot run
 
     def _takes(self, replica: int) -> bool:

@@ -47,7 +47,7 @@ class _Measured:
 
 
 @dataclass(slots=True)
-class Pace:
+class StepPace:
     """The measurements of one engine, and what follows from them."""
 
     factor: float | None = None  # how much longer a step may be than its decodes alone; None: any time

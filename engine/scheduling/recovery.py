@@ -3,8 +3,8 @@
 from engine.api.errors import NoMemory
 from engine.api.events import log
 from engine.api.request import Finish, Request
+from engine.kv.tiers.moving import Moving
 from engine.kv.tiers.tier import TransferEnd
-from engine.scheduling.moving import Moving
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 

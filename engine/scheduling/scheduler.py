@@ -14,15 +14,15 @@ from engine.kv.eviction import TokenBudget
 from engine.kv.manager import KVManager
 from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
+from engine.kv.tiers.moving import FoundBlocks
 from engine.kv.tiers.tier import Tier
 from engine.kv.window import Window
 from engine.scheduling.changes import Changes
 from engine.scheduling.costs import Costs
 from engine.scheduling.invariants import check_invariants
 from engine.scheduling.microbatches import microbatch
-from engine.scheduling.moving import FoundBlocks
 from engine.scheduling.overtaking import overtaken, victims
-from engine.scheduling.pace import Pace
+from engine.scheduling.pace import StepPace
 from engine.scheduling.policy import Policy
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.settings import SchedulerSettings
@@ -55,7 +55,7 @@ class Scheduler:
         self.policy, self.rules, self.costs = policy, rules, Costs()
         self.transfers = Transfers(self.kv, tiers, rules, self.costs)
         self.sinking = Sinking(pool, self.transfers)
-        self.speculator, self.pace = Speculator(), Pace()
+        self.speculator, self.pace = Speculator(), StepPace()
         self.emit, self.clock = emit, clock
         self.requests: dict[int, Request] = {}
         self.waiting = WaitingQueue(policy.rank)

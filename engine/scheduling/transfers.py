@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from engine.api.request import Request, Stored, TierOffer
 from engine.api.snapshot import HOST, loaded_from, stored_in
 from engine.kv.manager import KVManager
+from engine.kv.tiers.moving import FoundBlocks, Moving
 from engine.kv.tiers.tier import BlockName, Tier, TransferEnd, TransferKind, TransferOrder, front
 from engine.scheduling.costs import Costs
-from engine.scheduling.moving import FoundBlocks, Moving
 from engine.scheduling.residence import Residence, TierBlock
 from engine.scheduling.sending import Sending
 from engine.scheduling.settings import SchedulerSettings

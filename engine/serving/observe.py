@@ -18,7 +18,7 @@ from engine.api.snapshot import (
 )
 from engine.execution.protocol import Runner
 from engine.kv.window import held
-from engine.scheduling.pace import Pace
+from engine.scheduling.pace import StepPace
 from engine.scheduling.policy import latency_target
 from engine.scheduling.scheduler import Scheduler
 from engine.serving.info import EngineInfo
@@ -104,7 +104,7 @@ def snapshot(
     )
 
 
-def _why_slow(request: Request, pace: Pace) -> str:
+def _why_slow(request: Request, pace: StepPace) -> str:
     """Why the prompt of a running request is computed in small pieces, or ""."""
     if request.phase is not Phase.PREFILL or not pace.limited:
         return ""

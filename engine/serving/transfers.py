@@ -4,7 +4,7 @@ import math
 
 from engine.api import events
 from engine.execution.protocol import Runner
-from engine.scheduling.moving import Moving
+from engine.kv.tiers.moving import Moving
 from engine.scheduling.recovery import compute_late, take_end
 from engine.scheduling.scheduler import Scheduler
 

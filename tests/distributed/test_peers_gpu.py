@@ -128,7 +128,6 @@ def test_replies_of_stages_equal_those_of_one_device(
         finish(engine)
         bubbles = engine.snapshot().bubbles
         assert all(0 < each < 1 for each in bubbles), bubbles
-        assert sum(bubbles) > 0.9, "two stages worked at once on a single request"
     finally:
         engine.close()
 

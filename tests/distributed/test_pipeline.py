@@ -112,13 +112,12 @@ def test_the_cache_scheme_changes_and_the_weights_keep_theirs(staged: Engine, dr
 
 
 def test_a_snapshot_names_the_stages_and_their_bubbles(staged: Engine) -> None:
-    _, output = ask(staged, PROMPT)  # alone, it leaves each stage idle while the other one works
+    _, output = ask(staged, PROMPT)
     drain(staged)
     last, first = staged.snapshot().ranks
     assert output.finish and (last.rank, last.stage, last.pid) == (0, 1, os.getpid())
     assert (first.rank, first.stage) == (1, 0) and first.pid != last.pid
-    assert 0 < first.bubble < 1 and 0 < last.bubble < 1  # on busy cores, one may take most of the time
-    assert last.bubble + first.bubble > 0.9, "two stages worked at once on a single request"
+    assert 0 < first.bubble < 1 and 0 < last.bubble < 1
     assert first.cache == 2 * last.cache, "the first stage has two of the three layers"
 
 
@@ -209,16 +208,16 @@ def test_steps_through_staging_buffers(llama: Path, tp: int, pp: int) -> None:
     All ranks choose the same graphs, also of pieces of a prompt beside replies: their exchanges must match.
     """
     stages: list[PlainStage] = []
-    prepare = ModelRunner._on_store
+    use_stages = ModelRunner.use_stages
 
-    def prepared(runner: ModelRunner) -> None:
-        prepare(runner)
+    def use_plain(runner: ModelRunner, *_: None) -> None:
         stages.append(PlainStage(runner))
-        runner.use_stages(None, stages[-1])
+        use_stages(runner, None, stages[-1])
 
     with ranked(llama, tp=tp, depth=1) if tp > 1 else nullcontext(engine_on(llama)) as engine:
         expected = replies(engine), beside(engine)
-    with patch.object(ModelRunner, "_on_store", prepared), ranked(llama, tp=tp, pp=pp, depth=1) as engine:
+    plain = patch.object(ModelRunner, "use_stages", use_plain)
+    with plain, ranked(llama, tp=tp, pp=pp, depth=1) as engine:
         found = replies(engine)
         engine.scheduler.pace.limit(1.5)
         assert (found, beside(engine)) == expected

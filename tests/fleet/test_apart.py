@@ -29,7 +29,7 @@ from engine.api.events import (
 )
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
-from engine.fleet.apart import ApartFleet
+from engine.fleet.apart import ApartFleet, Pace
 from engine.fleet.fleet import NUMBERS
 from engine.fleet.local import start_apart_fleet
 from engine.host.client import EngineClient
@@ -192,8 +192,7 @@ def test_prompts_without_a_reply_are_computed_where_prompts_are(apart: Apart, al
 
 
 def test_a_short_prompt_is_computed_where_its_reply_is(apart: Apart, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart.fleet, "_token_seconds", 0.001)
-    monkeypatch.setattr(apart.fleet, "_gap", 0.1)
+    monkeypatch.setattr(apart.fleet, "pace", Pace(prompt_token=0.001, gap=0.1))
     monkeypatch.setattr("engine.fleet.apart.running_mean", lambda old, new: old)
     streams = [apart.fleet.submit(prompt(length, length), GREEDY) for length in (100, 101)]
     for each in streams:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from textual._compositor import Compositor
 
 from engine.api.commands import MeasureSpeeds
 from engine.api.events import Admitted, Event, Finished, FirstToken, Preempted, Queued, Resumed, TokenLogprob
@@ -235,7 +234,6 @@ async def opened(
     """Open the program at a small, fast size, with the test's own clocks, time zone and folders."""
     highlight.load("python")
     monkeypatch.setenv("HOME", str(root))
-    monkeypatch.setattr(Compositor, "render_update", _nothing)
     monkeypatch.setattr(SnapshotPoller, "wake", lambda _: None)  # only a scene shows snapshots
     paths = locate({"HOME": str(root)})
     paths.settings.parent.mkdir(parents=True)
@@ -252,10 +250,6 @@ async def opened(
         it.monitor.event_log.clock = it.monitor.rates.clock = noon
         await it.until(lambda: it.app.lifecycle.ready.is_set() or not backend.loaded.is_set())
         yield world
-
-
-def _nothing(compositor: Compositor, **_: Any) -> None:
-    """Skip the drawing between two pictures, which would take half of the time."""
 
 
 def noon() -> float:

@@ -20,7 +20,7 @@ from engine.api.params import SamplingParams
 from engine.dry import dry_engine
 from engine.execution.protocol import StepResult
 from engine.host.thread import EngineThread
-from engine.scheduling.pace import LEAST, PLAIN_LEAST, RETRY, SIZES, Pace, within
+from engine.scheduling.pace import LEAST, PLAIN_LEAST, RETRY, SIZES, StepPace, within
 from engine.scheduling.step import Rows, Step, StepRow
 from tests.engine.ledger import Clock, LedgerRunner, drain, ledger_engine
 from tests.examples import examples
@@ -68,7 +68,7 @@ def step_of(decodes: int, count: int, start: int) -> Step:
 
 
 def run(
-    pace: Pace,
+    pace: StepPace,
     machine: Machine,
     *,
     decodes: Callable[[int], int],
@@ -105,7 +105,7 @@ def test_the_longest_piece_whose_pairs_take_that_long(seconds: float, start: int
 
 
 def test_as_many_tokens_as_the_factor_allows() -> None:
-    pace, machine = Pace(), Machine()
+    pace, machine = StepPace(), Machine()
     found = run(pace, machine, decodes=lambda at: 64, steps=1500)[500:]
     assert share_over(found, 1.5) <= 0.01
     chosen = [(count, machine.most(64, start, 1.5, 1000)) for count, start, _ in found if count]
@@ -129,7 +129,7 @@ def test_as_many_tokens_as_the_factor_allows() -> None:
     factor=st.floats(1.1, 3),
 )
 def test_slow_steps_are_rare_on_any_machine(machine: Machine, decodes: int, factor: float) -> None:
-    found = run(Pace(), machine, decodes=lambda at: decodes, steps=1200, factor=factor)[600:]
+    found = run(StepPace(), machine, decodes=lambda at: decodes, steps=1200, factor=factor)[600:]
     over = [count for count, _, slower in found if slower > (factor + 0.02) * (1 + machine.noise)]
     assert sum(count > LEAST for count in over) <= 0.02 * len(found), "the smallest piece may be too slow"
     counts = [count for count, *_ in found]
@@ -138,19 +138,19 @@ def test_slow_steps_are_rare_on_any_machine(machine: Machine, decodes: int, fact
 
 
 def test_prompts_advance_beside_decodes_that_leave_no_time() -> None:
-    found = run(Pace(), Machine(), decodes=lambda at: 64, steps=400, factor=1.0)
+    found = run(StepPace(), Machine(), decodes=lambda at: 64, steps=400, factor=1.0)
     assert sum(count for count, *_ in found) >= LEAST * 370
     assert max(count for count, *_ in found) == LEAST
 
 
 def test_a_factor_that_allows_everything() -> None:
-    found = run(Pace(), Machine(), decodes=lambda at: 8, steps=300, factor=1e6, most=2000, length=10**6)
+    found = run(StepPace(), Machine(), decodes=lambda at: 8, steps=300, factor=1e6, most=2000, length=10**6)
     assert [count for count, *_ in found if count][-100:] == [2000] * 100
 
 
 def test_rows_that_join_and_leave_are_measured() -> None:
     """Between 1 and 100 decodes; at most 1 step in 30 is slower than allowed after the first steps."""
-    pace, machine = Pace(), Machine(noise=0.02)
+    pace, machine = StepPace(), Machine(noise=0.02)
     found = run(pace, machine, decodes=lambda at: 1 + abs(100 - at // 20 % 200), steps=6000)[2000:]
     assert share_over(found, 1.5 * 1.03) <= 1 / 30
     best = sum(
@@ -161,7 +161,7 @@ def test_rows_that_join_and_leave_are_measured() -> None:
 
 def test_one_stall_does_not_make_a_size_slow() -> None:
     """Such as the capture of a graph in the first step of a size."""
-    pace, machine, slow = Pace(), Machine(), set()
+    pace, machine, slow = StepPace(), Machine(), set()
     takes = machine.takes
 
     def stalls_first(decodes: int, count: int, start: int) -> float:
@@ -171,7 +171,7 @@ def test_one_stall_does_not_make_a_size_slow() -> None:
         return seconds
 
     machine.takes = stalls_first  # type: ignore[method-assign]
-    calm = run(Pace(), Machine(), decodes=lambda at: 64, steps=RETRY)
+    calm = run(StepPace(), Machine(), decodes=lambda at: 64, steps=RETRY)
     found = run(pace, machine, decodes=lambda at: 64, steps=RETRY)
     tokens = [sum(count for count, *_ in each[RETRY // 4 :]) for each in (found, calm)]
     assert tokens[0] >= 0.95 * tokens[1]
@@ -189,7 +189,7 @@ def test_the_limit_can_be_set_live() -> None:
 
 def test_a_busy_host_does_not_make_the_decodes_slow() -> None:
     """One of the first steps takes long, and then one in ten."""
-    pace, machine, step = Pace(), Machine(), itertools.count()
+    pace, machine, step = StepPace(), Machine(), itertools.count()
     takes = machine.takes
     machine.takes = lambda *given: takes(*given) + 0.03 * (next(step) % 10 == 0)  # type: ignore[method-assign]
     found = run(pace, machine, decodes=lambda at: 64, steps=600)
@@ -201,7 +201,7 @@ def test_a_busy_host_does_not_make_the_decodes_slow() -> None:
 def test_decodes_are_not_measured_while_a_prompt_is_launched(
     behind: tuple[int, int, int] | None, measured: bool
 ) -> None:
-    pace = Pace(factor=1.5)
+    pace = StepPace(factor=1.5)
     for _ in range(PLAIN_LEAST):
         pace.observe(step_of(4, 0, 0), 0, 0.1, behind and step_of(*behind))
     assert (pace.room(4, 0, 512) > 0) is measured

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.attention.state_runs import DeviceRuns
 from engine.kernels.triton.launch import launch, power
-from engine.kernels.triton.linear.layout import run_at, run_input
+from engine.kernels.triton.linear.layout import keep_inputs, run_at, run_input
 from engine.kernels.triton.norm.norm import add_up
 from engine.kv.store import KVLayer
 
@@ -89,24 +89,17 @@ def _convolve(
         ended = token + 1
         if (ended > to_end) & (((position + ended) % SIZE == 0) | (ended == length)):
             block = tl.load(table + (position + token) // SIZE).to(tl.int64)
-            for back in tl.static_range(TAPS - 1):
-                value = run_input(
-                    before, of_parts, ended + back - (TAPS - 1), first, kept, there, part_stride, dtype,
-                    WIDTH, CHANNELS, PARTS,
-                )  # fmt: skip
-                tl.store(of_blocks + (block * (TAPS - 1) + back) * CHANNELS, value, mask=there)
+            keep_inputs(
+                of_blocks, before, of_parts, block, ended, first, kept, there, part_stride, dtype, WIDTH,
+                CHANNELS, TAPS, PARTS, False,
+            )  # fmt: skip
     if begin == 0:
-        # The run's first block may hold the inputs before it, which only this program reads. They are moved
-        # towards the oldest, so none is overwritten before it is read.
         ended = tl.minimum(length, to_end)
         block = tl.load(table + position // SIZE).to(tl.int64)
-        for back in tl.static_range(TAPS - 1):
-            value = run_input(
-                before, of_parts, ended + back - (TAPS - 1), first, kept, there, part_stride, dtype, WIDTH,
-                CHANNELS, PARTS,
-            )  # fmt: skip
-            tl.debug_barrier()
-            tl.store(of_blocks + (block * (TAPS - 1) + back) * CHANNELS, value, mask=there)
+        keep_inputs(
+            of_blocks, before, of_parts, block, ended, first, kept, there, part_stride, dtype, WIDTH,
+            CHANNELS, TAPS, PARTS, True,
+        )  # fmt: skip
 
 
 def convolve(

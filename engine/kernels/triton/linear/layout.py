@@ -34,6 +34,27 @@ def run_input(
 
 
 @triton.jit
+def keep_inputs(
+    blocks, inputs, parts, block, ended, first, kept, there, part_stride, dtype: tl.constexpr,
+    WIDTH: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, PARTS: tl.constexpr,
+    MOVED: tl.constexpr,
+):  # fmt: skip
+    """Store a run's last inputs before `ended` in a block.
+
+    `MOVED`: the block may hold the inputs before the run, which only this program reads. They are moved
+    towards the oldest, so none is overwritten before it is read.
+    """
+    for back in tl.static_range(TAPS - 1):
+        value = run_input(
+            inputs, parts, ended + back - (TAPS - 1), first, kept, there, part_stride, dtype, WIDTH, CHANNELS,
+            PARTS,
+        )  # fmt: skip
+        if MOVED:
+            tl.debug_barrier()
+        tl.store(blocks + (block * (TAPS - 1) + back) * CHANNELS, value, mask=there)
+
+
+@triton.jit
 def value_column(
     head, gate: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr,
     VALUE: tl.constexpr, INTERLEAVED: tl.constexpr,
