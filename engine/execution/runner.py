@@ -323,12 +323,13 @@ class ModelRunner:
 
     def _run(self, piece: ModelInput, launched: InFlightStep) -> None:
         """Run the model. Sets `launched.prompts` for targets, and `launched.sample` for rows that sample."""
-        inputs, found = self._for_kernels(piece), None
+        found = None
         if (steps := self._replayed) is not None:
             replays = Replays(steps, self._sampling_state, self.device)
             if replays.decode(piece, launched):
                 return
             found = replays.hidden(piece)
+        inputs = self._for_kernels(piece)
         if found is None:
             found = self._hidden(piece, inputs)
         elif self._stage is not None and inputs is not None:

@@ -96,8 +96,10 @@ class StepPace:
         def room(decodes: int, start: int, most: int) -> int:
             if decodes:
                 return self.room(decodes, start, most)
+            if any(each.pending for each in running):
+                return 0
             self.limited = 0
-            return 0 if any(each.pending for each in running) else most
+            return most
 
         return room
 

@@ -12,12 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from engine.api.params import SPECULATION, SamplingParams
+from engine.execution.cuda.graphs import DecodeSteps
+from engine.scheduling.step import Rows
 from engine.serving.warm_up import WarmUp
 from tests.outputs import Outputs
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
@@ -59,6 +62,39 @@ def test_states_in_graphs_are_those_of_a_request_alone(
     engine = always_draft(engine_for(folder, work, device="cuda"))
     assert_nothing_changes(engine, folder, speculative(work, kinds, kinds))
     assert engine.runner.graph_sizes
+
+
+@pytest.mark.parametrize(
+    ("family", "kv"), [("llama", "none"), ("gemma3", "none"), ("llama", "int8"), ("llama", "int4")]
+)
+def test_pieces_of_prompts_run_in_graphs_beside_replies(
+    checkpoint: Callable[[str], tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch, family: str, kv: str
+) -> None:
+    """Kernel by kernel, the same engine gives the same."""
+    folder, hidden = checkpoint(family)[0], DecodeSteps.hidden
+    held: list[bool] = []
+
+    def noted(steps: DecodeSteps, rows: Rows, ids: np.ndarray) -> torch.Tensor | None:
+        found = hidden(steps, rows, ids)
+        held.append(found is not None)
+        return found
+
+    monkeypatch.setattr(DecodeSteps, "hidden", noted)
+    replies = []
+    for graphs in (True, False):
+        engine = engine_on(
+            folder, device="cuda", depth=1, max_step_tokens=40, prefix_cache=False, kv_scheme=kv
+        )
+        engine.set_switch("graphs", graphs)
+        outputs = [ask(engine, [1, *range(40, 60 + 30 * n)])[1] for n in range(3)]
+        for n in range(3):
+            for _ in range(4):
+                turn(engine)
+            outputs.append(ask(engine, [1, *range(40, 80 + n)])[1])
+        drain(engine)
+        replies.append([each.reply for each in outputs])
+    assert replies[0] == replies[1]
+    assert len(held) > 6 and all(held)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -142,8 +178,11 @@ def test_the_warm_up_compiles_in_parallel_what_its_steps_launch(
 
 
 def test_graphs_of_the_warm_up_give_the_same_replies(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are captured without running, and replayed by the first steps that need them."""
-    engine = engine_on(llama, device="cuda", depth=1, prefix_cache=False)
+    """They are captured without running, and replayed by the first steps that need them.
+
+    Those of steps with pieces of prompts are captured ahead if there is a limit on slowdowns.
+    """
+    engine = engine_on(llama, device="cuda", depth=1, prefix_cache=False, max_slowdown=2.0)
     warm_up = WarmUp(engine, engine.runner.graph_sizes)
     while not warm_up.over:
         warm_up.step()
