@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api.config import CacheSpec, StateSpec
+from engine.api.config import CacheSpec, LayerSpec, StateSpec
 from engine.attention.delta import EPS, DeltaRule
 from engine.attention.state_runs import RUN, DeviceRuns, StateRuns, write_runs
 from engine.kv.store import KVLayer
@@ -120,10 +120,28 @@ def test_a_layer_between_its_products_is_that_of_the_plain_form(
 
 
 def test_rows_that_hold_drafts_are_one_run_of_a_graph() -> None:
-    """Two requests may also be at successive positions; padding is no run."""
-    slots, contexts = np.array([3, 3, 3, 1, 2, 2]), np.array([9, 10, 11, 12, 5, 6])
+    """Two requests may also be at successive positions; padding is no run. A piece of a prompt is one."""
+    slots, contexts = np.array([3, 3, 3, 1, 2, 2, 0]), np.array([9, 10, 11, 12, 5, 6, 13])
     found = np.full((8, RUN), 77, np.int32)
-    write_runs(found, slots, contexts, np.ones(6, np.int64))
+    write_runs(found, slots, contexts, np.array([1, 1, 1, 1, 1, 1, 7]))
     assert found.tolist() == [
-        [3, 0, 8, 3], [0] * 4, [0] * 4, [1, 3, 11, 1], [2, 4, 4, 2], [0] * 4, [0] * 4, [0] * 4
+        [3, 0, 8, 3], [0] * 4, [0] * 4, [1, 3, 11, 1], [2, 4, 4, 2], [0] * 4, [0, 6, 6, 7], [0] * 4
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("longest", "states", "held"), [(64, True, True), (65, True, False), (65, False, True)]
+)
+def test_long_pieces_of_prompts_over_states_are_in_no_graph(longest: int, states: bool, held: bool) -> None:
+    """A program would compute all of their tokens one after another."""
+    from engine.attention.triton_backend import LONGEST_RUN, GraphWork
+
+    keys, state = (
+        LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.1),
+        CacheSpec.of_state(SHAPES["grouped"]),
+    )
+    work = GraphWork(
+        [keys, state] if states else [keys], 512, torch.float16, torch.device("cpu"), pieces=True
+    )
+    assert work.holds(np.array([2, longest]), np.array([500, longest])) is held
+    assert LONGEST_RUN == 64
