@@ -81,6 +81,7 @@ class StepKind(NamedTuple):
     prompt: int = 0  # tokens of a prompt beside them
     filtered: bool = False  # whether a row uses top-k or top-p
     long: bool = False  # whether attention splits a context, which matters in graphs
+    pieces: bool = False  # whether the prompt is in a graph
 
 
 class Compilation(Protocol):

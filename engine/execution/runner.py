@@ -125,11 +125,12 @@ class ModelRunner:
     def start_compiling(self, kinds: Sequence[StepKind]) -> list[Compilation]:
         launches: dict[Hashable, Callable[[], object]] = {}
         vocab, samples = self.model.config.vocab, self._ends.samples
-        for piece, inputs in (example(kind, vocab, samples=samples) for kind in kinds if kind.prompt):
+        eager = [kind for kind in kinds if kind.prompt and not kind.pieces]
+        for piece, inputs in (example(kind, vocab, samples=samples) for kind in eager):
             launches[kind_of(piece, inputs)] = partial(self._launch_kernels, self._pack(piece), inputs)
         found = [self._stage and self._compiler.start(self._stage, launches)]
         if self._replayed is not None:
-            found.append(self._replayed.start_compiling(kinds))
+            found.append(self._replayed.start_compiling([kind for kind in kinds if kind not in eager]))
         return [each for each in found if each]
 
     @torch.inference_mode()

@@ -111,9 +111,11 @@ class WarmUp:
         prompts = [StepKind(rows, length) for rows in (0, 1) for length in lengths]
         # Those of one size together: they have kernels in common.
         batches = [StepKind(*kind) for kind in product(self._sizes, (0,), (False, True), (False, True))]
+        run = [each for each in reversed(lengths) if each >= min(_LIBRARY, longest)]
+        graphs = [StepKind(0, each, pieces=True) for each in run if each <= PIECE_SIZES[-1]]
         parts = [
-            partial(self._compile, prompts + batches),
-            *(partial(self._prompt, each) for each in reversed(lengths) if each >= min(_LIBRARY, longest)),
+            partial(self._compile, prompts + batches + graphs),
+            *(partial(self._prompt, each) for each in run),
             partial(self._prompt_beside_a_row, longest),
             partial(self._prompt, 1, tokens=4),  # decode steps, the first of which runs without a graph
             partial(self._capture, [kind for kind in batches if not kind.filtered]),
@@ -122,7 +124,9 @@ class WarmUp:
         ]
         sizes = [size for size in PIECE_SIZES if size < 2 * longest]
         beside = ((0, False), (1, False), (1, True))  # decodes, and whether their contexts are split
-        pieces = [StepKind(rows, size - rows, long=long) for size in sizes for rows, long in beside]
+        pieces = [
+            StepKind(rows, size - rows, long=long, pieces=True) for size in sizes for rows, long in beside
+        ]
         later = [
             partial(self._capture, [kind for kind in batches if kind.filtered]),
             partial(self._compile, pieces),

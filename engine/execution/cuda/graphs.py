@@ -215,16 +215,14 @@ class DecodeSteps:
         return self.sizes[bisect_left(self.sizes, rows)]
 
     def _recordings_of(self, kinds: Sequence[StepKind]) -> list[Recording]:
-        return [self._recording(graph, None) for graph in map(self._graph_of, kinds) if graph is not None]
+        return [self._recording(self._graph_of(kind), None) for kind in kinds]
 
-    def _graph_of(self, kind: StepKind) -> Graph | None:
+    def _graph_of(self, kind: StepKind) -> Graph:
         tokens = kind.rows + kind.prompt
-        if not kind.prompt:
+        if not kind.pieces:
             filtered = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
             flags = filtered if self._ends.samples else None  # an earlier stage has one graph for both
             return Graph(self._size(tokens), flags, kind.long)
-        if tokens > PIECE_SIZES[-1]:
-            return None
         return Graph(_piece_size(tokens), None, kind.long, pieces=True, decodes=kind.rows > 0)
 
     def _recording(self, graph: Graph, seen: SeenTokens | None) -> Recording:

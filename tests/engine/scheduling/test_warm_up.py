@@ -49,7 +49,7 @@ USUAL, FILTERED = (
     for filtered in (False, True)
 )
 PIECES = [
-    StepKind(rows, size - rows, long=long)
+    StepKind(rows, size - rows, long=long, pieces=True)
     for size in (16, 32, 48, 64, 80, 96, 112)
     for rows, long in ((0, False), (1, False), (1, True))
 ]  # with 64 tokens in a step
@@ -145,7 +145,10 @@ def test_kernels_are_compiled_before_the_first_step() -> None:
         warm_up.step()
     compiled = set(engine.runner.compiled)
     run(engine, warm_up)
-    sizes = {(kind.rows > 0, (kind.rows + kind.prompt - 1).bit_length()) for kind in compiled if kind.prompt}
+    eager = [kind for kind in compiled if kind.prompt and not kind.pieces]
+    sizes = {(kind.rows > 0, (kind.rows + kind.prompt - 1).bit_length()) for kind in eager}
+    alone = {step.tokens for step in engine.runner.steps if len(step.rows) == 1 and not step.single}
+    assert {kind.prompt for kind in compiled if kind.pieces} == alone, "the graphs that it runs"
     for step in engine.runner.steps:
         assert step.single == len(step.rows) or (step.single > 0, (step.tokens - 1).bit_length()) in sizes
     assert compiled >= {*USUAL, *FILTERED}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.api.params import SamplingParams
@@ -181,9 +182,12 @@ def staged(engine: Engine) -> PlainStage:
 
 
 @examples(6)
-@given(work=workloads)
-def test_other_requests_do_not_change_a_reply(llama: Path, work: Workload) -> None:
-    assert_nothing_changes(with_staging(engine_for(llama, work)), llama, work)
+@given(work=workloads, factor=st.sampled_from([None, 1.0]))
+def test_other_requests_do_not_change_a_reply(llama: Path, work: Workload, factor: float | None) -> None:
+    """Also with the smallest pieces of prompts beside replies."""
+    engine = with_staging(engine_for(llama, work))
+    engine.scheduler.pace.limit(factor)
+    assert_nothing_changes(engine, llama, work)
 
 
 @pytest.mark.parametrize(("name", "depth"), [("llama", 0), ("mistral", 1)])  # the family hardly matters
