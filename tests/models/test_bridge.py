@@ -205,6 +205,20 @@ def test_a_cache_with_a_window_that_attention_lacks_is_refused(tmp_path: Path) -
         load_bridged("moshi", tmp_path)
 
 
+def test_a_missing_package_is_named_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 3n's parts for images need timm, which is not a dependency."""
+    from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
+
+    def missing(*args: Any, **kwargs: Any) -> None:
+        raise ImportError("\nIt requires the timm library but it was not found.\nInstall it with pip.")
+
+    monkeypatch.setattr(GPT2MLP, "__init__", missing)
+    with pytest.raises(UnsupportedModel) as refused:
+        load_model(config_only(tmp_path, "gpt2"), dummy=True)
+    assert "a package that is not installed (It requires the timm library but" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
 def test_falcon_with_alibi_is_refused_for_it(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="ALiBi, which adds a bias for each distance"):
         load_model(config_only(tmp_path, "falcon", alibi=True))

@@ -165,9 +165,17 @@ def _explained(recorder: ProbeRecorder, also: tuple[type[Exception], ...] = ()) 
     kinds = _NOT_PLAIN + also
     try:
         yield
+    except ImportError as error:
+        reason = _first_line(error)
+        raise recorder.refusal(f"transformers needs a package that is not installed ({reason})") from error
     except kinds as error:
-        reason = str(error).partition("\n")[0]  # the other lines may list supported models
+        reason = _first_line(error)
         raise recorder.refusal(f"transformers does not run it as a plain decoder ({reason})") from error
+
+
+def _first_line(error: Exception) -> str:
+    """The other lines may list supported models, or how to install a package."""
+    return next((line for line in map(str.strip, str(error).splitlines()) if line), type(error).__name__)
 
 
 def _agree(ours: Tensor, theirs: Tensor, exact: bool) -> bool:
