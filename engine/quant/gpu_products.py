@@ -237,7 +237,8 @@ class Fp4Product(GpuProduct):
         more = -self.inputs % int4_gemm.UNIT
         numbers, scale = F.pad(numbers, (0, more)), F.pad(scale, (0, more // self.group))
         self.register_buffer("words", int4_gemm.pack_int4(numbers), persistent=False)
-        self.register_buffer("grid", int4_gemm.byte_grid(scale), persistent=False)
+        grid = int4_gemm.byte_grid(scale).view(torch.int32)  # torch has few operations for uint32
+        self.register_buffer("grid", grid, persistent=False)
         self.register_buffer("factor", factor, persistent=False)
         self.kind = dtype if self._fits(dtype) else torch.bfloat16
         self.bias = bias
@@ -248,9 +249,9 @@ class Fp4Product(GpuProduct):
 
     def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
         if len(x) <= self.FEW and self._fits(x.dtype):
-            how = int4_gemm.int4_gemm_tiling(len(x), self.words)
-            return int4_gemm.int4_gemm(x, self.words, self.grid, self.outputs, how, self.factor, pdl=pdl)
-        weight = dequantize_fp4(self.words, self.grid, self.factor, self.inputs, x.dtype)
+            how, grid = int4_gemm.int4_gemm_tiling(len(x), self.words), self.grid.view(torch.uint32)
+            return int4_gemm.int4_gemm(x, self.words, grid, self.outputs, how, self.factor, pdl=pdl)
+        weight = self._plain(x.dtype)
         return F.linear(x, weight).unsqueeze(0)
 
     @staticmethod
@@ -260,11 +261,22 @@ class Fp4Product(GpuProduct):
         if any(each.grid.shape != first.grid.shape for each in products):
             return None
         words, grid, factor = (stack_buffer(products, name) for name in ("words", "grid", "factor"))
-        return Int4Experts(words, grid, first.outputs, first.kind, stack_biases(products), factor=factor)
+        return Int4Experts(
+            words,
+            grid.view(torch.uint32),
+            first.outputs,
+            first.kind,
+            stack_biases(products),
+            factor=factor,
+        )
 
     def dequantized(self) -> Tensor:
         """Return the weight it multiplies with, [outputs, inputs] in float32."""
-        return dequantize_fp4(self.words, self.grid, self.factor, self.inputs, torch.float32)
+        return self._plain(torch.float32)
+
+    def _plain(self, dtype: torch.dtype) -> Tensor:
+        grid = self.grid.view(torch.uint32)
+        return dequantize_fp4(self.words, grid, self.factor, self.inputs, dtype)
 
 
 class Fp8Product(ScaledFp8, GemvProduct):

@@ -10,7 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from engine.api.config import ModelPlace
 from engine.execution.weights import nbytes
+from engine.models.decoder import Decoder
+from engine.models.registry import load_model
 from engine.models.support import support
 from engine.quant.formats import stored
 from engine.quant.fp4 import FEW, Fp4Table
@@ -92,6 +95,26 @@ def test_every_number_of_rows_multiplies_the_same_weight(group: int, dtype: torc
     for rows in (1, FEW, FEW + 1):
         found = product(x[:rows]).double()
         assert float((found - expected[:rows]).norm() / expected[:rows].norm()) < least
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("packer", ALONE.values(), ids=ALONE)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@torch.inference_mode()
+def test_on_a_gpu(weights: dict[str, Tensor], tmp_path: Path, packer: Fp4, dtype: Any) -> None:
+    """Few rows have a kernel that reads the bytes of the file, many a dequantized weight."""
+    made = write(weights, CONFIG | SHAPE, tmp_path, packer)
+    model = load_model(ModelPlace("it", made.quantized), device="cuda", dtype=dtype)
+    assert isinstance(model, Decoder)
+    least = {"bfloat16": 0.005, "float16": 0.001, "float32": 1e-5}[dtype]
+    for name, weight in made.products(0):
+        product = model.layers[0].get_submodule(name)
+        torch.testing.assert_close(product.dequantized().cpu(), weight, rtol=1e-5, atol=1e-9)
+        for rows in (1, 5, 200, 300):
+            x = torch.randn(rows, weight.shape[1], device="cuda", dtype=getattr(torch, dtype))
+            expected = x.double() @ weight.cuda().double().T
+            found = product(x).double()
+            assert float((found - expected).norm() / expected.norm()) < least, (name, rows)
 
 
 def test_its_size_is_a_byte_per_number_and_the_scales(weights: dict[str, Tensor], tmp_path: Path) -> None:

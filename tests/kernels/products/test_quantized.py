@@ -12,6 +12,7 @@ from engine.quant import fp4, fp8_linear, int4, int8
 from engine.quant.grouped import GroupedWeight
 from tests.cases import soak
 from tests.kernels import oracles
+from tests.kernels.floats import fp4_products
 from tests.kernels.interpreted import Interpreted
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -203,6 +204,23 @@ def test_dequantized(kernels: Interpreted, kind: str, inputs: int, dtype: torch.
     else:
         found, _ = kernels.call("gemm.dequantize", "dequantize_int8", *of.given, dtype)
     torch.testing.assert_close(found, of.weight.to(dtype), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("group", [16, *soak(32)])
+def test_products_of_small_floats(kernels: Interpreted, group: int) -> None:
+    """`many` is dequantized, also where the kernel cannot multiply in the dtype of the rows."""
+    draw = torch.Generator().manual_seed(0)
+    pairs = torch.randint(0, 256, (70, 96), generator=draw, dtype=torch.uint8)
+    scale = torch.randint(*((1, 0x3A) if group == 16 else (115, 126)), (70, 192 // group), generator=draw)
+    weight = fp4.Fp4Weight(pairs, scale.byte(), torch.rand(70, generator=draw) + 0.1, group)
+    x, bias = numbers(257, 192, seed=0, dtype=torch.float16), numbers(70, seed=1, dtype=torch.float16)
+    given = (fp4.unpacked(pairs), weight.scale, weight.factor)
+    few, many, plain, own = kernels.run(fp4_products, given, x, bias)
+    torch.testing.assert_close(plain, weight.dequantized(), rtol=1e-6, atol=1e-9)
+    expected = F.linear(x.float(), weight.dequantized(), bias.float())
+    torch.testing.assert_close(few.float(), expected[:1], rtol=4e-3, atol=4e-3)
+    torch.testing.assert_close(many.float(), expected, rtol=4e-3, atol=8e-3)
+    torch.testing.assert_close(own.float(), expected[:1], rtol=4e-3, atol=4e-3)
 
 
 def test_packed_numbers_are_unpacked() -> None:
