@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.api.config import ModelPlace
+from engine.api.errors import BadCheckpoint
 from engine.execution.weights import nbytes
 from engine.models.decoder import Decoder
 from engine.models.registry import load_model
@@ -18,6 +19,7 @@ from engine.models.support import support
 from engine.quant.formats import stored
 from engine.quant.fp4 import FEW, Fp4Table
 from engine.quant.packing import Packing
+from tests.models.test_families import reference
 from tests.models.tiny import CONFIG, checkpoint, write_config
 from tests.quant.packers import Compressed, Fp4, Fp8, Mixed, Packed, write
 from tests.quant.test_checkpoints import UP, loaded, logits, refusal, weight_of
@@ -246,3 +248,33 @@ def test_inputs_must_be_whole_groups(tmp_path: Path) -> None:
     packer.config = Fp4().config  # type: ignore[attr-defined]
     made = write(weights, CONFIG | shape, tmp_path, packer)
     assert "has 168 inputs, not a multiple of 16" in refusal(made.quantized)
+
+
+def test_experts_are_used_as_stored(tmp_path: Path) -> None:
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    reference("Qwen3Moe", shape, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    tensors = load_file(tmp_path / "model.safetensors")
+    made = write(tensors, config, tmp_path, MIXED["floats"], but=("self_attn.k_proj",))
+    assert any(".experts.3.down_proj" in name for name in made.packed)
+    model, plain = loaded(made.quantized), loaded(made.plain)
+    torch.testing.assert_close(logits(model), logits(plain), rtol=0, atol=1e-4)
+    made = write(tensors, config, tmp_path / "alone", Fp4())
+    model = loaded(made.quantized)
+    assert sum(isinstance(each, Fp4Table) for each in model.modules()) > 2 * 2 * 4
+    torch.testing.assert_close(logits(model), logits(loaded(made.plain)), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("group", [16, 32])
+def test_ranks_take_whole_groups(group: int) -> None:
+    weight = stored(Packing("fp4", group), Fp4(group)(torch.randn(12, 128), 0).tensors, 128)
+    part = weight.cut(slice(3, 9), slice(64, 128))
+    assert torch.equal(part.dequantized(), weight.dequantized()[3:9, 64:])
+    with pytest.raises(BadCheckpoint, match=f"not whole groups of {group}"):
+        weight.cut(slice(0, 12), slice(0, 72))
