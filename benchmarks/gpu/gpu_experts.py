@@ -29,7 +29,7 @@ from engine.models.layers.moe import ClampedMoE, GroupedMoE, MoE, SharedMoE
 from engine.models.layers.routed import RoutedExperts
 from engine.models.source import finalize
 from engine.quant.experts import ExpertsLinear, ExpertsProduct
-from engine.quant.mxfp4 import NUMBERS, Mxfp4Experts, Mxfp4Plain
+from engine.quant.fp4 import NUMBERS, Mxfp4Experts, Mxfp4Plain
 from engine.quant.packing import MX
 from engine.quant.registry import named
 from minichat.bench.harness import Bench

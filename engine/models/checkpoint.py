@@ -24,11 +24,23 @@ TYPES = FLOATS | {
     "I64": "int64",
     "I32": "int32",
     "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
     "U8": "uint8",
     "I8": "int8",
 }  # all dtypes that are read
 # Bytes of a number of each dtype.
-WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I8": 1}
+WIDTHS = {
+    "F64": 8,
+    "I64": 8,
+    "F32": 4,
+    "I32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E8M0": 1,
+    "U8": 1,
+    "I8": 1,
+}
 
 
 class Header(NamedTuple):

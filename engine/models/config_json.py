@@ -10,7 +10,7 @@ from engine.models.families import named, names
 from engine.models.fields import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, TIED, Fields
 from engine.models.gguf.config import gguf_fields
 from engine.models.kinds.rope import rope_specs
-from engine.models.packing import packing
+from engine.models.packing import described, packing
 
 DTYPES = {"float32": "float32", "float64": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 
@@ -99,9 +99,8 @@ def _refuse(fields: Fields, head: str) -> None:
 
 
 def refuse_quantized(fields: Fields) -> None:
-    if fields.get("quantization_config") is not None:
-        method = fields.inside("quantization_config").text("quant_method", "unknown")
-        what = f"it is quantized with {method}, which is supported for models of the Llama family only"
+    if (found := described(fields)) is not None:
+        what = f"it is quantized with {found[1]}, which is supported for models of the Llama family only"
         raise fields.unsupported("quantization_config", what)
 
 

@@ -21,16 +21,16 @@ from engine.models.layers.block import Block
 from engine.models.layers.collective import Collective
 from engine.models.layers.part import Slot
 from engine.models.layers.sharding import RankShare, joined
-from engine.models.packing import tensors_of
+from engine.models.packing import packing_of
 from engine.models.stacks import stacked_experts
-from engine.quant.formats import Stored, joined_rows, stored
-from engine.quant.mxfp4 import Mxfp4Weight
+from engine.quant.formats import Stored, joined_rows, nbytes, stored
+from engine.quant.fp4 import Mxfp4Weight
 from engine.quant.packing import Packing
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # some exports include these computed values
 
 # Tensors that accompany quantized weights: for rounding activations and the KV cache.
-ROUNDING = re.compile(r"\.(input|activation|output|k|v)_(scale|zero_point)$")
+ROUNDING = re.compile(r"\.(input|activation|output|q|k|v)(_global)?_(scale|zero_point)$")
 
 
 class Checkpoint:
@@ -73,7 +73,9 @@ class Checkpoint:
             self._headers[name] = self._headers[expert.tensor]._replace(shape=expert.shape)
         for tensor in {expert.tensor for expert in self._stacked.values()}:
             del self._headers[tensor]
-        self._packed = dict(self._find_packed())  # the tensors of each quantized weight, by slot
+        found = dict(self._find_packed())
+        self._packed = {slot: names for slot, (_, names) in found.items()}  # the tensors of quantized weights
+        self._packings = {slot: each for slot, (each, _) in found.items()}
         self._check(folder)
         read = self._shapes if own is None else own
         self._total = sum(self._headers[name].nbytes for slot in read for name in self._tensors(slot))
@@ -87,14 +89,24 @@ class Checkpoint:
     @property
     def plain_share(self) -> float:
         """The share of the layers' weights that are not quantized."""
-        outer = (self._embedding, self._head)
-        sizes = {
-            name: math.prod(shape)
-            for name, shape in self._shapes.items()
-            if len(shape) > 1 and name not in outer
-        }
+        sizes = {name: math.prod(shape) for name, shape in self._matrices()}
         packed = sum(size for name, size in sizes.items() if name in self._packed)
         return 1 - packed / sum(sizes.values())
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Bytes per weight of the layers, if they are kept as stored."""
+        numbers = kept = 0
+        for name, (*outer, inputs) in self._matrices():
+            outputs = math.prod(outer)
+            numbers += outputs * inputs
+            kept += nbytes(self._packings.get(name), outputs, inputs, self._dtype, self._device)
+        return kept / numbers
+
+    def _matrices(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The weights of the layers, and their shapes."""
+        outer = (self._embedding, self._head)
+        return ((name, shape) for name, shape in self._shapes.items() if len(shape) > 1 and name not in outer)
 
     def check(self) -> None:
         """Raise if a file has changed since it was loaded: weights from two versions must not mix."""
@@ -160,11 +172,11 @@ class Checkpoint:
         return self._packed.get(slot, [slot])
 
     def _stored(self, slot: str, parts: dict[str, Tensor]) -> Tensor | Stored | Mxfp4Weight:
-        assert self._packing is not None
-        mark = "_" if self._packing.method == "mxfp4" else "."
+        packing = self._packings[slot]
+        mark = "_" if packing.method == "mxfp4" else "."
         kinds = {name.rpartition(mark)[2]: tensor for name, tensor in parts.items()}
         try:
-            return self._shared(slot, stored(self._packing, kinds, self._shapes[slot][1]))
+            return self._shared(slot, stored(packing, kinds, self._shapes[slot][1]))
         except BadCheckpoint as error:
             raise BadCheckpoint(f"{self._headers[next(iter(parts))].file}: {slot}: {error}") from None
 
@@ -181,12 +193,12 @@ class Checkpoint:
         if self._progress and self._done <= self._total:
             self._progress(self._done, self._total)
 
-    def _find_packed(self) -> Iterator[tuple[str, list[str]]]:
+    def _find_packed(self) -> Iterator[tuple[str, tuple[Packing, list[str]]]]:
         for slot, shape in self._shapes.items():
             if self._packing is None or slot == self._embedding:
                 continue
-            if names := tensors_of(self._packing, self._headers, slot, shape):
-                yield slot, names
+            if (found := packing_of(self._packing, self._headers, slot, shape)) is not None:
+                yield slot, found
 
     def _check(self, folder: Path) -> None:
         packed = set(chain(*self._packed.values()))

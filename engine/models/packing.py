@@ -10,9 +10,17 @@ from engine.gguf.header import is_gguf
 from engine.gguf.kinds import FOUR_BITS
 from engine.models.checkpoint import FLOATS, Header, check
 from engine.models.fields import MOST_WIDTH, Fields
-from engine.quant.packing import BITS, BLOCK, BYTES, MX, NUMBERS, STEPS, Packing
+from engine.quant.packing import BITS, BLOCK, BYTES, MX, NUMBERS, NV, STEPS, Packing
 
-KNOWN = "gptq, awq, fp8, mxfp4 and compressed-tensors can be loaded"
+KNOWN = "gptq, awq, fp8, mxfp4, modelopt and compressed-tensors can be loaded"
+
+
+# Files beside config.json that describe the weights, and the methods they are about.
+SEPARATE = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
 
 
 class StoredTensor(NamedTuple):
@@ -21,6 +29,25 @@ class StoredTensor(NamedTuple):
     kinds: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]  # the allowed shapes
     needed: bool = True
+
+
+def packing_of(
+    packing: Packing, headers: dict[str, Header], slot: str, shape: tuple[int, ...]
+) -> tuple[Packing, list[str]] | None:
+    """Return how a weight is packed, and the tensors that make it up. None: it is not quantized.
+
+    Raises if their dtypes or shapes are wrong. Where weights are packed in several ways, the tensors decide.
+    """
+    trouble: BadCheckpoint | None = None
+    for each in packing.choices or (packing,):
+        try:
+            if names := tensors_of(each, headers, slot, shape):
+                return each, names
+        except BadCheckpoint as error:
+            trouble = trouble or error
+    if trouble is not None:
+        raise trouble
+    return None
 
 
 def tensors_of(packing: Packing, headers: dict[str, Header], slot: str, shape: tuple[int, ...]) -> list[str]:
@@ -69,6 +96,10 @@ def _tensors_of(
         raise BadCheckpoint(
             f"{headers[mark].file}: {mark} has shape {list(shape)}; both must be multiples of {NUMBERS}"
         )
+    if packing.method == "fp4" and shape[1] % packing.group:
+        raise BadCheckpoint(
+            f"{headers[mark].file}: {mark} has {shape[1]} inputs, not a multiple of {packing.group}"
+        )
     found = []
     for suffix, part in parts.items():
         if (name := f"{product}.{suffix}") in headers:
@@ -84,6 +115,8 @@ def _tensors_of(
 
 def _parts(packing: Packing, outputs: int, inputs: int) -> dict[str, StoredTensor]:
     """Return the tensors that make up a weight of this shape. The first one marks it as quantized."""
+    if packing.method == "fp4":
+        return _float_parts(packing, outputs, inputs)
     if packing.method in ("packed", "int8"):
         return _compressed_parts(packing, outputs, inputs)
     if packing.method == "fp8":
@@ -104,6 +137,19 @@ def _parts(packing: Packing, outputs: int, inputs: int) -> dict[str, StoredTenso
     }
     if packing.method == "gptq":
         found["g_idx"] = StoredTensor(("I32", "I64"), ((inputs,),), needed=packing.ordered)
+    return found
+
+
+def _float_parts(packing: Packing, outputs: int, inputs: int) -> dict[str, StoredTensor]:
+    found = {
+        "weight" if packing.modelopt else "weight_packed": StoredTensor(("U8",), ((outputs, inputs // 2),)),
+        "weight_scale": StoredTensor(
+            ("F8_E4M3",) if packing.group == NV else ("U8", "F8_E8M0"), ((outputs, inputs // packing.group),)
+        ),
+    }
+    if packing.group == NV:
+        name = "weight_scale_2" if packing.modelopt else "weight_global_scale"
+        found[name] = StoredTensor(("F32",), ((), (1,), (1, 1)))
     return found
 
 
@@ -129,14 +175,21 @@ def _compressed_parts(packing: Packing, outputs: int, inputs: int) -> dict[str, 
 
 def packing(fields: Fields) -> Packing | None:
     """Return the packing of the model with this config.json. None: plain numbers. Raises if unsupported."""
+    if (found := described(fields)) is None:
+        return None
+    return _read(*found)
+
+
+def described(fields: Fields) -> tuple[Fields, str] | None:
+    """Return the description of the quantized weights and the name of the method. None: plain numbers."""
     if fields.get("quantization_config") is not None:
         found = fields.inside("quantization_config")
-        return _read(found, found.text("quant_method", "none is named"))
-    # Files of older tools, from before config.json held this.
-    for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
+        return found, found.text("quant_method", "none is named")
+    # Files from before config.json held this, and of tools that still write them.
+    for name, method in SEPARATE.items():
         if (file := fields.file.with_name(name)).is_file():
             found = Fields.read(file)
-            return _read(found, found.text("quant_method", method))
+            return found, found.text("quant_method", method)
     return None
 
 
@@ -150,6 +203,8 @@ def _read(fields: Fields, method: str) -> Packing:
             return _fp8(fields)
         case "mxfp4":
             return Packing("mxfp4")
+        case "modelopt" | "modelopt_fp4":
+            return _modelopt(fields.inside("quantization") if fields.given("quantization") else fields)
         case "compressed-tensors":
             return _compressed(fields)
         case "gguf" if is_gguf(fields.file):
@@ -202,26 +257,82 @@ def _fp8(fields: Fields) -> Packing:
     return Packing("fp8", blocks=bool(block))
 
 
+def _modelopt(fields: Fields) -> Packing:
+    if fields.text("quant_algo", "none is named").upper() != "MIXED_PRECISION":
+        return _algorithm(fields)
+    layers = fields.inside("quantized_layers")
+    return _mixed({_algorithm(layers.inside(name)) for name in layers.values}, fields, "quantized_layers")
+
+
+def _algorithm(fields: Fields) -> Packing:
+    match fields.text("quant_algo", "none is named").upper():
+        case "FP8" | "FP8_PER_CHANNEL_PER_TOKEN":
+            return Packing("fp8")
+        case "NVFP4" | "W4A16_NVFP4":
+            if fields.whole("group_size", NV, high=MOST_WIDTH) != NV:
+                raise fields.unsupported("group_size", f"of NVFP4, only {NV} can be loaded")
+            return Packing("fp4", NV, modelopt=True)
+    able = "FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4, W4A16_NVFP4 and MIXED_PRECISION"
+    raise fields.unsupported("quant_algo", f"of modelopt, only {able} can be loaded")
+
+
+def _mixed(found: set[Packing], fields: Fields, key: str) -> Packing:
+    """Return the packing of weights that each have one of these."""
+    if not found:
+        raise fields.unsupported(key, "it does not describe the weights")
+    if len(found) == 1:
+        return found.pop()
+    # Those with more tensors come first, as the others would not miss these.
+    return Packing(
+        "mixed", choices=tuple(sorted(found, key=lambda each: (-each.zeros - each.ordered, repr(each))))
+    )
+
+
+FORMS = (
+    "float-quantized",
+    "int-quantized",
+    "pack-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+)
+
+
 def _compressed(fields: Fields) -> Packing:
     form = fields.text("format", "none is named")
-    if form not in ("float-quantized", "int-quantized", "pack-quantized"):
-        able = "only float-quantized, int-quantized and pack-quantized can be loaded"
-        raise fields.unsupported("format", f"of compressed-tensors, {able}")
+    able = f"of compressed-tensors, only {', '.join(FORMS)} and mixed-precision can be loaded"
+    if form not in (*FORMS, "mixed-precision"):
+        raise fields.unsupported("format", able)
     for key in ("sparsity_config", "transform_config"):
         if fields.get(key):
             raise fields.unsupported(key, "only weights without it can be loaded")
     groups, found = fields.inside("config_groups"), set[Packing]()
     for name in groups.values:
         group = groups.inside(name)
-        if group.get("format") not in (None, form):
-            raise group.unsupported("format", "all groups must have the same format")
-        if (weights := group.inside("weights")).values:  # the others are not about weights
-            found.add(_floats(weights) if form == "float-quantized" else _whole_numbers(weights, form))
-    if len(found) > 1:
-        raise fields.unsupported("config_groups", "all weights must be stored in the same way")
-    if not found and form != "float-quantized":
-        raise fields.unsupported("config_groups", "it does not describe the weights")
-    return next(iter(found), Packing("fp8"))
+        own = group.text("format", form)
+        if own not in FORMS:
+            raise group.unsupported("format", able)
+        if not (weights := group.inside("weights")).values:
+            continue  # it is not about weights
+        if own == "float-quantized":
+            found.add(_floats(weights))
+        elif own.startswith(("nvfp4", "mxfp4")):
+            found.add(_small_floats(weights, NV if own.startswith("nvfp4") else MX))
+        else:
+            found.add(_whole_numbers(weights, own))
+    if not found and form == "float-quantized":
+        return Packing("fp8")
+    return _mixed(found, fields, "config_groups")
+
+
+def _small_floats(weights: Fields, group: int) -> Packing:
+    if (weights.whole("num_bits", high=64), weights.text("type", "float")) != (BITS, "float"):
+        raise weights.unsupported("num_bits", f"only floats of {BITS} bits can be loaded")
+    _strategy(weights, ("group", "tensor_group"), "tensor_group")
+    if weights.whole("group_size", group, high=MOST_WIDTH) != group:
+        raise weights.unsupported("group_size", f"only {group} can be loaded")
+    if not weights.flag("symmetric", True):
+        raise weights.unsupported("symmetric", "of floats, only weights without zero points can be loaded")
+    return Packing("fp4", group)
 
 
 def _floats(weights: Fields) -> Packing:

@@ -12,8 +12,8 @@ from engine.models.layers.block import Block
 from engine.models.layers.collective import Collective
 from engine.models.layers.norm import Norm
 from engine.quant.base import Scheme
+from engine.quant.fp4 import Mxfp4Plain
 from engine.quant.linear import Linear
-from engine.quant.mxfp4 import Mxfp4Plain
 from engine.quant.registry import choose, of_head
 
 

@@ -10,9 +10,10 @@ from engine.models.layers.part import Slot
 from engine.models.loader import Checkpoint
 from engine.models.source import PlainSource, finalize
 from engine.quant.base import Scheme
-from engine.quant.formats import Stored, own, product
+from engine.quant.formats import AsStored, Stored, own, product
+from engine.quant.fp4 import Mxfp4Weight
+from engine.quant.fp8_linear import ScaledWeight
 from engine.quant.linear import Linear
-from engine.quant.mxfp4 import Mxfp4Weight
 from engine.quant.packing import Packing
 from engine.quant.registry import named
 
@@ -27,7 +28,13 @@ class StoredSource:
         self._plain, self._checkpoint = plain, checkpoint
         self.device, self.dtype, self.check = plain.device, plain.dtype, plain.check
         self.collective = plain.collective
-        self._own, self._names = own(packing, checkpoint.plain_share), packing.names
+        self._names = packing.names
+        self._no_fp8 = named("fp8").why_not(self.device, self.dtype)
+        if packing.method in ("fp4", "mixed"):
+            rounds = self._no_fp8 is None and any(each.method == "fp8" for each in packing.choices)
+            self._own: Scheme = AsStored(checkpoint.bytes_per_weight, rounds)
+        else:
+            self._own = own(packing, checkpoint.plain_share)
 
     def scheme(self, name: str) -> Scheme:
         if name == "none" and self._own.why_not(self.device, self.dtype) is None:
@@ -53,6 +60,8 @@ class StoredSource:
         for name, weight in self._checkpoint.weights(slots):
             if isinstance(weight, Tensor):
                 slots[name].view.copy_(weight)
+            elif isinstance(weight, ScaledWeight) and self._no_fp8 is not None:
+                slots[name].view.copy_(weight.dequantized())
             else:
                 assert not isinstance(weight, Mxfp4Weight), "it is read as plain numbers"
                 kept[name] = weight

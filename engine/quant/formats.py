@@ -11,32 +11,35 @@ mxfp4 OCP Microscaling Formats (MX) 1.0: 4-bit floats, two to a byte, the first 
 packed compressed-tensors, compressors/pack_quantized: like gptq, but eight inputs of an output in one number
       along the inputs, numbers and zeros with an offset of 8, and the shape of the weight in a tensor.
 int8  compressed-tensors: 8-bit integers times a scale, or four of them packed with an offset of 128.
+fp4   compressed-tensors, compressors/nvfp4 and mxfp4: 4-bit floats as in mxfp4; in nvfp4 16 share a scale in
+      e4m3, which is divided by `weight_global_scale`. modelopt, quantization/qtensor/nvfp4_tensor.py: it is
+      multiplied by `weight_scale_2`.
 fp8   DeepSeek-V3, inference/kernel.py, and compressed-tensors: float8 times a scale (called the inverse in
       one of them), per tensor, per output, or per block of 128 by 128.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.api.errors import BadCheckpoint
-from engine.quant import fp8, int4, int8
+from engine.quant import fp4, fp8, int4, int8
 from engine.quant.base import Scheme
+from engine.quant.fp4 import Fp4Weight, Mxfp4Weight
 from engine.quant.fp8_linear import KIND, ScaledWeight
 from engine.quant.grouped import GroupedWeight
 from engine.quant.int4 import Int4
 from engine.quant.int8 import Int8Weight
 from engine.quant.linear import Linear
-from engine.quant.mxfp4 import Mxfp4Weight
-from engine.quant.packing import BITS, BLOCK, Packing
-from engine.quant.plain import parameter_of
+from engine.quant.packing import BITS, BLOCK, NV, Packing
+from engine.quant.plain import parameter_of, plain
 from engine.quant.registry import named
 from engine.quant.shapes import rounded_up
 
-Stored = GroupedWeight | ScaledWeight | Int8Weight
+Stored = GroupedWeight | ScaledWeight | Int8Weight | Fp4Weight
 
 AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs each 4 bits belong to, from the lowest bits up
 _ONES = 0x11111111
@@ -55,10 +58,14 @@ def stored(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Stored | 
             return _packed(packing, parts, inputs)
         case "int8":
             return _bytes(parts, inputs)
+        case "fp4":
+            return _floats(packing, parts)
         case "mxfp4":
             return Mxfp4Weight(parts["blocks"], parts["scales"])
-        case "gguf":
-            raise AssertionError("it is not split into tensors; quant/gguf.py reads it")
+        case "gguf" | "mixed":
+            raise AssertionError(
+                "quant/gguf.py reads the first, which is not split; the other names a choice"
+            )
 
 
 def _nibbles(packed: Tensor) -> Tensor:
@@ -99,6 +106,22 @@ def _bytes(parts: dict[str, Tensor], inputs: int) -> Int8Weight:
         _check_shape(parts, len(packed), inputs)
         numbers = (packed.view(torch.uint8)[:, :inputs] ^ 128).view(torch.int8)
     return Int8Weight(numbers, parts["weight_scale"].float().flatten().expand(len(numbers)).contiguous())
+
+
+def _floats(packing: Packing, parts: dict[str, Tensor]) -> Fp4Weight:
+    numbers = parts["weight" if packing.modelopt else "weight_packed"]
+    scale = parts["weight_scale"].view(torch.uint8)
+    highest = 0x7E if packing.group == NV else 0xFE  # more is negative or no number
+    if int(scale.max()) > highest:
+        raise BadCheckpoint("weight_scale has a number that is negative or not finite")
+    factor = torch.ones((), device=numbers.device)
+    for name in ("weight_scale_2", "weight_global_scale"):
+        if name in parts:
+            given = parts[name].float().reshape(())
+            factor = given if packing.modelopt else given.reciprocal()
+            if not (given > 0 and factor > 0 and factor.isfinite()):
+                raise BadCheckpoint(f"{name} is {float(given):g}; it must be above zero and finite")
+    return Fp4Weight(numbers, scale, factor.expand(len(numbers)).contiguous(), packing.group)
 
 
 def _check_shape(parts: dict[str, Tensor], *shape: int) -> None:
@@ -145,6 +168,38 @@ def own(packing: Packing, plain: float = 0.0) -> Scheme:
     return named(packing.method) if eight else Int4("int4", packing.step, plain=plain)
 
 
+@dataclass(frozen=True, slots=True)
+class AsStored:
+    """`none` for a checkpoint whose numbers no other scheme uses unchanged."""
+
+    size: float  # bytes per weight
+    rounds_activations: bool
+    name: str = "none"
+    graphs: bool = True
+    head: str = "none"
+    kernels: str = "those of the checkpoint's formats"
+
+    def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        return None
+
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+        return int(outputs * inputs * self.size)
+
+    def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        return plain(weight, bias)
+
+
+def nbytes(
+    packing: Packing | None, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Return the approximate size of a weight that is kept as stored. None: it is plain."""
+    if packing is None or (packing.method == "fp8" and named("fp8").why_not(device, dtype)):
+        return named("none").nbytes(outputs, inputs, dtype)
+    if packing.method == "fp4":
+        return fp4.nbytes(outputs, inputs, packing.group, device)
+    return own(packing).nbytes(outputs, inputs, dtype)
+
+
 def product(
     parts: Sequence[Tensor | Stored], bias: Tensor | None, inputs: int, dtype: torch.dtype
 ) -> nn.Module:
@@ -156,6 +211,8 @@ def product(
             return fp8.held(weight, bias)
         case Int8Weight() as weight:
             return int8.held(weight, bias)
+        case Fp4Weight() as weight:
+            return fp4.held(weight, bias, dtype)
         case Tensor() as weight:
             return Linear(parameter_of(weight), None if bias is None else parameter_of(bias))
     biases: Sequence[Tensor | None] = [None] * len(parts)
@@ -180,7 +237,8 @@ def _joined(parts: Sequence[Tensor | Stored]) -> Tensor | Stored | None:
     """Concatenate to one weight; None if the formats or the column orders differ."""
     if len(parts) == 1:
         return parts[0]
-    plain = [each for each in parts if isinstance(each, Tensor)]
+    unquantized = [each for each in parts if isinstance(each, Tensor)]
+    floats = [each for each in parts if isinstance(each, Fp4Weight)]
     grouped = [each for each in parts if isinstance(each, GroupedWeight)]
     scaled = [each for each in parts if isinstance(each, ScaledWeight)]
     whole = [each for each in parts if isinstance(each, Int8Weight)]
@@ -188,12 +246,19 @@ def _joined(parts: Sequence[Tensor | Stored]) -> Tensor | Stored | None:
         return Int8Weight(
             torch.cat([each.numbers for each in whole]), torch.cat([each.scale for each in whole])
         )
-    if len(plain) == len(parts):
-        return torch.cat(plain)
-    if len(scaled) == len(parts):
+    if len(unquantized) == len(parts):
+        return torch.cat(unquantized)
+    if len(floats) == len(parts) and len({each.group for each in floats}) == 1:
+        return Fp4Weight(
+            torch.cat([each.numbers for each in floats]),
+            torch.cat([each.scale for each in floats]),
+            torch.cat([each.factor for each in floats]),
+            floats[0].group,
+        )
+    if len(scaled) == len(parts) and len({each.group for each in scaled}) == 1:
         numbers = torch.cat([each.numbers.view(torch.uint8) for each in scaled]).view(KIND)
         return ScaledWeight(numbers, torch.cat([each.scale for each in scaled]), scaled[0].group)
-    if len(grouped) == len(parts) and all(_same_order(grouped[0], each) for each in grouped):
+    if len(grouped) == len(parts) and all(_alike(grouped[0], each) for each in grouped):
         return GroupedWeight(
             torch.cat([each.numbers for each in grouped]),
             torch.cat([each.scale for each in grouped]),
@@ -203,7 +268,10 @@ def _joined(parts: Sequence[Tensor | Stored]) -> Tensor | Stored | None:
     return None
 
 
-def _same_order(one: GroupedWeight, other: GroupedWeight) -> bool:
+def _alike(one: GroupedWeight, other: GroupedWeight) -> bool:
+    """Whether the groups and the orders of their inputs are the same."""
+    if one.scale.shape[1] != other.scale.shape[1]:
+        return False
     if one.order is None or other.order is None:
         return one.order is other.order
     return torch.equal(one.order, other.order)

@@ -23,7 +23,7 @@ from engine.kernels.triton.experts.stacked import (
     stack_buffer,
 )
 from engine.kernels.triton.gemm import int4_gemm, int4_gemv, skinny_gemm
-from engine.kernels.triton.gemm.dequantize import dequantize_int4, dequantize_int8
+from engine.kernels.triton.gemm.dequantize import dequantize_fp4, dequantize_int4, dequantize_int8
 from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.norm.norm import Normed
@@ -31,6 +31,7 @@ from engine.kv.store import KVLayer
 from engine.quant.fp8_linear import ScaledFp8
 from engine.quant.grouped import GroupedWeight, restore_order
 from engine.quant.linear import Launcher
+from engine.quant.packing import MX
 from engine.quant.product import ModuleProduct, Product, Rotation
 from engine.quant.shapes import rounded_up, side_by_side
 
@@ -212,6 +213,70 @@ class Int4Product(GpuProduct):
         numbers = int4_gemm.unpack_int4(self.words).unflatten(1, (scale.shape[1], -1)).float()
         weight = ((numbers - 8) * scale[..., None] + offset[..., None]).flatten(1)[: self.outputs]
         return restore_order(weight, self.order)[:, : self.inputs]
+
+
+class Fp4Product(GpuProduct):
+    """4-bit floats, in the bytes of the file: exact up to 256 rows, with more rounded like plain weights."""
+
+    FEW = 256  # rows
+
+    words: Tensor
+    grid: Tensor
+    factor: Tensor
+
+    def __init__(
+        self, numbers: Tensor, scale: Tensor, factor: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> None:
+        """`numbers` [outputs, inputs] uint8, `scale` [outputs, groups] uint8, `factor` [outputs].
+
+        `dtype`: of the activations.
+        """
+        super().__init__()
+        self.outputs, self.inputs = numbers.shape
+        self.group = self.inputs // scale.shape[1]
+        more = -self.inputs % int4_gemm.UNIT
+        numbers, scale = F.pad(numbers, (0, more)), F.pad(scale, (0, more // self.group))
+        self.register_buffer("words", int4_gemm.pack_int4(numbers), persistent=False)
+        grid = int4_gemm.byte_grid(scale).view(torch.int32)  # torch has few operations for uint32
+        self.register_buffer("grid", grid, persistent=False)
+        self.register_buffer("factor", factor, persistent=False)
+        self.kind = dtype if self._fits(dtype) else torch.bfloat16
+        self.bias = bias
+
+    def _fits(self, dtype: torch.dtype) -> bool:
+        """Whether the kernels multiply in this dtype: mxfp4's scales have the range of bfloat16."""
+        return dtype is torch.bfloat16 or (dtype is torch.float16 and self.group != MX)
+
+    def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
+        if len(x) <= self.FEW and self._fits(x.dtype):
+            how, grid = int4_gemm.int4_gemm_tiling(len(x), self.words), self.grid.view(torch.uint32)
+            return int4_gemm.int4_gemm(x, self.words, grid, self.outputs, how, self.factor, pdl=pdl)
+        weight = self._plain(x.dtype)
+        return F.linear(x, weight).unsqueeze(0)
+
+    @staticmethod
+    def stacked(products: "Sequence[Fp4Product]") -> StackedExperts | None:
+        """Return the products of experts as one. None: some are in groups of another size."""
+        first = products[0]
+        if any(each.grid.shape != first.grid.shape for each in products):
+            return None
+        words, grid, factor = (stack_buffer(products, name) for name in ("words", "grid", "factor"))
+        return Int4Experts(
+            words,
+            grid.view(torch.uint32),
+            first.outputs,
+            first.kind,
+            stack_biases(products),
+            factor=factor,
+        )
+
+    def dequantized(self) -> Tensor:
+        """Return the weight it multiplies with, [outputs, inputs] in float32."""
+        return self._plain(torch.float32)
+
+    def _plain(self, dtype: torch.dtype) -> Tensor:
+        grid = self.grid.view(torch.uint32)
+        return dequantize_fp4(self.words, grid, self.factor, self.inputs, dtype)
 
 
 class Fp8Product(ScaledFp8, GemvProduct):

@@ -11,13 +11,14 @@ from engine.api.config import KV_SCHEMES, ModelPlace
 from engine.api.errors import BadCheckpoint, BadInput
 from engine.models.registry import load_model
 from engine.quant.registry import names, why_not
+from tests.cases import soak
 from tests.distributed.test_collective import team, together
 from tests.distributed.test_families import assert_shared, load, logits
 from tests.distributed.threads import ranked
 from tests.models.gguf.test_gguf import made
 from tests.models.test_mxfp4 import published
 from tests.models.tiny import CONFIG, checkpoint
-from tests.quant.packers import Awq, Compressed, Fp8, Gptq, write
+from tests.quant.packers import Awq, Compressed, Fp4, Fp8, Gptq, write
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.small import ask, drain, engine_on, turn
 
@@ -48,10 +49,12 @@ def quantized(weights: dict[str, Tensor], folder: Path, packer: Any) -> Path:
         Awq(group=64),
         Compressed(),
         Compressed(bits=8, group=-1),
+        Fp4(),
+        *soak(Fp4(32)),
     ],
-    ids=["gptq", "one group", "second version", "awq", "packed", "bytes"],
+    ids=["gptq", "one group", "second version", "awq", "packed", "bytes", "nvfp4", "mxfp4"],
 )
-def test_whole_numbers_are_cut_as_stored(weights: dict[str, Tensor], packer: Any, tmp_path: Path) -> None:
+def test_numbers_are_cut_as_stored(weights: dict[str, Tensor], packer: Any, tmp_path: Path) -> None:
     assert_shared(quantized(weights, tmp_path, packer), 2)
 
 

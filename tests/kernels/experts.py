@@ -10,8 +10,8 @@ from engine.api.config import CacheSpec, DecoderConfig, ExpertsSpec, LayerSpec, 
 from engine.models.decoder import block, build_of
 from engine.models.layers.moe import GroupedMoE
 from engine.quant import fp8_linear, int4, int8
+from engine.quant.fp4 import NUMBERS, Mxfp4Experts, Mxfp4Plain
 from engine.quant.linear import Linear
-from engine.quant.mxfp4 import NUMBERS, Mxfp4Experts, Mxfp4Plain
 
 HEADS = LayerSpec(heads=1, kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
 CONFIG = DecoderConfig(

@@ -93,8 +93,8 @@ def test_nibbles_become_weights(dtype: torch.dtype) -> None:
 
 @SHORT
 def test_small_floats_become_weights(dtype: torch.dtype) -> None:
-    from engine.kernels.triton.experts.int4 import SMALL_FLOATS
-    from engine.quant.mxfp4 import NUMBERS
+    from engine.kernels.triton.gemm.int4_gemm import SMALL_FLOATS
+    from engine.quant.fp4 import NUMBERS
 
     draw = torch.Generator().manual_seed(0)
     words = torch.randint(-(2**31), 2**31, (4096,), generator=draw, dtype=torch.int64)
@@ -110,7 +110,7 @@ def test_small_floats_become_weights(dtype: torch.dtype) -> None:
 
 
 @SHORT
-@pytest.mark.parametrize("kind", ["nibbles", "bytes"])
+@pytest.mark.parametrize("kind", ["nibbles", "bytes", "nvfp4", *soak("mxfp4")])
 def test_it_compiles_for_hopper(kind: str, dtype: torch.dtype) -> None:
     """Compiling needs no GPU. Weights are loaded straight into the registers for the tensor cores."""
     from engine.kernels.triton.gemm import int4_gemm, skinny_gemm
@@ -118,11 +118,17 @@ def test_it_compiles_for_hopper(kind: str, dtype: torch.dtype) -> None:
     short = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     of: dict[str, Any] = {"out": f"*{short}", "x": f"*{short}", "rows": "i32"}
     shape: dict[str, Any] = {"OUTPUTS": 128, "INPUTS": 512, "ROWS": 8, "STAGES": 3, "PDL": True, "TILES": 1}
-    if kind == "nibbles":
-        function = int4_gemm._int4_gemm
-        of |= {"words": "*i16", "grid": "*i32"}
-        shape |= {"ALL": 128, "UNITS": 4, "GROUP": 64, "COLUMNS": 32, "TURN": 2, "PARTS": 1}
-        shape |= {"FLOATS": int4_gemm.FLOATS[dtype]}
+    if kind != "bytes":
+        function, floats = int4_gemm._int4_gemm, kind != "nibbles"
+        of |= (
+            {"words": "*i16", "grid": "*u32", "factor": "*fp32"}
+            if floats
+            else {"words": "*i16", "grid": "*i32"}
+        )
+        shape |= {} if floats else {"factor": None}
+        shape |= {"ALL": 128, "UNITS": 4, "COLUMNS": 32, "TURN": 2, "PARTS": 1}
+        shape |= {"GROUP": {"nibbles": 64, "nvfp4": 64, "mxfp4": 128}[kind]}
+        shape |= {"FLOATS": (int4_gemm.SMALL_FLOATS if floats else int4_gemm.FLOATS)[dtype]}
     else:
         function = skinny_gemm._skinny_gemm
         of |= {"weight": "*u8", "weight_scale": "*fp32", "x_scale": "*fp32"}
@@ -136,18 +142,20 @@ def test_it_compiles_for_hopper(kind: str, dtype: torch.dtype) -> None:
     assert "mma.sync" in made.asm["ptx"]
 
 
-@pytest.mark.parametrize("floats", soak(False, True))
-def test_experts_of_four_bits_compile_for_hopper(floats: bool) -> None:
+@pytest.mark.parametrize(("floats", "group"), soak((False, 32), (True, 32), (True, 64)))
+def test_experts_of_four_bits_compile_for_hopper(floats: bool, group: int) -> None:
     from engine.kernels.triton.experts import int4
-    from engine.kernels.triton.gemm.int4_gemm import FLOATS
+    from engine.kernels.triton.gemm.int4_gemm import FLOATS, SMALL_FLOATS
 
     of: dict[str, Any] = dict.fromkeys(("out", "x", "bias"), "*bf16")
     of |= {"words": "*i16", "grid": "*i32", "pairs": "*i32", "owners": "*i32", "rows": "i32"}
-    shape: dict[str, Any] = {
+    of |= {"grid": "*u32", "factor": "*fp32"} if group == 64 else {}
+    shape: dict[str, Any] = {} if group == 64 else {"factor": None}
+    shape |= {
         "pair_weights": None, "EXPERTS": 32, "CHOSEN": 4, "SLOTS": 4, "SORTED": True, "BY_PAIR": False,
-        "OUTPUTS": 2880, "ALL": 5760, "INPUTS": 2880, "UNITS": 23, "GROUP": 32, "ROWS": 16, "COLUMNS": 32,
+        "OUTPUTS": 2880, "ALL": 5760, "INPUTS": 2880, "UNITS": 23, "GROUP": group, "ROWS": 16, "COLUMNS": 32,
         "TURN": 1, "GATED": True, "STEP": 2, "UP": 1, "ALPHA": 1.702, "LIMIT": 7.0,
-        "FLOATS": (int4.SMALL_FLOATS if floats else FLOATS)[torch.bfloat16], "BIASED": True, "STAGES": 3,
+        "FLOATS": (SMALL_FLOATS if floats else FLOATS)[torch.bfloat16], "BIASED": True, "STAGES": 3,
         "PDL": True,
     }  # fmt: skip
     made = compile_for_hopper(int4._experts_int4, of, shape, warps=1)

@@ -65,6 +65,11 @@ BRIDGED: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", {"logits_scaling": 4.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5}),
     "starcoder2": ("Starcoder2", {"sliding_window": 5}),
     "deepseek": ("DeepseekV3", LATENT),
+    "falcon": ("Falcon", {"multi_query": True}),
+    "falcon-new": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "gptj": ("GPTJ", {"rotary_dim": 4}),
+    "gpt-neo": ("GPTNeo", {"attention_types": [[["global", "local"], 1]], "window_size": 5}),
+    "codegen": ("CodeGen", {"rotary_dim": 4}),
     "jetmoe": ("JetMoe", {"kv_channels": 8, "num_key_value_heads": 2}),
     "afmoe": (
         "Afmoe",
@@ -137,9 +142,8 @@ def config_only(folder: Path, model_type: str, **changes: Any) -> ModelPlace:
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "falcon": {},
+    "falcon": {"alibi": True},
     "bloom": {},
-    "gptj": {"rotary_dim": 8},
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
     "xglm": {"d_model": 32, "attention_heads": 4, "num_layers": 2, "ffn_dim": 48},
     "mamba": {},
@@ -188,6 +192,36 @@ def test_positions_that_start_elsewhere_are_refused(tmp_path: Path) -> None:
     reference("Roberta", {"is_decoder": True}, tmp_path)
     with pytest.raises(UnsupportedModel, match="its results over the paged cache differ"):
         load_bridged("roberta", tmp_path)
+
+
+def test_a_cache_with_a_window_that_attention_lacks_is_refused(tmp_path: Path) -> None:
+    """transformers' own tokens depend on the use of its cache then."""
+    import transformers
+
+    config = {name: value for name, value in SHAPE.items() if name != "intermediate_size"}
+    made = transformers.MoshiConfig(**config, sliding_window=21, ffn_dim=64, head_dim=8)
+    transformers.MoshiForCausalLM(made).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="cache keeps 21 tokens, but its attention has no window"):
+        load_bridged("moshi", tmp_path)
+
+
+def test_a_missing_package_is_named_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 3n's parts for images need timm, which is not a dependency."""
+    from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
+
+    def missing(*args: Any, **kwargs: Any) -> None:
+        raise ImportError("\nIt requires the timm library but it was not found.\nInstall it with pip.")
+
+    monkeypatch.setattr(GPT2MLP, "__init__", missing)
+    with pytest.raises(UnsupportedModel) as refused:
+        load_model(config_only(tmp_path, "gpt2"), dummy=True)
+    assert "a package that is not installed (It requires the timm library but" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_falcon_with_alibi_is_refused_for_it(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="ALiBi, which adds a bias for each distance"):
+        load_model(config_only(tmp_path, "falcon", alibi=True))
 
 
 def test_an_error_in_their_forward_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from engine.api.config import ModelPlace
 from engine.api.errors import BadCheckpoint
 from engine.models.decoder import Decoder
 from engine.models.registry import load_model
-from engine.quant.mxfp4 import NUMBERS, Mxfp4Weight, in_four_bits
+from engine.quant.fp4 import NUMBERS, Mxfp4Weight, in_four_bits
 from engine.quant.registry import named
 from tests.models.test_families import GPT_OSS, reference
 from tests.models.tiny import plain_attend

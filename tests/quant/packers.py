@@ -3,6 +3,7 @@
 gptq: AutoGPTQ's qlinear_cuda.py, `pack`; gptq_v2 keeps zeros as they are (GPTQModel, utils/model.py).
 awq: AutoAWQ's modules/linear/gemm.py, `from_linear`.
 packed, int8: compressed-tensors, compressors/pack_quantized and naive_quantized.
+fp4: compressed-tensors, compressors/nvfp4 and mxfp4; modelopt's quantization/qtensor/nvfp4_tensor.py.
 fp8: DeepSeek-V3's inference/fp8_cast_bf16.py (`weight_scale_inv`, 128 by 128); compressed-tensors.
 """
 
@@ -133,9 +134,13 @@ class Fp8:
     compressed: bool = False  # by compressed-tensors
     name: str = "weight_scale"
     static: bool = False  # with a scale for the input
+    modelopt: bool = False
 
     @property
     def config(self) -> dict[str, Any]:
+        if self.modelopt:
+            algorithm = "FP8" if self.strategy == "tensor" else "FP8_PER_CHANNEL_PER_TOKEN"
+            return {"quant_method": "modelopt", "quant_algo": algorithm}
         if not self.compressed:
             block = {"weight_block_size": [128, 128]} if self.strategy == "block" else {}
             return {
@@ -232,6 +237,90 @@ class Compressed:
                 words[:, column // 4] |= byte << np.uint32(8 * (column % 4))
             tensors["weight_packed"] = as_int32(words)
         return Packed(tensors, numbers.float() * scale)
+
+
+SMALL_FLOATS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@dataclass(frozen=True)
+class Fp4:
+    """4-bit floats: nvfp4 in groups of 16, mxfp4 in groups of 32."""
+
+    group: int = 16
+    modelopt: bool = False
+    static: bool = False  # with a scale for the input
+
+    @property
+    def config(self) -> dict[str, Any]:
+        if self.modelopt:
+            return {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
+        strategy, name = {16: ("tensor_group", "nvfp4"), 32: ("group", "mxfp4")}[self.group]
+        weights = {"num_bits": 4, "type": "float", "strategy": strategy, "group_size": self.group}
+        return {
+            "quant_method": "compressed-tensors",
+            "format": f"{name}-pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights | {"symmetric": True}}},
+            "ignore": ["lm_head"],
+        }
+
+    def __call__(self, weight: Tensor, number: int) -> Packed:
+        outputs, inputs = weight.shape
+        largest = weight.abs().max().float()
+        whole = largest / (6 * 448) if self.group == 16 else torch.tensor(1.0)
+        stored = torch.empty(outputs, inputs // self.group, dtype=torch.float32)
+        means, packed = torch.empty(outputs, inputs), torch.zeros(outputs, inputs // 2, dtype=torch.uint8)
+        known = torch.tensor(SMALL_FLOATS)
+        for group in range(inputs // self.group):
+            of = slice(group * self.group, (group + 1) * self.group)
+            columns = weight[:, of].float()
+            scale = columns.abs().amax(1) / 6 / whole
+            if self.group == 16:
+                scale = scale.clamp(2**-9, 448).to(torch.float8_e4m3fn).float()
+            else:
+                scale = torch.exp2(torch.floor(torch.log2(scale.clamp(min=2.0**-120))))
+            stored[:, group] = scale
+            for column in range(of.start, of.stop):
+                exact = weight[:, column].float() / (scale * whole)
+                which = (exact.abs()[:, None] - known).abs().argmin(1)
+                means[:, column] = known[which] * exact.sign() * (scale * whole)
+                bits = which.to(torch.uint8) | (exact < 0).to(torch.uint8) << 3
+                packed[:, column // 2] |= bits << 4 * (column % 2)
+        if self.group == 32:
+            exponents = (torch.log2(stored) + 127).to(torch.uint8)
+            return Packed({"weight_packed": packed, "weight_scale": exponents}, means)
+        kept = stored.to(torch.float8_e4m3fn)
+        if self.modelopt:
+            tensors = {"weight": packed, "weight_scale": kept, "weight_scale_2": whole}
+            more = {"input_scale": torch.tensor(0.02)}
+        else:
+            tensors = {"weight_packed": packed, "weight_scale": kept}
+            tensors["weight_global_scale"] = whole.reciprocal().reshape(1)
+            more = {"input_global_scale": torch.tensor([300.0])}
+        return Packed(tensors | (more if self.static else {}), means)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Each product in the next of several formats."""
+
+    packers: tuple[Any, ...]
+    modelopt: bool = False
+
+    @property
+    def config(self) -> dict[str, Any]:
+        configs = [each.config for each in self.packers]
+        if self.modelopt:
+            layers = {f"layers.{at}": {"quant_algo": each["quant_algo"]} for at, each in enumerate(configs)}
+            return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+        groups = {
+            f"group_{at}": each["config_groups"]["group_0"] | {"format": each["format"]}
+            for at, each in enumerate(configs)
+        }
+        return configs[0] | {"format": "mixed-precision", "config_groups": groups}
+
+    def __call__(self, weight: Tensor, number: int) -> Packed:
+        packed: Packed = self.packers[number % len(self.packers)](weight, number)
+        return packed
 
 
 @dataclass

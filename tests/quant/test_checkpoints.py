@@ -48,6 +48,7 @@ EIGHT_BITS = {
     "compressed-tensors": Fp8(compressed=True),
     "compressed-tensors, all at once": Fp8("tensor", compressed=True, static=True),
     "compressed-tensors, blocks": Fp8("block", compressed=True),
+    "modelopt": Fp8("tensor", modelopt=True, static=True),
 }
 PACKERS = FOUR_BITS | EIGHT_BITS
 UP = "model.layers.1.mlp.up_proj"
@@ -297,8 +298,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size is [64, 64]; only [128"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, 'fmt is "e5m2"; only e4m3'),
     (
-        COMPRESSED | {"format": "nvfp4-pack-quantized"},
-        'format is "nvfp4-pack-quantized"; of compressed-tensors',
+        COMPRESSED | {"format": "marlin-24"},
+        'format is "marlin-24"; of compressed-tensors',
     ),
     (COMPRESSED | {"config_groups": {}}, "config_groups is {}; it does not describe the weights"),
     (COMPRESSED | {"transform_config": {"config_groups": {"u": {}}}}, "transform_config is"),
@@ -371,13 +372,16 @@ KEYS = (
         "weight_block_size",
         "format",
         "config_groups",
+        "quant_algo",
+        "quantized_layers",
+        "quantization",
     ),
 )
 LEAVES = (
     st.none()
     | st.booleans()
     | st.integers(-2, 200)
-    | st.sampled_from(["gptq", "awq", "fp8", "gemm", "block"])
+    | st.sampled_from(["gptq", "awq", "fp8", "gemm", "block", "modelopt", "NVFP4", "MIXED_PRECISION"])
 )
 GROUPS = st.dictionaries(
     st.sampled_from(["weights", "g"]),
@@ -391,4 +395,4 @@ def test_any_json_is_read_or_refused(values: dict[str, Any]) -> None:
         found = packing(Fields(Path("nowhere/config.json"), {"quantization_config": values}))
     except (UnsupportedModel, BadCheckpoint):
         return
-    assert found is not None and found.method in ("gptq", "awq", "fp8", "packed", "int8")
+    assert found is not None and found.method in ("gptq", "awq", "fp8", "fp4", "packed", "int8", "mixed")

@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from engine.api.config import LayerSpec, ModelConfig
 from engine.attention.base import Attend
+from engine.models.bridge.adapters import ADAPTERS, adapt
 
 NAME = "minichat"  # the name our attention is registered under; without a mask function, no masks are built
 
@@ -33,6 +34,16 @@ def _attention(
     """Called by every attention layer, with [1, heads, T, dim] each."""
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return _visit.get()(module, q, k, v, kwargs).contiguous().unsqueeze(0), None  # some models call `view`
+
+
+def _adapted(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> Tensor | None:
+    """The same for the families with adapters; None outside of a visit."""
+    return None if _visit.get(None) is None else _attention(module, query, key, value, **kwargs)[0]
+
+
+def implementation_of(theirs: Any) -> str:
+    """Return the attention that a model of this config is made with."""
+    return "eager" if theirs.model_type in ADAPTERS else NAME
 
 
 transformers.AttentionInterface.register(NAME, _attention)
@@ -56,6 +67,7 @@ class BridgedModel(nn.Module):
     def __init__(self, model: Any, config: ModelConfig) -> None:
         super().__init__()
         self.model = model
+        adapt(model, _adapted)
         self.trunk = model.get_decoder()
         self.config = config
         self.sinks: Mapping[int, Tensor] = {}

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 
 from engine.api.config import ModelConfig
 from engine.api.errors import BadCheckpoint
-from engine.models.bridge.interface import NAME, BridgedModel
+from engine.models.bridge.interface import BridgedModel, implementation_of
 from engine.models.bridge.probe import probe, probe_without_weights
 from engine.models.checkpoint import shards
 from engine.models.config_json import checkpoint_dtype, read_generation, refuse_quantized, start_id, stop_ids
@@ -79,7 +79,7 @@ def _dummy(request: LoadRequest, theirs: Any, config: ModelConfig) -> Any:
     with request.device, torch.random.fork_rng():
         torch.manual_seed(request.seed)
         return transformers.AutoModelForCausalLM.from_config(
-            theirs, attn_implementation=NAME, dtype=request.dtype_of(config)
+            theirs, attn_implementation=implementation_of(theirs), dtype=request.dtype_of(config)
         )
 
 
@@ -93,7 +93,7 @@ def _filled(request: LoadRequest, theirs: Any, config: ModelConfig) -> Any:
             folder,
             config=theirs,
             dtype=request.dtype_of(config),
-            attn_implementation=NAME,
+            attn_implementation=implementation_of(theirs),
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from engine.api.config import LayerSpec, ModelConfig
 from engine.api.errors import UnsupportedModel
-from engine.models.bridge.interface import NAME, BridgedModel
+from engine.models.bridge.adapters import ADAPTERS
+from engine.models.bridge.interface import BridgedModel, implementation_of
 from engine.models.fields import Fields
 
 PASSAGE, CUT = 12, 7  # length of the passage, and where the second chunk begins
@@ -107,10 +108,13 @@ def probe_without_weights(theirs: Any, config: ModelConfig, fields: Fields) -> N
     model = None
     try:
         with _explained(recorder), torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(theirs, attn_implementation=NAME)
+            model = transformers.AutoModelForCausalLM.from_config(
+                theirs, attn_implementation=implementation_of(theirs)
+            )
             BridgedModel(model.eval(), config).walk(ids, ids, recorder.visit)
     except (RuntimeError, NotImplementedError) as error:  # its control flow may depend on values
         supported = getattr(model, "_supports_attention_backend", True)  # no model: building it failed
+        supported = supported or theirs.model_type in ADAPTERS
         if not recorder.calls and not supported:
             raise recorder.refusal(f"{UNREACHED} ({error})") from error
     else:
@@ -136,6 +140,11 @@ def probe(bridged: BridgedModel, fields: Fields) -> None:
         if not (_agree(ours, reached, exact) and _agree(bridged.logits(ours), logits, exact)):
             raise recorder.refusal("its results over the paged cache differ from those of transformers")
     layers = tuple(recorder.layers[index] for index in range(recorder.count))
+    if recorder.kinds is None and recorder.window and any(spec.window is None for spec in layers):
+        raise recorder.refusal(
+            f"transformers' cache keeps {recorder.window} tokens, but its attention has no window, so its "
+            "results depend on the use of the cache"
+        )
     bridged.set_layers(layers, recorder.sinks, hidden=ours.shape[1])
 
 
@@ -145,7 +154,7 @@ def _by_their_attention(bridged: BridgedModel, ids: Tensor) -> tuple[Tensor, Ten
     hook = bridged.trunk.register_forward_hook(lambda *call: reached.append(call[-1].last_hidden_state[0]))
     bridged.model.set_attn_implementation("eager")
     output = bridged.model(input_ids=ids[None], use_cache=False)  # with positions as it numbers them
-    bridged.model.set_attn_implementation(NAME)
+    bridged.model.set_attn_implementation(implementation_of(bridged.model.config))
     hook.remove()
     return reached[0], output.logits[0].float()
 
@@ -156,9 +165,17 @@ def _explained(recorder: ProbeRecorder, also: tuple[type[Exception], ...] = ()) 
     kinds = _NOT_PLAIN + also
     try:
         yield
+    except ImportError as error:
+        reason = _first_line(error)
+        raise recorder.refusal(f"transformers needs a package that is not installed ({reason})") from error
     except kinds as error:
-        reason = str(error).partition("\n")[0]  # the other lines may list supported models
+        reason = _first_line(error)
         raise recorder.refusal(f"transformers does not run it as a plain decoder ({reason})") from error
+
+
+def _first_line(error: Exception) -> str:
+    """The other lines may list supported models, or how to install a package."""
+    return next((line for line in map(str.strip, str(error).splitlines()) if line), type(error).__name__)
 
 
 def _agree(ours: Tensor, theirs: Tensor, exact: bool) -> bool:

@@ -39,6 +39,7 @@ class Weights:
     given: tuple[Tensor, ...]
     exact: Tensor  # [experts, outputs, inputs] float32
     of: QuantizedWeight | None = None
+    factor: Tensor | None = None
 
     def rounded(self, x: Tensor) -> Tensor:
         return x.float() if self.of is None else self.of.rounded(x)
@@ -54,7 +55,9 @@ def weights(kind: str, outputs: int, inputs: int) -> Weights:
         return Weights(parts, whole.weight.unflatten(0, (EXPERTS, outputs)), whole)
     each = [kept(kind, outputs, inputs, seed=seed) for seed in range(EXPERTS)]
     given = tuple(torch.stack(parts) for parts in zip(*(one.given for one in each), strict=True))
-    return Weights(given, torch.stack([one.weight for one in each]), each[0])
+    factors = [one.factor for one in each if one.factor is not None]
+    factor = torch.stack(factors) if factors else None
+    return Weights(given, torch.stack([one.weight for one in each]), each[0], factor)
 
 
 def multiplied(
@@ -64,9 +67,8 @@ def multiplied(
 
     how = Tiling(tiles.rows, 32, turn, warps=2, stages=2)
     if of.of is not None and of.of.in_nibbles:
-        return kernels.call("experts.int4", "experts_int4", x, *of.given, outputs, tiles, how, rows, **named)[
-            0
-        ]
+        given = (*of.given, outputs, tiles, how, rows, of.factor)
+        return kernels.call("experts.int4", "experts_int4", x, *given, **named)[0]
     if of.of is not None and of.of.rounds:
         (eight, steps), _ = kernels.call("gemm.quantize_fp8", "quantize_fp8", x, x.shape[1])
         weight, scale = of.given
@@ -91,8 +93,9 @@ def multiplied(
     ("kind", "rows", "gate"),
     [
         ("plain", 1, "silu"), ("plain", 21, "clamped"), ("int8", 3, "silu"), ("fp8", 9, "silu"),
-        ("int4-32", 3, "clamped"),
+        ("int4-32", 3, "clamped"), ("nvfp4", 3, "silu"),
         *soak(
+            ("nvfp4", 21, "clamped"), ("mxfp4", 3, "clamped"), ("mxfp4", 1, "silu"),
             ("plain", 3, "clamped"), ("plain", 40, "silu"), ("int8", 21, "clamped"), ("int8", 1, "silu"),
             ("fp8", 21, "clamped"), ("int4-64", 21, "silu"), ("int4-128", 1, "silu"),
         ),
@@ -102,7 +105,8 @@ def test_experts_of_rows(kernels: Interpreted, kind: str, rows: int, gate: str) 
     """Both products of a layer. The rows of an expert are found by pair, by expert and in sorted tiles."""
     from engine.kernels.triton.experts.gemm import Gate
 
-    width, hidden, ids = 40, 200, chosen(rows)
+    ids, floats = chosen(rows), kind in ("nvfp4", "mxfp4")  # of which all groups are whole
+    width, hidden = (64, 224) if floats else (40, 200)
     up, down = weights(kind, 2 * width, hidden), weights(kind, hidden, width)
     x, by = (
         numbers(rows, hidden, seed=0),
@@ -114,7 +118,7 @@ def test_experts_of_rows(kernels: Interpreted, kind: str, rows: int, gate: str) 
     how = Gate(alternating=True, alpha=1.7, limit=0.5) if gate == "clamped" else Gate()
     tiles, _ = kernels.call("experts.tiles", "expert_tiles", ids, EXPERTS, rows=16)
     assert (tiles.owners is not None) == (rows > 16)
-    turn = 128 if kind.startswith("int4") else 64
+    turn = 64 if kind in ("plain", "int8", "fp8") else 128
     act = multiplied(kernels, x, up, 2 * width, tiles, rows, turn, gate=how, bias=biases[0])
     assert act.shape == (rows * CHOSEN, width)
     parts = multiplied(kernels, act, down, hidden, tiles, rows, turn, pair_weights=by, bias=biases[1])

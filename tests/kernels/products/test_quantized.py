@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.quant import fp8_linear, int4, int8
+from engine.quant import fp4, fp8_linear, int4, int8
 from engine.quant.grouped import GroupedWeight
 from tests.cases import soak
 from tests.kernels import oracles
+from tests.kernels.floats import fp4_products
 from tests.kernels.interpreted import Interpreted
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -32,6 +33,7 @@ class QuantizedWeight:
     given: tuple[Tensor, ...]
     weight: Tensor  # float32
     rounds: bool = False
+    factor: Tensor | None = None
 
     @property
     def in_nibbles(self) -> bool:
@@ -58,6 +60,8 @@ def kept(kind: str, outputs: int, inputs: int, seed: int = 1) -> QuantizedWeight
             return QuantizedWeight(
                 "gemm.skinny_gemm", (eight, step[:, 0].contiguous()), eight.float() * step, rounds=True
             )
+        case "nvfp4" | "mxfp4":
+            return small_floats(16 if kind == "nvfp4" else 32, outputs, inputs, seed)
         case _:
             group = int(kind.removeprefix("int4-"))
             by = int4.grouped(weight, group)
@@ -70,8 +74,24 @@ def kept(kind: str, outputs: int, inputs: int, seed: int = 1) -> QuantizedWeight
             return QuantizedWeight("gemm.int4_gemm", (words, grid), exact.dequantized()[:, :inputs])
 
 
+def small_floats(group: int, outputs: int, inputs: int, seed: int) -> QuantizedWeight:
+    """Random 4-bit floats: with the smallest scales and usual ones, and inputs padded to a unit."""
+    from engine.kernels.triton.gemm import int4_gemm
+
+    draw = torch.Generator().manual_seed(seed)
+    width = inputs // group * group
+    low, high = (1, 0x3A) if group == 16 else (115, 128)
+    scale = torch.randint(low, high, (outputs, width // group), generator=draw, dtype=torch.uint8)
+    pairs = torch.randint(0, 256, (outputs, width // 2), generator=draw, dtype=torch.uint8)
+    weight = fp4.Fp4Weight(pairs, scale, torch.rand(outputs, generator=draw) + 0.1, group)
+    more = -width % int4_gemm.UNIT
+    words = int4_gemm.pack_int4(F.pad(fp4.unpacked(pairs), (0, more)))
+    grid = int4_gemm.byte_grid(F.pad(scale, (0, more // group)))
+    return QuantizedWeight("gemm.int4_gemm", (words, grid), weight.dequantized(), factor=weight.factor)
+
+
 EIGHT = ["int8", "fp8"]
-KINDS = [*EIGHT, "int4-32", "int4-64", "int4-96", "int4-128"]
+KINDS = [*EIGHT, "int4-32", "int4-64", "int4-96", "int4-128", "nvfp4", "mxfp4"]
 
 
 @pytest.mark.parametrize("kind", EIGHT)
@@ -143,7 +163,7 @@ def multiplied(
 
     units = of.given[0].shape[1] // parts
     how = Tiling(tall, 32, 128 * (2 - units % 2), warps=1, stages=2, parts=parts)
-    return kernels.call("gemm.int4_gemm", "int4_gemm", x, *of.given, outputs, how)[0]
+    return kernels.call("gemm.int4_gemm", "int4_gemm", x, *of.given, outputs, how, of.factor)[0]
 
 
 def test_other_rows_in_a_tile_change_no_bit(kernels: Interpreted) -> None:
@@ -152,9 +172,11 @@ def test_other_rows_in_a_tile_change_no_bit(kernels: Interpreted) -> None:
     assert torch.equal(multiplied(kernels, x[:3], of, 70, tall=8), whole[:, :3])
 
 
-@pytest.mark.parametrize("inputs", [200, 512])
-def test_int4_inputs_that_do_not_fill_a_unit(kernels: Interpreted, inputs: int) -> None:
-    of, x = kept("int4-32", 70, inputs), numbers(3, inputs, seed=0, dtype=torch.float16)
+@pytest.mark.parametrize(
+    ("kind", "inputs"), [("int4-32", 200), ("int4-32", 512), ("nvfp4", 208), *soak(("mxfp4", 224))]
+)
+def test_inputs_that_do_not_fill_a_unit(kernels: Interpreted, kind: str, inputs: int) -> None:
+    of, x = kept(kind, 70, inputs), numbers(3, inputs, seed=0, dtype=torch.float16)
     found = multiplied(kernels, x, of, 70)[0]
     torch.testing.assert_close(found.float(), F.linear(x.float(), of.weight), rtol=4e-3, atol=4e-3)
 
@@ -169,17 +191,36 @@ def test_rows_are_padded_with_zeros(kernels: Interpreted) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("inputs", [200, 384])
-@pytest.mark.parametrize("kind", ["int8", "int4-32", "int4-128"])
+@pytest.mark.parametrize("inputs", [224, 384])
+@pytest.mark.parametrize("kind", ["int8", "int4-32", "int4-128", "nvfp4", "mxfp4"])
 def test_dequantized(kernels: Interpreted, kind: str, inputs: int, dtype: torch.dtype) -> None:
     of = kept(kind, 9, inputs)
-    if of.in_nibbles:
+    if of.factor is not None:
+        found, _ = kernels.call("gemm.dequantize", "dequantize_fp4", *of.given, of.factor, inputs, dtype)
+    elif of.in_nibbles:
         found, _ = kernels.call(
             "gemm.dequantize", "dequantize_int4", *of.given, torch.float16, 9, inputs, dtype
         )
     else:
         found, _ = kernels.call("gemm.dequantize", "dequantize_int8", *of.given, dtype)
     torch.testing.assert_close(found, of.weight.to(dtype), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("group", [16, *soak(32)])
+def test_products_of_small_floats(kernels: Interpreted, group: int) -> None:
+    """`many` is dequantized, also where the kernel cannot multiply in the dtype of the rows."""
+    draw = torch.Generator().manual_seed(0)
+    pairs = torch.randint(0, 256, (70, 96), generator=draw, dtype=torch.uint8)
+    scale = torch.randint(*((1, 0x3A) if group == 16 else (115, 126)), (70, 192 // group), generator=draw)
+    weight = fp4.Fp4Weight(pairs, scale.byte(), torch.rand(70, generator=draw) + 0.1, group)
+    x, bias = numbers(257, 192, seed=0, dtype=torch.float16), numbers(70, seed=1, dtype=torch.float16)
+    given = (fp4.unpacked(pairs), weight.scale, weight.factor)
+    few, many, plain, own = kernels.run(fp4_products, given, x, bias)
+    torch.testing.assert_close(plain, weight.dequantized(), rtol=1e-6, atol=1e-9)
+    expected = F.linear(x.float(), weight.dequantized(), bias.float())
+    torch.testing.assert_close(few.float(), expected[:1], rtol=4e-3, atol=4e-3)
+    torch.testing.assert_close(many.float(), expected, rtol=4e-3, atol=8e-3)
+    torch.testing.assert_close(own.float(), expected[:1], rtol=4e-3, atol=4e-3)
 
 
 def test_packed_numbers_are_unpacked() -> None:

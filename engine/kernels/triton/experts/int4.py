@@ -1,6 +1,6 @@
 """Products of rows with 4-bit weights of their experts; the layout is that of gemm/int4_gemm.py.
 
-The numbers are integers, or the floats of mxfp4, whose scales per 32 inputs are powers of two.
+The numbers are integers, or floats.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
@@ -12,32 +12,17 @@ from torch import Tensor
 
 from engine.kernels.triton.experts.gemm import PLAIN, Gate, empty_out, finish
 from engine.kernels.triton.experts.tiles import ExpertTiles, own_pairs
-from engine.kernels.triton.gemm.int4_gemm import FLOATS, TALL, TILE, UNIT, floats_of_unit
+from engine.kernels.triton.gemm.int4_gemm import (
+    FLOATS,
+    SMALL_FLOATS,
+    TALL,
+    TILE,
+    UNIT,
+    floats_of_unit,
+    scaled_outputs,
+)
 from engine.kernels.triton.gemm.tma_gemm import Tiling
 from engine.kernels.triton.launch import launch
-
-
-def _small_floats(kind: str, place: int, power: str) -> str:
-    """Assembly like int4_gemm.FLOATS, for the four 4-bit floats of each half of word $4.
-
-    Exponent and fraction of a number go to bit `place` of a larger float, the sign to the highest bit. That
-    float, which may be subnormal, is `power` times too small, whose bits are given twice.
-    """
-    text = "{ .reg .b32 n, sign, none, power; mov.b32 none, 0; mov.b32 power, " + power + ";"
-    for nth in range(4):
-        by = place - 4 * nth
-        text += f"{'shl.b32' if by >= 0 else 'shr.u32'} n, $4, {abs(by)};"
-        text += f"shl.b32 sign, $4, {12 - 4 * nth};"
-        text += "lop3.b32 sign, sign, 0x80008000, none, 0xea;"
-        text += f"lop3.b32 n, n, {7 << place | 7 << place + 16}, sign, 0xea;"
-        text += f"fma.rn.{kind} n, n, power, none; fma.rn.{kind} ${nth}, n, ${5 + 4 * nth}, ${7 + 4 * nth};"
-    return text + "}"
-
-
-SMALL_FLOATS = {
-    torch.bfloat16: _small_floats("bf16x2", 6, "0x7e807e80"),  # 2**126
-    torch.float16: _small_floats("f16x2", 9, "0x74007400"),  # 2**14
-}
 
 
 @triton.jit
@@ -48,7 +33,7 @@ def _words(words, output, UNITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def _experts_int4(
-    out, x, words, grid, bias, pair_weights, pairs, owners, rows,
+    out, x, words, grid, factor, bias, pair_weights, pairs, owners, rows,
     EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr, SORTED: tl.constexpr,
     BY_PAIR: tl.constexpr, OUTPUTS: tl.constexpr, ALL: tl.constexpr, INPUTS: tl.constexpr,
     UNITS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr,
@@ -94,6 +79,11 @@ def _experts_int4(
                 total_up = tl.dot(w1, x1, total_up)
                 total_up = tl.dot(w2, x2, total_up)
                 total_up = tl.dot(w3, x3, total_up)
+    if factor is not None:
+        own_factor = factor + expert * (2 * OUTPUTS if UP > 0 else OUTPUTS)
+        total = scaled_outputs(total, own_factor, output * STEP, output < OUTPUTS)
+        if UP > 0:
+            total_up = scaled_outputs(total_up, own_factor, output * STEP + UP, output < OUTPUTS)
     finish(
         out, total, total_up, bias, pair_weights, expert, pair, output, rows,
         CHOSEN, OUTPUTS, GATED, STEP, UP, ALPHA, LIMIT, BIASED,
@@ -115,6 +105,7 @@ def experts_int4(
     tiles: ExpertTiles,
     how: Tiling,
     rows: int,
+    factor: Tensor | None = None,
     *,
     gate: Gate | None = None,
     pair_weights: Tensor | None = None,
@@ -124,17 +115,19 @@ def experts_int4(
 ) -> Tensor:
     """Like experts_gemm, with `words` [experts, tiles, units, 64, 32] and `grid` [experts, groups, outputs].
 
-    x must have the dtype of the grid. `floats`: the numbers are those of mxfp4.
+    x must have the dtype of the grid. `floats`: the numbers are floats, as they also are if the grid holds
+    bytes. `factor`: of each output, [experts, outputs] in float32.
     """
     high, units = words.shape[1:3]
     out = empty_out(x, outputs, tiles, rows, gate, x.dtype)
     width = out.shape[-1]
+    small = floats or grid.dtype is torch.uint32
     _experts_int4[(triton.cdiv(width, how.outputs), tiles.count)](
-        out, x, words, grid, bias, pair_weights, tiles.pairs, tiles.owners, rows,
+        out, x, words, grid, factor, bias, pair_weights, tiles.pairs, tiles.owners, rows,
         OUTPUTS=width, ALL=high * TILE, INPUTS=x.shape[1], UNITS=units, GROUP=units * UNIT // grid.shape[1],
         COLUMNS=how.outputs, TURN=how.inputs // UNIT, GATED=gate is not None,
         **(PLAIN if gate is None else gate.constants(width)), **tiles.constants,
-        FLOATS=(SMALL_FLOATS if floats else FLOATS)[x.dtype], BIASED=bias is not None, STAGES=how.stages,
+        FLOATS=(SMALL_FLOATS if small else FLOATS)[x.dtype], BIASED=bias is not None, STAGES=how.stages,
         PDL=pdl,
         num_warps=how.warps, **launch(pdl),
     )  # fmt: skip

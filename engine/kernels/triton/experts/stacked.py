@@ -113,7 +113,8 @@ class Int4Experts(StackedExperts):
     outputs: int
     kind: torch.dtype
     bias: Tensor | None = None
-    floats: bool = False  # whether the numbers are those of mxfp4
+    floats: bool = False  # whether the numbers are floats
+    factor: Tensor | None = None  # [experts, outputs], of floats whose grid holds bytes
 
     def takes(self, dtype: torch.dtype) -> bool:
         return dtype is self.kind
@@ -130,6 +131,7 @@ class Int4Experts(StackedExperts):
             tiles,
             how,
             rows,
+            self.factor,
             bias=self.bias,
             floats=self.floats,
             **around,

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.gemm.int4_gemm import TILE as TOGETHER
-from engine.kernels.triton.gemm.int4_gemm import UNIT
+from engine.kernels.triton.gemm.int4_gemm import UNIT, scale_of_byte
 from engine.kernels.triton.gemm.skinny_gemm import as_float
 from engine.kernels.triton.launch import power
 
@@ -67,5 +67,41 @@ def dequantize_int4(
         out, words, grid,
         INPUTS=inputs, UNITS=units, GROUP=units * UNIT // len(grid), ALL=tiles * TOGETHER,
         KIND=tl.bfloat16 if kind is torch.bfloat16 else tl.float16, TURN=turn, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _dequantize_fp4(
+    out, words, grid, factor,
+    INPUTS: tl.constexpr, UNITS: tl.constexpr, FOUR: tl.constexpr, ALL: tl.constexpr, TURN: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    unit = tl.program_id(1) * TURN + tl.arange(0, TURN)
+    n = tl.arange(0, 32)
+    there = unit < UNITS
+    of = words + row // 64 * (UNITS * 64 * 32) + unit[:, None] * (64 * 32) + row % 64 * 32 + n[None, :]
+    word = tl.load(of, mask=there[:, None], other=0)
+    whole = tl.load(factor + row)
+    for nth in tl.static_range(4):
+        at = unit[:, None] * 128 + nth * 32 + n[None, :]
+        four = tl.load(grid + at // FOUR * ALL + row, mask=there[:, None], other=0)
+        scale = scale_of_byte(four, at % FOUR // (FOUR // 4), FOUR)
+        number = (word >> 4 * nth).to(tl.int32) & 15
+        # Exponent and fraction, as those of a float that is 2**126 times too small.
+        size = ((number & 7) << 22).to(tl.float32, bitcast=True) * 8.507059173023462e37
+        value = tl.where(number > 7, -size, size) * scale * whole
+        tl.store(out + row * INPUTS + at, value.to(out.dtype.element_ty), mask=at < INPUTS)
+
+
+def dequantize_fp4(words: Tensor, grid: Tensor, factor: Tensor, inputs: int, dtype: torch.dtype) -> Tensor:
+    """Floats in the layout of int4_gemm.py, with a grid of bytes -> [outputs, inputs]."""
+    tiles, units = words.shape[:2]
+    out = torch.empty(len(factor), inputs, dtype=dtype, device=words.device)
+    turn = min(32, power(units))
+    _dequantize_fp4[(len(factor), triton.cdiv(units, turn))](
+        out, words, grid, factor,
+        INPUTS=inputs, UNITS=units, FOUR=units * UNIT // len(grid), ALL=tiles * TOGETHER, TURN=turn,
+        num_warps=4,
     )  # fmt: skip
     return out

@@ -1,4 +1,8 @@
-"""Products of up to a few hundred rows with an int4 weight: (number - 8) * scale + offset, by groups.
+"""Products of up to a few hundred rows with a 4-bit weight: (number - 8) * scale + offset, by groups.
+
+The numbers may also be 4-bit floats, whose scales are bytes as in the checkpoint: e4m3 for 16 inputs each
+(nvfp4), or exponents for 32 (mxfp4). A float times its scale is exact in 16 bits; what else scales an output
+is multiplied last, in float32.
 
 A decode step of a small batch is bound by reading weights: a quarter of the bytes should be four times as
 fast, unless arithmetic or copies become the bottleneck. So the numbers are stored in the order the kernel
@@ -48,6 +52,13 @@ def scale_grid(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
     return F.pad(both.view(torch.int32).squeeze(2).T, (0, -len(scale) % TILE)).contiguous()
 
 
+def byte_grid(scale: Tensor) -> Tensor:
+    """Pack bytes [outputs, groups], four adjacent groups to a number: uint32 [groups / 4, outputs]."""
+    return (
+        F.pad(scale.contiguous().view(torch.int32).T, (0, -len(scale) % TILE)).contiguous().view(torch.uint32)
+    )
+
+
 def _floats(kind: str, power: str, one: str, less: str) -> str:
     """Assembly for $0 to $3: the four numbers of each half of word $4, times $5, $9, ..., plus $7, $11, ....
 
@@ -70,6 +81,29 @@ FLOATS = {
     torch.bfloat16: _floats("bf16x2", "0x43004300", "0x3f803f80", "0xc308c308"),  # 128
     torch.float16: _floats("f16x2", "0x64006400", "0x3c003c00", "0xe408e408"),  # 1024
 }
+
+
+def _small_floats(kind: str, place: int, power: str) -> str:
+    """Assembly like FLOATS, for the four 4-bit floats of each half of word $4.
+
+    Exponent and fraction of a number go to bit `place` of a larger float, the sign to the highest bit. That
+    float, which may be subnormal, is `power` times too small, whose bits are given twice.
+    """
+    text = "{ .reg .b32 n, sign, none, power; mov.b32 none, 0; mov.b32 power, " + power + ";"
+    for nth in range(4):
+        by = place - 4 * nth
+        text += f"{'shl.b32' if by >= 0 else 'shr.u32'} n, $4, {abs(by)};"
+        text += f"shl.b32 sign, $4, {12 - 4 * nth};"
+        text += "lop3.b32 sign, sign, 0x80008000, none, 0xea;"
+        text += f"lop3.b32 n, n, {7 << place | 7 << place + 16}, sign, 0xea;"
+        text += f"fma.rn.{kind} n, n, power, none; fma.rn.{kind} ${nth}, n, ${5 + 4 * nth}, ${7 + 4 * nth};"
+    return text + "}"
+
+
+SMALL_FLOATS = {
+    torch.bfloat16: _small_floats("bf16x2", 6, "0x7e807e80"),  # 2**126
+    torch.float16: _small_floats("f16x2", 9, "0x74007400"),  # 2**14
+}
 _FLOATS_OPERANDS = tl.constexpr(",".join(["=r"] * 4 + ["r"] * 17))
 _TWICE = tl.constexpr("{ prmt.b32 $0, $2, 0, 0x1010; prmt.b32 $1, $2, 0, 0x3232; }")
 
@@ -85,6 +119,42 @@ def _of_group(grid):
 
 
 @triton.jit
+def scale_of_byte(four, nth, FOUR: tl.constexpr):
+    """The nth of four scales of `FOUR` inputs, bytes without a sign, in float32."""
+    byte = ((four >> 8 * nth) & 255).to(tl.int32)
+    if FOUR == 64:  # e4m3, as the middle bits of a float that is 2**120 times too small
+        value = (byte << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    else:  # an exponent; 2**-127 is half of the smallest normal float
+        value = tl.maximum(byte << 23, 1 << 22).to(tl.float32, bitcast=True)
+    return value
+
+
+@triton.jit
+def _of_byte(four, nth: tl.constexpr, dtype: tl.constexpr, FOUR: tl.constexpr):
+    """The nth scale of each output twice in 32 bits, [outputs, 1]."""
+    short = scale_of_byte(four, nth, FOUR).to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    return ((short << 16) | short)[:, None]
+
+
+@triton.jit
+def _of_piece(grid, at, nth: tl.constexpr, ALL: tl.constexpr, GROUP: tl.constexpr, dtype: tl.constexpr):
+    """The scales and offsets of the nth 32 inputs of a unit, [outputs, 1 or 32]."""
+    pairs = grid + (at + 32 * nth) // GROUP * ALL
+    if grid.dtype.element_ty != tl.uint32:
+        scale, offset = _of_group(pairs)
+    else:
+        four = tl.load(pairs)
+        if GROUP == 64:
+            scale = _of_byte(four, nth % 2 * 2, dtype, GROUP)
+            second = _of_byte(four, nth % 2 * 2 + 1, dtype, GROUP)
+            scale = tl.where(tl.arange(0, 32)[None, :] < 16, scale, second)
+        else:
+            scale = _of_byte(four, nth, dtype, GROUP)
+        offset = tl.zeros_like(scale)
+    return scale, offset
+
+
+@triton.jit
 def floats_of_unit(
     word, grid, at, x, ALL: tl.constexpr, GROUP: tl.constexpr, FLOATS: tl.constexpr
 ):  # fmt: skip
@@ -93,16 +163,17 @@ def floats_of_unit(
     `grid`: of the outputs.
     """
     dtype = x.dtype.element_ty
-    scale0, offset0 = _of_group(grid + at // GROUP * ALL)
+    BYTES: tl.constexpr = grid.dtype.element_ty == tl.uint32
+    scale0, offset0 = _of_piece(grid, at, 0, ALL, GROUP, dtype)
     scale1, offset1 = scale0, offset0
-    if GROUP % 64 != 0:
-        scale1, offset1 = _of_group(grid + (at + 32) // GROUP * ALL)
+    if BYTES or GROUP % 64 != 0:
+        scale1, offset1 = _of_piece(grid, at, 1, ALL, GROUP, dtype)
     scale2, offset2 = scale0, offset0
-    if GROUP % 128 != 0:
-        scale2, offset2 = _of_group(grid + (at + 64) // GROUP * ALL)
+    if BYTES or GROUP % 128 != 0:
+        scale2, offset2 = _of_piece(grid, at, 2, ALL, GROUP, dtype)
     scale3, offset3 = scale2, offset2
-    if GROUP % 64 != 0:
-        scale3, offset3 = _of_group(grid + (at + 96) // GROUP * ALL)
+    if BYTES or GROUP % 64 != 0:
+        scale3, offset3 = _of_piece(grid, at, 3, ALL, GROUP, dtype)
     return tl.inline_asm_elementwise(
         FLOATS, _FLOATS_OPERANDS,
         [word, scale0, offset0, scale1, offset1, scale2, offset2, scale3, offset3],
@@ -110,9 +181,15 @@ def floats_of_unit(
     )  # fmt: skip
 
 
+@triton.jit
+def scaled_outputs(total, factor, output, there):
+    """Multiply the sums [outputs, rows] by what scales each whole output."""
+    return total * tl.load(factor + output, mask=there, other=0.0)[:, None]
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _int4_gemm(
-    out, x, words, grid, rows,
+    out, x, words, grid, factor, rows,
     OUTPUTS: tl.constexpr, ALL: tl.constexpr, INPUTS: tl.constexpr, UNITS: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr, PARTS: tl.constexpr, TILES: tl.constexpr,
     STAGES: tl.constexpr, FLOATS: tl.constexpr, PDL: tl.constexpr,
@@ -146,6 +223,8 @@ def _int4_gemm(
             total = tl.dot(w1, x1, total)
             total = tl.dot(w2, x2, total)
             total = tl.dot(w3, x3, total)
+    if factor is not None:
+        total = scaled_outputs(total, factor, output, output < OUTPUTS)
     to = (part * rows + row).to(tl.int64)[None, :] * OUTPUTS + output[:, None]
     tl.store(out + to, total.to(out.dtype.element_ty), mask=there & (output < OUTPUTS)[:, None])
 
@@ -158,21 +237,30 @@ def _fits(there, at, INPUTS: tl.constexpr, UNITS: tl.constexpr):
 
 
 def int4_gemm(
-    x: Tensor, words: Tensor, grid: Tensor, outputs: int, how: Tiling, *, pdl: bool = False
+    x: Tensor,
+    words: Tensor,
+    grid: Tensor,
+    outputs: int,
+    how: Tiling,
+    factor: Tensor | None = None,
+    *,
+    pdl: bool = False,
 ) -> Tensor:
     """[rows, inputs] -> [parts, rows, outputs], in float32 if there are several parts. `pdl` as in Tile.
 
-    x must have the dtype of the grid.
+    x must have the dtype of the grid. If that holds bytes, the numbers are floats.
+    `factor`: of each output, in float32.
     """
     (rows, inputs), (tiles, units) = x.shape, words.shape[:2]
     kind = torch.float32 if how.parts > 1 else x.dtype
     out = torch.empty(how.parts, rows, outputs, dtype=kind, device=x.device)
     high = triton.cdiv(rows, how.rows)
+    floats = SMALL_FLOATS if grid.dtype is torch.uint32 else FLOATS
     _int4_gemm[(tiles * TILE // how.outputs * high, how.parts)](
-        out, x, words, grid, rows,
+        out, x, words, grid, factor, rows,
         OUTPUTS=outputs, ALL=tiles * TILE, INPUTS=inputs, UNITS=units, GROUP=units * UNIT // len(grid),
         ROWS=how.rows, COLUMNS=how.outputs, TURN=how.inputs // UNIT, PARTS=how.parts, TILES=high,
-        STAGES=how.stages, FLOATS=FLOATS[x.dtype], PDL=pdl, num_warps=how.warps, **launch(pdl),
+        STAGES=how.stages, FLOATS=floats[x.dtype], PDL=pdl, num_warps=how.warps, **launch(pdl),
     )  # fmt: skip
     return out
 
