@@ -12,7 +12,7 @@ from minichat.shell.key_order import KeyOrder
 from tests.app.conftest import Bench, run
 from tests.cases import one_of
 
-NAMED = ("enter", "escape", "tab", "backspace", "pageup", "pagedown")
+NAMED = ("enter", "escape", "tab")
 
 
 def typed(it: Bench, *keys: str) -> None:
@@ -53,13 +53,6 @@ async def test_text_after_opening_a_dialog_goes_into_it(bench: Callable[..., Any
         assert it.main.prompt.text == "left"
         typed(it, "escape", "!")
         await it.until(lambda: it.main.prompt.text == "left!")
-
-
-@run
-async def test_pages_of_a_palette_that_is_not_drawn_yet(bench: Callable[..., Any]) -> None:
-    async with bench() as it:
-        typed(it, "ctrl+p", "backspace", "pagedown", "pageup", "pagedown", "rename")
-        await it.until(lambda: isinstance(it.app.focused, Input) and it.app.focused.value == "rename")
 
 
 @run
