@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import ClassVar
 
-from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
+from textual.binding import Binding, BindingType
+from textual.command import CommandList, CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.events import Key
 from textual.markup import escape
@@ -15,6 +17,11 @@ from minichat.features.feature import Context, Feature, Offer, ScreenCommand
 class Palette(CommandPalette):
     """A palette without blinking cursor or spinner: each redraw would send bytes over the network."""
 
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown", "page(1)", show=False),
+    ]
+
     def __init__(self, context: Context) -> None:
         super().__init__([_provider(context)], placeholder="type a command", id="--command-palette")
         self._keys = context.keys
@@ -24,6 +31,12 @@ class Palette(CommandPalette):
         if event.key in self._keys.of("program.palette"):
             event.stop()
             await self.run_action("escape")
+
+    def action_page(self, direction: int) -> None:
+        """Move by a page, unless the list has no room yet, or none at all: then Textual raises an error."""
+        commands = self.query_one(CommandList)
+        if commands.scrollable_content_region:
+            commands.action_page_down() if direction > 0 else commands.action_page_up()
 
     def on_mount(self) -> None:
         self.query_one(Input).cursor_blink = False

@@ -11,6 +11,7 @@ from engine.api.errors import ModelNotFound
 from engine.api.events import Died, Restarted, Restarting
 from minichat.app import RESTART
 from minichat.clients.fake import FakeBackend
+from minichat.features import palette
 from minichat.models.welcome import found_here
 from minichat.shell.terminal import Terminal
 from tests import impatient
@@ -236,6 +237,21 @@ async def test_the_palette_shows_a_title_that_looks_like_markup(bench: Callable[
                 await it.pilot.press("ctrl+p", *typed)
                 await it.until(lambda: entry in listed())
                 await it.pilot.press("escape")
+
+
+@run
+async def test_a_page_of_a_palette_without_room_for_its_list(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(palette, "offers", lambda context: iter(()))
+    async with bench() as it:
+        await it.pilot.press("ctrl+p")
+        commands = it.app.screen.query_one(OptionList)
+        commands.set_options(["one", "two"])  # not laid out yet, as when a key comes at once
+        commands.highlighted = 0
+        await it.app.screen.run_action("page(1)")
+        await it.app.screen.run_action("page(-1)")
+        assert commands.highlighted == 0
 
 
 @run
