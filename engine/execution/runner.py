@@ -333,6 +333,8 @@ class ModelRunner:
             self._compiler.compile(self._stage, {kind_of(piece, inputs): launches})
         packed.stream = self._ends.enter(len(piece.ids))
         hidden = self._forward(packed)
+        for drafter in self._drafters.values():
+            drafter.keep(hidden, piece.rows)
         if self._ends.leave(hidden):
             return
         if piece.targets:
