@@ -144,6 +144,7 @@ def _assembled(
 
     bus = Bus()
     scheduler = _scheduler(config, room, policy, built, bus)
+    scheduler.speculator.most |= loaded.draft_models.most
     if hashed is not None:
         settings = (device.type, loaded.attention.name, str(room.dtype), config.block_size, room.specs)
         identity = model_identity(hashed.result(), model, *settings, config.tp, config.pp)

@@ -67,7 +67,7 @@ class EngineConfig:
     preemption: PreemptionName = "auto"
     depth: Literal[0, 1] | None = None  # steps launched ahead of the last committed one; None: 1 on a GPU
     seed: int | None = None  # generates the seeds of requests without one
-    draft: str | None = None  # a small draft model; None: the model's folder `draft`, if it exists
+    draft: str | None = None  # a draft model or Medusa heads; None: the folder `draft` of the model, if any
     exit_layer: int | None = None  # the layer after which early exits draft; None: the first trained one
     adapters: tuple[str, ...] = ()  # LoRA adapters to load at the start, as NAME=PATH
     first_request: int = 0  # the number of the first request

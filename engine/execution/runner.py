@@ -336,7 +336,10 @@ class ModelRunner:
         elif self._stage is not None and inputs is not None:
             launches = partial(self._launch_sampling, found, inputs)
             self._compiler.compile(self._stage, {sampling_kind(inputs): launches})
-        if self._ends.leave(hidden := found.states):
+        hidden = found.states
+        for drafter in self._drafters.values():
+            drafter.keep(hidden, piece.rows)
+        if self._ends.leave(hidden):
             return
         if piece.targets:
             launched.prompts = read_prompts(self.model.logits, hidden, piece.targets).to_host()

@@ -50,6 +50,7 @@ class Speculator:
 
     prices: Prices = field(default_factory=Prices)
     tally: Tally = field(default_factory=Tally)  # of all requests so far
+    most: dict[str, int] = field(default_factory=dict)  # by kind: the limit of its drafts, if it has one
     _replies: ReplyIndex = field(default_factory=ReplyIndex)
     _rows: dict[int, Drafting] = field(default_factory=dict)
     _newest: dict[str, Judge] = field(default_factory=dict)  # by kind: of the newest row
@@ -69,7 +70,8 @@ class Speculator:
             if drafting.index is not None:
                 drafting.index.read(request.tokens, READ)
             return None
-        most = min(most, request.params.draft_tokens or drafting.length)
+        limit = self.most.get(drafting.kind, MAX_DRAFT)
+        most = min(most, request.params.draft_tokens or drafting.length, limit)
         if drafting.index is None:
             return Drafts(drafting.kind, most, (), request.stamp) if most > 0 else None
         if not drafting.index.read(request.tokens, READ) or most < 1:
@@ -87,6 +89,7 @@ class Speculator:
         drafting.tally.observe(drafted, accepted, price, rows)
         most = MODEL_MOST if drafting.index is None else MAX_DRAFT
         change = 2 if accepted == drafted else -1
+        most = min(most, self.most.get(drafting.kind, most))
         drafting.length = max(1, min(drafting.length + change, most))
         drafting.judge.observe(drafted, accepted, price, rows)
         if not drafting.judge.on:

@@ -9,6 +9,8 @@ from engine.api.errors import BadInput
 from engine.attention.base import AttentionBackend
 from engine.attention.registry import choose as choose_attention
 from engine.execution.draft.drafting import Drafter, EarlyExit, SmallModel
+from engine.execution.draft.heads import HeadDrafter
+from engine.execution.draft.medusa import MedusaHead, medusa_folder, read_medusa
 from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
@@ -25,6 +27,12 @@ class DraftModels:
 
     small: LanguageModel | None
     exit_layer: int | None
+    heads: tuple[MedusaHead, ...] = ()
+
+    @property
+    def most(self) -> dict[str, int]:
+        """By kind: how many tokens it can draft at once, if that is limited."""
+        return {"draft": len(self.heads)} if self.heads else {}
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
         """Extra bytes of a block for the small model's keys and values."""
@@ -39,6 +47,8 @@ class DraftModels:
             layers, size = self.small.config.layers, config.block_size
             own = choose_attention(config.attention, first.device, layers, first.dtype, block_size=size)
             made["draft"] = SmallModel(self.small, own, store)
+        if self.heads:
+            made["draft"] = HeadDrafter(self.heads)
         if self.exit_layer is not None and isinstance(model, Decoder):
             made["exit"] = EarlyExit(model, store, attention, self.exit_layer)
         return made
@@ -48,7 +58,12 @@ def find_draft_models(
     place: ModelPlace, model: LanguageModel, device: torch.device, config: EngineConfig
 ) -> DraftModels:
     """Find the draft models. Raises if a configured draft model does not fit or the exit layer is unknown."""
-    return DraftModels(_small(place, model, device, config), _exit(place, model, config))
+    exit_layer = _exit(place, model, config)
+    if config.draft and (folder := medusa_folder(config.draft)) is not None:
+        if config.forgets:
+            raise BadInput(f"draft: {WINDOWED}")
+        return DraftModels(None, exit_layer, read_medusa(folder, model, device, config.ranks))
+    return DraftModels(_small(place, model, device, config), exit_layer)
 
 
 def _small(

@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.api.errors import BadWire
 from engine.attention.base import AttentionBackend, attending
 from engine.execution.batch import BatchBuilder, PackedBatch
+from engine.execution.draft.heads import HeadDrafter
 from engine.execution.sampling_state import SamplingState
 from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
@@ -39,6 +40,9 @@ class EarlyExit:
 
     def read(self, tokens: SlotTokens) -> None:
         """Nothing to do: the model's own cache holds the tokens."""
+
+    def keep(self, hidden: Tensor, rows: Rows) -> None:
+        """Nothing to do: it computes hidden states of its own."""
 
     def begin(self, row: StepRow, token: int) -> DraftRow:
         return row._replace(length=1, samples=True, drafted=0), [token]
@@ -107,6 +111,9 @@ class SmallModel:
             raise BadWire(f"the step has tokens of slot {tokens.slot} from {tokens.at}, without those before")
         held.tokens[tokens.at :] = tokens.tokens
 
+    def keep(self, hidden: Tensor, rows: Rows) -> None:
+        """Nothing to do: it computes hidden states of its own."""
+
     def begin(self, row: StepRow, token: int) -> DraftRow:
         """A row from the end of the cache to the step's token."""
         held = self._held.get(row.slot)
@@ -130,7 +137,8 @@ class SmallModel:
         return self.model.logits(hidden)
 
 
-Drafter = EarlyExit | SmallModel
+CachedDrafter = EarlyExit | SmallModel
+Drafter = CachedDrafter | HeadDrafter
 
 
 def with_drafts(
@@ -148,7 +156,10 @@ def with_drafts(
             if made[row.request].kind == kind
         ]
         if rows:
-            found = drafts_of(drafter, rows, batches, sampling_state.last_ids, sampling_state.guess)
+            if isinstance(drafter, HeadDrafter):
+                found = drafter.drafts([row for row, _ in rows], sampling_state.guess)
+            else:
+                found = drafts_of(drafter, rows, batches, sampling_state.last_ids, sampling_state.guess)
             sampling_state.apply(step.sampling)  # drafts were counted as text
             ids = ids.copy()
             for request, tokens in found.items():
@@ -158,7 +169,7 @@ def with_drafts(
 
 
 def drafts_of(
-    drafter: Drafter,
+    drafter: CachedDrafter,
     rows: Sequence[tuple[StepRow, int]],
     batches: BatchBuilder,
     last_ids: Tensor,
@@ -191,7 +202,9 @@ def drafts_of(
     return found
 
 
-def _catch_up(drafter: Drafter, draft_row: DraftRow, batches: BatchBuilder, last_ids: Tensor) -> DraftRow:
+def _catch_up(
+    drafter: CachedDrafter, draft_row: DraftRow, batches: BatchBuilder, last_ids: Tensor
+) -> DraftRow:
     """Compute all but the last piece of the tokens that the drafter lacks; return the last."""
     row, tokens = draft_row
     while row.length > PIECE:
