@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from rich.style import Style
 from textual.color import Color
+from textual.geometry import Region
+from textual.widget import Widget
 from textual.widgets import Input, TextArea
 
 from minichat.shell.themes import load_themes, shipped_themes
@@ -28,13 +30,24 @@ FRAMES = frozenset("─│┌┐└┘├┤┬┴┼╭╮╰╯━┃▏▕▎
 
 
 def weak(app: Any) -> Iterator[tuple[str, str, str, float]]:
-    """Text with too little contrast, its colors, and their contrast."""
-    for strip in strips_of(app.screen):
-        for segment in strip:
-            if segment.text.strip() and segment.style and (pair := colors(segment.style)):
-                found = contrast(*pair)
-                if found < needed(segment.text, segment.style):
-                    yield segment.text, *pair, round(found, 2)
+    """Text with too little contrast, its colors, and their contrast. What a dialog dims does not count."""
+    lines = strips_of(app.screen)
+    for area in areas(app.screen):
+        for strip in lines[area.y : area.bottom]:
+            for segment in strip.crop(area.x, area.right):
+                if segment.text.strip() and segment.style and (pair := colors(segment.style)):
+                    found = contrast(*pair)
+                    if found < needed(segment.text, segment.style):
+                        yield segment.text, *pair, round(found, 2)
+
+
+def areas(widget: Widget) -> Iterator[Region]:
+    """Where a screen draws, other than the screens below it."""
+    for child in widget.children:
+        if child.visible and child.display:
+            yield child.region.intersection(child.screen.region)
+        else:
+            yield from areas(child)
 
 
 def needed(text: str, style: Style) -> float:
