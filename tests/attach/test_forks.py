@@ -11,6 +11,7 @@ from minichat.clients.remote import RemoteBackend
 from minichat.session.resuming import unfinished
 from tests.app.conftest import Bench, bench, run
 from tests.attach.conftest import served, slow
+from tests.cases import soak
 from tests.server.conftest import KEY, Served
 from tests.waiting import becomes
 
@@ -40,7 +41,7 @@ async def pick_token(it: Bench) -> None:
     await it.pilot.press("down", "enter")
 
 
-@pytest.mark.parametrize("how", [fork, pick_token])
+@pytest.mark.parametrize("how", [fork, *soak(pick_token)])
 def test_the_next_screen_resumes_a_fork(
     bench: Callable[..., Any], slow: Served, how: Callable[[Bench], Any]
 ) -> None:

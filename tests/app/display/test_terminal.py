@@ -268,7 +268,7 @@ FORMS = {
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ("TERM=screen", "16 colors"),
+        pytest.param("TERM=screen", "16 colors", marks=pytest.mark.soak),
         pytest.param("TERM=xterm-16color", "16 colors", marks=pytest.mark.soak),
         pytest.param("TERM=screen-256color", "256 colors", marks=pytest.mark.soak),
         ("TERM=xterm-256color COLORTERM=truecolor", "true color"),

@@ -22,6 +22,7 @@ from engine.execution.protocol import StepResult
 from engine.host.thread import EngineThread
 from engine.scheduling.pace import LEAST, PLAIN_LEAST, RETRY, SIZES, StepPace, within
 from engine.scheduling.step import Rows, Step, StepRow
+from tests.cases import soak
 from tests.engine.ledger import Clock, LedgerRunner, drain, ledger_engine
 from tests.examples import examples
 from tests.outputs import Output
@@ -209,8 +210,13 @@ def test_decodes_are_not_measured_while_a_prompt_is_launched(
 
 @pytest.mark.parametrize(
     ("depth", "stages", "kind"),
-    [(0, 1, {}), (1, 1, {}), (1, 1, {"speculate": "ngram", "draft_tokens": 1}), (1, 2, {}), (1, 4, {})],
-    ids=["one by one", "overlapped", "drafts", "two stages", "four stages"],
+    [
+        (1, 1, {}),
+        (1, 1, {"speculate": "ngram", "draft_tokens": 1}),
+        (1, 2, {}),
+        *soak((0, 1, {}), (1, 4, {})),
+    ],
+    ids=["overlapped", "drafts", "two stages", "one by one", "four stages"],
 )
 def test_replies_beside_a_long_prompt_keep_their_pace(depth: int, stages: int, kind: dict[str, Any]) -> None:
     """In an engine, whose clock is the machine's, once a first prompt has been there to learn from.

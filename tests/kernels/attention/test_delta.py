@@ -12,6 +12,7 @@ from engine.api.config import CacheSpec, LayerSpec, StateSpec
 from engine.attention.delta import EPS, DeltaRule
 from engine.attention.state_runs import RUN, DeviceRuns, StateRuns, write_runs
 from engine.kv.store import KVLayer
+from tests.cases import soak
 from tests.kernels import oracles
 
 SIZE, BLOCKS = 16, 12
@@ -71,8 +72,8 @@ def test_values_and_states_are_those_of_the_plain_form(
 @pytest.mark.parametrize(
     ("shape", "rows", "drafts", "interleaved", "parts"),
     [
-        ("grouped", "mixed", False, True, 1), ("grouped", "mixed", True, False, 2),
-        ("grouped", "decodes", False, True, 2), ("single", "mixed", False, False, 1),
+        ("grouped", "mixed", True, False, 2), ("grouped", "decodes", False, True, 2),
+        ("single", "mixed", False, False, 1), *soak(("grouped", "mixed", False, True, 1)),
     ],
 )  # fmt: skip
 def test_a_layer_between_its_products_is_that_of_the_plain_form(

@@ -11,12 +11,12 @@ pytest.importorskip("triton", reason="no Triton here")
 
 # Steps of each model; what all models of a kind compute alike is in one of them. The others are soak tests.
 QUICK = {
-    "experts": ("one",),
-    "mamba": ("prompts", "pieces"), "lone": ("decodes", "drafts"), "lone-experts": ("one",), "states": (),
-    "scaled": ("one",), "scaled-experts": (), "biased": ("decodes",),
+    "dense": ("decodes", "drafts", "pieces", "one"), "experts": ("one",), "mamba": ("pieces",),
+    "lone": ("drafts",), "lone-experts": (), "states": (), "scaled": ("one",), "scaled-experts": (),
+    "biased": ("decodes",),
 }  # fmt: skip
 CASES = [
-    pytest.param(family, name, marks=() if name in QUICK.get(family, STEPS) else pytest.mark.soak)
+    pytest.param(family, name, marks=() if name in QUICK[family] else pytest.mark.soak)
     for family in MODELS
     for name in STEPS
 ]
