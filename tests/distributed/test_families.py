@@ -36,7 +36,7 @@ ARRANGEMENTS += (*WIDE,)
 # One each with plain blocks, norms around them, joined tensors, experts, latent and linear attention, and a
 # state space with one group for all ranks. The others are also compared for each rank alone
 # (tests/models/test_shards.py).
-USUAL = ("llama", "qwen3_moe", "deepseek_v3", "qwen3_next", "granite4")
+USUAL = ("llama", "deepseek_v3", "qwen3_next")
 
 
 def load(folder: Path, collective: Collective | None = None, scheme: str = "none") -> Decoder:

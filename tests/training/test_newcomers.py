@@ -25,6 +25,7 @@ def test_there_are_enough_questions_on_each_subject() -> None:
     assert min(subjects.count(about) for about in subjects) >= 5
 
 
+@pytest.mark.soak
 def test_no_question_is_in_the_training_text() -> None:
     """Neither in a list of the training text, nor among all questions of the facts."""
     files = [*TEXT.rglob("*.toml"), *(TEXT.parent / "kinds").glob("*.py")]

@@ -293,7 +293,7 @@ def test_it_uses_the_available_colors(
     tmux.until(lambda screen: f"{ENDED} 0" in screen)
 
 
-@pytest.mark.parametrize("words", [(), ("--ascii",)])
+@pytest.mark.parametrize("words", [(), pytest.param(("--ascii",), marks=pytest.mark.soak)])
 def test_it_fits_any_size(terminal: Callable[..., Tmux], words: tuple[str, ...]) -> None:
     tmux = terminal("--model", "/nowhere", *words, size=(300, 90))
     for columns, lines in ((300, 90), (40, 12)):

@@ -191,7 +191,7 @@ def test_rows_are_padded_with_zeros(kernels: Interpreted) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("inputs", [224, 384])
+@pytest.mark.parametrize("inputs", [224, *soak(384)])
 @pytest.mark.parametrize("kind", ["int8", "int4-32", "int4-128", "nvfp4", "mxfp4"])
 def test_dequantized(kernels: Interpreted, kind: str, inputs: int, dtype: torch.dtype) -> None:
     of = kept(kind, 9, inputs)

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="no Triton here")
 
 # Steps of each model; what all models of a kind compute alike is in one of them. The others are soak tests.
 QUICK = {
-    "dense": ("decodes", "drafts", "pieces", "one"), "experts": ("one",), "mamba": ("pieces",),
+    "dense": ("decodes", "drafts", "pieces", "one"), "experts": ("one",), "mamba": ("one",),
     "lone": ("drafts",), "lone-experts": (), "states": (), "scaled": ("one",), "scaled-experts": (),
     "biased": ("decodes",),
 }  # fmt: skip
