@@ -201,7 +201,7 @@ def test_stages_of_two_ranks_are_two_ranks(llama: Path) -> None:
         assert [each.stage for each in engine.snapshot().ranks] == [1, 1, 0, 0]
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("tp", "pp"), [(1, 2), *soak((2, 1))])
 def test_steps_through_staging_buffers(llama: Path, tp: int, pp: int) -> None:
     """As CUDA graphs run them: what the first stage computes is read at a fixed address.
 

@@ -160,7 +160,7 @@ def failing_at(monkeypatch: pytest.MonkeyPatch, layer: int, error: Exception) ->
     [
         (torch.OutOfMemoryError(NO_MEMORY), "OutOfMemoryError: CUDA out of memory"),
         (RuntimeError("can't allocate memory.\nframe #0"), "RuntimeError: can't allocate memory"),
-        (OSError("gone"), "OSError: gone"),
+        *soak((OSError("gone"), "OSError: gone")),
         (BadInput("a library cannot be used here"), "a library cannot be used here"),
     ],
 )
