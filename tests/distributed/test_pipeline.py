@@ -117,7 +117,8 @@ def test_a_snapshot_names_the_stages_and_their_bubbles(staged: Engine) -> None:
     last, first = staged.snapshot().ranks
     assert output.finish and (last.rank, last.stage, last.pid) == (0, 1, os.getpid())
     assert (first.rank, first.stage) == (1, 0) and first.pid != last.pid
-    assert 0 < first.bubble < 1 and 0 < last.bubble < 1
+    # Each has worked. How waiting is counted is tested without a clock: on busy cores, a share may be zero.
+    assert 0 <= first.bubble < 1 and 0 <= last.bubble < 1
     assert first.cache == 2 * last.cache, "the first stage has two of the three layers"
 
 
