@@ -59,7 +59,6 @@ from engine.text.files import has_tokenizer
 from engine.text.tokenizer import Tokenizer
 
 _STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # small enough not to stall concurrent decodes for long
-GPU_STAGES = False  # refused until their replies are compared with one GPU's; tests and benchmarks set it
 ALL_THREADS = torch.get_num_threads()
 ONE_THREAD = 64 * 2**20  # bytes of weights below which one thread is enough
 
@@ -78,8 +77,6 @@ def assemble(
     if config.ranks == 1:
         return _assembled(config, place, loading, progress, below, None)
     option = "pp" if config.pp > 1 else "tp"
-    if config.pp > 1 and pick(config.device).type != "cpu" and not GPU_STAGES:
-        raise BadInput("pp: stages run on CPUs only so far; add --device cpu, or use tp")
     if config.pp > 1 and sys.platform != "linux":
         raise BadInput("pp: stages find each other through /proc, which only Linux has; leave pp at 1")
     if below:

@@ -3,7 +3,7 @@
 import ctypes
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _TURN = 0.0005  # seconds
@@ -26,20 +26,33 @@ def short_turns() -> Iterator[None]:
                 sys.setswitchinterval(usual)
 
 
-def prepare_gpu(device: str) -> None:
-    """Create the GPU's context and hash Triton's files, on another thread; nothing without a GPU."""
-    if device != "cpu":
-        threading.Thread(target=_prepare, args=(device,), name="early", daemon=True).start()
+def prepare_gpu(device: str) -> Callable[[], None]:
+    """Create the GPU's context and hash Triton's files, on another thread; nothing without a GPU.
+
+    Returns what waits until that thread imports nothing any more. Call it before something else imports
+    Triton: two threads that import its modules in different orders can find one that is not complete.
+    """
+    if device == "cpu":
+        return lambda: None
+    imported = threading.Event()
+    threading.Thread(target=_prepare, args=(device, imported), name="early", daemon=True).start()
+
+    def wait() -> None:
+        imported.wait()
+
+    return wait
 
 
-def _prepare(device: str) -> None:
+def _prepare(device: str, imported: threading.Event) -> None:
     _, _, index = device.partition(":")
-    if not _create_context(int(index) if index.isdigit() else 0):
-        return
     with short_turns():
+        try:
+            if not _create_context(int(index) if index.isdigit() else 0):
+                return
+            from triton.runtime.cache import triton_key
+        finally:
+            imported.set()
         # Triton hashes its compiler before it finds the first kernel in its cache, and keeps the result.
-        from triton.runtime.cache import triton_key
-
         triton_key()
 
 

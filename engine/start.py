@@ -27,7 +27,8 @@ def start(
     place = find_model(config.model, dummy=config.dummy_weights, progress=progress)
     found(place.folder)
     tokenizer = Tokenizer.loading(place.folder)
-    prepare_gpu(config.device)
+    wait_for_imports = prepare_gpu(config.device)
     from engine.assembly import assemble
 
+    wait_for_imports()
     return assemble(config, place, tokenizer, progress, below)

@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.gpu import BLOCKS, CONTEXT, GAP, LONG, SHORT, drawn, finish, largest_gap, oracle
-from engine import assembly
 from engine.api.config import EngineConfig
 from engine.serving.engine import Engine
 from engine.start import start
@@ -80,7 +79,6 @@ def bubbles(bench: Bench, label: str, engine: Engine) -> None:
 def started(bench: Bench, name: str, tp: int, pp: int) -> Iterator[Engine]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[name]))
-        assembly.GPU_STAGES = True
         began = time.perf_counter()
         engine = start(
             EngineConfig(

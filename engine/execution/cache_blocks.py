@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,27 +16,39 @@ from engine.kv.tiers.tier import CompletedTransfer, Transfer
 PIECE = 2**26  # bytes gathered on a GPU at a time
 
 
+class Staging(Protocol):
+    """Moves a list of blocks to rows of bytes on the device, or back, a piece at a time."""
+
+    def move(self, first: int, count: int) -> None:
+        """Move these blocks of the list to the first `count` rows, or back."""
+
+
 def mover_on(device: torch.device) -> Mover:
     """What copies blocks on a device, and to host memory and back; on a GPU without waiting."""
     if device.type != "cuda":
         return move_blocks
     # Imports Triton, which is only installed with a GPU.
-    from engine.kernels.triton.kv.blocks import move
+    from engine.kernels.triton.kv.blocks import RowStaging, move
 
     def moved(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
         if sources[0].is_cuda and targets[0].is_cuda:
             move(sources, targets, pairs)
         else:
-            swap(sources, targets, pairs, move, out=sources[0].is_cuda)
+            swap(sources, targets, pairs, RowStaging, out=sources[0].is_cuda)
 
     return moved
 
 
 def swap(
-    sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs, move: Mover, *, out: bool
+    sources: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    pairs: Pairs,
+    staging: Callable[..., Staging],
+    *,
+    out: bool,
 ) -> None:
     """Copy blocks to host memory (`out`) or from there, by the GPU's copy engine: unlike a kernel, it takes
-    next to nothing from the steps. `move` gathers blocks on the device, so that blocks that are neighbors in
+    next to nothing from the steps. Blocks are gathered on the device, so that those that are neighbors in
     host memory are one copy; all layers of a block lie together there.
     """
     inner, host = (sources, targets) if out else (targets, sources)
@@ -43,17 +56,32 @@ def swap(
     found = sorted((pair[out], pair[not out]) for pair in pairs)  # (place in host memory, block)
     most = max(1, min(len(found), PIECE // rows.shape[1]))
     staged = torch.empty((most, rows.shape[1]), dtype=torch.uint8, device=inner[0].device)
-    parts = cache(lambda: _like(inner, staged))  # takes a while: the first copy begins before it
+    # Takes a while: the first copy begins before it.
+    pieces = cache(lambda: staging(inner, staged, [block for _, block in found], out=out))
     for first in range(0, len(found), most):
-        piece = found[first : first + most]
-        blocks = [(block, at) for at, (_, block) in enumerate(piece)]
+        places = [place for place, _ in found[first : first + most]]
         if out:
-            move(inner, parts(), blocks)
-        for at, place, count in _runs([place for place, _ in piece]):
+            pieces().move(first, len(places))
+        for at, place, count in _runs(places):
             here, there = rows[place : place + count], staged[at : at + count]
             (here if out else there).copy_(there if out else here, non_blocking=True)
         if not out:
-            move(parts(), inner, [(at, block) for block, at in blocks])
+            pieces().move(first, len(places))
+
+
+class PlainStaging:
+    """The reference of the GPU's."""
+
+    def __init__(self, tensors: Sequence[Tensor], rows: Tensor, blocks: Sequence[int], *, out: bool) -> None:
+        self._sides, self._blocks, self._out = (tensors, _like(tensors, rows)), blocks, out
+
+    def move(self, first: int, count: int) -> None:
+        pairs = list(zip(self._blocks[first : first + count], range(count), strict=True))
+        inner, outer = self._sides
+        if self._out:
+            move_blocks(inner, outer, pairs)
+        else:
+            move_blocks(outer, inner, [(row, block) for block, row in pairs])
 
 
 def _rows(tensors: Sequence[Tensor]) -> Tensor:
@@ -112,10 +140,13 @@ class CacheBlocks:
         stream: torch.cuda.Stream | None,
     ) -> None:
         self.numbers = numbers
-        self._tensors = [bits(tensor) for layer in store.layers for tensor in layer.tensors()]
-        self._device, self._stream = device, stream
+        self._store, self._device, self._stream = store, device, stream
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(device))
+
+    @cached_property
+    def _tensors(self) -> list[Tensor]:
+        return [bits(tensor) for layer in self._store.layers for tensor in layer.tensors()]
 
     def read(self) -> Callable[[], np.ndarray]:
         sizes = [tensor[0].nbytes for tensor in self._tensors]

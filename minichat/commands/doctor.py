@@ -209,9 +209,17 @@ def _why_not(name: str, device: torch.device, kv_scheme: KvSchemeName = "none") 
     return registry.why_not(name, device, [_SPEC], _dtype(device), kv_scheme)
 
 
+def _gpus() -> str:
+    """Whether each of several processes can have a GPU."""
+    count = torch.cuda.device_count()
+    return (
+        f"available; there are {count} GPUs" if count > 1 else f"needs two GPUs; there is {count or 'none'}"
+    )
+
+
 def _ranks() -> dict[str, str]:
     """How many processes can share the built-in model on each kind of device."""
-    found = {"cuda": "not supported yet"}
+    found = {"cuda": _gpus()}
     try:
         able = possible_ranks(read_config(find_model(None).folder), _MOST_RANKS)
     except EngineError as error:
@@ -221,7 +229,7 @@ def _ranks() -> dict[str, str]:
 
 def _stages() -> dict[str, str]:
     """Into how many stages the built-in model can be split on each kind of device."""
-    found = {"cuda": "not supported yet"}
+    found = {"cuda": _gpus()}
     try:
         most = len(read_config(find_model(None).folder).layers)
     except EngineError as error:

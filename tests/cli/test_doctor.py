@@ -36,7 +36,9 @@ def test_it_prints_a_report(run: Run) -> None:
         in ran.out
     )
     assert "Pipeline (--pp)\n  cpu                available; the built-in model has up to 8 stages" in ran.out
-    assert ran.out.count("  cuda               not supported yet") == 2
+    count = torch.cuda.device_count()
+    gpus = f"{'available' if count > 1 else 'needs two GPUs or more'}; this machine has {count}"
+    assert ran.out.count(f"  cuda               {gpus}\n") == 2
     assert "Scheduling policies (--policy)\n  fcfs, latency, priority" in ran.out
 
 

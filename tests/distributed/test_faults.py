@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import assembly
 from engine.api.errors import BadInput, EngineDead, EngineError
 from engine.distributed.collective import Interrupted, SharedMemoryCollective
 from engine.distributed.runner import RankedRunner
@@ -116,15 +115,6 @@ def test_the_reason_of_a_rank_that_ends_first_is_reported(
     monkeypatch.setattr(Team, "check_identities", late)
     with pytest.raises(BadInput, match=r"rank [12]: .* cannot be split over 3 ranks"), ranked(llama, tp=3):
         pass
-
-
-def test_stages_on_gpus_are_refused_before_any_rank_starts(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(assembly, "pick", lambda device: torch.device("cuda"))
-    monkeypatch.setattr(assembly, "Team", None)
-    with pytest.raises(BadInput, match="stages run on CPUs only so far; add --device cpu"):
-        engine_on(llama, pp=2)
 
 
 @pytest.mark.parametrize(("ranks", "problem"), [(3, "cannot be split over 3 ranks")])

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from engine import assembly
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineDead
 from engine.api.params import SamplingParams
@@ -31,11 +30,6 @@ pytestmark = [
 ]
 FOLDER = Path(__file__).parent
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-
-
-@pytest.fixture(autouse=True)
-def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "GPU_STAGES", True)
 
 
 def engine_on(folder: Path, device: str, tp: int, **config: Any) -> Engine:

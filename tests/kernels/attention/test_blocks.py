@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
+from engine.execution.cache_blocks import PlainStaging
 from engine.kv.store import KVStore, bits, move_blocks
 from tests.kernels.interpreted import Interpreted
+from tests.kernels.staged import staged, staged_by_kernel
 
 pytest.importorskip("triton", reason="no Triton here")
 
@@ -49,6 +51,17 @@ def test_only_the_given_blocks_are_moved(kernels: Interpreted, scheme: KvSchemeN
     for mine, expected, old in zip(found, targets, before, strict=True):
         assert torch.equal(mine.view(torch.uint8), expected.view(torch.uint8))
         assert not torch.equal(expected.view(torch.uint8), old.view(torch.uint8))
+
+
+@pytest.mark.parametrize("out", [True, False])
+def test_blocks_are_staged_in_rows_piece_by_piece(kernels: Interpreted, out: bool) -> None:
+    tensors_of = [each.view(torch.uint8) for layer in store("int8").layers for each in layer.tensors()]
+    rows = torch.randint(0, 256, (2, sum(each[0].nbytes for each in tensors_of)), dtype=torch.uint8)
+    expected = staged(PlainStaging, [each.clone() for each in tensors_of], rows.clone(), out)
+    found = kernels.run(staged_by_kernel, tensors_of, rows, out)
+    for mine, plain, old in zip(found, expected, [*tensors_of, rows], strict=True):
+        assert torch.equal(mine, plain)
+        assert torch.equal(plain, old) == (out == (old is not rows)), "what is only read stays"
 
 
 @pytest.mark.cuda

@@ -17,7 +17,7 @@ from engine.attention import registry
 from engine.attention.torch_backend import TorchAttention
 from engine.execution import cache_blocks
 from engine.execution.budget import CacheBudget
-from engine.execution.cache_blocks import blocks_of, swap
+from engine.execution.cache_blocks import PlainStaging, blocks_of, swap
 from engine.kv.store import KVStore, bits, move_blocks
 from engine.kv.tiers.host import HostTier
 from engine.serving.engine import Engine
@@ -319,7 +319,7 @@ def test_swaps_by_copies_move_what_the_plain_ones_do(
         given = pairs if out else [(place, block) for block, place in pairs[1:]]
         expected = [each.clone() for each in sides[1]]
         move_blocks(sides[0], expected, given)
-        swap(*sides, given, move_blocks, out=out)
+        swap(*sides, given, PlainStaging, out=out)
         for mine, theirs in zip(sides[1], expected, strict=True):
             assert torch.equal(mine, theirs)
         for each in inner:

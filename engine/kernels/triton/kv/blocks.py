@@ -8,6 +8,7 @@ wait, and later launches find the blocks moved.
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +36,28 @@ def _move(table, pairs, count, TENSORS: tl.constexpr, TURN: tl.constexpr):
             tl.store(target + at, tl.load(source + at, mask=at < words), mask=at < words)
 
 
+class Places(NamedTuple):
+    """Where the blocks of some tensors lie; of each tensor one number in words, and its address in bytes."""
+
+    addresses: np.ndarray
+    words: np.ndarray  # of a block
+    strides: np.ndarray  # from one block to the next
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> "Places":
+        """Of tensors [blocks, ...], each block without gaps."""
+        addresses = [each.data_ptr() for each in tensors]
+        words = [each.nbytes // (len(each) * WORD) for each in tensors]
+        strides = [each.stride(0) * each.element_size() // WORD for each in tensors]
+        return cls(*(np.array(each, np.int64) for each in (addresses, words, strides)))
+
+    def in_rows(self, rows: Tensor) -> "Places":
+        """Of rows of bytes [blocks, bytes per block] that hold these tensors' blocks one after the other."""
+        starts = np.cumsum(self.words) - self.words
+        strides = np.full_like(self.words, rows.shape[1] // WORD)
+        return Places(rows.data_ptr() + WORD * starts, self.words, strides)
+
+
 def move(
     sources: Sequence[Tensor],
     targets: Sequence[Tensor],
@@ -46,21 +69,41 @@ def move(
     Tensors are [blocks, ...], each block without gaps; no block is both read and written. `programs`: at most
     so many run at once. The reference is engine.kv.store.move_blocks.
     """
-    words = [tensor[0].nbytes // WORD for tensor in sources]
-    both = (*sources, *targets)
-    addresses, strides = [each.data_ptr() for each in both], [_stride(each) for each in both]
-    numbers = np.array([*addresses, *words, *strides, *np.ravel(pairs)], np.int64)
     device = next((each.device for each in (*sources, *targets) if each.is_cuda), sources[0].device)
-    host = torch.from_numpy(numbers)
-    there = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
-    first, all_of_them = 5 * len(sources), len(pairs) * len(sources)
     if programs is None:
-        programs = all_of_them if sources[0].device == targets[0].device else SWAPPING
-    _move[(min(programs, all_of_them),)](
-        there, there[first:], len(pairs), TENSORS=len(sources), TURN=TURN, num_warps=4
-    )
+        programs = len(pairs) * len(sources) if sources[0].device == targets[0].device else SWAPPING
+    _Moves(Places.of(sources), Places.of(targets), np.array(pairs, np.int64), device)(0, len(pairs), programs)
 
 
-def _stride(tensor: Tensor) -> int:
-    """Words from one block to the next."""
-    return tensor.stride(0) * tensor.element_size() // WORD
+class RowStaging:
+    """Moves blocks to rows of bytes on the same device, or back, a piece of a list of blocks at a time.
+
+    What all pieces need is uploaded once, because the host has other things to do.
+    The reference is engine.execution.cache_blocks.PlainStaging.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], rows: Tensor, blocks: Sequence[int], *, out: bool) -> None:
+        """`out`: from the blocks to the rows. Each piece begins at the first row."""
+        inner = Places.of(tensors)
+        sides, both = (inner, inner.in_rows(rows)), np.empty((len(blocks), 2), np.int64)
+        both[:, int(not out)] = blocks
+        both[:, int(out)] = np.arange(len(blocks)) % len(rows)
+        self._moves = _Moves(*(sides if out else sides[::-1]), both, rows.device)
+
+    def move(self, first: int, count: int) -> None:
+        self._moves(first, count)
+
+
+class _Moves:
+    """Launches of moves between two places, for parts of a list of pairs."""
+
+    def __init__(self, source: Places, target: Places, pairs: np.ndarray, device: torch.device) -> None:
+        self._tensors = len(source.words)
+        table = (source.addresses, target.addresses, source.words, source.strides, target.strides)
+        host = torch.from_numpy(np.concatenate([*table, pairs.ravel()]))
+        self._there = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+
+    def __call__(self, first: int, count: int, programs: int | None = None) -> None:
+        pairs, items = self._there[5 * self._tensors + 2 * first :], count * self._tensors
+        grid = (min(programs or items, items),)
+        _move[grid](self._there, pairs, count, TENSORS=self._tensors, TURN=TURN, num_warps=4)

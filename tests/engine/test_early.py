@@ -1,0 +1,43 @@
+"""What a start does on another thread while torch is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import sys
+from engine import early
+early._create_context = lambda index: True
+wait = early.prepare_gpu("cuda:1")
+wait()
+print("triton.runtime.cache" in sys.modules, getattr(sys.modules["triton.runtime.cache"], "done", False))
+"""
+ALONE = """
+import threading
+from engine.early import prepare_gpu
+prepare_gpu("cpu")()
+print(threading.active_count())
+"""
+
+
+def test_a_start_waits_until_triton_is_imported(tmp_path: Path) -> None:
+    """Two threads that import it at the same time can each find a part of it missing."""
+    runtime = tmp_path / "triton" / "runtime"
+    runtime.mkdir(parents=True)
+    (tmp_path / "triton" / "__init__.py").write_text("import time; time.sleep(0.3)")
+    (runtime / "__init__.py").touch()
+    (runtime / "cache.py").write_text("def triton_key(): pass\ndone = True")
+    assert printed(PROGRAM, str(tmp_path)) == "True True\n"
+
+
+def test_nothing_waits_without_a_gpu() -> None:
+    assert printed(ALONE) == "1\n"
+
+
+def printed(program: str, *folders: str) -> str:
+    paths = os.pathsep.join([*folders, str(Path(__file__).parents[2])])
+    environment = os.environ | {"PYTHONPATH": paths}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert not ran.stderr
+    return ran.stdout
