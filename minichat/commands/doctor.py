@@ -212,9 +212,7 @@ def _why_not(name: str, device: torch.device, kv_scheme: KvSchemeName = "none") 
 def _gpus() -> str:
     """Whether each of several processes can have a GPU."""
     count = torch.cuda.device_count()
-    return (
-        f"available; there are {count} GPUs" if count > 1 else f"needs two GPUs; there is {count or 'none'}"
-    )
+    return f"{'available' if count > 1 else 'needs two GPUs or more'}; this machine has {count}"
 
 
 def _ranks() -> dict[str, str]:
