@@ -55,12 +55,13 @@ def test_no_held_out_question_of_a_fact_is_trained_on() -> None:
     assert len(kept) > 100
 
 
-def test_every_fact_has_more_ways_to_ask_and_none_is_a_held_out_one() -> None:
-    assert set(ways_to_ask()) == {fact.id for fact in all_facts()}
+def test_more_ways_to_ask_are_for_facts_and_none_is_a_held_out_one() -> None:
+    assert set(ways_to_ask()) <= {fact.id for fact in all_facts()}
     made = [each for patterns in ways_to_ask().values() for pattern in patterns for each in variants(pattern)]
     assert [each for each in made if "[" in each or "]" in each or "|" in each or not normal(each)] == []
     kept = {normal(q) for fact in all_facts() for q in fact.questions(held_out=True)}
     assert [each for each in made if normal(each) in kept] == []
+    assert len(made) > 10_000
 
 
 @pytest.mark.parametrize("bank", [*BANKS, "versus"])
