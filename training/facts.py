@@ -33,9 +33,9 @@ class Fact:
         return found + [each for pattern in self.asked(held_out) for each in variants(pattern)]
 
     def ask(self, rng: Random, held_out: bool) -> str:
-        """A random question; each slot, pair and whole question of the fact is equally likely."""
-        asks = self.asked(held_out)
-        at = rng.randrange(len(self.slots) + len(self.pairs) + len(asks))
+        """A random question. Each slot and pair is equally likely; where there are any, whole questions are half of all at most."""
+        asks, framed = self.asked(held_out), len(self.slots) + len(self.pairs)
+        at = rng.randrange(framed + (min(framed, len(asks)) if framed else len(asks)))
         if at < len(self.slots):
             bank, x = self.slots[at]
             return phrase(rng, bank, held_out, x=x)

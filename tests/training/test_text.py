@@ -64,6 +64,13 @@ def test_more_ways_to_ask_are_for_facts_and_none_is_a_held_out_one() -> None:
     assert len(made) > 10_000
 
 
+def test_half_of_the_questions_of_a_fact_or_more_are_made_from_its_slots() -> None:
+    fact = next(fact for fact in all_facts() if fact.slots and len(fact.asked(False)) > 3 * len(fact.slots))
+    whole = {each for pattern in fact.asked(False) for each in variants(pattern)}
+    asked = [fact.ask(Random(seed), held_out=False) for seed in range(400)]
+    assert 160 < sum(each in whole for each in asked) < 240
+
+
 @pytest.mark.parametrize("bank", [*BANKS, "versus"])
 def test_held_out_families_are_not_among_the_trained(bank: str) -> None:
     trained = {normal(q) for q in families(bank, held_out=False)}
