@@ -14,7 +14,7 @@ BANKS = ("what", "why", "how", "do", "key", "command", "raise", "lower", "defaul
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact. `slots` are pairs of a bank and a filler for {x}; `asks` are whole questions, some with options in brackets."""
+    """One fact. `slots` are pairs of a bank and a filler for {x}; `asks` and `ways` are whole questions, some with options in brackets."""
 
     id: str
     room: str
@@ -24,6 +24,7 @@ class Fact:
     slots: tuple[tuple[str, str], ...]
     pairs: tuple[tuple[str, str], ...]
     asks: tuple[str, ...]
+    ways: tuple[str, ...]
 
     def questions(self, held_out: bool) -> list[str]:
         """Every question for this fact on one side of the split."""
@@ -32,9 +33,9 @@ class Fact:
         return found + [each for pattern in self.asked(held_out) for each in variants(pattern)]
 
     def ask(self, rng: Random, held_out: bool) -> str:
-        """A random question; each slot, pair and whole question of the fact is equally likely."""
-        asks = self.asked(held_out)
-        at = rng.randrange(len(self.slots) + len(self.pairs) + len(asks))
+        """A random question. Each slot and pair is equally likely; where there are any, whole questions are half of all at most."""
+        asks, framed = self.asked(held_out), len(self.slots) + len(self.pairs)
+        at = rng.randrange(framed + (min(framed, len(asks)) if framed else len(asks)))
         if at < len(self.slots):
             bank, x = self.slots[at]
             return phrase(rng, bank, held_out, x=x)
@@ -45,10 +46,9 @@ class Fact:
         return any_of(rng, asks)
 
     def asked(self, held_out: bool) -> tuple[str, ...]:
-        """The whole questions on one side of the split: of four or more, the last is held out."""
-        if len(self.asks) < 4:
-            return () if held_out else self.asks
-        return self.asks[-1:] if held_out else self.asks[:-1]
+        """The whole questions on one side of the split: of four or more `asks`, the last is held out."""
+        kept = len(self.asks) - (len(self.asks) >= 4)
+        return self.asks[kept:] if held_out else self.asks[:kept] + self.ways
 
 
 def _asked(bank: str, held_out: bool, x: str) -> list[str]:
@@ -66,7 +66,16 @@ def _read(room: str, raw: dict) -> Fact:
         slots=tuple((bank, x) for bank in BANKS for x in raw.get(bank, ())),
         pairs=tuple((a, b) for a, b in raw.get("versus", ())),
         asks=tuple(raw.get("ask", ())),
+        ways=ways().get(raw["id"], ()),
     )
+
+
+@cache
+def ways() -> dict[str, tuple[str, ...]]:
+    """The patterns of each fact in text/ways, one a line: they are trained on, all of them."""
+    paths = sorted((TEXT / "ways").glob("*.toml"))
+    read = (tomllib.loads(path.read_text(encoding="utf-8")) for path in paths)
+    return {id: tuple(text.strip().split("\n")) for facts in read for id, text in facts.items()}
 
 
 @cache

@@ -26,7 +26,7 @@ from training.phrasing import normal
 
 Draw = Callable[[Random], list[Exchange]]
 KINDS: dict[str, tuple[Draw, float]] = {
-    "about": (about.exchanges, 0.77),
+    "about": (about.exchanges, 0.9),
     "unknown": (unknown.exchanges, 0.28),
     "instructions": (instructions.exchanges, 0.37),
     "numbers": (numbers.exchanges, 0.15),
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[Draw, float]] = {
     "care": (care.exchanges, 0.1),
     "ordinary": (care.ordinary, 0.085),
     "cannot": (cannot.exchanges, 0.07),
-    "languages": (languages.exchanges, 0.085),
+    "languages": (languages.exchanges, 0.09),
     "lists": (lists.exchanges, 0.08),
 }
 SYSTEMS = (

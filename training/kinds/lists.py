@@ -24,8 +24,11 @@ ASKS = {
         "[Put|Write|Type|Collect|Gather|Arrange|Place] {n} [different |]{c} [in|into|on] a [list|numbered list|short list].", "[What|Which] {n} {c} [come to your mind|come to mind|can you think of|would you name|can you name|do you know|are there|can you list|occur to you|would you put on a list]?",
         "[Can|Could] you [think of|come up with|write down|tell me|name|put down|give me|mention|list|show me] {n} [different |]{c}[ for me| please|]?", "[I need|I want|I would like|I'd like|I am looking for|Please give me|Please write|Let us have|Get me] [a list of |a list with |]{n} [different |]{c}[.|.|]",
         "[My|Our|The] list needs {n} {c}.", "Fill a page with {n} {c}.", "[Fill|Cover|Complete] [a page|the page|a sheet|my list|the screen|a line] with [the names of |]{n} {c}[.|, please.|]", "{n} [examples of|kinds of|sorts of|names of] {c}[, please|.|]",
+        "Let me [see|read|look at|view|have a look at] {n} [different |]{c}[ on the screen| on my screen| here| in a column| one below the other|][.|, please.|]", "[I want to see|I'd like to see|Show|Display|Put up|Bring up] {n} [different |]{c} on [the|my] [screen|display][.|, please.|]",
+        "[On the screen|On the page|In the chat], [show|write|put|list] {n} [different |]{c}[.|, please.|]", "[Fetch|Hand|Serve|Deliver|Produce|Supply] [me |]{n} {c}[.|, please.|]", "[My teacher|My son|The form|The exercise|A friend] [wants|asks for|needs] {n} {c}[. Help me out.|. Which ones?|, so list them.|.]",
+        "[We play a game|It is a quiz]: [name|list|say] {n} [different |]{c}[.|!|]", "[Exactly|Only|Just|No more than] {n} {c}[, please|, one a line|.|]", "{n} {c}, [one per line|as a list|numbered|in a row|that is all I need][.|]", "[Help me|Help us] [find|name|collect] {n} {c}[.|, please.|]",
     ),
-    True: ("Would you write me {n} {c}?", "I could use {n} {c}.", "Let me see {n} {c} on the screen.", "Have you got {n} {c} for me?"),
+    True: ("Would you write me {n} {c}?", "I could use {n} {c}.", "Would {n} {c} be too much to ask?", "Have you got {n} {c} for me?"),
 }  # fmt: skip
 SOME = ("some", "a few", "some", "several")
 STRANGE = (
