@@ -304,7 +304,8 @@ class Knobs(Widget, can_focus=True):
 
     def _refuse(self, error: BadParams) -> None:
         """Show why a change is refused, under the name that the drawer gives the field."""
-        label = next((knob.label for knob in KNOBS if knob.field == error.field), error.field)
+        seen = (row for row in self.rows if isinstance(row, Knob))
+        label = next((knob.label for knob in seen if knob.field == error.field), error.field)
         self.trouble = f"{label}: {error.problem}"
 
     def _send(self, params: SamplingParams) -> None:
