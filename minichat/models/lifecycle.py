@@ -143,7 +143,8 @@ class EngineLifecycle:
             file = program.paths.remembered
             Remembered.read(file).used(identity(self.model)).write(file)
         if program.chats.first_ever:
-            program.main.found = found_here(snapshot, terminal, program.app.console.color_system)
+            colors = None if program.app.no_color else program.app.console.color_system
+            program.main.found = found_here(snapshot, terminal, colors)
             program.chats.first_ever = False
         program.main.label()
         if snapshot.state == "restarting":

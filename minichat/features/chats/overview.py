@@ -60,7 +60,7 @@ class ChatOverview(Widget, can_focus=True):
         chats, width = list(self.context.chats), self.size.width
         room = max(self.size.height - _HEAD, 1)
         at = min(self.at, len(chats) - 1)
-        self._first = max(min(self._first, at), at - room + 1, 0)
+        self._first = max(min(self._first, at, len(chats) - room), at - room + 1, 0)
         seen = list(enumerate(chats))[self._first : self._first + room]
         head = Content.styled(
             f"{len(chats)} open, {len(self.context.chats.streaming)} running", "$text-muted"

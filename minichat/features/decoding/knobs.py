@@ -171,8 +171,7 @@ class Knobs(Widget, can_focus=True):
     # Keys
 
     def action_move(self, by: int) -> None:
-        self._commit()
-        self.row = (self.row + by) % len(self.rows)
+        self._select((self.row + by) % len(self.rows))
 
     def action_change(self, by: int) -> None:
         self._typing, row = None, self.rows[self.row]
@@ -195,7 +194,7 @@ class Knobs(Widget, can_focus=True):
         try:
             self._send(ring[(place + by) % len(ring)].apply(self.params))
         except BadParams as error:
-            self.trouble = str(error)
+            self._refuse(error)
 
     def action_type(self) -> None:
         row = self.rows[self.row]
@@ -240,8 +239,7 @@ class Knobs(Widget, can_focus=True):
 
     def on_click(self, event: Click) -> None:
         if event.y < len(shown := self._shown()):
-            self._commit()
-            self.row = shown[event.y]
+            self._select(shown[event.y])
 
     def on_blur(self) -> None:
         self._commit()
@@ -276,13 +274,13 @@ class Knobs(Widget, can_focus=True):
         try:
             self._set(row, parsed(row, typing.text))
         except BadParams as error:
-            self.trouble = str(error)
+            self._refuse(error)
 
     def _set(self, knob: Knob, value: object) -> None:
         try:
             self._send(self.params.changed(**{knob.field: value}))
         except BadParams as error:
-            self.trouble = str(error)
+            self._refuse(error)
 
     def _choose(self, knob: Knob, by: int) -> None:
         """Select the next choice, skipping speculation kinds the engine lacks."""
@@ -295,7 +293,20 @@ class Knobs(Widget, can_focus=True):
         try:
             self._send(self.strategies.with_strategy(self.params, by))
         except BadParams as error:
-            self.trouble = str(error)
+            self._refuse(error)
+
+    def _select(self, row: int) -> None:
+        """Select a field. What was said about another one goes, except an error in the value just left."""
+        if self._typing is None:
+            self.trouble = ""
+        self._commit()
+        self.row = row
+
+    def _refuse(self, error: BadParams) -> None:
+        """Show why a change is refused, under the name that the drawer gives the field."""
+        seen = (row for row in self.rows if isinstance(row, Knob))
+        label = next((knob.label for knob in seen if knob.field == error.field), error.field)
+        self.trouble = f"{label}: {error.problem}"
 
     def _send(self, params: SamplingParams) -> None:
         self.params = params

@@ -121,6 +121,18 @@ async def test_a_long_list_scrolls_to_the_selected_line(bench: Callable[..., Any
         assert it.screen_text().isascii()
 
 
+@run
+async def test_a_list_fills_its_room_again_when_the_terminal_grows(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await open_chats(it, *(f"chat {number}" for number in range(9)))
+        await it.pilot.press("alt+g")
+        await it.until(lambda: len(listed(it)) == 1 + 10)
+        await it.pilot.resize_terminal(80, 10)
+        await it.until(lambda: len(listed(it)) < 1 + 10)
+        await it.pilot.resize_terminal(80, 24)
+        await it.until(lambda: len(listed(it)) == 1 + 10)
+
+
 def test_a_damaged_list_of_pins_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "remembered.json"
     Remembered().left([1, 2], 1, [2]).write(file)

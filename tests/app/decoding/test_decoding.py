@@ -41,10 +41,25 @@ async def test_typed_values_and_their_errors(bench: Callable[..., Any]) -> None:
         await it.pilot.press(*"0.9", "enter")
         await it.until(lambda: it.app.chats.active.chat.params.top_p == 0.9)
         await it.pilot.press(*"7", "enter")
-        await it.until(lambda: "from 0 to 1" in it.screen_text() or "top_p" in it.screen_text())
+        await it.until(lambda: "top-p: must be" in it.screen_text())
         assert it.app.chats.active.chat.params.top_p == 0.9
         await it.pilot.press("delete")
         await it.until(lambda: it.app.chats.active.chat.params.top_p == 1.0)
+
+
+@run
+async def test_an_error_names_the_field_as_the_drawer_does_and_goes_with_it(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3")
+        row(it, "n")
+        await it.pilot.press(*"1/x/", "enter")
+        await it.until(lambda: "replies: must be a whole number" in it.screen_text())
+        await it.pilot.press("down")
+        await it.until(lambda: not it.drawer.knobs.trouble)
+        await it.pilot.press("up", *"1/x/", "down")  # leaving a field commits it
+        await it.until(lambda: "replies: must be a whole number" in it.drawer.knobs.trouble)
 
 
 @run

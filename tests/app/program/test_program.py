@@ -67,6 +67,16 @@ def test_detected_colors_are_named(colors: str | None, named: str) -> None:
 
 
 @run
+async def test_the_greeting_names_no_colors_where_none_are_shown(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with bench() as it:
+        await it.until(lambda: "Found" in it.screen_text())
+        assert ", no colors," in " ".join(it.screen_text().split())
+
+
+@run
 async def test_a_request_that_waits_for_the_engine_can_be_stopped(bench: Callable[..., Any]) -> None:
     backend = FakeBackend([snapshot()])
     backend.loaded.clear()
