@@ -2,9 +2,11 @@
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
+from _pytest.assertion import rewrite
 from hypothesis import HealthCheck, settings
 
 from tests.examples import TIMES
@@ -47,6 +49,22 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("no ../shared folder next to this checkout")
     return folder
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile a share of the test files. In a fresh checkout each worker would compile all of them."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None or sys.dont_write_bytecode:
+        return
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    state = config.stash[rewrite.assertstate_key]
+    for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        folder = rewrite.get_cache_dir(file)
+        compiled = folder / (file.stem + rewrite.PYC_TAIL)
+        if rewrite._read_pyc(file, compiled) is None:
+            folder.mkdir(exist_ok=True)
+            stat, code = rewrite._rewrite_test(file, config)
+            rewrite._write_pyc(state, code, stat, compiled)
 
 
 def pytest_collection_finish() -> None:
