@@ -3,7 +3,9 @@
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from _pytest.assertion import rewrite
@@ -78,6 +80,13 @@ def pytest_unconfigure() -> None:
     """Collect what the tests left once: pytest does it five times, and each would traverse everything."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _chats_without_syncs() -> Iterator[None]:
+    """Each start of the program would wait for the disk for a tenth of a second."""
+    with patch("minichat.chats.opening.LOCAL", ("WAL", "OFF")):
+        yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
