@@ -19,7 +19,7 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
-from minichat.ui import strips
+from minichat.shell import strips
 
 strips.install()
 

@@ -1,11 +1,11 @@
-"""The strips of `minichat.ui.strips` are those of Textual, with caches made when they are needed."""
+"""The strips of `minichat.shell.strips` are those of Textual, with caches made when they are needed."""
 
 from rich.segment import Segment
 from textual.cache import FIFOCache
 from textual.strip import Strip
 
+from minichat.shell import strips
 from minichat.ui import frames as frames  # it installs them
-from minichat.ui import strips
 
 LINE = [Segment("one "), Segment("two")]
 
