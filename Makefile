@@ -1,8 +1,8 @@
 # `make chat` and `make test` set up everything; `make help` lists all targets.
 PYTHON ?= python3
 VENV ?= .venv
-# Two test processes more than cores, because some tests wait.
-WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 2 : 8)))
+# One test process more than cores, because some tests wait. Each takes seconds to collect the tests.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 ARGS ?=
 
 BIN = $(VENV)/bin

@@ -2,9 +2,13 @@
 
 import gc
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from _pytest.assertion import rewrite
 from hypothesis import HealthCheck, settings
 
 from tests.examples import TIMES
@@ -16,6 +20,8 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# A key waits for the next frame, and most tests of the screen only for keys.
+os.environ["TEXTUAL_FPS"] = "240"
 # A folder without certificates: no test connects to another machine, and each client would load 140 of them.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
@@ -47,6 +53,22 @@ def shared() -> Path:
     return folder
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile a share of the test files. In a fresh checkout each worker would compile all of them."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None or sys.dont_write_bytecode:
+        return
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    state = config.stash[rewrite.assertstate_key]
+    for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        folder = rewrite.get_cache_dir(file)
+        compiled = folder / (file.stem + rewrite.PYC_TAIL)
+        if rewrite._read_pyc(file, compiled) is None:
+            folder.mkdir(exist_ok=True)
+            stat, code = rewrite._rewrite_test(file, config)
+            rewrite._write_pyc(state, code, stat, compiled)
+
+
 def pytest_collection_finish() -> None:
     """Exclude everything shared by all tests from garbage collection, and collect less often."""
     gc.collect()
@@ -58,6 +80,13 @@ def pytest_unconfigure() -> None:
     """Collect what the tests left once: pytest does it five times, and each would traverse everything."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _chats_without_syncs() -> Iterator[None]:
+    """Each start of the program would wait for the disk for a tenth of a second."""
+    with patch("minichat.chats.opening.LOCAL", ("WAL", "OFF")):
+        yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

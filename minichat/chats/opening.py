@@ -14,6 +14,9 @@ from minichat.shell.filesystems import networked
 from minichat.shell.paths import private_folder
 
 TIMEOUT = 2.0  # seconds to wait for another process's write
+# The modes of SQLite's journal and of its waits for the disk, here and on a networked file system. NORMAL
+# loses nothing if the program is killed, and at most the last moments on a power failure.
+LOCAL, NETWORKED = ("WAL", "NORMAL"), ("TRUNCATE", "FULL")
 
 Trouble = Literal["busy", "unwritable", "damaged", "other"]
 _TROUBLES: dict[int, Trouble] = {
@@ -114,10 +117,9 @@ def _memory() -> sqlite3.Connection:
 def _connected(path: Path) -> Opened:
     connection = sqlite3.connect(path, timeout=TIMEOUT, isolation_level=None, check_same_thread=False)
     try:
-        # NORMAL loses nothing if the program is killed, and at most the last moments on a power failure.
-        modes = ("TRUNCATE", "FULL") if networked(path) else ("WAL", "NORMAL")
-        _journal(connection, modes[0])
-        connection.execute(f"PRAGMA synchronous = {modes[1]}")
+        journal, synchronous = NETWORKED if networked(path) else LOCAL
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        _journal(connection, journal)
         connection.execute("PRAGMA journal_size_limit = 4000000")
         migrate(_prepared(connection))
     except BaseException:

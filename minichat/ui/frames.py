@@ -19,6 +19,10 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
+from minichat.shell import strips
+
+strips.install()
+
 Result = TypeVar("Result")
 
 

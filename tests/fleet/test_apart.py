@@ -242,6 +242,7 @@ def test_an_ended_request_leaves_no_blocks_on_either_side(
         assert not apart.of(PromptSent, each.id)
 
 
+@pytest.mark.soak
 def test_in_bfloat16_replies_are_those_after_a_hit_in_the_prefix_cache(tmp_path: Path) -> None:
     """There a prompt computed in one piece rounds differently than in two, so that near ties may end
     otherwise. Whether another engine computed the first piece must not matter.

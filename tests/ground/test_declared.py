@@ -1,8 +1,10 @@
 """pyproject.toml lists every package that is imported, and no others."""
 
 import ast
+import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
@@ -29,18 +31,26 @@ def distribution(module: str) -> str:
     return canonicalize_name(installed().get(module, [ABSENT.get(module, module)])[0])
 
 
+def statements(nodes: list[Any]) -> Iterator[ast.AST]:
+    """The nodes and all statements inside of them, but none of their expressions."""
+    for node in nodes:
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from statements(getattr(node, field, []))
+
+
 @cache
 def imported(folder: str) -> set[str]:
     """The third-party packages that files in the folder import, anywhere in a file."""
     names: set[str] = set()
     for file in (ROOT / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        text = file.read_text(encoding="utf-8")
+        names.update(re.findall(r'\blazy\("(\w+)', text))  # tests/lazily.py
+        for node in statements(ast.parse(text).body):
             if isinstance(node, ast.Import):
                 names.update(alias.name.split(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.add(node.module.split(".")[0])
-            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "lazy":  # tests/lazily.py
-                names.add(ast.literal_eval(node.args[0]))
     return {distribution(name) for name in names - OURS - sys.stdlib_module_names}
 
 

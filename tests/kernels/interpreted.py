@@ -95,6 +95,10 @@ def _begin() -> None:
 
     interpreter._convert_float = convert_with_torch
     interpreter.InterpreterBuilder.create_inline_asm = _assembly
+    # Without `debug`, whether an integer has overflowed is computed and then not used.
+    builder = interpreter.interpreter_builder
+    assert not builder.options.debug
+    builder.options = replace(builder.options, sanitize_overflow=False)
     _run_backwards(interpreter.InterpreterBuilder)
     _cache_repeated_work(interpreter)
 

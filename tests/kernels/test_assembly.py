@@ -13,6 +13,7 @@ from tests.kernels import ptx
 pytest.importorskip("triton", reason="no Triton here")
 
 SHORT = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+COMPILED = pytest.mark.parametrize("dtype", [torch.bfloat16, *soak(torch.float16)], ids=str)
 
 
 def halves(*registers: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
@@ -109,7 +110,7 @@ def test_small_floats_become_weights(dtype: torch.dtype) -> None:
         assert torch.equal(found[nth], numbers * scales[nth].float()[:, None])
 
 
-@SHORT
+@COMPILED
 @pytest.mark.parametrize("kind", ["nibbles", "bytes", "nvfp4", *soak("mxfp4")])
 def test_it_compiles_for_hopper(kind: str, dtype: torch.dtype) -> None:
     """Compiling needs no GPU. Weights are loaded straight into the registers for the tensor cores."""
@@ -165,7 +166,7 @@ def test_experts_of_four_bits_compile_for_hopper(floats: bool, group: int) -> No
     assert "mma.sync" in made.asm["ptx"]
 
 
-@SHORT
+@COMPILED
 @pytest.mark.parametrize("inputs", [4096, 14336])
 def test_words_of_a_row_are_loaded_in_the_layout_of_the_product(inputs: int, dtype: torch.dtype) -> None:
     """In one iteration and in several. Through shared memory they would need 32 KB an iteration."""

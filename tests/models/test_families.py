@@ -11,6 +11,7 @@ from engine.api.config import DTypeName, ModelPlace
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder, Norm
 from engine.models.registry import load_model
+from tests.cases import soak
 from tests.models.tiny import plain_attend
 
 SHAPE: dict[str, Any] = {
@@ -344,7 +345,7 @@ def test_longrope_has_other_factors_if_a_longer_context_is_asked_for(tmp_path: P
 
 
 @pytest.mark.parametrize("family", ["Gemma2", "Phi3", "Olmo2", "Granite", "Glm4", "Cohere", "Starcoder2"])
-@pytest.mark.parametrize("scheme", ["int8", "int4-32"])
+@pytest.mark.parametrize("scheme", ["int8", *soak("int4-32")])
 def test_quantized_weights_stay_near(family: str, scheme: str, tmp_path: Path) -> None:
     changes = next(changes for name, _, changes in CASES if name == family)
     reference(family, changes, tmp_path)

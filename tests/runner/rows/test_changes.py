@@ -11,6 +11,7 @@ import pytest
 
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
+from tests.cases import soak
 from tests.runner.letters import EOS, byte_tokenizer
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on, run_to, turn
 
@@ -32,7 +33,7 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-@DEPTHS
+@pytest.mark.parametrize("depth", [*soak(0), 1])
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: next(iter(changes)))
 def test_a_change_does_not_affect_other_requests(llama: Path, changes: dict[str, Any], depth: int) -> None:
     engine = engine_on(llama, depth=depth)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.errors import BadParams
@@ -18,6 +18,7 @@ from engine.api.request import Finish
 from engine.execution.runner import ModelRunner
 from engine.serving.engine import Engine
 from engine.serving.recordings.replay import replay
+from tests.examples import examples
 from tests.models.test_families import reference
 from tests.outputs import Output
 from tests.runner.company import Company, companies
@@ -87,7 +88,7 @@ def test_a_vector_of_a_step_that_is_replayed(checkpoint: Checkpoint) -> None:
 REPLY = replace(GREEDY, max_tokens=4)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(15)
 @given(companies(st.sampled_from([LAST, MEAN, MEAN, REPLY])))
 def test_steps_and_company_do_not_change_it(checkpoint: Checkpoint, company: Company) -> None:
     folder, theirs = checkpoint("llama")

@@ -150,7 +150,6 @@ class TestReading:
         assert read(style, [ONE[style]]) == read(style, [*ONE[style]]) == ("", [KOELN])
 
     @pytest.mark.parametrize("style", STYLES)
-    @settings(max_examples=40)
     @given(at=AT)
     def test_text_and_two_calls(self, style: Style, at: list[int]) -> None:
         text, plain = TWO[style]
@@ -163,7 +162,7 @@ class TestReading:
         assert read(style, cuts(text, at)) == (text, [])
 
     @pytest.mark.parametrize("style", STYLES)
-    @examples(30)
+    @examples(15)
     @given(data=st.data(), at=AT, cut=st.booleans())
     def test_any_text_reads_the_same_in_pieces(
         self, style: Style, data: st.DataObject, at: list[int], cut: bool
