@@ -30,11 +30,11 @@ async def send(text: str, file: Path, write: Callable[[str], None], terminal: Te
     if terminal.tmux and await _through_tmux(text):
         if len(encoded) > most:
             return f"{notice}. Copied to the tmux paste buffer and to {file}"
-        return f"Copied to the clipboard and to {file}"
+        return f"Sent to the clipboard and to {file}"
     if len(encoded) > most:
         return f"{notice}. Copied to {file}"
     write(_wrapped(f"\x1b]52;c;{encoded}\a", terminal))
-    return f"Copied to the clipboard and to {file}{_OUTSIDE[terminal.outside]}"
+    return f"Sent to the clipboard and to {file}{_OUTSIDE[terminal.outside]}"
 
 
 def _wrapped(sequence: str, terminal: Terminal) -> str:

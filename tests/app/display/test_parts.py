@@ -182,7 +182,7 @@ async def test_expensive_turns_are_spaced_out() -> None:
 async def test_the_clipboard_uses_an_escape_sequence_and_a_file(tmp_path: Path) -> None:
     written: list[str] = []
     notice = await clipboard.send("grüße", tmp_path / "kept.txt", written.append, HERE)
-    assert "Copied to the clipboard" in notice
+    assert "Sent to the clipboard" in notice
     assert written == [f"\x1b]52;c;{base64.b64encode('grüße'.encode()).decode()}\a"]
     assert (tmp_path / "kept.txt").stat().st_mode & 0o777 == 0o600
     notice = await clipboard.send("x" * 80_000, tmp_path / "kept.txt", written.append, HERE)

@@ -157,7 +157,7 @@ async def test_the_last_reply_is_copied_to_the_clipboard(bench: Callable[..., An
     async with bench() as it:
         await it.answered(await it.say("hello"), "take this")
         await it.pilot.press("alt+y")
-        await it.until(lambda: any("Copied to the clipboard" in notice for notice in it.notices()))
+        await it.until(lambda: any("Sent to the clipboard" in notice for notice in it.notices()))
         assert it.app.paths.clipboard.read_text() == "take this"
 
 
