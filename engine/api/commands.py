@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_origin
 
 from engine.api import wire
@@ -32,7 +32,7 @@ class Sender(IntEnum):
 
 
 _PARAMS = Codec(wire.params_to_json, wire.params_from_json)
-_CHANGES = Codec(wire.changes_to_json, wire.changes_from_json)
+_CHANGES = Codec(wire.changes_to_json, partial(wire.changes_from_json, field="changes"))
 _SOME_PARAMS = Codec(
     lambda params: None if params is None else wire.params_to_json(params),
     lambda value: None if value is None else wire.params_from_json(value),

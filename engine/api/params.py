@@ -142,7 +142,7 @@ class SamplingParams:
     def _check_speculation(self) -> None:
         if self.speculate not in ("", *SPECULATION):
             kinds = ", ".join(SPECULATION)
-            raise BadParams("speculate", f"must be one of {kinds}, or empty, not {self.speculate!r}")
+            raise BadParams("speculate", f"must be one of {kinds}, or empty, not {self.speculate!r:.60}")
         _whole("draft_tokens", self.draft_tokens, 0, MAX_DRAFT)
         if self.speculate and self.beams != 1:
             raise BadParams(
@@ -155,7 +155,9 @@ class SamplingParams:
         _whole("n", self.n, 1, MAX_SAMPLES)
         _number("length_penalty", self.length_penalty, -10.0, 10.0)
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            raise BadParams("early_stopping", f"must be true, false or 'never', not {self.early_stopping!r}")
+            raise BadParams(
+                "early_stopping", f"must be true, false or 'never', not {self.early_stopping!r:.60}"
+            )
         if self.best_of is not None:
             _whole("best_of", self.best_of, 1, MAX_SAMPLES)
             if self.best_of < self.n:
@@ -237,7 +239,9 @@ class SamplingParams:
     def changed(self, **changes: Any) -> Self:
         """A copy with some fields replaced. Raises if a name is unknown."""
         if unknown := [name for name in changes if name not in FIELDS]:
-            raise BadParams(unknown[0], f"is not a sampling parameter; available: {', '.join(FIELDS)}")
+            raise BadParams(
+                f"{unknown[0]:.60}", f"is not a sampling parameter; available: {', '.join(FIELDS)}"
+            )
         return replace(self, **changes)
 
 
@@ -248,18 +252,25 @@ def _number(name: str, value: Any, low: float, high: float, *, above: bool = Fal
     good = isinstance(value, int | float) and not isinstance(value, bool)
     if not good or not (low < value if above else low <= value) or value > high:
         raise BadParams(
-            name, f"must be a number {'above' if above else 'from'} {low:g} to {high:g}, not {value!r}"
+            name, f"must be a number {'above' if above else 'from'} {low:g} to {high:g}, not {value!r:.60}"
         )
 
 
 def _whole(name: str, value: Any, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise BadParams(name, f"must be a whole number from {low} to {high}, not {value!r}")
+        raise BadParams(name, f"must be a whole number from {low} to {high}, not {value!r:.60}")
 
 
 def _flag(name: str, value: Any) -> None:
     if not isinstance(value, bool):
-        raise BadParams(name, f"must be true or false, not {value!r}")
+        raise BadParams(name, f"must be true or false, not {value!r:.60}")
+
+
+def _unicode(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadParams(name, f"must be valid Unicode, not {text!r:.60}") from None
 
 
 def _stops(value: Any) -> tuple[str, ...]:
@@ -268,7 +279,8 @@ def _stops(value: Any) -> tuple[str, ...]:
         raise BadParams("stop", f"at most {MAX_STOPS} stop strings, not {len(stops)}")
     for stop in stops:
         if not isinstance(stop, str) or not stop:
-            raise BadParams("stop", f"must be non-empty strings, not {stop!r}")
+            raise BadParams("stop", f"must be non-empty strings, not {stop!r:.60}")
+        _unicode("stop", stop)
     return stops
 
 
@@ -279,6 +291,7 @@ def _words(value: Any) -> tuple[str, ...]:
     for word in words:
         if not isinstance(word, str) or not word.strip() or len(word) > MAX_BAD_WORD:
             raise BadParams("bad_words", f"must be texts of 1 to {MAX_BAD_WORD} characters, not {word!r:.60}")
+        _unicode("bad_words", word)
     return words
 
 
@@ -295,7 +308,7 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
         raise BadParams("logit_bias", f"at most {MAX_BIASED} tokens, not {len(pairs)}")
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise BadParams("logit_bias", f"must map token ids to numbers, not contain {pair!r}")
+            raise BadParams("logit_bias", f"must map token ids to numbers, not contain {pair!r:.60}")
         _whole("logit_bias", pair[0], 0, 2**31 - 1)
         _number("logit_bias", pair[1], -100.0, 100.0)
     return tuple(sorted((token, float(bias)) for token, bias in dict(pairs).items()))
@@ -303,5 +316,5 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise BadParams(name, f"must be a list, not {value!r}")
+        raise BadParams(name, f"must be a list, not {value!r:.60}")
     return tuple(value)

@@ -74,10 +74,10 @@ def changes_to_json(changes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _PARAMS[name].write(getattr(params, name)) for name in changes}
 
 
-def changes_from_json(value: Any) -> dict[str, Any]:
-    """The arguments for `SamplingParams.changed`, which also reports invalid fields."""
+def changes_from_json(value: Any, field: str = "params") -> dict[str, Any]:
+    """The arguments for `SamplingParams.changed`, which also reports invalid fields. `field`: the value's."""
     if not isinstance(value, Mapping):
-        raise BadInput(f"sampling parameters must be an object, not {value!r}")
+        raise BadInput(f"{field} must be an object, not {value!r:.60}", field=field)
     return {name: _param(name, each) for name, each in value.items()}
 
 

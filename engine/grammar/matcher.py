@@ -8,6 +8,8 @@ import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
+_LONGEST = 300  # characters of a reason, which may quote the grammar
+
 
 class GrammarMatcher:
     """The tokens allowed next. They depend only on the tokens read, so any matcher that reads them agrees."""
@@ -86,4 +88,5 @@ def reason(text: str) -> str:
     lines = [line.strip() for line in text.partition("<non-verbose/>")[0].splitlines() if line.strip()]
     found = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "")
     found = re.sub(r"^(error: |at \d+\(\d+\): )", "", found)
-    return found.partition(" Enable 'coerce_one_of'")[0].rstrip(".")
+    found = found.partition(" Enable 'coerce_one_of'")[0].rstrip(".")
+    return found if len(found) <= _LONGEST else f"{found[:_LONGEST]}..."

@@ -84,7 +84,7 @@ class Tokenizer:
         return [(token, *span) for token, span in zip(encoding.ids, encoding.offsets, strict=True)]
 
     def _encoding(self, text: str, batch: Callable[..., list[Any]]) -> Any:
-        if len(checked_text(text, "the text")) < _LONG:
+        if len(checked_text(text, "prompt", field="prompt")) < _LONG:
             return self.library.encode(text, add_special_tokens=False)
         return batch([text], add_special_tokens=False)[0]
 

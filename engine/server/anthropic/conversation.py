@@ -10,6 +10,7 @@ from engine.server.http.errors import ApiError
 from engine.server.reply_grammar import ToolCallRules
 from engine.server.state import ServerState
 from engine.server.tool_definitions import call_rules, check_tools
+from engine.text.tokenizer import checked_text
 
 _FORMS = {
     "text": '{"type": "text", "text": "..."}',
@@ -116,7 +117,7 @@ def _assistant(blocks: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def _text(content: Any, place: str) -> str:
     """Return a text, or text blocks joined."""
     if isinstance(content, str):
-        return content
+        return checked_text(content, place, field=place)
     texts = list[str]()
     for inner, block in _blocks(content, place):
         match block:

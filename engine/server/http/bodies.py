@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fastapi import Request
+from fastapi import Request, Response
 from starlette.requests import ClientDisconnect, HTTPConnection
 
 from engine.server.config import MAX_DEPTH, MAX_MEMBERS, MAX_PARTS
@@ -54,6 +54,11 @@ async def off_loop(client: HTTPConnection, work: Callable[[], T], size: int | No
     if size is not None:
         client.state.sends_long = size > _LONG
     return await state_of(client).engine.read(work) if getattr(client.state, "sends_long", False) else work()
+
+
+async def written(request: Request, answer: Callable[[], bytes]) -> Response:
+    """Return an answer of JSON. It is made in a thread: a million tokens take seconds."""
+    return Response(await state_of(request).engine.work(answer), media_type="application/json")
 
 
 def parse_json(text: str) -> Any:

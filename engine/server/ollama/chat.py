@@ -34,6 +34,7 @@ from engine.server.state import ServerState, mode_of
 from engine.server.tool_calls.formats import reply_reader
 from engine.server.tool_definitions import check_tools, functions_of
 from engine.text.reasoning import Thoughts
+from engine.text.tokenizer import checked_text
 
 router = APIRouter(route_class=OllamaRoute)
 R = TypeVar("R", bound=OllamaRequest)
@@ -103,7 +104,9 @@ def _prompt(state: ServerState, body: OllamaGenerateRequest, text: str) -> Promp
         if body.system:
             raise ApiError(400, "system: this model has no chat template", param="system")
         return text
-    messages = [{"role": "system", "content": body.system}] if body.system else []
+    system = checked_text(body.system or "", "system", field="system")
+    messages = [{"role": "system", "content": system}] if system else []
+    text = checked_text(text, "prompt", field="prompt")
     return ChatPrompt([*messages, {"role": "user", "content": text}], (), body.template_options())
 
 

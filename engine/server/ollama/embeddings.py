@@ -21,6 +21,7 @@ from engine.server.ollama.schema import OllamaBody, OllamaOptions
 from engine.server.schema import openapi_answers, openapi_body
 from engine.server.state import ServerState
 from engine.server.urgency import USUAL, Urgency
+from engine.text.tokenizer import checked_text
 
 _MAX_INPUTS = 2048  # as on OpenAI's route
 
@@ -113,7 +114,7 @@ async def embedding(request: Request) -> Response:
 def _checked(texts: list[str], field: str) -> list[str]:
     if "" in texts:
         raise ApiError(400, f"{field} must not be an empty text", param=field)
-    return texts
+    return [checked_text(text, field, field=field) for text in texts]
 
 
 async def _truncated(state: ServerState, texts: list[str]) -> list[Prompt]:

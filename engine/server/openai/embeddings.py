@@ -17,6 +17,7 @@ from engine.server.http.errors import ApiError
 from engine.server.http.renaming import RenamingRoute
 from engine.server.http.sse import encoded, unless_gone
 from engine.server.schema import Ordered, Sparse, TokenIds, openapi_answers, openapi_body
+from engine.text.tokenizer import checked_text
 
 _MAX_INPUTS = 2048  # OpenAI's limit
 _Ids = Annotated[TokenIds, Field(min_length=1)]
@@ -75,6 +76,10 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Promp
     prompts: list[Prompt] = list(given) if several else [given]  # type: ignore[arg-type, list-item]
     if "" in prompts:
         raise ApiError(400, "input must not be an empty text", param="input")
+    for number, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            place = f"input[{number}]" if several else "input"
+            checked_text(prompt, place, field=place)
     return prompts
 
 

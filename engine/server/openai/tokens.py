@@ -2,18 +2,20 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from engine.server.http.bodies import read_as
+from engine.server.http.bodies import read_as, written
 from engine.server.http.connection import state_of
 from engine.server.http.errors import ApiError
+from engine.server.http.sse import encoded
 from engine.server.messages import template_messages
 from engine.server.openai.errors import OpenAIRoute
-from engine.server.schema import Messages, Strict, TokenIds, openapi_body
+from engine.server.schema import Messages, Strict, TokenIds, openapi_answers, openapi_body
 
 router = APIRouter(route_class=OpenAIRoute)
 _LONGEST = 1_000_000  # tokens
+JSON = openapi_answers("application/json")
 
 
 class TokenizeRequest(Strict):
@@ -29,8 +31,10 @@ class DetokenizeRequest(Strict):
     tokens: TokenIds = Field(max_length=_LONGEST)
 
 
-@router.post("/tokenize", openapi_extra=openapi_body(TokenizeRequest))
-async def tokenize(request: Request) -> dict[str, Any]:
+@router.post(
+    "/tokenize", openapi_extra=openapi_body(TokenizeRequest), response_class=Response, responses=JSON
+)
+async def tokenize(request: Request) -> Response:
     """Return the tokens of a prompt as the engine reads it."""
     state, body = state_of(request), await read_as(request, TokenizeRequest)
     await state.served_name(body.model)
@@ -39,9 +43,13 @@ async def tokenize(request: Request) -> dict[str, Any]:
     prompt: str | list[dict[str, Any]] = body.prompt or ""
     if body.messages is not None:
         prompt = template_messages(body.messages, state.host.templates)
-    found = await state.engine.work(lambda: state.host.layout(prompt))
     longest = (await state.engine.snapshot()).max_context
-    return {"tokens": found.ids, "count": len(found.ids), "max_model_len": longest}
+
+    def answer() -> bytes:
+        ids = state.host.layout(prompt).ids
+        return encoded({"tokens": ids, "count": len(ids), "max_model_len": longest})
+
+    return await written(request, answer)
 
 
 @router.post("/detokenize", openapi_extra=openapi_body(DetokenizeRequest))

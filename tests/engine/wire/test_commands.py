@@ -154,7 +154,7 @@ class TestRefusals:
             ("abort", {"ids": [1, "2"]}, "ids", "ids must be a whole number, not '2'"),
             ("abort", {"ids": [1, 2**63]}, "ids", "ids must be a request id, not 922"),
             ("update", {"id": 1, "changes": {}}, "changes", "changes must name at least one"),
-            ("update", {"id": 1, "changes": []}, "", "sampling parameters must be an object"),
+            ("update", {"id": 1, "changes": []}, "changes", "changes must be an object"),
             ("fork", {"id": 1, "params": {"top_p": 7}}, "top_p", "top_p: must be a number"),
             ("fork", {"id": 1, "params": {"heat": 7}}, "heat", "heat: is not a sampling parameter"),
             ("submit", {"prompt": [1], "params": {}, "salt": "?"}, "salt", "salt must be base64"),
