@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.api.config import EngineConfig
+from engine.serving.engine import Engine
 from engine.start import start
 from minichat.bench.cases import CaseFailed
 from minichat.bench.peers import llama_cpp_runner, minichat_runner
@@ -94,7 +95,12 @@ def test_each_engine_gets_its_own_form_of_a_quantization(
 
 def test_this_engine_runs_the_quantization_it_is_given(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[EngineConfig] = []
-    monkeypatch.setattr(minichat_runner, "start", lambda config: started.append(config) or start(config))
+
+    def recorded(config: EngineConfig) -> Engine:
+        started.append(config)
+        return start(config)
+
+    monkeypatch.setattr(minichat_runner, "start", recorded)
     _, generate = minichat_runner.opened(job(tiny, quantization="int8"))
     assert generate([[5, 6, 7]], [4]) == [4]
     assert [each.quantization for each in started] == ["int8"]

@@ -101,7 +101,12 @@ def test_prompts_of_any_length_use_few_shapes(monkeypatch: pytest.MonkeyPatch) -
     """oneDNN keeps a kernel for every number of rows it has seen."""
     (module, _), x, seen = made(97, 33), rows_of(33).repeat(3, 1), set[int]()
     integers = module._integers
-    monkeypatch.setattr(module, "_integers", lambda d, scale: seen.add(len(d)) or integers(d, scale))
+
+    def recorded(digits: Tensor, scale: Tensor) -> Tensor:
+        seen.add(len(digits))
+        return integers(digits, scale)
+
+    monkeypatch.setattr(module, "_integers", recorded)
     for count in range(65, len(x), 7):
         assert module(x[:count]).shape == (count, 97)
     assert len(seen) <= 16 + 4 * 8
