@@ -210,7 +210,7 @@ def product(
         case ScaledWeight() as weight:
             return fp8.held(weight, bias)
         case Int8Weight() as weight:
-            return int8.held(weight, bias)
+            return int8.held(weight, bias, dtype)
         case Fp4Weight() as weight:
             return fp4.held(weight, bias, dtype)
         case Tensor() as weight:

@@ -6,6 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from engine.kernels.cpu.int8_digits import Int8Digits, why_not
 from engine.kernels.cpu.many_rows import needs_float32
 from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant.registry import register
@@ -54,10 +55,11 @@ class Int8Weight:
         return self.numbers.float() * self.scale[:, None]
 
 
-def held(weight: Int8Weight, bias: Tensor | None) -> nn.Module:
-    """Return a product with this weight."""
+def held(weight: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+    """Return a product with this weight. `dtype`: of the activations."""
     if weight.numbers.device.type == "cpu":
-        return Int8Table(weight, bias)
+        digits = why_not(dtype) is None
+        return Int8Digits(weight.numbers, weight.scale, bias) if digits else Int8Table(weight, bias)
     # Imported here: it needs Triton, which may be missing without a GPU.
     from engine.quant.gpu_products import Int8Product
 
@@ -65,7 +67,8 @@ def held(weight: Int8Weight, bias: Tensor | None) -> nn.Module:
 
 
 class Int8Table(nn.Module):
-    """On a CPU. Inputs are rows of a table, in blocks of outputs; a product is a weighted sum of rows.
+    """On a CPU, where Int8Digits cannot run. Inputs are rows of a table, in blocks of outputs; a product is
+    a weighted sum of rows.
 
     Recommendation models do the same with embeddings, and torch's kernel for it (from FBGEMM) reads one byte
     per number at memory speed. Sums are in float32. For many rows, one block at a time is converted to the
@@ -148,7 +151,7 @@ class Int8:
     rounds_activations: bool = False
     graphs: bool = True
     head: str = "int8"
-    kernels: str = "byte table sums on a CPU, Triton on CUDA; many rows dequantized"
+    kernels: str = "integer products or byte table sums on a CPU, Triton on CUDA"
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return None
@@ -157,9 +160,9 @@ class Int8:
         return outputs * inputs + 4 * outputs
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        if weight.device.type == "cpu":
-            return Int8Table(weight, bias)
-        return held(Int8Weight(*quantized(weight)), bias)
+        if weight.device.type == "cpu" and why_not(weight.dtype) is not None:
+            return Int8Table(weight, bias)  # which rounds a block at a time
+        return held(Int8Weight(*quantized(weight)), bias, weight.dtype)
 
 
 register(Int8())

@@ -1,12 +1,18 @@
 """Other engines in processes of their own: what is computed from their answers, and how they fail."""
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from engine.api.config import EngineConfig
+from engine.serving.engine import Engine
+from engine.start import start
 from minichat.bench.cases import CaseFailed
+from minichat.bench.peers import llama_cpp_runner, minichat_runner
 from minichat.bench.peers.process import PeerProcess
 from minichat.bench.questions import peers
 from minichat.bench.questions.peers import Peer
@@ -56,10 +62,70 @@ def test_steps_and_speeds_are_computed(setup: Setup, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("runner", ["minichat_runner", "generate_runner", "batching_runner"])
 def test_a_runner_generates_replies_of_the_given_lengths(runner: str, tiny: Path) -> None:
-    job: dict[str, Any] = {"folder": str(tiny), "device": "cpu", "threads": 1, "context": 64, "rows": 2}
-    version, generate = import_module(f"minichat.bench.peers.{runner}").opened(job)
+    version, generate = import_module(f"minichat.bench.peers.{runner}").opened(job(tiny))
     assert version
     assert generate([[5, 6, 7], [8, 9], [10]], [4, 2, 3]) == [4, 2, 3]
+
+
+def job(folder: Path, **changes: Any) -> dict[str, Any]:
+    usual = {"device": "cpu", "threads": 1, "context": 64, "rows": 2, "quantization": "none"}
+    return {"folder": str(folder), **usual, **changes}
+
+
+def test_each_engine_gets_its_own_form_of_a_quantization(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: dict[str, Any] = {}
+
+    class Recorded(PeerProcess):
+        def __init__(self, runner: str, job: dict[str, Any], *rest: Any) -> None:
+            jobs[Path(runner).name] = job["quantization"]
+            super().__init__(FAKE, job, *rest)
+
+    fakes = Peer("fake", "Fake", "json", "theirs", {"int4": "Q4_0"}), Peer("no", "Without", "json", FAKE)
+    monkeypatch.setattr(peers, "PeerProcess", Recorded)
+    monkeypatch.setattr(peers, "PEERS", fakes)
+    found = ask("peers", replace(setup, config=replace(setup.config, quantization="int4")))
+    assert jobs == {"minichat_runner": "int4", "theirs": "Q4_0"}
+    assert found["Fake"].about.endswith("; int4 beside Q4_0")
+    assert found["Without"].why_not == "this question has no form of its weights that is like int4"
+    ask("peers", setup)
+    assert jobs == {"minichat_runner": "none", "theirs": "none", "fake_engine": "none"}
+
+
+def test_this_engine_runs_the_quantization_it_is_given(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[EngineConfig] = []
+
+    def recorded(config: EngineConfig) -> Engine:
+        started.append(config)
+        return start(config)
+
+    monkeypatch.setattr(minichat_runner, "start", recorded)
+    _, generate = minichat_runner.opened(job(tiny, quantization="int8"))
+    assert generate([[5, 6, 7]], [4]) == [4]
+    assert [each.quantization for each in started] == ["int8"]
+
+
+def test_llama_cpp_quantizes_its_file(tmp_path: Path) -> None:
+    """With a library that takes the calls of llama-cpp-python."""
+    calls = []
+
+    def quantize(source: bytes, made: bytes, how: Any) -> int:
+        calls.append((Path(source.decode()).name, how.ftype))
+        Path(made.decode()).write_text("made")
+        return 0 if how.ftype == 2 else 1
+
+    library = SimpleNamespace(
+        llama_model_quantize=quantize, llama_model_quantize_default_params=SimpleNamespace,
+        LLAMA_FTYPE_MOSTLY_Q4_0=2, LLAMA_FTYPE_MOSTLY_Q8_0=7,
+    )  # fmt: skip
+    plain = tmp_path / "model.gguf"
+    plain.write_text("plain")
+    made = llama_cpp_runner.quantized(library, plain, "Q4_0")
+    assert (made.read_text(), plain.exists()) == ("made", False)
+    with pytest.raises(RuntimeError, match="llama_model_quantize returned 1"):
+        llama_cpp_runner.quantized(library, plain, "Q8_0")
+    assert calls == [("model.gguf", 2), ("model.gguf", 7)]
 
 
 @pytest.mark.soak

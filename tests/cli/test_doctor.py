@@ -26,7 +26,7 @@ def test_it_prints_a_report(run: Run) -> None:
     for part in (f"minichat {__version__}", "Devices", "Packages", torch.__version__, "Attention on cpu"):
         assert part in ran.out
     assert "Built-in model: " in ran.out
-    assert "  int8: available; byte table sums" in ran.out and "  fp8: FP8 products need" in ran.out
+    assert "  int8: available; integer products" in ran.out and "  fp8: FP8 products need" in ran.out
     assert "  int8               attention torch" in ran.out
     assert re.search(
         r"\n  host, cpu +store \d+\.\d, load \d+\.\d\n  disk +store \d+\.\d, load \d+\.\d\n", ran.out

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from engine.api import events
 from engine.api.config import EngineConfig, ModelPlace
 from engine.execution.weights import Weights, nbytes
+from engine.kernels.cpu.int8_digits import Int8Digits
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder, Linear
 from engine.models.find import find_model
@@ -35,6 +36,7 @@ from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.small import GREEDY, ask, drain, turn
 
 SHAPE = {"vocab_size": 600, "hidden_size": 64, "intermediate_size": 160, "head_dim": 16}
+IN_INT8 = (Int8Table, Int8Digits)
 IN_BYTES = ("int8", "int4", "int4-32", "int4-64", "int4-128", "fp8")
 HEAD = "lm_head.weight"
 
@@ -58,7 +60,7 @@ def loaded(folder: Path, scheme: str = "none", **more: Any) -> Decoder:
 
 def weight_of_head(head: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the weight [outputs, inputs]. `dtype`: the model's."""
-    if isinstance(head, Int8Table):
+    if isinstance(head, IN_INT8):
         return head.dequantized()
     return head(torch.eye(SHAPE["hidden_size"], dtype=dtype)).T
 
@@ -181,11 +183,11 @@ def test_replacing_parts_back_restores_the_head(folder: Path, after: int) -> Non
     before, weights = weight_of_head(model.head), Weights(model, "none", share=1.0)
     for part in range(after):
         weights.replace(part, "int8")
-    assert isinstance(model.head, Int8Table) is (after == 3)
+    assert isinstance(model.head, IN_INT8) is (after == 3)
     for part in reversed(range(after)):
         weights.replace(part, "none")
     assert weights.scheme is named("none") and torch.equal(weight_of_head(model.head), before)
-    assert not any(isinstance(each, Int8Table) for each in model.modules())
+    assert not any(isinstance(each, IN_INT8) for each in model.modules())
 
 
 def test_a_failure_at_the_head_leaves_the_old_scheme(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +202,7 @@ def test_a_failure_at_the_head_leaves_the_old_scheme(folder: Path, monkeypatch: 
     assert progress == [(done, 3) for done in (0, 0, 1, 2, 3, 2, 1, 0)]
     assert reply(engine) == plain
     switch(engine, "int4")
-    assert isinstance(_model(engine).head, Int8Table)
+    assert isinstance(_model(engine).head, IN_INT8)
 
 
 @pytest.mark.parametrize("dummy", [False, True])

@@ -1,5 +1,7 @@
 """llama.cpp through llama-cpp-python, with the same weights: writes them as GGUF, by the package gguf.
 
+Its own quantizer converts that file to Q4_0 or Q8_0.
+
 The library has no scheduler, so the loop here is the simplest continuous batching: each step has a token
 of every running reply, and the prompts that fit.
 """
@@ -14,6 +16,7 @@ from typing import Any
 
 Generate = Callable[[Sequence[Sequence[int]], Sequence[int]], list[int]]
 
+_PLAIN = "none"
 _BATCH = 2048  # tokens of a step; its default
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -68,13 +71,16 @@ def opened(job: dict[str, Any]) -> tuple[str, Generate]:
                     free.append(slots.pop(each))
         return [len(reply) for reply in replies]
 
-    return f"llama-cpp-python {llama.__version__}", generate
+    form = "" if job["quantization"] == _PLAIN else f"-{job['quantization']}"
+    return f"llama-cpp-python {llama.__version__}{form}", generate
 
 
 def _context(llama: Any, job: dict[str, Any]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.gguf"
         _write(Path(job["folder"]), file)
+        if job["quantization"] != _PLAIN:
+            file = quantized(llama, file, job["quantization"])
         params = llama.llama_model_default_params()
         params.n_gpu_layers = 0 if job["device"] == "cpu" else 999
         params.use_mmap = False  # the file is removed
@@ -90,6 +96,16 @@ def _context(llama: Any, job: dict[str, Any]) -> Any:
     if not context:
         raise RuntimeError("llama.cpp cannot create a context")
     return context
+
+
+def quantized(llama: Any, file: Path, form: str) -> Path:
+    made = file.with_name(f"{form}.gguf")
+    how = llama.llama_model_quantize_default_params()
+    how.ftype, how.nthread = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{form}"), 1
+    if code := llama.llama_model_quantize(str(file).encode(), str(made).encode(), how):
+        raise RuntimeError(f"llama_model_quantize returned {code}")
+    file.unlink()
+    return made
 
 
 def _add(batch: Any, token: int, at: int, slot: int, sampled: bool) -> int:

@@ -16,6 +16,7 @@ def opened(job: dict[str, Any]) -> tuple[str, Generate]:
     engine = start(
         EngineConfig(
             model=job["folder"],
+            quantization=job["quantization"],
             device=job["device"],
             threads=job["threads"] if cpu else None,
             blocks=job["rows"] * -(-job["context"] // 16),

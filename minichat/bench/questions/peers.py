@@ -2,12 +2,13 @@
 
 D: a step with n replies, (seconds of long replies - seconds of short ones) / the difference of their lengths.
 N: requests of mixed lengths, all submitted at the start, prompts included.
+With a quantization, each engine stores the same checkpoint in its own form; those that have none are skipped.
 """
 
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
@@ -25,6 +26,8 @@ from minichat.bench.setup import Setup
 from minichat.bench.traffic import take
 
 REPEATS = 3
+_PLAIN = "none"  # the scheme of the checkpoint's own numbers
+_EIGHT, _FOUR = ("int8", "bnb-int8"), ("int4", "int4-32", "int4-64", "int4-128", "bnb-nf4", "bnb-fp4")
 _SHORT = {False: 4, True: 16}  # tokens of a short reply, on a CPU and on a GPU
 
 
@@ -34,6 +37,7 @@ class Peer:
     called: str
     package: str
     runner: str
+    forms: Mapping[str, str] = field(default_factory=dict)  # its form of weights beside a scheme of ours
 
 
 OURS = Peer("minichat", "minichat", "minichat", "minichat_runner")
@@ -42,9 +46,12 @@ PEERS = (
     Peer("batching", "transformers continuous batching", "transformers", "batching_runner"),
     Peer("vllm", "vLLM", "vllm", "vllm_runner"),
     Peer("sglang", "SGLang", "sglang", "sglang_runner"),
-    Peer("llama.cpp", "llama.cpp", "llama_cpp", "llama_cpp_runner"),
+    Peer(
+        "llama.cpp", "llama.cpp", "llama_cpp", "llama_cpp_runner",
+        dict.fromkeys(_EIGHT, "Q8_0") | dict.fromkeys(_FOUR, "Q4_0"),
+    ),
     Peer("nano-vllm", "nano-vllm", "nanovllm", "nano_vllm_runner"),
-)
+)  # fmt: skip
 
 
 def cases(setup: Setup) -> Iterator[Case]:
@@ -52,11 +59,15 @@ def cases(setup: Setup) -> Iterator[Case]:
     about = f"D: prompts of {prompt}, replies of {reply}; N: {requests} mixed requests"
     if not setup.gpu and setup.threads == 1:
         about += "; processor time of one thread"
+    scheme = setup.config.quantization
     for peer in PEERS:
-        yield Case(peer.called, partial(_beside, setup, peer), about, _why_not(setup, peer))
+        forms = f"; {scheme} beside {peer.forms[scheme]}" if scheme in peer.forms else ""
+        yield Case(peer.called, partial(_beside, setup, peer), about + forms, _why_not(setup, peer))
 
 
 def _why_not(setup: Setup, peer: Peer) -> str:
+    if (scheme := setup.config.quantization) != _PLAIN and scheme not in peer.forms:
+        return f"this question has no form of its weights that is like {scheme}"
     if peer.name in setup.peers or find_spec(peer.package) is not None:
         return ""
     return f"{peer.package} is not installed here; --peer {peer.name}=PYTHON names a Python that has it"
@@ -72,10 +83,12 @@ def _beside(setup: Setup, peer: Peer, bench: Bench) -> None:
         "context": setup.longest + 16,
         "rows": max(*rows, min(requests, 256 if setup.gpu else 8)),
     }
+    scheme, python = setup.config.quantization, setup.peers.get(peer.name, sys.executable)
+    form = peer.forms.get(scheme, _PLAIN)
     with (
         tempfile.TemporaryFile("w+") as log,
-        PeerProcess(OURS.runner, job, log) as ours,
-        PeerProcess(peer.runner, job, log, setup.peers.get(peer.name, sys.executable)) as theirs,
+        PeerProcess(OURS.runner, job | {"quantization": scheme}, log) as ours,
+        PeerProcess(peer.runner, job | {"quantization": form}, log, python) as theirs,
     ):
         sides = {OURS.called: ours}
         try:
