@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.api.config import EngineConfig, ModelPlace, keeps_state
+from engine.api.config import CacheSpec, EngineConfig, ModelPlace, keeps_state
 from engine.api.errors import BadInput
 from engine.attention.base import AttentionBackend
 from engine.attention.registry import choose as choose_attention
 from engine.execution.draft.drafting import Drafter, EarlyExit, SmallModel
 from engine.execution.draft.heads import HeadDrafter
 from engine.execution.draft.medusa import MedusaHead, medusa_folder, read_medusa
+from engine.execution.draft.next_tokens import NextTokens
 from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
@@ -49,9 +50,16 @@ class DraftModels:
             made["draft"] = SmallModel(self.small, own, store)
         if self.heads:
             made["draft"] = HeadDrafter(self.heads)
+        if isinstance(model, Decoder) and model.mtp is not None:
+            made["draft"] = NextTokens(model, model.mtp, store, attention, config.block_size)
         if self.exit_layer is not None and isinstance(model, Decoder):
             made["exit"] = EarlyExit(model, store, attention, self.exit_layer)
         return made
+
+
+def head_caches(model: LanguageModel) -> tuple[CacheSpec, ...]:
+    """What the model's own head caches of a token, in a layer after the model's."""
+    return (model.mtp.spec,) if isinstance(model, Decoder) and model.mtp is not None else ()
 
 
 def find_draft_models(
@@ -59,6 +67,8 @@ def find_draft_models(
 ) -> DraftModels:
     """Find the draft models. Raises if a configured draft model does not fit or the exit layer is unknown."""
     exit_layer = _exit(place, model, config)
+    if config.drafts_itself:  # it has been loaded with the model
+        return DraftModels(None, exit_layer)
     if config.draft and (folder := medusa_folder(config.draft)) is not None:
         if config.forgets:
             raise BadInput(f"draft: {WINDOWED}")
