@@ -62,16 +62,17 @@ def block(
     dtype: torch.dtype,
     ranks: int = 1,
     collective: Collective | None = None,
-    name: str | None = None,
+    prefix: str = "",
 ) -> Block:
     """Create an empty block on the current default device, with the shapes of one rank's share.
 
-    `name`: the prefix of its tensors in a checkpoint, if that is not by its index.
+    `prefix`: of its tensors in a checkpoint; empty: the one of its index.
     """
     family, build, spec = family_of(config), build_of(config, dtype, ranks, collective), config.layers[index]
     mixer = (family.linear if spec.state is not None else None) or family.attention
     feed_forward = (index in config.dense and family.dense) or family.feed_forward
-    name = name or family.names["block"].format(config.before + index)
+    name = family.names["block"].format(config.before + index)
+    name = prefix or name
     if family.arrangement == "lone":
         mixes = spec.state is not None or spec.has_keys
         kind = mixer if mixes else feed_forward
@@ -98,7 +99,7 @@ def next_token_head(config: DecoderConfig, dtype: torch.dtype) -> NextTokenHead:
     names, index = family_of(config).mtp, len(config.layers)
     spec = next(each for each in reversed(config.layers) if each.has_keys)
     longer = replace(config, layers=(*config.layers, spec))
-    layer = block(longer, index, dtype, name=names["block"].format(index))
+    layer = block(longer, index, dtype, prefix=names["block"].format(index))
     return NextTokenHead(layer, spec, config.hidden, build_of(config, dtype), names)
 
 
