@@ -26,7 +26,7 @@ from engine.distributed.runner import RankedRunner
 from engine.distributed.stages import PipelineLink
 from engine.distributed.team import Team
 from engine.execution.budget import CacheBudget
-from engine.execution.draft.drafters import DraftModels, find_draft_models, head_caches
+from engine.execution.draft.drafters import DraftModels, find_draft_models
 from engine.execution.runner import ModelRunner
 from engine.execution.weights import Weights
 from engine.fleet.exchange import exchange_tier
@@ -210,11 +210,11 @@ def load_share(
     model = _load(config, place, device, progress, collective, stage)
     dtype = next(iter(model.parameters())).dtype
     caches = model.config.layers if collective is None else cast(Decoder, model).caches
-    specs = windowed((*caches, *head_caches(model)), config)
+    draft_models = find_draft_models(place, model, device, config)
+    specs = windowed((*caches, *draft_models.caches), config)
     refuse_forgetting(config, caches, device)
     config = replace(config, block_size=block_size_with(specs, config.block_size))
     attention = choose_attention(config.attention, device, specs, dtype, config.kv_scheme, config.block_size)
-    draft_models = find_draft_models(place, model, device, config)
     return LoadedModel(
         config=config,
         model=model,

@@ -160,6 +160,7 @@ class Decoder(nn.Module):
             own = None if config.tied or config.after else parameter(rows, config.hidden, dtype=dtype)
         self.norm: nn.Module = build_of(config, dtype).norm(config.hidden)
         self.mtp: NextTokenHead | None = None  # set by the loader, if the head is to draft
+        self.taps: dict[int, Tensor | None] = {}  # what these layers read in the newest forward
         self.head: nn.Module = nn.Identity() if config.after else Linear(self.embed if own is None else own)
         self._embed_scale = float(torch.tensor(config.embed_scale, dtype=dtype, device="cpu"))
         for name, spec in (("rope", config.rope), ("local_rope", config.local_rope)):
@@ -199,7 +200,9 @@ class Decoder(nn.Module):
         """
         x = self.embedded(ids) if stream is None else stream
         step = StepContext(positions, self.rope, attend, local_rope=self.local_rope, adapters=adapters)
-        for each in islice(self.layers, layers):
+        for at, each in enumerate(islice(self.layers, layers)):
+            if at in self.taps:
+                self.taps[at] = x.clone()
             each.forward(x, step)
         return self.ended(x)
 
