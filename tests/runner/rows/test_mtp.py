@@ -19,6 +19,8 @@ from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import BadCheckpoint, BadInput
 from engine.execution.draft.next_tokens import NextTokens
 from engine.models.config_json import read_config
+from engine.models.decoder import Decoder
+from engine.models.layers.step import StepContext
 from engine.models.load_request import LoadRequest
 from engine.models.registry import load_model, own_head
 from engine.scheduling.step import StepRow
@@ -27,7 +29,9 @@ from engine.speculation.gain import Judge
 from tests.cases import soak
 from tests.examples import TIMES
 from tests.models.test_families import GROUPED, reference
+from tests.models.tiny import plain_attend
 from tests.outputs import Output
+from tests.quant.packers import Compressed, Fp8, write
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.replies.test_replay import CONFIG, assert_same, replayed
@@ -213,7 +217,7 @@ def test_a_head_that_is_right_shortens_a_reply(made: Made, tmp_path: Path, tempe
     assert total.accepted == total.drafted >= 45 and total.verifications <= 14
 
 
-@settings(max_examples=6 * TIMES, phases=[Phase.generate])
+@settings(max_examples=4 * TIMES, phases=[Phase.generate])
 @given(work=workloads, others=st.lists(st.sampled_from(("", "draft", "ngram")), min_size=5, max_size=5))
 @pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3"])
 def test_a_head_changes_no_reply(headed: Checkpoints, family: str, work: Workload, others: list[str]) -> None:
@@ -341,3 +345,27 @@ def test_heads_are_refused_where_they_do_not_run(headed: Checkpoints, tmp_path: 
     reference("GPTNeoX", {"vocab_size": VOCAB}, tmp_path)
     with pytest.raises(BadInput, match="run by transformers"):
         load_model(ModelPlace("tiny", tmp_path), mtp=True)
+
+
+@pytest.mark.parametrize(
+    "packer", [Fp8("block", name="weight_scale_inv"), Compressed(group=-1)], ids=["fp8", "int4"]
+)
+def test_a_quantized_checkpoint_has_a_quantized_head(
+    headed: Checkpoints, tmp_path: Path, packer: Any
+) -> None:
+    """It is read as the numbers that it stands for."""
+    folder = headed("glm4_moe")[0]
+    config = json.loads((folder / "config.json").read_text())
+    written = write(load_file(folder / FILE), config, tmp_path, packer, also=("eh_proj.weight",))
+    assert any(name.startswith("model.layers.3.eh_proj") for name in written.packed)
+    made = []
+    for each in (written.quantized, written.plain):
+        model = load_model(ModelPlace("it", each), mtp=True)
+        assert isinstance(model, Decoder)
+        head = model.mtp
+        assert head is not None
+        ids, hidden = torch.arange(3, 23), torch.randn(20, 64, generator=torch.Generator().manual_seed(1))
+        step = StepContext(torch.arange(20), model.rope, plain_attend({head.index: head.spec}))
+        with torch.inference_mode():
+            made.append(head.forward(model.embedded(ids), hidden, step))
+    torch.testing.assert_close(*made, atol=1e-5, rtol=1e-5)
