@@ -207,11 +207,11 @@ def load_share(
     model = _load(config, place, device, progress, collective, stage)
     dtype = next(iter(model.parameters())).dtype
     caches = model.config.layers if collective is None else cast(Decoder, model).caches
-    specs = windowed(caches, config)
+    draft_models = find_draft_models(place, model, device, config)
+    specs = windowed((*caches, *draft_models.caches), config)
     refuse_forgetting(config, caches, device)
     config = replace(config, block_size=block_size_with(specs, config.block_size))
     attention = choose_attention(config.attention, device, specs, dtype, config.kv_scheme, config.block_size)
-    draft_models = find_draft_models(place, model, device, config)
     return LoadedModel(
         config=config,
         model=model,
@@ -294,6 +294,7 @@ def _load(
         collective=collective,
         stage=stage,
         stages=config.pp,
+        mtp=config.drafts_itself,
     )
     if on_cpu and dummy:  # there was no file to take the size from before
         _use_threads(config, sum(each.nbytes for each in chain(model.parameters(), model.buffers())))

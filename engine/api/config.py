@@ -27,6 +27,9 @@ _CHOICES: dict[str, tuple[str | int, ...]] = {
 }
 
 
+OWN_HEAD = "mtp"  # as `draft`: the head for multi-token prediction in the model's own checkpoint
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The options of an engine, with sensible defaults."""
@@ -67,7 +70,8 @@ class EngineConfig:
     preemption: PreemptionName = "auto"
     depth: Literal[0, 1] | None = None  # steps launched ahead of the last committed one; None: 1 on a GPU
     seed: int | None = None  # generates the seeds of requests without one
-    draft: str | None = None  # a draft model or Medusa heads; None: the folder `draft` of the model, if any
+    # A draft model, Medusa or EAGLE-3 heads, or OWN_HEAD. None: the folder `draft` of the model, if any.
+    draft: str | None = None
     exit_layer: int | None = None  # the layer after which early exits draft; None: the first trained one
     adapters: tuple[str, ...] = ()  # LoRA adapters to load at the start, as NAME=PATH
     first_request: int = 0  # the number of the first request
@@ -127,11 +131,20 @@ class EngineConfig:
             if self.ranks > 1 and getattr(self, other):
                 name = "pp" if self.pp > 1 else "tp"
                 raise BadInput(f"{other} cannot be used with {name} yet; run on one rank")
+        if self.drafts_itself and self.ranks > 1:
+            raise BadInput(f"draft: {OWN_HEAD} runs in one process only; leave tp and pp at 1")
+        if self.drafts_itself and self.forgets:
+            raise BadInput(f"draft: {OWN_HEAD} cannot be used with kv_window or kv_budget")
         if self.pp > 1 and self.exit_layer is not None:
             raise BadInput(
                 "exit_layer cannot be used with pp: the first layers and the head are on two stages"
             )
         self._need("seed", "a whole number", self.seed is None or _is_whole(self.seed))
+
+    @property
+    def drafts_itself(self) -> bool:
+        """Whether the head for multi-token prediction in the model's own checkpoint drafts."""
+        return self.draft == OWN_HEAD
 
     @property
     def forgets(self) -> bool:
@@ -336,9 +349,7 @@ class DecoderConfig(ModelConfig):
     logit_cap: float | None = None  # logits pass through cap * tanh(logit / cap)
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)  # read by the family's own parts
     exits: tuple[int, ...] = ()  # layers trained for early exit, through the last norm and head
-    extra_layers: int = (
-        0  # layers in the checkpoint after these that predict further tokens; they are not read
-    )
+    extra_layers: int = 0  # layers in the checkpoint after these that predict further tokens
     before: int = 0  # layers that earlier stages of a pipeline have
     after: int = 0  # layers that later stages have
 

@@ -62,6 +62,7 @@ class AttentionBackend(Protocol):
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]]  # cache schemes it supports; if absent: "none"
     keeps_first: ClassVar[bool]  # whether it supports LayerSpec.kept; if absent, it does not
     # Optional: `block_sizes`, a tuple of the block sizes it reads; if absent, it reads any.
+    # Optional: `write`, which only writes k, and v unless it is None; if absent, `attend` runs instead.
     # Optional: `attend_latents`, like `attend` for a layer whose spec is latent; if absent, it supports none.
 
     @staticmethod
@@ -91,6 +92,20 @@ def attending(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch
         return backend.attend(q, k, v, layers[layer], metadata)
 
     return attend
+
+
+def caching(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch) -> Attend:
+    """Like `attending`, but only write keys and values, if the backend can: the results are not used."""
+    if (write := getattr(backend, "write", None)) is None:
+        return attending(backend, layers, batch)
+    metadata = backend.prepare(batch)
+
+    def cache(layer: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
+        assert not isinstance(v, Recurrence)
+        write(k, None if isinstance(v, LatentProjections) else v, layers[layer], metadata)
+        return q.new_zeros(*q.shape[:2], v.value if isinstance(v, LatentProjections) else v.shape[2])
+
+    return cache
 
 
 def state_runs(batch: Batch) -> StateRuns:

@@ -61,12 +61,20 @@ class TorchAttention:
         rows = list(map(AttentionRow._make, zip(*columns, lists, strict=True)))
         return TorchMetadata(batch.places, rows, size)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: TorchMetadata) -> Tensor:
-        spec = layer.spec
+    def write(
+        self, k: Tensor, v: Tensor | None, layer: KVLayer, metadata: TorchMetadata
+    ) -> tuple[CacheCells, CacheCells]:
+        """Write to the batch's cache slots, and return the layer's cells. `v`: None in a cache of latents."""
         keys = ChannelCells.of_keys(layer)
         values = CacheCells.of_layer(layer.values, layer.value_scales)
         keys.write(metadata.places, k, metadata.rows)
-        values.write(metadata.places, v, metadata.rows)
+        if v is not None:
+            values.write(metadata.places, v, metadata.rows)
+        return keys, values
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: TorchMetadata) -> Tensor:
+        spec = layer.spec
+        keys, values = self.write(k, v, layer, metadata)
         queries = q.view(len(q), spec.kv_heads, -1, spec.key_dim) * _float32(spec.scale, q.device)
         out = queries.new_empty(*queries.shape[:3], spec.value_dim)
         for row in metadata.rows:

@@ -338,7 +338,7 @@ class ModelRunner:
             self._compiler.compile(self._stage, {sampling_kind(inputs): launches})
         hidden = found.states
         for drafter in self._drafters.values():
-            drafter.keep(hidden, piece.rows)
+            drafter.keep(hidden, piece.rows, found.batch)
         if self._ends.leave(hidden):
             return
         if piece.targets:
@@ -359,7 +359,7 @@ class ModelRunner:
             launches = partial(self._launch_kernels, packed, inputs)
             self._compiler.compile(self._stage, {kind_of(piece, inputs): launches})
         packed.stream = self._ends.enter(len(piece.ids))
-        return Hidden(self._forward(packed), packed.ends, packed.slots)
+        return Hidden(self._forward(packed), packed.ends, packed.slots, packed.batch)
 
     @property
     def _replayed(self) -> DecodeSteps | None:

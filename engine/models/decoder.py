@@ -5,6 +5,7 @@ The tokens of all requests are concatenated; only `attend` determines which toke
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from engine.models.families import Family, named, names
 from engine.models.layers.block import Block, LoneBlock, NormedTermBlock, ParallelBlock, ScaledBlock
 from engine.models.layers.build import Build
 from engine.models.layers.collective import Collective
+from engine.models.layers.next_token import NextTokenHead
 from engine.models.layers.norm import Norm
 from engine.models.layers.sharding import VOCABULARY, WHOLE, Sharding
 from engine.models.layers.step import StepContext
@@ -60,12 +62,17 @@ def block(
     dtype: torch.dtype,
     ranks: int = 1,
     collective: Collective | None = None,
+    prefix: str = "",
 ) -> Block:
-    """Create an empty block on the current default device, with the shapes of one rank's share."""
+    """Create an empty block on the current default device, with the shapes of one rank's share.
+
+    `prefix`: of its tensors in a checkpoint; empty: the one of its index.
+    """
     family, build, spec = family_of(config), build_of(config, dtype, ranks, collective), config.layers[index]
     mixer = (family.linear if spec.state is not None else None) or family.attention
     feed_forward = (index in config.dense and family.dense) or family.feed_forward
     name = family.names["block"].format(config.before + index)
+    name = prefix or name
     if family.arrangement == "lone":
         mixes = spec.state is not None or spec.has_keys
         kind = mixer if mixes else feed_forward
@@ -85,6 +92,15 @@ def block(
             made = ScaledBlock(*parts, scale=config.residual_scale) if scales else Block(*parts)
     made.collective = collective
     return made
+
+
+def next_token_head(config: DecoderConfig, dtype: torch.dtype) -> NextTokenHead:
+    """Create an empty head for multi-token prediction on the current default device."""
+    names, index = family_of(config).mtp, len(config.layers)
+    spec = next(each for each in reversed(config.layers) if each.has_keys)
+    longer = replace(config, layers=(*config.layers, spec))
+    layer = block(longer, index, dtype, prefix=names["block"].format(index))
+    return NextTokenHead(layer, spec, config.hidden, build_of(config, dtype), names)
 
 
 class Source(Protocol):
@@ -143,6 +159,8 @@ class Decoder(nn.Module):
             )
             own = None if config.tied or config.after else parameter(rows, config.hidden, dtype=dtype)
         self.norm: nn.Module = build_of(config, dtype).norm(config.hidden)
+        self.mtp: NextTokenHead | None = None  # set by the loader, if the head is to draft
+        self.taps: dict[int, Tensor | None] = {}  # what these layers read in the newest forward
         self.head: nn.Module = nn.Identity() if config.after else Linear(self.embed if own is None else own)
         self._embed_scale = float(torch.tensor(config.embed_scale, dtype=dtype, device="cpu"))
         for name, spec in (("rope", config.rope), ("local_rope", config.local_rope)):
@@ -182,7 +200,9 @@ class Decoder(nn.Module):
         """
         x = self.embedded(ids) if stream is None else stream
         step = StepContext(positions, self.rope, attend, local_rope=self.local_rope, adapters=adapters)
-        for each in islice(self.layers, layers):
+        for at, each in enumerate(islice(self.layers, layers)):
+            if at in self.taps:
+                self.taps[at] = x.clone()
             each.forward(x, step)
         return self.ended(x)
 

@@ -37,6 +37,8 @@ from engine.models.kinds.names import (
     JOINED,
     LINEAR,
     MIXTRAL,
+    MTP,
+    MTP_LAST,
     NAMES,
     NEMOTRON_H,
     SANDWICHED,
@@ -81,6 +83,7 @@ class Family:
     inside: str = (
         ""  # the field of config.json with the text model's own, if there are other models beside it
     )
+    mtp: Mapping[str, str] = field(default_factory=dict)  # names of its head for multi-token prediction
     unread: tuple[str, ...] = ()  # the starts of tensors' names that belong to other models, such as drafts
     arrangement: Arrangement = "pre"
     norms: NormKind = "rms"
@@ -144,7 +147,8 @@ NEMOTRON_STATES = Mamba(
 )  # fmt: skip
 QWEN3_5 = Family(
     attention=Grouped(bias=BIAS, qk_norm=True, head_dim=256, gated=True), linear=DeltaNet(),
-    feed_forward=Dense(), names=LINEAR, unread=("mtp.",), norms="offset", rope=RopeKind(partial=0.25),
+    feed_forward=Dense(), names=LINEAR, mtp=MTP, unread=("mtp.",), norms="offset",
+    rope=RopeKind(partial=0.25),
 )  # fmt: skip
 QWEN3_5_EXPERTS = Routed(
     normalized=True, shared="shared_expert_intermediate_size", dense_width=False
@@ -300,12 +304,12 @@ FAMILIES: dict[str, Family] = {
         feed_forward=RoutedByGroup(
             normalized=("norm_topk_prob", True), biased=True, groups=(8, 4), scaling=2.5, first=3
         ),
-        start_id=0, stop_id=1,
+        mtp=MTP_LAST, start_id=0, stop_id=1,
     ),
     "glm4_moe_lite": Family(
         attention=Latent(query_rank=768, unrotated=192, value=256), feed_forward=GLM4_EXPERTS,
         dense=Dense(), names=DEEPSEEK, rope=RopeKind(interleaved=PAIRS),
-        ends=Ends(eps=("rms_norm_eps", 1e-5)), start_id=0, stop_id=1,
+        mtp=MTP_LAST, ends=Ends(eps=("rms_norm_eps", 1e-5)), start_id=0, stop_id=1,
     ),
     "youtu": Family(
         attention=Latent(), feed_forward=Dense(), names=DEEPSEEK, rope=RopeKind(interleaved=PAIRS), tied=True,
@@ -318,7 +322,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "glm4_moe": Family(
         attention=Grouped(bias=BIAS, out_biased=False, qk_norm=("use_qk_norm", False)),
-        feed_forward=GLM4_EXPERTS, dense=Dense(), names=GLM4_MOE,
+        feed_forward=GLM4_EXPERTS, dense=Dense(), names=GLM4_MOE, mtp=MTP_LAST,
         rope=RopeKind(partial=0.5), ends=Ends(eps=("rms_norm_eps", 1e-5)),
     ),
     "dots1": Family(

@@ -25,6 +25,7 @@ class LoadRequest:
     collective: Collective | None = None  # of the ranks that share the model
     stage: int = 0  # which part of a pipeline, of several `stages`
     stages: int = 1
+    mtp: bool = False  # whether to load the head for multi-token prediction
 
     def dtype_of(self, config: ModelConfig) -> torch.dtype:
         dtype = getattr(torch, config.dtype if self.dtype == "auto" else self.dtype)

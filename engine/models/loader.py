@@ -19,6 +19,7 @@ from engine.models.find import Progress
 from engine.models.gguf.tensors import GgufTensors
 from engine.models.layers.block import Block
 from engine.models.layers.collective import Collective
+from engine.models.layers.next_token import NextTokenHead
 from engine.models.layers.part import Slot
 from engine.models.layers.sharding import RankShare, joined
 from engine.models.packing import packing_of
@@ -57,7 +58,7 @@ class Checkpoint:
         self._device, self._dtype = device or model.embed.device, model.embed.dtype
         names, layers = model.family.names, len(model.config.layers)
         later = (f"{names['block'].format(layers + n)}." for n in range(model.config.extra_layers))
-        unread = (*model.family.unread, *later)
+        unread = unread_beside(model.mtp, (*model.family.unread, *later))
         self._embedding, self._head = f"{names['embed']}.weight", f"{names['head']}.weight"
         self._headers = {
             name: header
@@ -229,7 +230,14 @@ def decoder_slots(model: Decoder) -> dict[str, Slot]:
         slots |= head_slots(model, model.head)
     for each in model.blocks:
         slots |= dict(each.slots())
-    return slots
+    return slots if model.mtp is None else slots | dict(model.mtp.slots())
+
+
+def unread_beside(head: NextTokenHead | None, unread: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the starts of the names that are not read, if the head for multi-token prediction is read."""
+    if head is None:
+        return unread
+    return (*(each for each in unread if not head.first.startswith(each)), *head.copies)
 
 
 def outer_slots(model: Decoder) -> dict[str, Slot]:

@@ -8,13 +8,15 @@ from engine.api.config import DecoderConfig, DTypeName, ModelPlace, keeps_state
 from engine.api.errors import BadInput
 from engine.gguf.header import is_gguf
 from engine.models.base import LanguageModel
+from engine.models.checkpoint import headers
 from engine.models.config_json import config_fields, read_config
-from engine.models.decoder import Decoder
+from engine.models.decoder import Decoder, family_of, next_token_head
 from engine.models.families import named as family_named
 from engine.models.find import Progress
 from engine.models.gguf.loss import report_loss
 from engine.models.layers.block import Block
 from engine.models.layers.collective import Collective
+from engine.models.layers.next_token import NextTokenHead
 from engine.models.load_request import LoadRequest
 from engine.models.loader import (
     Checkpoint,
@@ -44,6 +46,8 @@ def native(request: LoadRequest) -> LanguageModel:
             model = Decoder(config, dtype, hollow=True, collective=request.collective).eval()
     except RuntimeError as error:
         raise BadInput(f"{request.place.name} does not fit on {request.device}: {error}") from error
+    if request.mtp:
+        model.mtp = own_head(request, config, dtype)
     packed = packing(config_fields(request.place.folder))
     whole, share = model, None
     if request.collective is not None or config is not entire:
@@ -76,7 +80,7 @@ def native(request: LoadRequest) -> LanguageModel:
         model.source = StoredSource(model.source, checkpoint, packed)
     scheme = model.source.scheme(request.quantization)
     if checkpoint is not None:
-        checkpoint.read(outer_slots(model))
+        checkpoint.read(outer_slots(model) | dict(() if model.mtp is None else model.mtp.slots()))
     elif share is not None:
         random_share(model, model, request.seed, share)
     else:
@@ -89,6 +93,21 @@ def native(request: LoadRequest) -> LanguageModel:
     if checkpoint is not None and request.collective is None and is_gguf(request.place.folder):
         report_loss(model.blocks[0], request.place, scheme.name, dtype)
     return model
+
+
+def own_head(request: LoadRequest, config: DecoderConfig, dtype: torch.dtype) -> NextTokenHead:
+    """Create the model's empty head for multi-token prediction. Raises if it has none, or cannot run here."""
+    if request.device.type != "cpu":
+        raise BadInput("draft: heads for multi-token prediction run on CPUs only so far; add --device cpu")
+    if not family_of(config).mtp:
+        raise BadInput(f"draft: {config.family} models have no head for multi-token prediction that is known")
+    head = next_token_head(config, dtype).eval()
+    if not request.dummy and not any(name.startswith(head.first) for name in headers(request.place.folder)):
+        raise BadInput(
+            f"draft: {request.place.name} comes without its head for multi-token prediction "
+            f"({head.first}weight)"
+        )
+    return head
 
 
 def stage_of(config: DecoderConfig, place: ModelPlace, stages: int, number: int) -> DecoderConfig:
@@ -114,6 +133,10 @@ def check_stages(place: ModelPlace, stages: int) -> None:
 
 
 def bridged(request: LoadRequest) -> LanguageModel:
+    if request.mtp:
+        raise BadInput(
+            f"draft: {request.place.name} is run by transformers, without a head for multi-token prediction"
+        )
     if request.collective is not None:
         raise BadInput(
             f"tp: {request.place.name} is run by transformers, which cannot share it between "
@@ -143,11 +166,13 @@ def load_model(
     collective: Collective | None = None,
     stage: int = 0,
     stages: int = 1,
+    mtp: bool = False,
 ) -> LanguageModel:
     """Load a model on its device. Models of no native family run through transformers.
 
     `collective`: of the ranks that share the model; only the share of its own rank is loaded.
     `stage`, of several `stages`: only the layers of this part of a pipeline are loaded.
+    `mtp`: also the head for multi-token prediction that the checkpoint has.
     """
     request = LoadRequest(
         place=place,
@@ -161,6 +186,7 @@ def load_model(
         collective=collective,
         stage=stage,
         stages=stages,
+        mtp=mtp,
     )
     model_type = config_fields(place.folder).text("model_type")
     return bridged(request) if family_named(model_type) is None else native(request)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention.base import Batch
 from engine.execution.cuda.graphs import DecodeSteps
 from engine.execution.cuda.staging import upload
 from engine.execution.draft.verification import tokens_ahead
@@ -19,6 +20,7 @@ class Hidden(NamedTuple):
     states: Tensor  # [tokens, hidden]
     ends: Tensor | None  # index of the last token of each row that samples; None: every token
     slots: Tensor  # of the rows that sample
+    batch: Batch | None = None  # of a step that was launched kernel by kernel
 
 
 class Replays(NamedTuple):

@@ -4,13 +4,15 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.api.config import EngineConfig, ModelPlace, keeps_state
+from engine.api.config import CacheSpec, EngineConfig, ModelPlace, keeps_state
 from engine.api.errors import BadInput
 from engine.attention.base import AttentionBackend
 from engine.attention.registry import choose as choose_attention
 from engine.execution.draft.drafting import Drafter, EarlyExit, SmallModel
+from engine.execution.draft.eagle import EagleHead, eagle_folder, read_eagle
 from engine.execution.draft.heads import HeadDrafter
 from engine.execution.draft.medusa import MedusaHead, medusa_folder, read_medusa
+from engine.execution.draft.next_tokens import ChainedHead, NextTokens, OwnHead
 from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
@@ -28,11 +30,17 @@ class DraftModels:
     small: LanguageModel | None
     exit_layer: int | None
     heads: tuple[MedusaHead, ...] = ()
+    chained: ChainedHead | None = None
 
     @property
     def most(self) -> dict[str, int]:
         """By kind: how many tokens it can draft at once, if that is limited."""
         return {"draft": len(self.heads)} if self.heads else {}
+
+    @property
+    def caches(self) -> tuple[CacheSpec, ...]:
+        """What drafts cache of a token in layers after the model's."""
+        return () if self.chained is None else (self.chained.spec,)
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
         """Extra bytes of a block for the small model's keys and values."""
@@ -49,6 +57,10 @@ class DraftModels:
             made["draft"] = SmallModel(self.small, own, store)
         if self.heads:
             made["draft"] = HeadDrafter(self.heads)
+        if self.chained is not None and isinstance(model, Decoder):
+            if isinstance(self.chained, EagleHead):
+                self.chained.watch()
+            made["draft"] = NextTokens(self.chained, model.embed[0], store, attention, config.block_size)
         if self.exit_layer is not None and isinstance(model, Decoder):
             made["exit"] = EarlyExit(model, store, attention, self.exit_layer)
         return made
@@ -59,10 +71,17 @@ def find_draft_models(
 ) -> DraftModels:
     """Find the draft models. Raises if a configured draft model does not fit or the exit layer is unknown."""
     exit_layer = _exit(place, model, config)
+    if config.drafts_itself:
+        assert isinstance(model, Decoder) and model.mtp is not None, "it is loaded with the model"
+        return DraftModels(None, exit_layer, chained=OwnHead(model, model.mtp))
     if config.draft and (folder := medusa_folder(config.draft)) is not None:
         if config.forgets:
             raise BadInput(f"draft: {WINDOWED}")
         return DraftModels(None, exit_layer, read_medusa(folder, model, device, config.ranks))
+    if config.draft and (folder := eagle_folder(config.draft)) is not None:
+        if config.forgets:
+            raise BadInput(f"draft: {WINDOWED}")
+        return DraftModels(None, exit_layer, chained=read_eagle(folder, model, device, config.ranks))
     return DraftModels(_small(place, model, device, config), exit_layer)
 
 

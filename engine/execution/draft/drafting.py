@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from engine.api.errors import BadWire
-from engine.attention.base import AttentionBackend, attending
+from engine.attention.base import AttentionBackend, Batch, attending
 from engine.execution.batch import BatchBuilder, PackedBatch
 from engine.execution.draft.heads import HeadDrafter
+from engine.execution.draft.next_tokens import NextTokens
 from engine.execution.sampling_state import SamplingState
 from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
@@ -41,7 +42,7 @@ class EarlyExit:
     def read(self, tokens: SlotTokens) -> None:
         """Nothing to do: the model's own cache holds the tokens."""
 
-    def keep(self, hidden: Tensor, rows: Rows) -> None:
+    def keep(self, hidden: Tensor, rows: Rows, batch: Batch | None) -> None:
         """Nothing to do: it computes hidden states of its own."""
 
     def begin(self, row: StepRow, token: int) -> DraftRow:
@@ -111,7 +112,7 @@ class SmallModel:
             raise BadWire(f"the step has tokens of slot {tokens.slot} from {tokens.at}, without those before")
         held.tokens[tokens.at :] = tokens.tokens
 
-    def keep(self, hidden: Tensor, rows: Rows) -> None:
+    def keep(self, hidden: Tensor, rows: Rows, batch: Batch | None) -> None:
         """Nothing to do: it computes hidden states of its own."""
 
     def begin(self, row: StepRow, token: int) -> DraftRow:
@@ -137,7 +138,7 @@ class SmallModel:
         return self.model.logits(hidden)
 
 
-CachedDrafter = EarlyExit | SmallModel
+CachedDrafter = EarlyExit | SmallModel | NextTokens
 Drafter = CachedDrafter | HeadDrafter
 
 

@@ -132,3 +132,22 @@ NEMOTRON_H: Mapping[str, str] = {
     "feed_forward.norm": "norm",
 }
 GLM: Mapping[str, str] = {**NAMES, "feed_forward.gate_up": "mlp.gate_up_proj"}
+
+# Heads for multi-token prediction: one more layer, and what joins a token's embedding with a hidden state.
+# `embed` and `head` are copies of the model's own in the checkpoint.
+MTP: Mapping[str, str] = {
+    "block": "mtp.layers.0",
+    "embedding_norm": "mtp.pre_fc_norm_embedding",
+    "hidden_norm": "mtp.pre_fc_norm_hidden",
+    "join": "mtp.fc",
+    "norm": "mtp.norm",
+}
+MTP_LAST: Mapping[str, str] = {
+    "block": "model.layers.{}",
+    "embedding_norm": "model.layers.{}.enorm",
+    "hidden_norm": "model.layers.{}.hnorm",
+    "join": "model.layers.{}.eh_proj",
+    "norm": "model.layers.{}.shared_head.norm",
+    "embed": "model.layers.{}.embed_tokens",
+    "head": "model.layers.{}.shared_head.head",
+}
