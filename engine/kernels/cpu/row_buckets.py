@@ -2,8 +2,8 @@
 
 oneDNN creates a kernel for each row count it sees, which takes as long as a product, and keeps half a
 megabyte or more for each. torch keeps a quarter of a megabyte beside it. Both keep 1,024 by default, which
-is hundreds of megabytes; here they keep KEPT unless the environment says otherwise. Measured in
-docs/cpu-products.md.
+is hundreds of megabytes; here they keep KEPT unless the environment says otherwise, about as many as one
+model's products have sizes. Measured in docs/cpu-products.md and docs/server.md.
 """
 
 import os
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-KEPT = 64  # kernels
+KEPT = 256  # kernels
 for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # read at the first product
     os.environ.setdefault(_cache, str(KEPT))
 

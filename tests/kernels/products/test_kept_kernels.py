@@ -18,10 +18,10 @@ def resident():
 
 torch.set_num_threads(1)
 product = PackedLinear(torch.ones(64, 64, dtype=torch.bfloat16), None)
-for inputs in range(16, 1616, 8):
+for inputs in range(16, 6416, 8):
     weight = torch.ones(64, inputs, dtype=torch.bfloat16)
     PackedLinear(weight, None)(torch.ones(8, inputs, dtype=torch.bfloat16))
-    if inputs == 808:
+    if inputs == 3216:
         before = resident()
 print(resident() - before)
 """
