@@ -6,7 +6,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from engine.kernels.cpu.int8_digits import Int8Digits, why_not
+from engine.kernels.cpu import int8_digits
+from engine.kernels.cpu.int8_digits import Int8Digits
 from engine.kernels.cpu.many_rows import needs_float32
 from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant.registry import register
@@ -58,7 +59,7 @@ class Int8Weight:
 def held(weight: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
     """Return a product with this weight. `dtype`: of the activations."""
     if weight.numbers.device.type == "cpu":
-        digits = why_not(dtype) is None
+        digits = int8_digits.why_not(dtype) is None
         return Int8Digits(weight.numbers, weight.scale, bias) if digits else Int8Table(weight, bias)
     # Imported here: it needs Triton, which may be missing without a GPU.
     from engine.quant.gpu_products import Int8Product
@@ -160,7 +161,7 @@ class Int8:
         return outputs * inputs + 4 * outputs
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        if weight.device.type == "cpu" and why_not(weight.dtype) is not None:
+        if weight.device.type == "cpu" and int8_digits.why_not(weight.dtype) is not None:
             return Int8Table(weight, bias)  # which rounds a block at a time
         return held(Int8Weight(*quantized(weight)), bias, weight.dtype)
 

@@ -46,6 +46,7 @@ async def ended(it: Bench) -> str:
     return last.text
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", ["elsewhere", *soak("here")])
 @run
 async def test_a_token_is_picked_and_a_search_starts_and_ends(

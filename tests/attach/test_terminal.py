@@ -56,6 +56,7 @@ def ask(tmux: Tmux) -> None:
     tmux.until(lambda _: len(tmux.messages()) == 2 and answer(tmux)[1])
 
 
+@pytest.mark.soak
 def test_a_link_cut_and_restored(terminal: Callable[..., Tmux], proxied: tuple[Served, Proxy]) -> None:
     served, proxy = proxied
     tmux = terminal("attach", proxy.url.removeprefix("http://") + "/v1")

@@ -21,6 +21,7 @@ SMALL = {
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_written_checkpoint_is_loaded_and_requantized(shape: str, tmp_path: Path) -> None:
     write(tmp_path, COMMON | SHAPES[shape] | SMALL | HEADS)

@@ -73,6 +73,7 @@ def test_bash_offers_the_commands_and_all_their_options() -> None:
     assert others == [long_options(parsers()[name]) for name in COMMANDS]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("line", "found"),
     [

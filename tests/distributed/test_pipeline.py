@@ -47,6 +47,7 @@ def staged(drafted: Path) -> Iterator[Engine]:
     engine.close()
 
 
+@pytest.mark.soak
 @settings(max_examples=6, phases=[Phase.generate])
 @given(work=workloads, kinds=SOME, others=SOME)
 def test_random_workloads(

@@ -118,6 +118,7 @@ def test_unknown_replicas_and_engines_of_this_process_are_refused(running: Runni
     threads.close()
 
 
+@pytest.mark.soak
 def test_over_http(running: Running) -> None:
     with (
         listening(running.fleet, keys=()) as (port, _),

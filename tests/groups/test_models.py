@@ -92,6 +92,7 @@ def test_other_requests_do_not_change_a_reply(
             assert one.score == pytest.approx(other.score, rel=1e-5)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])
 def test_other_families(checkpoint: Callable[[str], tuple[Path, Any]], family: str) -> None:
     folder, theirs = checkpoint(family)

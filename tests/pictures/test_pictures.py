@@ -29,7 +29,9 @@ SOAK = () if UPDATE else (pytest.mark.soak,)
 @pytest.mark.parametrize(
     "look", ["dark", *(pytest.param(each, marks=SOAK) for each in ("light", "no-color"))]
 )
-@pytest.mark.parametrize("name", SITTINGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=SOAK if at % 2 else ()) for at, each in enumerate(SITTINGS)]
+)
 async def test_the_screen_looks_unchanged(
     bench: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,

@@ -46,6 +46,7 @@ def test_scores_equal_sums_by_hand() -> None:
     assert score.top1 == pytest.approx(2 / 3)
 
 
+@pytest.mark.soak
 def test_rows_are_in_the_requested_order(llama: tuple[Path, Any]) -> None:
     config = EngineConfig(model=str(llama[0]), device="cpu", blocks=64)
     plain, packed = compare(config, choices("none,kv-int8"), TEXT, most=60)

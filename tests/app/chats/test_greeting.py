@@ -100,6 +100,7 @@ def pocket() -> Iterator[Callable[[str], str]]:
     host.close()
 
 
+@pytest.mark.soak
 def test_the_built_in_model_answers_them(pocket: Callable[[str], str]) -> None:
     story, facts, order = map(pocket, BUILT_IN)
     assert "mouse" in story and len(story.split()) > 40

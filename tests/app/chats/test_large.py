@@ -39,6 +39,7 @@ def chats(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("chats")
 def test_large_chats_can_be_read(terminal: Callable[..., Tmux], tmp_path: Path) -> None:
     sent = tmp_path / "sent"

@@ -172,6 +172,7 @@ def test_a_chat_with_the_built_in_model(terminal: Callable[..., Tmux], tmp_path:
     assert (tmp_path / "errors").read_bytes() == b""
 
 
+@pytest.mark.soak
 def test_enter_sends_even_before_the_first_frame(terminal: Callable[..., Tmux]) -> None:
     tmux = terminal("--temperature", "0")
     tmux.type("Hello", "Enter")  # the terminal is in line mode until the program takes it over
@@ -265,6 +266,7 @@ FORMS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [

@@ -94,6 +94,7 @@ async def patiently(it: Any, holds: Callable[[], object]) -> None:
     raise AssertionError("it never came")
 
 
+@pytest.mark.soak
 @run
 async def test_forward_back_and_quit(bench: Callable[..., Any]) -> None:
     async with bench((80, 24), tour=True) as it:

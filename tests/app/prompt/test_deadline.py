@@ -33,6 +33,7 @@ async def test_a_message_has_the_deadline_of_the_settings(
         assert (await it.say("go")).deadline == deadline
 
 
+@pytest.mark.soak
 def test_a_remote_engine_gets_the_deadline(bench: Callable[..., Any], tmp_path: Path) -> None:
     write_settings(tmp_path, "[chat]\ndeadline_ms = 250\n")
     with serving(dry(rate=5.0)) as served:

@@ -115,6 +115,7 @@ def test_as_many_tokens_as_the_factor_allows() -> None:
     assert {count for count, *_ in found if count} > {64}, "pieces get shorter as their contexts get longer"
 
 
+@pytest.mark.soak
 @examples(15)
 @given(
     machine=st.builds(

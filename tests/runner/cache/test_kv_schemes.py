@@ -198,6 +198,7 @@ def test_the_scheme_is_not_changed_while_requests_run(llama: Path) -> None:
         engine.set_kv_scheme("int3")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("rows", [{"beams": 4}, {"n": 3, "temperature": 1.0}], ids=["beams", "samples"])
 def test_the_error_counts_requests_and_not_their_rows(llama: Path, rows: dict[str, Any]) -> None:
     engine = engine_on(llama, depth=1)

@@ -55,6 +55,7 @@ def test_steps_shrink_until_they_fit(llama: Path, most: int, chunked: bool, dept
             assert each.reply == alone(llama, prompt).reply
 
 
+@pytest.mark.soak
 @settings(max_examples=12)
 @given(work=workloads, most=st.integers(1, 12))
 def test_replies_do_not_change(llama: Path, work: Workload, most: int) -> None:

@@ -155,7 +155,7 @@ def start(folder: Path, **more: Any) -> Engine:
     return always_draft(engine_on(folder, draft="mtp", **more))
 
 
-@pytest.mark.parametrize("step_tokens", [None, 7])
+@pytest.mark.parametrize("step_tokens", [7, *soak(None)])
 def test_drafts_are_those_of_the_reference(
     made: Made, monkeypatch: pytest.MonkeyPatch, step_tokens: int | None
 ) -> None:
@@ -191,7 +191,7 @@ def test_drafts_are_those_of_the_reference(
     assert 0 < total.accepted < total.drafted
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [0.8, *soak(0.0)])
 def test_a_head_that_is_right_shortens_a_reply(made: Made, tmp_path: Path, temperature: float) -> None:
     """A model whose next token depends on the last one only, and a head that computes the same."""
     folder, base, _ = made
@@ -219,7 +219,7 @@ def test_a_head_that_is_right_shortens_a_reply(made: Made, tmp_path: Path, tempe
 
 @settings(max_examples=4 * TIMES, phases=[Phase.generate])
 @given(work=workloads, others=st.lists(st.sampled_from(("", "draft", "ngram")), min_size=5, max_size=5))
-@pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen3_next", *soak("deepseek_v3")])
 def test_a_head_changes_no_reply(headed: Checkpoints, family: str, work: Workload, others: list[str]) -> None:
     folder = headed(family)[0]
     engine = always_draft(engine_for(folder, work, draft="mtp"))
@@ -255,6 +255,7 @@ def test_what_the_head_caches_survives_preemption(headed: Checkpoints, preemptio
         assert ((each - same).abs() > 1e-4).flatten(1).any(1).sum() <= 1
 
 
+@pytest.mark.soak
 def test_a_recording_replays_with_a_head(headed: Checkpoints, tmp_path: Path) -> None:
     folder, draft = headed("qwen3_next")[0], {"draft": "mtp"}
     engine = always_draft(engine_on(folder, **CONFIG, **draft))

@@ -56,6 +56,7 @@ def test_drafts_do_not_change_a_reply(
     assert_nothing_changes(engine, drafted, speculative(work, kinds, others))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("kind", "temperature", "depth"),
     one_row_of(3, ((kind, *how) for kind in SPECULATION for how in ((0.8, 0), (0.0, 1)))),
