@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.api.errors import BadInput
-from engine.kernels.cpu import many_rows
+from engine.kernels.cpu import int8_digits, many_rows
 from engine.kernels.cpu.row_buckets import pad_to_bucket
-from engine.quant import bnb, int4, int8
+from engine.quant import bnb, int4
 from engine.quant.fp8_linear import ScaledFp8
 from engine.quant.fp8_linear import quantized as to_fp8
 from engine.quant.grouped import GroupedWeight
@@ -103,7 +103,7 @@ def test_prompts_of_any_length_use_few_shapes(name: str, monkeypatch: pytest.Mon
     if name.startswith("bnb"):
         skip_without_bitsandbytes()
     monkeypatch.setattr(many_rows, "multiplies_bfloat16", lambda: True)  # else it multiplies in float32
-    monkeypatch.setattr(int8, "why_not", lambda dtype: "off")  # the table is measured here
+    monkeypatch.setattr(int8_digits, "why_not", lambda dtype: "off")  # the table is measured here
     made = named(name).make(weight_of((64, 128), torch.bfloat16), None)
     x = rows_of(256, 128, torch.bfloat16)
     with RecordedRows() as recorded:
