@@ -62,7 +62,7 @@ class AttentionBackend(Protocol):
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]]  # cache schemes it supports; if absent: "none"
     keeps_first: ClassVar[bool]  # whether it supports LayerSpec.kept; if absent, it does not
     # Optional: `block_sizes`, a tuple of the block sizes it reads; if absent, it reads any.
-    # Optional: `write`, which only writes k, and v unless it is None; if absent, `attend` runs instead.
+    # Optional: `write_cells`, which only writes k, and v unless it is None; if absent, `attend` runs instead.
     # Optional: `attend_latents`, like `attend` for a layer whose spec is latent; if absent, it supports none.
 
     @staticmethod
@@ -96,7 +96,7 @@ def attending(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch
 
 def caching(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch) -> Attend:
     """Like `attending`, but only write keys and values, if the backend can: the results are not used."""
-    if (write := getattr(backend, "write", None)) is None:
+    if (write := getattr(backend, "write_cells", None)) is None:
         return attending(backend, layers, batch)
     metadata = backend.prepare(batch)
 

@@ -61,7 +61,7 @@ class TorchAttention:
         rows = list(map(AttentionRow._make, zip(*columns, lists, strict=True)))
         return TorchMetadata(batch.places, rows, size)
 
-    def write(
+    def write_cells(
         self, k: Tensor, v: Tensor | None, layer: KVLayer, metadata: TorchMetadata
     ) -> tuple[CacheCells, CacheCells]:
         """Write to the batch's cache slots, and return the layer's cells. `v`: None in a cache of latents."""
@@ -74,7 +74,7 @@ class TorchAttention:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: TorchMetadata) -> Tensor:
         spec = layer.spec
-        keys, values = self.write(k, v, layer, metadata)
+        keys, values = self.write_cells(k, v, layer, metadata)
         queries = q.view(len(q), spec.kv_heads, -1, spec.key_dim) * _float32(spec.scale, q.device)
         out = queries.new_empty(*queries.shape[:3], spec.value_dim)
         for row in metadata.rows:

@@ -19,10 +19,6 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
-from minichat.shell import strips
-
-strips.install()
-
 Result = TypeVar("Result")
 
 
