@@ -33,12 +33,17 @@ def a_collective() -> Any:
 
 @pytest.fixture(autouse=True)
 def of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stage_of(config: DecoderConfig, scheme: str, kv: Any) -> Any:
+    def stage_of(config: DecoderConfig, scheme: str, kv: Any, block_size: int = 16) -> Any:
         from engine.attention.triton_backend import TritonAttention
         from engine.execution.cuda.stage import GpuStage
 
         model = Decoder(config, torch.bfloat16, collective=a_collective()).eval()
-        room: dict[str, Any] = {"blocks": 64, "block_size": 16, "host_blocks": 0, "dtype": torch.bfloat16}
+        room: dict[str, Any] = {
+            "blocks": 64,
+            "block_size": block_size,
+            "host_blocks": 0,
+            "dtype": torch.bfloat16,
+        }
         store = KVStore(model.caches, device=META, scheme=kv, **room)
         return GpuStage(model, store, TritonAttention())
 
