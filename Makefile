@@ -1,8 +1,8 @@
 # `make chat` and `make test` set up everything; `make help` lists all targets.
 PYTHON ?= python3
 VENV ?= .venv
-# One test process more than cores, because some tests wait. Each takes seconds to collect the tests.
-WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
+# A test process for each core: another one takes longer to collect the tests than the others wait.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores : 8)))
 ARGS ?=
 
 BIN = $(VENV)/bin
