@@ -148,6 +148,7 @@ def test_the_life_cycle_of_an_engine(user: User, root: Path) -> None:
     assert (code, err) == (1, "minichat: no engine named main is running; list engines with: minichat ps\n")
 
 
+@pytest.mark.soak
 def test_a_dead_engine_is_replaced(user: User) -> None:
     resident = user.resident
     user.up()

@@ -54,6 +54,7 @@ def test_a_closed_stream_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
         assert nowhere is sys.__stdin__ and nowhere.read() == ""
 
 
+@pytest.mark.soak
 def test_characters_outside_the_locale_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     assert output("hi", "generate --choice=gr\u00fcn", out=True) == (0, "gr\\xfcn\n")

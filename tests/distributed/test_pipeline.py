@@ -58,6 +58,7 @@ def test_random_workloads(
     assert_nothing_changes(staged, drafted, speculative(work, kinds, others))
 
 
+@pytest.mark.soak
 def test_every_kind_of_request_and_a_recording_of_it(staged: Engine, drafted: Path, tmp_path: Path) -> None:
     """One process computes the same, and both do it again from the recording alone."""
     staged.set_switch("overlap", False)  # an update takes effect after the steps that are in flight

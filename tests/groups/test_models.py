@@ -53,6 +53,7 @@ def alone(folder: Path, prompt: tuple[int, ...], params: SamplingParams) -> Outp
     return search(engine_on(folder, prefix_cache=False), prompt, params)
 
 
+@pytest.mark.soak
 @settings(max_examples=12)
 @given(
     work=st.lists(jobs(), min_size=2, max_size=4),

@@ -64,12 +64,12 @@ class Int8Digits(nn.Module):
         top = torch.linalg.vector_norm(x, torch.inf, 1, True, dtype=torch.float32).clamp_(min=1e-30)
         digits = (x * (_TOP / top) * _DIGITS).round_()
         digits[1].sub_(digits[0], alpha=_BASE)
-        sums = self._integers(digits.add_(_ZERO).to(torch.uint8).flatten(0, 1), self.scale)
+        sums = self.integers(digits.add_(_ZERO).to(torch.uint8).flatten(0, 1), self.scale)
         # Each step rounds alone: fused ones would make the end of a tensor differ.
         first, second = sums.view(2, len(x), -1).mul_(_UNITS * top).unbind(0)
         return torch.add(first, second, out=torch.empty_like(first, dtype=x.dtype))
 
-    def _integers(self, digits: Tensor, scale: Tensor) -> Tensor:
+    def integers(self, digits: Tensor, scale: Tensor) -> Tensor:
         """The product in float32 with uint8 digits, of which 128 stands for 0."""
         out: Tensor = _ops.qlinear_pointwise.default(
             digits, 1.0, _ZERO, self.packed, scale, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
@@ -79,5 +79,5 @@ class Int8Digits(nn.Module):
     def dequantized(self) -> Tensor:
         """Return the weight it multiplies with, [outputs, inputs] in float32."""
         ones = (torch.eye(self.inputs, dtype=torch.uint8) + _ZERO).split(TOGETHER)
-        numbers = [self._integers(each, torch.ones_like(self.scale)) for each in ones]
+        numbers = [self.integers(each, torch.ones_like(self.scale)) for each in ones]
         return torch.cat(numbers).T * self.scale[:, None]

@@ -87,6 +87,7 @@ assert torch.ones(2).sum() == 2
 """
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_torch_finds_its_libraries_open() -> None:
     subprocess.run([sys.executable, "-c", _OPENS_TORCH], check=True, timeout=60)

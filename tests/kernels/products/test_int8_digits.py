@@ -100,13 +100,13 @@ def test_without_such_instructions_the_table_has_the_same_numbers(monkeypatch: p
 def test_prompts_of_any_length_use_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """oneDNN keeps a kernel for every number of rows it has seen."""
     (module, _), x, seen = made(97, 33), rows_of(33).repeat(3, 1), set[int]()
-    integers = module._integers
+    integers = module.integers
 
     def recorded(digits: Tensor, scale: Tensor) -> Tensor:
         seen.add(len(digits))
         return integers(digits, scale)
 
-    monkeypatch.setattr(module, "_integers", recorded)
+    monkeypatch.setattr(module, "integers", recorded)
     for count in range(65, len(x), 7):
         assert module(x[:count]).shape == (count, 97)
     assert len(seen) <= 16 + 4 * 8

@@ -25,7 +25,7 @@ def reply(engine, prompt, count=40) -> Output:  # type: ignore[no-untyped-def]
     return output
 
 
-@pytest.mark.parametrize("scheme", ["none", "int4", *soak("int8")])
+@pytest.mark.parametrize("scheme", ["int4", *soak("none", "int8")])
 def test_a_request_longer_than_the_cache_gives_the_same_reply(llama: Path, scheme: str) -> None:
     """Compared with the same window and enough blocks for the whole request."""
     whole = reply(engine_on(llama, kv_scheme=scheme, prefix_cache=False, **WINDOW), LONG)

@@ -41,6 +41,7 @@ def real(folder: Path) -> Iterator[Served]:
         yield served
 
 
+@pytest.mark.soak
 def test_two_hundred_streams_on_a_real_model(real: Served, folder: Path) -> None:
     async def one(client: Any, n: int) -> tuple[str, int]:
         stream = await client.completions.create(
