@@ -47,10 +47,8 @@ class EagleHead(nn.Module):
     ) -> None:
         super().__init__()
         dtype, width, count = model.embed.dtype, config.hidden, len(model.config.layers)
-        self._model, self._norms_residual = (
-            (model,),
-            norms_residual,
-        )  # in a tuple: it is no part of this module
+        self._model = (model,)  # in a tuple: it is no part of this module
+        self._norms_residual = norms_residual
         self.spec, self._taps = config.layers[0], (2, count // 2, count - 3)
         self.rope = rope_table(config.rope, config.rotary_dim, model.config.max_context, dtype)
         beside = replace(config, layers=(*model.config.layers, self.spec))

@@ -15,11 +15,8 @@ from torch import Tensor, nn
 from engine.kernels.cpu.row_buckets import row_bucket
 
 TOGETHER = 256  # most rows of a product, so that what is made of them stays small
-_TOP, _BASE, _ZERO = (
-    127,
-    254,
-    128,
-)  # the largest digit, the second one's units in the first, what stands for 0
+_TOP, _BASE = 127, 254  # the largest digit; how many units of the second one are one of the first
+_ZERO = 128  # what stands for 0
 _DIGITS = torch.tensor([1.0, _BASE]).view(2, 1, 1)
 _UNITS = torch.tensor([1 / _TOP, 1 / (_TOP * _BASE)]).view(2, 1, 1)
 

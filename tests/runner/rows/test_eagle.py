@@ -16,15 +16,13 @@ from torch import Tensor, nn
 
 from engine.api.errors import BadCheckpoint, BadInput, UnsupportedModel
 from engine.execution.draft.eagle import read_eagle
-from engine.execution.draft.next_tokens import NextTokens
 from engine.models.find import find_model
 from engine.models.registry import load_model
-from engine.scheduling.step import StepRow
-from engine.speculation.gain import Judge
 from tests.examples import TIMES
 from tests.models.test_families import reference
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
+from tests.runner.rows.drafted import noted_drafts
 from tests.runner.rows.test_speculation import LETTERS, always_draft, speculative
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 
@@ -168,13 +166,7 @@ def test_drafts_are_those_of_the_reference(
 ) -> None:
     """Also after a prefix hit, which lacks a state, and beyond the positions that its config.json names."""
     (model, base), (folder, head) = target, heads(embed)
-    seen: list[tuple[int, tuple[int, ...]]] = []
-
-    def observed(self: NextTokens, row: StepRow, drafts: tuple[int, ...]) -> None:
-        seen.append((row.start, drafts))
-
-    monkeypatch.setattr(NextTokens, "observe", observed)
-    monkeypatch.setattr(Judge, "observe", lambda *_: None)  # it would pause
+    seen = noted_drafts(monkeypatch)
     engine = always_draft(engine_on(model, draft=str(folder), max_step_tokens=step_tokens))
     params = replace(GREEDY, max_tokens=40, logit_bias=LETTERS, logprobs=1)
     expected = alone(model, PROMPT, params)

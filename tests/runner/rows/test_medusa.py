@@ -19,11 +19,11 @@ from engine.execution.draft.medusa import read_medusa
 from engine.models.find import find_model
 from engine.models.registry import load_model
 from tests.examples import TIMES
-from tests.outputs import Output
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.replies.test_replay import CONFIG, assert_same, replayed
+from tests.runner.rows.drafted import record_drafts
 from tests.runner.rows.test_speculation import LETTERS, always_draft, speculative
-from tests.runner.small import GREEDY, alone, ask, drain, engine_on, turn_until
+from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 
 FILE, HEADS, LAYERS = "medusa_lm_head.safetensors", 3, 2
 
@@ -114,15 +114,7 @@ def test_a_recording_replays_with_heads(
     """Among others a request that is swapped out, whose drafts then start without a hidden state."""
     draft = {"draft": str(medusa[0])}
     engine = always_draft(engine_on(llama, **CONFIG, **draft))
-    engine.record(path := tmp_path / "recording")
-    params = replace(GREEDY, max_tokens=40, logit_bias=LETTERS, speculate="draft")
-    first, output = ask(engine, [1, A, B, *range(3, 40)], params)
-    ask(engine, [1, A, B, A], params)
-    turn_until(engine, lambda: len(output.tokens) > 4)
-    engine.preempt(first)
-    engine.fork(first, Output())
-    drain(engine)
-    engine.stop_recording()
+    record_drafts(engine, path := tmp_path / "recording", [1, A, B, *range(3, 40)])
     assert engine.scheduler.speculator.total().accepted > 3
     assert_same(replayed(path, llama, **draft))
 

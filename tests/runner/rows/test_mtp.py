@@ -17,15 +17,12 @@ from torch import Tensor, nn
 
 from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import BadCheckpoint, BadInput
-from engine.execution.draft.next_tokens import NextTokens
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder
 from engine.models.layers.step import StepContext
 from engine.models.load_request import LoadRequest
 from engine.models.registry import load_model, own_head
-from engine.scheduling.step import StepRow
 from engine.serving.engine import Engine
-from engine.speculation.gain import Judge
 from tests.cases import soak
 from tests.examples import TIMES
 from tests.models.test_families import GROUPED, reference
@@ -35,6 +32,7 @@ from tests.quant.packers import Compressed, Fp8, write
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.replies.test_replay import CONFIG, assert_same, replayed
+from tests.runner.rows.drafted import noted_drafts, record_drafts
 from tests.runner.rows.test_speculation import LETTERS, always_draft, speculative
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on, run_to, turn_until
 
@@ -161,13 +159,7 @@ def test_drafts_are_those_of_the_reference(
 ) -> None:
     """Also where drafts were rejected, in a prompt in pieces, and after a prefix hit, which lacks a state."""
     folder, base, head = made
-    seen: list[tuple[int, tuple[int, ...]]] = []
-
-    def observed(self: NextTokens, row: StepRow, drafts: tuple[int, ...]) -> None:
-        seen.append((row.start, drafts))
-
-    monkeypatch.setattr(NextTokens, "observe", observed)
-    monkeypatch.setattr(Judge, "observe", lambda *_: None)  # it would pause
+    seen = noted_drafts(monkeypatch)
     engine = start(folder, max_step_tokens=step_tokens)
     params = replace(GREEDY, max_tokens=40, logit_bias=LETTERS)
     expected = alone(folder, PROMPT, params)
@@ -259,15 +251,7 @@ def test_what_the_head_caches_survives_preemption(headed: Checkpoints, preemptio
 def test_a_recording_replays_with_a_head(headed: Checkpoints, tmp_path: Path) -> None:
     folder, draft = headed("qwen3_next")[0], {"draft": "mtp"}
     engine = always_draft(engine_on(folder, **CONFIG, **draft))
-    engine.record(path := tmp_path / "recording")
-    params = replace(GREEDY, max_tokens=40, logit_bias=LETTERS, speculate="draft")
-    first, output = ask(engine, PROMPT, params)
-    ask(engine, [1, A, B, A], params)
-    turn_until(engine, lambda: len(output.tokens) > 4)
-    engine.preempt(first)
-    engine.fork(first, Output())
-    drain(engine)
-    engine.stop_recording()
+    record_drafts(engine, path := tmp_path / "recording", PROMPT)
     assert_same(replayed(path, folder, **draft))
 
 
