@@ -1,7 +1,8 @@
 """`python -m benchmarks` lists the benchmarks; `python -m benchmarks NAME [options]` runs one.
 
 A benchmark is a file in one of the folders here, with a docstring and a function
-`run(bench, *, option=default, ...)`. Each keyword of run() is an option of the command line.
+`run(bench, *, option=default, ...)`. Each keyword of run() is an option of the command line. `only` and
+`parts` take names of the file's PARTS.
 """
 
 import argparse
@@ -87,22 +88,26 @@ def parser(name: str, line: str, run: Run) -> argparse.ArgumentParser:
     )
     for keyword in inspect.signature(run).parameters.values():
         if keyword.kind is inspect.Parameter.KEYWORD_ONLY:
-            add_option(built, keyword.name, keyword.default)
+            named = tuple(run.__globals__.get("PARTS", ())) if keyword.name in ("only", "parts") else ()
+            add_option(built, keyword.name, keyword.default, named)
     return built
 
 
-def add_option(built: argparse.ArgumentParser, name: str, default: Any) -> None:
-    """Add an option of the default's type: a flag for a bool, several values for a tuple, text for None."""
+def add_option(built: argparse.ArgumentParser, name: str, default: Any, choices: Sequence[str] = ()) -> None:
+    """Add an option of the default's type: a flag for a bool, several values for a tuple, text for None.
+
+    Values must be among `choices`, if there are any.
+    """
     flag = "--" + name.replace("_", "-")
+    about = f"choose from {', '.join(choices)}" if choices else "for this benchmark"
+    checked: dict[str, Any] = {"choices": choices, "metavar": "NAME"} if choices else {}
     if isinstance(default, bool):
-        built.add_argument(
-            flag, action=argparse.BooleanOptionalAction, default=default, help="for this benchmark"
-        )
+        built.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=about)
     elif isinstance(default, tuple):
-        built.add_argument(flag, type=type(default[0]), nargs="+", default=default, help="for this benchmark")
+        built.add_argument(flag, type=type(default[0]), nargs="+", default=default, help=about, **checked)
     else:
         built.add_argument(
-            flag, type=str if default is None else type(default), default=default, help="for this benchmark"
+            flag, type=str if default is None else type(default), default=default, help=about, **checked
         )
 
 

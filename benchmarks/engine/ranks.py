@@ -162,6 +162,4 @@ PARTS = {each.__name__: each for each in (steps, work, sums)}
 
 def run(bench: Bench, *, only: tuple[str, ...] = tuple(PARTS)) -> None:
     for name in only:
-        if name not in PARTS:
-            raise SystemExit(f"--only {name}: choose from {', '.join(PARTS)}")
         PARTS[name](bench)

@@ -52,6 +52,7 @@ CHUNKS: dict[str, Rows] = {
     "a prompt of 8192": [(8192, 8192)],
     "512 tokens at 32768": [(512, 32768)],
 }
+PARTS = DECODE | CHUNKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,10 @@ def run(
     block_size: int = 16,
     dtype: str = "bfloat16",
     kv: tuple[KvSchemeName, ...] = ("none",),
-    only: tuple[str, ...] = (*DECODE, *CHUNKS),
+    only: tuple[str, ...] = tuple(PARTS),
 ) -> None:
     if not torch.cuda.is_available():
         raise SystemExit(f"gpu_attention needs an NVIDIA GPU, and torch {torch.__version__} sees none")
-    if unknown := [name for name in only if name not in DECODE | CHUNKS]:
-        raise SystemExit(f"no case {unknown[0]!r}; choose from {', '.join(DECODE | CHUNKS)}")
     device, kind = torch.device("cuda", 0), getattr(torch, dtype)
     spec = LayerSpec(heads=heads, kv_heads=kv_heads, key_dim=dim, value_dim=dim, scale=dim**-0.5)
     backends = {
@@ -98,7 +97,7 @@ def run(
             check(name, layer(0), step)
             return bench.note(name, graph_times(bench, layer, len(step.layers)), "us").median
 
-    for name, scheme in ((name, scheme) for name in DECODE | CHUNKS if name in only for scheme in kv):
+    for name, scheme in ((name, scheme) for name in PARTS if name in only for scheme in kv):
         label = name if scheme == "none" else f"{name}, KV {scheme}"
         if (rows := DECODE.get(name)) is not None:
             median = figures(f"decode {label}", rows, scheme)

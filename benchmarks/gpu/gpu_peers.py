@@ -26,16 +26,13 @@ def run(
 ) -> None:
     if not torch.cuda.is_available():
         raise SystemExit(f"gpu_peers needs an NVIDIA GPU, and torch {torch.__version__} sees none")
-    parts = {each.__name__: each for each in (decode, mixed)}
-    if unknown := [name for name in only if name not in parts]:
-        raise SystemExit(f"gpu_peers has no part {unknown[0]!r}; choose from {', '.join(parts)}")
     for name in shape:
         with started(bench, name) as engine, oracle(name, engine) as model:
             manager = transformers(model.bfloat16())
             with manager as theirs:
                 sides = {"ours": lambda *given, e=engine: finish(e, *given), "transformers": theirs}
                 for part in only:
-                    parts[part](bench, name, sides, rows)
+                    PARTS[part](bench, name, sides, rows)
 
 
 def decode(bench: Bench, name: str, sides: dict[str, Any], rows: Sequence[int]) -> None:
@@ -97,3 +94,6 @@ def transformers(model: Any) -> Iterator[Any]:
             assert sorted(lengths) == sorted(counts)
 
         yield generate
+
+
+PARTS = {each.__name__: each for each in (decode, mixed)}

@@ -24,6 +24,7 @@ from engine.start import start
 from minichat.bench.harness import Bench
 from minichat.bench.shapes import COMMON, SHAPES
 
+PARTS = ("check", "decode", "mixed", "sums")
 ONE = "1 GPU"
 Replies = list[tuple[list[int], list[int]]]  # prompts and replies
 
@@ -36,15 +37,14 @@ def run(
     ranks: tuple[int, ...] = (2, 1),
     stages: tuple[int, ...] = (2,),
     requests: int = 256,
-    only: tuple[str, ...] = ("check", "decode", "mixed"),
+    only: tuple[str, ...] = PARTS[:3],
 ) -> None:
     """`ranks`, `stages`: an engine for each; 0 ranks or 1 stage: none. `requests`: of the mixed workload.
 
     `check` needs the engine of one rank.
     """
-    parts = {"check", "decode", "mixed", "sums"}
-    if unknown := [name for name in only if name not in parts]:
-        raise SystemExit(f"gpu_ranks has no part {unknown[0]!r}; choose from {', '.join(sorted(parts))}")
+    if not torch.cuda.is_available():
+        raise SystemExit(f"gpu_ranks needs NVIDIA GPUs, and torch {torch.__version__} sees none")
     if "sums" in only:
         for more in ((), ("--others",)):
             subprocess.run([sys.executable, "-m", "benchmarks.gpu.peer_sums", *more], check=True)

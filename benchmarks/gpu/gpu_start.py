@@ -27,6 +27,10 @@ _NAMES = {
 
 def run(bench: Bench, *, shape: str = "0.6B", starts: int = 3, model: str = "", device: str = "cuda") -> None:
     """`model`: of the catalog or a folder, in place of a shape; then `--device cpu` works, too."""
+    import torch  # not above: the processes that are measured begin without it
+
+    if device != "cpu" and not torch.cuda.is_available():
+        raise SystemExit(f"gpu_start needs an NVIDIA GPU, and torch {torch.__version__} sees none")
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache:
         (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[shape]))
         config: dict[str, object] = {"model": model, "device": device}

@@ -33,6 +33,7 @@ from minichat.bench.harness import Bench, note_all, rounds
 from minichat.bench.shapes import COMMON, MIXTURES, SHAPES
 from minichat.bench.traffic import Reader, drain, prompts, submit, take
 
+PARTS = ("resume", "steps", "copies", "pressure")
 MESSAGE, REPLY = 32, 16
 MOVED = 128  # blocks of one copy
 WINDOW = 60  # steps
@@ -48,7 +49,7 @@ def run(
     programs: tuple[int, ...] = (8, 32, 2**20),
     disk: str = ".",
     tiers: tuple[str, ...] = ("host", "disk"),
-    only: tuple[str, ...] = ("resume", "steps", "copies", "pressure"),
+    only: tuple[str, ...] = PARTS,
 ) -> None:
     if not torch.cuda.is_available():
         raise SystemExit(f"gpu_tiers needs an NVIDIA GPU, and torch {torch.__version__} sees none")

@@ -11,6 +11,7 @@ from minichat.bench.harness import Bench
 
 BLOCKS = 20_000  # a cache of each engine: two of them, and two models, fit one GPU
 STEPS = 256
+PARTS = ("decode", "mixed")
 
 WORKER = """
 import random, tempfile, time
@@ -54,7 +55,7 @@ def run(
     other: str = "",
     shape: tuple[str, ...] = ("0.6B", "8B"),
     rows: tuple[int, ...] = (1, 8, 32, 128, 256),
-    only: tuple[str, ...] = ("decode", "mixed"),
+    only: tuple[str, ...] = PARTS,
 ) -> None:
     if not torch.cuda.is_available():
         raise SystemExit(f"gpu_turns needs an NVIDIA GPU, and torch {torch.__version__} sees none")

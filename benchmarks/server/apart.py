@@ -29,6 +29,7 @@ from minichat.bench.harness import Bench
 from minichat.bench.load.traces import mooncake_prompts
 from minichat.bench.shapes import COMMON, SHAPES
 
+PARTS = ("long", "burst", "check", "short")
 _SHORT = 32  # tokens
 _STEADY = 400  # tokens of a steady reply, after which the next one starts
 _CHECKED = 6  # replies
@@ -49,7 +50,7 @@ class _Load:
 def run(
     bench: Bench,
     *,
-    only: tuple[str, ...] = ("long", "burst", "check", "short"),
+    only: tuple[str, ...] = PARTS,
     trace: str = "",
     share: int = 32,
     scale: int = 16,

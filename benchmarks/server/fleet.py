@@ -28,6 +28,7 @@ from engine.host.process import EngineProcess
 from minichat.bench.harness import Bench
 from minichat.bench.load.traces import mooncake_prompts
 
+PARTS = ("choice", "replay")
 _LONGEST = 2000  # tokens; the built-in model reads 2,048
 
 
@@ -71,7 +72,7 @@ class RoundRobin(Router):
 def run(
     bench: Bench,
     *,
-    only: tuple[str, ...] = ("choice", "replay"),
+    only: tuple[str, ...] = PARTS,
     trace: str = "",
     share: int = 8,
     replicas: int = 4,
