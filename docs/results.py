@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from minichat.bench.harness import Figure
+from minichat.bench.machine import described
 from minichat.bench.questions.quick import REFERENCE
 from minichat.bench.record import CaseFile
 from minichat.bench.report import shown
@@ -65,13 +66,11 @@ def _table(lines: Sequence[dict[str, Any]]) -> str:
 
 def _caption(lines: Sequence[dict[str, Any]]) -> str:
     machine, model = lines[-1]["machine"], lines[-1]["settings"]["model"]
-    simd = f" ({machine['simd']})" if machine.get("simd") else ""
-    device = machine["gpu"] or f"{machine['cpu']}{simd}"
     loads = [line["machine"]["load"] for line in lines]
     dates = sorted({line["when"][:10] for line in lines})
     return (
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, commit {lines[-1]['commit']}, {model}, "
-        f"{device}, {machine['cores']} cores, load {min(loads)} to {max(loads)}:"
+        f"{described(machine)}, load {min(loads)} to {max(loads)}:"
     )
 
 

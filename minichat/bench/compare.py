@@ -1,7 +1,7 @@
 """This run beside an earlier one, with the spread of both."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -22,6 +22,7 @@ class FigureComparison:
     ratio: float
     low: float
     high: float
+    elsewhere: str = ""  # the machine of the earlier run, if it is another
 
     @property
     def agrees(self) -> bool:
@@ -33,11 +34,20 @@ def comparisons(
 ) -> Iterator[FigureComparison]:
     """The figures that both runs have, measured with the same settings."""
     for result in results:
-        before = {each.name: each for each in earlier.earlier(run.question, result.case, run.all_settings)}
+        figures, elsewhere = earlier.earlier(run.question, result.case, run.all_settings)
+        before = {each.name: each for each in figures}
         for now in result.figures:
             then = before.get(now.name)
             if then is not None and then.unit == now.unit:
-                yield _compared(f"{result.case}, {now.name}", now, then)
+                yield replace(_compared(f"{result.case}, {now.name}", now, then), elsewhere=elsewhere)
+
+
+def lacking(results: Sequence[CaseResult], found: Sequence[FigureComparison]) -> list[str]:
+    """The measured cases that the earlier run does not have with the same settings."""
+    names = {each.name for each in found}
+    return [
+        each.case for each in results if each.figures and names.isdisjoint(one.name for one in each.named)
+    ]
 
 
 def _compared(name: str, now: Figure, then: Figure) -> FigureComparison:
@@ -66,7 +76,10 @@ def comparison_table(found: Sequence[FigureComparison]) -> Table:
 
 
 def summary(found: Sequence[FigureComparison]) -> str:
-    """The number of figures that agree, and the names of those whose quartiles do not overlap."""
+    """The number of figures that agree, those whose quartiles do not overlap, and another machine by name."""
     differing = [each.name for each in found if not each.agrees]
     agreeing = f"{len(found) - len(differing)} of {len(found)} figures agree within the spread of both runs"
-    return f"{agreeing}. Outside: {'; '.join(differing)}." if differing else f"{agreeing}."
+    outside = f" Outside: {'; '.join(differing)}." if differing else ""
+    machines = dict.fromkeys(each.elsewhere for each in found if each.elsewhere)
+    other = f" The earlier run is from another machine: {'; '.join(machines)}." if machines else ""
+    return f"{agreeing}.{outside}{other}"

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -46,6 +47,12 @@ def machine() -> dict[str, str | int | float | None]:
         "gpu": torch.cuda.get_device_name() if torch is not None and gpu else None,
         "load": round(os.getloadavg()[0], 2),  # of the last minute: other work on the machine
     }
+
+
+def described(machine: Mapping[str, Any]) -> str:
+    """The machine of a line, such as `AMD EPYC (AVX512), 2 cores`."""
+    simd = f" ({machine['simd']})" if machine.get("simd") else ""
+    return f"{machine['gpu'] or machine['cpu'] + simd}, {machine['cores']} cores"
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from engine.api.errors import BadInput, EngineError
 from minichat.bench.harness import Figure
-from minichat.bench.machine import origin
+from minichat.bench.machine import described, origin
 
 _SAME_MACHINE = ("cpu", "cores", "gpu")
 
@@ -34,8 +34,7 @@ class CaseKey:
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Self:
         settings = json.dumps(line["settings"], sort_keys=True)
-        machine = tuple(line["machine"].get(name) for name in _SAME_MACHINE)
-        return cls(line["question"], line["case"], settings, line["commit"], machine)
+        return cls(line["question"], line["case"], settings, line["commit"], _machine(line))
 
 
 class CaseFile:
@@ -63,12 +62,20 @@ class CaseFile:
         """The figures of a finished case, or None."""
         return self._figures.get(key)
 
-    def earlier(self, question: str, case: str, settings: Mapping[str, Any]) -> tuple[Figure, ...]:
-        """The newest figures of this case with these settings, from any machine and commit."""
-        for line in reversed(self.lines):
-            if (line["question"], line["case"], line["settings"]) == (question, case, settings):
-                return _figures(line)
-        return ()
+    def earlier(
+        self, question: str, case: str, settings: Mapping[str, Any]
+    ) -> tuple[tuple[Figure, ...], str]:
+        """The newest figures of this case with these settings, from any commit.
+
+        Those of this machine go first. The machine is returned if it is another one.
+        """
+        wanted, here = (question, case, settings), _machine(origin())
+        lines = [line for line in self.lines if (line["question"], line["case"], line["settings"]) == wanted]
+        lines.sort(key=lambda line: _machine(line) == here)
+        if not lines:
+            return (), ""
+        there = _machine(lines[-1])
+        return _figures(lines[-1]), "" if there == here else described(lines[-1]["machine"])
 
     def append(self, key: CaseKey, about: str, figures: Sequence[Figure]) -> None:
         line = {
@@ -87,6 +94,10 @@ class CaseFile:
             raise EngineError(f"cannot write {self.path}: {error.strerror or error}") from None
         self.lines.append(line)
         self._figures[key] = tuple(figures)
+
+
+def _machine(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(line["machine"].get(name) for name in _SAME_MACHINE)
 
 
 def _figures(line: Mapping[str, Any]) -> tuple[Figure, ...]:

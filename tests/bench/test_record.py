@@ -14,7 +14,7 @@ import pytest
 
 from engine.api.errors import BadInput
 from minichat.bench.cases import Case, CaseFailed, CaseResult, Measurement
-from minichat.bench.compare import comparisons, summary
+from minichat.bench.compare import comparisons, lacking, summary
 from minichat.bench.harness import Bench, Figure
 from minichat.bench.machine import commit
 from minichat.bench.record import CaseFile
@@ -114,6 +114,26 @@ def test_runs_agree_if_their_spreads_overlap(tmp_path: Path) -> None:
     assert summary(list(found.values())) == outside
     same = list(comparisons(run, [CaseResult("a", "", (Figure("time", "s", 1.25, 1.2, 1.3, 3),))], earlier))
     assert [each.agrees for each in same] == [True]
+
+
+def test_a_comparison_prefers_this_machine_and_names_another(tmp_path: Path) -> None:
+    def elsewhere(value: float) -> str:
+        measured(CaseFile(path := tmp_path / "one.jsonl"), Case("a", noting(value)))
+        line = json.loads(path.read_text())
+        path.unlink()
+        line["machine"] |= {"cpu": "Z80", "simd": None, "cores": 4, "gpu": None}
+        return json.dumps(line) + "\n"
+
+    file, run = tmp_path / "found.jsonl", Measurement("speed", {}, 0, 1)
+    results = list(run.results([Case("a", noting(1.0)), Case("b", noting(1.0))]))
+    file.write_text(elsewhere(3.0))
+    found = list(comparisons(run, results, CaseFile(file)))
+    assert summary(found).endswith("Outside: a, time. The earlier run is from another machine: Z80, 4 cores.")
+    assert lacking(results, found) == ["b"]
+    measured(CaseFile(file), Case("a", noting(1.0)))
+    file.write_text(file.read_text() + elsewhere(3.0))
+    [mine] = comparisons(run, results, CaseFile(file))
+    assert summary([mine]) == "1 of 1 figures agree within the spread of both runs."
 
 
 def measuring_until_killed(path: str) -> None:

@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from engine.api.errors import BadInput, EngineError
 from minichat.bench.cases import CaseResult, Measurement
-from minichat.bench.compare import comparison_table, comparisons
+from minichat.bench.compare import comparison_table, comparisons, lacking
 from minichat.bench.plot import bar_charts
 from minichat.bench.record import CaseFile
 from minichat.bench.report import table
@@ -135,8 +135,8 @@ def _show(question, results: list[CaseResult], run: Measurement, earlier: CaseFi
     if earlier is not None:
         if found := list(comparisons(run, results, earlier)):
             console.print(comparison_table(found))
-        else:
-            console.print(f" {earlier.path}: no figures of the same cases with the same settings")
+        if missing := lacking(results, found):
+            console.print(f" {earlier.path} has no figures with the same settings of: {'; '.join(missing)}")
 
 
 def _save(picture: Path, text: str) -> None:
