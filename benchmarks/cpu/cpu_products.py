@@ -1,55 +1,146 @@
-"""One layer's product on a CPU: torch's F.linear and the packed product, by rows and data type.
+"""Products and norms on a CPU: the packed product beside F.linear, and the mirrored norm beside F.rms_norm.
 
-Also counts the batch sizes for which a row's result differs from the same row in a large batch: zero means
-that batching changes no bit.
+`products`: one layer's product, by rows and data type. `bits`: the batch sizes for which a row's result
+differs from the same row in a large batch: zero means that batching changes no bit. `norms`: of `--inputs`
+numbers. `kernels`: the memory that products of many row counts leave behind, each count as it is, and rounded
+up as the engine does.
 """
 
-from collections.abc import Callable
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from engine.kernels.cpu.packed import PackedLinear
+from engine.kernels.cpu import many_rows
+from engine.kernels.cpu.packed import PackedLinear, why_not
+from engine.kernels.cpu.rms_norm import CpuRmsNorm
+from engine.kernels.cpu.row_buckets import pad_to_bucket
 from minichat.bench.harness import Bench
 
 DTYPES = (torch.float32, torch.bfloat16)
 COPIES = 4  # alternating weights, so that none stays in the processor's cache
+COUNTS = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 63, 64, 100, 127)
+PARTS = ("products", "bits", "norms", "kernels")
 
 
-def run(bench: Bench, *, inputs: int = 2048, outputs: int = 6144, threads: int = 1, loops: int = 8) -> None:
+def run(
+    bench: Bench,
+    *,
+    only: tuple[str, ...] = ("products", "bits"),
+    inputs: int = 2048,
+    outputs: int = 6144,
+    rows: tuple[int, ...] = (1, 4, 8, 16, 64),
+    threads: int = 1,
+    loops: int = 8,
+    counts: int = 500,
+) -> None:
+    """`counts`: different row counts of `kernels`."""
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(0)
     for dtype in DTYPES:
         weights = [torch.randn(outputs, inputs, generator=generator).to(dtype) for _ in range(COPIES)]
-        packed = [PackedLinear(weight, None) for weight in weights]
-        name = str(dtype).removeprefix("torch.")
-        for rows in (1, 4, 8, 16, 64):
-            x = torch.randn(rows, inputs, generator=generator).to(dtype)
-            bench.compare(
-                {
-                    f"F.linear, {name}, {rows} rows": looped(F.linear, weights, x, loops),
-                    f"packed, {name}, {rows} rows": looped(apply, packed, x, loops),
-                },
-                unit="s/product",
-            )
-        many = torch.randn(128, inputs, generator=generator).to(dtype)
-        counts = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 63, 64, 100, 127)
-        for kind, product in (("F.linear", partial(F.linear, weight=weights[0])), ("packed", packed[0])):
-            whole = product(many)
-            differing = sum(not torch.equal(product(many[:rows]), whole[:rows]) for rows in counts)
-            bench.note(
-                f"{kind}, {name}: of {len(counts)} row counts, differ from 128 rows", differing, "counts"
-            )
+        given = [torch.randn(count, inputs, generator=generator).to(dtype) for count in rows]
+        if "products" in only:
+            products(bench, weights, given, loops)
+        if "bits" in only:
+            bits(bench, weights[0], torch.randn(128, inputs, generator=generator).to(dtype))
+        if "norms" in only:
+            norms(bench, given, loops)
+    if "kernels" in only:
+        for name in ("each count", "rounded up"):
+            bench.note(f"kernels of {counts} row counts, {name}", left_behind(name, counts) / 1e6, "MB")
+
+
+def products(bench: Bench, weights: Sequence[Tensor], given: Sequence[Tensor], loops: int) -> None:
+    ways: dict[str, tuple[Callable[..., Tensor], Sequence[object]]] = {"F.linear": (F.linear, weights)}
+    if why_not(weights[0]) is None:
+        ways["packed"] = apply, [PackedLinear(weight, None) for weight in weights]
+    if weights[0].dtype is torch.bfloat16:
+        ways["converted to float32"] = many_rows.in_float32, weights
+    for x in given:
+        label = f"{name_of(x.dtype)}, {len(x)} rows"
+        calls = {f"{way}, {label}": looped(call, used, x, loops) for way, (call, used) in ways.items()}
+        bench.compare(calls, unit="s/product")
+
+
+def bits(bench: Bench, weight: Tensor, many: Tensor) -> None:
+    ways: dict[str, Callable[[Tensor], Tensor]] = {"F.linear": partial(F.linear, weight=weight)}
+    if why_not(weight) is None:
+        ways["packed"] = PackedLinear(weight, None)
+    for kind, product in ways.items():
+        whole = product(many)
+        differing = sum(not torch.equal(product(many[:rows]), whole[:rows]) for rows in COUNTS)
+        label = f"{kind}, {name_of(many.dtype)}: of {len(COUNTS)} row counts, differ from 128 rows"
+        bench.note(label, differing, "counts")
+
+
+def norms(bench: Bench, given: Sequence[Tensor], loops: int) -> None:
+    for x in given:
+        weight = nn.Parameter(torch.ones(x.shape[1], dtype=x.dtype), requires_grad=False)
+        mirrored = CpuRmsNorm(weight, 1e-6)
+
+        def usual(x: Tensor, weight: Tensor) -> Tensor:
+            return F.rms_norm(x, x.shape[1:], None, 1e-6) * weight
+
+        def ours(x: Tensor, norm: CpuRmsNorm) -> Tensor:
+            return norm(x)
+
+        label = f"{name_of(x.dtype)}, {len(x)} rows"
+        calls = {
+            f"F.rms_norm, {label}": looped(usual, [weight], x, loops),
+            f"mirrored, {label}": looped(ours, [mirrored], x, loops),
+        }
+        bench.compare(calls, unit="s/norm")
+
+
+def left_behind(how: str, counts: int) -> float:
+    """Bytes by which a process of its own grows."""
+    code = f"from {__name__} import grown; grown({how!r}, {counts})"
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE,
+    )
+    return float(json.loads(finished.stdout))
+
+
+def grown(how: str, counts: int) -> None:
+    torch.set_num_threads(1)
+    weight = torch.randn(768, 256).bfloat16()
+    rows = torch.randn(counts + 1, 256).bfloat16()
+    F.linear(rows[:1], weight)
+    before = private_memory()
+    for count in range(1, counts + 1):
+        x = rows[:count]
+        F.linear(pad_to_bucket(x) if how == "rounded up" else x, weight)
+    print(private_memory() - before)
+
+
+def private_memory() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def apply(x: Tensor, module: PackedLinear) -> Tensor:
     return module(x)
 
 
-def looped(product: Callable[..., Tensor], weights: list, x: Tensor, loops: int) -> Callable[[], float]:
+def looped(
+    product: Callable[..., Tensor], weights: Sequence[object], x: Tensor, loops: int
+) -> Callable[[], float]:
     turns = cycle(weights)
 
     def call() -> float:

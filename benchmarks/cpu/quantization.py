@@ -31,19 +31,23 @@ def run(
     loops: int = 2,
     model: str = "pocket",
     dtype: str = "bfloat16",
+    counts: tuple[int, ...] = (1, 4, 16, 64),
 ) -> None:
-    """`dtype`: the type of the input, and of the weights before quantization."""
+    """`dtype`: the type of the input, and of the weights before quantization. `counts`: of rows."""
     torch.set_num_threads(threads)
     place = pick(device)
     if "rows" in only:
         if dtype not in OWN:
             raise SystemExit(f"dtype must be one of {', '.join(OWN)}, got {dtype!r}")
-        rows(bench, place, inputs, outputs, loops, dtype)
+        rows(bench, place, (inputs, outputs), counts, loops, dtype)
     if "change" in only:
         change(bench, place, model)
 
 
-def rows(bench: Bench, place: torch.device, inputs: int, outputs: int, loops: int, kind: str) -> None:
+def rows(
+    bench: Bench, place: torch.device, shape: tuple[int, int], counts: Sequence[int], loops: int, kind: str
+) -> None:
+    inputs, outputs = shape
     dtype, generator = getattr(torch, kind), torch.Generator().manual_seed(0)
     weights = [torch.randn(outputs, inputs, generator=generator).to(place, dtype) for _ in range(COPIES)]
     schemes = [name for name in names() if name != OWN[kind] and why_not(name, place, dtype) is None]
@@ -51,7 +55,7 @@ def rows(bench: Bench, place: torch.device, inputs: int, outputs: int, loops: in
     for name, made in products.items():
         nbytes = sum(each.nbytes for each in (*made[0].parameters(), *made[0].buffers()))
         bench.note(f"{name}: bits a weight", nbytes * 8 / (inputs * outputs), "bits")
-    for count in (1, 4, 16, 64):
+    for count in counts:
         x = torch.randn(count, inputs, generator=generator).to(place, dtype)
         bench.compare(
             {f"{name}, {count} rows": looped(made, x, loops) for name, made in products.items()},

@@ -120,31 +120,8 @@ def make_step(
     kv: KvSchemeName = "none",
 ) -> Step:
     """A step with random inputs and with FRESH_BYTES of layers; the blocks of a row are in random order."""
-    counts, contexts = np.array(rows, np.int32).T
-    needed = -(-contexts // block_size)
-    blocks = int(needed.sum())
-    order = np.random.default_rng(0).permutation(blocks).astype(np.int32)
-    grid = np.zeros((len(rows), needed.max()), np.int32)
-    grid[np.arange(grid.shape[1]) < needed[:, None]] = order
-    starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    positions = np.concatenate([np.arange(context - new, context) for new, context in rows])
-    cells = grid[np.repeat(np.arange(len(rows)), counts), positions // block_size].astype(np.int64)
-    host = {
-        "ids": np.zeros(len(positions), np.int64),
-        "positions": positions,
-        "places": cells * block_size + positions % block_size,
-        "starts": starts,
-        "contexts": contexts,
-        "tables": grid,
-    }
-    batch = Batch(
-        **{name: torch.from_numpy(array).to(device) for name, array in host.items()},
-        single=int((counts == 1).sum()),
-        block_size=block_size,
-        host_starts=starts,
-        host_contexts=contexts,
-        host_tables=grid,
-    )
+    batch = batch_of(rows, block_size, device)
+    blocks = int(batch.host_tables.max()) + 1
 
     def normal(*shape: int) -> Tensor:
         return torch.empty(*shape, dtype=dtype, device=device).normal_()
@@ -165,10 +142,39 @@ def make_step(
 
     first = layer()
     count = max(2, min(64, int(FRESH_BYTES / (first.keys.nbytes + first.values.nbytes))))
-    tokens = len(positions)
+    tokens = len(batch.ids)
     q = normal(tokens, spec.heads, spec.key_dim)
     k, v = normal(tokens, spec.kv_heads, spec.key_dim), normal(tokens, spec.kv_heads, spec.value_dim)
     return Step(batch, [first, *(layer() for _ in range(count - 1))], q, k, v)
+
+
+def batch_of(rows: Rows, block_size: int, device: torch.device, *, scattered: bool = True) -> Batch:
+    """The batch of a step. The blocks of a row are in random order or contiguous."""
+    counts, contexts = np.array(rows, np.int32).T
+    needed = -(-contexts // block_size)
+    blocks = int(needed.sum())
+    order = np.random.default_rng(0).permutation(blocks) if scattered else np.arange(blocks)
+    grid = np.zeros((len(rows), needed.max()), np.int32)
+    grid[np.arange(grid.shape[1]) < needed[:, None]] = order
+    starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    positions = np.concatenate([np.arange(context - new, context) for new, context in rows])
+    cells = grid[np.repeat(np.arange(len(rows)), counts), positions // block_size].astype(np.int64)
+    host = {
+        "ids": np.zeros(len(positions), np.int64),
+        "positions": positions,
+        "places": cells * block_size + positions % block_size,
+        "starts": starts,
+        "contexts": contexts,
+        "tables": grid,
+    }
+    return Batch(
+        **{name: torch.from_numpy(array).to(device) for name, array in host.items()},
+        single=int((counts == 1).sum()),
+        block_size=block_size,
+        host_starts=starts,
+        host_contexts=contexts,
+        host_tables=grid,
+    )
 
 
 def check(name: str, got: Tensor, step: Step) -> None:

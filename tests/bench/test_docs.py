@@ -1,74 +1,137 @@
-"""Pages with measured figures have their commands, and the commands of the docs exist, with their options."""
+"""Each section with measured figures has its command, and the programs accept all commands of the docs."""
 
-import ast
+import argparse
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from fnmatch import fnmatchcase
 from functools import cache
+from importlib import import_module
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import discovered
-from minichat.cli import parser
-from minichat.commands.bench.arguments import QUESTIONS
+from benchmarks import __main__ as benchmarks
+from minichat.bench.setup import Setup
+from minichat.cli import COMMANDS
+from minichat.cli import parser as program
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FIGURE = re.compile(r"\d (?:ms|us|µs|(?:tok|tokens|[GT]B|[GT]FLOP)/s|tokens per second)\b|\d x \|")
-COMMAND = re.compile(r"(python -m benchmarks|minichat bench|minichat quality) +([\w.-]+)([^\n`#|]*)")
-COMMON = {"--warmup", "--repeats", "--results", "--save", "--no-save", "--help"}
-STUDIES = {"attention-cpu.md"}  # its script is not kept; this list may only shrink
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "benchmarks" / "results" / "README.md",
+    ROOT / "engine" / "pocket" / "MODEL_CARD.md",
+]
+FIGURE = re.compile(
+    r"\d (?:ms|[uµ]s|(?:milli|micro)seconds|(?:tok|tokens|[GT]B|[GT]FLOP)/s|tokens per second)\b"
+    r"|\d x \||\d\.\d+ times\b"
+)
+NUMBER = r"\**[-+]?[\d,.]+\**[^|\n]*"
+ROW = re.compile(rf"^\|.*\| *{NUMBER}\| *{NUMBER}", re.MULTILINE)  # of a table: two numbers side by side
+MEASURES = re.compile(r"python -m (benchmarks|training|tests\.)|minichat (bench|quality)|pytest|make [a-z]")
+CONSTANTS = {  # sections whose numbers are settings, limits and counts, none of them measured
+    ("chunked-prefill.md", "A limit for the replies"),
+    ("kv.md", "Compression"),
+    ("server.md", "The server"),
+    ("server.md", "Authentication and limits"),
+}
+VALUE = re.compile(r"[A-Z]$")  # stands for a number or a name
 
 
-def commands(page: Path) -> list[tuple[str, str, set[str]]]:
-    """(program, first word, options) of each command; one that ends in a backslash continues."""
-    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    text = re.sub(r"python -m\s+benchmarks", "python -m benchmarks", text)
-    found = COMMAND.findall(text)
-    return [
-        (program, name, {word for word in shlex.split(rest.replace("'", "")) if word.startswith("--")})
-        for program, name, rest in found
-    ]
+def sections(page: Path) -> list[str]:
+    """The page in pieces that start with a heading. A `#` in a block of code is none."""
+    found, fenced = [""], False
+    for line in page.read_text(encoding="utf-8").splitlines(keepends=True):
+        fenced ^= line.startswith("```")
+        if re.match("#+ ", line) and not fenced:
+            found.append("")
+        found[-1] += line
+    return found[1:]
 
 
-@cache
-def options_of(file: Path) -> set[str]:
-    """The options that `python -m benchmarks` makes of the keywords of run()."""
-    functions = (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef))
-    [run] = [node for node in functions if node.name == "run"]
-    names = [each.arg.replace("_", "-") for each in run.args.kwonlyargs]
-    return COMMON | {f"--{name}" for name in names} | {f"--no-{name}" for name in names}
+def title(section: str) -> str:
+    return section.partition("\n")[0].lstrip("# ")
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command, in blocks of code and inline."""
+    text = re.sub(r"\\\n\s*", "", text)
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    rest = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    lines += re.findall(r"^    (?! )(.+)$", rest, re.MULTILINE)
+    pieces = [re.split(r" {2,}|\s#", line.strip().removeprefix("$ "))[0] for line in lines]  # no remarks
+    pieces += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", rest)]
+    for piece in pieces:
+        for part in re.split(r" [|>] ", re.sub(r"^([A-Z_]+=\S+ )+", "", piece)):  # no variables
+            if re.match(r"(python -m|minichat|make|pytest) ", part):
+                yield shlex.split(part)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_figures_have_their_command(page: Path) -> None:
-    if FIGURE.search(re.sub(r"\s+", " ", page.read_text(encoding="utf-8"))):
-        assert bool(commands(page)) != (page.name in STUDIES)
+def test_each_section_with_figures_has_its_command(page: Path) -> None:
+    lacking = set()
+    for section in sections(page):
+        measured = FIGURE.search(" ".join(section.split())) or ROW.search(section)
+        if measured and not any(MEASURES.match(shlex.join(words)) for words in commands(section)):
+            lacking.add((page.name, title(section)))
+    assert lacking - CONSTANTS == set()
 
 
-def test_each_section_of_results_and_of_readme_figures_has_a_command() -> None:
-    for page in (ROOT / "README.md", ROOT / "docs" / "results.md"):
-        for section in re.split(r"\n(?=##+ )", page.read_text(encoding="utf-8")):
-            if re.search(r"^\|.*\d", section, re.MULTILINE) and FIGURE.search(section):
-                assert COMMAND.search(section), section.partition("\n")[0]
+def test_the_programs_accept_the_commands() -> None:
+    found = ((page, words) for page in PAGES for words in commands(page.read_text(encoding="utf-8")))
+    problems = {f"{page.name}: {shlex.join(words)}": why_not(words) for page, words in found}
+    assert {command: problem for command, problem in problems.items() if problem} == {}
 
 
-def test_the_commands_exist_with_their_options() -> None:
-    known = discovered()
-    top = parser()
-    [subcommands] = [each for each in top._actions if hasattr(each, "_name_parser_map")]
-    usual = {
-        name: set(subcommands._name_parser_map[name]._option_string_actions) for name in ("bench", "quality")
-    }
-    wrong = []
+def why_not(words: list[str]) -> str:
+    """What is wrong with a command; empty if its program accepts it."""
+    match words:
+        case ["python", "-m", "benchmarks", name, *rest] if name != "NAME":
+            return refusal(benchmark(name), rest) if name in benchmarks.discovered() else "no such benchmark"
+        case ["minichat", name, _, *_] if name in COMMANDS and "QUESTION" not in words:
+            return refusal(minichat(), ["1" if VALUE.match(word) else word for word in words[1:]])
+        case ["make", target] if not re.search(rf"^{target}:", MAKEFILE, re.MULTILINE):
+            return "no such target"
+        case ["pytest", file, *_] if file.startswith("tests/") and not (ROOT / file).exists():
+            return "no such file"
+    return ""
+
+
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+minichat = cache(program)
+
+
+@cache
+def benchmark(name: str) -> argparse.ArgumentParser:
+    found = benchmarks.discovered()[name]
+    return benchmarks.parser(name, found.line, import_module(found.module).run)
+
+
+def refusal(parser: argparse.ArgumentParser, words: list[str]) -> str:
+    with redirect_stderr(StringIO()) as said, redirect_stdout(StringIO()):
+        try:
+            parser.parse_args(words)
+        except SystemExit as end:
+            return said.getvalue().strip().rpartition("\n")[2] if end.code else ""
+    return ""
+
+
+def test_the_cases_of_the_commands_exist(setup: Setup) -> None:
+    """Of `minichat bench QUESTION --only CASE`."""
+    asked = 0
     for page in PAGES:
-        for program, name, options in commands(page):
-            if program == "python -m benchmarks":
-                missing = options - options_of(known[name].file) if name in known else {name}
-                missing -= {"NAME"}
-            elif program == "minichat bench":
-                missing = (options - usual["bench"]) | ({name} - QUESTIONS.keys() - {"QUESTION"})
-            else:
-                missing = options - usual["quality"]
-            wrong += [f"{page.name}: {program} {name}: {each}" for each in missing]
-    assert wrong == []
+        for words in commands(page.read_text(encoding="utf-8")):
+            if words[:2] == ["minichat", "bench"] and "--only" in words:
+                names = [each.name for each in questions(words[2]).cases(setup)]
+                wanted = words[words.index("--only") + 1]
+                assert any(fnmatchcase(name, wanted) for name in names), f"{page.name}: {wanted}"
+                asked += 1
+    assert asked
+
+
+def questions(name: str):  # type: ignore[no-untyped-def]
+    return import_module(f"minichat.bench.questions.{name}")

@@ -18,7 +18,8 @@ from tests.waiting import becomes
 
 ROOT = Path(__file__).parents[2]
 QUICK = {
-    "cpu_products": "--inputs 64 --outputs 64 --loops 1",
+    "attention_cpu": "--contexts 40 --rows 3",
+    "cpu_products": "--only products bits norms --inputs 64 --outputs 64 --loops 1",
     "fleet": "--only choice",
     "grammars": "--only replies",
     "priority": "--slots 2 --tokens 5",
@@ -31,6 +32,7 @@ LONG = {  # they start programs, or prompts of a thousand tokens are their point
     "adapters": "--ranks 8 --rows 3",
     "apart": "--only check short --count 2 --longest 480 --steady 1 --tokens 4",
     "beams": "--widths 1 2",
+    "cpu_products": "--only kernels --inputs 64 --outputs 64 --counts 8",
     "engine_cpu": "--tokens 8",
     "engine_process": "--tokens 20",
     "engine_step": "--count 2",

@@ -28,6 +28,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Like `F.linear`, which it calls for few rows and where that is fast."""
     if len(x) < FEWEST or not needs_float32(x):
         return F.linear(x, weight, bias)
+    return in_float32(x, weight, bias)
+
+
+def in_float32(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The product with the weight in float32, converted piece by piece."""
     rows, out = x.float(), x.new_empty(len(x), len(weight))
     outputs = max(1, PIECE // weight.shape[1])
     for at in range(0, len(weight), outputs):
