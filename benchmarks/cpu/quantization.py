@@ -1,4 +1,7 @@
-"""Quantized weights: one layer's product with each scheme by rows, and the time to change the scheme."""
+"""Quantized weights: one layer's product with each scheme by rows, and the time to change the scheme.
+
+`floats`: weights in 4-bit floats on a CPU: their products, and what other schemes change of them.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,11 +15,13 @@ from engine.execution.weights import Weights
 from engine.models.decoder import Decoder
 from engine.models.find import find_model
 from engine.models.registry import load_model
+from engine.quant.fp4 import NUMBERS, OFFSET, Fp4Weight, floats_of, held
+from engine.quant.packing import MX, NV
 from engine.quant.registry import named, names, why_not
 from minichat.bench.harness import Bench
 
 OWN = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}  # the same as `none`
-PARTS = ("rows", "change")
+PARTS = ("rows", "change", "floats")
 COPIES = 4  # alternating weights, so that none stays in the processor's cache
 
 
@@ -42,6 +47,8 @@ def run(
         rows(bench, place, (inputs, outputs), counts, loops, dtype)
     if "change" in only:
         change(bench, place, model)
+    if "floats" in only:
+        floats(bench, (inputs, outputs), counts, loops)
 
 
 def rows(
@@ -61,6 +68,46 @@ def rows(
             {f"{name}, {count} rows": looped(made, x, loops) for name, made in products.items()},
             unit="s/product",
         )
+
+
+def floats(bench: Bench, shape: tuple[int, int], counts: Sequence[int], loops: int) -> None:
+    inputs, outputs = shape
+    generator = torch.Generator().manual_seed(0)
+    plain = [torch.randn(outputs, inputs, generator=generator) for _ in range(COPIES)]
+    kept = {
+        name: [in_floats(each, group) for each in plain] for name, group in (("NVFP4", NV), ("MXFP4", MX))
+    }
+    for name, weights in kept.items():
+        exact = weights[0].dequantized()
+        for scheme in ("bf16", "int8", "fp8", "int4-32", "int4-64", "int4-128"):
+            weight = exact.bfloat16() if scheme == "bf16" else exact
+            again = named(scheme).make(weight, None)(torch.eye(inputs, dtype=weight.dtype)).T.float()
+            change = (again - exact).norm() / exact.norm()
+            bench.note(f"{name} as {scheme}: change of the weights", 100 * float(change), "%")
+    products = {
+        scheme: [named(scheme).make(each.bfloat16(), None) for each in plain]
+        for scheme in ("none", "int8", "int4-32")
+    }
+    products |= {name: [held(each, None, torch.bfloat16) for each in kept[name]] for name in kept}
+    for count in counts:
+        x = torch.randn(count, inputs, generator=generator).bfloat16()
+        calls = {f"{name}, {count} rows": looped(made, x, loops) for name, made in products.items()}
+        bench.compare(calls, unit="s/product")
+
+
+def in_floats(weight: Tensor, group: int) -> Fp4Weight:
+    """Round a weight to 4-bit floats."""
+    groups = weight.unflatten(1, (-1, group))
+    scale = groups.abs().amax(-1) / NUMBERS[-1]
+    if group == NV:
+        stored = scale.to(torch.float8_e4m3fn).view(torch.uint8)
+    else:
+        stored = (scale.log2().floor() + OFFSET).to(torch.uint8)
+    known = torch.tensor(NUMBERS)
+    ratio = groups.abs() / floats_of(stored, group)[..., None]
+    numbers = torch.bucketize(ratio, (known[1:] + known[:-1]) / 2).to(torch.uint8) | (groups < 0).byte() << 3
+    pairs = numbers.flatten(1).unflatten(1, (-1, 2))
+    return Fp4Weight(pairs[..., 0] | pairs[..., 1] << 4, stored, torch.ones(len(weight)), group)
 
 
 def looped(products: Sequence[nn.Module], x: Tensor, loops: int) -> Callable[[], float]:

@@ -2,11 +2,15 @@
 
 Each layer has its own memory; together they are larger than the GPU's cache. The result of the first layer is
 checked against the torch backend in float32. The figures include writing the step's keys and values.
-`--kv none fp8 int8` compares KV schemes, case by case.
+`--kv none fp8 int8` compares KV schemes, case by case. `--tile`: the keys, warps, stages and programs of the
+tile for rows of one token over an uncompressed cache, in place of the chosen one.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -74,6 +78,7 @@ def run(
     block_size: int = 16,
     dtype: str = "bfloat16",
     kv: tuple[KvSchemeName, ...] = ("none",),
+    tile: tuple[int, ...] = (0,),
     only: tuple[str, ...] = tuple(PARTS),
 ) -> None:
     if not torch.cuda.is_available():
@@ -88,7 +93,7 @@ def run(
     def figures(name: str, rows: Rows, scheme: KvSchemeName) -> float:
         """Measure the microseconds of a layer; return their median."""
         backend, step = backends[scheme], make_step(spec, rows, block_size, kind, device, scheme)
-        with torch.inference_mode():
+        with fixed(tile), torch.inference_mode():
             prepared = backend.prepare(step.batch)
 
             def layer(index: int) -> Tensor:
@@ -109,6 +114,16 @@ def run(
             median = figures(label, rows, scheme)
             pairs = sum(new * (context - new) + new * (new + 1) / 2 for new, context in rows)
             bench.note(f"{label}, arithmetic", 4 * pairs * heads * dim / median / 1e6, "TFLOP/s")
+
+
+def fixed(tile: Sequence[int]) -> AbstractContextManager[Any]:
+    """Choose this tile for rows of one token."""
+    from engine.kernels.triton.attention import tiles
+
+    if len(tile) == 1:
+        return nullcontext()
+    keys, warps, stages, programs = tile
+    return patch.multiple(tiles, TOKENS=(), MANY_TOKENS=(keys, warps, stages, programs, False))
 
 
 def make_step(

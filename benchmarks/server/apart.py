@@ -144,11 +144,11 @@ def _prepare(fleets: dict[str, Fleet], prompts: list[list[int]]) -> None:
 def _round(fleet: Fleet, prompts: list[list[int]], rate: float, steady: int, tokens: int) -> _Load:
     """Submit the prompts, `rate` a second or all at once, among steady replies."""
     load, stop = _Load(), threading.Event()
-    own: set[int] = set()
+    firsts: dict[int, float] = {}  # of all requests: a first token may come before its number is known here
 
     def note(event: Event) -> None:
-        if isinstance(event, FirstToken) and event.request in own:
-            load.firsts.append(event.seconds)
+        if isinstance(event, FirstToken):
+            firsts[event.request] = event.seconds
         elif isinstance(event, PromptSent) and not event.error:
             load.sent.append(event)
 
@@ -164,12 +164,11 @@ def _round(fleet: Fleet, prompts: list[list[int]], rate: float, steady: int, tok
     for number, prompt in enumerate(prompts):
         if rate:
             time.sleep(max(0.0, began + number / rate - time.perf_counter()))
-        stream = fleet.submit(prompt, params)
-        own.add(stream.id)
-        streams.append(stream)
+        streams.append(fleet.submit(prompt, params))
     for stream in streams:
         stream.result()
     load.seconds = time.perf_counter() - began
+    load.firsts = [firsts[stream.id] for stream in streams if stream.id in firsts]
     stop.set()
     unsubscribe()
     for each in replies:

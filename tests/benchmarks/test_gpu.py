@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from benchmarks.gpu import gpu
+from benchmarks.gpu import gpu, gpu_attention
+from engine.api.config import LayerSpec
 from engine.api.params import SamplingParams
+from engine.kernels.triton.attention import tiles
 from tests.engine.ledger import ledger_engine
 from tests.outputs import Output
 
@@ -24,3 +26,16 @@ def test_the_time_of_a_step_is_not_that_of_a_call(monkeypatch: pytest.MonkeyPatc
     spent = gpu.steps_take(engine, calls)
     assert engine.scheduler.step - steps == calls // 2
     assert spent == pytest.approx(1 / (calls // 2))
+
+
+def test_a_tile_is_fixed() -> None:
+    spec, limits = (
+        LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=1.0),
+        tiles.GpuLimits(room=227 * 1024, overlaps=True),
+    )
+    chosen = tiles.for_tokens(spec, 4, limits, 2)
+    with gpu_attention.fixed((64, 4, 3, 132)):
+        given = tiles.for_tokens(spec, 4, limits, 2)
+    assert (given.keys, given.warps, given.stages, given.programs) == (64, 4, 3, 132) != chosen
+    with gpu_attention.fixed((0,)):
+        assert tiles.for_tokens(spec, 4, limits, 2) == chosen

@@ -23,7 +23,7 @@ QUICK = {
     "fleet": "--only choice",
     "grammars": "--only replies",
     "priority": "--slots 2 --tokens 5",
-    "quantization": "--inputs 64 --outputs 64 --loops 1",
+    "quantization": "--only rows floats --counts 1 8 --inputs 128 --outputs 64 --loops 1",
     "serve": "--url URL --clients 2 --requests 4",
     "transcript": "--panes 1 --messages 2 --flushes 2",
     "wire": "--blocks 64",
@@ -53,7 +53,7 @@ LONG = {  # they start programs, or prompts of a thousand tokens are their point
 }
 GPU = {
     "gpu": "--shape 0.6B --rows 2 --only check decode anatomy mixed cuda_graphs overlap draws",
-    "gpu_attention": "--only '1 x 128' '5 tokens at 656'",
+    "gpu_attention": "--tile 32 1 4 264 --only '1 x 128' '5 tokens at 656'",
     "gpu_experts": "--shapes qwen3-30b --schemes none --rows 1",
     "gpu_linear": "--rows 1 --prompts 32",
     "gpu_peers": "--rows 1 --only decode",
