@@ -94,7 +94,7 @@ def why_not(words: list[str]) -> str:
     """What is wrong with a command; empty if its program accepts it."""
     match words:
         case ["python", "-m", "benchmarks", name, *rest] if name != "NAME":
-            return refusal(benchmark(name), rest) if name in benchmarks.discovered() else "no such benchmark"
+            return refusal(benchmark(name), rest) if name in known() else "no such benchmark"
         case ["minichat", name, _, *_] if name in COMMANDS and "QUESTION" not in words:
             return refusal(minichat(), ["1" if VALUE.match(word) else word for word in words[1:]])
         case ["make", target] if not re.search(rf"^{target}:", MAKEFILE, re.MULTILINE):
@@ -106,11 +106,12 @@ def why_not(words: list[str]) -> str:
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 minichat = cache(program)
+known = cache(benchmarks.discovered)
 
 
 @cache
 def benchmark(name: str) -> argparse.ArgumentParser:
-    found = benchmarks.discovered()[name]
+    found = known()[name]
     return benchmarks.parser(name, found.line, import_module(found.module).run)
 
 

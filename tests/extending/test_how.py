@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import discovered
-
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "how").glob("*.md"))
 TECHNIQUES = [page for page in PAGES if page.name != "README.md"]
 
@@ -43,13 +41,10 @@ def test_every_member_it_names_exists(page: Path, root: Path) -> None:
 
 
 @pytest.mark.parametrize("page", TECHNIQUES, ids=lambda page: page.stem)
-def test_its_figures_come_from_an_existing_benchmark(page: Path) -> None:
-    command = re.compile(r"^python -m benchmarks (\w+) --only (\w+)$", re.MULTILINE)
-    commands = command.findall(page.read_text(encoding="utf-8"))
-    assert commands, "the page has no benchmark command"
-    for name, technique in commands:
-        code = discovered()[name].file.read_text(encoding="utf-8")
-        assert f"\ndef {technique}(bench: Bench" in code
+def test_its_figures_have_a_command(page: Path) -> None:
+    """tests/bench/test_docs.py checks that it exists."""
+    command = re.compile(r"^python -m benchmarks \w+ --only \w+$", re.MULTILINE)
+    assert command.search(page.read_text(encoding="utf-8")), "the page has no benchmark command"
 
 
 def test_every_file_that_the_architecture_names_exists(root: Path) -> None:
