@@ -120,7 +120,7 @@ def add_model(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--kv-eviction",
         choices=["norms", "attention"],
-        help="how --kv-budget finds what is important: by key norms or by the attention received "
+        help="how --kv-budget finds what is important: by key norms or, on CPUs, by the attention received "
         "(default: norms)",
     )
     group.add_argument(
@@ -149,8 +149,8 @@ def add_sampling(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--speculate",
         metavar="KIND",
-        help="draft tokens from the text so far (ngram), earlier replies too (suffix), a small model (draft) "
-        "or the first layers (exit); the reply is the same, often faster",
+        help="draft tokens from the text so far (ngram), earlier replies too (suffix), what --draft names "
+        "(draft) or the first layers (exit); the reply is the same, often faster",
     )
 
 

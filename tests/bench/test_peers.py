@@ -128,6 +128,51 @@ def test_llama_cpp_quantizes_its_file(tmp_path: Path) -> None:
     assert calls == [("model.gguf", 2), ("model.gguf", 7)]
 
 
+class StandIn:
+    """A library with the calls of vLLM, SGLang and nano-vllm that the runners make."""
+
+    __version__ = "1.0"
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = {}
+        self.SamplingParams = lambda **given: given
+        self.LLM = self.Engine = self.opened
+
+    def opened(self, *folder: str, **options: Any) -> "StandIn":
+        self.options = {"model": "".join(folder)} | options
+        return self
+
+    def generate(self, asked: Any = None, params: Any = None, *, use_tqdm: bool = False, **given: Any) -> Any:
+        replies = []
+        for each in given.get("sampling_params") or params:
+            assert each.get("ignore_eos") is True and each["temperature"] == 0.6
+            ids = [7] * (each.get("max_tokens") or each["max_new_tokens"])
+            replies.append(Reply(token_ids=ids, meta_info={"completion_tokens": len(ids)}))
+        assert len(replies) == len(given.get("input_ids") or asked)
+        return replies
+
+
+class Reply(dict[str, Any]):
+    """vLLM's replies have attributes, those of the others keys."""
+
+    @property
+    def outputs(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(token_ids=self["token_ids"])]
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "nano_vllm"])
+def test_a_runner_calls_its_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the library has these calls is for a machine that has it."""
+    library, runner = StandIn(), import_module(f"minichat.bench.peers.{name}_runner")
+    monkeypatch.setattr(runner, "import_module", lambda name: library)
+    monkeypatch.setattr(runner, "version", lambda name: "1.0", raising=False)
+    called, generate = runner.opened(job(Path("here")))
+    assert called.endswith(" 1.0")
+    assert "here" in (library.options["model"], library.options.get("model_path"))
+    assert 64 in library.options.values() and 2 in library.options.values()  # the context and the rows
+    assert generate([[5, 6, 7], [8, 9]], [4, 2]) == [4, 2]
+
+
 @pytest.mark.soak
 def test_transformers_beside_this_engine(setup: Setup) -> None:
     found = ask("peers", setup)
