@@ -21,7 +21,7 @@ from rich.progress import Progress
 
 import benchmarks
 from minichat.bench.harness import Bench, Figure
-from minichat.bench.machine import origin
+from minichat.bench.machine import origin, why_unpublished
 from minichat.bench.report import table
 
 Run = Callable[..., None]
@@ -114,6 +114,8 @@ def add_option(built: argparse.ArgumentParser, name: str, default: Any, choices:
 def execute(name: str, run: Run, options: dict[str, Any]) -> None:
     warmup, repeats = options.pop("warmup"), options.pop("repeats")
     results, save = options.pop("results"), options.pop("save")
+    if save and (problem := why_unpublished()):
+        print(problem, file=sys.stderr)
     # Refreshed after each call, never from a separate thread during a timed call.
     with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
         stored = {"warmup": warmup, "repeats": repeats, **options}

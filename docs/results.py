@@ -24,15 +24,17 @@ def files() -> list[Path]:
 
 
 def filled(page: str, lines: Sequence[dict[str, Any]]) -> str:
-    """The page with its tables from these lines; a table without lines is not changed.
+    """The page with its tables from these lines; a table without lines of a clean commit is not changed.
 
     `bench QUESTION` marks the table of a machine without a GPU, `bench QUESTION on GPU` that of a GPU.
     """
 
+    clean = [line for line in lines if not (line["commit"] or "").endswith("-dirty")]
+
     def table(found: re.Match[str]) -> str:
         where = found["question"], found["gpu"]
         newest = list(
-            _newest([line for line in lines if (line["question"], line["machine"]["gpu"]) == where])
+            _newest([line for line in clean if (line["question"], line["machine"]["gpu"]) == where])
         )
         return f"{found['head']}{_table(newest)}\n{found['end']}" if newest else found[0]
 

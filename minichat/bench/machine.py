@@ -14,6 +14,7 @@ from typing import Any
 from minichat import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
+_DIRTY = "-dirty"
 PACKAGES = (
     "torch",
     "triton",
@@ -24,6 +25,12 @@ PACKAGES = (
     "flash-attn",
     "flashinfer-python",
 )
+
+
+def why_unpublished() -> str:
+    """Why figures that are measured now should not be published; empty if they may be."""
+    dirty = (commit() or "").endswith(_DIRTY)
+    return f"uncommitted changes: the figures are marked {_DIRTY}, and not for publication" if dirty else ""
 
 
 def origin() -> dict[str, Any]:
@@ -96,4 +103,4 @@ def commit() -> str | None:
         return None
     others = [".", *(f":!{each}" for each in _RESULTS)]
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *others]).returncode
-    return described.stdout.strip() + ("-dirty" if changed else "")
+    return described.stdout.strip() + (_DIRTY if changed else "")

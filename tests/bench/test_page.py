@@ -25,11 +25,12 @@ def test_the_page_is_up_to_date() -> None:
     assert {line["question"] for line in lines} <= set(QUESTIONS)
 
 
-def test_a_table_has_the_newest_commit_only() -> None:
+def test_a_table_has_the_newest_clean_commit_only() -> None:
     page = "x\n<!-- bench memory -->\nold\n<!-- end -->\n<!-- bench latency -->\nkept\n<!-- end -->\n"
     older = LINE | {"commit": "b", "case": "gone"}
     again = LINE | {"figures": [LINE["figures"][0] | {"median": 0.004}]}
-    new = filled(page, [older, LINE, again])
+    dirty = LINE | {"commit": "d-dirty", "case": "gone"}
+    new = filled(page, [older, LINE, again, dirty])
     assert new.count("a, time") == 1 and "| a, time | 4 ms | 1 .. 3 | 3 |" in new
     assert "gone" not in new and "old" not in new and "kept" in new
     assert "2026-01-02, commit c, pocket, EPYC, 2 cores, load 0.5 to 0.5:" in new

@@ -9,6 +9,7 @@ import pytest
 
 import benchmarks
 from benchmarks.__main__ import discovered, main
+from minichat.bench import machine
 
 FAKE = '''"""How long it takes to add.
 
@@ -66,6 +67,20 @@ def test_runs_a_benchmark_and_records_its_figures(results: Path, capsys: pytest.
     assert first["machine"]["cores"] >= 1
     assert first["versions"]["python"] == sys.version.split()[0]
     assert (second["unit"], second["median"], second["samples"]) == ("pocket", 4, 3)
+
+
+@pytest.mark.parametrize(("commit", "said"), [("abc-dirty", True), ("abc", False), (None, False)])
+def test_uncommitted_changes_are_reported(
+    results: Path,
+    commit: str | None,
+    said: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(machine, "commit", lambda: commit)
+    for words, expected in (([], said), (["--no-save"], False)):
+        assert main(["adding", "--results", str(results), "--repeats", "1", *words]) == 0
+        assert ("uncommitted changes" in capsys.readouterr().err) == expected
 
 
 def test_no_save_records_nothing(results: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from rich.progress import Progress
 from engine.api.errors import BadInput, EngineError
 from minichat.bench.cases import CaseResult, Measurement
 from minichat.bench.compare import comparison_table, comparisons, lacking
+from minichat.bench.machine import why_unpublished
 from minichat.bench.plot import bar_charts
 from minichat.bench.record import CaseFile
 from minichat.bench.report import table
@@ -30,6 +31,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         picture = picture_file(options.plot)
         earlier = _file(options.compare, must_exist=True)
+        if options.json and (problem := why_unpublished()):
+            print(f"minichat: {problem}", file=sys.stderr)
         question = import_module(f"minichat.bench.questions.{options.question}")
         with _setup(options) as setup, _progress() as progress:
             repeats = options.repeats or getattr(question, "REPEATS", 5)
