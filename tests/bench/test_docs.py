@@ -1,6 +1,7 @@
 """Each section with measured figures has its command, and the programs accept all commands of the docs."""
 
 import argparse
+import calendar
 import re
 import shlex
 from collections.abc import Iterator
@@ -32,6 +33,9 @@ FIGURE = re.compile(
 NUMBER = r"\**[-+]?[\d,.]+\**[^|\n]*"
 ROW = re.compile(rf"^\|.*\| *{NUMBER}\| *{NUMBER}", re.MULTILINE)  # of a table: two numbers side by side
 MEASURES = re.compile(r"python -m (benchmarks|training|tests\.)|minichat (bench|quality)|pytest|make [a-z]")
+DATED = re.compile(
+    rf"\b\d{{1,2}} ({'|'.join(calendar.month_name[1:])})\b|\b20\d\d-\d\d-\d\d|\bresults/|\bcommit \w+"
+)
 EXEMPT = {  # sections whose numbers are settings, limits, counts or examples, or link to their table
     ("README.md", "minichat"),
     ("apart.md", "The idea"),
@@ -74,14 +78,33 @@ def commands(text: str) -> Iterator[list[str]]:
                 yield shlex.split(part)
 
 
+def measured(page: Path) -> list[str]:
+    """The sections with measured figures."""
+    return [
+        section
+        for section in sections(page)
+        if (page.name, title(section)) not in EXEMPT
+        and (FIGURE.search(" ".join(section.split())) or ROW.search(section))
+    ]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_each_section_with_figures_has_its_command(page: Path) -> None:
-    lacking = set()
-    for section in sections(page):
-        measured = FIGURE.search(" ".join(section.split())) or ROW.search(section)
-        if measured and not any(MEASURES.match(shlex.join(words)) for words in commands(section)):
-            lacking.add((page.name, title(section)))
-    assert lacking - EXEMPT == set()
+    lacking = [
+        title(section)
+        for section in measured(page)
+        if not any(MEASURES.match(shlex.join(words)) for words in commands(section))
+    ]
+    assert lacking == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_section_with_figures_has_its_date(page: Path) -> None:
+    """Or its page has, or docs/how/README.md for the pages there."""
+    beginning = sections(page)[0]
+    if page.parent.name == "how":
+        beginning += (page.parent / "README.md").read_text(encoding="utf-8")
+    assert DATED.search(beginning) or [each for each in measured(page) if not DATED.search(each)] == []
 
 
 def test_the_programs_accept_the_commands() -> None:
