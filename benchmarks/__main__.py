@@ -20,11 +20,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 import benchmarks
+from minichat.bench.compare import compared, comparison_table
 from minichat.bench.harness import Bench, Figure
-from minichat.bench.machine import origin, why_unpublished
+from minichat.bench.machine import described, identity, machine, origin, why_unpublished
 from minichat.bench.report import table
 
 Run = Callable[..., None]
+_CHOOSE = ("only", "parts")  # options that choose figures, and change none
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -69,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options["warmup"] < 0 or options["repeats"] < 1:
         given = f"--warmup {options['warmup']} --repeats {options['repeats']}"
         reader.error(f"--warmup must be at least 0 and --repeats at least 1, got {given}")
-    execute(name, run, options)
+    execute(name, run, options, vars(reader.parse_args([])))
     return 0
 
 
@@ -85,6 +87,11 @@ def parser(name: str, line: str, run: Run) -> argparse.ArgumentParser:
     built.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
     built.add_argument(
         "--save", action=argparse.BooleanOptionalAction, default=True, help="store the figures"
+    )
+    built.add_argument(
+        "--compare",
+        action="store_true",
+        help="show the ratio to the newest stored figures with these options",
     )
     for keyword in inspect.signature(run).parameters.values():
         if keyword.kind is inspect.Parameter.KEYWORD_ONLY:
@@ -111,9 +118,10 @@ def add_option(built: argparse.ArgumentParser, name: str, default: Any, choices:
         )
 
 
-def execute(name: str, run: Run, options: dict[str, Any]) -> None:
+def execute(name: str, run: Run, options: dict[str, Any], usual: Mapping[str, Any]) -> None:
     warmup, repeats = options.pop("warmup"), options.pop("repeats")
-    results, save = options.pop("results"), options.pop("save")
+    results, save, compare = options.pop("results"), options.pop("save"), options.pop("compare")
+    before = earlier(results / f"{name}.jsonl", options, usual) if compare else {}
     if save and (problem := why_unpublished()):
         print(problem, file=sys.stderr)
     # Refreshed after each call, never from a separate thread during a timed call.
@@ -124,6 +132,11 @@ def execute(name: str, run: Run, options: dict[str, Any]) -> None:
         )
         run(bench, **options)
     Console().print(table(name, bench.figures))
+    if compare:
+        found = [
+            compared(each.name, each, *before[each.name]) for each in bench.figures if each.name in before
+        ]
+        Console().print(comparison_table(found) if found else "no earlier figures with these options")
 
 
 def append(benchmark: str, options: Mapping[str, Any], figure: Figure, folder: Path) -> None:
@@ -143,6 +156,30 @@ def append(benchmark: str, options: Mapping[str, Any], figure: Figure, folder: P
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{benchmark}.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def earlier(
+    file: Path, options: Mapping[str, Any], usual: Mapping[str, Any]
+) -> dict[str, tuple[Figure, str]]:
+    """The newest figure of each name with these options, and its machine if it is another one.
+
+    Figures of this machine go first. Lines without an option are older than it, and had what is usual.
+    """
+    lines = (
+        [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    )
+    now = {key: json.loads(json.dumps(value)) for key, value in options.items() if key not in _CHOOSE}
+    was = {key: json.loads(json.dumps(usual[key])) for key in now}
+    here = identity(machine())
+    lines.sort(key=lambda line: identity(line["machine"]) == here)
+    return {
+        line["figure"]: (
+            Figure(line["figure"], *(line[each] for each in ("unit", "median", "low", "high", "samples"))),
+            "" if identity(line["machine"]) == here else described(line["machine"]),
+        )
+        for line in lines
+        if {key: line["options"].get(key, was[key]) for key in now} == now
+    }
 
 
 if __name__ == "__main__":

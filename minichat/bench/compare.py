@@ -1,7 +1,8 @@
 """This run beside an earlier one, with the spread of both."""
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -26,7 +27,8 @@ class FigureComparison:
 
     @property
     def agrees(self) -> bool:
-        return self.low <= 1 <= self.high
+        """Whether the quartiles of both runs overlap."""
+        return self.now.low <= self.then.high and self.then.low <= self.now.high
 
 
 def comparisons(
@@ -39,7 +41,7 @@ def comparisons(
         for now in result.figures:
             then = before.get(now.name)
             if then is not None and then.unit == now.unit:
-                yield replace(_compared(f"{result.case}, {now.name}", now, then), elsewhere=elsewhere)
+                yield compared(f"{result.case}, {now.name}", now, then, elsewhere)
 
 
 def lacking(results: Sequence[CaseResult], found: Sequence[FigureComparison]) -> list[str]:
@@ -50,15 +52,17 @@ def lacking(results: Sequence[CaseResult], found: Sequence[FigureComparison]) ->
     ]
 
 
-def _compared(name: str, now: Figure, then: Figure) -> FigureComparison:
-    if not (then.low and then.median):  # nothing can be divided by it
-        equal = now.median == then.median
-        return FigureComparison(
-            name, now, then, 1.0 if equal else float("inf"), 1.0, 1.0 if equal else float("inf")
-        )
+def compared(name: str, now: Figure, then: Figure, elsewhere: str = "") -> FigureComparison:
     return FigureComparison(
-        name, now, then, now.median / then.median, now.low / then.high, now.high / then.low
-    )
+        name, now, then,
+        _ratio(now.median, then.median), _ratio(now.low, then.high), _ratio(now.high, then.low), elsewhere,
+    )  # fmt: skip
+
+
+def _ratio(now: float, then: float) -> float:
+    if then:
+        return now / then
+    return 1.0 if now == then else math.inf
 
 
 def comparison_table(found: Sequence[FigureComparison]) -> Table:

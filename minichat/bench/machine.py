@@ -56,6 +56,11 @@ def machine() -> dict[str, str | int | float | None]:
     }
 
 
+def identity(machine: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What two machines must have in common for their figures to be compared."""
+    return machine.get("cpu"), machine.get("cores"), machine.get("gpu")
+
+
 def described(machine: Mapping[str, Any]) -> str:
     """The machine of a line, such as `AMD EPYC (AVX512), 2 cores`."""
     simd = f" ({machine['simd']})" if machine.get("simd") else ""

@@ -12,9 +12,7 @@ from typing import Any, Self
 
 from engine.api.errors import BadInput, EngineError
 from minichat.bench.harness import Figure
-from minichat.bench.machine import described, origin
-
-_SAME_MACHINE = ("cpu", "cores", "gpu")
+from minichat.bench.machine import described, identity, machine, origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class CaseKey:
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Self:
         settings = json.dumps(line["settings"], sort_keys=True)
-        return cls(line["question"], line["case"], settings, line["commit"], _machine(line))
+        return cls(line["question"], line["case"], settings, line["commit"], identity(line["machine"]))
 
 
 class CaseFile:
@@ -69,13 +67,13 @@ class CaseFile:
 
         Those of this machine go first. The machine is returned if it is another one.
         """
-        wanted, here = (question, case, settings), _machine(origin())
+        wanted, here = (question, case, settings), identity(machine())
         lines = [line for line in self.lines if (line["question"], line["case"], line["settings"]) == wanted]
-        lines.sort(key=lambda line: _machine(line) == here)
+        lines.sort(key=lambda line: identity(line["machine"]) == here)
         if not lines:
             return (), ""
-        there = _machine(lines[-1])
-        return _figures(lines[-1]), "" if there == here else described(lines[-1]["machine"])
+        there = lines[-1]["machine"]
+        return _figures(lines[-1]), "" if identity(there) == here else described(there)
 
     def append(self, key: CaseKey, about: str, figures: Sequence[Figure]) -> None:
         line = {
@@ -94,10 +92,6 @@ class CaseFile:
             raise EngineError(f"cannot write {self.path}: {error.strerror or error}") from None
         self.lines.append(line)
         self._figures[key] = tuple(figures)
-
-
-def _machine(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(line["machine"].get(name) for name in _SAME_MACHINE)
 
 
 def _figures(line: Mapping[str, Any]) -> tuple[Figure, ...]:

@@ -7,14 +7,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from engine.api.errors import BadInput
 from minichat.bench.cases import Case, CaseFailed, CaseResult, Measurement
-from minichat.bench.compare import comparisons, lacking, summary
+from minichat.bench.compare import compared, comparison_table, comparisons, lacking, summary
 from minichat.bench.harness import Bench, Figure
 from minichat.bench.machine import commit
 from minichat.bench.record import CaseFile
@@ -114,6 +116,29 @@ def test_runs_agree_if_their_spreads_overlap(tmp_path: Path) -> None:
     assert summary(list(found.values())) == outside
     same = list(comparisons(run, [CaseResult("a", "", (Figure("time", "s", 1.25, 1.2, 1.3, 3),))], earlier))
     assert [each.agrees for each in same] == [True]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "agrees"),
+    [
+        ((0, 0, 0), (0, 0, 0), True),
+        ((0, 0, 0), (2, 2, 2), False),
+        ((0, 1, 3), (2, 2, 2), True),
+        ((-3, -2, -1), (-2, -2, -2), True),
+        ((-3, -2, -1), (1, 2, 3), False),
+    ],
+)
+def test_zeros_and_negative_figures_are_compared_too(
+    then: tuple[float, ...], now: tuple[float, ...], agrees: bool
+) -> None:
+    def figure(low: float, median: float, high: float) -> Figure:
+        return Figure("time", "%", median, low, high, 3)
+
+    one = compared("a", figure(*now), figure(*then))
+    assert one.agrees == agrees
+    out = StringIO()
+    Console(file=out, width=120).print(comparison_table([one]))
+    assert ("agrees" if agrees else "differs") in out.getvalue()
 
 
 def test_a_comparison_prefers_this_machine_and_names_another(tmp_path: Path) -> None:

@@ -83,6 +83,22 @@ def test_uncommitted_changes_are_reported(
         assert ("uncommitted changes" in capsys.readouterr().err) == expected
 
 
+def test_a_run_is_compared_with_an_earlier_one(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["adding", "--results", str(results), "--repeats", "1", "--compare"]
+    assert main(words) == 0
+    assert "no earlier figures with these options" in capsys.readouterr().out
+    file = results / "adding.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        line["options"].pop("fast")  # as if the option had not existed
+        line["low"], line["high"] = 1e-9, 1e9
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(words) == 0
+    assert "2 of 2 figures agree within the spread of both runs." in capsys.readouterr().out
+    assert main([*words, "--fast"]) == 0
+    assert "no earlier figures" in capsys.readouterr().out
+
+
 def test_no_save_records_nothing(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["adding", "--results", str(results), "--repeats", "1", "--no-save"]) == 0
     assert "sum" in capsys.readouterr().out
