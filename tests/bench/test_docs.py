@@ -162,3 +162,22 @@ def test_the_cases_of_the_commands_exist(setup: Setup) -> None:
 
 def questions(name: str):  # type: ignore[no-untyped-def]
     return import_module(f"minichat.bench.questions.{name}")
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    names = (re.sub(r"[^\w -]", "", title(section).lower()) for section in sections(page))
+    return {name.strip().replace(" ", "-") for name in names}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_its_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        if not link.startswith("http") and not (
+            target.exists() and (not anchor or anchor in anchors(target))
+        ):
+            broken.append(link)
+    assert broken == []
