@@ -49,6 +49,16 @@ def machine() -> dict[str, str | int | float | None]:
     }
 
 
+def busy() -> str:
+    """A sentence if other programs take part of the machine."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    return (
+        f"The load is {load:.1f} on {cores} cores: differences may be other programs'."
+        if load > cores
+        else ""
+    )
+
+
 def described(machine: Mapping[str, Any]) -> str:
     """The machine of a line, such as `AMD EPYC (AVX512), 2 cores`."""
     simd = f" ({machine['simd']})" if machine.get("simd") else ""

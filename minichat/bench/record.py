@@ -5,13 +5,14 @@ running; what it wrote of a line is dropped by the next one.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, Self
 
 from engine.api.errors import BadInput, EngineError
-from minichat.bench.harness import Figure
+from minichat.bench.harness import Figure, joined
 from minichat.bench.machine import described, origin
 
 _SAME_MACHINE = ("cpu", "cores", "gpu")
@@ -26,15 +27,18 @@ class CaseKey:
     settings: str  # as JSON
     commit: str | None
     machine: tuple[Any, ...]
+    sitting: int = 1
 
     @classmethod
-    def here(cls, question: str, case: str, settings: Mapping[str, Any]) -> Self:
-        return cls.of({"question": question, "case": case, "settings": settings, **origin()})
+    def here(cls, question: str, case: str, settings: Mapping[str, Any], sitting: int) -> Self:
+        line = {"question": question, "case": case, "settings": settings, "sitting": sitting}
+        return cls.of({**line, **origin()})
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Self:
         settings = json.dumps(line["settings"], sort_keys=True)
-        return cls(line["question"], line["case"], settings, line["commit"], _machine(line))
+        where = settings, line["commit"], _machine(line)
+        return cls(line["question"], line["case"], *where, line.get("sitting", 1))
 
 
 class CaseFile:
@@ -74,8 +78,8 @@ class CaseFile:
         lines.sort(key=lambda line: _machine(line) == here)
         if not lines:
             return (), ""
-        there = _machine(lines[-1])
-        return _figures(lines[-1]), "" if there == here else described(lines[-1]["machine"])
+        [newest] = of_newest(lines)
+        return newest[1], "" if _machine(lines[-1]) == here else described(lines[-1]["machine"])
 
     def append(self, key: CaseKey, about: str, figures: Sequence[Figure]) -> None:
         line = {
@@ -83,6 +87,7 @@ class CaseFile:
             "case": key.case,
             "about": about,
             "settings": json.loads(key.settings),
+            "sitting": key.sitting,
             "figures": [asdict(figure) for figure in figures],
             **origin(),
         }
@@ -96,9 +101,20 @@ class CaseFile:
         self._figures[key] = tuple(figures)
 
 
+def of_newest(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], tuple[Figure, ...]]]:
+    """A line of each case, and its figures in all sittings: of the commit and machine of the newest line."""
+    run = lines[-1]["commit"], _machine(lines[-1])
+    by_case: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for line in lines:
+        if (line["commit"], _machine(line)) == run:
+            by_case.setdefault(line["case"], {})[line.get("sitting", 1)] = line
+    for sittings in by_case.values():
+        yield next(iter(sittings.values())), reduce(joined, map(_figures, sittings.values()))
+
+
 def _machine(line: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(line["machine"].get(name) for name in _SAME_MACHINE)
 
 
 def _figures(line: Mapping[str, Any]) -> tuple[Figure, ...]:
-    return tuple(Figure(**figure) for figure in line["figures"])
+    return tuple(Figure(**figure | {"values": tuple(figure.get("values", ()))}) for figure in line["figures"])

@@ -14,6 +14,7 @@ from rich.progress import Progress
 from engine.api.errors import BadInput, EngineError
 from minichat.bench.cases import CaseResult, Measurement
 from minichat.bench.compare import comparison_table, comparisons, lacking
+from minichat.bench.machine import busy
 from minichat.bench.plot import bar_charts
 from minichat.bench.record import CaseFile
 from minichat.bench.report import table
@@ -22,7 +23,6 @@ from minichat.charts.bars import bars_svg
 from minichat.commands.bench.arguments import PEERS
 from minichat.commands.options import engine_config, failed, picture_file
 
-_LEAST = {"warmup": 0, "repeats": 1, "prompt": 8, "reply": 4, "requests": 1, "threads": 1}
 _WIDTH = 130  # of a table that is not for a terminal
 
 
@@ -32,9 +32,9 @@ def run(options: argparse.Namespace) -> int:
         earlier = _file(options.compare, must_exist=True)
         question = import_module(f"minichat.bench.questions.{options.question}")
         with _setup(options) as setup, _progress() as progress:
-            repeats = options.repeats or getattr(question, "REPEATS", 5)
+            sittings = options.sittings or getattr(question, "SITTINGS", 2)
             measured = Measurement(
-                options.question, setup.settings, options.warmup, repeats,
+                options.question, setup.settings, options.warmup, options.repeats, sittings,
                 file=_file(options.json), only=options.only, progress=progress,
                 reset=setup.drop_engines,
             )  # fmt: skip
@@ -65,6 +65,7 @@ def _setup(options: argparse.Namespace) -> Iterator[Setup]:
     for name, least in (
         ("warmup", 0),
         ("repeats", 1),
+        ("sittings", 1),
         ("prompt", 8),
         ("reply", 4),
         ("requests", 1),
@@ -135,6 +136,8 @@ def _show(question, results: list[CaseResult], run: Measurement, earlier: CaseFi
     if earlier is not None:
         if found := list(comparisons(run, results, earlier)):
             console.print(comparison_table(found))
+            if note := busy():
+                console.print(f" {note}")
         if missing := lacking(results, found):
             console.print(f" {earlier.path} has no figures with the same settings of: {'; '.join(missing)}")
 
