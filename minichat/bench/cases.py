@@ -1,7 +1,7 @@
 """A question has cases: each is measured alone, and is stored as one line when it ends.
 
-All cases are measured in one sitting, then in the next: the rounds of one case are minutes and an engine apart,
-as those of a later run are.
+All cases are measured in one sitting, then in the next: the rounds of one case are minutes and an engine
+apart, as those of a later run are.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -63,7 +63,8 @@ class CaseResult:
 class Measurement:
     """Runs the cases of a question, except those that the file holds already.
 
-    `reset` is called between sittings, and after a case that failed: its engines may hold unfinished requests.
+    `reset` is called between sittings, and after a case that failed: its engines may hold unfinished
+    requests.
     """
 
     question: str

@@ -16,7 +16,7 @@ _SAME = 0.01  # a smaller difference is none
 
 @dataclass(frozen=True, slots=True)
 class FigureComparison:
-    """A figure, now and in the earlier run. `low` and `high`: the ratio between opposite ends of their ranges."""
+    """A figure, now and in the earlier run. `low`, `high`: the ratio between opposite ends of the ranges."""
 
     name: str
     now: Figure
