@@ -53,7 +53,7 @@ bench: $(VENV)/.for-chat  ## list the benchmarks; ARGS="NAME ..." runs one
 
 results: $(VENV)/.for-chat  ## measure the tables of docs/results.md on this machine; ARGS="--peer NAME=PYTHON" adds peers
 	@for question in latency throughput memory ablations "energy --price 0.1"; do \
-		"$(BIN)/python" -m minichat bench $$question --repeats 3 --json benchmarks/results/bench.jsonl || exit; done
+		"$(BIN)/python" -m minichat bench $$question --json benchmarks/results/bench.jsonl || exit; done
 	@"$(BIN)/python" -m minichat bench peers --shape 335M --prompt 32 --reply 24 --requests 8 \
 		--json benchmarks/results/bench.jsonl $(ARGS)
 	@"$(BIN)/python" -m minichat bench quick --json minichat/bench/reference.jsonl

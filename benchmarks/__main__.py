@@ -150,6 +150,7 @@ def append(benchmark: str, options: Mapping[str, Any], figure: Figure, folder: P
         "samples": figure.samples,
         "wall_s": figure.wall_s,
         "cpu_s": figure.cpu_s,
+        "values": figure.values,
         "options": dict(options),
         **origin(),
     }
@@ -174,12 +175,17 @@ def earlier(
     lines.sort(key=lambda line: identity(line["machine"]) == here)
     return {
         line["figure"]: (
-            Figure(line["figure"], *(line[each] for each in ("unit", "median", "low", "high", "samples"))),
+            _figure(line),
             "" if identity(line["machine"]) == here else described(line["machine"]),
         )
         for line in lines
         if {key: line["options"].get(key, was[key]) for key in now} == now
     }
+
+
+def _figure(line: Mapping[str, Any]) -> Figure:
+    unit, median, low, high, samples = (line[key] for key in ("unit", "median", "low", "high", "samples"))
+    return Figure(line["figure"], unit, median, low, high, samples, values=tuple(line.get("values", ())))
 
 
 if __name__ == "__main__":

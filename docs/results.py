@@ -1,14 +1,14 @@
 """Fill the tables of docs/results.md from the lines of `minichat bench --json`: `python -m docs.results`."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from minichat.bench.harness import Figure
 from minichat.bench.machine import described
 from minichat.bench.questions.quick import REFERENCE
-from minichat.bench.record import CaseFile
+from minichat.bench.record import CaseFile, of_newest
 from minichat.bench.report import shown
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -33,40 +33,29 @@ def filled(page: str, lines: Sequence[dict[str, Any]]) -> str:
 
     def table(found: re.Match[str]) -> str:
         where = found["question"], found["gpu"]
-        newest = list(
-            _newest([line for line in clean if (line["question"], line["machine"]["gpu"]) == where])
-        )
-        return f"{found['head']}{_table(newest)}\n{found['end']}" if newest else found[0]
+        asked = [line for line in clean if (line["question"], line["machine"]["gpu"]) == where]
+        return f"{found['head']}{_table(list(of_newest(asked)))}\n{found['end']}" if asked else found[0]
 
     return _TABLE.sub(table, page)
 
 
-def _newest(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The last line of each case, of the commit and machine of the newest."""
-    by_case = {line["case"]: line for line in lines if _origin(line) == _origin(lines[-1])}
-    yield from by_case.values()
-
-
-def _origin(line: dict[str, Any]) -> tuple[Any, ...]:
-    return line["commit"], line["machine"]["cpu"], line["machine"]["gpu"]
-
-
-def _table(lines: Sequence[dict[str, Any]]) -> str:
+def _table(cases: Sequence[tuple[Mapping[str, Any], tuple[Figure, ...]]]) -> str:
+    lines = [line for line, _ in cases]
     ablations = lines[0]["question"] == "ablations"
-    heads = ["technique", "with", "without", "worth", "quartiles", "measured; how it is switched off"]
-    rows = [heads if ablations else ["", "median", "quartiles", "samples"]]
+    spread = "range" if all(each.values for _, figures in cases for each in figures) else "quartiles"
+    heads = ["technique", "with", "without", "worth", spread, "measured; how it is switched off"]
+    rows = [heads if ablations else ["", "median", spread, "samples"]]
     rows.append(["---", *["---:"] * 4, "---"] if ablations else ["---", *["---:"] * 3])
-    for line in lines:
-        figures = [Figure(**each) for each in line["figures"]]
+    for line, figures in cases:
         if ablations:
             values = [shown(each) for each in figures]
-            rows.append([line["case"], *(each.value for each in values), values[-1].quartiles, line["about"]])
+            rows.append([line["case"], *(each.value for each in values), values[-1].range, line["about"]])
         else:
             rows += [[f"{line['case']}, {each.name}", *shown(each), str(each.samples)] for each in figures]
     return "\n".join([_caption(lines), "", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def _caption(lines: Sequence[dict[str, Any]]) -> str:
+def _caption(lines: Sequence[Mapping[str, Any]]) -> str:
     machine, model = lines[-1]["machine"], lines[-1]["settings"]["model"]
     loads = [line["machine"]["load"] for line in lines]
     dates = sorted({line["when"][:10] for line in lines})

@@ -1,4 +1,8 @@
-"""A question has cases: each is measured alone, and is stored as one line when it ends."""
+"""A question has cases: each is measured alone, and is stored as one line when it ends.
+
+All cases are measured in one sitting, then in the next: the rounds of one case are minutes and an engine
+apart, as those of a later run are.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +12,7 @@ from typing import Any
 from rich.progress import Progress
 
 from engine.api.errors import EngineError
-from minichat.bench.harness import Bench, Figure
+from minichat.bench.harness import Bench, Figure, joined
 from minichat.bench.record import CaseFile, CaseKey
 
 
@@ -43,6 +47,12 @@ class CaseResult:
     def figure(self, name: str) -> Figure | None:
         return next((each for each in self.figures if each.name == name), None)
 
+    def joined(self, other: "CaseResult") -> "CaseResult":
+        """This result with the samples of a later sitting. If one failed, there are no figures."""
+        if not (self.figures and other.figures):
+            return other if self.figures else self
+        return replace(self, figures=joined(self.figures, other.figures))
+
     @property
     def named(self) -> tuple[Figure, ...]:
         """The figures with the name of the case."""
@@ -53,27 +63,39 @@ class CaseResult:
 class Measurement:
     """Runs the cases of a question, except those that the file holds already.
 
-    `reset` is called after a case that failed: its engines may hold unfinished requests.
+    `reset` is called between sittings, and after a case that failed: its engines may hold unfinished
+    requests.
     """
 
     question: str
     settings: dict[str, Any]  # what a figure depends on, besides the machine and the commit
     warmup: int
-    repeats: int
+    repeats: int  # in each sitting
+    sittings: int = 1
     file: CaseFile | None = None
     only: Sequence[str] = ()  # patterns of case names; none: all
     progress: Progress = field(default_factory=lambda: Progress(disable=True))
     reset: Callable[[], None] = lambda: None
 
     def results(self, cases: Iterable[Case]) -> Iterator[CaseResult]:
-        for case in cases:
-            if not self.only or any(fnmatch(case.name, pattern) for pattern in self.only):
-                yield self._result(case)
+        """The result of each case when its last sitting ends, or the first one in which it has none."""
+        left = {case: CaseResult(case.name) for case in cases if self._wanted(case)}
+        for sitting in range(1, self.sittings + 1):
+            if sitting > 1 and left:
+                self.reset()
+            for case, before in list(left.items()):
+                result = self._result(case, sitting)
+                left[case] = result if sitting == 1 else before.joined(result)
+                if sitting == self.sittings or not result.figures:
+                    yield left.pop(case)
 
-    def _result(self, case: Case) -> CaseResult:
+    def _wanted(self, case: Case) -> bool:
+        return not self.only or any(fnmatch(case.name, pattern) for pattern in self.only)
+
+    def _result(self, case: Case, sitting: int) -> CaseResult:
         if case.why_not:
             return CaseResult(case.name, case.about, why_not=case.why_not)
-        key = CaseKey.here(self.question, case.name, self.all_settings)
+        key = CaseKey.here(self.question, case.name, self.all_settings, sitting)
         if self.file is not None and (stored := self.file.figures(key)) is not None:
             return CaseResult(case.name, case.about, stored)
         bench = Bench(self.warmup, self.repeats, self.progress, keep=lambda figure: None)
@@ -96,4 +118,5 @@ class Measurement:
 
     @property
     def all_settings(self) -> dict[str, Any]:
-        return {**self.settings, "warmup": self.warmup, "repeats": self.repeats}
+        sittings = {"sittings": self.sittings} if self.sittings > 1 else {}
+        return {**self.settings, "warmup": self.warmup, "repeats": self.repeats, **sittings}

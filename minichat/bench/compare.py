@@ -1,4 +1,4 @@
-"""This run beside an earlier one, with the spread of both."""
+"""This run beside an earlier one, with the range of both."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,10 +12,12 @@ from minichat.bench.harness import Figure
 from minichat.bench.record import CaseFile
 from minichat.bench.report import digits, shown
 
+_SAME = 0.01  # a smaller difference is none
+
 
 @dataclass(frozen=True, slots=True)
 class FigureComparison:
-    """A figure, now and in the earlier run. `low` and `high`: the ratio between opposite quartiles."""
+    """A figure, now and in the earlier run. `low`, `high`: the ratio between opposite ends of the ranges."""
 
     name: str
     now: Figure
@@ -27,8 +29,9 @@ class FigureComparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether the quartiles of both runs overlap."""
-        return self.now.low <= self.then.high and self.then.low <= self.now.high
+        """Whether the ranges of both runs overlap, or nearly do."""
+        now, then = self.now, self.then
+        return now.least <= then.most * (1 + _SAME) and now.most >= then.least * (1 - _SAME)
 
 
 def comparisons(
@@ -55,7 +58,8 @@ def lacking(results: Sequence[CaseResult], found: Sequence[FigureComparison]) ->
 def compared(name: str, now: Figure, then: Figure, elsewhere: str = "") -> FigureComparison:
     return FigureComparison(
         name, now, then,
-        _ratio(now.median, then.median), _ratio(now.low, then.high), _ratio(now.high, then.low), elsewhere,
+        _ratio(now.median, then.median), _ratio(now.least, then.most), _ratio(now.most, then.least),
+        elsewhere,
     )  # fmt: skip
 
 
@@ -68,21 +72,21 @@ def _ratio(now: float, then: float) -> float:
 def comparison_table(found: Sequence[FigureComparison]) -> Table:
     table = Table(title="compared", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("figure")
-    for heading in ("earlier", "now", "ratio", "by the spread", ""):
+    for heading in ("earlier", "now", "ratio", "by the ranges", ""):
         table.add_column(heading, justify="right", no_wrap=True)
     for each in found:
-        spread = f"{digits(each.low)} .. {digits(each.high)}"
+        ranges = f"{digits(each.low)} .. {digits(each.high)}"
         verdict = "agrees" if each.agrees else "differs"
-        values = (shown(each.then).value, shown(each.now).value, digits(each.ratio), spread, verdict)
+        values = (shown(each.then).value, shown(each.now).value, digits(each.ratio), ranges, verdict)
         table.add_row(each.name, *values)
     table.caption, table.caption_justify = summary(found), "left"
     return table
 
 
 def summary(found: Sequence[FigureComparison]) -> str:
-    """The number of figures that agree, those whose quartiles do not overlap, and another machine by name."""
+    """The number of figures that agree, those whose ranges do not overlap, and another machine by name."""
     differing = [each.name for each in found if not each.agrees]
-    agreeing = f"{len(found) - len(differing)} of {len(found)} figures agree within the spread of both runs"
+    agreeing = f"{len(found) - len(differing)} of {len(found)} figures agree within the ranges of both runs"
     outside = f" Outside: {'; '.join(differing)}." if differing else ""
     machines = dict.fromkeys(each.elsewhere for each in found if each.elsewhere)
     other = f" The earlier run is from another machine: {'; '.join(machines)}." if machines else ""

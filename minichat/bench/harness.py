@@ -4,7 +4,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from rich.progress import Progress
 
@@ -20,7 +21,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number: the median of its samples, with the quartiles around it."""
+    """One measured number: the median of its samples, with the quartiles around it, and the samples."""
 
     name: str
     unit: str
@@ -30,6 +31,33 @@ class Figure:
     samples: int
     wall_s: float | None = None  # median of a whole call; None if no call was timed
     cpu_s: float | None = None
+    values: tuple[float, ...] = ()  # the samples; not in older files
+
+    @classmethod
+    def of(cls, name: str, unit: str, values: Sequence[float], timings: "Sequence[Timing]" = ()) -> Self:
+        wall = statistics.median(timing.wall for timing in timings) if timings else None
+        cpu = statistics.median(timing.cpu for timing in timings) if timings else None
+        return cls(name, unit, *spread(values), len(values), wall, cpu, tuple(values))
+
+    @property
+    def least(self) -> float:
+        return min(self.values, default=self.low)
+
+    @property
+    def most(self) -> float:
+        return max(self.values, default=self.high)
+
+    def joined(self, other: "Figure") -> "Figure":
+        """This figure with the samples of another sitting."""
+        values = (*self.values, *other.values)
+        median, low, high = spread(values)
+        return replace(self, median=median, low=low, high=high, samples=len(values), values=values)
+
+
+def joined(figures: Sequence[Figure], later: Sequence[Figure]) -> tuple[Figure, ...]:
+    """The figures of a case with the samples of a later sitting."""
+    by_name = {each.name: each for each in later}
+    return tuple(each.joined(by_name[each.name]) for each in figures if each.name in by_name)
 
 
 @dataclass
@@ -69,7 +97,7 @@ class Bench:
     def note(self, name: str, samples: float | Sequence[float], unit: str) -> Figure:
         """Record a number that the benchmark measured itself: the latency of each request, a memory peak."""
         values = [samples] if isinstance(samples, int | float) else list(samples)
-        return self._keep(Figure(name, unit, *spread(values), len(values)))
+        return self._keep(Figure.of(name, unit, values))
 
     def observe(self, units: Mapping[str, str], call: Callable[[], Mapping[str, float]]) -> dict[str, Figure]:
         """Record numbers that each round measures itself. `units`: the unit of each, by its name."""
@@ -104,10 +132,7 @@ class Bench:
         return rounds[self.warmup :]
 
     def _timed_figure(self, name: str, unit: str, timings: Sequence[Timing]) -> Figure:
-        median, low, high = spread([in_unit(timing, unit) for timing in timings])
-        wall = statistics.median(timing.wall for timing in timings)
-        cpu = statistics.median(timing.cpu for timing in timings)
-        return self._keep(Figure(name, unit, median, low, high, len(timings), wall, cpu))
+        return self._keep(Figure.of(name, unit, [in_unit(timing, unit) for timing in timings], timings))
 
     def _keep(self, figure: Figure) -> Figure:
         self.figures.append(figure)

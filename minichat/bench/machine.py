@@ -61,6 +61,16 @@ def identity(machine: Mapping[str, Any]) -> tuple[Any, ...]:
     return machine.get("cpu"), machine.get("cores"), machine.get("gpu")
 
 
+def busy() -> str:
+    """A sentence if other programs take part of the machine."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    return (
+        f"The load is {load:.1f} on {cores} cores: differences may be other programs'."
+        if load > cores
+        else ""
+    )
+
+
 def described(machine: Mapping[str, Any]) -> str:
     """The machine of a line, such as `AMD EPYC (AVX512), 2 cores`."""
     simd = f" ({machine['simd']})" if machine.get("simd") else ""

@@ -5,13 +5,14 @@ running; what it wrote of a line is dropped by the next one.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, Self
 
 from engine.api.errors import BadInput, EngineError
-from minichat.bench.harness import Figure
+from minichat.bench.harness import Figure, joined
 from minichat.bench.machine import described, identity, machine, origin
 
 
@@ -24,15 +25,18 @@ class CaseKey:
     settings: str  # as JSON
     commit: str | None
     machine: tuple[Any, ...]
+    sitting: int = 1
 
     @classmethod
-    def here(cls, question: str, case: str, settings: Mapping[str, Any]) -> Self:
-        return cls.of({"question": question, "case": case, "settings": settings, **origin()})
+    def here(cls, question: str, case: str, settings: Mapping[str, Any], sitting: int) -> Self:
+        line = {"question": question, "case": case, "settings": settings, "sitting": sitting}
+        return cls.of({**line, **origin()})
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Self:
         settings = json.dumps(line["settings"], sort_keys=True)
-        return cls(line["question"], line["case"], settings, line["commit"], identity(line["machine"]))
+        where = settings, line["commit"], identity(line["machine"])
+        return cls(line["question"], line["case"], *where, line.get("sitting", 1))
 
 
 class CaseFile:
@@ -72,8 +76,8 @@ class CaseFile:
         lines.sort(key=lambda line: identity(line["machine"]) == here)
         if not lines:
             return (), ""
-        there = lines[-1]["machine"]
-        return _figures(lines[-1]), "" if identity(there) == here else described(there)
+        there, [(_, figures)] = lines[-1]["machine"], of_newest(lines)
+        return figures, "" if identity(there) == here else described(there)
 
     def append(self, key: CaseKey, about: str, figures: Sequence[Figure]) -> None:
         line = {
@@ -81,6 +85,7 @@ class CaseFile:
             "case": key.case,
             "about": about,
             "settings": json.loads(key.settings),
+            "sitting": key.sitting,
             "figures": [asdict(figure) for figure in figures],
             **origin(),
         }
@@ -94,5 +99,19 @@ class CaseFile:
         self._figures[key] = tuple(figures)
 
 
+def of_newest(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], tuple[Figure, ...]]]:
+    """A line of each case, and its figures in all sittings: of the commit and machine of the newest line."""
+    by_case: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for line in lines:
+        if _run_of(line) == _run_of(lines[-1]):
+            by_case.setdefault(line["case"], {})[line.get("sitting", 1)] = line
+    for sittings in by_case.values():
+        yield next(iter(sittings.values())), reduce(joined, map(_figures, sittings.values()))
+
+
+def _run_of(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    return line["commit"], identity(line["machine"])
+
+
 def _figures(line: Mapping[str, Any]) -> tuple[Figure, ...]:
-    return tuple(Figure(**figure) for figure in line["figures"])
+    return tuple(Figure(**figure | {"values": tuple(figure.get("values", ()))}) for figure in line["figures"])

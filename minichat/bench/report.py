@@ -15,19 +15,19 @@ class Shown(NamedTuple):
     """A figure as text, in a readable unit."""
 
     value: str
-    quartiles: str
+    range: str  # of all samples
 
 
 def shown(figure: Figure) -> Shown:
     scale, unit = scaled(figure.median, figure.unit)
-    quartiles = f"{digits(figure.low / scale)} .. {digits(figure.high / scale)}"
-    return Shown(f"{digits(figure.median / scale)} {unit}", quartiles)
+    samples = f"{digits(figure.least / scale)} .. {digits(figure.most / scale)}"
+    return Shown(f"{digits(figure.median / scale)} {unit}", samples)
 
 
 def table(title: str, figures: Sequence[Figure]) -> Table:
     found = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("figure")
-    for heading in ("median", "quartiles", "cpu/wall", "samples"):
+    for heading in ("median", "range", "cpu/wall", "samples"):
         found.add_column(heading, justify="right", no_wrap=True)
     for figure in figures:
         found.add_row(*row(figure))

@@ -23,7 +23,20 @@ from minichat.bench.record import CaseFile
 from minichat.cli import main
 from tests.waiting import becomes
 
-SIZES = ["--prompt", "8", "--reply", "8", "--warmup", "0", "--repeats", "1", "--device", "cpu"]
+SIZES = [
+    "--prompt",
+    "8",
+    "--reply",
+    "8",
+    "--warmup",
+    "0",
+    "--repeats",
+    "1",
+    "--sittings",
+    "1",
+    "--device",
+    "cpu",
+]
 
 
 def noting(*values: float, unit: str = "s") -> Callable[[Bench], None]:
@@ -110,12 +123,71 @@ def test_runs_agree_if_their_spreads_overlap(tmp_path: Path) -> None:
     found = {each.name: each for each in comparisons(run, now, earlier)}
     assert list(found) == ["a, time", "b, time", "c, time"]
     assert found["a, time"].ratio == pytest.approx(1.25)
-    assert found["a, time"].low == pytest.approx(1.4 / 1.3)
-    assert [each.agrees for each in found.values()] == [False, False, True]
-    outside = "1 of 3 figures agree within the spread of both runs. Outside: a, time; b, time."
+    assert (found["a, time"].low, found["a, time"].high) == pytest.approx((1.3 / 1.4, 1.7 / 1.0))
+    assert [each.agrees for each in found.values()] == [True, False, True]
+    outside = "2 of 3 figures agree within the ranges of both runs. Outside: b, time."
     assert summary(list(found.values())) == outside
-    same = list(comparisons(run, [CaseResult("a", "", (Figure("time", "s", 1.25, 1.2, 1.3, 3),))], earlier))
-    assert [each.agrees for each in same] == [True]
+    near = list(comparisons(run, list(run.results([Case("b", noting(1.009, 1.2))])), earlier))
+    assert [each.agrees for each in near] == [True], "a difference below 1 % is none"
+    without_samples = CaseResult("a", "", (Figure("time", "s", 1.45, 1.42, 1.5, 3),))
+    assert [each.agrees for each in comparisons(run, [without_samples], earlier)] == [False]
+
+
+def test_all_cases_are_measured_once_in_each_sitting(tmp_path: Path) -> None:
+    """With new engines; one that fails in a sitting has no figures."""
+    order: list[str] = []
+
+    def counting(name: str, *values: float) -> Case:
+        left = list(values)
+
+        def run(bench: Bench) -> None:
+            order.append(name)
+            if not left:
+                raise CaseFailed("it ended")
+            bench.note("time", left.pop(0), "s")
+
+        return Case(name, run)
+
+    run = Measurement("speed", {}, 0, 1, 3, CaseFile(tmp_path / "f"), reset=lambda: order.append("reset"))
+    cases = [
+        counting("a", 5, 1, 3),
+        counting("b", 7),
+        Case("c", noting(1), "", "no GPU"),
+        counting("d", 4, 4, 4),
+    ]
+    found = {each.case: each for each in run.results(cases)}
+    assert order == ["a", "b", "d", "reset", "a", "b", "reset", "d", "reset", "a", "d"]
+    assert {each.case for each in found.values() if not each.figures} == {"b", "c"}
+    assert (found["b"].failed, found["b"].why_not) == (True, "it ended")
+    [time] = found["a"].figures
+    assert (time.median, time.least, time.most, time.samples, time.values) == (3, 1, 5, 3, (5, 1, 3))
+
+
+def test_a_run_continues_in_the_sitting_where_it_ended(tmp_path: Path) -> None:
+    path = tmp_path / "found.jsonl"
+    both = {"warmup": 0, "repeats": 1, "sittings": 2}
+    first = Measurement("speed", {}, **both, file=CaseFile(path))
+    assert [
+        each.figures[0].values for each in first.results([Case("a", noting(1)), Case("b", noting(2))])
+    ] == [
+        (1, 1),
+        (2, 2),
+    ]
+    lines = path.read_text().splitlines(keepends=True)
+    assert [(each["case"], each["sitting"]) for each in map(json.loads, lines)] == [
+        ("a", 1),
+        ("b", 1),
+        ("a", 2),
+        ("b", 2),
+    ]
+    path.write_text("".join(lines[:3]))
+    again = Measurement("speed", {}, **both, file=CaseFile(path))
+    results = list(again.results([Case("a", noting(8)), Case("b", noting(9))]))
+    assert [each.figures[0].values for each in results] == [(1, 1), (2, 9)]
+    then = Measurement("speed", {}, **both)
+    now = list(then.results([Case("b", noting(5))]))
+    [compared] = comparisons(then, now, CaseFile(path))
+    assert (compared.then.values, compared.agrees) == ((2, 9), True)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +230,7 @@ def test_a_comparison_prefers_this_machine_and_names_another(tmp_path: Path) -> 
     measured(CaseFile(file), Case("a", noting(1.0)))
     file.write_text(file.read_text() + elsewhere(3.0))
     [mine] = comparisons(run, results, CaseFile(file))
-    assert summary([mine]) == "1 of 1 figures agree within the spread of both runs."
+    assert summary([mine]) == "1 of 1 figures agree within the ranges of both runs."
 
 
 def measuring_until_killed(path: str) -> None:
@@ -214,7 +286,7 @@ def test_a_table_a_plot_and_a_comparison(
     assert "paging, blocks at the peak" in picture.read_text()
     assert main([*words, "--compare", str(file)]) == 0
     compared = capsys.readouterr().out
-    assert compared.count("agrees") == 5 and "5 of 5 figures agree within the spread" in compared
+    assert compared.count("agrees") == 5 and "5 of 5 figures agree within the ranges" in compared
 
 
 @pytest.mark.parametrize(
@@ -225,6 +297,7 @@ def test_a_table_a_plot_and_a_comparison(
         (["memory", "--json", "no/such"], "--json no/such: the folder"),
         (["memory", "--only", "nothing"], "--only nothing matches no case of memory"),
         (["memory", "--repeats", "0"], "--repeats must be at least 1, got 0"),
+        (["memory", "--sittings", "0"], "--sittings must be at least 1, got 0"),
         (["memory", "--rows", "0"], "--rows must be at least 1, got 0"),
         (["throughput", "--trace", "no/such"], "--trace no/such: no such file"),
         (["peers", "--peer", "vllm"], "--peer vllm must be NAME=PYTHON"),

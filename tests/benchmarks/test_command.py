@@ -91,10 +91,10 @@ def test_a_run_is_compared_with_an_earlier_one(results: Path, capsys: pytest.Cap
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     for line in lines:
         line["options"].pop("fast")  # as if the option had not existed
-        line["low"], line["high"] = 1e-9, 1e9
+        line["values"] = 1e-9, 1e9
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(words) == 0
-    assert "2 of 2 figures agree within the spread of both runs." in capsys.readouterr().out
+    assert "2 of 2 figures agree within the ranges of both runs." in capsys.readouterr().out
     assert main([*words, "--fast"]) == 0
     assert "no earlier figures" in capsys.readouterr().out
 

@@ -33,7 +33,7 @@ def advance(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
 def test_warm_up_is_not_counted(bench: Bench, advance: Callable[[float, float], None]) -> None:
     lengths = iter([100.0, 1.0, 2.0, 3.0])
     figure = bench.measure("call", lambda: advance(next(lengths), 0.5))
-    assert figure == Figure("call", "s", 2.0, 1.5, 2.5, 3, wall_s=2.0, cpu_s=0.5)
+    assert figure == Figure("call", "s", 2.0, 1.5, 2.5, 3, wall_s=2.0, cpu_s=0.5, values=(1.0, 2.0, 3.0))
 
 
 def test_units_give_a_rate_or_a_time_per_unit(bench: Bench, advance: Callable[[float, float], None]) -> None:
@@ -65,7 +65,7 @@ def test_contenders_alternate_and_are_compared_with_the_first(
 
     ratios = bench.compare({"slow": contender("slow", 3.0), "fast": contender("fast", 1.0)})
     assert order == ["slow", "fast", "fast", "slow"] * 2
-    assert ratios == {"fast": Figure("fast / slow", "x", 3.0, 3.0, 3.0, 3)}
+    assert ratios == {"fast": Figure.of("fast / slow", "x", [3.0, 3.0, 3.0])}
     assert [figure.name for figure in bench.figures] == ["slow", "fast", "fast / slow"]
 
 

@@ -12,6 +12,7 @@ from minichat.bench.harness import Bench
 from minichat.bench.setup import Setup
 from minichat.bench.traffic import PeakBlocks, Reader, ask, drain, peak_blocks, seconds, submit, take
 
+SITTINGS = 1
 _FORKS = 7
 
 

@@ -25,7 +25,7 @@ from minichat.bench.report import shown
 from minichat.bench.setup import Setup
 from minichat.bench.traffic import take
 
-REPEATS = 3
+SITTINGS = 1
 _PLAIN = "none"  # the scheme of the checkpoint's own numbers
 _EIGHT, _FOUR = ("int8", "bnb-int8"), ("int4", "int4-32", "int4-64", "int4-128", "bnb-nf4", "bnb-fp4")
 _SHORT = {False: 4, True: 16}  # tokens of a short reply, on a CPU and on a GPU
@@ -151,7 +151,7 @@ def page(results: Sequence[CaseResult]) -> Table:
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("peer")
     found.add_column("workload")
-    for heading in (OURS.called, "the peer", "our speed", "quartiles"):
+    for heading in (OURS.called, "the peer", "our speed", "range"):
         found.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         if result.why_not:

@@ -21,7 +21,7 @@ from minichat.bench.setup import Setup
 from minichat.bench.shapes import SHAPES
 from minichat.bench.traffic import ask, seconds
 
-REPEATS = 3
+SITTINGS = 1
 _SHAPES = {False: "335M", True: "0.6B"}  # on a CPU, on a GPU
 _SHORT = 16  # tokens; the time of short replies is subtracted from that of long ones
 REFERENCE = Path(str(files("minichat.bench"))) / "reference.jsonl"
@@ -122,7 +122,7 @@ class _Shaped:
 def page(results: Sequence[CaseResult]) -> Group:
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("")
-    for heading in ("this machine", "quartiles", "the docs", "this / docs"):
+    for heading in ("this machine", "range", "the docs", "this / docs"):
         found.add_column(heading, justify="right", no_wrap=True)
     found.add_column("where")
     reference = CaseFile(REFERENCE)

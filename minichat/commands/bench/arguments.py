@@ -82,7 +82,13 @@ def add_bench(command: argparse.ArgumentParser) -> None:
         "--warmup", type=whole, default=1, metavar="N", help="rounds that are discarded (default: 1)"
     )
     group.add_argument(
-        "--repeats", type=whole, metavar="N", help="rounds that are measured (default: 5; quick: 3)"
+        "--repeats", type=whole, default=3, metavar="N", help="measured rounds of a sitting (default: 3)"
+    )
+    group.add_argument(
+        "--sittings",
+        type=whole,
+        metavar="N",
+        help="how often all cases are measured, with new engines (default: 2; quick, memory, peers: 1)",
     )
     group = command.add_argument_group("peers")
     group.add_argument(

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from engine.api.errors import BadInput, EngineError
 from minichat.bench.cases import CaseResult, Measurement
 from minichat.bench.compare import comparison_table, comparisons, lacking
-from minichat.bench.machine import why_unpublished
+from minichat.bench.machine import busy, why_unpublished
 from minichat.bench.plot import bar_charts
 from minichat.bench.record import CaseFile
 from minichat.bench.report import table
@@ -23,7 +23,6 @@ from minichat.charts.bars import bars_svg
 from minichat.commands.bench.arguments import PEERS
 from minichat.commands.options import engine_config, failed, picture_file
 
-_LEAST = {"warmup": 0, "repeats": 1, "prompt": 8, "reply": 4, "requests": 1, "threads": 1}
 _WIDTH = 130  # of a table that is not for a terminal
 
 
@@ -35,9 +34,9 @@ def run(options: argparse.Namespace) -> int:
             print(f"minichat: {problem}", file=sys.stderr)
         question = import_module(f"minichat.bench.questions.{options.question}")
         with _setup(options) as setup, _progress() as progress:
-            repeats = options.repeats or getattr(question, "REPEATS", 5)
+            sittings = options.sittings or getattr(question, "SITTINGS", 2)
             measured = Measurement(
-                options.question, setup.settings, options.warmup, repeats,
+                options.question, setup.settings, options.warmup, options.repeats, sittings,
                 file=_file(options.json), only=options.only, progress=progress,
                 reset=setup.drop_engines,
             )  # fmt: skip
@@ -68,6 +67,7 @@ def _setup(options: argparse.Namespace) -> Iterator[Setup]:
     for name, least in (
         ("warmup", 0),
         ("repeats", 1),
+        ("sittings", 1),
         ("prompt", 8),
         ("reply", 4),
         ("requests", 1),
@@ -138,6 +138,8 @@ def _show(question, results: list[CaseResult], run: Measurement, earlier: CaseFi
     if earlier is not None:
         if found := list(comparisons(run, results, earlier)):
             console.print(comparison_table(found))
+            if note := busy():
+                console.print(f" {note}")
         if missing := lacking(results, found):
             console.print(f" {earlier.path} has no figures with the same settings of: {'; '.join(missing)}")
 
