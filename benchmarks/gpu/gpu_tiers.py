@@ -1,7 +1,8 @@
 """What tiers below the device's cache save on a GPU, and what their transfers cost the steps.
 
 `resume`: the first token of a new message in a chat: all of it computed, or its blocks loaded, after another
-chat as large as the device's cache has evicted them. `pressure`: 8 chats of 16,384 tokens, twice the device's
+chat as large as the device's cache has evicted them; from host memory also with a step that is launched only
+after they have arrived. `pressure`: 8 chats of 16,384 tokens, twice the device's
 room, send a message each at once. `copies`: blocks between the device and host memory, by the number of
 programs. `steps`: decode steps while such copies run all the time. Weights are random. `--disk`: a folder on
 the disk that is measured. `--tiers`: those of `resume` and `pressure`.
@@ -12,11 +13,12 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -141,7 +143,7 @@ def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], f
         bench.note("written to disk after the last reply, in", time.perf_counter() - began, "s")
         bench.note("blocks on disk", disk.used, "blocks")
 
-    def message(name: str, length: int, *, cold: bool = False) -> float:
+    def message(name: str, length: int, *, cold: bool = False, follow: bool = True) -> float:
         engine = engines[name]
         if name == "host":
             if length == min(lengths):
@@ -150,7 +152,8 @@ def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], f
             engine.scheduler.pool.forget_all()
         if cold:
             _drop_from_page_cache(folder)
-        seconds = _first_token(engine, [*chats[length], *take(ids, MESSAGE)])
+        with nullcontext() if follow else patch.object(engine.runner, "follow", return_value=False):
+            seconds = _first_token(engine, [*chats[length], *take(ids, MESSAGE)])
         offer = watches[name].admitted[-1]
         if name != "device" and not (offer.loaded and offer.tier == name):
             print(f"{name}, {length} tokens: not loaded: {offer}")
@@ -158,14 +161,15 @@ def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], f
 
     found: dict[tuple[str, int], list[float]] = {}
     every = {
-        "computed": ("device", False), "from host": ("host", False),
-        "from the page cache": ("disk", False), "from disk": ("disk", True),
+        "computed": partial(message, "device"), "from host": partial(message, "host"),
+        "from host, launched after": partial(message, "host", follow=False),
+        "from the page cache": partial(message, "disk"), "from disk": partial(message, "disk", cold=True),
     }  # fmt: skip
-    kinds = {kind: how for kind, how in every.items() if how[0] in engines}
+    kinds = {kind: how for kind, how in every.items() if how.args[0] in engines}
     for turn in range(bench.warmup + bench.repeats):
-        for kind, (name, cold) in kinds.items():
+        for kind, how in kinds.items():
             for length in chats:
-                seconds = message(name, length, cold=cold)
+                seconds = how(length)
                 if turn >= bench.warmup:
                     found.setdefault((kind, length), []).append(seconds)
     for length in chats:
@@ -201,7 +205,7 @@ def where(
             parts = {
                 "the first token": reader.ttft, "the call that orders the load": ordered,
                 "the load, on the device": load.seconds,
-                "from the message until the host knows that it ended": arrived - reader.submitted,
+                "from the message until its step is launched": arrived - reader.submitted,
                 "from there to the token": reader.times[0] - arrived,
                 "the first token, blocks on the device": again,
             }  # fmt: skip

@@ -115,11 +115,15 @@ def blocks_of(store: KVStore, device: torch.device) -> Callable[[tuple[int, ...]
 
 
 class OnStream:
-    """Work launched on a GPU stream."""
+    """Work launched on the current GPU stream."""
 
-    def __init__(self, start: torch.cuda.Event, end: torch.cuda.Event, work: Callable[[], None]) -> None:
-        self._start, self._end = start, end
-        self._work = work  # keeps what the launches read alive
+    def __init__(self, works: Sequence[Callable[[], None]]) -> None:
+        self._start = self._last = self._end = _mark()
+        for work in works:
+            self._last = self._end
+            work()
+            self._end = _mark()
+        self._works = works  # keep what the launches read alive
 
     def done(self) -> bool:
         return self._end.query()
@@ -127,6 +131,18 @@ class OnStream:
     def result(self) -> float:
         self._end.synchronize()
         return self._start.elapsed_time(self._end) / 1e3
+
+    def follow(self) -> bool:
+        """Have the current stream wait for the end, if the last work has begun."""
+        if begun := self._last.query():
+            self._end.wait()
+        return begun
+
+
+def _mark() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 class CacheBlocks:
@@ -187,17 +203,14 @@ class CacheBlocks:
         arrived.synchronize()
 
     @torch.inference_mode()
-    def move(self, work: Callable[[], None]) -> Transfer:
+    def move(self, *works: Callable[[], None]) -> Transfer:
         if self._stream is None:
             began = time.monotonic()
-            work()
+            for work in works:
+                work()
             return CompletedTransfer(time.monotonic() - began)
         with torch.cuda.stream(self._stream):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            work()
-            end.record()
-        return OnStream(start, end, work)
+            return OnStream(works)
 
     def _pieces(self, first: int, count: int, size: int) -> Iterator[slice]:
         most, end = max(1, PIECE // size), first + count

@@ -1,11 +1,14 @@
 """Host memory, for blocks of preempted requests and for blocks that the device has no room for."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from engine.kv.host_memory import Pairs
 from engine.kv.tiers.cost import MeasuredCost
 from engine.kv.tiers.tier import BlockName, DeviceBlocks, Tier, Transfer, front
+
+LAST = 32  # blocks of a load that a step may wait for on the device: about a millisecond for an 8B model
 
 
 class SwapSpace(Protocol):
@@ -64,8 +67,9 @@ class HostTier(Tier):
         return blocks.move(lambda: self._space.swap_out(pairs))
 
     def load(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
-        pairs = [(self._places[name], block) for name, block in zip(names, blocks.numbers, strict=True)]
-        return blocks.move(lambda: self._space.swap_in(pairs))
+        pairs = sorted((self._places[name], block) for name, block in zip(names, blocks.numbers, strict=True))
+        parts = [part for part in (pairs[:-LAST], pairs[-LAST:]) if part]
+        return blocks.move(*(partial(self._space.swap_in, part) for part in parts))
 
     def release(self, names: Sequence[BlockName]) -> None:
         self._free += [self._places.pop(name) for name in names if name in self._places]
