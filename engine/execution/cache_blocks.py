@@ -3,17 +3,21 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property, partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kernels.driver import copy_batch, copy_rectangles, rectangles
+from engine.kernels.places import Places
 from engine.kv.host_memory import Pairs
 from engine.kv.store import KVStore, Mover, bits, move_blocks
 from engine.kv.tiers.tier import CompletedTransfer, Transfer
 
 PIECE = 2**26  # bytes gathered on a GPU at a time
+LEAST_RUN = 8  # blocks on average, for copies without gathering
+SwapsBy = Literal["staging", "rectangles", "batch"]
 
 
 class Staging(Protocol):
@@ -23,7 +27,7 @@ class Staging(Protocol):
         """Move these blocks of the list to the first `count` rows, or back."""
 
 
-def mover_on(device: torch.device) -> Mover:
+def mover_on(device: torch.device, swaps: SwapsBy = "staging") -> Mover:
     """What copies blocks on a device, and to host memory and back; on a GPU without waiting."""
     if device.type != "cuda":
         return move_blocks
@@ -33,10 +37,26 @@ def mover_on(device: torch.device) -> Mover:
     def moved(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
         if sources[0].is_cuda and targets[0].is_cuda:
             move(sources, targets, pairs)
-        else:
+        elif swaps == "staging" or not swap_by_driver(sources, targets, pairs, batch=swaps == "batch"):
             swap(sources, targets, pairs, RowStaging, out=sources[0].is_cuda)
 
     return moved
+
+
+def swap_by_driver(
+    sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs, *, batch: bool = False
+) -> bool:
+    """Copy blocks to host memory or from there without a kernel: a copy for each tensor of each run of blocks
+    that are neighbors on both sides. False: those are too many. `batch`: one call, whatever the blocks.
+    """
+    places, stream = (Places.of(sources), Places.of(targets)), torch.cuda.current_stream().cuda_stream
+    if batch:
+        copy_batch(*places, pairs, stream)
+        return True
+    found = rectangles(*places, pairs)
+    if few := len(found) * LEAST_RUN <= len(pairs) * len(sources):
+        copy_rectangles(found, stream)
+    return few
 
 
 def swap(

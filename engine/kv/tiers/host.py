@@ -61,9 +61,10 @@ class HostTier(Tier):
             self._take(self._space.host_ready(wait=True))
         if len(names) > len(self._free):
             raise MemoryError(f"cannot store {len(names)} blocks: host memory has room for {len(self._free)}")
-        places = [self._free.pop() for _ in names]
-        self._places.update(zip(names, places, strict=True))
-        pairs = list(zip(blocks.numbers, places, strict=True))
+        places = sorted(self._free.pop() for _ in names)
+        ordered = sorted(zip(blocks.numbers, names, strict=True))  # neighbors become neighbors
+        self._places.update((name, place) for (_, name), place in zip(ordered, places, strict=True))
+        pairs = [(block, place) for (block, _), place in zip(ordered, places, strict=True)]
         return blocks.move(lambda: self._space.swap_out(pairs))
 
     def load(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
