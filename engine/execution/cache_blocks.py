@@ -16,7 +16,7 @@ from engine.kv.store import KVStore, Mover, bits, move_blocks
 from engine.kv.tiers.tier import CompletedTransfer, Transfer
 
 PIECE = 2**26  # bytes gathered on a GPU at a time
-LEAST_RUN = 8  # blocks on average, for copies without gathering
+LEAST_RUN = 16  # blocks that are copied without gathering: launching a copy of each tensor takes less time
 SwapsBy = Literal["staging", "rectangles", "batch"]
 
 
@@ -37,26 +37,21 @@ def mover_on(device: torch.device, swaps: SwapsBy = "staging") -> Mover:
     def moved(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
         if sources[0].is_cuda and targets[0].is_cuda:
             move(sources, targets, pairs)
-        elif swaps == "staging" or not swap_by_driver(sources, targets, pairs, batch=swaps == "batch"):
-            swap(sources, targets, pairs, RowStaging, out=sources[0].is_cuda)
+            return
+        if swaps == "batch":
+            copy_batch(Places.of(sources), Places.of(targets), pairs, torch.cuda.current_stream().cuda_stream)
+            return
+        if rest := pairs if swaps == "staging" else swap_runs(sources, targets, pairs):
+            swap(sources, targets, rest, RowStaging, out=sources[0].is_cuda)
 
     return moved
 
 
-def swap_by_driver(
-    sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs, *, batch: bool = False
-) -> bool:
-    """Copy blocks to host memory or from there without a kernel: a copy for each tensor of each run of blocks
-    that are neighbors on both sides. False: those are too many. `batch`: one call, whatever the blocks.
-    """
-    places, stream = (Places.of(sources), Places.of(targets)), torch.cuda.current_stream().cuda_stream
-    if batch:
-        copy_batch(*places, pairs, stream)
-        return True
-    found = rectangles(*places, pairs)
-    if few := len(found) * LEAST_RUN <= len(pairs) * len(sources):
-        copy_rectangles(found, stream)
-    return few
+def swap_runs(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> Pairs:
+    """Copy long runs of blocks that are neighbors on both sides, each tensor by itself. Return the others."""
+    found, rest = rectangles(Places.of(sources), Places.of(targets), pairs, LEAST_RUN)
+    copy_rectangles(found, torch.cuda.current_stream().cuda_stream)
+    return rest
 
 
 def swap(
@@ -107,7 +102,7 @@ class PlainStaging:
 def _rows(tensors: Sequence[Tensor]) -> Tensor:
     """The memory that these tensors divide among themselves: [blocks, bytes per block]."""
     first = tensors[0]
-    size = sum(each[0].nbytes for each in tensors)
+    size = sum(each.nbytes for each in tensors) // len(first)
     assert first.stride(0) * first.element_size() == size, "the layers of a block do not lie together"
     whole = torch.empty(0, dtype=torch.uint8).set_(first.untyped_storage())
     return whole.as_strided((len(first), size), (size, 1), first.storage_offset() * first.element_size())

@@ -39,18 +39,23 @@ def ask(function: str, *arguments: Any) -> None:
         raise EngineError(f"{function}: error {code}, {(name.value or b'unknown').decode()}")
 
 
-def rectangles(source: Places, target: Places, pairs: Pairs) -> np.ndarray:
-    """For each run of blocks that are neighbors on both sides, a rectangle of each tensor."""
+def rectangles(source: Places, target: Places, pairs: Pairs, least: int) -> tuple[np.ndarray, Pairs]:
+    """For each run of at least `least` blocks that are neighbors on both sides, a rectangle of each tensor.
+
+    Also returns the pairs that are in no such run.
+    """
     ordered = np.array(sorted(pairs), np.int64)
     begins = np.flatnonzero([True, *(np.diff(ordered, axis=0) != 1).any(1)])
-    found = np.zeros((len(begins), len(source.words)), RECTANGLE)
-    for side, places, blocks in zip(("source", "target"), (source, target), ordered[begins].T, strict=True):
+    counts = np.diff([*begins, len(ordered)])
+    firsts, lines = ordered[begins[counts >= least]].T, counts[counts >= least]
+    found = np.zeros((len(lines), len(source.words)), RECTANGLE)
+    for side, places, blocks in zip(("source", "target"), (source, target), firsts, strict=True):
         found[f"{side}_kind"] = _UNIFIED
         found[f"{side}_address"] = places.at(blocks)
         found[f"{side}_pitch"] = WORD * places.strides
-    found["width"] = WORD * source.words
-    found["lines"] = np.diff([*begins, len(ordered)])[:, None]
-    return found.ravel()
+    found["width"], found["lines"] = WORD * source.words, lines[:, None]
+    rest = ordered[np.repeat(counts < least, counts)].tolist()
+    return found.ravel(), [(a, b) for a, b in rest]
 
 
 def copy_rectangles(found: np.ndarray, stream: int) -> None:

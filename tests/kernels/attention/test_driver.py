@@ -48,7 +48,9 @@ class Driver:
 
 
 def by_rectangles(source: Places, target: Places, pairs: list[tuple[int, int]]) -> None:
-    copy_rectangles(rectangles(source, target, pairs), STREAM)
+    found, rest = rectangles(source, target, pairs, least=1)
+    copy_rectangles(found, STREAM)
+    assert not rest
 
 
 def by_batch(source: Places, target: Places, pairs: list[tuple[int, int]]) -> None:
@@ -75,6 +77,14 @@ def test_copies_move_the_blocks_that_the_reference_moves(
         for each in sides[0]:
             each.zero_()
     assert played.calls == 2 * (1 if calls is None else calls * len(device))
+
+
+def test_blocks_without_neighbors_are_left_over() -> None:
+    device = Places.of(tensors(store("none"))[:4])
+    found, rest = rectangles(device, device, PAIRS, least=2)
+    assert found["lines"].tolist() == [3] * 4 and rest == [(0, 0), (8, 4)]
+    found, rest = rectangles(device, device, PAIRS, least=4)
+    assert not len(found) and rest == sorted(PAIRS)
 
 
 def test_an_error_of_the_driver_is_raised_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
