@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.errors import EngineDead
 from engine.api.events import Admitted, Event, Resumed, Transferred
 from engine.api.params import SamplingParams
+from engine.execution.cache_blocks import OnStream
 from engine.execution.protocol import StepResult
 from engine.execution.transfers import TransferRunner
 from engine.kv.tiers.host import LAST, HostTier
@@ -244,9 +247,39 @@ def test_the_engine_ends_if_a_copy_fails_that_a_step_has_followed() -> None:
         runner.ended()
 
 
+@pytest.mark.parametrize("works", [1, 2, 3])
+def test_a_stream_waits_for_the_end_once_the_last_work_has_begun(
+    monkeypatch: pytest.MonkeyPatch, works: int
+) -> None:
+    """`tests/kernels/attention/test_blocks.py` does it on a GPU."""
+    log, begun = list[str](), set[int]()
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.number = sum(each.startswith("mark") for each in log)
+
+        def record(self) -> None:
+            log.append(f"mark {self.number}")
+
+        def query(self) -> bool:
+            return self.number in begun
+
+        def wait(self) -> None:
+            log.append(f"wait {self.number}")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    moving = OnStream([partial(log.append, f"work {number}") for number in range(works)])
+    order = [each for number in range(works) for each in (f"mark {number}", f"work {number}")]
+    assert log == [*order, f"mark {works}"]
+    begun.update(range(works - 1))
+    assert not moving.follow() and log == [*order, f"mark {works}"]
+    begun.add(works - 1)
+    assert moving.follow() and not moving.done() and log[-1] == f"wait {works}"
+
+
 @pytest.mark.parametrize(("count", "parts"), [(1, [1]), (LAST, [LAST]), (LAST + 5, [5, LAST])])
 def test_a_step_waits_for_the_last_blocks_of_a_load_from_host_memory(count: int, parts: list[int]) -> None:
-    space, moved = LedgerSpace(64, 64, 16), list[int]()
+    space, moved = LedgerSpace(80, 80, 16), list[int]()
 
     class Blocks:
         numbers = tuple(range(count))
@@ -259,7 +292,7 @@ def test_a_step_waits_for_the_last_blocks_of_a_load_from_host_memory(count: int,
             return CompletedTransfer(0.0)
 
     tier, names = HostTier(space), [bytes([at]) for at in range(count)]
-    space.cells[:, 0] = range(64)
+    space.cells[:, 0] = range(80)
     tier.store(names, Blocks())
     space.cells[:] = -1
     moved.clear()
