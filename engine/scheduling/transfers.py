@@ -210,7 +210,9 @@ class Transfers:
             if not self._rules.prefix_cache or kv.window is not None:
                 names = ()
         elif moving := self.in_flight.get(stored.transfer):  # they are still on the device
-            return FoundBlocks(moving.blocks[: kv.blocks_for(request.launched)], request.launched)
+            whole = kv.pool.block_size if kv.keeps_state else 1  # a step would change a state that is copied
+            tokens = request.launched // whole * whole
+            return FoundBlocks(moving.blocks[: kv.blocks_for(tokens)], tokens)
         else:
             again = self._rules.prefix_cache and kv.window is None and request.epoch == kv.epoch
             hits, names = kv.find(request) if again else [], stored.names[: kv.blocks_for(request.launched)]
