@@ -181,6 +181,9 @@ class DryRunner:
     def transferred(self, *, wait: bool = False) -> tuple[()]:
         return ()
 
+    def follow(self, transfer: int) -> bool:
+        return False
+
     def apply(self, change: RunnerChange) -> None:
         raise BadInput(f"a dry run has no model, so it cannot apply {change}")
 

@@ -1,10 +1,12 @@
 """What tiers below the device's cache save on a GPU, and what their transfers cost the steps.
 
 `resume`: the first token of a new message in a chat: all of it computed, or its blocks loaded, after another
-chat as large as the device's cache has evicted them. `pressure`: 8 chats of 16,384 tokens, twice the device's
-room, send a message each at once. `copies`: blocks between the device and host memory, by the number of
-programs. `steps`: decode steps while such copies run all the time. Weights are random. `--disk`: a folder on
-the disk that is measured. `--tiers`: those of `resume` and `pressure`.
+chat as large as the device's cache has evicted them; from host memory also with a step that is launched only
+after they have arrived. `pressure`: 8 chats of 16,384 tokens, twice the device's
+room, send a message each at once. `copies`: blocks between the device and host memory, by the engine's ways,
+and by kernels of some programs. `steps`: decode steps while such copies run all the time. Weights are random.
+`--disk`: a folder on the disk that is measured. `--tiers`: those of `resume` and `pressure`. `--swaps`: ways
+to copy blocks, of staging, rectangles and batch.
 """
 
 import os
@@ -12,20 +14,21 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from benchmarks.gpu import gpu
 from engine.api.events import Admitted, Event, TierProblem, Transferred
-from engine.execution.cache_blocks import blocks_of
+from engine.execution.cache_blocks import SwapsBy, blocks_of, mover_on
 from engine.execution.runner import ModelRunner
 from engine.kernels.triton.kv.blocks import move
-from engine.kv.store import KVStore
+from engine.kv.store import KVStore, Mover
 from engine.kv.tiers.disk import DiskTier
 from engine.kv.tiers.tier import Transfer
 from engine.serving.engine import Engine
@@ -34,6 +37,7 @@ from minichat.bench.shapes import COMMON, MIXTURES, SHAPES
 from minichat.bench.traffic import Reader, drain, prompts, submit, take
 
 PARTS = ("resume", "steps", "copies", "pressure")
+GPU = torch.device("cuda")
 MESSAGE, REPLY = 32, 16
 MOVED = 128  # blocks of one copy
 WINDOW = 60  # steps
@@ -49,6 +53,7 @@ def run(
     programs: tuple[int, ...] = (8, 32, 2**20),
     disk: str = ".",
     tiers: tuple[str, ...] = ("host", "disk"),
+    swaps: tuple[SwapsBy, ...] = ("staging",),
     only: tuple[str, ...] = PARTS,
 ) -> None:
     if not torch.cuda.is_available():
@@ -76,11 +81,11 @@ def run(
             _store(engines[name]).host_ready(wait=True)
             bench.note(f"{shape}, {name}, then until host memory is pinned", time.perf_counter() - began, "s")
         if "resume" in only:
-            resume(bench, engines, tokens, Path(folder))
+            resume(bench, engines, tokens, swaps, Path(folder))
         if "steps" in only:
-            steps(bench, engines["host"], rows, programs)
+            steps(bench, engines["host"], rows, swaps, programs)
         if "copies" in only:
-            copies(bench, _store(engines["host"]), programs)
+            copies(bench, _store(engines["host"]), swaps, programs)
         if "pressure" in only:
             pressure(bench, engines, 2 * (room - 64) * 16 // chats, chats)
 
@@ -122,7 +127,13 @@ class Watch:
                 bench.note(f"{what}, blocks of {kind}", blocks, "blocks")
 
 
-def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], folder: Path) -> None:
+def resume(
+    bench: Bench,
+    engines: dict[str, Engine],
+    lengths: tuple[int, ...],
+    swaps: tuple[SwapsBy, ...],
+    folder: Path,
+) -> None:
     ids = prompts()
     watches = {name: Watch(engine) for name, engine in engines.items()}
     chats = {length: take(ids, length) for length in sorted(lengths)}
@@ -142,8 +153,11 @@ def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], f
         bench.note("written to disk after the last reply, in", time.perf_counter() - began, "s")
         bench.note("blocks on disk", disk.used, "blocks")
 
-    def message(name: str, length: int, *, cold: bool = False) -> float:
+    def message(
+        name: str, length: int, *, cold: bool = False, follow: bool = True, swapped: SwapsBy = swaps[0]
+    ) -> float:
         engine = engines[name]
+        _store(engine).mover = mover_on(GPU, swapped)
         if name == "host":
             if length == min(lengths):
                 _first_token(engine, filler)  # has evicted the chats; the other chats do so for one another
@@ -151,7 +165,8 @@ def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], f
             engine.scheduler.pool.forget_all()
         if cold:
             _drop_from_page_cache(folder)
-        seconds = _first_token(engine, [*chats[length], *take(ids, MESSAGE)])
+        with nullcontext() if follow else patch.object(engine.runner, "follow", return_value=False):
+            seconds = _first_token(engine, [*chats[length], *take(ids, MESSAGE)])
         offer = watches[name].admitted[-1]
         if name != "device" and not (offer.loaded and offer.tier == name):
             print(f"{name}, {length} tokens: not loaded: {offer}")
@@ -159,14 +174,16 @@ def resume(bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], f
 
     found: dict[tuple[str, int], list[float]] = {}
     every = {
-        "computed": ("device", False), "from host": ("host", False),
-        "from the page cache": ("disk", False), "from disk": ("disk", True),
+        "computed": partial(message, "device"),
+        **{f"from host, {each}": partial(message, "host", swapped=each) for each in swaps},
+        "from host, launched after": partial(message, "host", follow=False),
+        "from the page cache": partial(message, "disk"), "from disk": partial(message, "disk", cold=True),
     }  # fmt: skip
-    kinds = {kind: how for kind, how in every.items() if how[0] in engines}
+    kinds = {kind: how for kind, how in every.items() if how.args[0] in engines}
     for turn in range(bench.warmup + bench.repeats):
-        for kind, (name, cold) in kinds.items():
+        for kind, how in kinds.items():
             for length in chats:
-                seconds = message(name, length, cold=cold)
+                seconds = how(length)
                 if turn >= bench.warmup:
                     found.setdefault((kind, length), []).append(seconds)
     for length in chats:
@@ -202,7 +219,7 @@ def where(
             parts = {
                 "the first token": reader.ttft, "the call that orders the load": ordered,
                 "the load, on the device": load.seconds,
-                "from the message until the host knows that it ended": arrived - reader.submitted,
+                "from the message until its step is launched": arrived - reader.submitted,
                 "from there to the token": reader.times[0] - arrived,
                 "the first token, blocks on the device": again,
             }  # fmt: skip
@@ -250,12 +267,23 @@ def pressure(bench: Bench, engines: dict[str, Engine], length: int, chats: int) 
         watches[name].note(bench, f"pressure, {name}", each)
 
 
-def copies(bench: Bench, store: KVStore, programs: tuple[int, ...]) -> None:
+def copies(bench: Bench, store: KVStore, swaps: tuple[SwapsBy, ...], programs: tuple[int, ...]) -> None:
     """Gigabytes per second of blocks in both directions, and of one copy of the same bytes."""
-    pairs = [(at, at) for at in range(MOVED)]
+    pairs, make = [(at, at) for at in range(MOVED)], blocks_of(store, GPU)
     device = [each for layer in store.layers for each in layer.tensors()]
     host = [each for layer in store.host.slabs[0] for each in layer.tensors()]
     nbytes = sum(each[0].nbytes for each in device) * MOVED
+    usual = store.mover
+    shuffled = list(zip(random.Random(0).sample(range(MOVED), MOVED), range(MOVED), strict=True))
+    for each in swaps:
+        store.mover = mover_on(GPU, each)
+        for order, given in ("neighbors", pairs), ("shuffled", shuffled):
+            for name, work in ("to", store.swap_out), ("from", store.swap_in):
+                calls = [_call(partial(make(()).move, partial(work, given))) for _ in range(6)][2:]
+                what = f"{name} host memory, {each}, {order}"
+                bench.note(what, [nbytes / load.result() / 1e9 for _, load in calls], "GB/s")
+                bench.note(f"{what}: the call", [seconds * 1e3 for seconds, _ in calls], "ms")
+    store.mover = usual
     for count in programs:
         for name, sides in ("to", (device, host)), ("from", (host, device)):
             seconds = [_seconds(partial(move, *sides, pairs, count)) for _ in range(4)][1:]
@@ -266,6 +294,16 @@ def copies(bench: Bench, store: KVStore, programs: tuple[int, ...]) -> None:
     for name, target, source in ("to", here, there), ("from", there, here):
         seconds = [_seconds(partial(target.copy_, source, non_blocking=True)) for _ in range(4)][1:]
         bench.note(f"{name} host memory, one copy", [nbytes / each / 1e9 for each in seconds], "GB/s")
+
+
+def _call(begin: Callable[[], Transfer]) -> tuple[float, Transfer]:
+    """How long the host was busy with it, and what has ended."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    begun = begin()
+    seconds = time.perf_counter() - began
+    torch.cuda.synchronize()
+    return seconds, begun
 
 
 def _named(count: int) -> str:
@@ -280,11 +318,16 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def steps(bench: Bench, engine: Engine, rows: tuple[int, ...], programs: tuple[int, ...]) -> None:
+def steps(
+    bench: Bench,
+    engine: Engine,
+    rows: tuple[int, ...],
+    swaps: tuple[SwapsBy, ...],
+    programs: tuple[int, ...],
+) -> None:
     """Windows of steps without copies and with some that follow one another, in turn."""
     store, pool = _store(engine), engine.scheduler.pool
-    make = blocks_of(store, torch.device("cuda"))
-    usual = store.mover
+    make, usual = blocks_of(store, GPU), store.mover
     pairs = [(block, at) for at, block in enumerate(range(pool.size - MOVED, pool.size))]
     back = [(at, block) for block, at in pairs]
     there = torch.empty(2**28, dtype=torch.uint8, device="cuda")
@@ -313,16 +356,13 @@ def steps(bench: Bench, engine: Engine, rows: tuple[int, ...], programs: tuple[i
 
     for count in rows:
         pool.forget_all()
-        windows = 2 * (len(programs) + 3) * bench.repeats + 4
+        windows = 2 * (len(programs) + len(swaps) + 2) * bench.repeats + 4
         gpu.decoding(engine, count, WINDOW * windows + 200)
-        kinds: dict[str, Callable[[int], Transfer]] = {"one copy after another": one_copy}
-        kinds["as the engine copies"] = copy
-        kinds |= {_named(each): copy for each in programs}
+        kinds: dict[str, tuple[Callable[[int], Transfer], Mover]] = {"one copy": (one_copy, usual)}
+        kinds |= {f"as the engine copies, {each}": (copy, mover_on(GPU, each)) for each in swaps}
+        kinds |= {_named(each): (copy, partial(move, programs=each)) for each in programs}
         window(None)
-        for kind, begin in kinds.items():
-            number = next((each for each in programs if _named(each) == kind), None)
-            if number is not None:
-                store.mover = partial(move, programs=number)
+        for kind, (begin, store.mover) in kinds.items():
             alone, beside, turns = [], [], 0
             for _ in range(bench.repeats):
                 alone.append(window(None)[0])

@@ -4,14 +4,12 @@ It belongs to the process that allocates it. Another process opens it by a handl
 """
 
 import ctypes
-from functools import cache
 from typing import Any
 
 import torch
 
-from engine.api.errors import EngineError
+from engine.kernels.driver import ask
 
-_LIBRARY = "libcuda.so.1"
 _LAZY_PEER_ACCESS = 1
 _MAPPED = 2
 HANDLE = 64  # bytes
@@ -23,18 +21,6 @@ class _OpenedHandle(ctypes.Structure):
     """A handle as an argument, passed by value."""
 
     _fields_ = [("bytes", _Handle)]
-
-
-@cache
-def _library() -> Any:
-    return ctypes.CDLL(_LIBRARY)
-
-
-def _ask(function: str, *arguments: Any) -> None:
-    if code := getattr(_library(), function)(*arguments):
-        name = ctypes.c_char_p()
-        _library().cuGetErrorName(code, ctypes.byref(name))
-        raise EngineError(f"{function}: error {code}, {(name.value or b'unknown').decode()}")
 
 
 def _enter(device: torch.device) -> None:
@@ -49,7 +35,7 @@ class DeviceMemory:
     def __init__(self, nbytes: int, device: torch.device) -> None:
         _enter(device)
         address = ctypes.c_uint64()
-        _ask("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
+        ask("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
         self.address, self._nbytes = address.value, nbytes
         self.words = torch.as_tensor(_Words(self), device=device)
         self.words.zero_()
@@ -57,11 +43,11 @@ class DeviceMemory:
 
     def handle(self) -> bytes:
         handle = _OpenedHandle()
-        _ask("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self.address))
+        ask("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self.address))
         return ctypes.string_at(ctypes.byref(handle), HANDLE)
 
     def close(self) -> None:
-        _ask("cuMemFree_v2", ctypes.c_uint64(self.address))
+        ask("cuMemFree_v2", ctypes.c_uint64(self.address))
 
     def interface(self) -> dict[str, Any]:
         shape, strides = (self._nbytes // 8,), None
@@ -88,13 +74,13 @@ def opened(handle: bytes, device: torch.device) -> int:
     _enter(device)
     address, given = ctypes.c_uint64(), _OpenedHandle()
     ctypes.memmove(ctypes.byref(given), handle, HANDLE)
-    _ask("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
+    ask("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
     return address.value
 
 
 def closed(address: int) -> None:
     """Give back another process's memory. The context of the device must be current."""
-    _ask("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+    ask("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
 
 class MappedPages:
@@ -103,9 +89,9 @@ class MappedPages:
     def __init__(self, here: int, nbytes: int, device: torch.device) -> None:
         _enter(device)
         self._here, seen = here, ctypes.c_uint64()
-        _ask("cuMemHostRegister_v2", ctypes.c_void_p(here), ctypes.c_size_t(nbytes), ctypes.c_uint(_MAPPED))
-        _ask("cuMemHostGetDevicePointer_v2", ctypes.byref(seen), ctypes.c_void_p(here), ctypes.c_uint(0))
+        ask("cuMemHostRegister_v2", ctypes.c_void_p(here), ctypes.c_size_t(nbytes), ctypes.c_uint(_MAPPED))
+        ask("cuMemHostGetDevicePointer_v2", ctypes.byref(seen), ctypes.c_void_p(here), ctypes.c_uint(0))
         self.address = seen.value  # as kernels see it
 
     def close(self) -> None:
-        _ask("cuMemHostUnregister", ctypes.c_void_p(self._here))
+        ask("cuMemHostUnregister", ctypes.c_void_p(self._here))

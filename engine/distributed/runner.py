@@ -128,6 +128,10 @@ class RankedRunner:
         whole = [id for id, by_rank in self._ended.items() if len(by_rank) == self._team.ranks]
         return [_joined(self._ended.pop(id)) for id in whole]
 
+    def follow(self, transfer: int) -> bool:
+        """No: the other ranks' copies may be slower."""
+        return False
+
     def enter_thread(self) -> None:
         self.own.enter_thread()
 

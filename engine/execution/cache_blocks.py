@@ -3,17 +3,21 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property, partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kernels.driver import copy_batch, copy_rectangles, rectangles
+from engine.kernels.places import Places
 from engine.kv.host_memory import Pairs
 from engine.kv.store import KVStore, Mover, bits, move_blocks
 from engine.kv.tiers.tier import CompletedTransfer, Transfer
 
 PIECE = 2**26  # bytes gathered on a GPU at a time
+LEAST_RUN = 16  # blocks that are copied without gathering: launching a copy of each tensor takes less time
+SwapsBy = Literal["staging", "rectangles", "batch"]
 
 
 class Staging(Protocol):
@@ -23,7 +27,7 @@ class Staging(Protocol):
         """Move these blocks of the list to the first `count` rows, or back."""
 
 
-def mover_on(device: torch.device) -> Mover:
+def mover_on(device: torch.device, swaps: SwapsBy = "staging") -> Mover:
     """What copies blocks on a device, and to host memory and back; on a GPU without waiting."""
     if device.type != "cuda":
         return move_blocks
@@ -33,10 +37,21 @@ def mover_on(device: torch.device) -> Mover:
     def moved(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
         if sources[0].is_cuda and targets[0].is_cuda:
             move(sources, targets, pairs)
-        else:
-            swap(sources, targets, pairs, RowStaging, out=sources[0].is_cuda)
+            return
+        if swaps == "batch":
+            copy_batch(Places.of(sources), Places.of(targets), pairs, torch.cuda.current_stream().cuda_stream)
+            return
+        if rest := pairs if swaps == "staging" else swap_runs(sources, targets, pairs):
+            swap(sources, targets, rest, RowStaging, out=sources[0].is_cuda)
 
     return moved
+
+
+def swap_runs(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> Pairs:
+    """Copy long runs of blocks that are neighbors on both sides, each tensor by itself. Return the others."""
+    found, rest = rectangles(Places.of(sources), Places.of(targets), pairs, LEAST_RUN)
+    copy_rectangles(found, torch.cuda.current_stream().cuda_stream)
+    return rest
 
 
 def swap(
@@ -87,7 +102,7 @@ class PlainStaging:
 def _rows(tensors: Sequence[Tensor]) -> Tensor:
     """The memory that these tensors divide among themselves: [blocks, bytes per block]."""
     first = tensors[0]
-    size = sum(each[0].nbytes for each in tensors)
+    size = sum(each.nbytes for each in tensors) // len(first)
     assert first.stride(0) * first.element_size() == size, "the layers of a block do not lie together"
     whole = torch.empty(0, dtype=torch.uint8).set_(first.untyped_storage())
     return whole.as_strided((len(first), size), (size, 1), first.storage_offset() * first.element_size())
@@ -115,11 +130,15 @@ def blocks_of(store: KVStore, device: torch.device) -> Callable[[tuple[int, ...]
 
 
 class OnStream:
-    """Work launched on a GPU stream."""
+    """Work launched on the current GPU stream."""
 
-    def __init__(self, start: torch.cuda.Event, end: torch.cuda.Event, work: Callable[[], None]) -> None:
-        self._start, self._end = start, end
-        self._work = work  # keeps what the launches read alive
+    def __init__(self, works: Sequence[Callable[[], None]]) -> None:
+        self._start = self._last = self._end = _mark()
+        for work in works:
+            self._last = self._end
+            work()
+            self._end = _mark()
+        self._works = works  # keep what the launches read alive
 
     def done(self) -> bool:
         return self._end.query()
@@ -127,6 +146,18 @@ class OnStream:
     def result(self) -> float:
         self._end.synchronize()
         return self._start.elapsed_time(self._end) / 1e3
+
+    def follow(self) -> bool:
+        """Have the current stream wait for the end, if the last work has begun."""
+        if begun := self._last.query():
+            self._end.wait()
+        return begun
+
+
+def _mark() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 class CacheBlocks:
@@ -187,17 +218,14 @@ class CacheBlocks:
         arrived.synchronize()
 
     @torch.inference_mode()
-    def move(self, work: Callable[[], None]) -> Transfer:
+    def move(self, *works: Callable[[], None]) -> Transfer:
         if self._stream is None:
             began = time.monotonic()
-            work()
+            for work in works:
+                work()
             return CompletedTransfer(time.monotonic() - began)
         with torch.cuda.stream(self._stream):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            work()
-            end.record()
-        return OnStream(start, end, work)
+            return OnStream(works)
 
     def _pieces(self, first: int, count: int, size: int) -> Iterator[slice]:
         most, end = max(1, PIECE // size), first + count

@@ -146,6 +146,12 @@ class Runner(Protocol):
     def transferred(self, *, wait: bool = False) -> Sequence[TransferEnd]:
         """Stores and loads that have ended since the last call. `wait`: wait for all of them."""
 
+    def follow(self, transfer: int) -> bool:
+        """Have the steps launched from now on wait on the device for the last blocks of a load.
+
+        False: they may not be launched before it has ended.
+        """
+
     def fit(self) -> Fit:
         """What fits in the cache under its current scheme."""
 

@@ -238,6 +238,9 @@ class ModelRunner:
     def transferred(self, *, wait: bool = False) -> list[TransferEnd]:
         return self._transfers.ended(wait=wait)
 
+    def follow(self, transfer: int) -> bool:
+        return self._transfers.follow(transfer)
+
     def _begin(self, step: Step) -> None:
         """Apply the step's changes and block copies."""
         self._tables.apply(step.tables)

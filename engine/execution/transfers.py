@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from engine.api.errors import EngineDead
 from engine.api.events import log
-from engine.kv.tiers.tier import DeviceBlocks, Tier, Transfer, TransferEnd, TransferOrder
+from engine.kv.tiers.tier import DeviceBlocks, DeviceCopy, Tier, Transfer, TransferEnd, TransferOrder
 
 
 class TransferRunner:
@@ -14,6 +15,7 @@ class TransferRunner:
         self._tiers, self._blocks = {tier.name: tier for tier in tiers}, blocks
         self._under_way: dict[int, Transfer] = {}
         self._failed: list[TransferEnd] = []  # failed before they started
+        self._followed: set[int] = set()
 
     def begin(self, order: TransferOrder) -> None:
         tier = self._tiers[order.tier]
@@ -30,8 +32,18 @@ class TransferRunner:
             except Exception as error:
                 self._failed.append(_failure(order.id, error))
 
+    def follow(self, id: int) -> bool:
+        """Have later steps wait for a transfer on the device. False if it cannot be, or not yet."""
+        transfer = self._under_way.get(id)
+        if follows := isinstance(transfer, DeviceCopy) and transfer.follow():
+            self._followed.add(id)
+        return follows
+
     def ended(self, *, wait: bool = False) -> list[TransferEnd]:
-        """Transfers that have ended since the last call. `wait`: wait for all in flight."""
+        """Transfers that have ended since the last call. `wait`: wait for all in flight.
+
+        Raises EngineDead if one failed that steps have followed: they have read wrong blocks.
+        """
         ends, self._failed = self._failed, []
         for id, transfer in list(self._under_way.items()):
             if wait or transfer.done():
@@ -39,7 +51,10 @@ class TransferRunner:
                 try:
                     ends.append(TransferEnd(id, transfer.result()))
                 except Exception as error:
+                    if id in self._followed:
+                        raise EngineDead(f"a copy failed that a step waited for: {error}") from error
                     ends.append(_failure(id, error))
+                self._followed.discard(id)
         return ends
 
     def reset(self) -> None:

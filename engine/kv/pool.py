@@ -64,7 +64,8 @@ class BlockPool:
         """Give `count` blocks to `owner`, at its indices from `place` on: free ones first, then LRU."""
         if not self.can_allocate(count):
             raise ValueError(f"cannot allocate {count} blocks: {self.available} of {self.size} are available")
-        taken = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
+        # In order, so that neighbors can be copied together.
+        taken = sorted(self._free.popleft() if self._free else self._evict() for _ in range(count))
         for at, block in enumerate(taken, place):
             self.refs[block] = 1
             self.left[block] = False

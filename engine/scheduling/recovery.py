@@ -45,15 +45,15 @@ def undo_step(scheduler: Scheduler, step: Step, error: NoMemory) -> Request | No
 
 def take_end(scheduler: Scheduler, end: TransferEnd) -> Moving:
     """Handle the end of a store or load. Blocks that failed to load are recomputed."""
-    waiting = set(scheduler.transfers.loading)
-    moving = scheduler.transfers.end(end)
-    request, tier = moving.request, moving.order.tier
-    if moving.order.kind == "load" and request is not None and request.id in waiting:
-        if end.error:
-            scheduler.start_over(request, f"loading its blocks from {tier} failed; will be recomputed")
-            scheduler.waiting.push(request)
-        else:
-            scheduler.report_start(request, swapped=True)
+    transfers = scheduler.transfers
+    request = transfers.awaited_by(transfers.in_flight[end.id])
+    moving = transfers.end(end)
+    if request is not None and end.error:
+        why = f"loading its blocks from {moving.order.tier} failed; will be recomputed"
+        scheduler.start_over(request, why)
+        scheduler.waiting.push(request)
+    elif request is not None:
+        scheduler.report_start(request, swapped=True)
     return moving
 
 
@@ -67,10 +67,9 @@ def compute_late(scheduler: Scheduler) -> list[Moving]:
     if rules.preemption == "swap":
         return []
     late, step = list[Moving](), scheduler.costs.recompute(rules.step_tokens)
-    for moving in transfers.in_flight.values():
+    for moving in tuple(transfers.loading.values()):
         request, tier = moving.request, moving.order.tier
-        if moving.order.kind != "load" or request is None or transfers.loading.get(request.id) is not request:
-            continue
+        assert request is not None
         waited, computing = now - request.since, scheduler.costs.recompute(request.launched)
         if waited > max(PATIENCE, computing) + step:
             transfers.leave(request)

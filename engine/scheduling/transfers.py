@@ -26,7 +26,7 @@ class Transfers:
         self._kv, self._rules, self._costs = kv, rules, costs
         self.orders: list[TransferOrder] = []  # to be sent, in this order
         self.in_flight: dict[int, Moving] = {}
-        self.loading: dict[int, Request] = {}  # neither queued nor running
+        self.loading: dict[int, Moving] = {}  # by request, neither queued nor running: what it waits for
         self.loaded: list[Request] = []  # their blocks are loaded; they wait for a slot
         self._ids = itertools.count()
         self.residence = Residence()
@@ -45,7 +45,7 @@ class Transfers:
     @property
     def incoming(self) -> tuple[Request, ...]:
         """Requests that have blocks but do not run yet."""
-        return (*self.loading.values(), *self.loaded)
+        return (*filter(None, map(self.awaited_by, self.loading.values())), *self.loaded)
 
     @property
     def freeing(self) -> int:
@@ -210,7 +210,9 @@ class Transfers:
             if not self._rules.prefix_cache or kv.window is not None:
                 names = ()
         elif moving := self.in_flight.get(stored.transfer):  # they are still on the device
-            return FoundBlocks(moving.blocks[: kv.blocks_for(request.launched)], request.launched)
+            whole = kv.pool.block_size if kv.keeps_state else 1  # a step would change a state that is copied
+            tokens = request.launched // whole * whole
+            return FoundBlocks(moving.blocks[: kv.blocks_for(tokens)], tokens)
         else:
             again = self._rules.prefix_cache and kv.window is None and request.epoch == kv.epoch
             hits, names = kv.find(request) if again else [], stored.names[: kv.blocks_for(request.launched)]
@@ -271,8 +273,7 @@ class Transfers:
             pool.share(blocks)
             self.residence.retain(found.tier, found.names)
             order = self._order("load", found.tier, found.names, tuple(blocks))
-            self.in_flight[order.id] = Moving(order, blocks, request)
-            self.loading[request.id] = request
+            self.in_flight[order.id] = self.loading[request.id] = Moving(order, blocks, request)
         self.release(request)
         return not found.names
 
@@ -281,6 +282,7 @@ class Transfers:
     def end(self, end: TransferEnd) -> Moving:
         """Handle the end of a store or load: release the blocks that the transfer held."""
         moving = self.in_flight.pop(end.id)
+        waits = self.awaited_by(moving)
         order, loads = moving.order, moving.order.kind == "load"
         if not end.error:
             rank = self._ranks[order.tier]
@@ -297,13 +299,17 @@ class Transfers:
         if loads:
             assert moving.request is not None
             self._release(order.tier, order.names)
-            waits = self.loading.pop(moving.request.id, None)
-            if waits is not None and not end.error:
+            if waits is not None and self.leave(waits) and not end.error:
                 self.loaded.append(waits)
         else:
             self._settle(order.tier, self.residence.stored(order.tier, order.names))
             self.sending.end(end)
         return moving
+
+    def awaited_by(self, moving: Moving) -> Request | None:
+        """The request that waits for this transfer."""
+        request = moving.request
+        return request if request is not None and self.loading.get(request.id) is moving else None
 
     def saved(self, request: Request) -> float:
         """At least how many seconds loading blocks saved the request, by what is measured now."""

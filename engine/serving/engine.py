@@ -13,7 +13,7 @@ from engine.api.events import Bus, log
 from engine.api.params import SamplingParams
 from engine.api.request import Finish, Request
 from engine.api.snapshot import Change, Snapshot, Speeds, Switch
-from engine.execution.protocol import Runner, StepResult
+from engine.execution.protocol import Runner
 from engine.grammar.grammars import Grammars
 from engine.scheduling import forks, recovery
 from engine.scheduling.policy import set_latency_target
@@ -21,7 +21,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 from engine.serving import transfers
 from engine.serving.adapters import AdapterRegistry
-from engine.serving.flight import Flight
+from engine.serving.flight import Flight, StepCosts
 from engine.serving.info import EngineInfo
 from engine.serving.lifecycle import Lifecycle
 from engine.serving.limits import Limits, check_fork, check_order, check_room
@@ -59,7 +59,7 @@ class Engine:
         self.error, self.warmed = "", 1.0  # why the engine is dead, or ""; the finished share of a warm-up
         self._number = itertools.count(first_request).__next__
         self.outputs = OutputProcessor(scheduler, self.meters, bus, self.clock, self._number, limits.stop_ids)
-        self._seeds, self._committed_at = random.Random(seed), 0.0
+        self._seeds, self._costs = random.Random(seed), StepCosts(scheduler)
         self._flights: deque[Flight] = deque()
         self._recording, self.adapters = EngineRecording(scheduler), AdapterRegistry(scheduler, info.model)
         self._switches, self._lifecycle = Switches(scheduler, runner), Lifecycle(scheduler)
@@ -248,15 +248,16 @@ class Engine:
             self._drain()
             self._lifecycle.turn(self.runner)
             return True
-        moving = self.scheduler.transfers
+        moving, follows = self.scheduler.transfers, False
         if moving.in_flight:
             transfers.take_ends(self.scheduler, self.runner)
+            follows = not self._flights and transfers.follow(self.scheduler, self.runner)
         began = self.clock()
         step = self.scheduler.schedule()
         scheduled = self.clock()
         if sends := bool(moving.orders):
             transfers.send_orders(self.scheduler, self.runner)
-        flight = self._launch(step, scheduled - began) if step else None
+        flight = self._launch(step, scheduled - began, follows) if step else None
         before = len(self._flights)
         self._flights.extend([flight] if flight else ())
         self._commit_flights(keep=self.scheduler.rules.ahead if flight else max(0, before - 1))
@@ -275,7 +276,7 @@ class Engine:
         while len(self._flights) > keep:
             self._commit(self._flights.popleft())
 
-    def _launch(self, step: Step, scheduling: float) -> Flight | None:
+    def _launch(self, step: Step, scheduling: float, follows: bool) -> Flight | None:
         began = self.clock()
         try:
             handle = self.runner.launch(step)
@@ -284,7 +285,7 @@ class Engine:
         except Exception as error:
             self._step_failed(step, error)
         else:
-            return Flight(step, handle, scheduling, self.clock() - began)
+            return Flight(step, handle, scheduling, self.clock() - began, follows)
         return None
 
     def _supply(self, flight: Flight) -> None:
@@ -308,21 +309,13 @@ class Engine:
             self._step_failed(step, error)
             return
         now, prefill = self.clock(), step.prefill
-        self._record_cost(step, result, prefill, now)
+        behind = self._flights[0].step if self._flights else None
+        self._costs.observe(flight, prefill, result.seconds, now, behind)
         self.outputs.take(step, result, now)
         spent = (flight.scheduling, flight.launching, now - began, self.clock() - now)
         self.meters.step(now, step, prefill, spent)
         if blocks := self.meters.evicted(now, self.scheduler.pool.evictions):
             self.bus.emit(events.Evicted(step.number, now, blocks))
-
-    def _record_cost(self, step: Step, result: StepResult, prefill: int, now: float) -> None:
-        """Report what this step cost to the scheduler. It may have waited for the step before."""
-        begun, self._committed_at = max(self._committed_at, now - result.seconds), now
-        scheduler, behind = self.scheduler, self._flights[0].step if self._flights else None
-        scheduler.costs.observe_step(prefill, now - begun)
-        scheduler.pace.observe(step, prefill, now - begun, behind)
-        if not prefill and len(step.rows):
-            scheduler.speculator.observe_step(step, now - begun)
 
     def record(self, path: Path) -> None:
         """Record everything an idle engine's runner receives, and its tokens, to a new file until stopped.

@@ -22,7 +22,7 @@ def send_orders(scheduler: Scheduler, runner: Runner) -> None:
 
 def pause(scheduler: Scheduler) -> float:
     """Seconds until the next poll: in time with how long a load takes, so that polling adds little to it."""
-    began = max((request.since for request in scheduler.transfers.loading.values()), default=-math.inf)
+    began = max((request.since for request in scheduler.transfers.incoming), default=-math.inf)
     return min(POLL, max(POLL / 10, (scheduler.clock() - began) / 16))
 
 
@@ -37,6 +37,20 @@ def take_ends(scheduler: Scheduler, runner: Runner, *, wait: bool = False) -> No
     for moving in compute_late(scheduler):
         assert moving.request is not None
         _report(scheduler, moving, moving.request.waited, "slower than computing them again")
+
+
+def follow(scheduler: Scheduler, runner: Runner) -> bool:
+    """Start requests whose last blocks are being copied, if the runner's next steps wait for these.
+
+    So a step is launched while its blocks arrive. Only if nothing runs, because all steps would wait.
+    """
+    waiting = () if scheduler.running else tuple(scheduler.transfers.loading.values())
+    near = [moving.request for moving in waiting if moving.request and runner.follow(moving.order.id)]
+    for request in near:
+        scheduler.transfers.leave(request)
+        scheduler.transfers.loaded.append(request)
+        scheduler.report_start(request, swapped=True)
+    return bool(near)
 
 
 def _report(scheduler: Scheduler, moving: Moving, seconds: float, error: str) -> None:

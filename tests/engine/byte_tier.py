@@ -28,15 +28,36 @@ class DelayedTransfer:
         return 0.001
 
 
+@dataclass
+class DelayedCopy(DelayedTransfer):
+    """One of the device: steps that follow it find the blocks, although `looks` polls do not."""
+
+    near: int  # how many looks before its end a step can follow
+    queue: Callable[[Callable[[], None]], None]  # the device's, with the steps
+    followed: bool = False
+
+    def follow(self) -> bool:
+        if not self.followed and self.looks <= self.near:
+            self.followed = True
+            self.queue(self.work)
+        return self.followed
+
+    def result(self) -> float:
+        return 0.001 if self.followed else super().result()
+
+
 class ByteTier(Tier):
     name = "bytes"
 
-    def __init__(self, size: int = 100, looks: int = 0, fails: Callable[[], str] = lambda: "") -> None:
+    def __init__(
+        self, size: int = 100, looks: int = 0, fails: Callable[[], str] = lambda: "", near: int | None = None
+    ) -> None:
         """`fails` is called for each store and load. It returns "begin" or "end" to fail there, or "" to
-        succeed.
+        succeed. `near`: how many looks before the end of a load a step can follow it.
         """
         self._size, self.cost = size, MeasuredCost()
-        self.looks, self._fails = looks, fails
+        self.looks, self._fails, self.near = looks, fails, near
+        self.queue: Callable[[Callable[[], None]], None] = lambda work: work()
         self._kept: dict[BlockName, np.ndarray] = {}
         self._coming: set[BlockName] = set()  # of stores in flight
         self.moved: list[tuple[str, int]] = []  # the kind of each finished transfer, and its number of blocks
@@ -84,7 +105,9 @@ class ByteTier(Tier):
             work()
             self.moved.append((kind, len(names)))
 
-        return DelayedTransfer(moved, self.looks)
+        if kind == "store" or self.near is None or failure:
+            return DelayedTransfer(moved, self.looks)
+        return DelayedCopy(moved, self.looks, self.near, self.queue)
 
     def release(self, names: Sequence[BlockName]) -> None:
         for name in names:

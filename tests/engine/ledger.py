@@ -70,8 +70,9 @@ class LedgerBlocks:
     def write(self, data: np.ndarray, at: int = 0) -> None:
         self._cells[list(self.numbers[at : at + len(data)])] = np.ascontiguousarray(data).view(np.int64)
 
-    def move(self, work: Callable[[], None]) -> Transfer:
-        work()
+    def move(self, *works: Callable[[], None]) -> Transfer:
+        for work in works:
+            work()
         return CompletedTransfer(0.0001 * len(self.numbers))
 
 
@@ -86,8 +87,7 @@ class LedgerSpace:
     def host_ready(self, *, wait: bool = False) -> int:
         return self.host_blocks
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
     def swap_out(self, pairs: Pairs) -> None:
         for block, host in pairs:
@@ -121,6 +121,7 @@ class LedgerRunner:
         self.size = cells.shape[1] - STATE * keeps_state
         self.tables, self.cells = TableMirror(*tables.grid.shape), cells
         self.transfers = TransferRunner(tiers, lambda numbers: LedgerBlocks(cells, numbers))
+        self.follow = self.transfers.follow
         self.last = np.full(len(tables.grid), EMPTY, np.int64)
         self.sampling: dict[int, SlotSampling] = {}
         self.compiled: list[StepKind] = []
@@ -154,8 +155,7 @@ class LedgerRunner:
         end, scores = 0, list[BlockScores]()
         for row in step.rows:
             self.skipped[row.slot] = row.skipped
-            tokens = step.ids[end : end + row.length].tolist()
-            end += row.length
+            tokens = step.ids[end : (end := end + row.length)].tolist()
             if self.requests is not None:
                 self._check(row, tokens, self.requests[row.request])
             if row.drafted:

@@ -6,7 +6,7 @@ its steps. Each rank has its own tiers, which get the same orders.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -46,6 +46,14 @@ class Transfer(Protocol):
         """Wait for the end and return the seconds it took. Raises if it failed."""
 
 
+@runtime_checkable
+class DeviceCopy(Transfer, Protocol):
+    """A transfer that only the device still works on, so it can no longer fail alone."""
+
+    def follow(self) -> bool:
+        """Have the device start later steps after its end. False: too much is left to copy for that."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompletedTransfer:
     """A transfer that completed immediately."""
@@ -74,8 +82,10 @@ class DeviceBlocks(Protocol):
         Callable from any thread.
         """
 
-    def move(self, work: Callable[[], None]) -> Transfer:
-        """Run work that moves blocks on the device; on a GPU, on a separate stream."""
+    def move(self, *works: Callable[[], None]) -> Transfer:
+        """Run works that move blocks on the device, one after the other; on a GPU, on a separate stream, and
+        steps can follow once the last one has begun.
+        """
 
 
 class Tier(Protocol):

@@ -169,6 +169,10 @@ class LoggedRunner:
             self._recording.transferred(end)
         return ends
 
+    def follow(self, transfer: int) -> bool:
+        """No: a replay may run on a device that cannot, or be slower to copy."""
+        return False
+
     def close(self) -> None:
         self._recording.close()
 

@@ -9,11 +9,12 @@ from engine.api.events import Event, Transferred
 from engine.api.params import SamplingParams
 from engine.api.request import Request
 from engine.kv.pool import BlockPool
+from engine.kv.tiers.host import HostTier
 from engine.kv.tiers.tier import BlockName
 from engine.scheduling.residence import Residence
 from engine.serving.engine import Engine
 from tests.engine.byte_tier import ByteTier
-from tests.engine.ledger import alone, drain, ledger_engine
+from tests.engine.ledger import LedgerBlocks, LedgerSpace, alone, drain, ledger_engine
 from tests.outputs import Output
 
 LONG = 64  # tokens of a prompt: four blocks
@@ -171,7 +172,7 @@ def test_blocks_held_for_a_copy_keep_their_turn_to_be_evicted(copied: bool) -> N
     assert [block for block, _ in pool.oldest(4)] == (order[2:] if copied else order)
     assert pool.ready == 2 * copied
     pool.check({}, [])
-    assert pool.allocate(4, owner=2) == order
+    assert [pool.allocate(1, owner=2) for _ in order] == [[block] for block in order]
 
 
 def test_a_block_forgotten_while_it_was_held_is_free() -> None:
@@ -230,3 +231,22 @@ def test_tokens_of_a_reply_prefix_do_not_count_as_hits_of_the_prompt() -> None:
     engine.submit(prompt(0), SamplingParams(max_tokens=60, seed=0), Output(), reply_prefix=reply[:50])
     drain(engine)
     assert engine.snapshot().prefix_hit_rate == 0.5, "the first request found nothing, the second one all"
+
+
+def test_blocks_that_are_neighbors_move_together() -> None:
+    """Blocks are freed in any order, but taken in order, and neighbors are neighbors in host memory."""
+    pairs: list[list[tuple[int, int]]] = []
+    space = LedgerSpace(12, 12, 16)
+    space.swap_out = space.swap_in = lambda given: pairs.append(list(given))
+    pool, tier = BlockPool(12, 16), HostTier(space)
+    names = [bytes([at]) for at in range(8)]
+    for _ in range(3):
+        blocks = pool.allocate(8, owner=1)
+        assert blocks == sorted(blocks)
+        tier.store(names, LedgerBlocks(space.cells, tuple(reversed(blocks))))
+        assert [block for block, _ in pairs[-1]] == blocks
+        assert [place for _, place in pairs[-1]] == list(range(8))
+        tier.load(names, LedgerBlocks(space.cells, tuple(reversed(blocks))))
+        assert pairs[-1] == [(place, block) for block, place in pairs[-2]]
+        pool.free(blocks)
+        tier.release(names[::-2] + names[::2])

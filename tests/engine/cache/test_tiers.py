@@ -170,6 +170,22 @@ def test_a_request_that_resumes_during_its_store_keeps_its_blocks() -> None:
     assert sum(step.tokens for step in engine.runner.steps) == PROMPT + 30 - 1, "a token was computed twice"
 
 
+def test_a_state_is_stored_as_it_was_when_its_request_was_preempted() -> None:
+    """The request goes on during the store, and another one with the same tokens loads the block."""
+    tier = ByteTier(looks=6)
+    engine, events = engine_over(tier, keeps_state=True)
+    outputs = []
+    for _ in range(2):
+        id, recorded = ask(engine)
+        turn(engine)
+        engine.preempt(id)
+        drain(engine)
+        outputs.append(recorded)
+        tier.looks = 0
+    assert [recorded.tokens for recorded in outputs] == [reply()] * 2
+    assert [(each.load, each.blocks) for each in events][-1] == (True, 1)
+
+
 @pytest.mark.parametrize("kind", ["store", "load"])
 @pytest.mark.parametrize("when", ["begin", "end"])
 def test_blocks_of_a_failed_transfer_are_computed_again(kind: str, when: str) -> None:

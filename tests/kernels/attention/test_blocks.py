@@ -93,6 +93,44 @@ def test_to_the_host_and_back(scheme: KvSchemeName) -> None:
 
 
 @pytest.mark.cuda
+def test_work_that_follows_a_load_finds_its_blocks() -> None:
+    """The host launches it while the copy waits for something long, and waits for neither."""
+    from engine.execution.cache_blocks import OnStream, blocks_of, mover_on
+
+    device = torch.device("cuda")
+    ours = store("none", "cuda")
+    ours.mover = mover_on(device)
+    expected = [each[:2].cpu() for layer in ours.layers for each in layer.tensors()]
+    blocks = blocks_of(ours, device)
+    blocks((0, 1)).move(lambda: ours.swap_out([(0, 3), (1, 4)])).result()
+    ours.copy([(2, 0), (2, 1)])
+
+    def long() -> None:
+        torch.cuda._sleep(3 * 10**8)
+
+    def late() -> None:
+        long()
+        ours.swap_in([(3, 0), (4, 1)])
+
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        load = blocks((0, 1)).move(long, late)
+        assert isinstance(load, OnStream)
+        too_early = load.follow()
+        while not load.follow():
+            pass
+        found = [each[:2].clone() for layer in ours.layers for each in layer.tensors()]
+        ended = load.done()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert (too_early, ended) == (False, False)
+    assert load.result() > 0
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine.cpu(), theirs)
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("scheme", KV_SCHEMES)
 def test_whole_blocks_are_read_and_written_as_bytes(scheme: KvSchemeName) -> None:
     from engine.execution.cache_blocks import blocks_of

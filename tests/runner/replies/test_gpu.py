@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from engine.api.params import SPECULATION, SamplingParams
 from engine.execution.cuda.graphs import DecodeSteps
+from engine.execution.runner import ModelRunner
 from engine.scheduling.step import Rows
 from engine.serving.warm_up import WarmUp
 from tests.outputs import Outputs
@@ -226,6 +227,30 @@ def test_a_thread_runs_an_engine_on_another_gpu_than_its_first(llama: Path) -> N
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(reply).result() == alone(llama, PROMPT).reply
+
+
+@pytest.mark.parametrize("kv", ["none", "int8"])
+def test_a_step_that_is_launched_while_its_blocks_arrive_gives_the_same_reply(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, kv: str
+) -> None:
+    followed, usual = list[bool](), ModelRunner.follow
+
+    def follow(runner: ModelRunner, transfer: int) -> bool:
+        followed.append(usual(runner, transfer))
+        return followed[-1]
+
+    monkeypatch.setattr(ModelRunner, "follow", follow)
+    engine = engine_on(
+        llama, device="cuda", kv_scheme=kv, blocks=16, host_blocks=64, preemption="swap", prefix_cache=True
+    )
+    replies = []
+    for _ in range(4):
+        _, output = ask(engine, [1, *range(30, 120), *range(30, 120)])
+        drain(engine)
+        replies.append(output.reply)
+        engine.scheduler.pool.forget_all()
+    assert any(followed), "no step was launched while its blocks arrived"
+    assert replies == replies[:1] * 4
 
 
 def test_engines_on_two_threads_capture_their_own_graphs(llama: Path) -> None:

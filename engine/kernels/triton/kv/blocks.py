@@ -8,7 +8,6 @@ wait, and later launches find the blocks moved.
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WORD = 8  # bytes; the size of any tensor's block is a multiple of it
+from engine.kernels.places import Places
+
 TURN = 1024  # words
 SWAPPING = 8  # programs of a swap
 
@@ -34,28 +34,6 @@ def _move(table, pairs, count, TENSORS: tl.constexpr, TURN: tl.constexpr):
         for begin in range(0, words, TURN):
             at = begin + tl.arange(0, TURN)
             tl.store(target + at, tl.load(source + at, mask=at < words), mask=at < words)
-
-
-class Places(NamedTuple):
-    """Where the blocks of some tensors lie; of each tensor one number in words, and its address in bytes."""
-
-    addresses: np.ndarray
-    words: np.ndarray  # of a block
-    strides: np.ndarray  # from one block to the next
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> "Places":
-        """Of tensors [blocks, ...], each block without gaps."""
-        addresses = [each.data_ptr() for each in tensors]
-        words = [each.nbytes // (len(each) * WORD) for each in tensors]
-        strides = [each.stride(0) * each.element_size() // WORD for each in tensors]
-        return cls(*(np.array(each, np.int64) for each in (addresses, words, strides)))
-
-    def in_rows(self, rows: Tensor) -> "Places":
-        """Of rows of bytes [blocks, bytes per block] that hold these tensors' blocks one after the other."""
-        starts = np.cumsum(self.words) - self.words
-        strides = np.full_like(self.words, rows.shape[1] // WORD)
-        return Places(rows.data_ptr() + WORD * starts, self.words, strides)
 
 
 def move(
