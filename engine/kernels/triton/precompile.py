@@ -17,6 +17,7 @@ from triton.runtime._async_compile import FutureKernel, active_mode
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+import engine.kernels.triton.launchers  # noqa: F401  threads and processes build launchers
 from engine.early import short_turns
 
 T = TypeVar("T")
