@@ -244,7 +244,9 @@ class ApartFleet(Fleet):
             case Finished(request=request, at=at, tokens=tokens):
                 if (first := self._firsts.pop(request, None)) is not None and tokens > 1:
                     self.pace.gap = running_mean(self.pace.gap, (at - first) / (tokens - 1))
-            case Died() | Restarting():
+            case Died(error=error) | Restarting(error=error):
+                for remote in [each for each in self._remote.values() if each.source.replica == replica]:
+                    self._proceed(remote, error=error)  # it may have ended before its blocks were sent
                 for known in (self._remote, self._early, self._firsts):
                     for request in [each for each in known if each // NUMBERS == replica]:
                         del known[request]

@@ -6,8 +6,9 @@ import random
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -20,16 +21,19 @@ from engine.api.events import (
     BlocksSent,
     Event,
     Finished,
+    Handler,
     PromptRouted,
     PromptSent,
     Queued,
     RequestEvent,
+    Restarting,
     TierProblem,
     Transferred,
 )
 from engine.api.params import SamplingParams
 from engine.api.places import ExchangePlace
 from engine.api.request import Finish
+from engine.distributed.memory import anonymous
 from engine.fleet.apart import ApartFleet, Pace
 from engine.fleet.fleet import NUMBERS
 from engine.fleet.local import start_apart_fleet
@@ -262,6 +266,35 @@ def test_in_bfloat16_replies_are_those_after_a_hit_in_the_prefix_cache(tmp_path:
     finally:
         made.fleet.close()
         one.close()
+
+
+class Ending(EngineThread):
+    """An engine that ends before it can report that a prompt's blocks were sent."""
+
+    def subscribe(self, handler: Handler) -> Callable[[], None]:
+        def passed(event: Event) -> None:
+            sent = isinstance(event, BlocksSent)
+            handler(Restarting(event.step, event.at, "it was killed", 60.0) if sent else event)
+
+        return super().subscribe(passed)
+
+
+def test_an_engine_that_ends_between_a_prompt_and_its_blocks_costs_no_reply(alone: EngineThread) -> None:
+    memory = anonymous(2**27)
+    places = [str(ExchangePlace(f"/proc/self/fd/{memory}", 1, own)) for own in (0, None)]
+    first, second = (
+        start(replace(config(), exchange=place, first_request=number * NUMBERS))
+        for number, place in enumerate(places)
+    )
+    made = Apart(ApartFleet({0: Ending(first)}, {1: EngineThread(second)}, lambda: os.close(memory)))
+    try:
+        stream = made.fleet.submit(prompt(650, 100), GREEDY)
+        assert becomes(lambda: made.of(PromptSent, stream.id)), "it waits for blocks that nobody sends"
+        assert made.sent(stream.id).error == "it was killed"
+        assert stream.result().tokens == alone.submit(prompt(650, 100), GREEDY).result().tokens
+        assert not made.fleet._remote
+    finally:
+        made.fleet.close()
 
 
 def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, alone: EngineThread) -> None:
