@@ -44,10 +44,9 @@ def _ask(function: str, *arguments: Any) -> None:
 
 @contextmanager
 def _entered(device: torch.device) -> Iterator[None]:
-    """Make the device's context current on this thread."""
+    """Make the device's context current on this thread, without waiting: another one may capture a graph."""
     with torch.cuda.device(device):
-        torch.empty(1, device=device)
-        torch.cuda.synchronize(device)
+        torch.cuda.mem_get_info(device)
         yield
 
 
@@ -107,7 +106,7 @@ def opened_bytes(handle: bytes, nbytes: int, device: torch.device) -> Tensor:
 
 
 def _give_back(address: int, device: torch.device) -> None:
-    with suppress(EngineError, RuntimeError), torch.cuda.device(device):  # a lost GPU has no memory
+    with suppress(EngineError, RuntimeError), _entered(device):  # a lost GPU has no memory
         closed(address)
 
 

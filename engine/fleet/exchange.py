@@ -90,11 +90,14 @@ class GpuPeers:
 
 
 def _lent(device: torch.device, nbytes: int) -> Lent | None:
+    memory: DeviceMemory | None = None
     try:
         memory = DeviceMemory(nbytes, device)
         return Lent(memory.bytes, nbytes, memory.handle())
     except (EngineError, OSError, RuntimeError) as error:
         log.warning("blocks are sent through host memory: %d bytes of %s: %s", nbytes, device, error)
+        if memory is not None:
+            memory.close()
         return None
 
 

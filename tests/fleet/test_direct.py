@@ -1,18 +1,22 @@
 """Which engines send blocks from GPU to GPU: what they are told, what they lend, and how others open it."""
 
+import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from engine.api.config import EngineConfig
+from engine.api.config import KV_SCHEMES, EngineConfig, KvSchemeName, LayerSpec
 from engine.api.errors import BadInput, EngineError
 from engine.api.places import ExchangePlace
-from engine.fleet.exchange import GpuPeers, lent_bytes, why_not_direct
+from engine.distributed.memory import anonymous
+from engine.execution.cache_blocks import blocks_of
+from engine.fleet.exchange import GpuPeers, exchange_tier, lent_bytes, why_not_direct
 from engine.fleet.local import start_apart_fleet
 from engine.host.process import EngineProcess
+from engine.kv.store import KVStore, bits
 from tests.waiting import becomes
 
 HERE = torch.device("cuda", 0)
@@ -101,6 +105,71 @@ def test_without_gpu_memory_blocks_go_through_the_host(
     monkeypatch.setattr("engine.fleet.exchange.DeviceMemory", full)
     assert GpuPeers(HERE, 64).lent is None
     assert "64 bytes of cuda:0: cuMemAlloc_v2: error 2" in caplog.text
+
+
+def test_memory_that_cannot_be_lent_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Private:
+        bytes, freed = torch.zeros(8), 0
+
+        def handle(self) -> bytes:
+            raise EngineError("cuIpcGetMemHandle: error 801, CUDA_ERROR_NOT_SUPPORTED")
+
+        def close(self) -> None:
+            self.freed += 1
+
+    memory = Private()
+    monkeypatch.setattr("engine.fleet.exchange.DeviceMemory", lambda nbytes, device: memory)
+    assert (GpuPeers(HERE, 64).lent, memory.freed) == (None, 1)
+
+
+class OnCpu:
+    """Main memory in place of a GPU's, by handle."""
+
+    lent: ClassVar[dict[bytes, torch.Tensor]] = {}
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self.bytes = torch.zeros(nbytes, dtype=torch.uint8)
+
+    def handle(self) -> bytes:
+        handle = f"{len(self.lent):064}".encode()
+        self.lent[handle] = self.bytes
+        return handle
+
+
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
+def test_blocks_of_a_cache_travel_in_lent_memory(
+    monkeypatch: pytest.MonkeyPatch, scheme: KvSchemeName
+) -> None:
+    monkeypatch.setattr("engine.fleet.exchange.DeviceMemory", OnCpu)
+    monkeypatch.setattr("engine.fleet.exchange.opened_bytes", lambda handle, *_: OnCpu.lent[handle])
+    memory, cpu = anonymous(2**20), torch.device("cpu")
+    spec = LayerSpec(heads=4, kv_heads=2, key_dim=16, value_dim=16, scale=1.0)
+    stores = [
+        KVStore(
+            [spec] * 2, blocks=8, block_size=16, host_blocks=0, dtype=torch.float32, device=cpu, scheme=scheme
+        )
+        for _ in range(2)
+    ]
+    for tensor in (bits(each) for layer in stores[0].layers for each in layer.tensors()):
+        tensor.view(torch.uint8).random_(0, 255)
+    try:
+        sender, reader = (
+            exchange_tier(str(ExchangePlace(f"/proc/self/fd/{memory}", 1, own, (0, 1))), store, device)
+            for own, store, device in zip((0, None), stores, (HERE, torch.device("cuda", 1)), strict=True)
+        )
+    finally:
+        os.close(memory)
+    names = [bytes([number]) * 32 for number in range(3)]
+    out = sender.store(names, blocks_of(stores[0], cpu)((1, 7, 3)))
+    assert reader.holds(names) == 0, "the copy has not been seen to end"
+    out.result()
+    assert sender.way == "gpu"
+    assert becomes(lambda: reader.holds(names) == 3)
+    reader.load(names, blocks_of(stores[1], cpu)((5, 2, 0))).result()
+    for mine, theirs in zip(*(each.layers for each in stores), strict=True):
+        for one, other in zip(mine.tensors(), theirs.tensors(), strict=True):
+            sent, found = bits(one)[[1, 7, 3]], bits(other)[[5, 2, 0]]
+            assert torch.equal(sent.view(torch.uint8), found.view(torch.uint8))
 
 
 @pytest.mark.parametrize(
