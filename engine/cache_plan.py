@@ -9,6 +9,7 @@ from engine.api.errors import BadInput
 from engine.devices import free_host_memory, free_memory, host_memory, memory
 from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels
+from engine.fleet.exchange import lent_bytes
 from engine.kv.eviction import TokenBudget
 from engine.kv.store import KVStore
 from engine.kv.window import Window
@@ -41,6 +42,7 @@ def cache_budget(
         host_nbytes = round(config.kv_host * 1e9)
         if host_nbytes > (there := host_memory()):
             raise BadInput(f"kv_host: {config.kv_host:g} GB exceed the {there / 1e9:.1f} GB of memory")
+    free = max(0, free_memory(device) - lent_bytes(config.exchange, device))
     share = own / (own + draft_models.block_bytes(config.block_size, dtype))
     return CacheBudget(
         specs=specs,
@@ -51,7 +53,7 @@ def cache_budget(
         longest=longest,
         blocks=config.blocks,
         host_blocks=config.host_blocks if config.kv_budget is None else 0,
-        nbytes=int(free_memory(device) * memory_share(device) * share) // (1 if on_gpu else config.ranks),
+        nbytes=int(free * memory_share(device) * share) // (1 if on_gpu else config.ranks),
         host_nbytes=host_nbytes // config.ranks,
         host_beyond=config.kv_host is not None,
         most=None if on_gpu else full * min(_FULL_CONTEXTS, config.max_running),

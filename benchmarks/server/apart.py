@@ -3,8 +3,9 @@
 `long`: prompts of a Mooncake trace, `--rate` a second, among `--steady` replies that never pause. `burst`: a
 third of `--count` long prompts at once, without other replies. `short`: prompts of 32 tokens, where there is
 nothing to take away from the replies. `check`: the same replies as after a hit in a replica's prefix cache.
-All engines are started first, two on each device, and the two fleets take turns, with the same requests.
-On GPUs, with random weights: `--device auto --shape 8B --scale 1 --longest 32000`.
+All engines are started first, one of each fleet on each device, and the fleets take turns, with the same
+requests. On GPUs, with random weights: `--device auto --shape 8B --scale 1 --longest 32000`.
+`--ways gpu host` compares blocks that go from GPU to GPU with blocks that go through host memory.
 """
 
 import json
@@ -20,8 +21,9 @@ from pathlib import Path
 
 from engine.api.commands import Abort, Submit
 from engine.api.config import EngineConfig
-from engine.api.events import Delta, Event, FirstToken, PromptSent
+from engine.api.events import Delta, Event, FirstToken, PromptSent, Transferred
 from engine.api.params import SamplingParams
+from engine.api.snapshot import EXCHANGE, GPU
 from engine.fleet.fleet import Fleet
 from engine.fleet.local import shares, start_apart_fleet, start_fleet
 from engine.host.process import EngineProcess
@@ -44,6 +46,7 @@ class _Load:
     gaps: list[float] = field(default_factory=list)  # between two tokens of a steady reply
     firsts: list[float] = field(default_factory=list)  # to the first token of each prompt
     sent: list[PromptSent] = field(default_factory=list)
+    loads: list[Transferred] = field(default_factory=list)  # of blocks that were sent
     seconds: float = 0.0  # until the last prompt's reply has ended
 
 
@@ -64,14 +67,17 @@ def run(
     shape: str = "",
     blocks: int = 2048,
     room: float = 0.25,
+    ways: tuple[str, ...] = (GPU,),
 ) -> None:
-    """`tokens`: of each prompt's reply. `room`: GB through which blocks are sent."""
+    """`tokens`: of each prompt's reply. `room`: GB through which blocks are sent. `ways`: a fleet for each of
+    them, gpu (where that is possible) or host.
+    """
     prompts = mooncake_prompts(Path(trace), share, longest, scale)[:count] if trace else []
     if not prompts and {"long", "burst"} & {*only}:
         print("long and burst need --trace FILE, such as mooncake_conversation_trace.jsonl", file=sys.stderr)
     with ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
-        fleets = _fleets(_config(folder, device, shape, blocks, longest + 1024), folder, room)
+        fleets = _fleets(_config(folder, device, shape, blocks, longest + 1024), folder, room, ways)
         for each in fleets.values():
             ends.callback(each.close)
         _prepare(fleets, [_random(number, min(2000, longest)) for number in range(2)])
@@ -91,16 +97,18 @@ def run(
 
 def check(bench: Bench, fleets: dict[str, Fleet], longest: int) -> None:
     """How many replies are those of a replica that finds the whole blocks in its prefix cache."""
-    replicas, apart = fleets.values()
+    replicas, *others = fleets.values()
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
-    equal = 0
+    equal = [0] * len(others)
     for number in range(_CHECKED):
         prompt = _random(1000 + number, longest * (1 + number) // (2 * _CHECKED))
         whole = (len(prompt) - 1) // 16 * 16
         replicas.submit(prompt[:whole], SamplingParams(max_tokens=1, temperature=0.0)).result()
-        found = [each.submit(prompt, params).result().tokens for each in (apart, replicas)]
-        equal += found[0] == found[1]
-    bench.note(f"equal replies of {_CHECKED}", equal, "replies")
+        expected = replicas.submit(prompt, params).result().tokens
+        for at, each in enumerate(others):
+            equal[at] += each.submit(prompt, params).result().tokens == expected
+    for name, count in zip([*fleets][1:], equal, strict=True):
+        bench.note(f"{name}, equal replies of {_CHECKED}", count, "replies")
 
 
 def _config(folder: Path, device: str, shape: str, blocks: int, context: int) -> EngineConfig:
@@ -113,16 +121,22 @@ def _config(folder: Path, device: str, shape: str, blocks: int, context: int) ->
     )
 
 
-def _fleets(config: EngineConfig, folder: Path, room: float) -> dict[str, Fleet]:
+def _fleets(config: EngineConfig, folder: Path, room: float, ways: tuple[str, ...]) -> dict[str, Fleet]:
     def replicas() -> Fleet:
         return start_fleet(shares(config, 2), EngineProcess, folder / "replica.log", 0)
 
-    def apart() -> Fleet:
-        return start_apart_fleet(shares(config, 2), 1, EngineProcess, folder / "apart.log", 0, room=room)
+    def apart(way: str) -> Fleet:
+        log, direct = folder / f"{way}.log", way == GPU
+        return start_apart_fleet(shares(config, 2), 1, EngineProcess, log, 0, room=room, direct=direct)
 
-    with ThreadPoolExecutor(2) as starting:
-        begun = {"2 replicas": starting.submit(replicas), "apart": starting.submit(apart)}
+    with ThreadPoolExecutor(1 + len(ways)) as starting:
+        begun = {"2 replicas": starting.submit(replicas)}
+        begun |= {_named(way, ways): starting.submit(apart, way) for way in ways}
         return {name: each.result() for name, each in begun.items()}
+
+
+def _named(way: str, ways: tuple[str, ...]) -> str:
+    return "apart" if len(ways) == 1 else f"apart, {way}"
 
 
 def _prepare(fleets: dict[str, Fleet], prompts: list[list[int]]) -> None:
@@ -133,10 +147,10 @@ def _prepare(fleets: dict[str, Fleet], prompts: list[list[int]]) -> None:
     sent = False
     for number in range(20):
         again = [[2 + number, *each] for each in prompts]
-        loads = [_round(each, again, 0.0, 0, 8) for each in fleets.values()]
+        _, *loads = [_round(each, again, 0.0, 0, 8) for each in fleets.values()]
         if sent:  # once more: the first one has compiled what the copies need
             return
-        sent = any(each.sent for each in loads[1].sent)
+        sent = all(any(each.sent for each in load.sent) and load.loads for load in loads)
         time.sleep(0.0 if sent else 0.5)
     print("apart: no blocks are sent", file=sys.stderr)
 
@@ -151,6 +165,8 @@ def _round(fleet: Fleet, prompts: list[list[int]], rate: float, steady: int, tok
             firsts[event.request] = event.seconds
         elif isinstance(event, PromptSent) and not event.error:
             load.sent.append(event)
+        elif isinstance(event, Transferred) and event.load and event.tier == EXCHANGE and not event.error:
+            load.loads.append(event)
 
     replies = [_Steady(fleet, number, load.gaps, stop) for number in range(steady)]
     for each in replies:
@@ -225,16 +241,29 @@ def _compare(
                 f"{case}, {name}, p{share * 100:g} of first tokens", _part(load.firsts, share) * 1e3, "ms"
             )
         bench.note(f"{case}, {name}, until the last reply", load.seconds, "s")
-    before, apart = rounds.values()
-    bench.note(f"{case}, prompts computed apart", len(apart.sent), "requests")
-    bench.note(f"{case}, blocks sent", sum(each.sent for each in apart.sent), "blocks")
-    bench.note(f"{case}, blocks there", sum(each.blocks - each.sent for each in apart.sent), "blocks")
-    if before.gaps:
-        for share in (0.5, 0.99):
-            ratio = _part(apart.gaps, share) / _part(before.gaps, share)
-            bench.note(f"{case}, p{share * 100:g} between tokens, apart / 2 replicas", ratio, "x")
-    ratio = _part(apart.firsts, 0.5) / _part(before.firsts, 0.5)
-    bench.note(f"{case}, p50 of first tokens, apart / 2 replicas", ratio, "x")
+    before, *_ = rounds.values()
+    for name, apart in [*rounds.items()][1:]:
+        _note_sent(bench, f"{case}, {name}", fleets[name], apart)
+        if before.gaps:
+            for share in (0.5, 0.99):
+                ratio = _part(apart.gaps, share) / _part(before.gaps, share)
+                bench.note(f"{case}, {name} / 2 replicas, p{share * 100:g} between tokens", ratio, "x")
+        ratio = _part(apart.firsts, 0.5) / _part(before.firsts, 0.5)
+        bench.note(f"{case}, {name} / 2 replicas, p50 of first tokens", ratio, "x")
+
+
+def _note_sent(bench: Bench, case: str, fleet: Fleet, load: _Load) -> None:
+    """What was sent, which way, and how fast it was loaded."""
+    bench.note(f"{case}, prompts computed apart", len(load.sent), "requests")
+    bench.note(f"{case}, blocks sent", sum(each.sent for each in load.sent), "blocks")
+    direct = sum(each.sent for each in load.sent if each.way == GPU)
+    bench.note(f"{case}, blocks sent from GPU to GPU", direct, "blocks")
+    bench.note(f"{case}, blocks there", sum(each.blocks - each.sent for each in load.sent), "blocks")
+    if load.loads:
+        shot = fleet.snapshot()
+        block = shot.block_size * sum(each for _, each in shot.reads.cache)
+        speeds = [each.blocks * block / each.seconds / 1e9 for each in load.loads if each.seconds]
+        bench.note(f"{case}, loads", speeds, "GB/s")
 
 
 def _part(values: list[float], share: float) -> float:

@@ -55,7 +55,7 @@ class EngineConfig:
     kv_disk: str | None = (
         None  # DIR:GB, where and how many blocks are kept after their requests; None: nowhere
     )
-    exchange: str | None = None  # PATH:SEGMENTS:OWN, memory to send blocks through; None: none are sent
+    exchange: str | None = None  # PATH:SEGMENTS:OWN:GPUS, memory to send blocks through; None: none are sent
     kv_scheme: KvSchemeName = "none"  # how the cache stores keys and values; none: as computed
     kv_window: int | None = None  # how many tokens back a token sees, plus the first few; None: all
     kv_budget: int | None = None  # how many tokens a request keeps in the cache; None: all
@@ -89,7 +89,8 @@ class EngineConfig:
         self._need("kv_disk", "DIR:GB", self.kv_disk is None or isinstance(self.kv_disk, str))
         if self.kv_disk is not None:
             DiskRoom.parse(self.kv_disk)
-        self._need("exchange", "PATH:SEGMENTS:OWN", self.exchange is None or isinstance(self.exchange, str))
+        exchange = self.exchange
+        self._need("exchange", "PATH:SEGMENTS:OWN:GPUS", exchange is None or isinstance(exchange, str))
         if self.exchange is not None:
             ExchangePlace.parse(self.exchange)
         found: object = self.adapters

@@ -123,6 +123,7 @@ class BlocksSent(RequestEvent):
     """The blocks of a request that was submitted with `sends` have reached the memory of other engines."""
 
     blocks: int  # those that were not there before
+    way: str = ""  # "gpu": from GPU to GPU; "host": through host memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +268,7 @@ class PromptSent(RequestEvent):
     sent: int  # those that were not at the request's replica
     seconds: float  # from the request's arrival
     error: str = ""
+    way: str = ""  # of the blocks sent, as in `BlocksSent`
 
 
 @dataclass(frozen=True, slots=True)

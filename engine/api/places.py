@@ -31,18 +31,21 @@ class ExchangePlace(NamedTuple):
     path: str
     segments: int  # one for each engine that sends
     own: int | None  # that of this engine
+    gpus: tuple[int, ...] = ()  # of all engines; blocks stay in their memory if they reach each other's
 
     @classmethod
     def parse(cls, text: str) -> "ExchangePlace":
-        """Read PATH:SEGMENTS:OWN, in which OWN may be missing. Raises BadInput."""
-        path, segments, own = [*text.rsplit(":", 2), "", ""][:3]
-        numbers = segments.isdecimal() and (own.isdecimal() or not own)
+        """Read PATH:SEGMENTS:OWN:GPUS, in which OWN and GPUS may be empty. Raises BadInput."""
+        path, segments, own, gpus = [*text.rsplit(":", 3), "", "", ""][:4]
+        listed = gpus.split(",") if gpus else []
+        numbers = all(each.isdecimal() for each in (segments, *listed)) and (own.isdecimal() or not own)
         if not (path and numbers and int(segments) > int(own or 0)):
-            raise BadInput(f"exchange must be PATH:SEGMENTS:OWN, not {text!r:.100}")
-        return cls(path, int(segments), int(own) if own else None)
+            raise BadInput(f"exchange must be PATH:SEGMENTS:OWN:GPUS, not {text!r:.100}")
+        return cls(path, int(segments), int(own) if own else None, tuple(map(int, listed)))
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.segments}:{'' if self.own is None else self.own}"
+        own = "" if self.own is None else self.own
+        return f"{self.path}:{self.segments}:{own}:{','.join(map(str, self.gpus))}"
 
 
 class AdapterPlace(NamedTuple):

@@ -128,6 +128,7 @@ def _nothing() -> np.ndarray:
 
 HOST = "host"  # the tier of host memory, which a snapshot has fields of its own for
 EXCHANGE = "exchange"  # the tier of memory through which the engines of a fleet send blocks
+GPU = "gpu"  # as the way of these blocks: from GPU to GPU; the other way is HOST
 
 
 def stored_in(rank: int) -> int:

@@ -1,13 +1,18 @@
 """Device memory that the processes of one machine share, from NVIDIA's driver.
 
-It belongs to the process that allocates it. Another process opens it by a handle of 64 bytes.
+It belongs to the process that allocates it. Another process opens it by a handle of 64 bytes. If the first
+process ends, the memory stays until all others have given it back.
 """
 
 import ctypes
-from typing import Any
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
+from torch import Tensor
 
+from engine.api.errors import EngineError
 from engine.kernels.driver import ask
 
 _LAZY_PEER_ACCESS = 1
@@ -23,58 +28,82 @@ class _OpenedHandle(ctypes.Structure):
     _fields_ = [("bytes", _Handle)]
 
 
-def _enter(device: torch.device) -> None:
-    """Make the device's context current on this thread."""
-    torch.empty(1, device=device)
-    torch.cuda.synchronize(device)
+@contextmanager
+def _entered(device: torch.device) -> Iterator[None]:
+    """Make the device's context current on this thread, without waiting: another one may capture a graph."""
+    with torch.cuda.device(device):
+        torch.cuda.mem_get_info(device)
+        yield
 
 
 class DeviceMemory:
     """Zeros on a GPU that other processes can open."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
-        _enter(device)
-        address = ctypes.c_uint64()
-        ask("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
-        self.address, self._nbytes = address.value, nbytes
-        self.words = torch.as_tensor(_Words(self), device=device)
-        self.words.zero_()
-        torch.cuda.synchronize(device)
+        """`nbytes`: a multiple of 8."""
+        with _entered(device):
+            address = ctypes.c_uint64()
+            ask("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
+            self.address, self._device = address.value, device
+            self.bytes = _Bytes(self.address, nbytes).tensor(device)
+            self.words = self.bytes.view(torch.int64)
+            self.words.zero_()
+            torch.cuda.synchronize(device)
 
     def handle(self) -> bytes:
         handle = _OpenedHandle()
-        ask("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self.address))
+        with _entered(self._device):
+            ask("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self.address))
         return ctypes.string_at(ctypes.byref(handle), HANDLE)
 
     def close(self) -> None:
         ask("cuMemFree_v2", ctypes.c_uint64(self.address))
 
-    def interface(self) -> dict[str, Any]:
-        shape, strides = (self._nbytes // 8,), None
-        return {
-            "shape": shape,
-            "strides": strides,
-            "typestr": "<i8",
-            "data": (self.address, False),
+
+class _Bytes:
+    """Memory that torch has not allocated. A tensor over it keeps this object."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self._address = address
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "strides": None,
+            "typestr": "|u1",
+            "data": (address, False),
             "version": 3,
         }
 
+    def tensor(self, device: torch.device) -> Tensor:
+        """The memory as the device's own, wherever it is."""
+        found = torch.as_tensor(self, device=device)
+        if found.data_ptr() != self._address:
+            raise EngineError(f"torch has copied the memory at {self._address:#x} instead of using it")
+        return found
 
-class _Words:
-    """What torch asks of foreign memory: 8-byte integers."""
 
-    def __init__(self, memory: DeviceMemory) -> None:
-        self.__cuda_array_interface__ = memory.interface()
+def opened_bytes(handle: bytes, nbytes: int, device: torch.device) -> Tensor:
+    """Another process's memory, as bytes that kernels on `device` see. It is given back after the last tensor
+    that uses it. `device`: with its number.
+    """
+    address = opened(handle, device)
+    memory = _Bytes(address, nbytes)
+    weakref.finalize(memory, _give_back, address, device).atexit = False
+    return memory.tensor(device)
+
+
+def _give_back(address: int, device: torch.device) -> None:
+    with suppress(EngineError, RuntimeError), _entered(device):  # a lost GPU has no memory
+        closed(address)
 
 
 def opened(handle: bytes, device: torch.device) -> int:
     """Return the address of another process's memory, as kernels on `device` see it."""
     if len(handle) != HANDLE:
         raise ValueError(f"a handle has {HANDLE} bytes, not {len(handle)}")
-    _enter(device)
     address, given = ctypes.c_uint64(), _OpenedHandle()
     ctypes.memmove(ctypes.byref(given), handle, HANDLE)
-    ask("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
+    with _entered(device):
+        ask("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
     return address.value
 
 
@@ -87,10 +116,11 @@ class MappedPages:
     """Memory of this process that kernels can access: whole pages."""
 
     def __init__(self, here: int, nbytes: int, device: torch.device) -> None:
-        _enter(device)
         self._here, seen = here, ctypes.c_uint64()
-        ask("cuMemHostRegister_v2", ctypes.c_void_p(here), ctypes.c_size_t(nbytes), ctypes.c_uint(_MAPPED))
-        ask("cuMemHostGetDevicePointer_v2", ctypes.byref(seen), ctypes.c_void_p(here), ctypes.c_uint(0))
+        size, flags = ctypes.c_size_t(nbytes), ctypes.c_uint(_MAPPED)
+        with _entered(device):
+            ask("cuMemHostRegister_v2", ctypes.c_void_p(here), size, flags)
+            ask("cuMemHostGetDevicePointer_v2", ctypes.byref(seen), ctypes.c_void_p(here), ctypes.c_uint(0))
         self.address = seen.value  # as kernels see it
 
     def close(self) -> None:

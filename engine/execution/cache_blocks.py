@@ -28,21 +28,21 @@ class Staging(Protocol):
 
 
 def mover_on(device: torch.device, swaps: SwapsBy = "staging") -> Mover:
-    """What copies blocks on a device, and to host memory and back; on a GPU without waiting."""
+    """What copies blocks on a device, to other memory and back; on a GPU without waiting."""
     if device.type != "cuda":
         return move_blocks
     # Imports Triton, which is only installed with a GPU.
     from engine.kernels.triton.kv.blocks import RowStaging, move
 
     def moved(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
-        if sources[0].is_cuda and targets[0].is_cuda:
+        if targets[0].is_cuda and not _in_rows(sources):
             move(sources, targets, pairs)
             return
         if swaps == "batch":
             copy_batch(Places.of(sources), Places.of(targets), pairs, torch.cuda.current_stream().cuda_stream)
             return
         if rest := pairs if swaps == "staging" else swap_runs(sources, targets, pairs):
-            swap(sources, targets, rest, RowStaging, out=sources[0].is_cuda)
+            swap(sources, targets, rest, RowStaging, out=not targets[0].is_cuda)
 
     return moved
 
@@ -62,13 +62,13 @@ def swap(
     *,
     out: bool,
 ) -> None:
-    """Copy blocks to host memory (`out`) or from there, by the GPU's copy engine: unlike a kernel, it takes
-    next to nothing from the steps. Blocks are gathered on the device, so that those that are neighbors in
-    host memory are one copy; all layers of a block lie together there.
+    """Copy blocks to host memory (`out`), or from there or another GPU, by the GPU's copy engine: unlike a
+    kernel, it takes next to nothing from the steps. Blocks are gathered on the device, so that those that are
+    neighbors in the other memory are one copy; all layers of a block lie together there.
     """
-    inner, host = (sources, targets) if out else (targets, sources)
-    rows = _rows(host)
-    found = sorted((pair[out], pair[not out]) for pair in pairs)  # (place in host memory, block)
+    inner, outer = (sources, targets) if out else (targets, sources)
+    rows = _rows(outer)
+    found = sorted((pair[out], pair[not out]) for pair in pairs)  # (place in the other memory, block)
     most = max(1, min(len(found), PIECE // rows.shape[1]))
     staged = torch.empty((most, rows.shape[1]), dtype=torch.uint8, device=inner[0].device)
     # Takes a while: the first copy begins before it.
@@ -102,10 +102,15 @@ class PlainStaging:
 def _rows(tensors: Sequence[Tensor]) -> Tensor:
     """The memory that these tensors divide among themselves: [blocks, bytes per block]."""
     first = tensors[0]
-    size = sum(each.nbytes for each in tensors) // len(first)
-    assert first.stride(0) * first.element_size() == size, "the layers of a block do not lie together"
-    whole = torch.empty(0, dtype=torch.uint8).set_(first.untyped_storage())
+    assert _in_rows(tensors), "the layers of a block do not lie together"
+    size = first.stride(0) * first.element_size()
+    whole = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage())
     return whole.as_strided((len(first), size), (size, 1), first.storage_offset() * first.element_size())
+
+
+def _in_rows(tensors: Sequence[Tensor]) -> bool:
+    """Whether all layers of a block lie together, as they do in any memory but the cache's own."""
+    return tensors[0].stride(0) * tensors[0].element_size() == sum(each[0].nbytes for each in tensors)
 
 
 def _like(tensors: Sequence[Tensor], rows: Tensor) -> list[Tensor]:

@@ -25,7 +25,7 @@ from engine.execution.compiling import StepCompiler, example, kind_of, sampling_
 from engine.execution.cuda.choose import stage_on
 from engine.execution.cuda.graphs import DecodeSteps, Stage
 from engine.execution.cuda.replays import Hidden, Replays, sampler
-from engine.execution.draft.drafting import Drafter, SmallModel, with_drafts
+from engine.execution.draft.drafting import Drafter, SmallModel, draft_stores, with_drafts
 from engine.execution.draft.verification import unroll_drafts
 from engine.execution.in_flight import InFlightStep, ModelInput
 from engine.execution.load import LoadMeter
@@ -103,7 +103,7 @@ class ModelRunner:
         self._memory = MemoryMeter(self.model, self.store, self.device)
         for drafter in self._drafters.values():
             drafter.serve(self.store)
-        for each in (self.store, *self._draft_stores()):
+        for each in (self.store, *draft_stores(self._drafters)):
             each.mover = mover_on(self.device)
 
     def use_stages(self, stage: "GpuStage | None", decode: Stage | None) -> None:
@@ -252,7 +252,7 @@ class ModelRunner:
         for tokens in step.history:
             for drafter in self._drafters.values():
                 drafter.read(tokens)
-        for each in (self.store, *self._draft_stores()):
+        for each in (self.store, *draft_stores(self._drafters)):
             each.copy(step.copies)
 
     @torch.inference_mode()
@@ -398,7 +398,3 @@ class ModelRunner:
             return self._stage.forward(packed.batch, packed.adapters, packed.stream)
         attend = attending(self.attention, self.store.layers, packed.batch)
         return packed.through(self.model, self._scores.watching(self.splitter.clocked(attend)))
-
-    def _draft_stores(self) -> list[KVStore]:
-        """The caches of draft models, which use the same block numbers."""
-        return [each.store for each in self._drafters.values() if isinstance(each, SmallModel)]

@@ -186,16 +186,16 @@ class ApartFleet(Fleet):
         if remote.prefill >= 0:
             self._replicas[remote.source.replica].send(Abort((remote.prefill,)))
 
-    def _proceed(self, remote: _RemotePrefill, sent: int = 0, error: str = "") -> None:
+    def _proceed(self, remote: _RemotePrefill, sent: int = 0, way: str = "", error: str = "") -> None:
         """Let the request start, with the blocks that were sent."""
         with self._events:
             if remote.over:
                 return
             remote.over = True
             self._replicas[remote.target.replica].send(Proceed(remote.request))
-            now, source, blocks = time.monotonic(), remote.source.replica, remote.target.blocks
-            seconds = now - remote.began
-            self._bus.emit(PromptSent(self._step, now, remote.request, source, blocks, sent, seconds, error))
+            now, request = time.monotonic(), remote.request
+            where, seconds = (remote.source.replica, remote.target.blocks), now - remote.began
+            self._bus.emit(PromptSent(self._step, now, request, *where, sent, seconds, error, way))
 
     def _on_event(self, replica: int, event: Event) -> None:
         with self._events:
@@ -225,12 +225,12 @@ class ApartFleet(Fleet):
         match event:
             case Admitted(at=at, cached=cached):
                 remote.admitted, remote.computed = at, remote.target.blocks * self._block_size - cached
-            case BlocksSent(at=at, blocks=blocks):
+            case BlocksSent(at=at, blocks=blocks, way=way):
                 remote.ends += 1
                 if remote.computed > 0:
                     each = (at - remote.admitted) / remote.computed
                     self.pace.prompt_token = running_mean(self.pace.prompt_token, each)
-                self._proceed(remote, blocks)
+                self._proceed(remote, blocks, way)
             case Finished(error=error):
                 remote.ends += 2 if error else 1  # then nothing is sent
         if remote.ends >= 2:
@@ -244,7 +244,9 @@ class ApartFleet(Fleet):
             case Finished(request=request, at=at, tokens=tokens):
                 if (first := self._firsts.pop(request, None)) is not None and tokens > 1:
                     self.pace.gap = running_mean(self.pace.gap, (at - first) / (tokens - 1))
-            case Died() | Restarting():
+            case Died(error=error) | Restarting(error=error):
+                for remote in [each for each in self._remote.values() if each.source.replica == replica]:
+                    self._proceed(remote, error=error)  # it may have ended before its blocks were sent
                 for known in (self._remote, self._early, self._firsts):
                     for request in [each for each in known if each // NUMBERS == replica]:
                         del known[request]

@@ -18,6 +18,7 @@ from engine.fleet.router import Router
 from engine.host.client import EngineClient
 from engine.host.process import EngineProcess
 from engine.host.restarting import PAUSES, RestartingEngine
+from engine.kv.tiers.segment import PAGE, clear
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _GPU_ROOM, _CPU_ROOM = 8.0, 0.25  # GB through which each engine for prompts sends blocks
@@ -68,21 +69,32 @@ def start_apart_fleet(
     pauses: tuple[float, ...] = PAUSES,
     *,
     room: float | None = None,
+    direct: bool = True,
 ) -> ApartFleet:
     """The same, where the first `prefill` engines compute the prompts of the others. Each sends blocks
-    through `room` GB of memory that all share.
+    through `room` GB of memory: that of its GPU if `direct` and if all GPUs reach each other's, otherwise
+    memory of the host.
     """
     if not Path("/proc/self/fd").is_dir():
         raise BadInput("engines for prompts and for replies share memory on Linux only; use --replicas")
-    size = round((room or (_GPU_ROOM if configs[0].device.startswith("cuda") else _CPU_ROOM)) * 1e9)
+    on_gpus = all(each.device.startswith("cuda") for each in configs)
+    size = round((room or (_GPU_ROOM if on_gpus else _CPU_ROOM)) * 1e9) // PAGE * PAGE
     memory, held = anonymous(prefill * size), ExitStack()  # pages are taken when they are first used
     held.callback(os.close, memory)
     path = f"/proc/{os.getpid()}/fd/{memory}"
     owns = [*range(prefill), *[None] * (len(configs) - prefill)]
-    places = [str(ExchangePlace(path, prefill, own)) for own in owns]
+    gpus = [int(each.device.partition(":")[2] or 0) for each in configs] if on_gpus and direct else []
+    places = [str(ExchangePlace(path, prefill, own, tuple(gpus))) for own in owns]
     sharing = [replace(each, exchange=place) for each, place in zip(configs, places, strict=True)]
+
+    def begin(config: EngineConfig, log: Path) -> EngineProcess:
+        """Start an engine, perhaps in place of one that has died: what that one had sent is dropped first."""
+        if (own := ExchangePlace.parse(config.exchange or "").own) is not None:
+            clear(memory, own, size)
+        return start(config, log)
+
     try:
-        engines = [*_started(sharing, start, log, restarts, pauses).items()]
+        engines = [*_started(sharing, begin, log, restarts, pauses).items()]
     except BaseException:
         held.close()
         raise

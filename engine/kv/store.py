@@ -237,9 +237,9 @@ class KVStore:
         for slab, part in self.host.parts(pairs):
             self.copy_in(slab, part)
 
-    def slab_over(self, memory: np.ndarray, blocks: int) -> list[KVLayer]:
-        """Host blocks in other memory, such as that which engines share."""
-        return self._slab_in(torch.from_numpy(memory), blocks)
+    def slab_over(self, memory: np.ndarray | Tensor, blocks: int) -> list[KVLayer]:
+        """Blocks in other memory, such as that which engines share."""
+        return self._slab_in(torch.as_tensor(memory), blocks)
 
     def copy_out(self, slab: list[KVLayer], pairs: Pairs) -> None:
         """Copy device blocks to blocks of a slab."""

@@ -34,6 +34,11 @@ class Sending:
         self._ending: list[_Outgoing] = []
         self._in_flight: dict[int, tuple[_Outgoing, int]] = {}  # by order: whose, and its blocks
 
+    @property
+    def way(self) -> str:
+        """How blocks leave this engine now."""
+        return "" if self._tier is None else self._tier.way
+
     def check(self) -> None:
         """Raise if this engine cannot send blocks."""
         if self._tier is None:

@@ -51,7 +51,8 @@ def _submit(engine: Engine, command: commands.Submit, sink: Sink) -> Accepted:
 
 
 def _report_sent(scheduler: Scheduler, id: int, blocks: int) -> None:
-    scheduler.emit(BlocksSent(scheduler.step, scheduler.clock(), id, blocks))
+    way = scheduler.transfers.sending.way
+    scheduler.emit(BlocksSent(scheduler.step, scheduler.clock(), id, blocks, way))
 
 
 def _proceed(engine: Engine, command: commands.Proceed) -> None:

@@ -6,8 +6,9 @@ import random
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -20,15 +21,19 @@ from engine.api.events import (
     BlocksSent,
     Event,
     Finished,
+    Handler,
     PromptRouted,
     PromptSent,
     Queued,
     RequestEvent,
+    Restarting,
     TierProblem,
     Transferred,
 )
 from engine.api.params import SamplingParams
+from engine.api.places import ExchangePlace
 from engine.api.request import Finish
+from engine.distributed.memory import anonymous
 from engine.fleet.apart import ApartFleet, Pace
 from engine.fleet.fleet import NUMBERS
 from engine.fleet.local import start_apart_fleet
@@ -137,6 +142,7 @@ def test_replies_are_those_of_one_engine(apart: Apart, alone: EngineThread) -> N
         [admitted] = apart.of(Admitted, stream.id)[:1]
         assert isinstance(admitted, Admitted)
         assert (sent.source, sent.blocks, sent.error) == (0, (len(text) - 1) // 16, "")
+        assert sent.way == "host"
         assert (stream.id // NUMBERS, admitted.cached) == (1, 16 * sent.blocks), "the blocks have not arrived"
 
 
@@ -262,11 +268,45 @@ def test_in_bfloat16_replies_are_those_after_a_hit_in_the_prefix_cache(tmp_path:
         one.close()
 
 
+class Ending(EngineThread):
+    """An engine that ends before it can report that a prompt's blocks were sent."""
+
+    def subscribe(self, handler: Handler) -> Callable[[], None]:
+        def passed(event: Event) -> None:
+            sent = isinstance(event, BlocksSent)
+            handler(Restarting(event.step, event.at, "it was killed", 60.0) if sent else event)
+
+        return super().subscribe(passed)
+
+
+def test_an_engine_that_ends_between_a_prompt_and_its_blocks_costs_no_reply(alone: EngineThread) -> None:
+    memory = anonymous(2**27)
+    places = [str(ExchangePlace(f"/proc/self/fd/{memory}", 1, own)) for own in (0, None)]
+    first, second = (
+        start(replace(config(), exchange=place, first_request=number * NUMBERS))
+        for number, place in enumerate(places)
+    )
+    made = Apart(ApartFleet({0: Ending(first)}, {1: EngineThread(second)}, lambda: os.close(memory)))
+    try:
+        stream = made.fleet.submit(prompt(650, 100), GREEDY)
+        assert becomes(lambda: made.of(PromptSent, stream.id)), "it waits for blocks that nobody sends"
+        assert made.sent(stream.id).error == "it was killed"
+        assert stream.result().tokens == alone.submit(prompt(650, 100), GREEDY).result().tokens
+        assert not made.fleet._remote
+    finally:
+        made.fleet.close()
+
+
 def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, alone: EngineThread) -> None:
     before, may_start, pids = shared_memory(), threading.Event(), dict[int, int]()
+    found = list[bytes]()  # the beginning of the sender's part of the memory, at each of its starts
 
     def begin(config: EngineConfig, log: Path) -> EngineProcess:
         assert not config.first_request % NUMBERS or may_start.wait(LIMIT)
+        place = ExchangePlace.parse(config.exchange or "")
+        if place.own is not None:
+            with Path(place.path).open("rb") as memory:
+                found.append(memory.read(8))
         made = EngineProcess(config, log)
         pids[config.first_request // NUMBERS] = made.pid
         return made
@@ -309,6 +349,7 @@ def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, alone: Engin
         may_start.set()
         made.fleet.close()
     assert shared_memory() == before
+    assert found == [bytes(8)] * 2, "what the killed one had sent is not found"
 
 
 def test_metrics_and_a_drain_over_http(apart: Apart) -> None:
@@ -321,6 +362,8 @@ def test_metrics_and_a_drain_over_http(apart: Apart) -> None:
             text = client.get("/metrics").text
         found = dict(re.findall(r'prompt_blocks_apart_total\{[^}]*what="(\w+)"\} (\d+)', text))
         assert found == {"sent": "9", "there": "3", "failed": "0"}
+        ways = dict(re.findall(r'prompt_blocks_sent_total\{[^}]*way="(\w+)"\} (\d+)', text))
+        assert ways == {"gpu": "0", "host": "9"}
         by_source = re.findall(r'prompt_tokens_by_source_total\{[^}]*source="(\w+)"\} (\d+)', text)
         assert dict(by_source) == {
             "local_compute": "8",

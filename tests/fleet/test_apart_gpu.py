@@ -1,53 +1,137 @@
-"""Prompts and replies on two GPUs, with the blocks through pinned memory that both processes share."""
+"""Prompts and replies on GPUs: blocks go from GPU to GPU, or through pinned memory that both processes share.
 
+With one GPU, both engines run on it.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.api.config import EngineConfig
-from engine.api.events import Event, PromptSent
+from engine.api.config import EngineConfig, KvSchemeName
+from engine.api.events import Event, PromptSent, Transferred
 from engine.api.params import SamplingParams
+from engine.api.snapshot import EXCHANGE
+from engine.fleet.apart import ApartFleet
+from engine.fleet.fleet import NUMBERS
 from engine.fleet.local import start_apart_fleet
 from engine.host.process import EngineProcess
 from tests.runner.small import make
 from tests.waiting import becomes
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+pytestmark = pytest.mark.cuda
+GPUS = [
+    pytest.param((0, 0), id="one GPU"),
+    pytest.param(
+        (0, 1),
+        id="two GPUs",
+        marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+    ),
 ]
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+ONE = SamplingParams(max_tokens=1, temperature=0.0)
 
 
-def test_replies_are_those_after_a_hit_in_the_prefix_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.fleet.apart.running_mean", lambda old, new: 1.0)  # no prompt is too short
-    make("llama", tmp_path)
-    configs = [
-        EngineConfig(model=str(tmp_path), device=f"cuda:{gpu}", dtype="bfloat16", blocks=128)
-        for gpu in (0, 1)
-    ]
-    fleet = start_apart_fleet(configs, 1, EngineProcess, tmp_path / "engine.log", 0, room=0.01)
-    one, events = EngineProcess(configs[1], tmp_path / "one.log"), list[Event]()
-    fleet.subscribe(events.append)
-    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+class Engines:
+    """A fleet of an engine for prompts and one for replies, and an engine like the second."""
 
-    def sent() -> int:
-        return sum(each.sent for each in events if isinstance(each, PromptSent))
+    def __init__(self, fleet: ApartFleet, one: EngineProcess, pids: dict[int, int]) -> None:
+        self.fleet, self.one, self.pids, self.events = fleet, one, pids, list[Event]()
+        fleet.subscribe(self.events.append)
+        self._seed = 0
 
-    def pinned() -> int:
-        fleet.submit([*range(33, 70), 97 + len(events) % 20], params).result()
-        return sent()
+    def of(self, request: int) -> list[PromptSent]:
+        return [each for each in self.events if isinstance(each, PromptSent) and each.request == request]
 
+    def text(self, length: int) -> list[int]:
+        """Another prompt each time."""
+        self._seed += 1
+        return [33 + self._seed % 90, *(33 + (at * (self._seed + 3)) % 90 for at in range(1, length))]
+
+    def expected(self, text: list[int]) -> list[int]:
+        """The reply after a hit in the prefix cache."""
+        self.one.submit(text[: (len(text) - 1) // 16 * 16], ONE).result()
+        return list(self.one.submit(text, GREEDY).result().tokens)
+
+    def sends(self, way: str) -> Callable[[], bool]:
+        """Whether a prompt's blocks go this way. They cannot until memory is pinned or opened."""
+
+        def try_it() -> bool:
+            stream = self.fleet.submit(self.text(40), GREEDY)
+            stream.result()
+            loaded = [each for each in self.events if isinstance(each, Transferred) and each.tier == EXCHANGE]
+            return any(each.way == way and each.sent for each in self.of(stream.id)) and bool(loaded)
+
+        return try_it
+
+
+@contextmanager
+def engines(
+    folder: Path, gpus: tuple[int, int], *, direct: bool, kv_scheme: KvSchemeName = "none"
+) -> Iterator[Engines]:
+    make("llama", folder)
+    prompts, replies = (
+        EngineConfig(
+            model=str(folder), device=f"cuda:{gpu}", dtype="bfloat16", blocks=128, kv_scheme=kv_scheme
+        )
+        for gpu in gpus
+    )
+    pids = dict[int, int]()
+
+    def begin(config: EngineConfig, log: Path) -> EngineProcess:
+        made = EngineProcess(config, log)
+        pids[config.first_request // NUMBERS] = made.pid
+        return made
+
+    log = folder / "engine.log"
+    fleet = start_apart_fleet([prompts, replies], 1, begin, log, 1, pauses=(0.0,), room=0.01, direct=direct)
+    one = EngineProcess(replies, folder / "one.log")
     try:
-        assert becomes(pinned, tick=0.2)
-        for at in range(6):
-            text = [33 + (each * (at + 3)) % 90 for each in range(40 + 31 * at)]
-            whole, before = (len(text) - 1) // 16 * 16, sent()
-            one.submit(text[:whole], SamplingParams(max_tokens=1, temperature=0.0)).result()
-            assert fleet.submit(text, params).result().tokens == one.submit(text, params).result().tokens
-            assert becomes(lambda expected=before + whole // 16: sent() == expected)
+        yield Engines(fleet, one, pids)
     finally:
         fleet.close()
         one.close()
+
+
+@pytest.fixture(autouse=True)
+def _never_brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a token of a prompt took as long as one of a reply, so that no prompt is too short to be sent."""
+    monkeypatch.setattr("engine.fleet.apart.running_mean", lambda old, new: 1.0)
+
+
+@pytest.mark.parametrize("gpus", GPUS)
+@pytest.mark.parametrize(("way", "scheme"), [("gpu", "none"), ("gpu", "int8"), ("host", "none")])
+def test_replies_are_those_after_a_hit_in_the_prefix_cache(
+    tmp_path: Path, gpus: tuple[int, int], way: str, scheme: KvSchemeName
+) -> None:
+    with engines(tmp_path, gpus, direct=way == "gpu", kv_scheme=scheme) as made:
+        assert becomes(made.sends(way), tick=0.2)
+        for at in range(6):
+            text = made.text(40 + 31 * at)
+            stream = made.fleet.submit(text, GREEDY)
+            assert list(stream.result().tokens) == made.expected(text)
+            assert becomes(lambda request=stream.id: made.of(request))
+            [sent] = made.of(stream.id)
+            assert (sent.sent, sent.way, sent.error) == ((len(text) - 1) // 16, way, "")
+        loads = [each for each in made.events if isinstance(each, Transferred) and each.load]
+        assert not [each.error for each in loads if each.error]
+
+
+@pytest.mark.parametrize("gpus", GPUS)
+def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, gpus: tuple[int, int]) -> None:
+    with engines(tmp_path, gpus, direct=True) as made:
+        assert becomes(made.sends("gpu"), tick=0.2)
+        replies = made.pids[1]
+        texts = [made.text(200 + at) for at in range(8)]
+        streams = [made.fleet.submit(each, GREEDY) for each in texts]
+        assert becomes(lambda: made.of(streams[0].id), tick=0.001), "blocks of some are being loaded"
+        os.kill(made.pids[0], signal.SIGKILL)
+        for text, stream in zip(texts, streams, strict=True):
+            assert list(stream.result().tokens) == made.expected(text)
+        assert becomes(lambda: [each.state for each in made.fleet.snapshot().replicas] == ["ready"] * 2)
+        assert becomes(made.sends("gpu"), tick=0.2), "the new one's memory is opened"
+        assert made.pids[1] == replies, "that of the replies has died, too"

@@ -15,6 +15,7 @@ from engine.api.params import SamplingParams
 from engine.api.request import Finish, Request
 from engine.kv.host_memory import Pairs
 from engine.kv.tiers.exchange import ExchangeTier
+from engine.kv.tiers.segment import Peers
 from engine.kv.tiers.tier import Transfer
 from engine.serving.engine import Engine
 from tests.engine.byte_tier import DelayedTransfer
@@ -50,9 +51,11 @@ class Shared:
     def __init__(self, slots: int, senders: int = 1) -> None:
         self.memory, self.senders = np.zeros(senders * (3 + slots) * _PAGE, np.uint8), senders
 
-    def engine(self, own: int | None, **config: object) -> tuple[Engine, ExchangeTier]:
+    def engine(
+        self, own: int | None, peers: Peers | None = None, **config: object
+    ) -> tuple[Engine, ExchangeTier]:
         form = LedgerForm()
-        tier = ExchangeTier(self.memory, self.senders, own, form)
+        tier = ExchangeTier(self.memory, self.senders, own, form, peers=peers)
         engine = ledger_engine(below=[tier], **({"preemption": "swap"} | config))
         form.cells = engine.runner.cells
         engine.scheduler.kv.identify(b"ledger", "none")

@@ -221,3 +221,8 @@ def _pack_rows(
 ) -> PackedBatch:
     ids = np.concatenate([np.asarray(tokens, np.int64) for _, tokens in draft_rows])
     return batches.build(rows, ids, int((rows.lengths == 1).sum()), last_ids)
+
+
+def draft_stores(drafters: Mapping[str, Drafter]) -> list[KVStore]:
+    """The caches of draft models, which use the same block numbers as the model's."""
+    return [each.store for each in drafters.values() if isinstance(each, SmallModel)]

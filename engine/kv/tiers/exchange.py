@@ -2,128 +2,22 @@
 
 Each sender owns a segment, a ring in which new blocks replace the oldest, and writes nowhere else. The others
 look up names in its table, copy, and check afterwards that nothing was replaced meanwhile. So there is no
-lock, and an engine that is killed at any moment leaves nothing that others would wait for.
+lock, and an engine that is killed at any moment leaves nothing that others would wait for. The tables are in
+host memory. So are the blocks, or in the memory of their sender's GPU if all others can open that.
 """
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from engine.api.snapshot import EXCHANGE
-from engine.kv.host_memory import Pairs
+from engine.api.events import log
+from engine.api.snapshot import EXCHANGE, GPU, HOST
 from engine.kv.tiers.cost import MeasuredCost
+from engine.kv.tiers.segment import PAGE, BlockFormat, BlockPlace, Peers, Segment
 from engine.kv.tiers.tier import BlockName, DeviceBlocks, Tier, Transfer, front
-
-_PAGE = 4096
-_NAME = 32  # bytes
-_ENTRY = _NAME + 8  # bytes of a slot in the table: its name, and its number
-_GENERATION, _STRIDE, _HEAD, _DONE = range(4)  # places in the header
-
-
-class BlockFormat(Protocol):
-    """The device's cache, and slabs of other memory whose blocks have the same form."""
-
-    @property
-    def block_nbytes(self) -> int: ...
-
-    def slab_over(self, memory: np.ndarray, blocks: int) -> Any: ...
-
-    def copy_out(self, slab: Any, pairs: Pairs) -> None:
-        """Copy device blocks to blocks of the slab."""
-
-    def copy_in(self, slab: Any, pairs: Pairs) -> None:
-        """Copy blocks of the slab to device blocks."""
-
-
-class _Place(NamedTuple):
-    """Where a block is: the `number`-th that its segment has taken in."""
-
-    segment: "_Segment"
-    generation: int
-    number: int
-
-    @property
-    def whole(self) -> bool:
-        """Whether the block is still there."""
-        segment, number = self.segment, self.number
-        current = segment.header[_GENERATION] == self.generation == segment.generation
-        return bool(current and segment.numbers[number % segment.size] == number + 1)
-
-    @property
-    def lasting(self) -> bool:
-        """Whether it is, and will not be replaced soon."""
-        segment = self.segment
-        return int(segment.header[_HEAD]) - self.number <= 3 * segment.size // 4 and self.whole
-
-
-class _Segment:
-    """A header, a table of slots, and the blocks. Its owner begins a new generation with each cache."""
-
-    def __init__(self, memory: np.ndarray) -> None:
-        self._memory = memory
-        self.header = memory[:_PAGE].view(np.int64)
-        self.generation = self.seen = self.size = 0
-
-    def lay_out(self, form: BlockFormat) -> None:
-        stride = form.block_nbytes
-        self.size = size = max(0, len(self._memory) - 3 * _PAGE) // (stride + _ENTRY)
-        numbers = _PAGE + size * _NAME
-        blocks = -(-(numbers + size * 8) // _PAGE) * _PAGE
-        self.names = self._memory[_PAGE:numbers].reshape(size, _NAME)
-        self.numbers = self._memory[numbers : numbers + size * 8].view(np.int64)
-        self.slab = form.slab_over(self._memory[blocks : blocks + size * stride], size)
-
-    # The owner's side
-
-    def begin(self, form: BlockFormat) -> None:
-        self.header[_GENERATION] = 0
-        self.lay_out(form)
-        self.numbers[:] = 0
-        self.header[_HEAD] = self.header[_DONE] = 0
-        self.header[_STRIDE] = form.block_nbytes
-        self.generation, self.seen = time.time_ns(), 0
-        self.header[_GENERATION] = self.generation
-
-    def claim(self, count: int) -> range:
-        """Take the next slots. What was in them is no longer found."""
-        first = int(self.header[_HEAD])
-        numbers = range(first, first + count)
-        self.numbers[[number % self.size for number in numbers]] = 0
-        self.header[_HEAD] = numbers.stop
-        return numbers
-
-    def publish(self, numbers: range, names: Sequence[BlockName]) -> None:
-        """Make blocks findable. `names`: none if they were not written."""
-        for number, name in zip(numbers, names, strict=False):
-            slot = number % self.size
-            self.names[slot] = np.frombuffer(name, np.uint8)
-            self.numbers[slot] = number + 1
-        self.header[_DONE] = numbers.stop
-
-    # The side of all others
-
-    def news(self, form: BlockFormat) -> Iterator[tuple[BlockName, _Place]]:
-        """What was published since the last call."""
-        generation = int(self.header[_GENERATION])
-        if generation == 0:
-            return
-        if generation != self.generation:
-            if self.header[_STRIDE] != form.block_nbytes:  # a cache in another scheme
-                return
-            self.lay_out(form)
-            self.generation, self.seen = generation, 0
-        done = int(self.header[_DONE])
-        for number in range(max(self.seen, done - self.size), done):
-            place = _Place(self, generation, number)
-            name = self.names[number % self.size].tobytes()
-            if place.whole:
-                yield name, place
-        self.seen = done
 
 
 @dataclass(slots=True, eq=False)
@@ -146,12 +40,18 @@ class ExchangeTier(Tier):
         own: int | None,
         form: BlockFormat,
         ready: Callable[[], bool] = lambda: True,
+        peers: Peers | None = None,
     ) -> None:
-        """`memory`: bytes. `own`: the segment to store into. `ready`: whether the memory can be used yet."""
+        """`memory`: bytes. `own`: the segment to store into. `ready`: whether blocks in host memory can be
+        copied yet. `peers`: opens memory of other devices.
+        """
         self.cost = MeasuredCost()
         self._form, self._ready = form, ready
-        each = len(memory) // segments // _PAGE * _PAGE
-        self._segments = [_Segment(memory[at * each : (at + 1) * each]) for at in range(segments)]
+        self._lent = None if peers is None or own is None else peers.lent
+        each = len(memory) // segments // PAGE * PAGE
+        self._segments = [
+            Segment(memory[at * each : (at + 1) * each], ready, peers) for at in range(segments)
+        ]
         self._own = None if own is None else self._segments[own]
         self.reset()
 
@@ -161,47 +61,52 @@ class ExchangeTier(Tier):
 
     @property
     def used(self) -> int:
-        return sum(min(each.size, int(each.header[_DONE])) for each in self._segments)
+        return sum(each.used for each in self._segments)
+
+    @property
+    def way(self) -> str:
+        """How blocks leave this engine."""
+        return HOST if self._lent is None else GPU
 
     def room(self) -> int:
         """Half of the segment, so that what is being written is never replaced."""
-        if self._own is None or not self._ready():
+        if self._own is None or (self._lent is None and not self._ready()):
             return 0
         return self._own.size // 2 - sum(len(each.numbers) for each in self._writing)
 
     def holds(self, names: Sequence[BlockName]) -> int:
-        if not self._ready():
-            return 0
         self._look()
         return front(names, lambda name: (place := self._places.get(name)) is not None and place.lasting)
 
     def store(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
         if self._own is None or len(names) > self.room():
             raise MemoryError(f"there is room for {self.room()} of {len(names)} blocks")
-        segment = self._own
+        segment, slab = self._own, self._own.slab
         writing = _Writing(segment.claim(len(names)), tuple(names))
         self._writing.append(writing)
         slots = [number % segment.size for number in writing.numbers]
         pairs = list(zip(blocks.numbers, slots, strict=True))
         try:
-            moving = blocks.move(lambda: self._form.copy_out(segment.slab, pairs))
+            moving = blocks.move(lambda: self._form.copy_out(slab, pairs))
         except BaseException:
             self._written(writing, whole=False)
             raise
         return _Then(moving, partial(self._written, writing))
 
     def load(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
-        places = [place for name in names if (place := self._places.get(name)) is not None]
+        found = [self._places.get(name) for name in names]
+        places = [place for place in found if place is not None and place.segment.size]
         if len(places) < len(names):
             raise OSError(f"{len(names) - len(places)} of {len(names)} blocks are gone")
-        parts: dict[int, list[tuple[int, int]]] = {}
+        parts: dict[Segment, list[tuple[int, int]]] = {}
         for place, block in zip(places, blocks.numbers, strict=True):
-            at, slot = self._segments.index(place.segment), place.number % place.segment.size
-            parts.setdefault(at, []).append((slot, block))
+            slot = place.number % place.segment.size
+            parts.setdefault(place.segment, []).append((slot, block))
+        moves = [(segment.slab, pairs) for segment, pairs in parts.items()]
 
         def copy() -> None:
-            for at, pairs in parts.items():
-                self._form.copy_in(self._segments[at].slab, pairs)
+            for slab, pairs in moves:
+                self._form.copy_in(slab, pairs)
 
         return _Then(blocks.move(copy), partial(_check, places))
 
@@ -216,15 +121,26 @@ class ExchangeTier(Tier):
                 self._own.numbers[place.number % self._own.size] = 0
 
     def reset(self) -> None:
-        self._places: dict[BlockName, _Place] = {}
+        self._places: dict[BlockName, BlockPlace] = {}
         self._writing: deque[_Writing] = deque()
         for each in self._segments:
             each.generation = each.seen = each.size = 0
         if self._own is not None:
-            self._own.begin(self._form)
+            self._own.begin(self._form, self._lent)
+
+    def close(self) -> None:
+        if self._own is not None:
+            self._own.end()
+        for each in self._segments:
+            if each is not self._own:
+                each.drop()
 
     def _look(self) -> None:
-        """Notice what all senders have published."""
+        """Notice what all senders have published, and whether others cannot open this device's memory."""
+        if self._own is not None and self._lent is not None and self._own.refused:
+            log.warning("blocks are sent through host memory: another engine cannot open this GPU's memory")
+            self._lent = None
+            self.reset()
         for each in self._segments:
             self._places.update(each.news(self._form))
         if len(self._places) > 2 * self.size:
@@ -260,7 +176,7 @@ class _Then(Transfer):
         return seconds
 
 
-def _check(places: Sequence[_Place], *, whole: bool) -> None:
+def _check(places: Sequence[BlockPlace], *, whole: bool) -> None:
     """Raise if a block was replaced while it was copied."""
     lost = sum(not place.whole for place in places)
     if whole and lost:

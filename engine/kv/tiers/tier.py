@@ -110,6 +110,11 @@ class Tier(Protocol):
         """How many blocks it holds."""
         return self.size - self.room()
 
+    @property
+    def way(self) -> str:
+        """How blocks get to other engines, if it carries them."""
+        return ""
+
     def room(self) -> int:
         """How many more blocks it can take now."""
 

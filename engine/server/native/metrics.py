@@ -19,7 +19,7 @@ from engine.api.events import (
 from engine.api.histogram import Histogram
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
-from engine.api.snapshot import EXCHANGE, Snapshot
+from engine.api.snapshot import EXCHANGE, GPU, HOST, Snapshot
 from engine.host.client import EngineClient
 from engine.server.http.errors import ApiError
 from engine.server.native.prometheus import MetricsPage
@@ -64,6 +64,7 @@ class Metrics:
         self._rejected: Counter[str] = Counter()
         self._admitted_tokens = self._cached_tokens = self._sent_tokens = self._preemptions = 0
         self._sent, self._sending = Counter[str](), Histogram(_FIRST)  # blocks of prompts computed apart
+        self._ways = Counter[str]()  # that the blocks sent have taken
         self.generated = 0  # tokens handed to clients; counted on the loop
         self._histograms: list[tuple[str, str, Histogram]] = []
         made = self._histogram
@@ -118,6 +119,7 @@ class Metrics:
                 self._start(event)
             case PromptSent(error=""):
                 self._sent.update(sent=event.sent, there=event.blocks - event.sent)
+                self._ways[event.way] += event.sent
                 self._sending.observe(event.seconds)
             case PromptSent():
                 self._sent["failed"] += event.blocks
@@ -189,6 +191,8 @@ class Metrics:
         if self._sent:
             blocks = {what: self._sent[what] for what in ("sent", "there", "failed")}
             page.split("counter", "prompt_blocks_apart_total", "Blocks of prompts apart.", "what", blocks)
+            ways = {way: self._ways[way] for way in (GPU, HOST)}
+            page.split("counter", "prompt_blocks_sent_total", "Those sent, by their way.", "way", ways)
             about = "Until a prompt's blocks were sent."
             page.histogram("request_prompt_apart_seconds", about, self._sending.view())
         for name, about, histogram in self._histograms:

@@ -25,6 +25,7 @@ from engine.api.events import (
     Transferred,
     Updated,
 )
+from engine.api.snapshot import GPU, HOST
 from minichat.clients.protocol import LinkBack, LinkLost
 from minichat.plural import plural
 from minichat.ui.monitor.figures import duration
@@ -42,6 +43,8 @@ _LOOKS = {
     "cut": "fault",
     "back": "good",
 }
+
+_WAYS = {GPU: " from GPU to GPU", HOST: " through host memory"}
 
 
 def look(kind: str) -> str:
@@ -110,8 +113,8 @@ def described(event: Event) -> tuple[str, str]:
             return "routed", f"to replica {replica}: {found if blocks else 'less than a block'}"
         case PromptSent(source=source, error=error) if error:
             return "failed", f"prompt on engine {source}, now on its own: {error}"
-        case PromptSent(source=source, blocks=blocks, sent=sent, seconds=seconds):
-            there = f"{sent} of {plural(blocks, 'block')} sent"
+        case PromptSent(source=source, blocks=blocks, sent=sent, seconds=seconds, way=way):
+            there = f"{sent} of {plural(blocks, 'block')} sent{_WAYS.get(way, '') if sent else ''}"
             return "prompt", f"on engine {source}: {there} in {duration(seconds)}"
         case ReplicaChanged(replica=replica, state=state, error=error):
             return "replica", f"{replica} is {state}" + (f": {error}" if error else "")

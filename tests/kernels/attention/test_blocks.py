@@ -132,6 +132,38 @@ def test_work_that_follows_a_load_finds_its_blocks() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("scheme", KV_SCHEMES)
+def test_to_other_memory_of_a_gpu_and_back(scheme: KvSchemeName) -> None:
+    """In a slab all layers of a block lie together, as in the memory of another GPU."""
+    from engine.execution.cache_blocks import blocks_of, mover_on
+
+    device = torch.device("cuda")
+    ours, plain = store(scheme, "cuda"), store(scheme, "cuda")
+    ours.mover = mover_on(device)
+    slabs = [
+        each.slab_over(torch.zeros(5 * each.block_nbytes, dtype=torch.uint8, device=device), 5)
+        for each in (ours, plain)
+    ]
+    blocks = blocks_of(ours, device)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        blocks((1, 7, 2)).move(lambda: ours.copy_out(slabs[0], [(1, 0), (7, 3), (2, 4)]))
+        back = blocks((5, 8, 0)).move(lambda: ours.copy_in(slabs[0], [(3, 8), (0, 5), (4, 0)]))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert back.result() > 0
+    plain.copy_out(slabs[1], [(1, 0), (7, 3), (2, 4)])
+    plain.copy_in(slabs[1], [(3, 8), (0, 5), (4, 0)])
+    found, expected = (
+        [*tensors(one), *(each for layer in slab for each in layer.tensors())]
+        for one, slab in zip((ours, plain), slabs, strict=True)
+    )
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine.view(torch.uint8).cpu(), theirs.view(torch.uint8).cpu())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
 def test_whole_blocks_are_read_and_written_as_bytes(scheme: KvSchemeName) -> None:
     from engine.execution.cache_blocks import blocks_of
 

@@ -68,6 +68,18 @@ def log() -> EventLog:
             ("prompt", "on engine 0: 41 of 48 blocks sent in 120 ms"),
         ),
         (
+            events.PromptSent(1, 0, 3, 0, 48, 41, 0.12, way="gpu"),
+            ("prompt", "on engine 0: 41 of 48 blocks sent from GPU to GPU in 120 ms"),
+        ),
+        (
+            events.PromptSent(1, 0, 3, 0, 48, 41, 0.12, way="host"),
+            ("prompt", "on engine 0: 41 of 48 blocks sent through host memory in 120 ms"),
+        ),
+        (
+            events.PromptSent(1, 0, 3, 0, 48, 0, 0.12, way="gpu"),
+            ("prompt", "on engine 0: 0 of 48 blocks sent in 120 ms"),
+        ),
+        (
             events.PromptSent(1, 0, 3, 0, 48, 0, 0.12, "it was killed"),
             ("failed", "prompt on engine 0, now on its own: it was killed"),
         ),
