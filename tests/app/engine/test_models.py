@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engine.api.errors import ModelNotFound, UnsupportedModel
+from engine.api.events import Died, Queued
 from engine.models.support import Support
 from minichat.clients.fake import FakeBackend
 from minichat.clients.protocol import Progress
@@ -181,6 +182,24 @@ async def test_running_replies_end_with_their_text_and_a_reason(bench: Callable[
         await it.until(lambda: len(backend.replies) == 2)
         await it.answered(backend.replies[-1], "here")
         assert it.texts()[-1] == ("assistant", "here", "done")
+
+
+@run
+async def test_the_event_log_keeps_the_letters_of_replies_of_the_previous_model(
+    bench: Callable[..., Any],
+) -> None:
+    backend = FakeBackend([snapshot()])
+    async with bench((120, 40), backend=backend) as it:
+        reply = await it.say("hello")
+        backend.emit(Queued(1, 0.0, reply.id, 5))
+        await it.answered(reply)
+        await it.until(lambda: " A  queued" in it.screen_text())
+        await picker(it, "pocket")
+        await it.pilot.press("enter")
+        await it.until(lambda: it.main.engine.owners == {})
+        backend.emit(Died(2, 0.0, "gone"))
+        await it.until(lambda: "died      gone" in it.screen_text())
+        assert " A  queued" in it.screen_text()
 
 
 @run
