@@ -70,7 +70,7 @@ def ask_to_delete(context: Context, chat: Chat, then: Callable[[], None] = lambd
             then()
 
     choices = [Choice(Content(" Keep it"), False), Choice(Content(" Delete permanently"), True)]
-    what = f"Delete {titled(chat.title)} and its {plural(count, 'message')}?"
+    what = f'Delete "{titled(chat.title)}" and its {plural(count, "message")}?'
     context.app.push_screen(PickScreen(what, lambda _: choices), take)
 
 

@@ -50,7 +50,7 @@ def log() -> EventLog:
         (events.TierProblem(1, 0, "disk", ""), ("tier back", "disk stores blocks again")),
         (
             events.Quantized(1, 0, "int4", "none", 64, 1.25, ""),
-            ("switched", "weights from none to int4 in 1.25 s, 64 blocks"),
+            ("switched", "weights none to int4 in 1.25 s, 64 blocks"),
         ),
         (
             events.Quantized(1, 0, "int4", "none", 64, 1.25, "it was canceled"),
