@@ -55,7 +55,7 @@ class MainScreen(FrameScreen[None]):
         self.panels = Panels(self.engine)
         self.side_by_side = self.shows_greeting = True
         self.sends_to_all = False  # the prompt sends to all panes
-        self.found = ""  # what the first start found on this machine
+        self.found = ""  # what the first start found on this machine, and the present model
         self.shown: list[Conversation] = []
         self._glyphs, self._owner_colors = glyphs, owner_colors
 

@@ -243,6 +243,13 @@ async def test_an_unknown_name_is_reported(bench: Callable[..., Any]) -> None:
 
 
 @run
+async def test_a_folder_without_a_model_is_named(bench: Callable[..., Any], tmp_path: Path) -> None:
+    async with bench((120, 30)) as it:
+        await picker(it, str(tmp_path))
+        await it.until(lambda: "this folder has no config.json" in it.screen_text())
+
+
+@run
 async def test_a_folder_that_hangs_blocks_neither_keys_nor_other_sources(
     bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
