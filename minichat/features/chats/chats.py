@@ -56,7 +56,7 @@ async def delete(context: Context, chat_id: int) -> None:
     else:
         await context.chats.delete(conversation)
         context.workspace.take_away(conversation)
-    context.app.notify("deleted")
+    context.app.notify("Chat deleted")
 
 
 def ask_to_delete(context: Context, chat: Chat, then: Callable[[], None] = lambda: None) -> None:

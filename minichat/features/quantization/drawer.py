@@ -192,11 +192,13 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
 
 
 def scheme(shot: Snapshot) -> tuple[Row, ...]:
-    plain = shot.quantization == "none"
-    weights = f"{shot.dtype}, not quantized" if plain else f"{shot.quantization}, computed in {shot.dtype}"
+    if shot.quantization == "none":
+        weights: tuple[Row, ...] = (("weights", f"{shot.dtype}, not quantized", None),)
+    else:
+        weights = (("weights", shot.quantization, None), ("computed in", shot.dtype, None))
     return (
         ("model", shot.model, None),
-        ("weights", weights, None),
+        *weights,
         ("KV cache", shot.kv_dtype or "unknown", None),
         ("runs on", shot.device, None),
     )
