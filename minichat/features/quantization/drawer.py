@@ -205,8 +205,8 @@ def scheme(shot: Snapshot) -> tuple[Row, ...]:
 
 
 def schemes(shot: Snapshot) -> tuple[SchemeView, ...]:
-    """The schemes of the weights; the size of the present one is measured, as the monitor shows it."""
-    held = shot.memory.get("weights", 0)
+    """The schemes of the weights. The size of the present one is measured, except while it changes."""
+    held = shot.memory.get("weights", 0) if shot.change is None or shot.change.over else 0
     return tuple(
         each._replace(nbytes=held) if held and each.name == shot.quantization else each
         for each in shot.schemes

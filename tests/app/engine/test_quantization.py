@@ -9,7 +9,7 @@ import pytest
 from engine.api.errors import BadInput
 from engine.api.snapshot import Change, SchemeView, TierView
 from minichat.clients.fake import FakeBackend
-from minichat.features.quantization.drawer import memory, room, scheme
+from minichat.features.quantization.drawer import memory, room, scheme, schemes
 from tests.app.conftest import run, snapshot
 from tests.cases import SIZES
 
@@ -183,6 +183,15 @@ async def test_without_other_kv_schemes_there_is_no_such_list(bench: Callable[..
         await it.pilot.press("f4")
         await it.until(lambda: "not quantized" in it.screen_text())
         assert "a token" not in it.screen_text()
+
+
+def test_the_present_scheme_has_its_measured_size_except_during_a_change() -> None:
+    """Then the weights are a mixture of both schemes."""
+    views = (SchemeView("none", "", 4_000), SchemeView("int8", "", 2_000))
+    shot = replace(snapshot(), schemes=views, memory={"weights": 3_900})
+    assert [each.nbytes for each in schemes(shot)] == [3_900, 2_000]
+    halfway = replace(shot, memory={"weights": 3_000}, change=Change("int8", 3, 8))
+    assert [each.nbytes for each in schemes(halfway)] == [4_000, 2_000]
 
 
 def test_unknown_values_are_not_shown() -> None:
