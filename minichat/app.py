@@ -21,6 +21,7 @@ from textual.dom import DOMNode
 from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Event as TextualEvent
 from textual.events import Key, Paste
+from textual.notifications import SeverityLevel
 from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.theme import Theme
 from textual.widget import Widget
@@ -260,8 +261,20 @@ class MinichatApp(App[object], inherit_bindings=False):
         else:
             super()._handle_exception(error)
 
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = False,
+    ) -> None:
+        """Show a notice. Brackets in it, such as those of a file's name, are text."""
+        super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
+
     def report(self, sentence: str) -> None:
-        self.notify(one_line(sentence), severity="error", timeout=8, markup=False)
+        self.notify(one_line(sentence), severity="error", timeout=8)
 
     def _report_all(self, problems: Sequence[object]) -> None:
         """Show the first few; each may take a quarter of a small screen."""

@@ -8,6 +8,7 @@ from functools import partial
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
+from textual.content import Content
 from textual.events import DescendantBlur, DescendantFocus, Resize
 
 from engine.api.events import Event
@@ -144,10 +145,10 @@ class MainScreen(FrameScreen[None]):
             for each in self.chats
         )
         self._retries.look()
-        self.prompt.border_title = labels.recipient(active, self.recipients)
+        self.prompt.border_title = Content(labels.recipient(active, self.recipients))
         self.prompt.placeholder = "" if active.chat.messages else "Type a message"
         checked = self.composing.checked
-        self.prompt.border_subtitle = labels.hint(active, context.keys, checked)
+        self.prompt.border_subtitle = Content(labels.hint(active, context.keys, checked))
         self.prompt.set_class(checked.faulty, "-fault")
         self.keybar.work = labels.work(len(self.chats.streaming))
         self._label_keys()
