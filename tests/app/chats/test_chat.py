@@ -187,6 +187,9 @@ async def test_a_prompt_sent_while_a_reply_runs_is_kept(bench: Callable[..., Any
         it.main.prompt.put("more")
         await it.pilot.press("enter")
         await it.until(lambda: any("still replying" in notice for notice in it.notices()))
+        await it.pilot.press("enter", "enter")
+        await it.pilot.pause()
+        assert sum("still replying" in notice for notice in it.notices()) == 1, "they would fill the screen"
         assert it.main.prompt.text == "more"
 
 
