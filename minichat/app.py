@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from textual.dom import DOMNode
 from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Event as TextualEvent
 from textual.events import Key, Paste
+from textual.notifications import SeverityLevel
 from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.theme import Theme
 from textual.widget import Widget
@@ -88,6 +90,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.error_boundary = ErrorBoundary(self)
         self._key_order = KeyOrder(self)
         self._mouse_captured = self.settings.screen.mouse
+        self._noticed = "", 0.0  # the last notice, and when it disappears
         remembered = Remembered.read(self.paths.remembered)
         self._themes = LiveThemes(self, self.paths.themes, self._report_all)
         self._themes.read(remembered.theme_for(self.settings.screen.theme))
@@ -260,8 +263,23 @@ class MinichatApp(App[object], inherit_bindings=False):
         else:
             super()._handle_exception(error)
 
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = False,
+    ) -> None:
+        """Show a notice, unless it repeats the last one, which is still visible. Brackets in it are text."""
+        (last, until), now = self._noticed, time.monotonic()
+        if message != last or now >= until:
+            self._noticed = message, now + (self.NOTIFICATION_TIMEOUT if timeout is None else timeout)
+            super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
+
     def report(self, sentence: str) -> None:
-        self.notify(one_line(sentence), severity="error", timeout=8, markup=False)
+        self.notify(one_line(sentence), severity="error", timeout=8)
 
     def _report_all(self, problems: Sequence[object]) -> None:
         """Show the first few; each may take a quarter of a small screen."""

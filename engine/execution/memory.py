@@ -1,5 +1,6 @@
 """Memory by purpose, in bytes; and work that may run out of it."""
 
+import math
 import time
 from collections.abc import Callable
 from itertools import chain
@@ -19,7 +20,7 @@ _EVERY = 1.0  # seconds; snapshots are more frequent than the driver should be q
 
 
 class MemoryMeter:
-    """Measures at most once a second, however often it is read."""
+    """Measures at most once a second, however often it is read, and after each change."""
 
     def __init__(
         self,
@@ -29,7 +30,7 @@ class MemoryMeter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model, self._store, self._device, self._clock = model, store, device, clock
-        self._looked = -_EVERY
+        self._looked = -math.inf
         self._found: dict[str, int] = {}
 
     def read(self) -> dict[str, int]:
@@ -38,6 +39,10 @@ class MemoryMeter:
         if now - self._looked >= _EVERY:
             self._looked, self._found = now, self._look()
         return self._found
+
+    def forget(self) -> None:
+        """Measure at the next read: weights or cache have changed."""
+        self._looked = -math.inf
 
     def _look(self) -> dict[str, int]:
         weights, cache = weight_bytes(self._model), self._store.nbytes

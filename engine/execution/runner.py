@@ -207,6 +207,7 @@ class ModelRunner:
 
     def apply(self, change: changes.RunnerChange) -> None:
         self.splitter.forget()
+        self._memory.forget()
         match change:
             case changes.ReplaceLayer(index, scheme):
                 self._own_weights().replace(index, scheme)

@@ -8,16 +8,15 @@ class StoreError(Exception):
 class ChatGone(StoreError):
     """The chat was deleted, possibly by another screen."""
 
-    def __init__(self, chat: int) -> None:
-        super().__init__(f"chat {chat} was deleted, possibly in another window")
+    def __init__(self) -> None:  # users do not know its number
+        super().__init__("the chat was deleted, possibly in another window")
 
 
 class MessageGone(StoreError):
     """The message was deleted, possibly by another screen."""
 
-    def __init__(self, message: int, chat: int) -> None:
-        gone = f"message {message} of chat {chat}"
-        super().__init__(f"{gone} was deleted, possibly in another window")
+    def __init__(self) -> None:
+        super().__init__("the message was deleted, possibly in another window")
 
 
 class StoreBusy(StoreError):

@@ -21,7 +21,7 @@ Db = sqlite3.Connection
 def chat_row(db: Db, chat_id: int) -> sqlite3.Row:
     row = db.execute("SELECT * FROM chats WHERE id = ?", (chat_id,)).fetchone()
     if row is None:
-        raise ChatGone(chat_id)
+        raise ChatGone
     return row
 
 
@@ -45,7 +45,7 @@ def insert_chat(db: Db, title: str, system: str, params: str, at: float) -> int:
 def update_chat(db: Db, chat_id: int, changes: dict[str, Any]) -> None:
     columns = ", ".join(f"{name} = ?" for name in changes)
     if not db.execute(f"UPDATE chats SET {columns} WHERE id = ?", (*changes.values(), chat_id)).rowcount:
-        raise ChatGone(chat_id)
+        raise ChatGone
 
 
 def closed_last(db: Db) -> int | None:
@@ -81,7 +81,7 @@ def copy_chat(db: Db, chat_id: int, message_id: int, at: float) -> int:
     row = chat_row(db, chat_id)
     exists = "SELECT 1 FROM messages WHERE chat_id = ? AND id = ?"
     if not db.execute(exists, (chat_id, message_id)).fetchone():
-        raise MessageGone(message_id, chat_id)
+        raise MessageGone
     copy = insert_chat(db, fork_title(row["title"]), row["system"], row["params"], at)
     update_chat(db, copy, {name: row[name] for name in ("adapter", "own_params")})
     db.execute(

@@ -14,7 +14,7 @@ from engine.host.thread import EngineThread
 from minichat.commands.options import engine_config, failed, reply_adapter, running, sampling
 from minichat.plural import plural
 
-SET = "/set NAME VALUE change how replies are sampled: temperature, top_p, top_k, min_p, seed, max_tokens ..."
+SET = "/set NAME VALUE change how replies are sampled: temperature, top_p, seed ..."
 HELP = f"""\
 /new            start a new conversation
 {SET}
@@ -129,7 +129,7 @@ class Talk:
             f"step {shot.step}, KV {shot.blocks.in_use} in use + {shot.blocks.cached} cached "
             f"of {shot.blocks.size} blocks, prefix hits {shot.prefix_hit_rate:.0%}, "
             f"engine TTFT {shot.ttft.p50 * 1000:.0f} ms, "
-            f"ITL {shot.itl.p50 * 1000:.1f} ms (p99 {shot.itl.p99 * 1000:.1f})"
+            f"next token {shot.itl.p50 * 1000:.1f} ms (p99 {shot.itl.p99 * 1000:.1f})"
         )
 
 

@@ -30,6 +30,7 @@ class MonitorSide(MonitorPanel):
         context.signals.arranged.connect(self._arranged)
         context.signals.snapshot.connect(self._see_snapshot)
         context.signals.owned.connect(self.draw)
+        context.signals.replaced.connect(lambda: self.event_log.keep_owners(context.engine.owners))
         context.signals.events.connect(self._see_events)
 
     def focus(self, scroll_visible: bool = True) -> Self:

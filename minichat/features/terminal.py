@@ -47,7 +47,7 @@ def copy_theme(context: Context) -> None:
         if name and name.strip():
             with context.program.reporting_errors():
                 file = context.program.copy_theme(name.strip())
-                context.app.notify(f"Edit {file}. Each save applies immediately", markup=False)
+                context.app.notify(f"Edit {file}. Each save applies immediately")
 
     context.app.push_screen(AskScreen("Copy this theme under the name", "mine"), take)
 

@@ -74,6 +74,8 @@ def local(query: str) -> Model | None:
     name = query.strip()
     path = os.path.expanduser(name)
     if not name or not (_is_file(path) or os.path.isfile(os.path.join(path, CONFIG))):
+        if name.startswith(("/", "~", ".")) and os.path.isdir(path):
+            return Model(identity(name), "folder", Support("", 0, trouble=f"this folder has no {CONFIG}"))
         return None
     place = identity(name)
     return Model(place, _FILE if _is_file(path) else "folder", support(Path(place)))

@@ -142,7 +142,7 @@ class EngineLifecycle:
         else:
             file = program.paths.remembered
             Remembered.read(file).used(identity(self.model)).write(file)
-        if program.chats.first_ever:
+        if program.chats.first_ever or program.main.found:
             colors = None if program.app.no_color else program.app.console.color_system
             program.main.found = found_here(snapshot, terminal, colors)
             program.chats.first_ever = False

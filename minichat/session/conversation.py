@@ -329,7 +329,7 @@ class Conversation:
             self.likely = logprobs[-1]
         if self.view is not None:
             thought = run.parts.reasoning[-_THOUGHT_SHOWN:] if run.parts.thinking else ""
-            self.view.add_text(added, thought + batch[-1].tail)
+            self.view.add_text(added, thought + batch[-1].tail, reasoning=bool(thought))
         if self.compared is not None:
             self.compared.take(self, logprobs)
             if self.compared.reached(self):

@@ -28,7 +28,7 @@ class Terminal:
         return cls(
             ssh="SSH_CONNECTION" in os.environ,
             tmux=here[0],
-            unicode=encoding.replace("-", "") == "utf8",
+            unicode=encoding.replace("-", "") == "utf8" and term != "linux",  # its fonts have few characters
             screen=here[1],
             outside="" if any(here) else named,
         )

@@ -72,7 +72,7 @@ class Composing:
             send = self._context.keys.name("prompt.send")
             stop = "" if names.endswith("?") else "."
             sentence = one_line(f"{names}{stop} Press {send} again to send without it")
-            self._context.app.notify(sentence, severity="warning", timeout=8, markup=False)
+            self._context.app.notify(sentence, severity="warning", timeout=8)
             return False
         if checked.fit is not None and not checked.fit.fits:
             self._context.program.report(checked.fit.refusal(self._larger))

@@ -40,9 +40,9 @@ class EngineWatch:
 
     def forget(self) -> None:
         """Forget all requests: a new engine starts counting again."""
-        self.owners.clear()
-        self.latest = self.at_work = None
         self._signals.replaced()
+        self.owners = {}
+        self.latest = self.at_work = None
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         before, self.latest, self._seen_at = self.latest, snapshot, self.clock()

@@ -8,6 +8,7 @@ from functools import partial
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
+from textual.content import Content
 from textual.events import DescendantBlur, DescendantFocus, Resize
 
 from engine.api.events import Event
@@ -55,7 +56,7 @@ class MainScreen(FrameScreen[None]):
         self.panels = Panels(self.engine)
         self.side_by_side = self.shows_greeting = True
         self.sends_to_all = False  # the prompt sends to all panes
-        self.found = ""  # what the first start found on this machine
+        self.found = ""  # what the first start found on this machine, and the present model
         self.shown: list[Conversation] = []
         self._glyphs, self._owner_colors = glyphs, owner_colors
 
@@ -144,10 +145,10 @@ class MainScreen(FrameScreen[None]):
             for each in self.chats
         )
         self._retries.look()
-        self.prompt.border_title = labels.recipient(active, self.recipients)
+        self.prompt.border_title = Content(labels.recipient(active, self.recipients))
         self.prompt.placeholder = "" if active.chat.messages else "Type a message"
         checked = self.composing.checked
-        self.prompt.border_subtitle = labels.hint(active, context.keys, checked)
+        self.prompt.border_subtitle = Content(labels.hint(active, context.keys, checked))
         self.prompt.set_class(checked.faulty, "-fault")
         self.keybar.work = labels.work(len(self.chats.streaming))
         self._label_keys()

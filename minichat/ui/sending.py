@@ -40,7 +40,7 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
     else:
         if files:
             names = ", ".join(f"{each.name} ({size(len(each.text.encode()))})" for each in files)
-            context.app.notify(f"attached: {one_line(names)}", markup=False)
+            context.app.notify(f"attached: {one_line(names)}")
     workspace.keep_drafts()
     workspace.label()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from textual.content import Content
 from textual.message import Message
 from textual.notifications import Notify
 from textual.pilot import Pilot
@@ -199,7 +200,9 @@ def bench(tmp_path: Path) -> Callable[..., Any]:
 
         def see(message: Message) -> None:
             if isinstance(message, Notify):
-                notices[message.notification.identity] = message.notification.message
+                notice = message.notification
+                shown = Content.from_markup(notice.message).plain if notice.markup else notice.message
+                notices[notice.identity] = shown
 
         log, failures = logging.getLogger("minichat.app"), Failures()
         log.addHandler(failures)

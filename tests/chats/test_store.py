@@ -124,7 +124,7 @@ def test_a_fork_holds_the_messages_up_to_the_given_one(store: Store) -> None:
 def test_a_fork_needs_a_message_of_the_chat(store: Store) -> None:
     chat, other = store.create_chat(), store.create_chat()
     (strange,) = talk(store, other.id, 1)
-    with pytest.raises(MessageGone, match=f"message {strange} .* chat {chat.id}"):
+    with pytest.raises(MessageGone, match="the message was deleted"):
         store.fork(chat.id, strange)
     assert len(store.open_chats()) == 2
 
@@ -138,7 +138,7 @@ def test_a_deleted_chat_is_gone_permanently(store: Store, path: Path) -> None:
     with pytest.raises(ChatGone):
         store.chat(chat.id)
     for gone in (lambda: store.append(chat.id, "user", "hm"), lambda: store.rename(chat.id, "hm")):
-        with pytest.raises(ChatGone, match="deleted"):
+        with pytest.raises(ChatGone, match="the chat was deleted"):
             gone()
     store.close()
     assert b"xyzzy" not in path.read_bytes()

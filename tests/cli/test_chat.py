@@ -59,6 +59,11 @@ def test_new_clears_the_chat_and_keeps_the_system_prompt(
     ]
 
 
+def test_help_fits_80_columns(talk: Talk) -> None:
+    """A plain terminal breaks longer lines in the middle of a word."""
+    assert max(map(len, talk("/help", "/quit").out.splitlines())) < 80
+
+
 @pytest.mark.parametrize(
     ("line", "reply"),
     [

@@ -15,12 +15,13 @@ _WORD = 16  # maximum width of a token, in cells
 
 def toggle(context: Context) -> None:
     workspace = context.workspace
+    if not workspace.sends_to_all and len(workspace.shown) < 2:
+        context.app.notify(f"Only one pane is open: {_why_one(context)}", severity="warning")
+        return
     workspace.sends_to_all = not workspace.sends_to_all
     workspace.label()
     if not workspace.sends_to_all:
         context.app.notify("Messages go to this chat only")
-    elif len(workspace.shown) < 2:
-        context.app.notify(f"Only one pane is open: {_why_one(context)}", severity="warning")
 
 
 def _why_one(context: Context) -> str:

@@ -56,7 +56,7 @@ async def delete(context: Context, chat_id: int) -> None:
     else:
         await context.chats.delete(conversation)
         context.workspace.take_away(conversation)
-    context.app.notify("deleted")
+    context.app.notify("Chat deleted")
 
 
 def ask_to_delete(context: Context, chat: Chat, then: Callable[[], None] = lambda: None) -> None:
@@ -70,7 +70,7 @@ def ask_to_delete(context: Context, chat: Chat, then: Callable[[], None] = lambd
             then()
 
     choices = [Choice(Content(" Keep it"), False), Choice(Content(" Delete permanently"), True)]
-    what = f"Delete {titled(chat.title)} and its {plural(count, 'message')}?"
+    what = f'Delete "{titled(chat.title)}" and its {plural(count, "message")}?'
     context.app.push_screen(PickScreen(what, lambda _: choices), take)
 
 

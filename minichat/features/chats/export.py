@@ -1,8 +1,10 @@
-"""Export a chat to a file: Markdown or JSON."""
+"""Export a chat to a file, Markdown or JSON, and import one from JSON."""
 
 from itertools import chain, count
 from pathlib import Path
 
+from minichat.chats.errors import BadExport
+from minichat.features.chats.chats import reopen
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.shell.paths import private_folder
 from minichat.ui.dialogs.ask import AskScreen
@@ -33,15 +35,39 @@ def export(context: Context) -> None:
             except OSError as error:  # an error for a full disk does not name the file
                 program.report(f"Cannot write {file}: {error.strerror}")
             else:
-                context.app.notify(f"Exported to {file}", markup=False)
+                context.app.notify(f"Exported to {file}")
 
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     free = next(file for each in names if not (file := paths.exports / f"{each}.md").exists())
     context.app.push_screen(AskScreen("Export to a file (.md or .json)", str(free)), take)
 
 
+def import_(context: Context) -> None:
+    """Ask for a file with an exported chat, and open it as a new chat."""
+
+    async def take(answer: str | None) -> None:
+        if not answer or not answer.strip():
+            return
+        file = Path(answer.strip()).expanduser()
+        with context.program.reporting_errors():
+            try:
+                text = file.read_text(encoding="utf-8")
+                chat = context.chats.services.store.import_json(text)
+            except OSError as error:
+                context.program.report(f"Cannot read {file}: {error.strerror}")
+            except (UnicodeDecodeError, BadExport) as error:
+                context.program.report(f"Cannot import {file}: {error}")
+            else:
+                await reopen(context, chat.id)
+
+    context.app.push_screen(AskScreen("Import a chat from a file (.json)"), take)
+
+
 EXPORT = Feature(
     name="export",
     title="Export",
-    commands=(ScreenCommand("chat.export", "Chats", "Export this chat to Markdown or JSON", export),),
+    commands=(
+        ScreenCommand("chat.export", "Chats", "Export this chat to Markdown or JSON", export),
+        ScreenCommand("chat.import", "Chats", "Import a chat from JSON", import_),
+    ),
 )

@@ -15,7 +15,7 @@ from minichat.ui.panes.pane import ChatPane
 class FindBar(Horizontal):
     """The search text. Enter goes to the next match, Esc closes the bar."""
 
-    HINTS: ClassVar[Hints] = (("Enter", "next"), ("Up", "previous"), ("Esc", "done"))
+    HINTS: ClassVar[Hints] = (("Enter", "next"), ("Up", "back"), ("Esc", "done"))
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", show=False),
         Binding("down", "step(1)", show=False),
@@ -25,7 +25,7 @@ class FindBar(Horizontal):
     def __init__(self, context: Context, pane: ChatPane) -> None:
         super().__init__()
         self.context, self._pane = context, pane
-        self.field = Input(placeholder="Enter next  Up previous  Esc done", compact=True)
+        self.field = Input(placeholder="Enter next  Up back  Esc done", compact=True)
         self.field.cursor_blink = False
         self.place = Label(classes="place")
         self.display = False

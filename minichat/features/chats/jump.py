@@ -10,10 +10,12 @@ from minichat.features.chats.chats import DELETE_KEY, ask_to_delete, reopen
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.plural import plural
 from minichat.ui.dialogs.pick import Choice, PickScreen
+from minichat.ui.marks import ASCII, UNICODE, shortened
 from minichat.ui.panes.tabs import titled
 from minichat.ui.transcript.glyphs import one_line
 
 _FOUND = 50
+_TITLE = 40  # cells of a title; the note fits beside it
 _DELETE = "chat.delete"
 
 
@@ -28,7 +30,7 @@ class JumpScreen(PickScreen[int]):
 
     def on_mount(self) -> None:
         key = self.context.keys.name(_DELETE)
-        self.query_one(".sheet").border_subtitle = f"Enter go  {key} delete  Esc"
+        self.query_one(".sheet").border_subtitle = f"Enter go  {key} delete  Esc cancel"
 
     def action_delete(self) -> None:
         chosen = self.choice(self.query_one(OptionList).highlighted_option)
@@ -42,10 +44,10 @@ class JumpScreen(PickScreen[int]):
             hits = self._store.search(query, _FOUND)
             if not hits:
                 self.say("No title or message matches")
-            return [_choice(hit.chat, "", hit.title, hit.snippet if hit.message else "") for hit in hits]
+            return [self._choice(hit.chat, "", hit.title, hit.snippet if hit.message else "") for hit in hits]
         lines = sorted(self._store.listing(), key=lambda each: each.closed_at is not None)
         return [
-            _choice(
+            self._choice(
                 each.id,
                 each.letter,
                 each.title,
@@ -54,12 +56,11 @@ class JumpScreen(PickScreen[int]):
             for each in lines
         ]
 
-
-def _choice(chat_id: int, letter: str, title: str, note: str) -> Choice[int]:
-    label = f" {titled(title)}  "
-    return Choice(
-        Content.assemble((f" {letter.upper():2} ", "bold"), label, (one_line(note), "$text-muted")), chat_id
-    )
+    def _choice(self, chat_id: int, letter: str, title: str, note: str) -> Choice[int]:
+        cut = (ASCII if self.context.program.start.ascii else UNICODE).ellipsis
+        label = shortened(Content(titled(title)), _TITLE, cut)
+        head = (f" {letter.upper():2} ", "bold")
+        return Choice(Content.assemble(head, " ", label, "  ", (one_line(note), "$text-muted")), chat_id)
 
 
 def jump(context: Context) -> None:

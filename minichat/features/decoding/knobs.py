@@ -33,7 +33,7 @@ from minichat.ui.panes.keybar import Hints
 _LABEL = 13  # cells
 _NOTE = 2  # lines at the end for a hint or an error
 _STRATEGY, _PRESET = "strategy", "preset"
-_HINTS = {_STRATEGY: "Left or Right chooses another", _PRESET: "Left or Right chooses; Delete deletes yours"}
+_HINTS = {_STRATEGY: "Left or Right chooses another", _PRESET: "Left or Right chooses; Delete deletes"}
 
 
 @dataclass(slots=True)

@@ -102,7 +102,7 @@ class Picking:
         try:
             walk = await start_walk(context.chats.active, message_id)
         except (TokensUnknown, EngineError) as error:
-            context.app.notify(str(error), severity="warning", markup=False)
+            context.app.notify(str(error), severity="warning")
             return
         walk.at = _start(walk)
         self._walk = walk

@@ -192,19 +192,21 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
 
 
 def scheme(shot: Snapshot) -> tuple[Row, ...]:
-    plain = shot.quantization == "none"
-    weights = f"{shot.dtype}, not quantized" if plain else f"{shot.quantization}, computed in {shot.dtype}"
+    if shot.quantization == "none":
+        weights: tuple[Row, ...] = (("weights", f"{shot.dtype}, not quantized", None),)
+    else:
+        weights = (("weights", shot.quantization, None), ("computed in", shot.dtype, None))
     return (
         ("model", shot.model, None),
-        ("weights", weights, None),
+        *weights,
         ("KV cache", shot.kv_dtype or "unknown", None),
         ("runs on", shot.device, None),
     )
 
 
 def schemes(shot: Snapshot) -> tuple[SchemeView, ...]:
-    """The schemes of the weights; the size of the present one is measured, as the monitor shows it."""
-    held = shot.memory.get("weights", 0)
+    """The schemes of the weights. The size of the present one is measured, except while it changes."""
+    held = shot.memory.get("weights", 0) if shot.change is None or shot.change.over else 0
     return tuple(
         each._replace(nbytes=held) if held and each.name == shot.quantization else each
         for each in shot.schemes

@@ -5,6 +5,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.content import Content
 from textual.widgets import Input, TextArea
 
 from minichat.ui.dialogs.dialog import Dialog
@@ -29,7 +30,7 @@ class AskScreen(Dialog[str]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="sheet") as sheet:
-            sheet.border_title = self._question
+            sheet.border_title = Content(self._question)
             sheet.border_subtitle = "Ctrl+S accept  Esc cancel" if self._lines else "Enter accept  Esc cancel"
             yield self._field
 

@@ -44,7 +44,7 @@ class PickScreen(Dialog[T], Generic[T]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="sheet") as sheet:
-            sheet.border_title, sheet.border_subtitle = self._title, "Enter select  Esc cancel"
+            sheet.border_title, sheet.border_subtitle = Content(self._title), "Enter select  Esc cancel"
             if self._hint:
                 yield Input(placeholder=self._hint, compact=True)
             yield Options(compact=True)

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from textual.actions import SkipAction
@@ -14,6 +14,7 @@ from textual.widgets import Input
 from engine.api.events import Event, Quantizing, RequestEvent
 from minichat.ui.monitor.bindings import down, up
 from minichat.ui.monitor.figures import clock_time
+from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Pane, Row, Span, clip
 from minichat.ui.monitor.words import described, look
 
@@ -28,6 +29,7 @@ class EventLine(NamedTuple):
     request: int  # -1: none
     kind: str
     words: str
+    owner: Owner | None = None  # known for good: its engine is gone
 
 
 class EventLog(Pane):
@@ -94,6 +96,13 @@ class EventLog(Pane):
             self._woken = True
             self.call_later(self._draw_new)
 
+    def keep_owners(self, owners: Mapping[int, Owner]) -> None:
+        """Keep the owners of all events so far: a new engine counts requests from the start."""
+        for entries in (self._entries, self._fresh, self._shown):
+            kept = [each._replace(owner=each.owner or owners.get(each.request)) for each in entries]
+            entries.clear()
+            entries += kept
+
     def _draw_new(self) -> None:
         self._woken = False
         self.draw()
@@ -118,7 +127,7 @@ class EventLog(Pane):
         return [self.heading(*facts, right=right), *(self._line(entry, width) for entry in shown)]
 
     def _line(self, entry: EventLine, width: int) -> Row:
-        owner = self.owner_of(entry.request)
+        owner = self._owner(entry)
         spans: list[Span] = [(f" {entry.clock} ", "muted")]
         spans.append((f"{owner.letter if entry.request >= 0 else '':<2}", f"owner:{owner.index}"))
         if width >= 56:
@@ -128,8 +137,11 @@ class EventLog(Pane):
         spans.append((clip(self._words(entry), max(0, width - used - 1), self.signs.cut), "muted"))
         return tuple(spans)
 
+    def _owner(self, entry: EventLine) -> Owner:
+        return entry.owner or self.owner_of(entry.request)
+
     def _words(self, entry: EventLine) -> str:
-        role = self.owner_of(entry.request).role
+        role = self._owner(entry).role
         return f"{role}: {entry.words}" if role else entry.words
 
     def _take_in(self) -> None:
@@ -141,7 +153,7 @@ class EventLog(Pane):
 
     def _matches(self, entry: EventLine) -> bool:
         """A term of one or two letters is a chat's letter; longer terms match anywhere in the line."""
-        letter = self.owner_of(entry.request).letter.lower()
+        letter = self._owner(entry).letter.lower()
         line = f"{entry.request} {entry.kind} {self._words(entry)}".lower()
         return all(
             term == letter or ((len(term) > 2 or term.isdigit()) and term in line)

@@ -93,7 +93,7 @@ def described(event: Event) -> tuple[str, str]:
             return "failed", f"weights to {scheme}: {error}; still {before}"
         case Quantized(scheme=scheme, before=before, blocks=blocks, seconds=seconds):
             room = plural(blocks, "block")
-            return "switched", f"weights from {before} to {scheme} in {duration(seconds)}, {room}"
+            return "switched", f"weights {before} to {scheme} in {duration(seconds)}, {room}"
         case Recached(scheme=scheme, blocks=blocks):
             return "switched", f"cache to {scheme}, {plural(blocks, 'block')}"
         case Finished(finish="failed", tokens=tokens, error=error):

@@ -108,8 +108,8 @@ class ChatPane(Vertical):
         self.transcript.append(message)
         self.show_figures()
 
-    def add_text(self, text: str, tail: str) -> None:
-        self.transcript.extend(text, tail)
+    def add_text(self, text: str, tail: str, *, reasoning: bool = False) -> None:
+        self.transcript.extend(text, tail, reasoning=reasoning)
         # The header is far from the newest line: one frame with both would redraw all lines between them.
         if (now := time.monotonic()) - self._figured >= _FIGURES_EVERY:
             self._figured = now

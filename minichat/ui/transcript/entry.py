@@ -60,6 +60,7 @@ class Entry:
     _thinking_since: float | None = None
     _thought_for: float | None = None
     _tail = ""
+    _reasoning = False  # the tail is reasoning
     _tail_leaf: Leaf | None = None
     _note: RenderedLeaf | None = None
     _note_form = 0, False  # its width, and whether it offers a retry
@@ -79,6 +80,13 @@ class Entry:
     def text(self) -> str:
         return self.body.text if self.body is not None else self.message.text
 
+    @property
+    def _doing(self) -> str:
+        """What a running reply does, in a word."""
+        if self.text:
+            return "writing"
+        return ("thinking" if self._reasoning else "writing") if self._tail else "waiting"
+
     # Growing
 
     def open(self, enough: Enough) -> Document:
@@ -89,18 +97,18 @@ class Entry:
             self._think(self.message.reasoning)
         return self.body
 
-    def extend(self, text: str, tail: str, now: float, enough: Enough) -> int:
+    def extend(self, text: str, tail: str, now: float, enough: Enough, *, reasoning: bool = False) -> int:
         """Add streamed text. Return the first line of the entry that changed."""
         body = self.open(lambda: False)
         body.growing = True
-        if tail and not text and not body.text and self._thinking_since is None:
+        if reasoning and not text and not body.text and self._thinking_since is None:
             self._thinking_since = now
         if self._thinking_since is not None and text and self._thought_for is None:
             self._thought_for = now - self._thinking_since
-        begins = not body.text and not self._tail
-        self._tail = tail
+        doing = self._doing
+        self._tail, self._reasoning = tail, reasoning
         line, self._tail_leaf = body.extend(text, tail, enough)
-        return 0 if begins else self.part_top(EntryPart.BODY) + line
+        return 0 if self._doing != doing else self.part_top(EntryPart.BODY) + line
 
     def settle(self, message: Message, enough: Enough) -> bool:
         """Take over the finished message. Return whether its text equals the streamed text."""
@@ -286,7 +294,7 @@ class Entry:
                 f"{stats.blocks:,} blk" if stats.blocks else "",
             ]
         elif message.state == "streaming":
-            details.append("writing" if self.text else "thinking" if self._tail else "waiting")
+            details.append(self._doing)
         bar = ">" if self.marked else glyphs.bar
         name = clip(f"{bar} {names[message.role]}", width, glyphs.cut)
         rest = ""

@@ -110,10 +110,10 @@ class Transcript(ScrollView, can_focus=True):
         else:
             self._window.arrange(self._view.top(self._view.entries[-1]))
 
-    def extend(self, text: str, tail: str = "") -> None:
-        """Extend the last message. The tail is provisional: it is dim, and the next call replaces it."""
+    def extend(self, text: str, tail: str = "", *, reasoning: bool = False) -> None:
+        """Extend the last message. The tail, maybe reasoning, is dim, and the next call replaces it."""
         entry = self._last("extend")
-        line = self._view.top(entry) + entry.extend(text, tail, self._clock(), budget())
+        line = self._view.top(entry) + entry.extend(text, tail, self._clock(), budget(), reasoning=reasoning)
         self._view.changed(entry)
         self._window.arrange(line)
 

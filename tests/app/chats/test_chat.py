@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.api.errors import EngineDead
+from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from minichat.chats.errors import StoreBusy
@@ -186,6 +187,9 @@ async def test_a_prompt_sent_while_a_reply_runs_is_kept(bench: Callable[..., Any
         it.main.prompt.put("more")
         await it.pilot.press("enter")
         await it.until(lambda: any("still replying" in notice for notice in it.notices()))
+        await it.pilot.press("enter", "enter")
+        await it.pilot.pause()
+        assert sum("still replying" in notice for notice in it.notices()) == 1, "they would fill the screen"
         assert it.main.prompt.text == "more"
 
 
@@ -227,6 +231,23 @@ async def test_reasoning_is_stored_separately(bench: Callable[..., Any]) -> None
         message = it.app.chats.active.chat.messages[-1]
         assert (message.reasoning, message.text) == ("hm, well", "yes")
         assert [turn["content"] for turn in (await it.say("so?")).prompt] == ["hello", "yes", "so?"]
+
+
+@run
+async def test_the_head_of_a_reply_shows_what_it_does_now(bench: Callable[..., Any]) -> None:
+    """Also where only a provisional text is visible, and when reasoning becomes text."""
+    async with bench() as it:
+        reply = await it.say("hello")
+        heads = lambda: [row for row in it.screen_text().splitlines() if "assistant" in row]  # noqa: E731
+        await it.until(lambda: "waiting" in heads()[-1])
+        reply.send(Delta(reply.id, (1,), tail="a hypothesis of a search"))
+        await it.until(lambda: "writing" in heads()[-1])
+        await it.answered(reply, "text")
+        reply = await it.say("again")
+        reply.say("<think>hm, well")
+        await it.until(lambda: "thinking" in heads()[-1])
+        reply.say("</think>yes")
+        await it.until(lambda: "writing" in heads()[-1])
 
 
 @run

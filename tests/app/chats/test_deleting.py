@@ -28,7 +28,7 @@ async def test_a_chat_is_deleted_after_confirmation(bench: Callable[..., Any]) -
     async with bench() as it:
         await two_chats(it)
         await it.pilot.press("alt+d")
-        await it.until(lambda: "Delete second and its 2 messages?" in it.screen_text())
+        await it.until(lambda: 'Delete "second" and its 2 messages?' in it.screen_text())
         await it.pilot.press("enter")  # which keeps it
         await it.until(lambda: it.app.focused is it.main.prompt)
         assert titles(it) == ["first", "second"]
@@ -56,19 +56,29 @@ async def test_deleting_stops_its_reply_and_the_last_chat_leaves_an_empty_one(
 
 
 @run
+async def test_a_long_title_has_one_line_in_the_list(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.app.chats.active.rename("x" * 300)
+        await it.pilot.press("ctrl+o")
+        await it.until(lambda: "0 messages" in it.screen_text())
+        (line,) = (row for row in it.screen_text().splitlines() if "0 messages" in row)
+        assert " A   x" in line and "x…  0 messages" in line
+
+
+@run
 async def test_open_and_closed_chats_are_deleted_from_the_list(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await two_chats(it)
         await it.answered(await it.say("more"))
         await it.pilot.press("alt+1", "alt+w", *"half")  # close the first chat; filter the list
         await it.pilot.press("ctrl+o", *"fir")
-        await it.until(lambda: "Alt+D delete" in it.screen_text() and "first" in it.screen_text())
+        await it.until(lambda: "Alt+D delete  Esc cancel" in it.screen_text() and "first" in it.screen_text())
         await it.pilot.press("alt+d")
-        await it.until(lambda: "Delete first and its 2 messages?" in it.screen_text())
+        await it.until(lambda: 'Delete "first" and its 2 messages?' in it.screen_text())
         await it.pilot.press("down", "enter")
         await it.until(lambda: [each.title for each in it.app.store.listing()] == ["second"])
         assert len(it.backend.forgotten) == 1, "a closed chat's blocks on disk are not deleted"
-        await it.until(lambda: "Delete first" not in it.screen_text())
+        await it.until(lambda: 'Delete "first' not in it.screen_text())
         assert "first" not in "".join(it.screen_text().splitlines()[1:-1]).replace("fir", "", 1)
         await it.pilot.press("escape")
         await it.until(lambda: it.app.focused is it.main.prompt)
@@ -116,7 +126,7 @@ async def test_the_delete_key_can_be_remapped(bench: Callable[..., Any], tmp_pat
         await it.answered(await it.say("first"))
         await it.pilot.press("alt+d")
         await it.pilot.press("alt+q")
-        await it.until(lambda: "Delete first and its 2 messages?" in it.screen_text())
+        await it.until(lambda: 'Delete "first" and its 2 messages?' in it.screen_text())
         await it.pilot.press("escape", "ctrl+o")
         await it.until(lambda: "Alt+Q delete" in it.screen_text())
         await it.pilot.press("alt+q", "down", "enter")

@@ -16,11 +16,11 @@ def find_bar(it: Any) -> str:
     )
 
 
-KEYS = "Enter next  Up previous  Esc done"
+KEYS = "Enter next  Up back  Esc done"
 
 
 @run
-@pytest.mark.parametrize("size", [(80, 24), (80, 16)])  # the short terminal has no key bar
+@pytest.mark.parametrize("size", [(80, 24), (80, 16), (40, 10)])  # short terminals have no key bar
 async def test_it_shows_its_label_and_keys(bench: Callable[..., Any], size: tuple[int, int]) -> None:
     async with bench(size) as it:
         await it.answered(await it.say("hello"), "needle " + "hay\n\n" * 60 + "needle")

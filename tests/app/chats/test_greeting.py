@@ -36,8 +36,10 @@ async def test_the_examples_match_the_model(bench: Callable[..., Any], model: st
 async def test_another_model_brings_other_examples(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.until(lambda: LARGER[0] in it.screen_text())
+        assert "tiny is running" in it.main.found
         await it.app.lifecycle.switch("pocket")
         await it.until(lambda: BUILT_IN[0] in it.screen_text())
+        assert "pocket is running" in it.main.found
         assert LARGER[0] not in it.screen_text()
 
 

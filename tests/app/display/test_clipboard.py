@@ -1,6 +1,7 @@
 """Copying through a real tmux and a real GNU screen: what reaches the outer terminal."""
 
 import base64
+import io
 import os
 import re
 import shutil
@@ -158,3 +159,16 @@ def test_the_multiplexer_around_ssh_is_recognized_by_term(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert Terminal.found().outside == outside
+
+
+@pytest.mark.parametrize(
+    ("term", "encoding", "drawn"),
+    [("xterm", "utf-8", True), ("xterm", "ascii", False), ("linux", "utf-8", False)],
+)
+def test_a_console_without_the_characters_gets_ascii(
+    monkeypatch: pytest.MonkeyPatch, term: str, encoding: str, drawn: bool
+) -> None:
+    """The fonts of the Linux console have no braille and few of the other marks."""
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    assert Terminal.found().unicode is drawn

@@ -78,3 +78,20 @@ async def test_an_error_message_is_harmless(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "lost" in it.screen_text())
         assert harmless(it)
         assert all(notice.isprintable() for notice in it.notices())
+
+
+@run
+async def test_brackets_are_text_and_not_markup(bench: Callable[..., Any]) -> None:
+    async with bench((100, 24)) as it:
+        await it.until(lambda: it.app.lifecycle.ready.is_set())
+        it.app.chats.active.rename("[name] [red]x")
+        await it.pilot.press("alt+d")
+        await it.until(lambda: 'Delete "[name] [red]x" and' in it.screen_text())
+        await it.pilot.press("escape", "f3", "ctrl+s")
+        await it.until(lambda: "preset named" in it.screen_text())
+        await it.pilot.press(*"[b]")
+        await it.pilot.press("enter")
+        await it.until(lambda: "Saved the preset [b]" in it.notices())
+        await it.pilot.press("escape")
+        it.main.prompt.put("see @./no[1][/b].txt then")
+        await it.until(lambda: "no such file: ./no[1][/b].txt" in it.screen_text())

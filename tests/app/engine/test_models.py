@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engine.api.errors import ModelNotFound, UnsupportedModel
+from engine.api.events import Died, Queued
 from engine.models.support import Support
 from minichat.clients.fake import FakeBackend
 from minichat.clients.protocol import Progress
@@ -184,6 +185,24 @@ async def test_running_replies_end_with_their_text_and_a_reason(bench: Callable[
 
 
 @run
+async def test_the_event_log_keeps_the_letters_of_replies_of_the_previous_model(
+    bench: Callable[..., Any],
+) -> None:
+    backend = FakeBackend([snapshot()])
+    async with bench((120, 40), backend=backend) as it:
+        reply = await it.say("hello")
+        backend.emit(Queued(1, 0.0, reply.id, 5))
+        await it.answered(reply)
+        await it.until(lambda: " A  queued" in it.screen_text())
+        await picker(it, "pocket")
+        await it.pilot.press("enter")
+        await it.until(lambda: it.main.engine.owners == {})
+        backend.emit(Died(2, 0.0, "gone"))
+        await it.until(lambda: "died      gone" in it.screen_text())
+        assert " A  queued" in it.screen_text()
+
+
+@run
 async def test_a_model_that_cannot_be_loaded_is_replaced_by_the_old_one(bench: Callable[..., Any]) -> None:
     backend = FakeBackend([snapshot()])
     backend.unloadable["pocket"] = UnsupportedModel("it is made of wood")
@@ -221,6 +240,13 @@ async def test_an_unknown_name_is_reported(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "No model matches" in it.screen_text())
         await it.pilot.press("enter", "escape")
         assert it.app.screen is it.main
+
+
+@run
+async def test_a_folder_without_a_model_is_named(bench: Callable[..., Any], tmp_path: Path) -> None:
+    async with bench((120, 30)) as it:
+        await picker(it, str(tmp_path))
+        await it.until(lambda: "this folder has no config.json" in it.screen_text())
 
 
 @run

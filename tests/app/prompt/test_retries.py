@@ -189,6 +189,7 @@ async def test_no_retry_is_offered_while_the_engine_is_dead(
         assert it.notices() == []
         await it.pilot.press("alt+r")
         await it.until(lambda: "There is no engine. F5 restarts the engine" in it.notices())
+        it.app.notify("another")  # a notice that is visible is not repeated
         it.main.prompt.put("typed")
         it.main.prompt.focus()
         await it.pilot.press("enter")

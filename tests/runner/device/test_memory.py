@@ -11,6 +11,7 @@ from engine.api.errors import BadCheckpoint, BadInput
 from engine.api.events import Preempted
 from engine.api.params import SamplingParams
 from engine.execution import memory
+from engine.execution.changes import Recache, ReplaceLayer
 from engine.execution.memory import MemoryMeter
 from engine.kv.store import KVStore
 from engine.start import start
@@ -40,6 +41,15 @@ def test_the_device_is_asked_once_a_second(tmp_path: Path, monkeypatch: pytest.M
     del parameters[id(runner.model.rope)]
     assert found["weights"] == sum(parameters.values()) > 0
     assert found["host_cache"] == 0
+
+
+def test_the_sizes_after_a_change_are_new_at_once(tmp_path: Path) -> None:
+    """A drawer that shows the new scheme must not show the size of the old one."""
+    engine = start(EngineConfig(model=str(write_model(tmp_path / "model")), device="cpu", blocks=8))
+    for change, what in ((ReplaceLayer(0, "int8"), "weights"), (Recache("int8"), "cache")):
+        before = engine.runner.memory()[what]
+        engine.runner.apply(change)
+        assert engine.runner.memory()[what] < before
 
 
 def test_a_snapshot_reports_the_type_of_the_cache(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def log() -> EventLog:
         (events.TierProblem(1, 0, "disk", ""), ("tier back", "disk stores blocks again")),
         (
             events.Quantized(1, 0, "int4", "none", 64, 1.25, ""),
-            ("switched", "weights from none to int4 in 1.25 s, 64 blocks"),
+            ("switched", "weights none to int4 in 1.25 s, 64 blocks"),
         ),
         (
             events.Quantized(1, 0, "int4", "none", 64, 1.25, "it was canceled"),
@@ -100,6 +100,22 @@ async def test_a_change_of_quantization_is_one_line() -> None:
         pane.add(events.Quantized(2, 0.0, "int8", "none", 64, 0.5, ""))
         await pilot.pause()
         assert lines(pane)[0].split() == ["5", "events", "1"]
+
+
+async def test_a_new_engine_leaves_the_letters_of_earlier_events() -> None:
+    """It counts requests from the start, so the same numbers soon belong to other chats."""
+    pane = log()
+    async with staged(pane, (60, 4), focus=False) as pilot:
+        pane.add(events.Queued(1, 0.0, 3, 5))
+        pane.keep_owners(OWNERS)
+        pane.update_from(snapshot(64), {3: OWNERS[0]})
+        pane.add(events.Queued(2, 0.0, 3, 5))
+        await pilot.pause()
+        assert [line.split()[1:3] for line in lines(pane)[1:3]] == [["D", "3"], ["A", "3"]]
+        pane.filter()
+        pane.query_one(Input).value = "d"
+        await pilot.pause()
+        assert lines(pane)[0].split()[2:5] == ["1", "of", "2"]
 
 
 async def test_the_newest_event_is_at_the_end() -> None:

@@ -184,7 +184,7 @@ async def test_the_tail_is_dim_and_replaced_until_it_becomes_text() -> None:
 async def test_reasoning_is_shown_while_it_streams_and_then_folded() -> None:
     async with reading((60, 20)) as reader:
         reader.transcript.show([streaming()], "a")
-        reader.transcript.extend("", "let me think")
+        reader.transcript.extend("", "let me think", reasoning=True)
         await reader.settled()
         assert reader.lines()[:2] == ["▌ assistant a  12:01  thinking", "let me think"]
         reader.app.now = 12.0

@@ -1,0 +1,55 @@
+"""An exported chat is imported from its file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.conftest import run
+
+
+async def take_in(it: Any, file: Path) -> None:
+    await it.command("chat.import")
+    await it.until(lambda: it.app.screen.query("Input"))
+    it.app.screen.query_one("Input").value = str(file)
+    await it.pilot.press("enter")
+
+
+@run
+async def test_an_exported_chat_comes_back(bench: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "good day")
+        file.write_text(it.app.store.export_json(it.app.chats.active.chat.id))
+        await take_in(it, file)
+        await it.until(lambda: len(it.app.chats) == 2)
+        assert [each.chat.title for each in it.app.chats] == ["hello", "hello"]
+        assert it.app.chats.active.chat.letter != "A"
+        assert it.texts() == [("user", "hello", "done"), ("assistant", "good day", "done")]
+        reply = await it.say("and?")
+        assert [turn["content"] for turn in reply.prompt] == ["hello", "good day", "and?"]
+
+
+@run
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "Cannot read"),
+        (b"{", "invalid JSON"),
+        (b"{}", '"format" must be'),
+        (b"\xff", "can't decode byte 0xff"),
+    ],
+)
+async def test_a_file_that_is_no_chat_is_refused(
+    bench: Callable[..., Any], tmp_path: Path, content: bytes | None, why: str
+) -> None:
+    file = tmp_path / "chat.json"
+    if content is not None:
+        file.write_bytes(content)
+    async with bench() as it:
+        await take_in(it, file)
+        await it.until(
+            lambda: any("chat.json: " in each and why.lower() in each.lower() for each in it.notices())
+        )
+        assert len(it.app.chats) == 1
