@@ -89,7 +89,7 @@ class PreparedChat:
 async def prepared(request: Request, state: ServerState, body: ChatRequest) -> PreparedChat:
     """Check a chat, and return what is needed to run it."""
     conversation, mode = await off_loop(request, lambda: _conversation(state, body))
-    continued = continued_text(body)
+    continued = continued_text(body, body.messages)
     opened = continued is None and await state.opens_thinking(mode, conversation.options)
     start = _Start(opened, continued or "")
     return await off_loop(request, lambda: _prepared(state, body, conversation, start))
@@ -97,7 +97,7 @@ async def prepared(request: Request, state: ServerState, body: ChatRequest) -> P
 
 def _conversation(state: ServerState, body: ChatRequest) -> tuple[ChatPrompt, bytes]:
     """Return the template's input, and the cache key of its options."""
-    tools, options = definitions(body, state.tool_style), template_options(body)
+    tools, options = definitions(body, state.tool_style), template_options(body, body.reasoning_effort)
     conversation = ChatPrompt(template_messages(body.messages, state.host.templates), tools, options)
     if not state.host.has_template:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")

@@ -154,18 +154,23 @@ _SAME = (
 ).split()
 
 
-class ChatRequest(GenerationRequest):
+class ConversationFields(Sparse):
+    """The fields beside the messages that shape a chat's prompt."""
+
+    tools: list[dict[str, Any]] | None = Field(None, max_length=128)
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class ChatRequest(GenerationRequest, ConversationFields):
     messages: Messages = Field(min_length=1)
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    tools: list[dict[str, Any]] | None = Field(None, max_length=128)
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = Field(None, max_length=8)
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     reasoning_effort: Effort | None = None
 
     # Accepted and ignored
