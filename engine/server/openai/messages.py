@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.server.http.errors import ApiError
-from engine.server.openai.schema import ConversationFields
+from engine.server.openai.schema import ChatRequest, ConversationFields
 from engine.text.chat import RESERVED
 from engine.text.messages import content_text
 
 
-def template_options(body: ConversationFields, effort: str | None = None) -> dict[str, Any]:
+def template_options(body: ConversationFields) -> dict[str, Any]:
     """Return extra variables for a template, such as enable_thinking, and how it ends the prompt."""
     options = dict(body.chat_template_kwargs or {})
     for name in options:
@@ -19,13 +19,19 @@ def template_options(body: ConversationFields, effort: str | None = None) -> dic
                 f"chat_template_kwargs: {name[:80]!r} is not a valid option name",
                 param="chat_template_kwargs",
             )
-    if effort is not None:
-        options.setdefault("reasoning_effort", effort)
     if body.continue_final_message:
         options["continue_final_message"] = True
     elif body.add_generation_prompt is False:
         options["add_generation_prompt"] = False
     return options
+
+
+def chat_options(body: ChatRequest) -> dict[str, Any]:
+    """Return the same with what only a chat has. An effort decides whether a model thinks at all."""
+    options, effort = template_options(body), body.reasoning_effort
+    if effort is not None:
+        options = {"reasoning_effort": effort, "enable_thinking": effort != "none", **options}
+    return options if body.documents is None else options | {"documents": body.documents}
 
 
 def continued_text(body: ConversationFields, messages: Sequence[dict[str, Any]]) -> str | None:
