@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Sequence
 
 import httptools
-from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application, ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -24,8 +24,10 @@ class GuardedProtocol(HttpToolsProtocol):
     """One connection. uvicorn alone sets no limit on headers."""
 
     _in_head = True
-    _head = 0
-    _refused = False
+    _head = 0  # bytes of the head, without those that came with an earlier request
+    _arriving = 0  # bytes of the data at hand
+    _refused = False  # whatever else arrives is ignored
+    _running: RequestResponseCycle | None = None  # the request that is being answered; later ones wait
     _timeout: asyncio.TimerHandle | None = None
     _next_probe: asyncio.TimerHandle | None = None
     _zeros = 0
@@ -38,7 +40,14 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_waiting()
         if self._next_probe is not None:
             self._next_probe.cancel()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True  # uvicorn tells only the request that came last
+            self._running.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection open for the response, if the client has sent a whole request.
@@ -73,7 +82,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        self._unset_keepalive_if_required()
+        self._arriving = len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError:
@@ -108,13 +117,15 @@ class GuardedProtocol(HttpToolsProtocol):
             self.data_received(b"\r\n".join([*lines, b"", rest]))
 
     def on_message_begin(self) -> None:
-        self._in_head, self._head = True, 0
+        self._in_head, self._head = True, -self._arriving
+        self._unset_keepalive_if_required()  # uvicorn would do so for any data, such as empty lines
         self._await_head()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_waiting()
+        self._unset_keepalive_if_required()
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MAX_HEAD or len(self.headers) > MAX_HEADERS:
             self._refused = True
@@ -124,14 +135,27 @@ class GuardedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         if self._refused:
             self._refuse()
-        else:
+        elif not self._ends_with_reply():
             super().send_400_response(msg)
 
     def _refuse(self) -> None:
         self._refused = True
-        if not self.transport.is_closing():
+        if not self.transport.is_closing() and not self._ends_with_reply():
             self.transport.write(STATUS_LINE[431] + b"content-length: 0\r\nconnection: close\r\n\r\n")
             self.transport.close()
+
+    def _ends_with_reply(self) -> bool:
+        """Return whether earlier requests are still to be answered. Then the last reply ends the connection,
+        and an error, which would be written into a reply, is left out.
+        """
+        if self.pipeline and self.cycle.more_body:
+            self.pipeline.popleft()  # the broken one
+        last = self.pipeline[0][0] if self.pipeline else self._running
+        if last is None or last.response_complete or last.more_body:
+            return False
+        self._refused, self._in_head, last.keep_alive = True, False, False
+        self._stop_waiting()
+        return True
 
     def _await_head(self) -> None:
         self._stop_waiting()
