@@ -7,10 +7,18 @@ import asyncio
 from collections.abc import Sequence
 
 import httptools
-from uvicorn._types import ASGI3Application, ASGISendEvent
+from uvicorn._types import (
+    ASGI3Application,
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    ASGISendEvent,
+    Scope,
+)
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+from websockets.protocol import State
 
 MAX_HEAD = 64 * 1024  # bytes of the request line and all headers
 MAX_HEADERS = 100
@@ -40,14 +48,30 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_waiting()
         if self._next_probe is not None:
             self._next_probe.cancel()
-        if self._running is not None and not self._running.response_complete:
-            self._running.disconnected = True  # uvicorn tells only the request that came last
-            self._running.message_event.set()
+        self._abandon()
         super().connection_lost(exc)
 
+    def _abandon(self) -> None:
+        """Tell the request that is answered that its client is gone. uvicorn tells only the last one."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Run the application. If it writes after the transport was closed, and before `connection_lost` is
+        called, uvloop raises an error, which uvicorn would log.
+        """
+
+        async def guarded(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+            async def send_if_open(message: ASGISendEvent) -> None:
+                if self.transport.is_closing():
+                    self._abandon()
+                await send(message)
+
+            await app(scope, receive, send_if_open)
+
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, guarded)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection open for the response, if the client has sent a whole request.
@@ -56,14 +80,17 @@ class GuardedProtocol(HttpToolsProtocol):
         no harmless one, TLS connections cannot stay open, and pipelined responses are not worth the care:
         there, the client counts as gone.
         """
+        if not self._awaits_response():
+            return False
+        self.cycle.keep_alive = False
+        self._probe(_FIRST_PROBE)
+        return True
+
+    def _awaits_response(self) -> bool:
         cycle = self.cycle
         if self._in_head or cycle.response_complete or cycle.more_body or self.pipeline:
             return False
-        if self.scheme == "https" or cycle.scope["http_version"] == "1.0":
-            return False
-        cycle.keep_alive = False
-        self._probe(_FIRST_PROBE)
-        return True
+        return self.scheme != "https" and cycle.scope["http_version"] != "1.0"
 
     def _probe(self, seconds: float) -> None:
         """Write something that has no meaning. A client that is gone answers with a reset, and the next probe
@@ -174,18 +201,33 @@ class LenientWebSocket(WebSocketsSansIOProtocol):
         if not self.handshake_complete:
             super().shutdown()
 
+    def handle_cont(self, event: Frame) -> None:
+        """Join fragments as they come. In a list, tiny ones would take far more memory than their bytes."""
+        if len(self.frames) == 1:
+            self.frames.append(bytearray())  # type: ignore[arg-type]
+        self.frames[1] += event.data
+        if event.fin:
+            self.send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        """Answer, unless the client does not read: answers to endless pings would fill the memory."""
+        pongs = self.conn.data_to_send()
+        if self.writable.is_set():
+            self.transport.write(b"".join(pongs))
+
     def send_receive_event_to_app(self) -> None:
         """Close the socket after text that is not UTF-8. uvicorn would log a traceback each time."""
         if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(self.frames):
             self.frames = []
-            self.conn.send_close(1007)
-            self.handle_parser_exception()
+            if self.conn.state is State.OPEN:  # not if the client's close frame came with the text
+                self.conn.send_close(1007)
+                self.handle_parser_exception()
         else:
             super().send_receive_event_to_app()
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send a message. After a close frame, sent for instance for a broken frame, nothing can be sent."""
-        if self.handshake_complete and self.close_sent:
+        if self.handshake_complete and (self.close_sent or self.transport.is_closing()):
             raise ClientDisconnected
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
