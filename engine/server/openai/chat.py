@@ -17,7 +17,6 @@ from engine.server.http.sse import encoded, quoted
 from engine.server.message_writer import MessagePart, MessageWriter
 from engine.server.messages import template_messages
 from engine.server.openai.errors import OpenAIRoute
-from engine.server.openai.logprobs import Pieces, chat_logprobs
 from engine.server.openai.messages import chat_options, continued_text
 from engine.server.openai.prompt_logprobs import PromptReader
 from engine.server.openai.responses import FINISH, answer, ended, read_request, shown_pieces, stop_reason
@@ -27,6 +26,7 @@ from engine.server.openai.tooling import calls_of, definitions
 from engine.server.reply_grammar import ToolCallRules, reply_grammar
 from engine.server.schema import STREAM, openapi_answers, openapi_body
 from engine.server.state import ServerState, mode_of
+from engine.server.token_logprobs import Pieces, token_records
 from engine.server.tool_calls.events import CallArguments, CallBegin
 from engine.server.tool_calls.formats import reply_reader
 from engine.text.reasoning import Thoughts
@@ -232,7 +232,7 @@ class _ChatForm:
     def _logprobs(self, part: MessagePart) -> dict[str, Any] | None:
         if not self._pieces:
             return None
-        return {"content": chat_logprobs(part.logprobs, self._pieces), "refusal": None}
+        return {"content": token_records(part.logprobs, self._pieces), "refusal": None}
 
 
 def _finish(finish: Finish | None, calls: int) -> str | None:

@@ -13,7 +13,7 @@ from engine.host.prompts import Prompt
 from engine.server.http.bodies import off_loop
 from engine.server.http.sse import encoded, quoted
 from engine.server.openai.errors import OpenAIRoute
-from engine.server.openai.logprobs import CompletionLogprobs, Pieces
+from engine.server.openai.logprobs import CompletionLogprobs
 from engine.server.openai.prompt_logprobs import PromptReader
 from engine.server.openai.responses import (
     answer,
@@ -26,6 +26,7 @@ from engine.server.openai.responses import (
 from engine.server.openai.schema import CompletionRequest
 from engine.server.schema import STREAM, openapi_answers, openapi_body
 from engine.server.state import ServerState
+from engine.server.token_logprobs import Pieces
 
 Texts = Callable[[Sequence[int]], list[str]]  # the text that each token adds
 

@@ -18,10 +18,10 @@ from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError
 from engine.server.http.request_ids import ID
 from engine.server.http.sse import DONE, encoded, event, quoted
-from engine.server.openai.logprobs import Pieces
 from engine.server.openai.schema import GenerationRequest
 from engine.server.openai.structured import RequestedGrammar, refusal
 from engine.server.state import ServerState
+from engine.server.token_logprobs import Pieces
 
 A = TypeVar("A", bound=GenerationRequest)
 

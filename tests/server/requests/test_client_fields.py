@@ -46,8 +46,8 @@ REFUSED: list[tuple[type[BaseModel], str, str, str]] = [
         "container",
     ),
     (CountRequest, "anthropic.types.message_count_tokens_params", "MessageCountTokensParams", ""),
-    (OllamaChatRequest, "ollama._types", "ChatRequest", "keep_alive top_logprobs"),
-    (OllamaGenerateRequest, "ollama._types", "GenerateRequest", "height keep_alive steps top_logprobs width"),
+    (OllamaChatRequest, "ollama._types", "ChatRequest", "keep_alive"),
+    (OllamaGenerateRequest, "ollama._types", "GenerateRequest", "height keep_alive steps width"),
 ]
 
 
