@@ -39,6 +39,14 @@ print(*sorted({HEAVY} & set(sys.modules)))"""
     assert found.stdout == "\n"
 
 
+def test_an_engine_does_not_import_compilers_it_does_not_use() -> None:
+    program = """
+import sys, engine.host.child, engine.start, engine.assembly
+print(*sorted({"torch._dynamo", "torch._inductor", "sympy", "transformers"} & set(sys.modules)))"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "\n"
+
+
 def test_imported_modules_are_reported_before_the_engine_is_built() -> None:
     seen: list[bool] = []
     engine = start(
