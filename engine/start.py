@@ -19,10 +19,12 @@ def start(
     progress: Progress | None = None,
     below: Sequence[Tier] = (),
     found: Callable[[Path], None] = lambda folder: None,
+    imported: Callable[[], None] = lambda: None,
 ) -> "Engine":
     """Start an engine. torch is imported only after the model is found, so a wrong name fails at once.
 
     `below`: more cache tiers, below host memory. `found`: called with the model's folder.
+    `imported`: called once torch is imported.
     """
     place = find_model(config.model, dummy=config.dummy_weights, progress=progress)
     found(place.folder)
@@ -31,4 +33,5 @@ def start(
     from engine.assembly import assemble
 
     wait_for_imports()
+    imported()
     return assemble(config, place, tokenizer, progress, below)

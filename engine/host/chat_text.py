@@ -37,9 +37,13 @@ class ChatText:
         """Return the bytes of each token inside a text."""
         return [self._chat.tokenizer.piece(token) for token in tokens]
 
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """Return a prompt's tokens as the engine reads them."""
+        return prompt_ids(prompt, self._chat)[0]
+
     def count(self, prompt: Prompt) -> int:
         """Return the number of tokens in a prompt."""
-        return len(prompt_ids(prompt, self._chat)[0])
+        return len(self.tokens(prompt))
 
     def layout(self, prompt: str | Sequence[Mapping[str, Any]]) -> PromptLayout:
         """Return the characters of a prompt's text or messages that each token covers."""

@@ -67,6 +67,12 @@ def launch_here(log: Path) -> tuple[LocalChild, FrameSocket]:
     return LocalChild(process, log), FrameSocket(ours)
 
 
+def launching_now(log: Path) -> Launch:
+    """Start a process now, which the first call of the returned function gets. Later calls start others."""
+    first = [launch_here(log)]
+    return lambda log: first.pop() if first else launch_here(log)
+
+
 def spawn(connection: int, out: IO[bytes], lifeline: int | None = None) -> subprocess.Popen[bytes]:
     """Start the process. It also ends when the other end of the pipe `lifeline` is closed."""
     passed = [connection] if lifeline is None else [connection, lifeline]

@@ -25,6 +25,8 @@ def _message(message: dict[str, Any], place: str, has_developer: bool) -> dict[s
         )
     # Replies that clients send back have other members, such as `refusal` or `provider_specific_fields`.
     kept = {name: value for name, value in message.items() if name in _FIELDS and value is not None}
+    if isinstance(message.get("reasoning"), str):
+        kept.setdefault("reasoning_content", message["reasoning"])  # vLLM's newer name
     for name in _TEXTS:
         if not isinstance(kept.get(name, ""), str):
             raise ApiError(400, f"{place}.{name} must be a string", param=f"{place}.{name}")

@@ -87,11 +87,15 @@ class ServerState:
         params: SamplingParams,
         *,
         urgency: Urgency = USUAL,
+        salt: str = "",
         reply_prefix: Sequence[int] = (),
         parent: int | None = None,
         adapter: str = "",
     ) -> Generation:
-        """Reserve places in the concurrency limit and return a generation, not yet started."""
+        """Reserve places in the concurrency limit and return a generation, not yet started.
+
+        `salt`: a secret of the client's that separates its prefix cache further than its key.
+        """
         if self.drain.begun:
             raise Ending("the server is shutting down")
         urgency.check(self.config.max_priority)
@@ -111,7 +115,7 @@ class ServerState:
             ticket,
             self.metrics,
             urgency=urgency,
-            salt=prefix_salt(key),
+            salt=prefix_salt(key, salt),
             reply_prefix=reply_prefix,
             parent=parent,
             adapter=adapter,

@@ -66,6 +66,7 @@ class ChatFormat:
         template = self._template(bool(tools))
         guard = self._guard(template)
         break_up = guard.breaker("user")
+        documents = options.pop("documents", None)
         continued = options.pop("continue_final_message", False)
         generate = options.pop("add_generation_prompt", not continued)
         if continued and generate:
@@ -80,7 +81,7 @@ class ChatFormat:
             **clean(options, "template options", break_up),
             "messages": cleaned,
             "tools": clean_tools(tools, break_up),
-            "documents": None,
+            "documents": clean(documents, "documents", break_up),
             "add_generation_prompt": bool(generate),
         }
         text = self._renderer.render(template, values)

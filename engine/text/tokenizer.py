@@ -53,7 +53,7 @@ class Tokenizer:
         self.bos_id = self._bos(files)
         self.stop_ids = frozenset(self._stops(files))
         self.hidden_ids = self.special_ids - frozenset(self._marks())  # not part of a reply's text
-        self._start = self._start_ids(files.settings.get("add_bos_token"))
+        self.start_ids = self._start_ids(files.settings.get("add_bos_token"))
         self._rule = byte_rule(self.library)
         self._shown, self._all = (
             PieceTable(self.library, self._rule, hidden) if self._rule else None
@@ -93,9 +93,9 @@ class Tokenizer:
 
         An empty text becomes the model's start token, or nothing if it has none.
         """
-        if not text and not self._start and self.bos_id is not None:
+        if not text and not self.start_ids and self.bos_id is not None:
             return [self.bos_id]
-        return [*self._start, *self.encode(text)]
+        return [*self.start_ids, *self.encode(text)]
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True, after: Sequence[int] = ()) -> str:
         """Return the text of the tokens, as a detokenizer would."""
@@ -121,6 +121,10 @@ class Tokenizer:
             return self._rule.rest(name)
         text: str = self.library.decode([token], skip_special_tokens=False)
         return text.encode()
+
+    def name(self, token: int) -> str:
+        """Return the token's name in the vocabulary; empty if the tokenizer has no such token."""
+        return token_name(self.library, token) or ""
 
     @property
     def joins(self) -> bool:

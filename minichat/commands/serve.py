@@ -17,10 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.api.commands import Warm
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineError
-from engine.api.events import Died
 from engine.gguf.header import is_gguf
 from engine.gguf.parts import model_name
 from minichat import __version__
@@ -233,6 +231,9 @@ def listen(
     _log(options)
     _import_in_background("engine.server.http.listen")
     host = engine(options, callbacks)
+    from engine.api.commands import Warm
+    from engine.api.events import Died
+
     host.send(Warm()).result()
     scaling = _autoscaler(options, host)
     from engine.server.http.listen import server
@@ -275,17 +276,23 @@ def served_names(options: argparse.Namespace) -> list[str]:
 
 
 def engine(options: argparse.Namespace, callbacks: ServerCallbacks) -> "EngineClient":
-    """The engine in its own process, so that serving clients does not slow steps; or a fleet of them."""
+    """The engine in its own process, so that serving clients does not slow steps; or a fleet of them.
+
+    The process of a single engine is started first, so that it imports its modules while this one does.
+    """
+    from engine.host.launching import launch_here, launching_now
+
+    private_folder(callbacks.log.parent)
+    config = engine_config(options, warm=not options.no_warm)
+    single = options.ray is None and options.prefill_gpus is None and options.replicas == 1
+    launch = launching_now(callbacks.log) if single else launch_here
     from engine.fleet.local import shares, start_apart_fleet, start_fleet
     from engine.host.process import EngineProcess
     from engine.host.restarting import RestartingEngine
 
-    private_folder(callbacks.log.parent)
-    config = engine_config(options, warm=not options.no_warm)
-
     def start(config: EngineConfig, log: Path) -> EngineProcess:
         rate = (options.rate or 30.0) if options.dry_run else None
-        return EngineProcess(config, log, progress=callbacks.progress, dry_rate=rate)
+        return EngineProcess(config, log, progress=callbacks.progress, dry_rate=rate, launch=launch)
 
     if options.ray is not None:
         return _ray_fleet(options, config, callbacks)

@@ -153,14 +153,15 @@ def saying(
     template: str | None = TEMPLATE,
     seen: list[str] | None = None,
     rate: float | None = None,
+    starts: bool = False,
     **config: Any,
 ) -> Engine:
     """An engine whose every reply is this text, with a byte or two a token. `seen` gets its prompts.
 
-    `rate`: tokens a second, or None: as fast as they come.
+    `rate`: tokens a second, or None: as fast as they come. `starts`: a plain prompt gets a start token.
     """
     byte_tokenizer().save(str(folder / "tokenizer.json"))
-    settings = {"chat_template": template, "eos_token": "</s>", "bos_token": "<s>"}
+    settings = {"chat_template": template, "eos_token": "</s>", "bos_token": "<s>", "add_bos_token": starts}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = Tokenizer.load(folder)
     tokens = tokenizer.encode(text)

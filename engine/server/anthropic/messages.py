@@ -19,7 +19,7 @@ from engine.server.anthropic.content import (
     whole_content,
 )
 from engine.server.anthropic.conversation import conversation, rules_of
-from engine.server.anthropic.errors import NAMES, PATH, AnthropicRoute, error_record
+from engine.server.anthropic.errors import PATH, AnthropicRoute, error_record
 from engine.server.anthropic.schema import CountRequest, MessagesRequest
 from engine.server.generation import Generation
 from engine.server.http.bodies import off_loop, read_as
@@ -46,14 +46,10 @@ async def create(request: Request) -> Response:
     """Create a reply to a conversation, in the form of Anthropic's API."""
     state, body = state_of(request), await read_as(request, MessagesRequest)
     model = await state.served_name(body.model)
-    prompt = await off_loop(request, lambda: conversation(body, state))
-    opened = await state.opens_thinking(mode_of(prompt.options), prompt.options)
-    message, grammar = await off_loop(request, lambda: _reply(body, prompt, state, opened))
-    started = _started(state, key_of(request), body, prompt, grammar)
-    if body.stream:
-        writer, pulse = EventWriter(model), state.config.pulse
-        return await streamed(request, started, lambda run: _events(run, message, writer, pulse))
-    return await gathered(request, started, lambda run: _whole(run, message, model))
+    try:
+        return await _answer(request, body, state, model)
+    except BadInput as error:
+        raise renamed(error, body.names()) from None
 
 
 @router.post(f"{PATH}/count_tokens", openapi_extra=openapi_body(CountRequest))
@@ -65,6 +61,17 @@ async def count_tokens(request: Request) -> dict[str, Any]:
     return {"input_tokens": await state.engine.work(lambda: state.host.count(prompt))}
 
 
+async def _answer(request: Request, body: MessagesRequest, state: ServerState, model: str) -> Response:
+    prompt = await off_loop(request, lambda: conversation(body, state))
+    opened = await state.opens_thinking(mode_of(prompt.options), prompt.options)
+    message, grammar = await off_loop(request, lambda: _reply(body, prompt, state, opened))
+    started = _started(state, key_of(request), body, prompt, grammar)
+    if body.stream:
+        writer, pulse = EventWriter(model), state.config.pulse
+        return await streamed(request, started, lambda run: _events(run, message, writer, body, pulse))
+    return await gathered(request, started, lambda run: _whole(run, message, model))
+
+
 def _reply(
     body: MessagesRequest, prompt: ChatPrompt, state: ServerState, opened: bool
 ) -> tuple[MessageWriter, Grammar | None]:
@@ -73,7 +80,7 @@ def _reply(
     message = MessageWriter(
         Thoughts(opened=opened), reply_reader(state.tool_style, calls.functions if calls else None)
     )
-    return message, reply_grammar(None, calls, thinking=opened)
+    return message, reply_grammar(body.text_grammar(), calls, thinking=opened)
 
 
 async def _started(
@@ -85,7 +92,7 @@ async def _started(
 
 
 async def _events(
-    run: Generation, message: MessageWriter, writer: EventWriter, pulse: float
+    run: Generation, message: MessageWriter, writer: EventWriter, body: MessagesRequest, pulse: float
 ) -> AsyncIterator[bytes]:
     """Yield the events. The first waits for the first tokens, whose usage it has, or for the first ping."""
     try:
@@ -103,7 +110,7 @@ async def _events(
                 yield chunk
             raise_failed(batch)
     except BadInput as error:
-        yield event(error_record(renamed(error, NAMES)), "error")
+        yield event(error_record(renamed(error, body.names())), "error")
     except ApiError as error:
         yield event(error_record(error), "error")
 

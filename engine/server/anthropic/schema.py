@@ -1,10 +1,12 @@
 """The request bodies, field by field. A field that is not listed is an error that names it."""
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from engine.api.params import MAX_STOPS, SamplingParams
+from engine.api.params import MAX_STOPS, Grammar, SamplingParams
+from engine.server.anthropic.errors import NAMES
 from engine.server.schema import Messages, Ordered, Sparse, Strict
 
 Text = Annotated[str, Field(min_length=1)]
@@ -36,8 +38,14 @@ class Thinking(Strict):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
 
 
-class Effort(Strict):
-    effort: str | None = None
+class OutputFormat(Strict):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    effort: str | None = None  # without effect
+    format: OutputFormat | None = None
 
 
 class CountRequest(Sparse):
@@ -49,13 +57,15 @@ class CountRequest(Sparse):
     tools: list[Tool] | None = Field(None, max_length=128)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
     thread: dict[str, Any] | None = None  # refused; clients then send the whole conversation
 
     # Accepted and ignored
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
-    output_config: Effort | None = None
     speed: str | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
 
 
 class MessagesRequest(CountRequest, Ordered):
@@ -76,6 +86,17 @@ class MessagesRequest(CountRequest, Ordered):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
+    diagnostics: dict[str, Any] | None = None
+
+    def text_grammar(self) -> Grammar | None:
+        """Return the grammar that the reply's text must match."""
+        form = self.output_config and self.output_config.format
+        return Grammar("json", json.dumps(form.schema_)) if form else None
+
+    def names(self) -> dict[str, str]:
+        """Return the engine's names of fields, and Anthropic's in this request."""
+        formed = self.output_config and self.output_config.format
+        return {**NAMES, "grammar": "output_config.format.schema"} if formed else NAMES
 
     def sampling(self, **more: Any) -> SamplingParams:
         """Return the engine's sampling parameters."""

@@ -81,9 +81,13 @@ _API_KEY = b"x-api-key"  # what clients of Anthropic's API send
 _READ = (b"authorization", _API_KEY, b"host", b"origin", b"sec-fetch-site")
 
 
-def prefix_salt(key: bytes) -> bytes:
-    """Return the salt that separates the prefix cache entries of different keys."""
-    return sha256(b"prefix of " + key).digest()[:16] if key else b""
+def prefix_salt(key: bytes, own: str = "") -> bytes:
+    """Return the salt that separates the prefix cache entries of different keys.
+
+    `own`: a salt from the client's request.
+    """
+    salt = sha256(b"prefix of " + key).digest()[:16] if key else b""
+    return salt + sha256(own.encode(errors="replace")).digest()[:16] if own else salt
 
 
 async def refuse(error: ApiError, scope: Any, send: Any) -> None:

@@ -7,10 +7,18 @@ import asyncio
 from collections.abc import Sequence
 
 import httptools
-from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import (
+    ASGI3Application,
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    ASGISendEvent,
+    Scope,
+)
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+from websockets.protocol import State
 
 MAX_HEAD = 64 * 1024  # bytes of the request line and all headers
 MAX_HEADERS = 100
@@ -24,8 +32,10 @@ class GuardedProtocol(HttpToolsProtocol):
     """One connection. uvicorn alone sets no limit on headers."""
 
     _in_head = True
-    _head = 0
-    _refused = False
+    _head = 0  # bytes of the head, without those that came with an earlier request
+    _arriving = 0  # bytes of the data at hand
+    _refused = False  # whatever else arrives is ignored
+    _running: RequestResponseCycle | None = None  # the request that is being answered; later ones wait
     _timeout: asyncio.TimerHandle | None = None
     _next_probe: asyncio.TimerHandle | None = None
     _zeros = 0
@@ -38,7 +48,30 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_waiting()
         if self._next_probe is not None:
             self._next_probe.cancel()
+        self._abandon()
         super().connection_lost(exc)
+
+    def _abandon(self) -> None:
+        """Tell the request that is answered that its client is gone. uvicorn tells only the last one."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Run the application. If it writes after the transport was closed, and before `connection_lost` is
+        called, uvloop raises an error, which uvicorn would log.
+        """
+
+        async def guarded(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+            async def send_if_open(message: ASGISendEvent) -> None:
+                if self.transport.is_closing():
+                    self._abandon()
+                await send(message)
+
+            await app(scope, receive, send_if_open)
+
+        self._running = cycle
+        super()._start_asgi_task(cycle, guarded)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection open for the response, if the client has sent a whole request.
@@ -47,14 +80,17 @@ class GuardedProtocol(HttpToolsProtocol):
         no harmless one, TLS connections cannot stay open, and pipelined responses are not worth the care:
         there, the client counts as gone.
         """
+        if not self._awaits_response():
+            return False
+        self.cycle.keep_alive = False
+        self._probe(_FIRST_PROBE)
+        return True
+
+    def _awaits_response(self) -> bool:
         cycle = self.cycle
         if self._in_head or cycle.response_complete or cycle.more_body or self.pipeline:
             return False
-        if self.scheme == "https" or cycle.scope["http_version"] == "1.0":
-            return False
-        cycle.keep_alive = False
-        self._probe(_FIRST_PROBE)
-        return True
+        return self.scheme != "https" and cycle.scope["http_version"] != "1.0"
 
     def _probe(self, seconds: float) -> None:
         """Write something that has no meaning. A client that is gone answers with a reset, and the next probe
@@ -73,7 +109,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        self._unset_keepalive_if_required()
+        self._arriving = len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError:
@@ -108,13 +144,15 @@ class GuardedProtocol(HttpToolsProtocol):
             self.data_received(b"\r\n".join([*lines, b"", rest]))
 
     def on_message_begin(self) -> None:
-        self._in_head, self._head = True, 0
+        self._in_head, self._head = True, -self._arriving
+        self._unset_keepalive_if_required()  # uvicorn would do so for any data, such as empty lines
         self._await_head()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_waiting()
+        self._unset_keepalive_if_required()
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MAX_HEAD or len(self.headers) > MAX_HEADERS:
             self._refused = True
@@ -124,14 +162,27 @@ class GuardedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         if self._refused:
             self._refuse()
-        else:
+        elif not self._ends_with_reply():
             super().send_400_response(msg)
 
     def _refuse(self) -> None:
         self._refused = True
-        if not self.transport.is_closing():
+        if not self.transport.is_closing() and not self._ends_with_reply():
             self.transport.write(STATUS_LINE[431] + b"content-length: 0\r\nconnection: close\r\n\r\n")
             self.transport.close()
+
+    def _ends_with_reply(self) -> bool:
+        """Return whether earlier requests are still to be answered. Then the last reply ends the connection,
+        and an error, which would be written into a reply, is left out.
+        """
+        if self.pipeline and self.cycle.more_body:
+            self.pipeline.popleft()  # the broken one
+        last = self.pipeline[0][0] if self.pipeline else self._running
+        if last is None or last.response_complete or last.more_body:
+            return False
+        self._refused, self._in_head, last.keep_alive = True, False, False
+        self._stop_waiting()
+        return True
 
     def _await_head(self) -> None:
         self._stop_waiting()
@@ -150,18 +201,33 @@ class LenientWebSocket(WebSocketsSansIOProtocol):
         if not self.handshake_complete:
             super().shutdown()
 
+    def handle_cont(self, event: Frame) -> None:
+        """Join fragments as they come. In a list, tiny ones would take far more memory than their bytes."""
+        if len(self.frames) == 1:
+            self.frames.append(bytearray())  # type: ignore[arg-type]
+        self.frames[1] += event.data
+        if event.fin:
+            self.send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        """Answer, unless the client does not read: answers to endless pings would fill the memory."""
+        pongs = self.conn.data_to_send()
+        if self.writable.is_set():
+            self.transport.write(b"".join(pongs))
+
     def send_receive_event_to_app(self) -> None:
         """Close the socket after text that is not UTF-8. uvicorn would log a traceback each time."""
         if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(self.frames):
             self.frames = []
-            self.conn.send_close(1007)
-            self.handle_parser_exception()
+            if self.conn.state is State.OPEN:  # not if the client's close frame came with the text
+                self.conn.send_close(1007)
+                self.handle_parser_exception()
         else:
             super().send_receive_event_to_app()
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send a message. After a close frame, sent for instance for a broken frame, nothing can be sent."""
-        if self.handshake_complete and self.close_sent:
+        if self.handshake_complete and (self.close_sent or self.transport.is_closing()):
             raise ClientDisconnected
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):

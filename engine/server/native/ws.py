@@ -73,7 +73,7 @@ class GenerationSocket:
     async def listen(self) -> None:
         while (message := await self._socket.receive())["type"] != "websocket.disconnect":
             async with self._handling:
-                await self._answer(message.get("text") or "")
+                await self._answer(message.get("text"))
 
     async def stop_when_draining(self) -> None:
         """At shutdown, let replies that start or run finish, then close the socket."""
@@ -91,10 +91,14 @@ class GenerationSocket:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for run in self._runs.values():  # whose client left before it was told of the start
+            run.close()
 
-    async def _answer(self, text: str) -> None:
+    async def _answer(self, text: str | None) -> None:
         name = None
         try:
+            if text is None:
+                raise ApiError(400, "messages must be text, got a binary one")
             value = await off_loop(self._socket, partial(parse_json, text), len(text))
             if isinstance(value, dict) and isinstance(value.get("id"), str):
                 name = value["id"][:64]

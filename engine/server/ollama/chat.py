@@ -119,7 +119,7 @@ async def _answer(request: Request, body: OllamaRequest, prompt: Prompt, form: F
             calls = ToolCallRules(state.tool_style, functions_of(prompt.tools), must=False, many=True)
         reader = reply_reader(state.tool_style, calls.functions if calls else None)
     writer = MessageWriter(Thoughts(opened=opened), reader)
-    reply = OllamaReply(body.model, form, writer)
+    reply = OllamaReply(body.model, form, writer, state.host.pieces if body.logprobs else None)
     params = await off_loop(
         request, lambda: body.sampling(reply_grammar(body.grammar(), calls, thinking=opened))
     )

@@ -13,6 +13,7 @@ from engine.server.http.sse import EventStream, encoded
 from engine.server.message_writer import MessagePart, MessageWriter
 from engine.server.ollama.errors import error_record, in_ollama_words
 from engine.server.ollama.models import utc
+from engine.server.token_logprobs import Pieces, token_records
 from engine.server.tool_calls.events import Call
 
 LINES = "application/x-ndjson"
@@ -49,8 +50,9 @@ def loaded(name: str, form: Form) -> dict[str, Any]:
 class OllamaReply:
     """One reply, and the times of its parts."""
 
-    def __init__(self, name: str, form: Form, writer: MessageWriter) -> None:
-        self._name, self._form, self._writer = name, form, writer
+    def __init__(self, name: str, form: Form, writer: MessageWriter, pieces: Pieces | None) -> None:
+        """`pieces`: set if the reply has the log-probabilities of its tokens."""
+        self._name, self._form, self._writer, self._pieces = name, form, writer, pieces
         self._arrived = time.monotonic()
 
     async def lines(self, run: Generation) -> AsyncIterator[bytes]:
@@ -58,8 +60,8 @@ class OllamaReply:
         try:
             async for batch in run:
                 part = self._writer.push(_deltas(batch))
-                if part.content or part.reasoning or part.calls:
-                    yield _line(_head(self._name) | self._form(part) | {"done": False})
+                if part.content or part.reasoning or part.calls or (self._pieces and part.logprobs):
+                    yield _line(_head(self._name) | self._parts(part) | {"done": False})
                 raise_failed(batch)
             yield _line(self._end(run, MessagePart(finish=part.finish)))
         except BadInput as error:
@@ -73,13 +75,18 @@ class OllamaReply:
             raise_failed(batch)
         return self._end(run, self._writer.whole)
 
+    def _parts(self, part: MessagePart) -> dict[str, Any]:
+        if self._pieces is None or not part.logprobs:
+            return self._form(part)
+        return self._form(part) | {"logprobs": token_records(part.logprobs, self._pieces)}
+
     def _end(self, run: Generation, part: MessagePart) -> dict[str, Any]:
         """Return the final object. Clients divide by durations, so they are above 0."""
         now = time.monotonic()
         first = run.engine.first_token_at(run.requests[0]) or now  # a piece may hold many tokens
         return {
             **_head(self._name),
-            **self._form(part),
+            **self._parts(part),
             "done": True,
             "done_reason": part.finish and part.finish.value,
             "total_duration": nanoseconds(now - self._arrived),

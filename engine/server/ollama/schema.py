@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from engine.api.params import MAX_STOPS, Grammar, SamplingParams
+from engine.api.params import MAX_LOGPROBS, MAX_STOPS, Grammar, SamplingParams
 from engine.server.http.errors import ApiError
 from engine.server.schema import Messages, Ordered, Strict
 from engine.server.urgency import USUAL, Urgency
@@ -17,7 +17,6 @@ _REFUSED = {
     "suffix": "this server only continues a text at its end",
     "template": "a reply uses the model's own template; send raw and a prompt with its own format",
     "context": "send the whole conversation to /api/chat",
-    "logprobs": "use /v1/chat/completions",
 }
 _SAME = "temperature top_p min_p stop presence_penalty frequency_penalty".split()
 
@@ -69,6 +68,7 @@ class OllamaRequest(OllamaBody):
     template: str | None = None
     context: list[Any] | None = None
     logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     def check(self) -> None:
         """Refuse fields that would change the reply and are not supported."""
@@ -78,7 +78,9 @@ class OllamaRequest(OllamaBody):
 
     def sampling(self, grammar: Grammar | None) -> SamplingParams:
         """Return the engine's sampling parameters."""
-        return SamplingParams(grammar=grammar).changed(**self.options.changes() if self.options else {})
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        params = SamplingParams(grammar=grammar, logprobs=logprobs)
+        return params.changed(**self.options.changes() if self.options else {})
 
     @property
     def urgency(self) -> Urgency:

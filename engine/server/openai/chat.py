@@ -17,16 +17,16 @@ from engine.server.http.sse import encoded, quoted
 from engine.server.message_writer import MessagePart, MessageWriter
 from engine.server.messages import template_messages
 from engine.server.openai.errors import OpenAIRoute
-from engine.server.openai.logprobs import Pieces, chat_logprobs
-from engine.server.openai.messages import continued_text, template_options
+from engine.server.openai.messages import chat_options, continued_text
 from engine.server.openai.prompt_logprobs import PromptReader
-from engine.server.openai.responses import FINISH, answer, ended, read_request, stop_reason
+from engine.server.openai.responses import FINISH, answer, ended, read_request, shown_pieces, stop_reason
 from engine.server.openai.schema import ChatRequest
 from engine.server.openai.structured import RequestedGrammar
 from engine.server.openai.tooling import calls_of, definitions
 from engine.server.reply_grammar import ToolCallRules, reply_grammar
 from engine.server.schema import STREAM, openapi_answers, openapi_body
 from engine.server.state import ServerState, mode_of
+from engine.server.token_logprobs import Pieces, token_records
 from engine.server.tool_calls.events import CallArguments, CallBegin
 from engine.server.tool_calls.formats import reply_reader
 from engine.text.reasoning import Thoughts
@@ -53,9 +53,10 @@ async def chat(request: Request) -> Response:
         [ready.conversation],
         _ChatForm(
             ready.writer,
-            state.host.pieces if body.logprobs else None,
+            shown_pieces(body, state.host.pieces) if body.logprobs else None,
             frozenset(body.stop_token_ids or ()),
             PromptReader(state.host.pieces, body.prompt_logprobs),
+            with_reasoning=body.include_reasoning is not False,
         ),
         ready.requested,
         logprobs=logprobs,
@@ -89,7 +90,7 @@ class PreparedChat:
 async def prepared(request: Request, state: ServerState, body: ChatRequest) -> PreparedChat:
     """Check a chat, and return what is needed to run it."""
     conversation, mode = await off_loop(request, lambda: _conversation(state, body))
-    continued = continued_text(body)
+    continued = continued_text(body, body.messages)
     opened = continued is None and await state.opens_thinking(mode, conversation.options)
     start = _Start(opened, continued or "")
     return await off_loop(request, lambda: _prepared(state, body, conversation, start))
@@ -97,7 +98,7 @@ async def prepared(request: Request, state: ServerState, body: ChatRequest) -> P
 
 def _conversation(state: ServerState, body: ChatRequest) -> tuple[ChatPrompt, bytes]:
     """Return the template's input, and the cache key of its options."""
-    tools, options = definitions(body, state.tool_style), template_options(body)
+    tools, options = definitions(body, state.tool_style), chat_options(body)
     conversation = ChatPrompt(template_messages(body.messages, state.host.templates), tools, options)
     if not state.host.has_template:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
@@ -143,7 +144,10 @@ class _ChatForm:
         pieces: Pieces | None,
         stop_ids: frozenset[int],
         prompt: PromptReader,
+        *,
+        with_reasoning: bool,
     ) -> None:
+        self._with_reasoning = with_reasoning
         self._writers, self._pieces = defaultdict[int, MessageWriter](writer), pieces
         self._stop_ids, self._with_ids = stop_ids, False
         self._reasons: dict[int, str | int | None] = {}  # what ended each whole choice
@@ -160,7 +164,7 @@ class _ChatForm:
         writer = self._writers[choice]
         part = writer.push(deltas)
         extra = (part.logprobs and self._pieces) or (part.tokens and self._with_ids)
-        members = [*_members(part)]
+        members = [*self._members(part)]
         if not writer.begun:
             writer.begun = True
             first = b'"role":"assistant"'
@@ -169,6 +173,19 @@ class _ChatForm:
             return ()
         *before, last = members or [b""]
         return [*(self._early(choice, each) for each in before), self._last(choice, last, part, deltas)]
+
+    def _members(self, part: MessagePart) -> Iterator[bytes]:
+        """Yield the members of each chunk's delta: text in one, each piece of a call in one of its own."""
+        texts = []
+        if part.reasoning and self._with_reasoning:
+            texts.append(b'"reasoning_content":' + quoted(part.reasoning))
+        if part.content:
+            texts.append(b'"content":' + quoted(part.content))
+        if texts:
+            yield b",".join(texts)
+        for event in part.read:
+            if isinstance(event, CallBegin | CallArguments):
+                yield b'"tool_calls":' + encoded([event.record()])
 
     def _early(self, choice: int, members: bytes) -> bytes:
         """Return an entry of `choices` before the last one of some deltas, which has what they share."""
@@ -200,7 +217,7 @@ class _ChatForm:
 
     def _choice(self, index: int, part: MessagePart) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
-        if part.reasoning:
+        if part.reasoning and self._with_reasoning:
             message["reasoning_content"] = part.reasoning
         if part.calls:
             message["content"] = part.content or None
@@ -215,21 +232,7 @@ class _ChatForm:
     def _logprobs(self, part: MessagePart) -> dict[str, Any] | None:
         if not self._pieces:
             return None
-        return {"content": chat_logprobs(part.logprobs, self._pieces), "refusal": None}
-
-
-def _members(part: MessagePart) -> Iterator[bytes]:
-    """Yield the members of each chunk's delta: text in one, and each piece of a call in one of its own."""
-    texts = []
-    if part.reasoning:
-        texts.append(b'"reasoning_content":' + quoted(part.reasoning))
-    if part.content:
-        texts.append(b'"content":' + quoted(part.content))
-    if texts:
-        yield b",".join(texts)
-    for event in part.read:
-        if isinstance(event, CallBegin | CallArguments):
-            yield b'"tool_calls":' + encoded([event.record()])
+        return {"content": token_records(part.logprobs, self._pieces), "refusal": None}
 
 
 def _finish(finish: Finish | None, calls: int) -> str | None:

@@ -13,11 +13,20 @@ from engine.host.prompts import Prompt
 from engine.server.http.bodies import off_loop
 from engine.server.http.sse import encoded, quoted
 from engine.server.openai.errors import OpenAIRoute
-from engine.server.openai.logprobs import CompletionLogprobs, Pieces
+from engine.server.openai.logprobs import CompletionLogprobs
 from engine.server.openai.prompt_logprobs import PromptReader
-from engine.server.openai.responses import answer, ended, finish_of, read_request, stop_reason
+from engine.server.openai.responses import (
+    answer,
+    ended,
+    finish_of,
+    read_request,
+    shown_pieces,
+    stop_reason,
+)
 from engine.server.openai.schema import CompletionRequest
 from engine.server.schema import STREAM, openapi_answers, openapi_body
+from engine.server.state import ServerState
+from engine.server.token_logprobs import Pieces
 
 Texts = Callable[[Sequence[int]], list[str]]  # the text that each token adds
 
@@ -35,13 +44,14 @@ _USUAL_TOKENS = 16  # OpenAI's default for max_tokens
 async def complete(request: Request) -> Response:
     """Continue one or more texts."""
     state, body = await read_request(request, CompletionRequest)
-    prompts, n = _prompts(body.prompt), body.n or 1
+    given, n = _prompts(body.prompt), body.n or 1
+    prompts = given if body.add_special_tokens is not False else await _without_start(state, given)
     form = _TextForm(
-        state.host.pieces if body.logprobs is not None else None,
+        shown_pieces(body, state.host.pieces) if body.logprobs is not None else None,
         frozenset(body.stop_token_ids or ()),
         n,
         PromptReader(state.host.pieces, body.prompt_logprobs, n),
-        _Echo(prompts, state.host.texts, body.logprobs) if body.echo else None,
+        _Echo(given, state.host.texts, body.logprobs) if body.echo else None,
     )
     return await answer(
         request,
@@ -66,6 +76,14 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Promp
     if isinstance(given, list) and not isinstance(given[0], int):
         return list(given)
     return [given]
+
+
+async def _without_start(state: ServerState, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """Return the prompts with the tokens of each text, without the model's start tokens."""
+    encode = state.host.tokenizer.encode
+    return await state.engine.work(
+        lambda: [encode(each) if isinstance(each, str) else each for each in prompts]
+    )
 
 
 class _Echo:

@@ -1,26 +1,11 @@
-"""Log probabilities of tokens, in the forms of both routes."""
+"""Log-probabilities of tokens, in the form of completions."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
 from engine.api.events import TokenLogprob
-
-LEAST = -9999.0  # JSON has no infinity
-
-Pieces = Callable[[Sequence[int]], list[bytes]]
-
-
-def chat_logprobs(entries: Sequence[TokenLogprob], pieces: Pieces) -> list[dict[str, Any]]:
-    def one(token: int, logprob: float) -> dict[str, Any]:
-        [piece] = pieces([token])
-        text = piece.decode(errors="replace")
-        return {"token": text, "logprob": max(logprob, LEAST), "bytes": list(piece)}
-
-    return [
-        one(entry.token, entry.logprob) | {"top_logprobs": [one(*pair) for pair in entry.top]}
-        for entry in entries
-    ]
+from engine.server.token_logprobs import LEAST, Pieces
 
 
 class CompletionLogprobs:

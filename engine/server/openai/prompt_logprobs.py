@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.api.events import Delta, TokenLogprob
-from engine.server.openai.logprobs import LEAST, Pieces
+from engine.server.token_logprobs import LEAST, Pieces
 
 
 class PromptReader:

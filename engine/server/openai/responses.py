@@ -21,6 +21,7 @@ from engine.server.http.sse import DONE, encoded, event, quoted
 from engine.server.openai.schema import GenerationRequest
 from engine.server.openai.structured import RequestedGrammar, refusal
 from engine.server.state import ServerState
+from engine.server.token_logprobs import Pieces
 
 A = TypeVar("A", bound=GenerationRequest)
 
@@ -134,7 +135,8 @@ async def answer(
 
     def frame(run: Generation) -> ResponseEnvelope:
         prompt_ids = form.begin(run.prompt_ids, with_ids=bool(body.return_token_ids))
-        return ResponseEnvelope(form, body, request.scope[ID], name, fingerprint, prompt_ids)
+        id = body.request_id or request.scope[ID]
+        return ResponseEnvelope(form, body, id, name, fingerprint, prompt_ids)
 
     if body.stream:
         return await streamed(request, started, lambda run: _events(run, form, frame(run), place))
@@ -152,7 +154,15 @@ async def start_run(
     try:
         params = body.sampling(grammar=requested and requested.grammar, **more)
         adapter, prefix = state.adapter_of(body.model), body.said or ()
-        run = state.run(key, prompts, params, urgency=body.urgency, reply_prefix=prefix, adapter=adapter)
+        run = state.run(
+            key,
+            prompts,
+            params,
+            urgency=body.urgency,
+            salt=body.cache_salt or "",
+            reply_prefix=prefix,
+            adapter=adapter,
+        )
         return await run.start()
     except BadParams as error:
         raise refusal(error, requested.place if requested else "") from None
@@ -198,6 +208,13 @@ def _by_choice(run: Generation, batch: Batch) -> Iterator[tuple[int, list[Delta]
             continue
         for choice in sorted({delta.choice for delta in deltas}):
             yield first + choice, [delta for delta in deltas if delta.choice == choice]
+
+
+def shown_pieces(body: GenerationRequest, pieces: Pieces) -> Pieces:
+    """Return the function for the names of tokens in logprobs: their texts, or vLLM's form of their ids."""
+    if not body.return_tokens_as_token_ids:
+        return pieces
+    return lambda tokens: [b"token_id:%d" % token for token in tokens]
 
 
 def finish_of(delta: Delta) -> str | None:

@@ -30,6 +30,7 @@ from engine.server.openai.structured import (
 )
 from engine.server.schema import MAX_REPLY_PREFIX, Messages, Ordered, Sparse, Strict, TokenIds
 
+MAX_DOCUMENTS = 1024
 Text = Annotated[str, Field(min_length=1)]
 BadWords = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD)]], Field(max_length=MAX_BAD_WORDS)
@@ -107,10 +108,17 @@ class GenerationRequest(Sparse, Ordered):
     draft_tokens: int | None = Field(None, ge=0, le=MAX_DRAFT)
     said: TokenIds | None = Field(None, max_length=MAX_REPLY_PREFIX)
 
+    # vLLM's, around the reply
+    cache_salt: str | None = Field(None, min_length=1, max_length=1024)
+    request_id: str | None = Field(None, pattern=r"^[\w.:=+/-]{1,128}$")
+    return_tokens_as_token_ids: bool | None = None
+
     response_format: ResponseFormat | None = None
 
     # Accepted and ignored
     user: str | None = None
+    session_id: str | None = None
+    spaces_between_special_tokens: bool | None = None
 
     def sampling(self, **more: Any) -> SamplingParams:
         """Return the engine's sampling parameters."""
@@ -154,21 +162,30 @@ _SAME = (
 ).split()
 
 
-class ChatRequest(GenerationRequest):
+class ConversationFields(Sparse):
+    """The fields beside the messages that shape a chat's prompt."""
+
+    tools: list[dict[str, Any]] | None = Field(None, max_length=128)
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class ChatRequest(GenerationRequest, ConversationFields):
     messages: Messages = Field(min_length=1)
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    tools: list[dict[str, Any]] | None = Field(None, max_length=128)
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = Field(None, max_length=8)
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
+    documents: list[dict[str, str]] | None = Field(None, max_length=MAX_DOCUMENTS)
+    add_special_tokens: Literal[False] | None = None  # the template writes its own
 
     # Accepted and ignored
+    verbosity: Literal["low", "medium", "high"] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -190,3 +207,4 @@ class CompletionRequest(GenerationRequest):
     max_tokens: int | None = Field(None, ge=0, lt=2**31)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
+    add_special_tokens: bool | None = None  # true by default

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel
 
 from tests.lazily import lazy
 from tests.server.anthropic.test_anthropic import body
@@ -49,6 +50,20 @@ class TestOfficialClient:
             pytest.raises(anthropic.AuthenticationError),
         ):
             stranger.messages.create(**body())
+
+    def test_structured_output(self, claude: Any) -> None:
+        class Town(BaseModel):
+            name: Literal["Ulm", "Bonn"]
+            people: Literal[1, 2]
+
+        options: dict[str, Any] = body() | {"max_tokens": 100}
+        parsed = claude.messages.parse(**options, output_format=Town).parsed_output
+        assert parsed.name in ("Ulm", "Bonn") and parsed.people in (1, 2)
+        bad = {"format": {"type": "json_schema", "schema": {"type": "town"}}}
+        for stream in (False, True):
+            place = r"output_config\.format\.schema: is not a usable JSON schema"
+            with pytest.raises(anthropic.BadRequestError, match=place):
+                claude.messages.create(**options, output_config=bad, stream=stream)
 
     def test_its_loop_over_tools(self, tmp_path: Path) -> None:
         called: list[str] = []

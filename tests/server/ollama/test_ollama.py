@@ -266,7 +266,7 @@ class TestErrors:
             ({"images": ["aGk="]}, "images is not supported: this engine reads only text"),
             ({"template": "{{ .Prompt }}"}, "template is not supported"),
             ({"context": [1, 2]}, "context is not supported"),
-            ({"logprobs": True}, "logprobs is not supported"),
+            ({"top_logprobs": 21}, "top_logprobs"),
             ({"options": {"temperature": -1}}, "options.temperature: "),
             ({"options": {"num_predict": "many"}}, "options.num_predict: "),
             ({"options": {"num_predict": 100_000}}, "lower num_predict to "),

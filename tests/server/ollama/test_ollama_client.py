@@ -23,6 +23,18 @@ def client(tmp_path: Path) -> Iterator[Any]:
         yield ollama.Client(served.url, headers={"Authorization": f"Bearer {KEY}"}, verify=PLAIN)
 
 
+def test_log_probabilities(client: Any) -> None:
+    asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "options": {"num_predict": 5}}
+    for whole, parts in (
+        (client.chat(MODEL, user("x"), **asked), client.chat(MODEL, user("x"), stream=True, **asked)),
+        (client.generate(MODEL, "x", **asked), client.generate(MODEL, "x", stream=True, **asked)),
+    ):
+        assert [each.token for each in whole.logprobs] == list(TEXT[:5])
+        assert all(each.logprob <= 0 and len(each.top_logprobs) == 2 for each in whole.logprobs)
+        assert [each for part in parts for each in part.logprobs or ()] == whole.logprobs
+    assert client.generate(MODEL, "x", top_logprobs=2).logprobs is None
+
+
 def test_chats_tools_formats_and_models(client: Any) -> None:
     def weather(town: str) -> str:
         """The weather in a town."""

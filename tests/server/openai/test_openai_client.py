@@ -228,8 +228,8 @@ def test_errors_are_the_clients_own_classes(served: Served) -> None:
         client.chat.completions.create(model="gpt-4", messages=user("hi"))
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as bad:
-        client.chat.completions.create(model=MODEL, messages=user("hi"), verbosity="low")
-    assert bad.value.param == "verbosity"
+        client.chat.completions.create(model=MODEL, messages=user("hi"), web_search_options={})
+    assert bad.value.param == "web_search_options"
     with pytest.raises(openai.BadRequestError) as long:
         client.completions.create(model=MODEL, prompt="hi", max_tokens=100_000)
     assert long.value.code == "context_length_exceeded"
@@ -247,6 +247,7 @@ def test_fields_without_effect_are_accepted(served: Served) -> None:
         metadata={"a": "b"},
         store=False,
         service_tier="auto",
+        verbosity="low",
         prompt_cache_options={"mode": "implicit"},
         response_format={"type": "text"},
         parallel_tool_calls=True,

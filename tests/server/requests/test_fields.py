@@ -316,21 +316,5 @@ def test_usage_in_each_chunk_if_asked(client: httpx.Client) -> None:
     assert len({chunk["usage"]["prompt_tokens"] for chunk in chunks}) == 1
 
 
-def test_tokens_of_a_prompt_and_back(client: httpx.Client) -> None:
-    found = client.post("/tokenize", json={"prompt": "the sea is old"}).json()
-    assert found["count"] == len(found["tokens"]) > 2
-    assert found["max_model_len"] > 100
-    assert client.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": "the sea is old"}
-
-
-def test_tokens_of_messages_are_those_of_the_prompt(client: httpx.Client) -> None:
-    found = client.post("/tokenize", json={"messages": user("hi")}).json()
-    reply = client.post(CHAT, json={"messages": user("hi"), "max_tokens": 1}).json()
-    assert found["count"] == reply["usage"]["prompt_tokens"]
-    for asked in ({}, {"prompt": "a", "messages": user("b")}):
-        assert refused(client.post("/tokenize", json=asked))["param"] == "prompt"
-    assert client.post("/tokenize", json={"prompt": "a", "model": "other"}).status_code == 404
-
-
 def test_the_version(client: httpx.Client) -> None:
     assert client.get("/version").json()["version"]

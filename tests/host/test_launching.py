@@ -1,0 +1,58 @@
+"""Processes of engines are started before there is a configuration for them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.api.config import EngineConfig
+from engine.host.launching import launch_here, launching_now
+from engine.host.process import EngineProcess
+from engine.start import start
+
+HEAVY = {"torch", "numpy", "tokenizers", "asyncio", "fastapi"}
+
+
+def test_a_process_may_start_before_its_configuration(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    launch = launching_now(log)
+    config = EngineConfig(model="pocket", blocks=64)
+    hosts = [EngineProcess(config, log, dry_rate=1000, launch=launch) for _ in range(2)]
+    assert hosts[0].pid != hosts[1].pid, "a restart starts another process"
+    for host in hosts:
+        assert host.snapshot().error == ""
+        host.close()
+
+
+def test_a_process_without_a_configuration_ends_with_its_parent(tmp_path: Path) -> None:
+    child, frames = launch_here(tmp_path / "engine.log")
+    frames.end()
+    assert child.ended(within=30) == "ended with exit code 0"
+    frames.close()
+    assert (tmp_path / "engine.log").read_text() == ""
+
+
+def test_a_server_imports_little_before_it_starts_its_engine() -> None:
+    program = f"""
+import sys, minichat.cli, minichat.commands.serve, engine.host.launching, engine.server.http.binding
+print(*sorted({HEAVY} & set(sys.modules)))"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "\n"
+
+
+def test_an_engine_does_not_import_compilers_it_does_not_use() -> None:
+    program = """
+import sys, engine.host.child, engine.start, engine.assembly
+print(*sorted({"torch._dynamo", "torch._inductor", "sympy", "transformers"} & set(sys.modules)))"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "\n"
+
+
+def test_imported_modules_are_reported_before_the_engine_is_built() -> None:
+    seen: list[bool] = []
+    engine = start(
+        EngineConfig(model="pocket", device="cpu", blocks=64),
+        progress=lambda done, total: seen.append(False),
+        imported=lambda: seen.append("torch" in sys.modules),
+    )
+    engine.close()
+    assert seen[0] is True
