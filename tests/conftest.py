@@ -2,8 +2,10 @@
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from tests.examples import TIMES
 
 ROOT = Path(__file__).resolve().parents[1]
+_NUMBERS = count()  # of the folders of tests
 
 # Set before anything imports torch: the workers of pytest-xdist share the cores, so each gets one thread.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -51,6 +54,13 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("no ../shared folder next to this checkout")
     return folder
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new folder. pytest's own fixture lists all earlier folders before it makes one."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    return tmp_path_factory.mktemp(f"{name}{next(_NUMBERS)}", numbered=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
