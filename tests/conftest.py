@@ -17,6 +17,7 @@ from tests.examples import TIMES
 
 ROOT = Path(__file__).resolve().parents[1]
 _NUMBERS = count()  # of the folders of tests
+_imported = 0  # modules, when they were last excluded from garbage collection
 
 # Set before anything imports torch: the workers of pytest-xdist share the cores, so each gets one thread.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -34,7 +35,7 @@ settings.register_profile(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=15 * TIMES,
+    max_examples=10 * TIMES,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -80,10 +81,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude everything shared by all tests from garbage collection, and collect less often."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    """Collect garbage less often, and never look at what all tests share."""
+    exclude_imported()
+    gc.set_threshold(200_000, 20, 100)
+
+
+def exclude_imported() -> None:
+    """Exclude modules from garbage collection, also those imported later: with torch's it takes 0.1 s."""
+    global _imported
+    if len(sys.modules) > _imported + 50:
+        _imported = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_unconfigure() -> None:
@@ -100,6 +109,7 @@ def _chats_without_syncs() -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    exclude_imported()
     if item.get_closest_marker("cuda"):
         import torch
 
