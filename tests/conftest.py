@@ -4,7 +4,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
 from unittest.mock import patch
@@ -78,6 +78,16 @@ def pytest_configure(config: pytest.Config) -> None:
             folder.mkdir(exist_ok=True)
             stat, code = rewrite._rewrite_test(file, config)
             rewrite._write_pyc(state, code, stat, compiled)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import everything without collecting garbage: there is hardly any."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
