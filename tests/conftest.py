@@ -2,8 +2,10 @@
 
 import gc
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from itertools import count
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,6 +16,8 @@ from hypothesis import HealthCheck, settings
 from tests.examples import TIMES
 
 ROOT = Path(__file__).resolve().parents[1]
+_NUMBERS = count()  # of the folders of tests
+_imported = 0  # modules, when they were last excluded from garbage collection
 
 # Set before anything imports torch: the workers of pytest-xdist share the cores, so each gets one thread.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -31,7 +35,7 @@ settings.register_profile(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=15 * TIMES,
+    max_examples=10 * TIMES,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -53,6 +57,13 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new folder. pytest's own fixture lists all earlier folders before it makes one."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    return tmp_path_factory.mktemp(f"{name}{next(_NUMBERS)}", numbered=False)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Compile a share of the test files. In a fresh checkout each worker would compile all of them."""
     worker = getattr(config, "workerinput", None)
@@ -69,11 +80,29 @@ def pytest_configure(config: pytest.Config) -> None:
             rewrite._write_pyc(state, code, stat, compiled)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import everything without collecting garbage: there is hardly any."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
-    """Exclude everything shared by all tests from garbage collection, and collect less often."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    """Collect garbage less often, and never look at what all tests share."""
+    exclude_imported()
+    gc.set_threshold(200_000, 20, 100)
+
+
+def exclude_imported() -> None:
+    """Exclude modules from garbage collection, also those imported later: with torch's it takes 0.1 s."""
+    global _imported
+    if len(sys.modules) > _imported + 50:
+        _imported = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_unconfigure() -> None:
@@ -90,6 +119,7 @@ def _chats_without_syncs() -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    exclude_imported()
     if item.get_closest_marker("cuda"):
         import torch
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from engine.api.params import SamplingParams
 from minichat.chats.model import Message, fork_title
 from minichat.chats.store import Store
+from tests.examples import TIMES
 
 texts = st.text(max_size=12)
 either = st.integers(0, 1)
@@ -169,4 +170,4 @@ class TwoScreens(RuleBasedStateMachine):
 
 
 TestTwoScreens = TwoScreens.TestCase
-TestTwoScreens.settings = settings(max_examples=40, stateful_step_count=30)
+TestTwoScreens.settings = settings(max_examples=20 * TIMES, stateful_step_count=30)

@@ -73,6 +73,7 @@ def endings(host: RestartingEngine, number: signal.Signals, turn: int = 0) -> li
     return errors
 
 
+@pytest.mark.soak
 def test_a_stopped_and_a_killed_rank(llama: Path, tmp_path: Path) -> None:
     shared = set(os.listdir("/dev/shm"))
     with restarting(llama, tmp_path / "log", restarts=1) as (host, events):

@@ -38,10 +38,16 @@ class Running:
         return [(each.replica, each.state) for each in self.events if isinstance(each, ReplicaChanged)]
 
 
+def has_begun(stream: Stream) -> bool:
+    """Wait for tokens of a long reply, but read none: on a busy machine there may be several at once."""
+    arrived = threading.Event()
+    stream.listen(lambda _: arrived.set())
+    return arrived.wait(LIMIT)
+
+
 def two_replies(fleet: Fleet, params: SamplingParams) -> list[Stream]:
     """One of each replica, in their order. Both have begun."""
     streams = [fleet.submit([*range(at, at + 40)], params) for at in (10, 200)]
-    for each in streams:
-        next(iter(each))
+    assert all(map(has_begun, streams))
     assert [each.id // NUMBERS for each in streams] == [0, 1]
     return streams

@@ -88,7 +88,7 @@ def jobs(draw: st.DrawFn, place: EngineSetup) -> Job:
     )
 
 
-@examples(40)
+@examples(20)
 @given(work=workloads([4, 6, 9, 16, 40], jobs, most=6))
 def test_other_requests_do_not_change_a_reply(work: Workload[Job]) -> None:
     engine = work.place.engine()

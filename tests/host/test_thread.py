@@ -76,7 +76,7 @@ class TestReplies:
         host = opened(roomy_engine())
 
         async def read_in_parts() -> list[int]:
-            stream = host.submit([1], params(4000))
+            stream = host.submit([1], params(1500))
             tokens: list[int] = []
             for _ in range(10):
                 async for delta in stream:
@@ -87,7 +87,7 @@ class TestReplies:
                 tokens += delta.tokens
             return tokens
 
-        assert len(asyncio.run(asyncio.wait_for(read_in_parts(), 25))) == 4000
+        assert len(asyncio.run(asyncio.wait_for(read_in_parts(), 25))) == 1500
 
     def test_a_reader_with_a_closed_loop_affects_no_other(self, opened: Open) -> None:
         host = opened(roomy_engine())

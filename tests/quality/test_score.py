@@ -12,6 +12,7 @@ from engine.api.errors import BadInput
 from engine.quality.measure import compare, own_text
 from engine.quality.schemes import REFERENCE, SchemePair, choices
 from engine.quality.score import Score, read
+from tests.cases import soak
 from tests.runner.small import engine_on
 
 IDS = [1, *(30 + n * 37 % 220 for n in range(300))]
@@ -76,9 +77,8 @@ def test_an_unavailable_scheme_is_left_out_with_the_reason(llama: tuple[Path, An
 @pytest.mark.parametrize(
     ("scheme", "ratio", "kl", "top1"),
     [
-        ("int8", 2e-3, 5e-4, 0.97),
         ("int4", 1e-2, 4e-3, 0.96),
-        pytest.param("fp8", 5e-3, 2e-3, 0.96, marks=pytest.mark.soak),
+        *soak(("int8", 2e-3, 5e-4, 0.97), ("fp8", 5e-3, 2e-3, 0.96)),
     ],
 )
 def test_the_cache_keeps_the_documented_quality(scheme: str, ratio: float, kl: float, top1: float) -> None:

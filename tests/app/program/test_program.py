@@ -195,7 +195,7 @@ async def test_help_is_filtered_while_typing(bench: Callable[..., Any]) -> None:
 @run
 async def test_help_has_two_columns_if_the_screen_is_wide(bench: Callable[..., Any]) -> None:
     async with bench((80, 60)) as it:
-        for columns, two in ((80, False), (100, False), (120, True), (200, True)):
+        for columns, two in ((100, False), (120, True)):
             with case(columns):
                 await it.pilot.resize_terminal(columns, 60)
                 await it.pilot.press("f1")

@@ -213,11 +213,10 @@ def test_decodes_are_not_measured_while_a_prompt_is_launched(
     ("depth", "stages", "kind"),
     [
         (1, 1, {}),
-        (1, 1, {"speculate": "ngram", "draft_tokens": 1}),
         (1, 2, {}),
-        *soak((0, 1, {}), (1, 4, {})),
+        *soak((1, 1, {"speculate": "ngram", "draft_tokens": 1}), (0, 1, {}), (1, 4, {})),
     ],
-    ids=["overlapped", "drafts", "two stages", "one by one", "four stages"],
+    ids=["overlapped", "two stages", "drafts", "one by one", "four stages"],
 )
 def test_replies_beside_a_long_prompt_keep_their_pace(depth: int, stages: int, kind: dict[str, Any]) -> None:
     """In an engine, whose clock is the machine's, once a first prompt has been there to learn from.

@@ -46,7 +46,7 @@ def assert_same(output: Output, expected: Output) -> None:
     assert close_to(output.logprobs, expected.logprobs)
 
 
-@settings(max_examples=6 * TIMES)
+@settings(max_examples=3 * TIMES)
 @given(work=workloads)
 def test_other_requests_do_not_change_a_reply(hybrid: Path, work: Workload) -> None:
     assert_nothing_changes(engine_for(hybrid, work), hybrid, work)

@@ -183,7 +183,7 @@ def staged(engine: Engine) -> PlainStage:
     return stage
 
 
-@examples(6)
+@examples(3)
 @given(work=workloads, factor=st.sampled_from([None, 1.0]))
 def test_other_requests_do_not_change_a_reply(llama: Path, work: Workload, factor: float | None) -> None:
     """Also with the smallest pieces of prompts beside replies."""

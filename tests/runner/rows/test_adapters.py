@@ -117,7 +117,7 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
-@examples(10)
+@examples(5)
 @given(
     work=st.lists(jobs(), min_size=2, max_size=5),
     config=st.fixed_dictionaries(

@@ -195,7 +195,7 @@ def test_drafts_are_those_of_the_reference(
     assert 0 < total.accepted < total.drafted
 
 
-@settings(max_examples=4 * TIMES, phases=[Phase.generate])
+@settings(max_examples=2 * TIMES, phases=[Phase.generate])
 @given(work=workloads, others=st.lists(st.sampled_from(("", "draft", "ngram")), min_size=5, max_size=5))
 def test_heads_do_not_change_a_reply(
     target: tuple[Path, Any], heads: Heads, work: Workload, others: list[str]

@@ -209,7 +209,7 @@ def test_a_head_that_is_right_shortens_a_reply(made: Made, tmp_path: Path, tempe
     assert total.accepted == total.drafted >= 45 and total.verifications <= 14
 
 
-@settings(max_examples=4 * TIMES, phases=[Phase.generate])
+@settings(max_examples=2 * TIMES, phases=[Phase.generate])
 @given(work=workloads, others=st.lists(st.sampled_from(("", "draft", "ngram")), min_size=5, max_size=5))
 @pytest.mark.parametrize("family", ["qwen3_next", *soak("deepseek_v3")])
 def test_a_head_changes_no_reply(headed: Checkpoints, family: str, work: Workload, others: list[str]) -> None:

@@ -43,7 +43,7 @@ def speculative(work: Workload, kinds: list[str], others: list[str]) -> Workload
     return replace(work, jobs=tuple(jobs))
 
 
-@settings(max_examples=8 * TIMES, phases=[Phase.generate])
+@settings(max_examples=4 * TIMES, phases=[Phase.generate])
 @given(
     work=workloads,
     kinds=st.lists(KINDS, min_size=5, max_size=5),
