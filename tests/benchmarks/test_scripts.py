@@ -97,7 +97,8 @@ def test_a_long_script_runs(name: str, tmp_path: Path) -> None:
     assert runs(name, LONG[name], tmp_path)
 
 
-@pytest.mark.cuda
+@pytest.mark.soak
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, whose memory it fills")
 @pytest.mark.parametrize("name", GPU)
 def test_a_script_runs_on_a_gpu(name: str, tmp_path: Path) -> None:
     assert runs(name, GPU[name], tmp_path)

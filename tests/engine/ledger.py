@@ -1,8 +1,9 @@
 """A runner without a model, and an engine around it.
 
-Every cell of every block stores the token whose keys it would hold. A row that reads a wrong, stale or
-unwritten cell gets different tokens than it would alone, or fails an assertion. With recurrent states, a block
-has two more numbers: how many tokens the state after the last one written in it is of, and their hash.
+For every cell of every block it stores the token whose keys that cell would hold. A row that reads a wrong,
+stale or unwritten cell gets different tokens than it would alone, or fails an assertion. With recurrent
+states, a block has two more numbers: how many tokens the state after the last one written in it is of, and
+their hash.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from engine.api.params import SPECULATION
 from engine.api.request import Request
 from engine.api.snapshot import Reads
 from engine.execution.changes import RunnerChange, UseGraphs
-from engine.execution.protocol import PIECE_SIZES, BlockScores, Compilation, StepKind, StepResult, TopTokens
+from engine.execution.protocol import BlockScores, Compilation, StepKind, StepResult, TopTokens
 from engine.execution.transfers import TransferRunner
 from engine.kv.eviction import TokenBudget
 from engine.kv.pool import BlockPool
@@ -106,7 +107,6 @@ class LedgerRunner:
     graphs: bool | None = None
     weights_scheme = "none"
     graph_sizes: Sequence[int] = ()
-    piece_sizes: Sequence[int] = PIECE_SIZES
 
     def __init__(
         self,
