@@ -180,7 +180,7 @@ Loss on the reference replies, and how often the most likely token of an exit or
 - It has no knowledge outside minichat: no people, places, science, code or news. It is trained to say so, but sometimes invents
   an answer.
 - Sums: adding and subtracting up to 999, multiplying and dividing up to 100 and within 12 times 12. Beyond that it should say so, but may
-  give a wrong number ("13*13" gives 149).
+  give a wrong number ("13*13" gives 199).
 - It cannot look up statements in reverse: it finds the owner of a thing only in its own notes ("Ben likes tea, so tea will please Ben").
 - One in twenty orders in unusual words fails ("list the first 20 even numbers" gets "20 is even."), and so do one in twenty questions
   about minichat. Of two questions in one message it may answer neither ("Explain quantum physics and top-p").
