@@ -71,8 +71,6 @@ class ChatFormat:
         generate = options.pop("add_generation_prompt", not continued)
         if continued and generate:
             raise BadInput("continue_final_message and add_generation_prompt cannot both be true")
-        if taken := sorted(RESERVED & options.keys()):
-            raise BadInput(f"{taken[0]} is not a chat template option; pass it as its own argument")
         cleaned = clean_messages(messages, guard.breaker)
         if continued:
             cleaned[-1]["content"] = (cleaned[-1].get("content") or "") + END

@@ -173,17 +173,17 @@ def test_blocks_of_a_cache_travel_in_lent_memory(
 
 
 @pytest.mark.parametrize(
-    ("devices", "options", "expected"),
+    ("devices", "direct", "expected"),
     [
-        (("cuda:0", "cuda:1", "cuda:2"), {}, (0, 1, 2)),
-        (("cuda", "cuda:1"), {}, (0, 1)),
-        (("cuda:0", "cuda:1"), {"direct": False}, ()),
-        (("cpu", "cpu"), {}, ()),
-        (("auto", "auto"), {}, ()),
+        (("cuda:0", "cuda:1", "cuda:2"), True, (0, 1, 2)),
+        (("cuda", "cuda:1"), True, (0, 1)),
+        (("cuda:0", "cuda:1"), False, ()),
+        (("cpu", "cpu"), True, ()),
+        (("auto", "auto"), True, ()),
     ],
 )
 def test_engines_know_the_gpus_of_all(
-    tmp_path: Path, devices: tuple[str, ...], options: dict[str, bool], expected: tuple[int, ...]
+    tmp_path: Path, devices: tuple[str, ...], direct: bool, expected: tuple[int, ...]
 ) -> None:
     places = list[ExchangePlace]()
 
@@ -193,6 +193,6 @@ def test_engines_know_the_gpus_of_all(
 
     configs = [EngineConfig(model="pocket", device=each) for each in devices]
     with pytest.raises(BadInput, match="it does not start"):
-        start_apart_fleet(configs, 1, start, tmp_path / "log", 0, room=0.001, **options)
+        start_apart_fleet(configs, 1, start, tmp_path / "log", 0, room=0.001, direct=direct)
     assert sorted(str(each.own) for each in places) == ["0", *["None"] * (len(devices) - 1)]
     assert {each.gpus for each in places} == {expected}

@@ -240,8 +240,8 @@ def test_wrong_messages(chat: ChatFormat, messages: Any, problem: str) -> None:
 def test_bad_tools_and_options(chat: ChatFormat) -> None:
     with pytest.raises(BadInput, match="tools must be a list of objects"):
         chat.prompt([USER], tools=["add"])
-    with pytest.raises(BadInput, match="documents is not a chat template option"):
-        chat.prompt([USER], documents=[])
+    with pytest.raises(BadInput, match=r"documents must be .* not object"):
+        chat.prompt([USER], documents=object())
     with pytest.raises(BadInput, match=r"template options\.x must be .* not object"):
         chat.prompt([USER], x=object())
     nested: list[Any] = []
