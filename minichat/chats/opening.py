@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from engine.sqlite import set_journal
 from minichat.chats.errors import NewerStore
 from minichat.chats.schema import migrate
 from minichat.shell.filesystems import networked
@@ -119,7 +120,7 @@ def _connected(path: Path) -> Opened:
     try:
         journal, synchronous = NETWORKED if networked(path) else LOCAL
         connection.execute(f"PRAGMA synchronous = {synchronous}")
-        _journal(connection, journal)
+        set_journal(connection, journal, TIMEOUT)
         connection.execute("PRAGMA journal_size_limit = 4000000")
         migrate(_prepared(connection))
     except BaseException:
@@ -134,20 +135,6 @@ def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
     connection.execute("PRAGMA secure_delete = ON")  # overwrite deleted content
     connection.execute("PRAGMA temp_store = MEMORY")
     return connection
-
-
-def _journal(connection: sqlite3.Connection, mode: str) -> None:
-    """Set the journal mode. SQLite does not wait if another process does the same."""
-    deadline = time.monotonic() + TIMEOUT
-    while True:
-        try:
-            connection.execute(f"PRAGMA journal_mode = {mode}")
-        except sqlite3.OperationalError as error:
-            if trouble(error) != "busy" or time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-        else:
-            return
 
 
 def _read_only(path: Path) -> sqlite3.Connection | None:

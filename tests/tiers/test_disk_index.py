@@ -2,7 +2,10 @@
 
 import sqlite3
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import settings
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.kv.tiers.disk_index import DiskIndex, DiskSlot
+from engine.sqlite import set_journal
 
 STRIDE = 4096
 
@@ -32,6 +36,44 @@ def put(index: DiskIndex, *numbers: int, stride: int = STRIDE) -> dict[bytes, Di
 
 def kept(index: DiskIndex, stride: int = STRIDE) -> set[int]:
     return {int.from_bytes(each, "little") for each in index.slots(stride)}
+
+
+def test_connections_that_create_the_index_together_wait_for_each_other(tmp_path: Path) -> None:
+    """As ranks do. SQLite itself would refuse one: both change the file to the same journal mode."""
+    start = threading.Barrier(4)
+
+    def opened(number: int) -> None:
+        for turn in range(8):
+            start.wait(20)
+            index = DiskIndex(tmp_path / str(turn), 64 * STRIDE)
+            put(index, number)
+            index.close()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(opened, range(4)))
+    index = DiskIndex(tmp_path / "0", 64 * STRIDE)
+    assert kept(index) == {0, 1, 2, 3}
+    index.close()
+
+
+def test_a_busy_journal_is_tried_again() -> None:
+    class Busy(sqlite3.OperationalError):
+        sqlite_errorcode = sqlite3.SQLITE_BUSY_RECOVERY
+
+    class Connection:
+        tries = 0
+
+        def execute(self, statement: str) -> None:
+            self.tries += 1
+            if self.tries < 3:
+                raise Busy
+
+    connection = cast(sqlite3.Connection, Connection())
+    set_journal(connection, "WAL", 20)
+    assert connection.tries == 3  # type: ignore[attr-defined]
+    connection.tries = 0  # type: ignore[attr-defined]
+    with pytest.raises(Busy):
+        set_journal(connection, "WAL", -1)
 
 
 def test_blocks_are_found_by_the_next_connection(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from engine.api.events import log
 from engine.api.places import DiskRoom
+from engine.sqlite import set_journal
 
 VERSION = 1
 _FILE = "index.sqlite"
@@ -258,7 +259,7 @@ def _connected(folder: Path) -> sqlite3.Connection:
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     db = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
     try:
-        db.execute("PRAGMA journal_mode = WAL")
+        set_journal(db, "WAL", _BUSY)
         db.execute("PRAGMA synchronous = NORMAL")
         with db:
             db.execute("BEGIN IMMEDIATE")
