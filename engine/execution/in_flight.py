@@ -34,6 +34,7 @@ class InFlightStep:
     sums: SpanSums | None = None  # on the host once `arrived` is done
     scores: StepScores = field(default_factory=lambda: NO_SCORES)  # on the host once `arrived` is done
     arrived: torch.cuda.Event | None = None  # None: the results are already there
+    compiled: bool = False  # whether its launch waited for the compiler
 
     def mark_arrival(self, device: torch.device) -> None:
         """The results launched so far will have arrived when the device reaches this point."""
@@ -53,7 +54,7 @@ class InFlightStep:
         prompts = self.prompts.by_request() if self.prompts else {}
         sums = self.sums.by_request() if self.sums else {}
         scores = self.scores.on_host()
-        return StepResult(tokens, logprobs, seconds, top_tokens, runs, prompts, sums, scores)
+        return StepResult(tokens, logprobs, seconds, top_tokens, runs, prompts, sums, scores, self.compiled)
 
 
 class ModelInput(NamedTuple):

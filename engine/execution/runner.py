@@ -227,7 +227,10 @@ class ModelRunner:
             began = time.monotonic()
             self._begin(step)
             self.splitter.begin()
-            return self._with_memory(lambda: self.compute(step, began), step.sampling)
+            before = self._stage.compilations if self._stage else 0
+            launched = self._with_memory(lambda: self.compute(step, began), step.sampling)
+            launched.compiled = self._stage is not None and self._stage.compilations > before
+            return launched
 
     @torch.inference_mode()
     def skip(self, step: Step) -> None:

@@ -310,7 +310,7 @@ class Engine:
             return
         now, prefill = self.clock(), step.prefill
         behind = self._flights[0].step if self._flights else None
-        self._costs.observe(flight, prefill, result.seconds, now, behind)
+        self._costs.observe(flight, prefill, result, now, behind)
         self.outputs.take(step, result, now)
         spent = (flight.scheduling, flight.launching, now - began, self.clock() - now)
         self.meters.step(now, step, prefill, spent)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from engine.execution.protocol import StepResult
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 
@@ -23,14 +24,13 @@ class StepCosts:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler, self._committed_at = scheduler, 0.0
 
-    def observe(self, flight: Flight, prefill: int, seconds: float, now: float, behind: Step | None) -> None:
-        """`seconds`: from its launch until now. It may have waited for the step before.
-
-        `behind`: the next step in flight.
-        """
-        begun, self._committed_at = max(self._committed_at, now - seconds), now
+    def observe(
+        self, flight: Flight, prefill: int, result: StepResult, now: float, behind: Step | None
+    ) -> None:
+        """The result has come `now`; it may have waited for the step before. `behind`: the next one."""
+        begun, self._committed_at = max(self._committed_at, now - result.seconds), now
         scheduler, step = self._scheduler, flight.step
-        if flight.follows:
+        if flight.follows or result.compiled:
             return
         scheduler.costs.observe_step(prefill, now - begun)
         scheduler.pace.observe(step, prefill, now - begun, behind)

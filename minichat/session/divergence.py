@@ -63,9 +63,9 @@ class Comparison(Generic[Who]):
         return all(self.reached(who) or who in self._ended for who in self.all)
 
     def _look(self, who: Who) -> None:
-        if self.at is None:
+        if new := self.at is None:
             self._find()
-        if self.at is not None and self.reached(who):
+        if self.at is not None and (new or self.reached(who)):
             for each in self.all:
                 if self.reached(each):
                     self.on_divergence(self, each)

@@ -289,7 +289,7 @@ def test_an_engine_that_ends_between_a_prompt_and_its_blocks_costs_no_reply(alon
     made = Apart(ApartFleet({0: Ending(first)}, {1: EngineThread(second)}, lambda: os.close(memory)))
     try:
         stream = made.fleet.submit(prompt(650, 100), GREEDY)
-        assert becomes(lambda: made.of(PromptSent, stream.id)), "it waits for blocks that nobody sends"
+        assert becomes(lambda: made.of(PromptSent, stream.id)), "it waits for blocks that no engine sends"
         assert made.sent(stream.id).error == "it was killed"
         assert stream.result().tokens == alone.submit(prompt(650, 100), GREEDY).result().tokens
         assert not made.fleet._remote

@@ -1,4 +1,4 @@
-"""Which engines send blocks from GPU to GPU: what they are told, what they lend, and how others open it."""
+"""Which engines send blocks from GPU to GPU: what they lend each other, and how they open it."""
 
 import os
 import threading

@@ -26,12 +26,14 @@ class GpuStage:
         self._decoder = FusedDecoder(model, store.layers, attention)
         self._attention, self._store = attention, store
         self._dtype, self._device = model.embed.dtype, model.embed.device
+        self.compilations = 0  # that were started
 
     def work(self, tokens: int, *, pieces: bool = False) -> GraphWork:
         specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"
         return GraphWork(specs, tokens, self._dtype, self._device, packed=packed, pieces=pieces)
 
     def start_compiling(self, launches: Callable[[], object]) -> Compilation:
+        self.compilations += 1
         return start_compiling(launches)
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:

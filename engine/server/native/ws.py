@@ -91,7 +91,7 @@ class GenerationSocket:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for run in self._runs.values():  # whose client left before it was told of the start
+        for run in self._runs.values():  # its client left before it learned of the start
             run.close()
 
     async def _answer(self, text: str | None) -> None:

@@ -23,6 +23,18 @@ def logprobs_at(token: int, *others: int) -> TokenLogprob:
 replies = st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=2, max_size=4)
 
 
+def test_a_divergence_that_a_shorter_reply_reveals_is_reported_for_the_others() -> None:
+    """B's token shows that A and C, which has ended, differ after it."""
+    found: list[str] = []
+    comparison = Comparison(("A", "B", "C"), lambda _, each: found.append(each))
+    comparison.take("A", [logprobs_at(0), logprobs_at(0)])
+    comparison.take("C", [logprobs_at(0)])
+    comparison.end("C")
+    assert (comparison.at, found) == (None, [])
+    comparison.take("B", [logprobs_at(0)])
+    assert (comparison.at, found) == (1, ["A", "C"])
+
+
 @given(replies, st.data())
 def test_the_divergence_does_not_depend_on_the_order_of_arrival(
     replies: list[list[int]], data: st.DataObject

@@ -23,7 +23,7 @@ from engine.scheduling.step import Step
 from engine.serving.engine import Engine
 from engine.serving.recordings.replay import LoggedRunner
 from tests.engine.byte_tier import ByteTier, DelayedCopy
-from tests.engine.ledger import LedgerSpace, alone, drain, ledger_engine
+from tests.engine.ledger import Clock, LedgerSpace, alone, drain, ledger_engine
 from tests.engine.scheduling.test_company import Job, any_workload, run_workload
 from tests.engine.workloads import Workload
 from tests.examples import examples
@@ -154,6 +154,22 @@ def test_the_time_of_a_step_that_waits_for_blocks_is_not_a_cost() -> None:
     ask(engine, PROMPT[:32][::-1], count=1)
     drain(engine)
     assert costs.recompute(32) == 0.5, "later steps are measured again"
+
+
+def test_the_time_of_a_step_that_waits_for_the_compiler_is_not_a_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks would be loaded that the engine can compute sooner, and so it would never learn."""
+    engine = ledger_engine(clock=(clock := Clock()))
+    costs, collect = engine.scheduler.costs, engine.runner.collect
+    for compiled, prompt in ((True, PROMPT[:32]), (False, PROMPT[32:64])):
+        monkeypatch.setattr(
+            engine.runner, "collect", lambda handle, was=compiled: replace(collect(handle), compiled=was)
+        )
+        clock.now += 1
+        ask(engine, prompt, count=1)
+        drain(engine)
+        assert (costs.recompute(32) > 0) != compiled
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -31,6 +31,8 @@ class Done:
 class Stage:
     """The model's own forward and greedy sampling. A rehearsal runs the step like any other here."""
 
+    compilations = 0
+
     def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.attention = runner, TorchAttention()
         self.forwards: list[int] = []  # the number of tokens of each
@@ -38,6 +40,7 @@ class Stage:
         self.problem = ""
 
     def start_compiling(self, launches: Callable[[], object]) -> "Done":
+        self.compilations += 1
         if self.problem:
             raise RuntimeError(self.problem)
         before = len(self.forwards)

@@ -265,3 +265,12 @@ def test_engines_on_two_threads_capture_their_own_graphs(llama: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         for replies in pool.map(replies_at, (0, 1)):
             assert replies == [alone(llama, prompt).reply for prompt in prompts]
+
+
+def test_a_step_that_waits_for_the_compiler_is_no_cost(checkpoint: Callable[[str], tuple[Path, Any]]) -> None:
+    """Its kernels may be in Triton's cache, but the engine cannot know."""
+    engine = engine_on(checkpoint("llama")[0], device="cuda", prefix_cache=False)
+    for known in (False, True):
+        ask(engine, list(range(10, 60)))
+        drain(engine)
+        assert (engine.scheduler.costs.recompute(50) > 0) == known
