@@ -6,7 +6,7 @@ after they have arrived. `pressure`: 8 chats of 16,384 tokens, twice the device'
 room, send a message each at once. `copies`: blocks between the device and host memory, by the engine's ways,
 and by kernels of some programs. `steps`: decode steps while such copies run all the time. Weights are random.
 `--disk`: a folder on the disk that is measured. `--tiers`: those of `resume` and `pressure`. `--swaps`: ways
-to copy blocks, of staging, rectangles and batch.
+to copy blocks, staging and rectangles.
 """
 
 import os

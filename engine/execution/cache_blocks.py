@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.driver import copy_batch, copy_rectangles, rectangles
+from engine.kernels.driver import copy_rectangles, rectangles
 from engine.kernels.places import Places
 from engine.kv.host_memory import Pairs
 from engine.kv.store import KVStore, Mover, bits, move_blocks
@@ -17,7 +17,7 @@ from engine.kv.tiers.tier import CompletedTransfer, Transfer
 
 PIECE = 2**26  # bytes gathered on a GPU at a time
 LEAST_RUN = 16  # blocks that are copied without gathering: launching a copy of each tensor takes less time
-SwapsBy = Literal["staging", "rectangles", "batch"]
+SwapsBy = Literal["staging", "rectangles"]
 
 
 class Staging(Protocol):
@@ -37,11 +37,7 @@ def mover_on(device: torch.device, swaps: SwapsBy = "staging") -> Mover:
     def moved(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
         if targets[0].is_cuda and not _in_rows(sources):
             move(sources, targets, pairs)
-            return
-        if swaps == "batch":
-            copy_batch(Places.of(sources), Places.of(targets), pairs, torch.cuda.current_stream().cuda_stream)
-            return
-        if rest := pairs if swaps == "staging" else swap_runs(sources, targets, pairs):
+        elif rest := pairs if swaps == "staging" else swap_runs(sources, targets, pairs):
             swap(sources, targets, rest, RowStaging, out=not targets[0].is_cuda)
 
     return moved
@@ -230,7 +226,11 @@ class CacheBlocks:
                 work()
             return CompletedTransfer(time.monotonic() - began)
         with torch.cuda.stream(self._stream):
-            return OnStream(works)
+            try:
+                return OnStream(works)
+            except BaseException:
+                self._stream.synchronize()  # of the blocks, which are free now, some may be in a copy
+                raise
 
     def _pieces(self, first: int, count: int, size: int) -> Iterator[slice]:
         most, end = max(1, PIECE // size), first + count

@@ -12,19 +12,12 @@ from engine.kv.host_memory import Pairs
 
 _LIBRARY = "libcuda.so.1"
 _UNIFIED = 4  # an address says whether it is the device's
-_IN_STREAM_ORDER = 1
 _SIDE = "x", "y", "kind", "host", "address", "array", "pitch"
 # CUDA_MEMCPY2D: lines of `width` bytes, `pitch` apart.
 RECTANGLE = np.dtype(
     [(f"{side}_{field}", np.uint64) for side in ("source", "target") for field in _SIDE]
     + [("width", np.uint64), ("lines", np.uint64)]
 )
-
-
-class _Attributes(ctypes.Structure):
-    """CUmemcpyAttributes. The hints are for other memory than the device's and pinned."""
-
-    _fields_ = [("order", ctypes.c_int), ("hints", ctypes.c_int * 4), ("flags", ctypes.c_uint)]
 
 
 @cache
@@ -63,16 +56,3 @@ def copy_rectangles(found: np.ndarray, stream: int) -> None:
     on, first = ctypes.c_void_p(stream), found.ctypes.data
     for at in range(first, first + found.nbytes, found.itemsize):
         ask("cuMemcpy2DAsync_v2", ctypes.c_void_p(at), on)
-
-
-def copy_batch(source: Places, target: Places, pairs: Pairs, stream: int) -> None:
-    """One call, in which each block of each tensor is a copy. From CUDA 12.8 on. The host does not wait."""
-    blocks = np.array(pairs, np.int64)
-    froms, tos = source.at(blocks[:, 0]), target.at(blocks[:, 1])
-    sizes = np.broadcast_to(WORD * source.words, froms.shape).copy()
-    attributes, first, failed = _Attributes(_IN_STREAM_ORDER), ctypes.c_size_t(0), ctypes.c_size_t()
-    ask(
-        "cuMemcpyBatchAsync", *(ctypes.c_void_p(each.ctypes.data) for each in (tos, froms, sizes)),
-        ctypes.c_size_t(froms.size), ctypes.byref(attributes), ctypes.byref(first), ctypes.c_size_t(1),
-        ctypes.byref(failed), ctypes.c_void_p(stream),
-    )  # fmt: skip

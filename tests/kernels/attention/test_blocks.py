@@ -131,6 +131,26 @@ def test_work_that_follows_a_load_finds_its_blocks() -> None:
 
 
 @pytest.mark.cuda
+def test_a_copy_that_cannot_be_launched_leaves_none_in_flight() -> None:
+    """Its blocks are free then, and the next step may write to them."""
+    from engine.execution.cache_blocks import blocks_of
+
+    ended = torch.cuda.Event()
+
+    def long() -> None:
+        torch.cuda._sleep(3 * 10**8)
+        ended.record()
+
+    def broken() -> None:
+        raise MemoryError("no room for staging")
+
+    blocks = blocks_of(store("none", "cuda"), torch.device("cuda"))((0, 1))
+    with pytest.raises(MemoryError, match="no room for staging"):
+        blocks.move(long, broken)
+    assert ended.query()
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("scheme", KV_SCHEMES)
 def test_to_other_memory_of_a_gpu_and_back(scheme: KvSchemeName) -> None:
     """In a slab all layers of a block lie together, as in the memory of another GPU."""

@@ -1,9 +1,8 @@
 """Blocks copied by the driver's calls, played by memmove on a CPU, and on a GPU as the kernel's."""
 
 import ctypes
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 from engine.api.config import KV_SCHEMES, KvSchemeName
 from engine.api.errors import EngineError
 from engine.kernels import driver
-from engine.kernels.driver import RECTANGLE, copy_batch, copy_rectangles, rectangles
+from engine.kernels.driver import RECTANGLE, copy_rectangles, rectangles
 from engine.kernels.places import Places
 from engine.kv.store import move_blocks
 from tests.kernels.attention.test_blocks import store, tensors
@@ -38,29 +37,10 @@ class Driver:
             ctypes.memmove(to, start, int(each["width"]))
         return 0
 
-    def cuMemcpyBatchAsync(self, tos: Any, froms: Any, sizes: Any, count: Any, *rest: Any) -> int:
-        self.calls += 1
-        assert rest[-1].value == STREAM and rest[2].value == 1
-        columns = [(ctypes.c_uint64 * count.value).from_address(each.value) for each in (tos, froms, sizes)]
-        for copy in zip(*columns, strict=True):
-            ctypes.memmove(*copy)
-        return 0
-
-
-def by_rectangles(source: Places, target: Places, pairs: list[tuple[int, int]]) -> None:
-    found, rest = rectangles(source, target, pairs, least=1)
-    copy_rectangles(found, STREAM)
-    assert not rest
-
-
-def by_batch(source: Places, target: Places, pairs: list[tuple[int, int]]) -> None:
-    copy_batch(source, target, pairs, STREAM)
-
 
 @pytest.mark.parametrize("scheme", KV_SCHEMES)
-@pytest.mark.parametrize(("copy", "calls"), [(by_rectangles, 3), (by_batch, None)])
 def test_copies_move_the_blocks_that_the_reference_moves(
-    monkeypatch: pytest.MonkeyPatch, scheme: KvSchemeName, copy: Callable[..., None], calls: int | None
+    monkeypatch: pytest.MonkeyPatch, scheme: KvSchemeName
 ) -> None:
     played = Driver()
     monkeypatch.setattr(driver, "library", lambda: played)
@@ -72,11 +52,13 @@ def test_copies_move_the_blocks_that_the_reference_moves(
     for sides, pairs in ((device, host), PAIRS), ((host, device), [(b, a) for a, b in PAIRS[::-1]]):
         expected = [each.clone() for each in sides[1]]
         move_blocks(sides[0], expected, pairs)
-        copy(*map(Places.of, sides), pairs)
+        found, rest = rectangles(*map(Places.of, sides), pairs, least=1)
+        copy_rectangles(found, STREAM)
+        assert not rest
         assert all(map(torch.equal, sides[1], expected))
         for each in sides[0]:
             each.zero_()
-    assert played.calls == 2 * (1 if calls is None else calls * len(device))
+    assert played.calls == 2 * 3 * len(device)
 
 
 def test_blocks_without_neighbors_are_left_over() -> None:
@@ -102,19 +84,16 @@ def test_an_error_of_the_driver_is_raised_by_name(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("scheme", KV_SCHEMES)
-@pytest.mark.parametrize("swaps", ["rectangles", "batch"])
 def test_the_driver_moves_the_bytes_that_the_kernel_moves(
-    monkeypatch: pytest.MonkeyPatch, scheme: KvSchemeName, swaps: Any
+    monkeypatch: pytest.MonkeyPatch, scheme: KvSchemeName
 ) -> None:
     """In the order of the stream: a copy out, then one back of what it copied. The host does not wait."""
     from engine.execution import cache_blocks
-    from engine.execution.cache_blocks import blocks_of, mover_on
+    from engine.execution.cache_blocks import SwapsBy, blocks_of, mover_on
 
-    if swaps == "batch" and not hasattr(driver.library(), "cuMemcpyBatchAsync"):
-        pytest.skip("the driver is older than CUDA 12.8")
     monkeypatch.setattr(cache_blocks, "LEAST_RUN", 1)
-    device, found = torch.device("cuda"), []
-    for by in ("staging", swaps):
+    device, found, ways = torch.device("cuda"), [], get_args(SwapsBy)
+    for by in ways:
         ours = store(scheme, "cuda")
         ours.mover = mover_on(device, by)
         blocks = blocks_of(ours, device)
