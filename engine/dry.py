@@ -59,6 +59,7 @@ class DryRunner:
     graphs: bool | None = None
     weights_scheme = "none"
     graph_sizes: Sequence[int] = ()
+    piece_sizes: Sequence[int] = ()
 
     def __init__(
         self,

@@ -90,6 +90,8 @@ class NoWork:
 class HollowStage:
     """The stage of a graph without a model: every row samples the same token."""
 
+    longest = 0  # launching a large step is no wait
+
     def work(self, tokens: int, *, pieces: bool = False) -> NoWork:
         return NoWork()
 

@@ -71,8 +71,8 @@ class StepResult:
     compiled: bool = False  # whether its launch waited for the compiler: `seconds` says nothing about others
 
 
-# The numbers of tokens of graphs with pieces of prompts. Larger steps take longer to compute than to launch.
-PIECE_SIZES = tuple(size for size in SIZES if size <= 512)
+# The numbers of tokens of graphs with pieces of prompts. Models have those up to 512, and small ones more.
+PIECE_SIZES = tuple(size for size in SIZES if size <= 4096)
 
 
 class StepKind(NamedTuple):
@@ -113,6 +113,10 @@ class Runner(Protocol):
     @property
     def graph_sizes(self) -> Sequence[int]:
         """The batch sizes of captured graphs, in increasing order; none without graphs."""
+
+    @property
+    def piece_sizes(self) -> Sequence[int]:
+        """The numbers of tokens of graphs with pieces of prompts, in increasing order."""
 
     def start_compiling(self, kinds: Sequence[StepKind]) -> Sequence[Compilation]:
         """Compile the kernels of such steps in parallel, without running them."""

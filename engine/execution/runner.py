@@ -121,6 +121,10 @@ class ModelRunner:
     def graph_sizes(self) -> Sequence[int]:
         return () if self._steps is None else self._steps.sizes
 
+    @property
+    def piece_sizes(self) -> Sequence[int]:
+        return () if self._steps is None else self._steps.piece_sizes
+
     @torch.inference_mode()
     def start_compiling(self, kinds: Sequence[StepKind]) -> list[Compilation]:
         launches: dict[Hashable, Callable[[], object]] = {}

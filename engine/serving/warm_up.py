@@ -18,7 +18,7 @@ from engine.api.errors import EngineError
 from engine.api.events import Delta, log
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
-from engine.execution.protocol import PIECE_SIZES, Compilation, StepKind
+from engine.execution.protocol import Compilation, StepKind
 from engine.serving.engine import Engine
 
 _TOGETHER = 8  # kinds of steps; commands wait until their kernels are handed to the compiler
@@ -112,7 +112,8 @@ class WarmUp:
         # Those of one size together: they have kernels in common.
         batches = [StepKind(*kind) for kind in product(self._sizes, (0,), (False, True), (False, True))]
         run = [each for each in reversed(lengths) if each >= min(_LIBRARY, longest)]
-        graphs = [StepKind(0, each, pieces=True) for each in run if each <= PIECE_SIZES[-1]]
+        piece_sizes = self._engine.runner.piece_sizes
+        graphs = [StepKind(0, each, pieces=True) for each in run if each <= max(piece_sizes, default=0)]
         parts = [
             partial(self._compile, prompts + batches + graphs),
             *(partial(self._prompt, each) for each in run),
@@ -122,7 +123,7 @@ class WarmUp:
             *(partial(self._prompt, 1, _PLAIN | params, tokens=3) for params in _RARE),
             partial(self._prompt, min(_SCORED, longest), _PLAIN | {"prompt_logprobs": 1}),
         ]
-        sizes = [size for size in PIECE_SIZES if size < 2 * longest]
+        sizes = [size for size in piece_sizes if size < 2 * longest]
         beside = ((0, False), (1, False), (1, True))  # decodes, and whether their contexts are split
         pieces = [
             StepKind(rows, size - rows, long=long, pieces=True) for size in sizes for rows, long in beside

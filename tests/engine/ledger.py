@@ -107,6 +107,7 @@ class LedgerRunner:
     graphs: bool | None = None
     weights_scheme = "none"
     graph_sizes: Sequence[int] = ()
+    piece_sizes: Sequence[int] = ()
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ A step with pieces of prompts, with or without decodes beside them, has one grap
 ends with the hidden states, because few of the tokens are sampled after.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -31,6 +31,7 @@ PENALTIES = slice(COLUMNS.index("repetition"), COLUMNS.index("frequency") + 1)
 UNPENALIZED = np.array([[1.0], [0.0], [0.0]])
 # The slot of a padding row is unused.
 PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0, "contexts": 0}
+_USUAL = 512  # tokens of the largest graph with pieces of prompts, if launching a larger step is no wait
 BIASES = 2048  # maximum for all rows of a step; with more, sampling is not part of the graph
 
 
@@ -65,6 +66,8 @@ class MetadataBuilder(Protocol):
 
 class Stage(Protocol):
     """The device work of a step that is captured."""
+
+    longest: int  # tokens of a step with a prompt that takes about as long to compute as to launch
 
     def work(self, tokens: int, *, pieces: bool = False) -> MetadataBuilder: ...
 
@@ -119,7 +122,8 @@ class DecodeSteps:
     ) -> None:
         """`ends`: of a stage of a pipeline."""
         self._ends = ends or StageEnds(None)
-        most = max(len(tables.grid), PIECE_SIZES[-1])  # tokens of a graph
+        self.piece_sizes = PIECE_SIZES[: bisect_right(PIECE_SIZES, max(_USUAL, stage.longest))]
+        most = max(len(tables.grid), self.piece_sizes[-1])  # tokens of a graph
         self._streams = self._ends.blank(most)  # what an earlier stage has computed
         self._stage, self._tables = stage, tables
         self._block_size, self._last_ids, self._device = block_size, last_ids, last_ids.device
@@ -154,7 +158,7 @@ class DecodeSteps:
         In a pipeline, a stage before the last one has its own stream instead.
         """
         count, lengths = len(ids), rows.lengths
-        if count > PIECE_SIZES[-1]:
+        if count > self.piece_sizes[-1]:
             return None
         _, work = self._form(_piece_size(count), None, pieces=True)
         longer = lengths > 1

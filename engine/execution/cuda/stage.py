@@ -18,6 +18,9 @@ from engine.models.decoder import Decoder
 from engine.models.fused import FusedDecoder
 from engine.sampling.penalties import SeenTokens
 
+# Multiplications, by the weights of a layer, that take about as long as launching its kernels one by one.
+_LAUNCHED = 2**36
+
 
 class GpuStage:
     """A native decoder with Triton attention. DecodeSteps captures it; ModelRunner calls it directly too."""
@@ -27,6 +30,8 @@ class GpuStage:
         self._attention, self._store = attention, store
         self._dtype, self._device = model.embed.dtype, model.embed.device
         self.compilations = 0  # that were started
+        # The weights that a token is multiplied by are about 12 hidden squared in most models.
+        self.longest = _LAUNCHED // (12 * model.config.hidden**2)
 
     def work(self, tokens: int, *, pieces: bool = False) -> GraphWork:
         specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"

@@ -68,6 +68,8 @@ class Lists:
 class PlainStage:
     """The model's own forward and the torch backend, with no input but the staging buffers."""
 
+    longest = 0  # launching a large step is no wait
+
     def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.attention = runner, TorchAttention()
         self.sizes: list[int] = []  # of each forward of decodes
