@@ -40,6 +40,9 @@ SMALL = DecoderConfig(
     family="qwen3", dtype="bfloat16", hidden=1024, layers=(GIVEN,), vocab=151936, max_context=40960, mlp=3072,
     norm_eps=1e-6, rope=RopeSpec(theta=1e6), tied=True, qk_norm=True,
 )  # fmt: skip
+NARROW = replace(
+    SMALL, hidden=64, mlp=128, layers=(LayerSpec(heads=4, kv_heads=2, key_dim=16, value_dim=16, scale=0.25),)
+)
 LARGE = replace(SMALL, hidden=4096, layers=(replace(GIVEN, heads=32),), mlp=14336, qk_norm=False, tied=False)
 # In int4, one row has a kernel for gate and up and one for down, and none for the other two.
 BETWEEN = replace(LARGE, hidden=2048, layers=LARGE.layers * 2)
@@ -178,6 +181,7 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName, block_size: i
     ("config", "rows", "scheme", "kv"),
     [
         (SMALL, 8, "none", "none"), (SMALL, 1, "int8", "int8"), (ROUTED, 4, "none", "none"),
+        (NARROW, 2, "none", "int8"),
         *soak(
             (SMALL, 128, "none", "none"), (SMALL, 8, "none", "int4"),
             (ROUTED, 1, "none", "none"), (ROUTED, 1, "int8", "none"), (ROUTED, 128, "int4", "none"),

@@ -108,7 +108,7 @@ def test_a_long_reply_with_drafts(drafted: Path, kind: str, depth: int) -> None:
     _, output = ask(engine, [1, A, B, A, B], params.changed(speculate=kind))
     drain(engine)
     assert output.reply == alone(drafted, [1, A, B, A, B], params).reply
-    assert engine.scheduler.speculator.total().accepted >= 3
+    assert engine.scheduler.speculator.total().accepted
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -243,6 +243,7 @@ def test_a_step_that_is_launched_while_its_blocks_arrive_gives_the_same_reply(
     engine = engine_on(
         llama, device="cuda", kv_scheme=kv, blocks=16, host_blocks=64, preemption="swap", prefix_cache=True
     )
+    engine.scheduler.costs.observe_step(181, 60.0)  # so loading pays
     replies = []
     for _ in range(4):
         _, output = ask(engine, [1, *range(30, 120), *range(30, 120)])

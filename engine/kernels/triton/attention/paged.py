@@ -198,12 +198,13 @@ def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Attenti
     if work.spans is not None:
         keys, values = gather(layer, tables, work.spans, tile.keys, q.dtype)
         key_scales = value_scales = channels = None
-    elif channels is not None:  # two halves of a head, each padded
+    elif channels is not None or tile.pairs:  # two halves of a head, each padded
         key_pad, value_pad = (2 * dim_padded(dim // 2) for dim in (spec.key_dim, spec.value_dim))
-        key_scales, value_scales = in_words(key_scales), in_words(value_scales)
-    elif tile.pairs:
-        keys, values, key_scales, value_scales = words(layer)
-        even, odd = EVEN[layer.keys.dtype], ODD[layer.keys.dtype]
+        if channels is not None:
+            key_scales, value_scales = in_words(key_scales), in_words(value_scales)
+        else:
+            keys, values, key_scales, value_scales = words(layer)
+            even, odd = EVEN[layer.keys.dtype], ODD[layer.keys.dtype]
     _attend[(spec.kv_heads, len(work.items))](
         out, mixes, sums, q, keys, values, key_scales, value_scales, channels, layer.channel_scales,
         layer.sinks, tables, work.items,

@@ -74,7 +74,7 @@ def plan_items(
     ends = chunks.positions + chunks.queries
     lows = np.zeros_like(ends) if window is None else np.maximum(0, chunks.positions + 1 - window)
     lengths = ends - lows
-    mean = lengths.sum() / len(lengths)
+    mean = lengths.sum() / max(1, len(lengths))
     fair = mean * min(2.0, len(lengths) * kv_heads / tile.programs)
     while True:
         pieces = np.maximum(1, (lengths / fair + 0.5).astype(np.int64))
