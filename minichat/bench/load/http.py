@@ -64,7 +64,8 @@ def message(
         if prompts == "text"
         else [draw.randrange(3, vocab) for _ in range(size)],
         "max_tokens": count,
-        "temperature": 0,
+        "temperature": 0.6,  # greedy, random weights may repeat part of a character, which is no text
+        "seed": draw.randrange(2**31),
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
