@@ -65,12 +65,15 @@ ASKS = {
         "How [long|well] does [a {a}|a {n}|a heart|a candle|a battery] [live|bleed|breathe|beat|last] [in water|without {s}|at night|in {c}]?",
         "Which [bridge|roof|tower|cliff|river] in {c} is the [highest|oldest|longest|most famous]?",
         "[Is|Are] [my secret|my diary|the answer|the results|my score] kept from me?",
+        "How [often|seldom|many times a week] [should|must|may|does] [a {a}|a {j}|my {j}|a child] [see|visit|touch|clean|change|use] the {h}?",
+        "[When|How early|For how long] [should|must|may] [a {a}|a {j}|the {j}|an old man] [see|use|hold|leave] [the|a] {h}?",
+        "[Who|Which {j}] [should|must|may] [see|open|keep|carry] the {h} [of {c}|in {c}|tonight|first]?",
         "Which [plug|socket|adapter|voltage|currency|port] do they [use|have|take] in {c}?",
     ),
     True: (
         "Is there a good [bench|pool|bar|window] near [the station|the park] of {c}?",
-        "How often should [a {a}|a {j}] see the {h}?",
         "By whom was the {h} of {c} [painted|founded]?",
+        "In which year did {c} get its first {h}?",
     ),
 }  # fmt: skip
 VERBS = tuple(
