@@ -16,7 +16,7 @@ from engine.api.params import SPECULATION
 from engine.api.request import Request
 from engine.api.snapshot import Reads
 from engine.execution.changes import RunnerChange, UseGraphs
-from engine.execution.protocol import BlockScores, Compilation, StepKind, StepResult, TopTokens
+from engine.execution.protocol import PIECE_SIZES, BlockScores, Compilation, StepKind, StepResult, TopTokens
 from engine.execution.transfers import TransferRunner
 from engine.kv.eviction import TokenBudget
 from engine.kv.pool import BlockPool
@@ -107,7 +107,7 @@ class LedgerRunner:
     graphs: bool | None = None
     weights_scheme = "none"
     graph_sizes: Sequence[int] = ()
-    piece_sizes: Sequence[int] = ()
+    piece_sizes: Sequence[int] = tuple(size for size in PIECE_SIZES if size <= 512)
 
     def __init__(
         self,
