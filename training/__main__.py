@@ -16,8 +16,9 @@ from training import evaluate
 from training.chat import START, render, token_id
 from training.decode import How
 from training.export import likeness_table, model_card, save_pocket, table
+from training.heads import run_heads
 from training.model import Decoder, grown
-from training.recipe import FULL, LARGER, TINY, Recipe, Schedule, Shape
+from training.recipe import FULL, HEADS, LARGER, TINY, TINY_HEADS, HeadRecipe, Recipe, Schedule, Shape
 from training.rows import make_rows
 from training.train import distilled_from, fit, with_exits
 from training.vocabulary import train_tokenizer
@@ -178,6 +179,29 @@ def write_card(recipe: Recipe, folder: Path, made: str, device: str) -> None:
     (folder / "MODEL_CARD.md").write_text(card, encoding="utf-8")
 
 
+def train_heads(recipe: Recipe, wanted: HeadRecipe, base: Path, work: Path, out: Path, device: str) -> None:
+    """Train Medusa heads for exported weights."""
+    work.mkdir(parents=True, exist_ok=True)
+    recipe = replace(recipe, rows=wanted.rows, seed=wanted.seed)
+    tokenizer = _tokenizer(recipe, work, base)
+    cases = evaluate.make_cases(recipe.cases, recipe.seed + 1)
+    rows = _rows(recipe, evaluate.test_questions(cases), work)
+    model = _decoder(recipe.main, tokenizer.get_vocab_size(), recipe.seed, device, base)
+    run_heads(model, tokenizer, rows, wanted, work, out, device, say)
+
+
+def _head_recipe(args: argparse.Namespace) -> HeadRecipe:
+    usual = TINY_HEADS if args.tiny else HEADS
+    return replace(
+        usual,
+        heads=args.heads,
+        layers=args.head_layers,
+        rows=args.rows or usual.rows,
+        seed=args.seed or usual.seed,
+        seconds=args.minutes * 60 if args.minutes else usual.seconds,
+    )
+
+
 def _device_name(device: str) -> str:
     return f"one {torch.cuda.get_device_name()}" if device == "cuda" else "a CPU"
 
@@ -246,6 +270,15 @@ def main(arguments: list[str]) -> int:
         metavar="HOW",
         help="with --measure: all figures, and a model card that says how it was made",
     )
+    parser.add_argument(
+        "--heads",
+        type=int,
+        metavar="N",
+        help="train only N Medusa heads for the weights of --base, which stay as they are, and export them to --out",
+    )
+    parser.add_argument(
+        "--head-layers", type=int, default=1, help="with --heads: residual blocks of each head"
+    )
     args = parser.parse_args(arguments)
     recipe = TINY if args.tiny else FULL
     recipe = replace(
@@ -261,7 +294,9 @@ def main(arguments: list[str]) -> int:
         recipe = replace(recipe, main=LARGER[args.size], most_bytes=args.size * 1_020_000)
     torch.set_float32_matmul_precision("high")
     device = "cuda" if torch.cuda.is_available() and not args.tiny else "cpu"
-    if args.measure and args.card:
+    if args.heads:
+        train_heads(recipe, _head_recipe(args), args.base, args.work, args.out, device)
+    elif args.measure and args.card:
         write_card(recipe, args.measure, args.card, device)
     elif args.measure:
         measure(recipe, args.measure, device)

@@ -36,6 +36,20 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadRecipe:
+    """Medusa heads for exported weights."""
+
+    rows: int  # of text, from whose chats the prompts are taken
+    longest_prompt: int
+    longest_reply: int
+    schedule: Schedule  # its rows are single hidden states
+    heads: int = 4
+    layers: int = 1
+    seconds: float = 60.0  # of training, without the replies
+    seed: int = 20_26
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """A whole run, from generating text to the exported folder."""
 
@@ -72,6 +86,13 @@ FULL = Recipe(
     longest_reply=256,
 )
 
+HEADS = HeadRecipe(
+    rows=8000,
+    longest_prompt=900,
+    longest_reply=200,
+    schedule=Schedule(steps=100_000, rows=4096, matrix_rate=0.02, vector_rate=2e-3, warmup=100),
+)
+
 # Larger models with the same draft and tokenizer, by the size of the exported folder in MB.
 LARGER = {
     20: Shape(layers=8, hidden=384, heads=6, kv_heads=2, head_dim=64, inner=512, exits=(2, 4, 6)),
@@ -90,4 +111,11 @@ TINY = Recipe(
     draft_schedule=Schedule(steps=2, rows=1, matrix_rate=0.02, vector_rate=4e-3, warmup=1, layer_dropout=0.0),
     workers=1,
     longest_reply=8,
+)
+
+TINY_HEADS = HeadRecipe(
+    rows=2,
+    longest_prompt=64,
+    longest_reply=8,
+    schedule=Schedule(steps=4, rows=8, matrix_rate=0.02, vector_rate=2e-3, warmup=1),
 )

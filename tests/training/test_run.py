@@ -174,3 +174,12 @@ def test_muon_makes_matrices_orthogonal() -> None:
     matrices = orthogonal(batch)
     assert (matrices @ matrices.mT - torch.eye(12)).abs().max() < 0.55
     assert (batch @ batch.mT - torch.eye(12)).abs().max() > 5
+
+
+def test_heads_are_trained_for_exported_weights(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work, out = exported.parent / "heads-work", exported.parent / "heads"
+    tiny = ["--tiny", "--cases", "1", "--work", str(work), "--base", str(exported)]
+    assert main([*tiny, "--heads", "3", "--head-layers", "2", "--out", str(out)]) == 0
+    assert "tokens per verification" in capsys.readouterr().out
+    weights = load_file(out / "model.safetensors")
+    assert len(weights) == 3 * 2 * 2 and weights["2.1.linear.weight"].any()

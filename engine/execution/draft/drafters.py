@@ -11,7 +11,7 @@ from engine.attention.registry import choose as choose_attention
 from engine.execution.draft.drafting import Drafter, EarlyExit, SmallModel
 from engine.execution.draft.eagle import EagleHead, eagle_folder, read_eagle
 from engine.execution.draft.heads import HeadDrafter
-from engine.execution.draft.medusa import MedusaHead, medusa_folder, read_medusa
+from engine.execution.draft.medusa import MedusaHeads, medusa_folder, read_medusa
 from engine.execution.draft.next_tokens import ChainedHead, NextTokens, OwnHead
 from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
@@ -29,13 +29,13 @@ class DraftModels:
 
     small: LanguageModel | None
     exit_layer: int | None
-    heads: tuple[MedusaHead, ...] = ()
+    heads: MedusaHeads | None = None
     chained: ChainedHead | None = None
 
     @property
     def most(self) -> dict[str, int]:
         """By kind: how many tokens it can draft at once, if that is limited."""
-        return {"draft": len(self.heads)} if self.heads else {}
+        return {"draft": self.heads.count} if self.heads else {}
 
     @property
     def caches(self) -> tuple[CacheSpec, ...]:

@@ -1,6 +1,7 @@
 """Drafts made by heads on the model's last hidden states. They have no cache."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from engine.api.params import MAX_DRAFT
 from engine.attention.base import Batch
-from engine.execution.draft.medusa import MedusaHead
+from engine.execution.draft.medusa import MedusaHeads
 from engine.scheduling.step import Rows, SlotTokens, StepRow
 
 
@@ -58,8 +59,8 @@ def by_row(rows: Rows) -> Iterator[tuple[StepRow, slice]]:
 class HeadDrafter:
     """Heads that read hidden states only."""
 
-    def __init__(self, heads: Sequence[MedusaHead]) -> None:
-        self.heads, self._states = heads, HiddenStates(heads[0].out[0])
+    def __init__(self, heads: MedusaHeads) -> None:
+        self._heads, self._states = heads, HiddenStates(heads.blank)
 
     def serve(self, store: object) -> None:
         """Nothing to do: heads have no cache."""
@@ -75,15 +76,17 @@ class HeadDrafter:
     def drafts(
         self, rows: Sequence[StepRow], sample: Callable[[Tensor, Tensor, Rows], Tensor]
     ) -> dict[int, tuple[int, ...]]:
-        """Drafts by request, as many as each row has room for."""
+        """Drafts by request, as many as each row has room for. All heads guess at once."""
         hidden = torch.stack([self._states.before(row) for row in rows])
-        found: dict[int, tuple[int, ...]] = {row.request: () for row in rows}
-        for at in range(max(row.drafted for row in rows)):
-            places = [place for place, row in enumerate(rows) if row.drafted > at]
-            ahead = ((rows[place], rows[place].start + at) for place in places)
-            of = Rows.of([StepRow(row.request, row.slot, start, 1, True) for row, start in ahead])
-            slots = torch.tensor([row.slot for row in of], device=hidden.device)
-            tokens = sample(self.heads[at].logits(hidden[places]), slots, of).tolist()
-            for row, token in zip(of, tokens, strict=True):
-                found[row.request] = (*found[row.request], token)
-        return found
+        logits = self._heads.logits(hidden, max(row.drafted for row in rows))
+        of = Rows.of(
+            [
+                StepRow(row.request, row.slot, row.start + at, 1, True)
+                for row in rows
+                for at in range(row.drafted)
+            ]
+        )
+        slots = torch.from_numpy(of.slots).to(hidden.device)
+        picked = torch.cat([logits[: row.drafted, place] for place, row in enumerate(rows)])
+        tokens = iter(sample(picked, slots, of).tolist())
+        return {row.request: tuple(islice(tokens, row.drafted)) for row in rows}

@@ -1,0 +1,197 @@
+"""Medusa heads for exported weights, trained on the model's own replies. The model itself is frozen.
+
+Each head reads the last hidden state and shares the model's output matrix, so it is one small matrix.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from training.chat import END_TURN, FIRST, LEARN, PAD, START, token_id
+from training.decode import How, replies
+from training.model import Decoder
+from training.muon import Muon
+from training.recipe import HeadRecipe, Schedule
+from training.rows import pack
+from training.train import IGNORE, attend, unpack
+
+Say = Callable[[str], None]
+BATCH = 16  # rows whose states are computed at a time
+HOWS = (
+    How(),
+    How(temperature=0.7, top_p=0.95),
+)  # the replies: by turns as benchmarks and as users sample them
+
+
+class Residual(nn.Module):
+    """A block as Medusa's own code has it. Starts as the identity."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.silu(self.linear(x))
+
+
+class Heads(nn.Module):
+    """Head k guesses the token k + 1 places after the newest one. Its names are those of a Medusa checkpoint."""
+
+    def __init__(self, count: int, layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = layers
+        self.heads = nn.ModuleList(
+            nn.ModuleList(Residual(width) for _ in range(layers)) for _ in range(count)
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[N, width] -> [heads, N, width], for the model's output matrix."""
+        found = []
+        for blocks in self.heads:
+            x = hidden
+            for block in blocks:
+                x = block(x)
+            found.append(x)
+        return torch.stack(found)
+
+
+def prompts_in(rows: np.ndarray, start: int, longest: int, rng: Random) -> Iterator[list[int]]:
+    """Of each chat in packed rows: its text up to one of its replies, chosen at random."""
+    for row in rows:
+        ids, learned = row & (FIRST - 1), (row & LEARN) > 0
+        begins = np.flatnonzero(((row & FIRST) > 0) | (ids == start))
+        for first, end in zip(begins, [*begins[1:], len(row)], strict=True):
+            turns = 1 + np.flatnonzero(learned[first + 1 : end] & ~learned[first : end - 1])
+            fitting = [int(turn) for turn in turns if turn <= longest]
+            if fitting and not learned[first + 1]:  # not plain text
+                yield ids[first : first + rng.choice(fitting)].tolist()
+
+
+def own_rows(model: Decoder, prompts: list[list[int]], end: int, pad: int, recipe: HeadRecipe) -> np.ndarray:
+    """Rows of prompts and the model's replies to them. Only the replies are marked to be learned."""
+    items = []
+    for number, how in enumerate(HOWS):
+        asked = prompts[number :: len(HOWS)]
+        for prompt, reply in zip(
+            asked, replies(model, asked, recipe.longest_reply, end, how, recipe.seed), strict=True
+        ):
+            items.append([*prompt, *(token | LEARN for token in [*reply, end])])
+    Random(recipe.seed).shuffle(items)
+    return pack(items, len(items), model.shape.context + 1, pad)
+
+
+@torch.no_grad()
+def states_of(model: Decoder, rows: np.ndarray, start: int, count: int, device: str) -> tuple[Tensor, Tensor]:
+    """The last hidden states from which tokens of replies are sampled, and the `count` tokens after those."""
+    states, ahead = [], []
+    cuda, depth = device == "cuda", model.shape.layers
+    run = torch.compile(model.hidden, dynamic=False) if cuda else model.hidden
+    for at in range(0, len(rows), BATCH):
+        few = rows[at : at + BATCH]
+        few = np.pad(few, ((0, BATCH - len(few)), (0, 0))) if cuda else few  # one compiled size
+        batch = unpack(torch.from_numpy(few.astype(np.int32)).to(device), start, dense=not cuda)
+        with torch.autocast(device, torch.bfloat16, enabled=cuda):
+            hidden = run(batch.tokens, batch.positions, attend(batch.mask))[depth]
+        hidden = model.model.norm(hidden.float())
+        later = F.pad(batch.targets, (0, count), value=IGNORE)
+        later = torch.stack([later[:, k : k + batch.targets.size(1)] for k in range(count + 1)], -1)
+        later = later.masked_fill((later == IGNORE).cumsum(-1) > 0, IGNORE)  # nothing after the reply's end
+        inside = later[..., 1] != IGNORE
+        states.append(hidden[inside].to(torch.bfloat16))
+        ahead.append(later[inside][:, 1:])
+    return torch.cat(states), torch.cat(ahead)
+
+
+def loss_of(heads: Heads, out: Tensor, states: Tensor, ahead: Tensor) -> Tensor:
+    logits = F.linear(heads(states), out).flatten(0, 1)
+    return F.cross_entropy(logits, ahead.mT.flatten(), ignore_index=IGNORE)
+
+
+def fit(
+    heads: Heads, out: Tensor, states: Tensor, ahead: Tensor, schedule: Schedule, seconds: float, say: Say
+) -> None:
+    """Train on states in random order, until the steps or the time are used up. The rates fall to zero."""
+    parts = list(heads.parameters())
+    optims = (
+        Muon([p for p in parts if p.ndim == 2], lr=schedule.matrix_rate, decay=0.0),
+        torch.optim.AdamW([p for p in parts if p.ndim == 1], lr=schedule.vector_rate, weight_decay=0.0),
+    )
+    generator = torch.Generator(states.device).manual_seed(1)
+    began, share, step = time.perf_counter(), 0.0, 0
+    while share < 1.0:
+        picked = torch.randint(len(states), (schedule.rows,), device=states.device, generator=generator)
+        loss = loss_of(heads, out, states[picked].float(), ahead[picked])
+        loss.backward()
+        for optim, base in zip(optims, (schedule.matrix_rate, schedule.vector_rate), strict=True):
+            for group in optim.param_groups:
+                group["lr"] = base * min(1.0, (step + 1) / schedule.warmup, (1 - share) / 0.6)
+            optim.step()
+            optim.zero_grad(set_to_none=True)
+        step += 1
+        spent = time.perf_counter() - began
+        share = max(spent / seconds, step / schedule.steps)
+        if step & (step - 1) == 0 or share >= 1.0:
+            say(f"  step {step}  loss {loss.item():.4f}  {spent:.0f} s")
+
+
+@torch.no_grad()
+def accepted(heads: Heads, out: Tensor, states: Tensor, ahead: Tensor) -> list[float]:
+    """By head: how often its most likely token and those of all heads before it are the reply's."""
+    right = torch.zeros(ahead.size(1), device=states.device)
+    for at in range(0, len(states), 4096):
+        guesses = F.linear(heads(states[at : at + 4096].float()), out).argmax(-1).mT
+        right += (guesses == ahead[at : at + 4096]).cumprod(-1).sum(0)
+    return (right / len(states)).tolist()
+
+
+def save_heads(heads: Heads, folder: Path) -> None:
+    """Write a folder for `--draft`: Medusa's names, bf16, without output matrices, as they are the model's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"medusa_num_heads": len(heads.heads), "medusa_num_layers": heads.layers}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    weights = {
+        name.removeprefix("heads."): tensor.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, tensor in heads.state_dict().items()
+    }
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def run_heads(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    rows: np.ndarray,
+    recipe: HeadRecipe,
+    work: Path,
+    out: Path,
+    device: str,
+    say: Say,
+) -> None:
+    """Generate the replies, or take those in `work`; train the heads, measure them on other replies, export."""
+    start, end, pad = (token_id(tokenizer, text) for text in (START, END_TURN, PAD))
+    model = model.eval().requires_grad_(False)
+    if not (file := work / "replies.npy").exists():
+        prompts = list(prompts_in(rows, start, recipe.longest_prompt, Random(recipe.seed)))
+        say(f"{len(prompts)} prompts")
+        np.save(file, own_rows(model, prompts, end, pad, recipe))
+    own = np.load(file)
+    states, ahead = states_of(model, own, start, recipe.heads, device)
+    say(f"{len(states)} tokens of replies")
+    held = max(1, len(states) // 50)  # the last: of other prompts
+    heads = Heads(recipe.heads, recipe.layers, model.shape.hidden).to(device)
+    matrix = model.model.embed_tokens.weight
+    fit(heads, matrix, states[:-held], ahead[:-held], recipe.schedule, recipe.seconds, say)
+    shares = accepted(heads, matrix, states[-held:], ahead[-held:])
+    say("accepted, by head: " + ", ".join(f"{100 * share:.1f} %" for share in shares))
+    say(f"tokens per verification, with all of them: {1 + sum(shares):.2f}")
+    save_heads(heads, out)
