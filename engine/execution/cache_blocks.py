@@ -27,7 +27,7 @@ class Staging(Protocol):
         """Move these blocks of the list to the first `count` rows, or back."""
 
 
-def mover_on(device: torch.device, swaps: SwapsBy = "staging") -> Mover:
+def mover_on(device: torch.device, swaps: SwapsBy = "rectangles") -> Mover:
     """What copies blocks on a device, to other memory and back; on a GPU without waiting."""
     if device.type != "cuda":
         return move_blocks

@@ -7,7 +7,7 @@ chosen by the random workloads of this folder.
 import importlib
 import pkgutil
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from engine.api.params import SPECULATION, SamplingParams
 from engine.execution.cuda.graphs import DecodeSteps
 from engine.execution.runner import ModelRunner
+from engine.kv.host_memory import Pairs
 from engine.scheduling.step import Rows
 from engine.serving.warm_up import WarmUp
 from tests.outputs import Outputs
@@ -243,7 +244,13 @@ def test_a_step_that_is_launched_while_its_blocks_arrive_gives_the_same_reply(
     engine = engine_on(
         llama, device="cuda", kv_scheme=kv, blocks=16, host_blocks=64, preemption="swap", prefix_cache=True
     )
-    engine.scheduler.costs.observe_step(181, 60.0)  # so loading pays
+    copy = engine.runner.store.mover
+
+    def slow(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], pairs: Pairs) -> None:
+        torch.cuda._sleep(10**8)  # so a load has not ended when the next step is launched
+        copy(sources, targets, pairs)
+
+    engine.runner.store.mover = slow
     replies = []
     for _ in range(4):
         _, output = ask(engine, [1, *range(30, 120), *range(30, 120)])
