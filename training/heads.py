@@ -146,13 +146,28 @@ def fit(
 
 
 @torch.no_grad()
-def accepted(heads: Heads, out: Tensor, states: Tensor, ahead: Tensor) -> list[float]:
-    """By head: how often its most likely token and those of all heads before it are the reply's."""
-    right = torch.zeros(ahead.size(1), device=states.device)
-    for at in range(0, len(states), 4096):
-        guesses = F.linear(heads(states[at : at + 4096].float()), out).argmax(-1).mT
-        right += (guesses == ahead[at : at + 4096]).cumprod(-1).sum(0)
-    return (right / len(states)).tolist()
+def ranks_of(heads: Heads, out: Tensor, states: Tensor, ahead: Tensor) -> Tensor:
+    """[N, heads]: how many tokens each head found more likely than the reply's; IGNORE after its end."""
+    found = []
+    for some, tokens in zip(states.split(4096), ahead.split(4096), strict=True):
+        logits = F.linear(heads(some.float()), out).transpose(0, 1)
+        own = logits.gather(2, tokens.clamp(min=0)[..., None])
+        found.append((logits > own).sum(-1).masked_fill(tokens == IGNORE, IGNORE))
+    return torch.cat(found)
+
+
+def tokens_by_drafts(ranks: Tensor, most: int) -> tuple[list[float], list[float]]:
+    """Tokens per verification with 1 to `most` drafts: as a chain of the likeliest, and as the best tree.
+
+    A draft of a tree is a path of ranks, and the best ones are the most frequent.
+    """
+    shares = [
+        (ranks[(ranks[:, :depth] != IGNORE).all(1), :depth].unique(dim=0, return_counts=True)[1]) / len(ranks)
+        for depth in range(1, ranks.size(1) + 1)
+    ]
+    tree = torch.cat(shares).sort(descending=True).values[:most]
+    chain = (ranks == 0).cumprod(1).float().mean(0)[:most]
+    return (1 + chain.cumsum(0)).tolist(), (1 + tree.cumsum(0)).tolist()
 
 
 def save_heads(heads: Heads, folder: Path) -> None:
@@ -191,7 +206,7 @@ def run_heads(
     heads = Heads(recipe.heads, recipe.layers, model.shape.hidden).to(device)
     matrix = model.model.embed_tokens.weight
     fit(heads, matrix, states[:-held], ahead[:-held], recipe.schedule, recipe.seconds, say)
-    shares = accepted(heads, matrix, states[-held:], ahead[-held:])
-    say("accepted, by head: " + ", ".join(f"{100 * share:.1f} %" for share in shares))
-    say(f"tokens per verification, with all of them: {1 + sum(shares):.2f}")
+    ranks = ranks_of(heads, matrix, states[-held:], ahead[-held:])
+    for name, found in zip(("chain", "tree"), tokens_by_drafts(ranks, 16), strict=True):
+        say(f"tokens per verification, a {name} of 1, 2, ...: " + ", ".join(f"{each:.2f}" for each in found))
     save_heads(heads, out)

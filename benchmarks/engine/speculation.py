@@ -56,9 +56,9 @@ class RunStats:
     verifications: int
 
 
-def gain(bench: Bench, tokens: int) -> None:
+def gain(bench: Bench, tokens: int, draft: str | None) -> None:
     """The engine decides when to draft: on repeated text, on random text, on replies."""
-    running = started()
+    running = started(draft=draft)
     greedy = SamplingParams(temperature=0, max_tokens=tokens)
     sampled = SamplingParams(temperature=0.7, max_tokens=tokens, seed=1)
     wild = SamplingParams(temperature=8, max_tokens=4 * tokens, ignore_eos=True, seed=1)
@@ -72,15 +72,16 @@ def gain(bench: Bench, tokens: int) -> None:
         against(bench, f"{kind}, short random replies", running, prompts, short, kind)
     for kind in ("draft", "exit"):
         against(bench, f"{kind}, replies", running, prompts, sampled, kind)
+        against(bench, f"{kind}, greedy replies", running, prompts, greedy, kind)
 
 
-def break_even(bench: Bench, tokens: int) -> None:
+def break_even(bench: Bench, tokens: int, draft: str | None) -> None:
     """Draft in every step: the gain of the drafts, and the acceptance at which they break even.
 
     mini-vllm reports 0.46x to 0.78x for early exits, mini-infer an acceptance of 55.85 %. The acceptance
     required here shows whether that would gain anything with our costs.
     """
-    running = started()
+    running = started(draft=draft)
     greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     prompts = prompts_of(running, [[ask] for ask in map(user, QUESTIONS)])
     headings = ("draft, K", "accepted", "must accept", "tokens a step", "break-even", "speed", "")
@@ -88,13 +89,15 @@ def break_even(bench: Bench, tokens: int) -> None:
     for column in lines.columns[1:6]:
         column.justify = "right"
     for kind, layer in (("draft", None), ("exit", 2), ("exit", 4), ("exit", 6)):
-        for line in table(bench, kind, prompts, greedy, layer):
+        for line in table(bench, kind, prompts, greedy, started(layer, draft), layer):
             lines.add_row(*line)
     Console().print(lines)
 
 
-def started(exit_layer: int | None = None) -> Engine:
-    return start(EngineConfig(model="pocket", device="cpu", seed=0, threads=1, exit_layer=exit_layer))
+def started(exit_layer: int | None = None, draft: str | None = None) -> Engine:
+    return start(
+        EngineConfig(model="pocket", device="cpu", seed=0, threads=1, exit_layer=exit_layer, draft=draft)
+    )
 
 
 def user(text: str) -> dict[str, str]:
@@ -129,9 +132,14 @@ def against(
 
 
 def table(
-    bench: Bench, kind: str, prompts: list[list[int]], params: SamplingParams, layer: int | None
+    bench: Bench,
+    kind: str,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    running: Engine,
+    layer: int | None,
 ) -> list[tuple[str, ...]]:
-    running, lines = started(layer), list[tuple[str, ...]]()
+    lines = list[tuple[str, ...]]()
     running.scheduler.speculator.prices = Free()
     for length in (2, 4):
         label = f"{kind} {layer}, K {length}" if layer else f"{kind}, K {length}"
@@ -205,7 +213,7 @@ def collect(tokens: list[int], delta: Delta) -> None:
 
 
 @torch.inference_mode()
-def couplings(bench: Bench, tokens: int) -> None:
+def couplings(bench: Bench, tokens: int, draft: str | None) -> None:
     """How often a first draft is accepted: with the target's random number, or by rejection sampling."""
     from transformers import AutoModelForCausalLM
 
@@ -241,6 +249,9 @@ def couplings(bench: Bench, tokens: int) -> None:
 PARTS = {each.__name__: each for each in (gain, break_even, couplings)}
 
 
-def run(bench: Bench, *, only: tuple[str, ...] = tuple(PARTS), tokens: int = 96) -> None:
+def run(
+    bench: Bench, *, only: tuple[str, ...] = tuple(PARTS), tokens: int = 96, draft: str | None = None
+) -> None:
+    """`draft`: a folder of another draft model, or of heads, in place of the built-in one."""
     for name in only:
-        PARTS[name](bench, tokens)
+        PARTS[name](bench, tokens, draft)

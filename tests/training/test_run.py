@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from training.__main__ import main
 from training.decode import How, replies
+from training.heads import tokens_by_drafts
 from training.model import Decoder, dense_attend
 from training.muon import orthogonal
 from training.newcomers import newcomers
@@ -183,3 +184,10 @@ def test_heads_are_trained_for_exported_weights(exported: Path, capsys: pytest.C
     assert "tokens per verification" in capsys.readouterr().out
     weights = load_file(out / "model.safetensors")
     assert len(weights) == 3 * 2 * 2 and weights["2.1.linear.weight"].any()
+
+
+def test_the_best_tree_has_the_most_frequent_paths() -> None:
+    ranks = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 0], [0, -100], [7, 0], [0, 0], [1, 3]])
+    chain, tree = tokens_by_drafts(ranks, 4)
+    assert chain == [1 + 4 / 8, 1 + 6 / 8]
+    assert tree == [1 + 4 / 8, 1 + 7 / 8, 1 + 9 / 8, 1 + 11 / 8]
