@@ -59,6 +59,8 @@ class Int8Digits(nn.Module):
         out = self._product(x)[:rows]
         return out if self.bias is None else out.add_(self.bias)
 
+    __call__ = forward  # as in PackedLinear
+
     def _product(self, x: Tensor) -> Tensor:
         top = torch.linalg.vector_norm(x, torch.inf, 1, True, dtype=torch.float32).clamp_(min=1e-30)
         digits = (x * (_TOP / top) * (_REPEATED if len(x) == 1 else _DIGITS)).round_()
