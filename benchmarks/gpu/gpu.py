@@ -3,7 +3,8 @@
 Shapes of Qwen3-0.6B and Llama-3.1-8B (and `--shape 30B-A3B`, without `check`) with random
 weights, since speed hardly depends on them. `D, B=n`: n prompts of 512 tokens; a step is (seconds of 272
 tokens - seconds of 16) / 256. `N`: 256 requests with prompts and replies of 100 to 1,024 tokens each, all
-submitted at the start. Temperature 0.6, the end token ignored.
+submitted at the start. Temperature 0.6, the end token ignored. `--quantization none fp8 --kv none fp8`
+measures each scheme of the weights with each of the cache.
 Before anything is timed, greedy replies are checked against transformers in float32 on the same weights.
 """
 
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -74,6 +76,7 @@ def run(
     *,
     shape: tuple[str, ...] = ("0.6B", "8B"),
     rows: tuple[int, ...] = (1, 8, 32, 128, 256),
+    quantization: tuple[str, ...] = ("none",),
     kv: tuple[KvSchemeName, ...] = ("none",),
     only: tuple[str, ...] = ("check", "decode", "anatomy", "mixed"),
 ) -> None:
@@ -82,13 +85,13 @@ def run(
     for name in shape:
         if "cold" in only:  # first, because two engines may not fit
             cold(bench, name)
-        for scheme in kv:
-            # Replies from a compressed cache are not checked: its rounding is not an error.
-            skipped = {"cold"} if scheme == "none" else {"cold", "check"}
+        for weights, cache in product(quantization, kv):
+            # Replies from compressed numbers are not checked: their rounding is not an error.
+            skipped = {"cold"} if weights == cache == "none" else {"cold", "check"}
             if selected := [part for part in only if part not in skipped]:
-                with started(bench, name, scheme) as engine:
+                with started(bench, name, quantization=weights, kv_scheme=cache) as engine:
                     for part in selected:
-                        PARTS[part](bench, labeled(name, scheme), engine, rows)
+                        PARTS[part](bench, labeled(name, weights, cache), engine, rows)
 
 
 def cold(bench: Bench, name: str) -> None:
@@ -109,26 +112,30 @@ def cold(bench: Bench, name: str) -> None:
 
 
 @contextmanager
-def started(bench: Bench, name: str, kv: KvSchemeName = "none") -> Iterator[Engine]:
+def started(
+    bench: Bench, name: str, quantization: str = "none", kv_scheme: KvSchemeName = "none"
+) -> Iterator[Engine]:
     with tempfile.TemporaryDirectory() as folder:
-        engine, seconds = opened(name, folder, kv)
-        bench.note(f"{labeled(name, kv)}, from start to the first reply", seconds, "s")
+        engine, seconds = opened(name, folder, quantization=quantization, kv_scheme=kv_scheme)
+        label = labeled(name, quantization, kv_scheme)
+        bench.note(f"{label}, from start to the first reply", seconds, "s")
         yield engine
     del engine
     torch.cuda.empty_cache()
 
 
-def labeled(name: str, kv: KvSchemeName) -> str:
-    return name if kv == "none" else f"{name}, KV {kv}"
+def labeled(name: str, quantization: str, kv: KvSchemeName) -> str:
+    forms = {"weights": quantization, "KV": kv}
+    return ", ".join((name, *(f"{what} {form}" for what, form in forms.items() if form != "none")))
 
 
-def opened(name: str, folder: str, kv: KvSchemeName = "none", **config: Any) -> tuple[Engine, float]:
-    """An engine of this shape and KV scheme, and the seconds from start to its first reply."""
+def opened(name: str, folder: str, **config: Any) -> tuple[Engine, float]:
+    """An engine of this shape, and the seconds from start to its first reply."""
     blocks = None if name in HYBRIDS else BLOCKS  # None: as many as fit, because a block also has states
     usual = {"max_context": CONTEXT, "prefix_cache": False, "blocks": blocks, "host_blocks": 0, "seed": 0}
     (Path(folder) / "config.json").write_text(json.dumps(COMMON | (SHAPES | MIXTURES | HYBRIDS)[name]))
     began = time.perf_counter()
-    engine = start(EngineConfig(model=folder, dummy_weights=True, kv_scheme=kv, **{**usual, **config}))
+    engine = start(EngineConfig(model=folder, dummy_weights=True, **{**usual, **config}))
     finish(engine, [[1, 2, 3]], [2])
     return engine, time.perf_counter() - began
 

@@ -53,6 +53,7 @@ CHUNKS: dict[str, Rows] = {
     "5 tokens at 656": [(5, 656)],
     "32 x 5 tokens at 656": [(5, 656)] * 32,
     "16 prompts of 512": [(512, 512)] * 16,
+    "a prompt of 4096": [(4096, 4096)],
     "a prompt of 8192": [(8192, 8192)],
     "512 tokens at 32768": [(512, 32768)],
 }

@@ -10,6 +10,7 @@ from engine.api.errors import BadInput
 from engine.api.snapshot import SchemeView
 from engine.devices import give_back
 from engine.execution.protocol import WeightsPlan
+from engine.kernels.cpu.packed import why_not as why_not_packed
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder, Linear, block
 from engine.quant.base import Scheme
@@ -48,7 +49,7 @@ class Weights:
             return WeightsPlan(old.name, new.name, parts=0)
         source.check()  # without the exact weights it could not be changed back either
         self._known[new.name] = new
-        head = not model.tied and source.of_head(old) is not source.of_head(new)
+        head = source.of_head(old) is not source.of_head(new)
         blocks = blocks_with(self._freed_bytes(model, new))
         return WeightsPlan(old.name, new.name, len(model.layers) + head, blocks)
 
@@ -59,12 +60,12 @@ class Weights:
         """
         if (model := self._model) is None:
             raise BadInput(_FOREIGN)
-        source, new, last = model.source, self._named(scheme), len(model.layers) - model.tied
+        source, new, last = model.source, self._named(scheme), len(model.layers)
         if not 0 <= part <= last:
             raise BadInput(f"weights have the parts 0 to {last}, and no part {part}")
-        if part == len(model.layers):
+        if part == last:
             model.head = None  # type: ignore[assignment]
-            model.head = source.head(new)
+            model.head = model.new_head(new)
         else:
             model.layers[part] = None  # type: ignore[assignment]
             model.layers[part] = source.layer(part, new)
@@ -109,8 +110,9 @@ def nbytes(model: Decoder, scheme: Scheme) -> int:
     config, dtype = model.config, model.embed.dtype
     ranks = 1 if model.collective is None else model.collective.ranks
     total = sum({id(each): each.nbytes for each in _outside(model)}.values())
-    if not config.tied:
-        total += model.source.of_head(scheme).nbytes(len(model.embed), config.hidden, dtype)
+    head = model.source.of_head(scheme)
+    if not config.tied or head is not named("none") or why_not_packed(model.embed) is None:
+        total += head.nbytes(len(model.embed), config.hidden, dtype)
     with torch.device("meta"):
         layers = [block(config, index, dtype, ranks) for index in range(len(config.layers))]
     products = [part for layer in layers for part in layer.modules() if isinstance(part, Linear)]
@@ -125,8 +127,7 @@ def _kept_in(product: Linear, scheme: Scheme, dtype: torch.dtype) -> int:
 
 
 def _outside(model: Decoder) -> chain[torch.Tensor]:
-    """The tensors that no scheme changes, with the copy of the embedding that a tied head packs for AMX."""
-    touched = {"layers"} if model.config.tied else {"layers", "head"}
-    parts: list[nn.Module] = [each for name, each in model.named_children() if name not in touched]
+    """The tensors that no scheme changes."""
+    parts: list[nn.Module] = [part for name, part in model.named_children() if name not in ("layers", "head")]
     tensors = (chain(part.parameters(), part.buffers()) for part in parts)
     return chain(model.parameters(recurse=False), *tensors)

@@ -122,7 +122,7 @@ class Source(Protocol):
         """Return the scheme of the head when the layers use `scheme`."""
 
     def head(self, scheme: Scheme) -> nn.Module:
-        """Make the head of a model whose head is not tied to the embedding, which is never quantized."""
+        """Make the head of a model whose head is not tied to the embedding."""
 
 
 class Decoder(nn.Module):
@@ -179,6 +179,10 @@ class Decoder(nn.Module):
     @property
     def tied(self) -> bool:
         return self.config.tied
+
+    def new_head(self, scheme: Scheme) -> nn.Module:
+        """Make the head for layers in this scheme. A tied one is made from the embedding."""
+        return self.source.of_head(scheme).make(self.embed, None) if self.tied else self.source.head(scheme)
 
     @property
     def blocks(self) -> list[Block]:

@@ -85,8 +85,8 @@ def native(request: LoadRequest) -> LanguageModel:
         random_share(model, model, request.seed, share)
     else:
         random_weights(model, request.seed)
-    if not config.tied and not config.after:
-        model.head = model.source.head(scheme)
+    if not config.after:
+        model.head = model.new_head(scheme)
     for index in range(len(config.layers)):
         model.layers[index] = model.source.layer(index, scheme)
     finalize(model, named("none"))  # what is not quantized keeps the checkpoint's dtype

@@ -14,7 +14,7 @@ from engine.models.layers.norm import Norm
 from engine.quant.base import Scheme
 from engine.quant.fp4 import Mxfp4Plain
 from engine.quant.linear import Linear
-from engine.quant.registry import choose, of_head
+from engine.quant.registry import choose, named, of_head
 
 
 class PlainSource:
@@ -72,7 +72,11 @@ class PlainSource:
         return layer
 
     def of_head(self, scheme: Scheme) -> Scheme:
-        return of_head(scheme)
+        head, plain = of_head(scheme), named("none")
+        if not self.config.tied:
+            return head
+        # On a CPU its packed copy is smaller in int8. On a GPU it is the embedding itself.
+        return head if head.name == "int8" and self.device.type == "cpu" else plain
 
     @torch.no_grad()
     def head(self, scheme: Scheme) -> nn.Module:

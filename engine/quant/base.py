@@ -32,7 +32,10 @@ class Scheme(Protocol):
 
     @property
     def head(self) -> str:
-        """The scheme for the head, unless that is tied to the embedding. Default if missing: `none`."""
+        """The scheme for the head. Default if missing: `none`.
+
+        A head that is tied to the embedding has it only if it is `int8`, on a CPU.
+        """
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Return None if the scheme runs on this device for models in `dtype`, else the reason."""

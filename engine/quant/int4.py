@@ -73,6 +73,8 @@ class PackedInt4(nn.Module):
         out = trimmed(out, self.outputs)
         return out if self.bias is None else out + self.bias
 
+    __call__ = forward  # as in PackedLinear
+
     def _many(self, x: Tensor) -> Tensor:
         rows, kind = len(x), x.dtype
         x = x.float() if needs_float32(x) else pad_to_bucket(x)

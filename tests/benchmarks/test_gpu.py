@@ -1,12 +1,17 @@
 """The benchmarks for GPUs, as far as a CPU runs them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
+from rich.progress import Progress
 
 from benchmarks.gpu import gpu, gpu_attention
 from engine.api.config import LayerSpec
 from engine.api.params import SamplingParams
 from engine.kernels.triton.attention import tiles
+from minichat.bench.harness import Bench
 from tests.engine.ledger import ledger_engine
 from tests.outputs import Output
 
@@ -39,3 +44,26 @@ def test_a_tile_is_fixed() -> None:
     assert (given.keys, given.warps, given.stages, given.programs) == (64, 4, 3, 132) != chosen
     with gpu_attention.fixed((0,)):
         assert tiles.for_tokens(spec, 4, limits, 2) == chosen
+
+
+def test_compressed_weights_and_caches_are_timed_but_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    @contextmanager
+    def started(bench: Bench, name: str, **config: str) -> Iterator[None]:
+        opened.append(config)
+        yield
+
+    def part(bench: Bench, name: str, engine: None, rows: tuple[int, ...]) -> None:
+        ran.append(name)
+
+    ran = list[str]()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "started", started)
+    monkeypatch.setattr(gpu, "PARTS", {"check": part, "mixed": part})
+    bench = Bench(warmup=0, repeats=1, progress=Progress(disable=True), keep=lambda _: None)
+    gpu.run(bench, shape=("8B",), quantization=("none", "fp8"), kv=("none", "fp8"), only=("check", "mixed"))
+    assert [tuple(each.values()) for each in opened] == [
+        ("none", "none"), ("none", "fp8"), ("fp8", "none"), ("fp8", "fp8"),
+    ]  # fmt: skip
+    assert ran == ["8B", "8B", "8B, KV fp8", "8B, weights fp8", "8B, weights fp8, KV fp8"]

@@ -1,4 +1,4 @@
-"""The output head is quantized with the model, if it has its own weight (untied)."""
+"""The output head is quantized with the model; on a GPU only if it has its own weight (untied)."""
 
 import json
 from dataclasses import replace
@@ -91,13 +91,32 @@ def test_the_scheme_of_the_head() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int4-32", "int4-128"])
-def test_an_untied_head_is_int8_and_a_tied_one_stays_plain(tmp_path: Path, scheme: str) -> None:
+def test_a_head_is_int8_and_on_a_gpu_a_tied_one_stays_plain(tmp_path: Path, scheme: str) -> None:
     weight = checkpoint(tmp_path, **SHAPE)[HEAD]
-    head = loaded(tmp_path, scheme).head
-    assert torch.equal(weight_of_head(head), named("int8").make(weight, None).dequantized())
+    model = loaded(tmp_path, scheme)
+    assert torch.equal(weight_of_head(model.head), named("int8").make(weight, None).dequantized())
+    model.source.device = torch.device("cuda")
+    assert model.source.of_head(named(scheme)).name == "int8"
     checkpoint(tmp_path, **SHAPE, tie_word_embeddings=True)
     model = loaded(tmp_path, scheme)
-    assert torch.equal(model.head(torch.eye(64)).T, model.embed)
+    assert torch.equal(weight_of_head(model.head), named("int8").make(model.embed, None).dequantized())
+    model.source.device = torch.device("cuda")
+    assert model.source.of_head(named(scheme)).name == "none"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_change_makes_a_tied_head_from_the_embedding(tmp_path: Path, dtype: str) -> None:
+    checkpoint(tmp_path, **SHAPE, tie_word_embeddings=True)
+    model, old = loaded(tmp_path, dtype=dtype), "none"
+    for scheme, parts, quantized in (
+        ("int8", 3, True), ("int4", 2, True), ("fp32", 3, False), ("bf16", 2, False),
+    ):  # fmt: skip
+        assert list(parts_changed(model, old, scheme)) == list(range(parts + 1))
+        old = scheme
+        assert isinstance(model.head, IN_INT8) is quantized
+        expected = named("int8" if quantized else "none").make(model.embed, None)
+        kind = model.embed.dtype
+        assert torch.equal(weight_of_head(model.head, kind), weight_of_head(expected, kind))
 
 
 def test_other_schemes_leave_the_head_or_change_its_dtype(tmp_path: Path) -> None:

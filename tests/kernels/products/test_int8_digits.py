@@ -63,6 +63,21 @@ def test_no_row_depends_on_another(shape: tuple[int, int]) -> None:
 
 
 @torch.inference_mode()
+def test_the_digits_of_a_single_row_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four rows of digits are faster than two."""
+    (module, _), seen, multiply = made(97, 33), list[int](), Int8Digits.integers
+
+    def noted(self: Int8Digits, digits: Tensor, scale: Tensor) -> Tensor:
+        seen.append(len(digits))
+        return multiply(self, digits, scale)
+
+    monkeypatch.setattr(Int8Digits, "integers", noted)
+    for rows in (1, 2, 3):
+        assert module(rows_of(33)[:rows]).shape == (rows, 97)
+    assert seen == [4, 4, 6]
+
+
+@torch.inference_mode()
 def test_the_bias_is_added_and_the_weight_is_kept_exactly() -> None:
     bias = torch.randn(97).bfloat16()
     (plain, weight), (biased, _) = made(97, 33), made(97, 33, bias)
