@@ -101,6 +101,7 @@ def _engine(config: EngineConfig, dry_rate: float | None, outbox: Outbox) -> "En
         progress=lambda *bytes: outbox.note("progress", bytes),
         found=lambda folder: outbox.note("folder", str(folder)),
         imported=gc.freeze,
+        phase=partial(outbox.note, "phase"),
     )
 
 

@@ -60,14 +60,17 @@ class EngineProcess(EngineClient):
         log_file: Path,
         *,
         progress: Progress | None = None,
+        phase: Callable[[str], None] | None = None,
         dry_rate: float | None = None,
         launch: Launch = launch_here,
     ) -> None:
-        """`dry_rate`: start a dry run with this many tokens per second of each reply, not a model.
+        """`progress` and `phase`: called with how far the start is, and with what it does.
+
+        `dry_rate`: start a dry run with this many tokens per second of each reply, not a model.
 
         `launch`: starts the process, here or on another machine.
         """
-        self._progress = progress
+        self._progress, self._phase = progress, phase
         self._bus = Bus()
         self._numbers = itertools.count()
         self._gate = threading.Lock()  # guards the fields below
@@ -218,6 +221,8 @@ class EngineProcess(EngineClient):
     def _take(self, frame: dict[str, Any]) -> None:
         if "folder" in frame:  # the child loads its model now
             self._loading = Tokenizer.loading(Path(frame["folder"]))
+        if "phase" in frame and self._phase:
+            self._phase(frame["phase"])
         if "progress" in frame and self._progress:
             self._progress(*frame["progress"])
         for answer in frame.get("answers", ()):

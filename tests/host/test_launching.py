@@ -56,3 +56,15 @@ def test_imported_modules_are_reported_before_the_engine_is_built() -> None:
     )
     engine.close()
     assert seen[0] is True
+
+
+def test_the_phases_of_a_start_are_reported(tmp_path: Path) -> None:
+    seen: list[str] = []
+    config = EngineConfig(model="pocket", device="cpu", blocks=64)
+    start(config, phase=seen.append).close()
+    phases = ["finding the model", "importing torch", "loading the weights", "allocating the cache"]
+    assert seen == phases
+    seen.clear()
+    EngineProcess(config, tmp_path / "engine.log", phase=seen.append).close()
+    assert set(seen) <= set(phases), "of phases that follow each other at once, only the last is sent"
+    assert "importing torch" in seen
