@@ -61,6 +61,8 @@ class ResponsesRequest(GenerationRequest):
     prompt_logprobs: None = None
     logprob_token_ids: None = None
     response_format: None = None
+    truncate_prompt_tokens: None = None
+    truncation_side: None = None
 
     def refuse_unsupported(self) -> None:
         """Refuse what a server that stores nothing cannot do, and what responses do not have."""
