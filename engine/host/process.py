@@ -62,13 +62,13 @@ class EngineProcess(EngineClient):
         progress: Progress | None = None,
         phase: Callable[[str], None] | None = None,
         dry_rate: float | None = None,
-        launch: Launch = launch_here,
+        launch: Launch | None = None,
     ) -> None:
         """`progress` and `phase`: called with how far the start is, and with what it does.
 
         `dry_rate`: start a dry run with this many tokens per second of each reply, not a model.
 
-        `launch`: starts the process, here or on another machine.
+        `launch`: starts the process, by default here.
         """
         self._progress, self._phase = progress, phase
         self._bus = Bus()
@@ -81,7 +81,8 @@ class EngineProcess(EngineClient):
         self._lost: list[Command[Any]] = []  # ran when the process ended
         self._pending: dict[int, _Question] = {}
         self._requests: dict[int, _Request] = {}  # by the number of the command that started them
-        self._process, self._frames = launch(log_file)
+        device = config.device if dry_rate is None else ""
+        self._process, self._frames = launch(log_file) if launch else launch_here(log_file, device)
         self._outgoing: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
         self._writer = threading.Thread(target=self._write, name="engine-writer", daemon=True)

@@ -183,12 +183,13 @@ def listen(
     _log(options)
     engine_options = engine_config(options, warm=not options.no_warm)
     private_folder(callbacks.log.parent)
-    from engine.host.launching import launch_here, launching_now
+    from engine.host.launching import launching_now
     from engine.server.startup import Startup
 
     # A single engine's process is started first, so that it imports its modules while this one does.
     single = options.ray is None and options.prefill_gpus is None and options.replicas == 1
-    launch = launching_now(callbacks.log) if single else launch_here
+    device = "" if options.dry_run else engine_options.device
+    launch = launching_now(callbacks.log, device) if single else None
     startup = Startup(callbacks.progress)
     reported = replace(callbacks, phase=startup.phase, progress=startup.progress)
     starting = partial(engine, options, engine_options, reported, launch)
@@ -266,7 +267,7 @@ def served_names(options: argparse.Namespace) -> list[str]:
 
 
 def engine(
-    options: argparse.Namespace, config: EngineConfig, callbacks: ServerCallbacks, launch: "Launch"
+    options: argparse.Namespace, config: EngineConfig, callbacks: ServerCallbacks, launch: "Launch | None"
 ) -> "EngineClient":
     """The engine in its own process, so that serving clients does not slow steps; or a fleet of them."""
     from engine.fleet.local import shares, start_apart_fleet, start_fleet

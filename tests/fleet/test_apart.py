@@ -38,7 +38,6 @@ from engine.fleet.apart import ApartFleet, Pace
 from engine.fleet.fleet import NUMBERS
 from engine.fleet.local import start_apart_fleet
 from engine.host.client import EngineClient
-from engine.host.launching import launch_here
 from engine.host.process import EngineProcess
 from engine.host.restarting import RestartingEngine
 from engine.host.stream import ReplyFailed
@@ -98,7 +97,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
     options, log = parser().parse_args(words.split()), tmp_path_factory.mktemp("apart") / "engine.log"
     check(options)
     callbacks = ServerCallbacks(lambda done, total: None, lambda: None, log)
-    made = Apart(engine(options, engine_config(options), callbacks, launch_here))
+    made = Apart(engine(options, engine_config(options), callbacks, None))
     yield made
     made.fleet.close()
 
