@@ -4,6 +4,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from importlib.util import find_spec
 _TURN = 0.0005  # seconds
 _gate = threading.Lock()
 _usual: list[float] = []  # the interval before, once for each thread that is inside
+done_at: dict[str, float] = {}  # when each part was done, on the monotonic clock
 _prepared: dict[str, threading.Event] = {}  # by device: set once its thread imports nothing any more
 
 
@@ -55,11 +57,13 @@ def _prepare(device: str, imported: threading.Event) -> None:
         try:
             if not _create_context(int(index) if index.isdigit() else 0):
                 return
+            done_at["the GPU's context"] = time.monotonic()
             from triton.runtime.cache import triton_key
         finally:
             imported.set()
         # Triton hashes its compiler before it finds the first kernel in its cache, and keeps the result.
         triton_key()
+        done_at["the hash of Triton's files"] = time.monotonic()
 
 
 def import_torch() -> None:
@@ -70,7 +74,9 @@ def import_torch() -> None:
 def _import_torch() -> None:
     with short_turns(), suppress(Exception):  # the import that needs it reports why
         _load_libraries()
+        done_at["torch's libraries"] = time.monotonic()
         __import__("torch")
+        done_at["torch"] = time.monotonic()
 
 
 def _load_libraries() -> None:
