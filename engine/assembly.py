@@ -3,7 +3,7 @@
 import secrets
 import sqlite3
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -69,13 +69,15 @@ def assemble(
     loading: Future[Tokenizer],
     progress: Progress | None,
     below: Sequence[Tier] = (),
+    phase: Callable[[str], None] = lambda doing: None,
 ) -> Engine:
     """Load the model, size the cache by the remaining memory, and build the engine.
 
     `loading`: the model's tokenizer. `below`: more cache tiers, below host memory.
+    `phase`: called with what it does next.
     """
     if config.ranks == 1:
-        return _assembled(config, place, loading, progress, below, None)
+        return _assembled(config, place, loading, progress, below, phase, None)
     option = "pp" if config.pp > 1 else "tp"
     if config.pp > 1 and sys.platform != "linux":
         raise BadInput("pp: stages find each other through /proc, which only Linux has; leave pp at 1")
@@ -85,9 +87,10 @@ def assemble(
         )
     if config.pp > 1:
         check_stages(place, config.pp)
+    phase("starting the other ranks")
     team = Team(config, place, gpus_of_ranks(config))
     try:
-        return _assembled(config, place, loading, progress, below, team)
+        return _assembled(config, place, loading, progress, below, phase, team)
     except BaseException:
         team.close()
         raise
@@ -111,6 +114,7 @@ def _assembled(
     loading: Future[Tokenizer],
     progress: Progress | None,
     below: Sequence[Tier],
+    phase: Callable[[str], None],
     team: Team | None,
 ) -> Engine:
     """`team`: the other ranks that share the model, or None."""
@@ -124,12 +128,14 @@ def _assembled(
         elif device.type == "cuda":
             team.connect(device)
     sums, link = (None, None) if team is None else (team.sums, team.link)
+    phase("loading the weights")
     loaded = load_share(config, place, sums, progress, stage=config.pp - 1)
     config, model, room = loaded.config, loaded.model, loaded.budget
     device, vocab, scheme = room.device, model.config.vocab, config.kv_scheme
     bare = config.dummy_weights and not has_tokenizer(place.folder)
     tokenizer = _placeholder_tokenizer(model) if bare else loading.result()
     stop_ids = tokenizer.stop_ids.union(model.config.stop_ids)
+    phase("allocating the cache")
     if team is not None:
         room = team.agree(room, stop_ids)
     built = build_runner(replace(loaded, budget=room), stop_ids, below, link=link)

@@ -1,14 +1,19 @@
-"""What a start on a GPU can do while torch is imported: neither needs Python's lock (the GIL) for long."""
+"""What an engine's start can do on other threads: import torch, and create the GPU's context beside it."""
 
 import ctypes
+import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 
 _TURN = 0.0005  # seconds
 _gate = threading.Lock()
 _usual: list[float] = []  # the interval before, once for each thread that is inside
+done_at: dict[str, float] = {}  # when each part was done, on the monotonic clock
+_prepared: dict[str, threading.Event] = {}  # by device: set once its thread imports nothing any more
 
 
 @contextmanager
@@ -27,15 +32,18 @@ def short_turns() -> Iterator[None]:
 
 
 def prepare_gpu(device: str) -> Callable[[], None]:
-    """Create the GPU's context and hash Triton's files, on another thread; nothing without a GPU.
+    """Create the GPU's context and hash Triton's files, on another thread, once; nothing without a GPU.
 
     Returns what waits until that thread imports nothing any more. Call it before something else imports
     Triton: two threads that import its modules in different orders can find one that is not complete.
     """
     if device == "cpu":
         return lambda: None
-    imported = threading.Event()
-    threading.Thread(target=_prepare, args=(device, imported), name="early", daemon=True).start()
+    with _gate:
+        begun = device in _prepared
+        imported = _prepared.setdefault(device, threading.Event())
+    if not begun:
+        threading.Thread(target=_prepare, args=(device, imported), name="early", daemon=True).start()
 
     def wait() -> None:
         imported.wait()
@@ -49,11 +57,42 @@ def _prepare(device: str, imported: threading.Event) -> None:
         try:
             if not _create_context(int(index) if index.isdigit() else 0):
                 return
+            done_at["the GPU's context"] = time.monotonic()
             from triton.runtime.cache import triton_key
         finally:
             imported.set()
         # Triton hashes its compiler before it finds the first kernel in its cache, and keeps the result.
         triton_key()
+        done_at["the hash of Triton's files"] = time.monotonic()
+
+
+def import_torch() -> None:
+    """Import torch on another thread. Who needs it before it is there waits for that thread."""
+    threading.Thread(target=_import_torch, name="torch", daemon=True).start()
+
+
+def _import_torch() -> None:
+    with short_turns(), suppress(Exception):  # the import that needs it reports why
+        _load_libraries()
+        done_at["torch's libraries"] = time.monotonic()
+        __import__("torch")
+        done_at["torch"] = time.monotonic()
+
+
+def _load_libraries() -> None:
+    """Load torch's libraries in its order, but without the GIL, which its import holds then.
+
+    With LD_LIBRARY_PATH, torch loads more between the two, so that no wrong version is found there.
+    """
+    spec = find_spec("torch")
+    folder = os.path.join(os.path.dirname(spec.origin), "lib") if spec and spec.origin else ""
+    dlopen = ctypes.CDLL(None).dlopen  # a C function like others, unlike the import of a module
+    dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    dependencies, torch = (os.path.join(folder, f"libtorch{name}.so") for name in ("_global_deps", ""))
+    if not os.path.isfile(torch) or not dlopen(dependencies.encode(), os.RTLD_NOW | os.RTLD_GLOBAL):
+        return
+    if "LD_LIBRARY_PATH" not in os.environ:
+        dlopen(torch.encode(), os.RTLD_NOW)
 
 
 def _create_context(index: int) -> bool:

@@ -20,18 +20,21 @@ def start(
     below: Sequence[Tier] = (),
     found: Callable[[Path], None] = lambda folder: None,
     imported: Callable[[], None] = lambda: None,
+    phase: Callable[[str], None] = lambda doing: None,
 ) -> "Engine":
     """Start an engine. torch is imported only after the model is found, so a wrong name fails at once.
 
     `below`: more cache tiers, below host memory. `found`: called with the model's folder.
-    `imported`: called once torch is imported.
+    `imported`: called once torch is imported. `phase`: called with what the start does next.
     """
+    phase("finding the model")
     place = find_model(config.model, dummy=config.dummy_weights, progress=progress)
     found(place.folder)
+    phase("importing torch")
     tokenizer = Tokenizer.loading(place.folder)
     wait_for_imports = prepare_gpu(config.device)
     from engine.assembly import assemble
 
     wait_for_imports()
     imported()
-    return assemble(config, place, tokenizer, progress, below)
+    return assemble(config, place, tokenizer, progress, below, phase)

@@ -59,25 +59,31 @@ class LocalChild:
             return describe_exit(None)
 
 
-def launch_here(log: Path) -> tuple[LocalChild, FrameSocket]:
-    """Start it on this machine. A socket pair connects it, which no other process can reach."""
+def launch_here(log: Path, device: str = "") -> tuple[LocalChild, FrameSocket]:
+    """Start it on this machine. A socket pair connects it, which no other process can reach.
+
+    `device`: of an engine with a model, for which the process imports torch at once.
+    """
     ours, theirs = socket.socketpair()
     with theirs, open_log(log) as out:
-        process = spawn(theirs.fileno(), out)
+        process = spawn(theirs.fileno(), out, device=device)
     return LocalChild(process, log), FrameSocket(ours)
 
 
-def launching_now(log: Path) -> Launch:
+def launching_now(log: Path, device: str = "") -> Launch:
     """Start a process now, which the first call of the returned function gets. Later calls start others."""
-    first = [launch_here(log)]
-    return lambda log: first.pop() if first else launch_here(log)
+    first = [launch_here(log, device)]
+    return lambda log: first.pop() if first else launch_here(log, device)
 
 
-def spawn(connection: int, out: IO[bytes], lifeline: int | None = None) -> subprocess.Popen[bytes]:
+def spawn(
+    connection: int, out: IO[bytes], lifeline: int | None = None, device: str = ""
+) -> subprocess.Popen[bytes]:
     """Start the process. It also ends when the other end of the pipe `lifeline` is closed."""
     passed = [connection] if lifeline is None else [connection, lifeline]
+    given = [str(connection), "" if lifeline is None else str(lifeline), device]
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "engine.host.child", *map(str, passed)],
+        [sys.executable, "-P", "-m", "engine.host.child", *given],
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=out,

@@ -60,14 +60,17 @@ class EngineProcess(EngineClient):
         log_file: Path,
         *,
         progress: Progress | None = None,
+        phase: Callable[[str], None] | None = None,
         dry_rate: float | None = None,
-        launch: Launch = launch_here,
+        launch: Launch | None = None,
     ) -> None:
-        """`dry_rate`: start a dry run with this many tokens per second of each reply, not a model.
+        """`progress` and `phase`: called with how far the start is, and with what it does.
 
-        `launch`: starts the process, here or on another machine.
+        `dry_rate`: start a dry run with this many tokens per second of each reply, not a model.
+
+        `launch`: starts the process, by default here.
         """
-        self._progress = progress
+        self._progress, self._phase = progress, phase
         self._bus = Bus()
         self._numbers = itertools.count()
         self._gate = threading.Lock()  # guards the fields below
@@ -78,7 +81,8 @@ class EngineProcess(EngineClient):
         self._lost: list[Command[Any]] = []  # ran when the process ended
         self._pending: dict[int, _Question] = {}
         self._requests: dict[int, _Request] = {}  # by the number of the command that started them
-        self._process, self._frames = launch(log_file)
+        device = config.device if dry_rate is None else ""
+        self._process, self._frames = launch(log_file) if launch else launch_here(log_file, device)
         self._outgoing: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
         self._writer = threading.Thread(target=self._write, name="engine-writer", daemon=True)
@@ -218,6 +222,8 @@ class EngineProcess(EngineClient):
     def _take(self, frame: dict[str, Any]) -> None:
         if "folder" in frame:  # the child loads its model now
             self._loading = Tokenizer.loading(Path(frame["folder"]))
+        if "phase" in frame and self._phase:
+            self._phase(frame["phase"])
         if "progress" in frame and self._progress:
             self._progress(*frame["progress"])
         for answer in frame.get("answers", ()):

@@ -19,11 +19,29 @@ class ChatPrompt:
 
 
 # Token ids, plain text to complete, or messages for the model's chat template.
-Prompt = Sequence[int] | str | Sequence[Mapping[str, Any]] | ChatPrompt
+WholePrompt = Sequence[int] | str | Sequence[Mapping[str, Any]] | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class CutPrompt:
+    """A prompt of which at most `most` tokens are kept: its last ones, or its first ones."""
+
+    prompt: WholePrompt
+    most: int
+    first: bool = False
+
+    def kept(self, ids: list[int]) -> list[int]:
+        return ids[: self.most] if self.first else ids[max(0, len(ids) - self.most) :]
+
+
+Prompt = WholePrompt | CutPrompt
 
 
 def prompt_ids(prompt: Prompt, chat: ChatFormat) -> tuple[list[int], bool]:
     """Return the prompt's token ids, and whether the reply's text continues the prompt's."""
+    if isinstance(prompt, CutPrompt):
+        ids, continues = prompt_ids(prompt.prompt, chat)
+        return prompt.kept(ids), continues
     if isinstance(prompt, str):
         return chat.tokenizer.encode_raw(prompt), True
     if isinstance(prompt, ChatPrompt):

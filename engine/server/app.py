@@ -21,6 +21,7 @@ from engine.server.config import ServerConfig
 from engine.server.drain import Drain
 from engine.server.http.auth import AuthMiddleware, refuse
 from engine.server.http.errors import FORM, ApiError, from_engine
+from engine.server.http.loading import LoadingMiddleware, Opening
 from engine.server.http.request_ids import identified
 from engine.server.http.sse import SEND
 from engine.server.native import attach, commands, control, events, layout, ws
@@ -33,6 +34,7 @@ from engine.server.openai import chat, completions, embeddings, models, tokens
 from engine.server.openai.responses_api import route as responses_api
 from engine.server.openai.responses_api.schema import ResponsesRequest
 from engine.server.openai.schema import ChatRequest, CompletionRequest
+from engine.server.startup import Startup
 from engine.server.state import ServerState
 
 _BODIES = (
@@ -59,16 +61,22 @@ class _Application(FastAPI):
         await super().__call__(scope, receive, identified(scope, send))
 
 
-def application(host: EngineClient, config: ServerConfig, drain: Drain | None = None) -> FastAPI:
-    """Return the application for one engine. The engine keeps running when the application ends."""
-    ending = drain or Drain()
+def application(startup: Startup, config: ServerConfig, drain: Drain) -> FastAPI:
+    """Return the application for one engine, which may still start. It keeps running when this ends."""
+
+    def open(host: EngineClient) -> None:
+        app.state.server = ServerState(host, config, drain)
+
+    opening = Opening(startup, drain, open)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.server = ServerState(host, config, ending)
+        await opening.begin()
         yield
-        await app.state.server.replies.ended(config.drain + _ABORTED_WITHIN)
-        app.state.server.close()
+        opening.end()
+        if opening.is_open:
+            await app.state.server.replies.ended(config.drain + _ABORTED_WITHIN)
+            app.state.server.close()
 
     app = _Application(
         title="minichat",
@@ -89,7 +97,8 @@ def application(host: EngineClient, config: ServerConfig, drain: Drain | None = 
     app.add_exception_handler(WebSocketRequestValidationError, _socket_validation_error)
     app.add_exception_handler(Exception, _unexpected_error)
     app.router.default = _no_route
-    app.add_middleware(AuthMiddleware, config=config, closing=lambda: ending.begun)
+    app.add_middleware(LoadingMiddleware, opening=opening)
+    app.add_middleware(AuthMiddleware, config=config, closing=lambda: drain.begun)
     if config.origins:  # outside the authentication, because browsers ask beforehand without the key
         app.add_middleware(
             CORSMiddleware,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+HEALTH = "/health"  # the one path that needs no key
 MAX_CHOICES = 64
 MAX_BODY = 8 * 2**20  # bytes: a million tokens, as text or as ids
 MAX_DEPTH = 64  # nesting levels of a JSON body

@@ -79,7 +79,7 @@ def _refusal(
     place = "".join(_steps(loc)) or str(loc[0])
     if problem in ("extra_forbidden", "none_required"):
         there = [name for name, each in kind.model_fields.items() if each.annotation is not type(None)]
-        near = get_close_matches(str(loc[-1])[:80], there, n=1) if len(loc) == 1 else []
+        near = get_close_matches(str(loc[-1])[:80], there, n=1, cutoff=0.75) if len(loc) == 1 else []
         hint = f"; did you mean {near[0]}?" if near else ""
         return ApiError(
             400,

@@ -5,15 +5,13 @@ import logging
 import os
 import re
 import resource
-import secrets
 import socket
-import stat
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,13 +24,19 @@ from minichat.clients.address import is_loopback
 from minichat.commands.arguments import REQUESTS_A_REPLICA
 from minichat.commands.options import check_replicas, engine_config, failed, show_progress
 from minichat.shell.paths import locate, private_folder
+from minichat.shell.server_keys import find_keys
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from engine.api.events import Event
     from engine.fleet.scaling import Autoscaler
     from engine.host.client import EngineClient
+    from engine.host.launching import Launch
+    from engine.server.http.listen import Server
+    from engine.server.startup import Startup
 
 _CLOSE_WITHIN = 5.0  # seconds; a longer step is abandoned
-_SHORTEST_KEY = 16
 _FILES = 16_384  # limit of open files, including sockets
 _LONGEST_DRAIN = 3600.0  # seconds
 _LARGEST_BODY = 1024  # MiB
@@ -67,6 +71,7 @@ class ServerCallbacks:
     ready: Callable[[], None]
     log: Path
     died: Callable[[str], None] = lambda why: None
+    phase: Callable[[str], None] = lambda doing: None  # called with what the start does now
 
 
 def run(options: argparse.Namespace) -> int:
@@ -134,59 +139,6 @@ def _refuse_given(options: argparse.Namespace, without_effect: Mapping[str, obje
             raise BadInput(f"--{name.replace('_', '-')} has no effect with {given}")
 
 
-def find_keys(file: str | None) -> tuple[str, ...]:
-    """Return the keys of a file, one per line; without a file, the user's own key, created if missing."""
-    if file is None:
-        return (own_key(locate().server_key),)
-    try:
-        with open(file, encoding="utf-8") as opened:
-            if (mode := os.fstat(opened.fileno()).st_mode) & 0o077 and stat.S_ISREG(mode):
-                raise BadInput(f"--api-key-file {file} is readable by others; run chmod 600 on it")
-            lines = opened.read().splitlines()
-    except OSError as error:
-        raise BadInput(f"cannot read --api-key-file {file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BadInput(f"--api-key-file {file} is not UTF-8 text") from None
-    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    if not keys:
-        raise BadInput(f"--api-key-file {file} contains no key; write one key per line")
-    if short := [key for key in keys if len(key) < _SHORTEST_KEY]:
-        raise BadInput(
-            f"--api-key-file {file} has a key of {len(short[0])} characters; use {_SHORTEST_KEY} or more"
-        )
-    return keys
-
-
-def own_key(file: Path) -> str:
-    """Return the key in this file, which only its owner can read. The first server to start creates it."""
-    try:
-        private_folder(file.parent)
-        if not file.exists():
-            _make_key(file)
-        if file.stat().st_mode & 0o077:
-            raise BadInput(f"{file} is readable by others; chmod 600 it, or delete it to create a new key")
-        key = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot store the server key in {file}: {error}; use --api-key-file") from None
-    if len(key) < _SHORTEST_KEY:
-        raise BadInput(f"{file} contains no valid key; delete it to create a new one")
-    return key
-
-
-def _make_key(file: Path) -> None:
-    """Create the key file atomically, because a server that starts concurrently may read it."""
-    fresh = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
-    with open(fresh, "x", encoding="ascii", opener=_private) as made:
-        made.write(f"sk-minichat-{secrets.token_urlsafe(32)}\n")
-    with suppress(FileExistsError):
-        os.link(fresh, file)
-    fresh.unlink()
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def serve(
     options: argparse.Namespace, keys: tuple[str, ...], callbacks: ServerCallbacks | None = None
 ) -> int:
@@ -229,17 +181,23 @@ def listen(
         metrics_prefix=options.metrics_prefix,
     )
     _log(options)
-    _import_in_background("engine.server.http.listen")
-    host = engine(options, callbacks)
-    from engine.api.commands import Warm
-    from engine.api.events import Died
+    engine_options = engine_config(options, warm=not options.no_warm)
+    private_folder(callbacks.log.parent)
+    from engine.host.launching import launching_now
+    from engine.server.startup import Startup
 
-    host.send(Warm()).result()
-    scaling = _autoscaler(options, host)
+    # A single engine's process is started first, so that it imports its modules while this one does.
+    single = options.ray is None and options.prefill_gpus is None and options.replicas == 1
+    device = "" if options.dry_run else engine_options.device
+    launch = launching_now(callbacks.log, device) if single else None
+    startup = Startup(callbacks.progress)
+    reported = replace(callbacks, phase=startup.phase, progress=startup.progress)
+    starting = partial(engine, options, engine_options, reported, launch)
+    threading.Thread(target=_start, args=(starting, startup), name="start", daemon=True).start()
     from engine.server.http.listen import server
 
     built = server(
-        host,
+        startup,
         config,
         certificate=Path(options.tls_cert) if options.tls_cert else None,
         key=Path(options.tls_key) if options.tls_key else None,
@@ -247,25 +205,58 @@ def listen(
     )
     if uds:
         built.leave_nothing = lambda: uds.unlink(missing_ok=True)
-    announce(options, keys, bound, uds)
-    callbacks.ready()
-    unsubscribe = host.subscribe(lambda event: callbacks.died(event.error) if type(event) is Died else None)
-    built.run([bound])
-    if scaling is not None:
-        scaling.close()
-    unsubscribe()  # the coming shutdown is not a failure
-    closing = threading.Thread(target=host.close, name="minichat-close", daemon=True)
+    with ExitStack() as while_it_runs:
+
+        def opened(done: "Future[None]") -> None:
+            if done.exception():
+                built.end()
+                return
+            host = startup.host.result()
+            while_it_runs.callback(host.subscribe(partial(_on_event, callbacks)))
+            if (scaling := _autoscaler(options, host)) is not None:
+                while_it_runs.callback(scaling.close)
+            announce(options, keys, bound, uds)
+            callbacks.ready()
+
+        startup.opened.add_done_callback(opened)
+        startup.host.add_done_callback(lambda done: built.end() if done.exception() else None)
+        built.run([bound])
+    return _close(startup, built)
+
+
+def _start(starting: Callable[[], "EngineClient"], startup: "Startup") -> None:
+    """Start the engine while the server already answers /health."""
+    from engine.api.commands import Warm
+
+    try:
+        host = starting()
+        host.send(Warm()).result()
+        startup.host.set_result(host)
+    except BaseException as error:
+        startup.host.set_exception(error)
+
+
+def _on_event(callbacks: ServerCallbacks, event: "Event") -> None:
+    from engine.api.events import Died
+
+    if type(event) is Died:
+        callbacks.died(event.error)
+
+
+def _close(startup: "Startup", built: "Server") -> int:
+    """Close the engine. Raises why it, or the application, did not start."""
+    if not startup.host.done():
+        built.leave_nothing()
+        os._exit(0)  # its process ends with this one
+    closing = threading.Thread(target=startup.host.result().close, name="minichat-close", daemon=True)
     closing.start()
     closing.join(_CLOSE_WITHIN)
     if closing.is_alive():
         built.leave_nothing()
         os._exit(1)  # a thread is inside a step, which would abort during interpreter shutdown
+    if startup.opened.done():
+        startup.opened.result()
     return 0
-
-
-def _import_in_background(module: str) -> None:
-    """Import a module while the engine starts in its process."""
-    threading.Thread(target=import_module, args=(module,), name="imports", daemon=True).start()
 
 
 def served_names(options: argparse.Namespace) -> list[str]:
@@ -275,24 +266,18 @@ def served_names(options: argparse.Namespace) -> list[str]:
     return list(dict.fromkeys(options.served_name or [usual]))
 
 
-def engine(options: argparse.Namespace, callbacks: ServerCallbacks) -> "EngineClient":
-    """The engine in its own process, so that serving clients does not slow steps; or a fleet of them.
-
-    The process of a single engine is started first, so that it imports its modules while this one does.
-    """
-    from engine.host.launching import launch_here, launching_now
-
-    private_folder(callbacks.log.parent)
-    config = engine_config(options, warm=not options.no_warm)
-    single = options.ray is None and options.prefill_gpus is None and options.replicas == 1
-    launch = launching_now(callbacks.log) if single else launch_here
+def engine(
+    options: argparse.Namespace, config: EngineConfig, callbacks: ServerCallbacks, launch: "Launch | None"
+) -> "EngineClient":
+    """The engine in its own process, so that serving clients does not slow steps; or a fleet of them."""
     from engine.fleet.local import shares, start_apart_fleet, start_fleet
     from engine.host.process import EngineProcess
     from engine.host.restarting import RestartingEngine
 
     def start(config: EngineConfig, log: Path) -> EngineProcess:
         rate = (options.rate or 30.0) if options.dry_run else None
-        return EngineProcess(config, log, progress=callbacks.progress, dry_rate=rate, launch=launch)
+        progress, phase = callbacks.progress, callbacks.phase
+        return EngineProcess(config, log, progress=progress, phase=phase, dry_rate=rate, launch=launch)
 
     if options.ray is not None:
         return _ray_fleet(options, config, callbacks)
@@ -332,7 +317,8 @@ def _ray_fleet(
 
     def start(config: EngineConfig, log: Path) -> EngineProcess:
         launch = cluster.launcher(config)
-        return EngineProcess(config, log, progress=callbacks.progress, dry_rate=rate, launch=launch)
+        progress, phase = callbacks.progress, callbacks.phase
+        return EngineProcess(config, log, progress=progress, phase=phase, dry_rate=rate, launch=launch)
 
     parts = cluster.shares(config, options.replicas)
     return start_fleet(parts, start, callbacks.log, options.restart)

@@ -183,7 +183,7 @@ def test_a_server_reports_the_death_of_its_engine_but_not_a_shutdown(
         return built[-1]
 
     monkeypatch.setattr(listen, "server", server)
-    monkeypatch.setattr(serve, "engine", lambda options, callbacks: EngineThread(engine))
+    monkeypatch.setattr(serve, "engine", lambda *given: EngineThread(engine))
     options = parser().parse_args(["serve", "--no-key", f"--uds={path}"])
     callbacks = serve.ServerCallbacks(lambda done, total: None, lambda: None, tmp_path / "log", died.append)
     for breaks in (False, True):

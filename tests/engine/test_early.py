@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys, threading
 from engine import early
@@ -27,6 +29,28 @@ from engine.early import prepare_gpu
 prepare_gpu("cpu")()
 print(threading.active_count())
 """
+TORCH = """
+import sys
+from engine import early
+early._load_libraries()
+maps = open("/proc/self/maps").read()
+print("libtorch_global_deps" in maps, "libtorch.so" in maps, "torch" in sys.modules)
+early.import_torch()
+import torch
+print(torch.ones(2).sum().item())
+"""
+
+
+@pytest.mark.parametrize(("variable", "whole"), [(None, True), ("/nowhere", False)])
+def test_the_libraries_of_torch_are_loaded_before_its_import(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, whole: bool
+) -> None:
+    """With LD_LIBRARY_PATH, torch's import has to load others between them."""
+    if variable is None:
+        monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    else:
+        monkeypatch.setenv("LD_LIBRARY_PATH", variable)
+    assert printed(TORCH) == f"True {whole} False\n2.0\n"
 
 
 def test_a_start_waits_until_triton_is_imported(tmp_path: Path) -> None:

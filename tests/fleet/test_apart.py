@@ -44,6 +44,7 @@ from engine.host.stream import ReplyFailed
 from engine.host.thread import EngineThread
 from engine.start import start
 from minichat.cli import parser
+from minichat.commands.options import engine_config
 from minichat.commands.serve import ServerCallbacks, check, engine
 from tests.cli.conftest import Run, run
 from tests.server.conftest import listening
@@ -95,7 +96,8 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
     words = "serve --prefill-gpus 1 --decode-gpus 1 --device cpu --dtype float32 --blocks 512 --kv-disk off"
     options, log = parser().parse_args(words.split()), tmp_path_factory.mktemp("apart") / "engine.log"
     check(options)
-    made = Apart(engine(options, ServerCallbacks(lambda done, total: None, lambda: None, log)))
+    callbacks = ServerCallbacks(lambda done, total: None, lambda: None, log)
+    made = Apart(engine(options, engine_config(options), callbacks, None))
     yield made
     made.fleet.close()
 

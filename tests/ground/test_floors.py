@@ -106,6 +106,7 @@ def test_low_floors_and_the_engine_itself_do_not_import_torch() -> None:
     low += [
         "engine.dry",
         "engine.host.child",
+        "engine.host.child_engine",
         "engine.serving.engine",
         "engine.start",
         "engine.attention.registry",

@@ -8,6 +8,7 @@ from engine.api.config import EngineConfig
 from engine.host.launching import launch_here, launching_now
 from engine.host.process import EngineProcess
 from engine.start import start
+from tests.waiting import becomes
 
 HEAVY = {"torch", "numpy", "tokenizers", "asyncio", "fastapi"}
 
@@ -31,6 +32,16 @@ def test_a_process_without_a_configuration_ends_with_its_parent(tmp_path: Path) 
     assert (tmp_path / "engine.log").read_text() == ""
 
 
+def test_torch_is_imported_before_there_is_a_configuration(tmp_path: Path) -> None:
+    child, frames = launch_here(tmp_path / "engine.log", "cpu")
+    maps = Path(f"/proc/{child.pid}/maps")
+    assert becomes(lambda: "libtorch_python" in maps.read_text())
+    frames.end()
+    assert child.ended(within=30) == "ended with exit code 0"
+    frames.close()
+    assert (tmp_path / "engine.log").read_text() == ""
+
+
 def test_a_server_imports_little_before_it_starts_its_engine() -> None:
     program = f"""
 import sys, minichat.cli, minichat.commands.serve, engine.host.launching, engine.server.http.binding
@@ -41,7 +52,7 @@ print(*sorted({HEAVY} & set(sys.modules)))"""
 
 def test_an_engine_does_not_import_compilers_it_does_not_use() -> None:
     program = """
-import sys, engine.host.child, engine.start, engine.assembly
+import sys, engine.host.child_engine, engine.start, engine.assembly
 print(*sorted({"torch._dynamo", "torch._inductor", "sympy", "transformers"} & set(sys.modules)))"""
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "\n"
@@ -56,3 +67,15 @@ def test_imported_modules_are_reported_before_the_engine_is_built() -> None:
     )
     engine.close()
     assert seen[0] is True
+
+
+def test_the_phases_of_a_start_are_reported(tmp_path: Path) -> None:
+    seen: list[str] = []
+    config = EngineConfig(model="pocket", device="cpu", blocks=64)
+    start(config, phase=seen.append).close()
+    phases = ["finding the model", "importing torch", "loading the weights", "allocating the cache"]
+    assert seen == phases
+    seen.clear()
+    EngineProcess(config, tmp_path / "engine.log", phase=seen.append).close()
+    assert set(seen) <= set(phases), "of phases that follow each other at once, only the last is sent"
+    assert "importing torch" in seen

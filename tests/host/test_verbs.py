@@ -16,7 +16,7 @@ from engine.api import wire
 from engine.api.commands import Abort, Command, Sender, decode_result, encode_command
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineDead, EngineError, UnknownCommand
-from engine.host.child import CommandServer
+from engine.host.child_engine import CommandServer
 from engine.host.frames import FrameSocket
 from engine.host.outbox import Outbox
 from engine.host.thread import EngineThread

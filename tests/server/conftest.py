@@ -79,7 +79,7 @@ class Served:
 
     @property
     def state(self) -> ServerState:
-        state: ServerState = self.server.config.app.state.server  # type: ignore[union-attr]
+        state: ServerState = self.server.config.app.built.state.server  # type: ignore[union-attr]
         return state
 
     @property

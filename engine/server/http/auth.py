@@ -6,11 +6,10 @@ from hashlib import sha256
 from typing import Any
 
 from engine.api.errors import Ending
-from engine.server.config import ServerConfig
+from engine.server.config import HEALTH, ServerConfig
 from engine.server.http.errors import ApiError, from_engine
 
 App = Callable[[Any, Any, Any], Any]
-OPEN = "/health"  # the one path that needs no key
 KEY = "minichat.key"  # the entry of an ASGI scope that holds the digest of the client's key
 NO_KEY = b""
 _OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -38,7 +37,7 @@ class AuthMiddleware:
     def _admit(self, scope: Any) -> None:
         headers = {name: value for name, value in scope["headers"] if name in _READ}
         scope[KEY] = NO_KEY
-        if scope["type"] == "http" and scope["path"] == OPEN:
+        if scope["type"] == "http" and scope["path"] == HEALTH:
             return
         if self._digests:
             scope[KEY] = self._key(headers)

@@ -10,18 +10,20 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from engine.api.commands import Abort
 from engine.api.errors import EngineError
-from engine.host.client import EngineClient
-from engine.server.app import application
 from engine.server.config import ServerConfig
 from engine.server.drain import Drain
 from engine.server.http.binding import BACKLOG
+from engine.server.http.early import EarlyApplication
 from engine.server.http.protocol import GuardedProtocol, LenientWebSocket
+from engine.server.startup import Startup
+
+if TYPE_CHECKING:  # it imports numpy, and /health is answered before that is there
+    from engine.host.client import EngineClient
 
 log = logging.getLogger("minichat.server")
 
@@ -31,9 +33,9 @@ _ABORTED_WITHIN = 3.0  # seconds for aborted replies to send their last event
 class Server(uvicorn.Server):
     """A server with graceful shutdown: running replies may finish. A second signal exits at once."""
 
-    def __init__(self, config: uvicorn.Config, drain: Drain, seconds: float, host: EngineClient) -> None:
+    def __init__(self, config: uvicorn.Config, drain: Drain, seconds: float, startup: Startup) -> None:
         super().__init__(config)
-        self._drain, self._seconds, self._host = drain, seconds, host
+        self._drain, self._seconds, self._startup = drain, seconds, startup
         self.leave_nothing: Callable[[], None] = lambda: None  # cleanup before exiting at once
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -52,9 +54,13 @@ class Server(uvicorn.Server):
         threading.Thread(target=self._abort, name="minichat-abort", daemon=True).start()
 
     def _abort(self) -> None:
+        if (host := self._startup.ready) is None:
+            return
+        from engine.api.commands import Abort
+
         with suppress(EngineError):  # the engine may have ended
-            while requests := self._host.snapshot().requests:  # it lists only the head of a long queue
-                self._host.send(Abort(tuple([request.id for request in requests]))).result()
+            while requests := host.snapshot().requests:  # it lists only the head of a long queue
+                host.send(Abort(tuple([request.id for request in requests]))).result()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -79,15 +85,16 @@ class Server(uvicorn.Server):
 
 
 def server(
-    host: EngineClient,
+    host: "EngineClient | Startup",
     config: ServerConfig,
     *,
     certificate: Path | None = None,
     key: Path | None = None,
     access_log: bool = False,
 ) -> Server:
-    """Return a server, ready to run on its sockets."""
+    """Return a server, ready to run on its sockets. `host`: an engine, or the start of one."""
     drain = Drain()
+    startup = host if isinstance(host, Startup) else Startup.finished(host)
     options: dict[str, Any] = {
         "http": GuardedProtocol,
         "ws": LenientWebSocket,
@@ -104,5 +111,5 @@ def server(
         "ssl_certfile": certificate,
         "ssl_keyfile": key,
     }
-    uvicorn_config = uvicorn.Config(application(host, config, drain), **options)
-    return Server(uvicorn_config, drain, config.drain, host)
+    uvicorn_config = uvicorn.Config(EarlyApplication(startup, config, drain), **options)
+    return Server(uvicorn_config, drain, config.drain, startup)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from engine.host.prompts import Prompt
+from engine.host.prompts import CutPrompt, Prompt
 from engine.server.embedding import Embedded, embed
 from engine.server.http.bodies import GONE, read_as
 from engine.server.http.connection import key_of, state_of
@@ -118,10 +118,6 @@ def _checked(texts: list[str], field: str) -> list[str]:
 
 
 async def _truncated(state: ServerState, texts: list[str]) -> list[Prompt]:
-    """The texts as tokens, cut to the longest prompt."""
+    """The texts, cut to the longest prompt."""
     most = (await state.engine.snapshot()).max_context - 1
-
-    def cut() -> list[Prompt]:
-        return [state.host.layout(text).ids[:most] for text in texts]
-
-    return await state.engine.work(cut)
+    return [CutPrompt(text, most, first=True) for text in texts]

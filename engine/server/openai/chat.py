@@ -16,6 +16,7 @@ from engine.server.http.errors import ApiError
 from engine.server.http.sse import encoded, quoted
 from engine.server.message_writer import MessagePart, MessageWriter
 from engine.server.messages import template_messages
+from engine.server.openai.cutting import cut_prompts
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.messages import chat_options, continued_text
 from engine.server.openai.prompt_logprobs import PromptReader
@@ -47,10 +48,11 @@ async def chat(request: Request) -> Response:
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens and max_completion_tokens cannot both be set", param="max_tokens")
     ready = await prepared(request, state, body)
+    most = body.max_completion_tokens or body.max_tokens
     return await answer(
         request,
         body,
-        [ready.conversation],
+        await cut_prompts(state, body, [ready.conversation], max(most or 0, len(body.said or ()) + 1)),
         _ChatForm(
             ready.writer,
             shown_pieces(body, state.host.pieces) if body.logprobs else None,
@@ -60,7 +62,7 @@ async def chat(request: Request) -> Response:
         ),
         ready.requested,
         logprobs=logprobs,
-        max_tokens=body.max_completion_tokens or body.max_tokens,
+        max_tokens=most,
     )
 
 

@@ -9,9 +9,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from engine.api.events import Delta, TokenLogprob
-from engine.host.prompts import Prompt
+from engine.host.prompts import Prompt, WholePrompt
 from engine.server.http.bodies import off_loop
 from engine.server.http.sse import encoded, quoted
+from engine.server.openai.cutting import cut_prompts
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import CompletionLogprobs
 from engine.server.openai.prompt_logprobs import PromptReader
@@ -45,13 +46,16 @@ async def complete(request: Request) -> Response:
     """Continue one or more texts."""
     state, body = await read_request(request, CompletionRequest)
     given, n = _prompts(body.prompt), body.n or 1
-    prompts = given if body.add_special_tokens is not False else await _without_start(state, given)
+    whole = given if body.add_special_tokens is not False else await _without_start(state, given)
+    most = _USUAL_TOKENS if body.max_tokens is None else body.max_tokens
+    prompts = await cut_prompts(state, body, whole, max(most, len(body.said or ()) + 1))
+    shown = given if body.truncate_prompt_tokens is None else prompts
     form = _TextForm(
         shown_pieces(body, state.host.pieces) if body.logprobs is not None else None,
         frozenset(body.stop_token_ids or ()),
         n,
         PromptReader(state.host.pieces, body.prompt_logprobs, n),
-        _Echo(given, state.host.texts, body.logprobs) if body.echo else None,
+        _Echo(shown, state.host.texts, body.logprobs) if body.echo else None,
     )
     return await answer(
         request,
@@ -61,7 +65,7 @@ async def complete(request: Request) -> Response:
         await off_loop(request, body.grammar),
         logprobs=body.logprobs,
         prompt_logprobs=_prompt_logprobs(body),
-        max_tokens=_USUAL_TOKENS if body.max_tokens is None else body.max_tokens,
+        max_tokens=most,
     )
 
 
@@ -71,14 +75,14 @@ def _prompt_logprobs(body: CompletionRequest) -> int | None:
     return max((each for each in wanted if each is not None), default=None)
 
 
-def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
+def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[WholePrompt]:
     """Return the prompts as a list. `given` is one text or list of ids, or several."""
     if isinstance(given, list) and not isinstance(given[0], int):
         return list(given)
     return [given]
 
 
-async def _without_start(state: ServerState, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+async def _without_start(state: ServerState, prompts: Sequence[WholePrompt]) -> Sequence[WholePrompt]:
     """Return the prompts with the tokens of each text, without the model's start tokens."""
     encode = state.host.tokenizer.encode
     return await state.engine.work(

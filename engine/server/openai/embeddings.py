@@ -9,13 +9,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from engine.host.prompts import Prompt
+from engine.host.prompts import WholePrompt
 from engine.server.embedding import Embedded, embed
 from engine.server.http.bodies import GONE, read_as
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError
 from engine.server.http.renaming import RenamingRoute
 from engine.server.http.sse import encoded, unless_gone
+from engine.server.openai.cutting import cut_prompts
+from engine.server.openai.schema import CutFields
 from engine.server.schema import Ordered, Sparse, TokenIds, openapi_answers, openapi_body
 from engine.text.tokenizer import checked_text
 
@@ -30,7 +32,7 @@ class EmbeddingRoute(RenamingRoute):
 router = APIRouter(route_class=EmbeddingRoute)
 
 
-class EmbeddingRequest(Sparse, Ordered):
+class EmbeddingRequest(Sparse, Ordered, CutFields):
     model: str | None = None
     input: (
         str
@@ -53,7 +55,8 @@ class EmbeddingRequest(Sparse, Ordered):
 async def embeddings(request: Request) -> Response:
     """Return a vector of length 1 for each input."""
     state, body = state_of(request), await read_as(request, EmbeddingRequest)
-    name, prompts = await state.served_name(body.model), _prompts(body.input)
+    name = await state.served_name(body.model)
+    prompts = await cut_prompts(state, body, _prompts(body.input), side="right")
     work = embed(
         state,
         key_of(request),
@@ -70,10 +73,10 @@ async def embeddings(request: Request) -> Response:
     return Response(content, media_type="application/json")
 
 
-def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
+def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[WholePrompt]:
     """Return the inputs as a list."""
     several = isinstance(given, list) and not isinstance(given[0], int)
-    prompts: list[Prompt] = list(given) if several else [given]  # type: ignore[arg-type, list-item]
+    prompts: list[WholePrompt] = list(given) if several else [given]  # type: ignore[arg-type, list-item]
     if "" in prompts:
         raise ApiError(400, "input must not be an empty text", param="input")
     for number, prompt in enumerate(prompts):

@@ -56,7 +56,14 @@ class NamedTool(Strict):
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class GenerationRequest(Sparse, Ordered):
+class CutFields(Strict):
+    """vLLM's fields for prompts that are too long."""
+
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=2**63)
+    truncation_side: Literal["left", "right"] | None = None
+
+
+class GenerationRequest(Sparse, Ordered, CutFields):
     """The fields of both routes."""
 
     model: str | None = None

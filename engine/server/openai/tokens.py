@@ -5,15 +5,16 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from engine.host.prompts import ChatPrompt
+from engine.host.prompts import ChatPrompt, CutPrompt
 from engine.server.http.bodies import read_as, written
 from engine.server.http.connection import state_of
 from engine.server.http.errors import ApiError
 from engine.server.http.sse import encoded
 from engine.server.messages import template_messages
+from engine.server.openai.cutting import cut_prompts
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.messages import continued_text, template_options
-from engine.server.openai.schema import ConversationFields
+from engine.server.openai.schema import ConversationFields, CutFields
 from engine.server.schema import Messages, Strict, TokenIds, openapi_answers, openapi_body
 from engine.server.state import ServerState
 from engine.server.tool_definitions import check_tools
@@ -23,7 +24,7 @@ _LONGEST = 1_000_000  # tokens
 JSON = openapi_answers("application/json")
 
 
-class TokenizeRequest(ConversationFields):
+class TokenizeRequest(ConversationFields, CutFields):
     """A text, or messages for the chat template."""
 
     model: str | None = None
@@ -46,9 +47,11 @@ async def tokenize(request: Request) -> Response:
     state, body = state_of(request), await read_as(request, TokenizeRequest)
     await state.served_name(body.model)
     longest = (await state.engine.snapshot()).max_context
+    [cut] = await cut_prompts(state, body, [[]])
 
     def answer() -> bytes:
         ids = _ids(state, body)
+        ids = cut.kept(ids) if isinstance(cut, CutPrompt) else ids
         names = [state.host.tokenizer.name(token) for token in ids] if body.return_token_strs else None
         return encoded({"tokens": ids, "count": len(ids), "max_model_len": longest, "token_strs": names})
 

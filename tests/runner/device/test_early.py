@@ -41,6 +41,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch, device: str, driver: Driver | None
         return driver
 
     monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(early, "_prepared", {})  # each process does it once
     monkeypatch.setattr(cache, "triton_key", lambda: turns.append(sys.getswitchinterval()))
     early.prepare_gpu(device)
     assert becomes(lambda: all(each.name != "early" for each in threading.enumerate()))
@@ -69,6 +70,13 @@ def test_without_a_gpu_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -
     driver = Driver()
     assert prepared(monkeypatch, "cpu", driver) == prepared(monkeypatch, "auto", None) == []
     assert driver.calls == []
+
+
+def test_a_process_does_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    assert len(prepared(monkeypatch, "cuda:1", driver)) == 1
+    early.prepare_gpu("cuda:1")()
+    assert driver.calls == ALL
 
 
 def test_turns_are_short_until_the_last_thread_has_left() -> None:

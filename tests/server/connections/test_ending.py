@@ -25,7 +25,8 @@ from engine.api.config import EngineConfig
 from engine.host.process import EngineProcess
 from engine.host.restarting import RestartingEngine
 from engine.server.generation import Generation
-from minichat.commands.serve import own_key, served_names
+from minichat.commands.serve import served_names
+from minichat.shell.server_keys import own_key
 from tests.cli.conftest import Run
 from tests.lazily import lazy
 from tests.server.conftest import KEY, MODEL, Served, dry, half_read, listening, serving, user

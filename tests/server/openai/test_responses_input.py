@@ -103,7 +103,6 @@ class TestInput:
         ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole conversation in input"),
         ({"conversation": "conv_1"}, "conversation", "stores nothing"),
         ({"prompt": {"id": "p"}}, "prompt", "stores nothing"),
-        ({"include": ["message.output_text.logprobs"]}, "include", "not supported"),
         ({"max_tokens": 5}, "max_tokens", "is max_output_tokens in this API"),
         ({"n": 2}, "n", "not a known"),
         ({"response_format": {"type": "text"}}, "response_format", "not a known"),

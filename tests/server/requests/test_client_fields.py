@@ -37,7 +37,7 @@ REFUSED: list[tuple[type[BaseModel], str, str, str]] = [
         ResponsesRequest,
         "openai.types.responses.response_create_params",
         "ResponseCreateParamsNonStreaming",
-        "access_programs background_options context_management image moderation top_logprobs",
+        "access_programs background_options context_management image moderation",
     ),
     (
         MessagesRequest,

@@ -8,6 +8,7 @@ from typing import Any
 from engine.api.events import Delta
 from engine.api.request import Finish
 from engine.server.message_writer import MessageWriter
+from engine.server.openai.responses_api.logprobs import MessageLogprobs
 from engine.server.tool_calls.events import (
     CallArguments,
     CallBegin,
@@ -18,6 +19,7 @@ from engine.server.tool_calls.events import (
 from engine.server.tool_calls.events import Event as ReplyEvent
 
 Event = tuple[str, dict[str, Any]]  # its type, and its fields
+Records = list[dict[str, Any]]  # of tokens, with their log-probabilities
 
 
 class _TextItem:
@@ -26,8 +28,8 @@ class _TextItem:
     def __init__(self, kind: str, index: int) -> None:
         self._reasons = kind == "reasoning"
         self._texts: list[str] = []
+        self._logprobs: Records = []
         self._name = "reasoning_text" if self._reasons else "output_text"
-        self._more: dict[str, Any] = {} if self._reasons else {"logprobs": []}
         id = f"{'rs' if self._reasons else 'msg'}_{secrets.token_hex(12)}"
         self._place = {"item_id": id, "output_index": index, "content_index": 0}
         self.record: dict[str, Any] = {"id": id, "type": kind, "status": "in_progress", "content": []}
@@ -40,13 +42,15 @@ class _TextItem:
         yield "output_item.added", {"output_index": self._place["output_index"], "item": self.record}
         yield "content_part.added", {**self._place, "part": self._part("")}
 
-    def grown(self, text: str) -> Iterator[Event]:
+    def grown(self, text: str, logprobs: Records | None = None) -> Iterator[Event]:
+        logprobs = logprobs or []
         self._texts.append(text)
-        yield f"{self._name}.delta", {**self._place, "delta": text, **self._more}
+        self._logprobs += logprobs
+        yield f"{self._name}.delta", {**self._place, "delta": text, **self._more(logprobs)}
 
     def ended(self, status: str) -> Iterator[Event]:
         text = self.settle(status)
-        yield f"{self._name}.done", {**self._place, "text": text, **self._more}
+        yield f"{self._name}.done", {**self._place, "text": text, **self._more(self._logprobs)}
         yield "content_part.done", {**self._place, "part": self._part(text)}
         yield "output_item.done", {"output_index": self._place["output_index"], "item": self.record}
 
@@ -58,7 +62,10 @@ class _TextItem:
 
     def _part(self, text: str) -> dict[str, Any]:
         part = {"type": self._name, "text": text}
-        return part if self._reasons else part | {"annotations": [], **self._more}
+        return part if self._reasons else part | {"annotations": [], **self._more([*self._logprobs])}
+
+    def _more(self, logprobs: Records) -> dict[str, Any]:
+        return {} if self._reasons else {"logprobs": logprobs}
 
 
 class _CallItem:
@@ -80,7 +87,7 @@ class _CallItem:
     def begun(self) -> Iterator[Event]:
         yield "output_item.added", {"output_index": self._place["output_index"], "item": self.record}
 
-    def grown(self, text: str) -> Iterator[Event]:
+    def grown(self, text: str, logprobs: Records | None = None) -> Iterator[Event]:
         self._pieces.append(text)
         yield "function_call_arguments.delta", {**self._place, "delta": text}
 
@@ -100,8 +107,9 @@ class _CallItem:
 class ResponseOutput:
     """The output items of one response. An item ends where one of another kind begins."""
 
-    def __init__(self, writer: MessageWriter) -> None:
-        self._writer = writer
+    def __init__(self, writer: MessageWriter, logprobs: MessageLogprobs | None = None) -> None:
+        """`logprobs`: if those of the messages' tokens are returned."""
+        self._writer, self._logprobs = writer, logprobs
         self._open: _TextItem | _CallItem | None = None
         self._open_kind = ""
         self.items: list[dict[str, Any]] = []
@@ -111,16 +119,20 @@ class ResponseOutput:
     def push(self, deltas: Sequence[Delta]) -> Iterator[Event]:
         """Add deltas, and yield what changes."""
         events = self._events(deltas)
-        for kind, same in groupby(events, key=type):
+        for kind, same in groupby(events, key=lambda each: type(each[0])):
             if kind is ContentPiece or kind is ReasoningPiece:
-                name = "message" if kind is ContentPiece else "reasoning"
-                yield from self._text(name, "".join([event.text for event in same]))  # type: ignore[union-attr]
+                name, texts, logprobs = "message" if kind is ContentPiece else "reasoning", [], Records()
+                for event, records in same:
+                    texts.append(event.text)  # type: ignore[union-attr]
+                    logprobs += records
+                yield from self._text(name, "".join(texts), logprobs)
             else:
-                for event in same:
+                for event, _ in same:
                     yield from self._call(event)
         if self.finish:
-            if not self.items:
-                yield from self._text("message", "")
+            rest = self._logprobs.rest() if self._logprobs else []
+            if not self.items or (rest and self._open_kind == "message"):
+                yield from self._text("message", "", rest)
             yield from self._end("completed" if self.finish is Finish.STOP else "incomplete")
 
     def stop(self) -> None:
@@ -128,21 +140,31 @@ class ResponseOutput:
         if self._open:
             self._open.settle("incomplete")
 
-    def _events(self, deltas: Sequence[Delta]) -> Iterator[ReplyEvent]:
-        """Yield the reply's parts in order. Deltas are read one by one to count the reasoning's tokens."""
+    def _events(self, deltas: Sequence[Delta]) -> Iterator[tuple[ReplyEvent, Records]]:
+        """Yield the reply's parts in order, content with the log-probabilities of its tokens.
+
+        Deltas are read one by one to count the reasoning's tokens.
+        """
         for delta in deltas:
             thought = self._writer.thinking
             part = self._writer.push([delta])
-            if thought or self._writer.thinking:
+            if thought := thought or self._writer.thinking:
                 self.reasoning_tokens += len(delta.tokens)
             self.finish = part.finish
-            yield from part.events
+            events = part.events
+            records = self._logprobs.of(delta, events, thought=thought) if self._logprobs else []
+            for event in events:
+                if isinstance(event, ContentPiece):
+                    yield event, records
+                    records = []
+                else:
+                    yield event, []
 
-    def _text(self, kind: str, text: str) -> Iterator[Event]:
+    def _text(self, kind: str, text: str, logprobs: Records) -> Iterator[Event]:
         if self._open is None or self._open_kind != kind:
             yield from self._begin(kind, _TextItem(kind, len(self.items)))
-        if text and self._open:
-            yield from self._open.grown(text)
+        if (text or logprobs) and self._open:
+            yield from self._open.grown(text, logprobs)
 
     def _call(self, event: ReplyEvent) -> Iterator[Event]:
         match event:

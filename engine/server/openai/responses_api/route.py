@@ -19,7 +19,8 @@ from engine.server.http.errors import ApiError
 from engine.server.http.sse import event
 from engine.server.openai.chat import prepared
 from engine.server.openai.errors import OpenAIRoute
-from engine.server.openai.responses import read_request, start_run
+from engine.server.openai.responses import read_request, shown_pieces, start_run
+from engine.server.openai.responses_api.logprobs import MessageLogprobs
 from engine.server.openai.responses_api.output import Event, ResponseOutput
 from engine.server.openai.responses_api.schema import ResponsesRequest
 from engine.server.openai.structured import refusal
@@ -39,12 +40,14 @@ async def respond(request: Request) -> Response:
     state, body = await read_request(request, ResponsesRequest)
     body.refuse_unsupported()
     ready = await prepared(request, state, await off_loop(request, body.chat))
-    more = {"max_tokens": body.max_output_tokens}
+    more = {"max_tokens": body.max_output_tokens, "logprobs": body.logprobs}
     started = start_run(state, key_of(request), body, [ready.conversation], ready.requested, more)
     place = ready.requested.place if ready.requested else ""
 
     def reply_to(run: Generation) -> _Reply:
-        return _Reply(body, body.model or state.config.name, run, ResponseOutput(ready.writer()))
+        pieces, wanted = state.host.pieces, body.logprobs is not None
+        logprobs = MessageLogprobs(pieces, shown_pieces(body, pieces)) if wanted else None
+        return _Reply(body, body.model or state.config.name, run, ResponseOutput(ready.writer(), logprobs))
 
     if body.stream:
         return await streamed(request, started, lambda run: _events(run, reply_to(run), place))
@@ -132,6 +135,7 @@ def _echo(body: ResponsesRequest, run: Generation) -> dict[str, Any]:
         "service_tier": "default",
         "text": {},
         "tool_choice": "auto",
+        "top_logprobs": 0,
         "truncation": "disabled",
         "user": None,
     }

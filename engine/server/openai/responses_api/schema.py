@@ -4,6 +4,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
+from engine.api.params import MAX_LOGPROBS
 from engine.server.http.errors import ApiError
 from engine.server.openai.responses_api.conversation import chat_messages, chat_tools
 from engine.server.openai.schema import ChatRequest, Count, Effort, FunctionName, GenerationRequest, NamedTool
@@ -34,6 +35,8 @@ class ResponsesRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    include: list[str] | None = Field(None, max_length=64)  # only logprobs have an effect
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     # Refused with the reason
     background: bool | None = None
@@ -42,7 +45,6 @@ class ResponsesRequest(GenerationRequest):
     prompt: Any = None
 
     # Accepted and ignored
-    include: list[str] | None = Field(None, max_length=64)
     reasoning: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -61,6 +63,8 @@ class ResponsesRequest(GenerationRequest):
     prompt_logprobs: None = None
     logprob_token_ids: None = None
     response_format: None = None
+    truncate_prompt_tokens: None = None
+    truncation_side: None = None
 
     def refuse_unsupported(self) -> None:
         """Refuse what a server that stores nothing cannot do, and what responses do not have."""
@@ -76,9 +80,11 @@ class ResponsesRequest(GenerationRequest):
         if self.return_token_ids:
             problem = "is not part of responses; use /v1/chat/completions"
             raise ApiError(400, f"return_token_ids {problem}", param="return_token_ids")
-        if _LOGPROBS in (self.include or ()):
-            problem = f"{_LOGPROBS} is not supported; use logprobs of /v1/chat/completions"
-            raise ApiError(400, f"include: {problem}", param="include")
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many of the likeliest tokens are returned with each; None: no log-probabilities."""
+        return (self.top_logprobs or 0) if _LOGPROBS in (self.include or ()) else None
 
     def chat(self) -> ChatRequest:
         """Return the same request as a chat."""

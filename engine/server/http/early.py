@@ -1,0 +1,72 @@
+"""The application of a server from its first moment: /health is answered while all else is imported."""
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from engine.server.config import HEALTH, ServerConfig
+from engine.server.drain import Drain
+from engine.server.startup import Startup
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_STARTED = {"type": "lifespan.startup.complete"}
+
+
+class EarlyApplication:
+    """Builds the application on a thread, and passes requests on to it. Before, it answers /health."""
+
+    def __init__(self, startup: Startup, config: ServerConfig, drain: Drain) -> None:
+        self._startup, self._config, self._drain = startup, config, drain
+        self._building: asyncio.Task[FastAPI] | None = None
+
+    @property
+    def built(self) -> "FastAPI":
+        assert self._building is not None
+        return self._building.result()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"] == HEALTH and not self._startup.opened.done():
+            await self._health(send)
+        else:
+            assert self._building is not None
+            app = await asyncio.shield(self._building)
+            await app(scope, receive, send)
+
+    async def _live(self, scope: Any, receive: Any, send: Any) -> None:
+        """Tell the server at once that it may serve, unless the engine is ready anyway."""
+        self._building = asyncio.create_task(asyncio.to_thread(self._build))
+        message, early = await receive(), self._startup.ready is None
+        if early:
+            await send(_STARTED)
+        try:
+            app = await self._building
+        except BaseException as error:
+            self._startup.opened.set_exception(error)
+            raise
+
+        async def receive_again() -> Any:
+            nonlocal message
+            first, message = message, None
+            return first or await receive()
+
+        async def send_others(sent: Any) -> None:
+            if not early or sent != _STARTED:
+                await send(sent)
+
+        await app(scope, receive_again, send_others)
+
+    def _build(self) -> "FastAPI":
+        from engine.server.app import application
+
+        return application(self._startup, self._config, self._drain)
+
+    async def _health(self, send: Any) -> None:
+        body = json.dumps(self._startup.record()).encode()
+        headers = {"content-type": "application/json", "retry-after": "1", "content-length": str(len(body))}
+        coded = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 503, "headers": coded})
+        await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,124 @@
+"""A server whose engine still starts: /health says what it does, and requests wait."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine.api.errors import EngineError, ModelNotFound
+from engine.host.thread import EngineThread
+from engine.server.config import ServerConfig
+from engine.server.http.binding import tcp_socket
+from engine.server.http.listen import Server, server
+from engine.server.startup import Startup
+from minichat.cli import parser
+from minichat.commands import serve
+from tests.server.conftest import KEY, MODEL, PLAIN, dry
+from tests.waiting import becomes
+
+ASKED = {"prompt": [5, 6], "max_tokens": 4}
+
+
+@contextmanager
+def starting(**config: object) -> Iterator[tuple[Startup, Server, httpx.Client]]:
+    """A server that serves before its engine is there."""
+    startup, bound = Startup(), tcp_socket("127.0.0.1", 0)
+    built = server(startup, ServerConfig(**{"name": MODEL, "keys": (KEY,), "drain": 2.0} | config))  # type: ignore[arg-type]
+    thread = threading.Thread(target=built.run, args=([bound],), daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=url, verify=PLAIN, headers=headers, timeout=30) as client:
+        yield startup, built, client
+    built.end()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_health_reports_the_start_and_requests_wait_for_its_end() -> None:
+    engine = dry()
+    with starting() as (startup, _, client), ThreadPoolExecutor(2) as pool:
+        startup.phase("loading the weights")
+        startup.progress(3, 4)
+        answer = client.get("/health", headers={"Authorization": "none"})
+        record = answer.json()
+        assert 0 <= record.pop("seconds") < 30
+        assert record == {"status": "loading", "doing": "loading the weights", "share": 0.75}
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert client.head("/health").status_code == 503
+        waiting = pool.submit(client.post, "/v1/completions", json=ASKED)
+        refused = client.post("/v1/completions", json=ASKED, headers={"Authorization": "Bearer wrong"})
+        assert refused.status_code == 401, "a request without the key does not wait"
+        assert not waiting.done()
+        host = EngineThread(engine)
+        startup.host.set_result(host)
+        assert waiting.result().json()["usage"]["completion_tokens"] == 4
+        assert client.get("/health").json() == {"status": "ready"}
+    host.close()
+
+
+def test_requests_that_wait_for_an_engine_that_does_not_start_get_the_reason() -> None:
+    with starting() as (startup, _, client), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.post, "/v1/completions", json=ASKED)
+        assert client.get("/v1/models", headers={"Authorization": "none"}).status_code == 401
+        startup.host.set_exception(ModelNotFound("no model"))
+        answer = waiting.result()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
+        assert answer.json()["error"]["message"] == "the engine did not start: no model"
+
+
+def test_requests_that_wait_are_refused_when_the_server_ends() -> None:
+    with starting() as (_, built, client), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.post, "/v1/completions", json=ASKED)
+        assert becomes(lambda: len(built.server_state.tasks) > 0)
+        built.end()
+        answer = waiting.result()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+
+
+def test_a_start_that_fails_ends_the_server_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails: Future[None] = Future()
+    monkeypatch.setattr(serve, "engine", lambda *given: fails.result())
+    path = tmp_path / "s.sock"
+    options = parser().parse_args(["serve", "--no-key", f"--uds={path}", "--device=cpu", "--replicas=2"])
+    callbacks = serve.ServerCallbacks(lambda done, total: None, lambda: None, tmp_path / "log")
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(serve.serve, options, (), callbacks)
+        assert becomes(path.exists)
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
+            assert client.get("/health").json()["status"] == "loading"
+        fails.set_exception(EngineError("no memory"))
+        with pytest.raises(EngineError, match="no memory"):
+            served.result()
+
+
+def test_a_signal_ends_a_server_whose_engine_still_starts(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    program = """
+import sys, threading
+from minichat import cli
+from minichat.commands import serve
+serve.engine = lambda *given: threading.Event().wait()
+sys.exit(cli.main(["serve", "--no-key", "--uds", sys.argv[1], "--replicas", "2", "--device", "cpu"]))"""
+    environment = os.environ | {"HOME": str(tmp_path)}
+    started = subprocess.Popen([sys.executable, "-c", program, str(path)], env=environment)
+    try:
+        assert becomes(path.exists)
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
+            assert client.get("/health").json()["status"] == "loading"
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(30) == 0
+        assert not path.exists()
+    finally:
+        started.kill()
+        started.wait()
