@@ -148,6 +148,12 @@ def test_the_life_cycle_of_an_engine(user: User, root: Path) -> None:
     assert (code, err) == (1, "minichat: no engine named main is running; list engines with: minichat ps\n")
 
 
+def test_a_name_without_its_option_is_explained(run: Run) -> None:
+    for command in ("up", "down"):
+        code, _, err = run(command, "work")
+        assert (code, "unrecognized arguments: work; did you mean --name work?; see" in err) == (2, True)
+
+
 @pytest.mark.soak
 def test_a_dead_engine_is_replaced(user: User) -> None:
     resident = user.resident

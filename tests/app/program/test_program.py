@@ -106,6 +106,24 @@ async def test_a_dead_engine_shows_a_banner_and_f5_restarts_it(bench: Callable[.
 
 
 @run
+async def test_the_engine_line_does_not_speak_of_the_old_engine_while_the_next_one_loads(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((100, 24)) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        it.backend.emit(Died(3, 1.0, "a CUDA error"))
+        await it.until(lambda: it.app.poller.resting)
+        it.main.show_snapshot(snapshot(error="a CUDA error", state="dead"))
+        await it.until(lambda: " no engine: a CUDA error" in it.screen_text())
+        it.backend.loaded.clear()
+        await it.pilot.press("f5")
+        await it.until(lambda: "loading tiny" in it.screen_text())
+        await it.until(lambda: "no engine" not in it.screen_text())
+        it.backend.loaded.set()
+        await it.until(lambda: "KV [" in it.screen_text())
+
+
+@run
 async def test_a_banner_while_a_server_restarts_its_engine(bench: Callable[..., Any]) -> None:
     async with bench((100, 24)) as it:
         await it.until(lambda: it.app.lifecycle.alive)
