@@ -39,8 +39,8 @@ class Terminal:
 def adapt_environment(terminal: Terminal) -> None:
     """Turn off animations, colors on a terminal that has none, and lower the frame rate over a network.
 
-    The user's own settings take precedence. COLUMNS and LINES are removed: if they were exported, Textual would never
-    notice a resize.
+    The user's own settings take precedence. COLUMNS and LINES are removed: if they were exported, Textual
+    would never notice a resize.
     """
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
@@ -52,7 +52,7 @@ def adapt_environment(terminal: Terminal) -> None:
 
 
 def _mono(term: str) -> bool:
-    """Whether the terminal's entry in the terminfo database has no colors; one that is not listed may have."""
+    """Whether the terminal has no colors. One that the terminfo database does not list may have some."""
     try:
         import curses
     except ImportError:
