@@ -70,3 +70,16 @@ async def test_an_empty_prompt_is_not_sent(bench: Callable[..., Any]) -> None:
         await it.pilot.press("enter", "space", "enter")
         await it.pilot.pause()
         assert it.texts() == []
+
+
+@run
+async def test_a_refused_message_can_be_removed_by_undo(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.main.prompt.put("x" * 600)  # more than the model takes
+        await it.pilot.press("enter")
+        await it.until(lambda: it.notices())
+        assert it.main.prompt.text == "x" * 600
+        await it.pilot.press("y", "ctrl+z", "ctrl+z")
+        assert it.main.prompt.text == ""
+        await it.pilot.press("ctrl+y")
+        assert it.main.prompt.text == "x" * 600
