@@ -3,9 +3,9 @@
 import argparse
 import asyncio
 import sys
-from pathlib import Path
 
 from engine.api.errors import BadInput, EngineError
+from engine.api.places import expanded
 from minichat.clients.address import Address, find_key, server_url
 from minichat.commands.options import failed
 from minichat.commands.screen import show
@@ -66,7 +66,7 @@ def address_of(options: argparse.Namespace, paths: Paths) -> Address:
     if options.url is not None and options.uds is not None:
         raise BadInput("an address and --uds cannot be combined")
     if options.uds is not None:
-        place = Address("http://localhost", uds=str(Path(options.uds).expanduser().absolute()))
+        place = Address("http://localhost", uds=str(expanded(options.uds).absolute()))
     else:
         place = Address(server_url(options.url))
     own = paths.server_key if place.near else None  # the user's own key is never sent to another machine

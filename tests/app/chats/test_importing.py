@@ -53,3 +53,13 @@ async def test_a_file_that_is_no_chat_is_refused(
             lambda: any("chat.json: " in each and why.lower() in each.lower() for each in it.notices())
         )
         assert len(it.app.chats) == 1
+
+
+@run
+@pytest.mark.parametrize(
+    ("name", "why"), [("~nobody-has-this-name/x.json", "No such file"), ("/dev/zero", "not a regular file")]
+)
+async def test_a_name_that_is_no_file_is_refused(bench: Callable[..., Any], name: str, why: str) -> None:
+    async with bench() as it:
+        await take_in(it, Path(name))
+        await it.until(lambda: any(f"Cannot read {name}: {why}" in each for each in it.notices()))
