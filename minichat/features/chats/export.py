@@ -35,7 +35,7 @@ def export(context: Context) -> None:
             except OSError as error:  # an error for a full disk does not name the file
                 program.report(f"Cannot write {file}: {error.strerror}")
             else:
-                context.app.notify(f"Exported to {file}")
+                context.app.notify(f"Exported to {file.absolute()}")
 
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     free = next(file for each in names if not (file := paths.exports / f"{each}.md").exists())
