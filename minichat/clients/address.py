@@ -78,8 +78,10 @@ def find_key(file: str | None, own: Path | None, environment: Mapping[str, str] 
 def _first_key(file: Path) -> str:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read the key in {file}: {error}") from None
+    except OSError as error:
+        raise BadInput(f"cannot read the key in {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"cannot read the key in {file}: not UTF-8 text") from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
         raise BadInput(f"{file} contains no key; the server's own is in server.key (see minichat locate)")

@@ -9,7 +9,7 @@ from engine.api.places import expanded
 from minichat.clients.address import Address, find_key, server_url
 from minichat.commands.options import failed
 from minichat.commands.screen import show
-from minichat.models.residents import Resident, Waiting, home_of
+from minichat.models.residents import Resident, Waiting, home_of, residents
 from minichat.settings import load
 from minichat.shell.again import words_of
 from minichat.shell.paths import Paths, locate
@@ -21,6 +21,7 @@ def run(options: argparse.Namespace) -> int:
         check_terminal("attach")
         if options.url is None and options.uds is None:
             return attach_to(options, paths, Waiting(Resident(home_of(paths), options.name), None))
+        _no_name(options.url, paths)
         address = address_of(options, paths)
         asyncio.run(_check_server(address))
     except EngineError as error:
@@ -54,6 +55,13 @@ def attach_to(options: argparse.Namespace, paths: Paths, waiting: Waiting, model
         lambda model: words_of(options),
         model=model,
     )
+
+
+def _no_name(url: str | None, paths: Paths) -> None:
+    """Refuse the name of a running engine as an address."""
+    names = [each.name for each in residents(home_of(paths)) if each.running()]
+    if url in names:
+        raise BadInput(f"{url} is an engine of this machine; open it with: minichat attach --name {url}")
 
 
 def check_terminal(command: str) -> None:
