@@ -287,11 +287,6 @@ class TestBadInput:
         )
         assert "there is no folder or GGUF file './nothing'" in self.error(run, "./nothing")
 
-    @pytest.mark.parametrize("draft", ["./nothing", "~nobody-has-this-name/draft"])
-    def test_an_unknown_draft_model(self, run: Run, model: Path, draft: str) -> None:
-        error = self.error(run, model, "the", "--speculate", "draft", "--draft", draft)
-        assert f"there is no folder or GGUF file '{draft}'" in error
-
     def test_a_folder_that_is_no_model(self, run: Run, tmp_path: Path) -> None:
         assert "neither a config.json nor a folder that holds one" in self.error(run, tmp_path)
 

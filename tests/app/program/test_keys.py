@@ -180,20 +180,6 @@ async def test_a_command_without_a_key_can_be_given_one(bench: Callable[..., Any
 
 
 @run
-async def test_enter_can_be_the_key_of_a_new_line(bench: Callable[..., Any], tmp_path: Path) -> None:
-    """It has other meanings elsewhere: in the monitor, for example."""
-    settings = tmp_path / ".config" / "minichat" / "config.toml"
-    settings.parent.mkdir(parents=True)
-    settings.write_text('[keys]\n"prompt.newline" = "enter"\n"prompt.send" = "alt+enter"\n')
-    async with bench() as it:
-        await it.pilot.press(*"a", "enter", *"b", "alt+enter")
-        await it.until(lambda: it.replies)
-        assert it.replies[0].prompt[-1]["content"] == "a\nb"
-        assert it.notices() == []
-        assert "Enter newline" in str(it.main.prompt.border_subtitle)
-
-
-@run
 async def test_many_mistakes_in_the_settings_are_counted(bench: Callable[..., Any], tmp_path: Path) -> None:
     settings = tmp_path / ".config" / "minichat" / "config.toml"
     settings.parent.mkdir(parents=True)
