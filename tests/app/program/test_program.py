@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.widgets import OptionList
+from textual.command import CommandList
+from textual.widgets import Input, OptionList
 
 from engine.api.errors import ModelNotFound
 from engine.api.events import Died, Restarted, Restarting
@@ -280,6 +281,22 @@ async def test_a_page_of_a_palette_without_room_for_its_list(
         await it.app.screen.run_action("page(1)")
         await it.app.screen.run_action("page(-1)")
         assert commands.highlighted == 0
+
+
+@run
+async def test_a_command_that_is_selected_twice_runs_once(bench: Callable[..., Any]) -> None:
+    """The second click or Enter may be on its way while the palette closes."""
+    async with bench() as it:
+        await it.pilot.press("ctrl+p", *"new")
+        commands, field = it.app.screen.query_one(CommandList), it.app.screen.query_one(Input)
+        await it.until(lambda: commands.options and "New chat" in str(commands.options[0].prompt))
+        commands.highlighted = 0
+        for _ in range(2):
+            commands.action_select()
+            field.post_message(Input.Submitted(field, ""))
+        await it.until(lambda: len(it.app.chats) == 2)
+        await it.pilot.pause()
+        assert (len(it.app.chats), it.failures) == (2, [])
 
 
 @run
