@@ -1,5 +1,6 @@
 """Export a chat to a file, Markdown or JSON, and import one from JSON."""
 
+import os
 from itertools import chain, count
 
 from engine.api.places import expanded
@@ -22,7 +23,7 @@ def export(context: Context) -> None:
         if not answer or not answer.strip():
             return
         file = expanded(answer.strip())
-        if file.is_file():
+        if os.path.exists(file) and (file.is_file() or file.is_fifo()):  # opening a pipe may wait forever
             program.report(f"{file} already exists. Choose another name")
             return
         store = context.chats.services.store
