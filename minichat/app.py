@@ -293,7 +293,9 @@ class MinichatApp(App[object], inherit_bindings=False):
         """Show errors of the disk and the store as notices instead of raising them."""
         try:
             yield
-        except (StoreError, OSError) as error:
+        except OSError as error:
+            self.report(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
+        except StoreError as error:
             self.report(str(error))
         self._show_notices()
 

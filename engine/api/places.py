@@ -1,9 +1,15 @@
 """Options of an engine that name a place, read from text."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 from engine.api.errors import BadInput
+
+
+def expanded(name: str) -> Path:
+    """The path with ~ and ~USER replaced. An unknown user is part of the name: pathlib would raise."""
+    return Path(os.path.expanduser(name))
 
 
 class DiskRoom(NamedTuple):
@@ -22,7 +28,7 @@ class DiskRoom(NamedTuple):
             nbytes = 0
         if not folder or nbytes <= 0:
             raise BadInput(f"kv_disk must be DIR:GB, such as /scratch/kv:20, not {text!r}")
-        return cls(Path(folder).expanduser() / "minichat-kv", nbytes)
+        return cls(expanded(folder) / "minichat-kv", nbytes)
 
 
 class ExchangePlace(NamedTuple):

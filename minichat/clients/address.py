@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from engine.api.errors import BadInput
+from engine.api.places import expanded
 
 KEY_VARIABLE = "MINICHAT_API_KEY"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -68,7 +69,7 @@ def server_url(given: str) -> str:
 def find_key(file: str | None, own: Path | None, environment: Mapping[str, str] = os.environ) -> str:
     """The key from the file, the environment, or the user's own key file if given."""
     if file is not None:
-        return _first_key(Path(file).expanduser())
+        return _first_key(expanded(file))
     if given := environment.get(KEY_VARIABLE, "").strip():
         return _sound(given, KEY_VARIABLE)
     return _first_key(own) if own is not None and own.is_file() else ""
@@ -77,8 +78,10 @@ def find_key(file: str | None, own: Path | None, environment: Mapping[str, str] 
 def _first_key(file: Path) -> str:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read the key in {file}: {error}") from None
+    except OSError as error:
+        raise BadInput(f"cannot read the key in {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"cannot read the key in {file}: not UTF-8 text") from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
         raise BadInput(f"{file} contains no key; the server's own is in server.key (see minichat locate)")

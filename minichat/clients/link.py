@@ -264,7 +264,7 @@ def _why(error: Exception) -> str:
             return f"its certificate is not trusted ({error}); set SSL_CERT_FILE to trust others"
         case httpx.ConnectError():  # several addresses that fail together have no errno
             failure = next((each for each in _causes(error) if isinstance(each, OSError)), None)
-            return f"no connection ({error})" if failure and failure.errno else "no connection"
+            return f"no connection ({failure.strerror})" if failure and failure.errno else "no connection"
         case httpx.RequestError():
             return "the connection was lost"
     return str(error) or type(error).__name__

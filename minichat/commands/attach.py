@@ -3,13 +3,13 @@
 import argparse
 import asyncio
 import sys
-from pathlib import Path
 
 from engine.api.errors import BadInput, EngineError
+from engine.api.places import expanded
 from minichat.clients.address import Address, find_key, server_url
 from minichat.commands.options import failed
 from minichat.commands.screen import show
-from minichat.models.residents import Resident, Waiting, home_of
+from minichat.models.residents import Resident, Waiting, home_of, residents
 from minichat.settings import load
 from minichat.shell.again import words_of
 from minichat.shell.paths import Paths, locate
@@ -21,6 +21,7 @@ def run(options: argparse.Namespace) -> int:
         check_terminal("attach")
         if options.url is None and options.uds is None:
             return attach_to(options, paths, Waiting(Resident(home_of(paths), options.name), None))
+        _no_name(options.url, paths)
         address = address_of(options, paths)
         asyncio.run(_check_server(address))
     except EngineError as error:
@@ -56,6 +57,13 @@ def attach_to(options: argparse.Namespace, paths: Paths, waiting: Waiting, model
     )
 
 
+def _no_name(url: str | None, paths: Paths) -> None:
+    """Refuse the name of a running engine as an address."""
+    names = [each.name for each in residents(home_of(paths)) if each.running()]
+    if url in names:
+        raise BadInput(f"{url} is an engine of this machine; open it with: minichat attach --name {url}")
+
+
 def check_terminal(command: str) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadInput(f"{command} needs a terminal")
@@ -66,7 +74,7 @@ def address_of(options: argparse.Namespace, paths: Paths) -> Address:
     if options.url is not None and options.uds is not None:
         raise BadInput("an address and --uds cannot be combined")
     if options.uds is not None:
-        place = Address("http://localhost", uds=str(Path(options.uds).expanduser().absolute()))
+        place = Address("http://localhost", uds=str(expanded(options.uds).absolute()))
     else:
         place = Address(server_url(options.url))
     own = paths.server_key if place.near else None  # the user's own key is never sent to another machine

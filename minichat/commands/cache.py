@@ -7,7 +7,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from engine.api.places import DiskRoom
+from engine.api.places import DiskRoom, expanded
 from engine.kv.tiers.disk_index import Contents, DiskIndex
 from minichat.models.progress import duration
 from minichat.plural import plural
@@ -15,7 +15,7 @@ from minichat.shell.paths import locate
 
 
 def run(options: argparse.Namespace) -> int:
-    place = Path(options.folder).expanduser() if options.folder else locate().cache
+    place = expanded(options.folder) if options.folder else locate().cache
     disk = DiskRoom.parse(f"{place}:1")
     if not disk.folder.is_dir():
         print(f"no blocks in {disk.folder}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineError
+from engine.api.places import expanded
 from engine.gguf.header import is_gguf
 from engine.gguf.parts import model_name
 from minichat import __version__
@@ -146,7 +147,7 @@ def serve(
     from engine.server.http.binding import tcp_socket, unix_socket
 
     with ExitStack() as stack:
-        uds = Path(options.uds).expanduser() if options.uds else None
+        uds = expanded(options.uds) if options.uds else None
         bound = unix_socket(uds) if uds else tcp_socket(options.host, options.port)
         stack.callback(bound.close)
         if uds:
@@ -261,7 +262,7 @@ def _close(startup: "Startup", built: "Server") -> int:
 
 def served_names(options: argparse.Namespace) -> list[str]:
     """The model's names for clients. The default for a folder or a GGUF file is its last component."""
-    path = Path(options.model).expanduser()
+    path = expanded(options.model)
     usual = path.resolve().name if path.is_dir() else model_name(path) if is_gguf(path) else options.model
     return list(dict.fromkeys(options.served_name or [usual]))
 

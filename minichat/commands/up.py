@@ -40,7 +40,8 @@ def run(options: argparse.Namespace) -> int:
     except EngineError as error:
         return failed(error)
     print(
-        f"minichat: {resident.name} is running; open it: minichat attach; stop it: minichat down",
+        f"minichat: {resident.name} is running; open it: {resident.command('attach')}; "
+        f"stop it: {resident.command('down')}",
         file=sys.stderr,
     )
     return 0
@@ -66,7 +67,7 @@ def _fits(resident: Resident, options: argparse.Namespace) -> None:
     record = resident.record
     if record is None or not resident.running() or resident.died():
         return
-    ways = "stop it with minichat down, or start another one with --name"
+    ways = f"stop it with {resident.command('down')}, or start another one with --name"
     if options.model is not None and identity(options.model) != record.model:
         raise BadInput(f"the engine {resident.name} runs {record.model}; {ways}")
     plain = argparse.Namespace(**vars(options) | {"model": None, "dry_run": False, "rate": None})

@@ -30,7 +30,7 @@ class MonitorSide(MonitorPanel):
         context.signals.arranged.connect(self._arranged)
         context.signals.snapshot.connect(self._see_snapshot)
         context.signals.owned.connect(self.draw)
-        context.signals.replaced.connect(lambda: self.event_log.keep_owners(context.engine.owners))
+        context.signals.replaced.connect(self._another_engine)
         context.signals.events.connect(self._see_events)
 
     def focus(self, scroll_visible: bool = True) -> Self:
@@ -57,6 +57,10 @@ class MonitorSide(MonitorPanel):
         owners = self.context.engine.owners
         self.update_from(snapshot, owners)
         self.context.part(EngineLine).update_from(snapshot, owners)  # it may be shown before the next one
+
+    def _another_engine(self) -> None:
+        self.event_log.keep_owners(self.context.engine.owners)
+        self.context.part(EngineLine).forget()
 
     def _see_events(self, events: Sequence[Event]) -> None:
         self.add_events(events)

@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
+from textual import on
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.command import CommandList, CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.events import Key
 from textual.markup import escape
-from textual.widgets import Input, LoadingIndicator
+from textual.widgets import Input, LoadingIndicator, OptionList
 
 from minichat.features.feature import Context, Feature, Offer, ScreenCommand
 
@@ -37,6 +39,17 @@ class Palette(CommandPalette):
         commands = self.query_one(CommandList)
         if commands.scrollable_content_region:
             commands.action_page_down() if direction > 0 else commands.action_page_up()
+
+    @on(OptionList.OptionSelected)
+    @on(Input.Submitted)
+    def _once(self, event: OptionList.OptionSelected | Input.Submitted) -> None:
+        """Ignore what was still on its way when the palette closed: Textual would close the screen below."""
+        if not self.is_current:
+            event.stop()
+            event.prevent_default()
+
+    def dismiss(self, result: None = None) -> AwaitComplete:
+        return super().dismiss(result) if self.is_current else AwaitComplete.nothing()
 
     def on_mount(self) -> None:
         self.query_one(Input).cursor_blink = False

@@ -21,7 +21,10 @@ def commands(features: Sequence[Feature]) -> tuple[ScreenCommand, ...]:
 def bound(features: Sequence[Feature]) -> Iterator[Bound]:
     """All bindings that the settings can remap: commands, and widgets with their own keys."""
     for command in commands(features):
-        yield Bound(command.id, tuple(filter(None, command.keys.split(","))), title=command.title)
+        place = "" if command.run is not None else "prompt"
+        yield Bound(
+            command.id, tuple(filter(None, command.keys.split(","))), place, command.title, command.priority
+        )
     for feature in features:
         for place, widget in feature.keyed:
             yield from bound_by(place, widget)

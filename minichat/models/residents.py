@@ -80,7 +80,11 @@ class Resident:
     @property
     def up(self) -> str:
         """The command that starts it."""
-        return "minichat up" + (f" --name {self.name}" if self.name != USUAL else "")
+        return self.command("up")
+
+    def command(self, verb: str) -> str:
+        """A command line for this engine."""
+        return f"minichat {verb}" + (f" --name {self.name}" if self.name != USUAL else "")
 
     @property
     def lock(self) -> Path:
@@ -246,7 +250,9 @@ def _locked(lock: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        raise EngineError(f"cannot lock files: {error}; set XDG_STATE_HOME to another folder") from None
+        raise EngineError(
+            f"cannot lock files: {error.strerror}; set XDG_STATE_HOME to another folder"
+        ) from None
     return True
 
 
@@ -256,7 +262,7 @@ def _own(folder: Path) -> None:
 
 
 def _unusable(folder: Path, error: OSError) -> EngineError:
-    return EngineError(f"cannot use {folder}: {error}; set XDG_STATE_HOME to another folder")
+    return EngineError(f"cannot use {folder}: {error.strerror}; set XDG_STATE_HOME to another folder")
 
 
 def _why_ended(resident: Resident) -> EngineError:

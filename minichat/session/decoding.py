@@ -9,7 +9,9 @@ from typing import Any
 
 from engine.api.errors import BadParams
 from engine.api.params import FIELDS, SPECULATION, Grammar, SamplingParams
+from engine.api.places import expanded
 from minichat.session.strategies import BESIDE
+from minichat.shell.paths import read_file
 
 PLAIN = SamplingParams()
 OWN = "own"  # the preset name of unsaved settings
@@ -199,7 +201,7 @@ def grammar_of(answer: str) -> Grammar | None:
     if len(answer) > 1 and answer[0] == answer[-1] == "/" and not Path(answer).is_file():
         return Grammar("regex", answer[1:-1])
     try:
-        return Grammar("json", Path(answer).expanduser().read_text("utf-8"))
+        return Grammar("json", read_file(expanded(answer)))
     except OSError as error:
         why = error.strerror or str(error)
         raise BadParams(

@@ -27,6 +27,7 @@ class Bound:
     keys: tuple[str, ...]
     place: str = ""  # empty: everywhere
     title: str = ""
+    priority: bool = False  # it also works while a text is typed
 
 
 def keymap(loaded: Loaded, bindings: Iterable[Bound]) -> dict[str, str]:
@@ -38,7 +39,11 @@ def keymap(loaded: Loaded, bindings: Iterable[Bound]) -> dict[str, str]:
             loaded.document.report(f"keys.{name}", unknown(name, known))
             continue
         normal = tuple(map(normalized, keys))
-        faults = [fault for key, given in zip(normal, keys, strict=True) if (fault := _fault(key, given))]
+        faults = [
+            fault
+            for key, given in zip(normal, keys, strict=True)
+            if (fault := _fault(key, given, known[name].priority))
+        ]
         for fault in faults:
             loaded.document.report(f"keys.{name}", fault)
         if not faults:
@@ -69,7 +74,7 @@ def normalized(key: str) -> str:
     return "+".join([*sorted(set(modifiers)), last])  # in the order that Textual reports
 
 
-def _fault(key: str, given: str) -> str:
+def _fault(key: str, given: str, priority: bool) -> str:
     *modifiers, last = key.split("+")
     for modifier in modifiers:
         if modifier not in MODIFIERS:
@@ -78,6 +83,8 @@ def _fault(key: str, given: str) -> str:
         return f'"{given}": {last or "nothing"} is not a key; write keys like ctrl+n, f5, alt+enter or ?'
     if other := SAME_TO_A_TERMINAL.get(key):
         return f'"{given}" is the same as {other} in a terminal; use another key'
+    if priority and not modifiers and key_to_character(key) is not None:
+        return f'"{given}" would act while you type; use a key like ctrl+n or f5'
     return ""
 
 

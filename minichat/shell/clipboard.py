@@ -21,20 +21,29 @@ _OUTSIDE = {  # notes for a multiplexer on the other side of SSH
 
 async def send(text: str, file: Path, write: Callable[[str], None], terminal: Terminal) -> str:
     """Copy the text to the clipboard; return a message for the user."""
-    private_folder(file.parent)
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as kept:
-        kept.write(text)
+    error = _keep(text, file)
     encoded = base64.b64encode(text.encode()).decode()
     most = SHORT if terminal.outside == "screen" else MOST
     notice = f"Too long for the clipboard ({len(text):,} characters; the limit is {most * 3 // 4:,} bytes)"
     if terminal.tmux and await _through_tmux(text):
         if len(encoded) > most:
-            return f"{notice}. Copied to the tmux paste buffer and to {file}"
-        return f"Sent to the clipboard and to {file}"
+            return f"{notice}. Copied to the tmux paste buffer{error or f' and to {file}'}"
+        return f"Sent to the clipboard{error or f' and to {file}'}"
     if len(encoded) > most:
-        return f"{notice}. Copied to {file}"
+        return f"{notice}{error or f'. Copied to {file}'}"
     write(_wrapped(f"\x1b]52;c;{encoded}\a", terminal))
-    return f"Sent to the clipboard and to {file}{_OUTSIDE[terminal.outside]}"
+    return f"Sent to the clipboard{error or f' and to {file}'}{_OUTSIDE[terminal.outside]}"
+
+
+def _keep(text: str, file: Path) -> str:
+    """Write the text to the file; return why that failed, as the end of a sentence, or an empty text."""
+    try:
+        private_folder(file.parent)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as kept:
+            kept.write(text)
+    except OSError as error:
+        return f"; cannot write {file}: {error.strerror or error}"
+    return ""
 
 
 def _wrapped(sequence: str, terminal: Terminal) -> str:

@@ -1,5 +1,6 @@
 """Where minichat stores files, by the XDG rules. `locate()` creates nothing."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Mapping
@@ -94,6 +95,13 @@ def private_folder(folder: Path) -> Path:
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
     return folder
+
+
+def read_file(file: Path) -> str:
+    """The text of a file that the user named; never waits, as reading a pipe or a device would."""
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        raise OSError(errno.EINVAL, "not a regular file", str(file))
+    return file.read_text(encoding="utf-8")
 
 
 def _home(environment: Mapping[str, str]) -> Path:

@@ -44,8 +44,12 @@ def own_key(file: Path) -> str:
         if file.stat().st_mode & 0o077:
             raise BadInput(f"{file} is readable by others; chmod 600 it, or delete it to create a new key")
         key = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot store the server key in {file}: {error}; use --api-key-file") from None
+    except OSError as error:
+        raise BadInput(
+            f"cannot store the server key in {file}: {error.strerror}; use --api-key-file"
+        ) from None
+    except UnicodeDecodeError:
+        key = ""
     if len(key) < _SHORTEST_KEY:
         raise BadInput(f"{file} contains no valid key; delete it to create a new one")
     return key
@@ -54,11 +58,13 @@ def own_key(file: Path) -> str:
 def _make_key(file: Path) -> None:
     """Create the key file atomically, because a server that starts concurrently may read it."""
     fresh = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
-    with open(fresh, "x", encoding="ascii", opener=_private) as made:
-        made.write(f"sk-minichat-{secrets.token_urlsafe(32)}\n")
-    with suppress(FileExistsError):
-        os.link(fresh, file)
-    fresh.unlink()
+    try:
+        with open(fresh, "x", encoding="ascii", opener=_private) as made:
+            made.write(f"sk-minichat-{secrets.token_urlsafe(32)}\n")
+        with suppress(FileExistsError):
+            os.link(fresh, file)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def _private(path: str, flags: int) -> int:

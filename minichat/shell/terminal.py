@@ -18,6 +18,7 @@ class Terminal:
     tmux: bool
     unicode: bool
     screen: bool = False  # GNU screen
+    mono: bool = False  # it shows no colors
     outside: str = ""  # "tmux" or "screen" from TERM, running on the client side of an SSH connection
 
     @classmethod
@@ -30,20 +31,37 @@ class Terminal:
             tmux=here[0],
             unicode=encoding.replace("-", "") == "utf8" and term != "linux",  # its fonts have few characters
             screen=here[1],
+            mono=_mono(term),
             outside="" if any(here) else named,
         )
 
 
 def adapt_environment(terminal: Terminal) -> None:
-    """Turn off animations, and lower the frame rate over a network. The user's own settings take precedence.
+    """Turn off animations, colors on a terminal that has none, and lower the frame rate over a network.
 
-    COLUMNS and LINES are removed: if they were exported, Textual would never notice a resize.
+    The user's own settings take precedence. COLUMNS and LINES are removed: if they were exported, Textual
+    would never notice a resize.
     """
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
     os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
     if terminal.ssh:
         os.environ.setdefault("TEXTUAL_FPS", "20")
+    if terminal.mono:
+        os.environ.setdefault("NO_COLOR", "1")
+
+
+def _mono(term: str) -> bool:
+    """Whether the terminal has no colors. One that the terminfo database does not list may have some."""
+    try:
+        import curses
+    except ImportError:
+        return False
+    try:
+        curses.setupterm(term, fd=0)  # once in a process: later calls have no effect
+    except curses.error:
+        return False
+    return curses.tigetnum("colors") <= 0
 
 
 def when_gone(callback: Callable[[], object]) -> None:

@@ -1,6 +1,7 @@
 """Errors on the command line as one sentence. `cli.py` defines the command line."""
 
 import argparse
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
@@ -20,6 +21,8 @@ class Parser(argparse.ArgumentParser):
         near = near_to(slip, [*self._option_string_actions, *also])
         if slip in _REPLACED:
             near = f"; use {_REPLACED[slip]}"
+        elif len(unknown) == 1 and not slip and "--name" in self._option_string_actions:
+            near = f"; did you mean --name {shlex.quote(unknown[0])}?"
         self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
 
 

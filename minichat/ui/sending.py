@@ -88,6 +88,6 @@ def recall(context: Context, back: int) -> None:
 def _give_back(context: Context, text: str, to: Conversation) -> None:
     """Put the text back into the prompt, or into the chat's draft if another chat is active now."""
     if context.chats.active is to:
-        context.workspace.prompt.put(text + context.workspace.prompt.text)
+        context.workspace.prompt.give_back(text)
     else:
         to.chat.draft = text + to.chat.draft

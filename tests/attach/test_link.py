@@ -251,7 +251,7 @@ async def test_a_server_that_shuts_down_is_waited_for(own: Served) -> None:
     ("cause", "words"),
     [
         (SSLCertVerificationError(1, "self-signed"), "its certificate is not trusted"),
-        (ConnectionRefusedError(111, "refused"), "no connection (as httpx says it)"),
+        (ConnectionRefusedError(111, "refused"), "no connection (refused)"),
         (OSError("All connection attempts failed"), "no connection"),
     ],
 )

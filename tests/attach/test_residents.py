@@ -1,6 +1,7 @@
 """minichat up, ps and down: background engines of this user, through crashes and restarts."""
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -146,6 +147,28 @@ def test_the_life_cycle_of_an_engine(user: User, root: Path) -> None:
     assert not resident.socket.exists()
     code, _, err = user.say("down")
     assert (code, err) == (1, "minichat: no engine named main is running; list engines with: minichat ps\n")
+
+
+def test_a_name_without_its_option_is_explained(run: Run) -> None:
+    for command in ("up", "down"):
+        code, _, err = run(command, "work")
+        assert (code, "unrecognized arguments: work; did you mean --name work?; see" in err) == (2, True)
+
+
+def test_commands_for_an_engine_have_its_name(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Resident(user.resident.folder, "work")
+    work.folder.mkdir(parents=True)
+    RecordWriter(work, "pocket").ready()
+    monkeypatch.setattr("minichat.commands.attach.check_terminal", lambda command: None)
+    with open(work.lock, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as the engine holds it
+        code, _, err = user.say("up", "--no-screen", "--name=work")
+        says = "work is running; open it: minichat attach --name work; stop it: minichat down --name work"
+        assert (code, err) == (0, f"minichat: {says}\n")
+        code, _, err = user.say("up", "--no-screen", "--name=work", "--model=org/other")
+        assert (code, "stop it with minichat down --name work, or" in err) == (2, True)
+        code, _, err = user.say("attach", "work")
+        assert (code, "open it with: minichat attach --name work" in err) == (2, True)
 
 
 @pytest.mark.soak

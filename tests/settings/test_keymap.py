@@ -14,6 +14,7 @@ from tests import impatient
 BINDINGS = [
     Bound("chat.new", ("ctrl+n",)),
     Bound("chat.close", ("alt+w",), title="Close this chat"),
+    Bound("program.quit", ("ctrl+q",), priority=True),
     Bound("chat.send", ("enter",), "prompt"),
     Bound("monitor.pause", ("p",), "monitor"),
     Bound("monitor.order", ("o",), "monitor"),
@@ -76,6 +77,7 @@ def test_the_same_key_in_another_place_is_no_conflict(tmp_path: Path) -> None:
         ('"chat.new" = "ctrl+foo"', '2: keys.chat.new: "ctrl+foo": foo is not a key; write keys like'),
         ('"chat.new" = "ctrl+I"', '2: keys.chat.new: "ctrl+I" is the same as tab in a terminal'),
         ('"chat.new" = "ctrl+["', '2: keys.chat.new: "ctrl+[" is the same as escape in a terminal'),
+        ('"program.quit" = "q"', '2: keys.program.quit: "q" would act while you type; use a key like'),
         (
             '"chat.new" = "Alt+W"',
             f'2: keys.chat.new: "alt+w" {BOTH} chat.new and chat.close (Close this chat): ',

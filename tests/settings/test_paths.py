@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.api.places import DiskRoom, expanded
 from minichat.shell.paths import locate, private_folder
 
 
@@ -63,3 +64,10 @@ def test_settings_and_chats_import_neither_textual_nor_torch(root: Path, module:
         [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True
     )
     assert result.stdout.split() == []
+
+
+def test_an_unknown_user_is_part_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert expanded("~/x") == Path("/home/me/x")
+    assert expanded("~nobody-has-this-name/x") == Path("~nobody-has-this-name/x")
+    assert DiskRoom.parse("~nobody-has-this-name/x:1").folder == Path("~nobody-has-this-name/x/minichat-kv")

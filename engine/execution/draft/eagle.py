@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from engine.api.config import DecoderConfig
 from engine.api.errors import BadCheckpoint
+from engine.api.places import expanded
 from engine.attention.base import Attend
 from engine.execution.draft.files import host_of, read_exactly, weights_in
 from engine.models.checkpoint import opened
@@ -109,7 +110,7 @@ class EagleHead(nn.Module):
 
 def eagle_folder(name: str) -> Path | None:
     """Return the folder if it holds an EAGLE-3 head."""
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     config = folder / CONFIG
     return folder if config.is_file() and Fields.read(config).given(VOCAB) else None
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.api.places import expanded
 from engine.execution.draft.files import host_of, read_exactly, weights_in
 from engine.models.checkpoint import opened
 from engine.models.decoder import Decoder
@@ -45,7 +46,7 @@ class MedusaHeads:
 
 def medusa_folder(name: str) -> Path | None:
     """Return the folder if it holds Medusa heads."""
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     config = folder / CONFIG
     return folder if config.is_file() and Fields.read(config).given(HEADS) else None
 

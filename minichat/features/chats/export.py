@@ -1,12 +1,13 @@
 """Export a chat to a file, Markdown or JSON, and import one from JSON."""
 
+import os
 from itertools import chain, count
-from pathlib import Path
 
+from engine.api.places import expanded
 from minichat.chats.errors import BadExport
 from minichat.features.chats.chats import reopen
 from minichat.features.feature import Context, Feature, ScreenCommand
-from minichat.shell.paths import private_folder
+from minichat.shell.paths import private_folder, read_file
 from minichat.ui.dialogs.ask import AskScreen
 
 _LONGEST = 60  # characters of a file's name; a file system takes 255 bytes, and a character has up to four
@@ -21,8 +22,8 @@ def export(context: Context) -> None:
     def take(answer: str | None) -> None:
         if not answer or not answer.strip():
             return
-        file = Path(answer.strip()).expanduser()
-        if file.is_file():
+        file = expanded(answer.strip())
+        if os.path.exists(file) and (file.is_file() or file.is_fifo()):  # opening a pipe may wait forever
             program.report(f"{file} already exists. Choose another name")
             return
         store = context.chats.services.store
@@ -35,7 +36,7 @@ def export(context: Context) -> None:
             except OSError as error:  # an error for a full disk does not name the file
                 program.report(f"Cannot write {file}: {error.strerror}")
             else:
-                context.app.notify(f"Exported to {file}")
+                context.app.notify(f"Exported to {file.absolute()}")
 
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     free = next(file for each in names if not (file := paths.exports / f"{each}.md").exists())
@@ -48,10 +49,10 @@ def import_(context: Context) -> None:
     async def take(answer: str | None) -> None:
         if not answer or not answer.strip():
             return
-        file = Path(answer.strip()).expanduser()
+        file = expanded(answer.strip())
         with context.program.reporting_errors():
             try:
-                text = file.read_text(encoding="utf-8")
+                text = read_file(file)
                 chat = context.chats.services.store.import_json(text)
             except OSError as error:
                 context.program.report(f"Cannot read {file}: {error.strerror}")

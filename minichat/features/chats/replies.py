@@ -59,6 +59,7 @@ REPLIES = Feature(
             "In the prompt",
             (
                 ("Up Down", "recall sent messages (empty prompt)"),
+                ("F7  ^Z  ^Y", "select all; undo; redo"),
                 ("PgUp PgDn", "scroll the chat"),
                 ("End", "follow the end of the chat"),
                 ("@", "attach a file; Tab completes its path"),

@@ -1,6 +1,7 @@
 """The quantization drawer: how the engine stores weights and KV cache, and the memory left."""
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import ClassVar, Self
 
 from textual import on
@@ -64,11 +65,21 @@ class Schemes(Options):
 
     def __init__(self) -> None:
         super().__init__()
+        self._seen: tuple[Sequence[SchemeView], str, Marks] = ((), "", UNICODE)
         self._shown: tuple[object, ...] = ()
 
     def see(self, schemes: Sequence[SchemeView], present: str, marks: Marks) -> None:
-        shown = (schemes, present, marks)
-        if shown == self._shown:
+        self._seen = (schemes, present, marks)
+        self._show()
+
+    def on_resize(self) -> None:
+        self._show()
+
+    def _show(self) -> None:
+        schemes, present, marks = self._seen
+        padding = self.get_component_styles("option-list--option").padding.width
+        width = max(self.scrollable_content_region.width - padding - _LABEL, 1)
+        if (shown := (*self._seen, width)) == self._shown:
             return
         at, self._shown = self.highlighted, shown
         self.clear_options()
@@ -77,7 +88,7 @@ class Schemes(Options):
             line = f"{mark} {each.name:{_LABEL - 2}}", "$text-muted" if each.why_not else "$text"
             room = f"  {each.blocks:,} blocks" if each.blocks else ""
             again = above is not None and above.why_not == each.why_not
-            why_not = "as above" if again else each.why_not
+            why_not = "as above" if again else f"\n{' ' * _LABEL}".join(wrap(each.why_not, width))
             rest = why_not if each.why_not else f"{size(each.nbytes):>7}{room}"
             self.add_option(Option(Content.assemble(line, (rest, "$text-muted")), id=each.name))
         place = next((place for place, each in enumerate(schemes) if each.name == present), None)
@@ -125,6 +136,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
 
     def __init__(self, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
+        self.add_class("-unloaded")
         self.title = Static("scheme", classes="section")
         self.scheme, self.memory, self.room = Figures(), Figures(), Figures()
         self.schemes, self.change = Schemes(), Static(classes="change")
@@ -134,6 +146,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         self._snapshot: Snapshot | None = None
 
     def compose(self) -> ComposeResult:
+        yield Static("The engine is not loaded.", classes="unloaded")
         yield self.title
         yield self.scheme
         yield self.change
@@ -152,6 +165,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
             each.marks = marks
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
+        self.remove_class("-unloaded")
         self.scheme.rows = scheme(snapshot)
         self.memory.rows = memory(snapshot.memory)
         self.room.rows = room(snapshot)

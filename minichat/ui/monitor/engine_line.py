@@ -70,6 +70,10 @@ class EngineLine(Widget):
             changed=changed_switches(snapshot.switches),
         )
 
+    def forget(self) -> None:
+        """Show nothing until the next engine has sent a snapshot."""
+        self.facts = None
+
     def render(self) -> Content:
         if (facts := self.facts) is None:
             return Content("")

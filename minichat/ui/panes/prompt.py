@@ -182,3 +182,8 @@ class Prompt(TextArea):
         self.load_text(enterable(text))
         self.move_cursor(self.document.end)
         self._recalled, self._back = "", 0
+
+    def give_back(self, text: str) -> None:
+        """Return text that was not sent, before what has been typed since. It can be undone."""
+        self.replace(enterable(text) + self.text, (0, 0), self.document.end)
+        self.move_cursor(self.document.end)

@@ -236,7 +236,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def selected_spans(self) -> dict[int, list[tuple[int, int]]]:
         """The selected source offsets, by message."""
-        selection = self.text_selection
+        selection = self.text_selection if self.is_attached else None
         return chosen_spans(self._view, selection) if selection is not None and self._view.entries else {}
 
     # Highlights

@@ -1,5 +1,6 @@
 """An exported chat is imported from its file."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ import pytest
 from tests.app.conftest import run
 
 
-async def take_in(it: Any, file: Path) -> None:
-    await it.command("chat.import")
+async def take_in(it: Any, file: Path, command: str = "chat.import") -> None:
+    await it.command(command)
     await it.until(lambda: it.app.screen.query("Input"))
     it.app.screen.query_one("Input").value = str(file)
     await it.pilot.press("enter")
@@ -53,3 +54,26 @@ async def test_a_file_that_is_no_chat_is_refused(
             lambda: any("chat.json: " in each and why.lower() in each.lower() for each in it.notices())
         )
         assert len(it.app.chats) == 1
+
+
+@run
+@pytest.mark.parametrize(
+    ("name", "why"), [("~nobody-has-this-name/x.json", "No such file"), ("/dev/zero", "not a regular file")]
+)
+async def test_a_name_that_is_no_file_is_refused(bench: Callable[..., Any], name: str, why: str) -> None:
+    async with bench() as it:
+        await take_in(it, Path(name))
+        await it.until(lambda: any(f"Cannot read {name}: {why}" in each for each in it.notices()))
+
+
+@run
+async def test_nothing_is_exported_into_a_pipe(bench: Callable[..., Any], tmp_path: Path) -> None:
+    """Opening one waits until another program reads it."""
+    os.mkfifo(tmp_path / "pipe.md")
+    long = tmp_path / f"{'x' * 300}.md"
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        await take_in(it, tmp_path / "pipe.md", "chat.export")
+        await it.until(lambda: any("pipe.md already exists" in each for each in it.notices()))
+        await take_in(it, long, "chat.export")
+        await it.until(lambda: any(f"Cannot write {long}: File name too" in each for each in it.notices()))

@@ -1,5 +1,6 @@
 """Copying through a real tmux and a real GNU screen: what reaches the outer terminal."""
 
+import asyncio
 import base64
 import io
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from minichat.shell import clipboard
 from minichat.shell.terminal import Terminal
 
 COPY = """
@@ -141,6 +143,15 @@ def test_the_outer_gnu_screen_over_ssh_gets_no_text(inside: Inside, length: int)
     assert (b"Too long for the clipboard" in received) is (length == 5_000)
 
 
+def test_a_file_that_cannot_be_written_does_not_keep_text_from_the_clipboard(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    file, written, here = tmp_path / "taken" / "clipboard", [], Terminal(ssh=False, tmux=False, unicode=True)
+    for text, start in (("good", "Sent to the clipboard"), ("g" * 60_000, "Too long for the clipboard")):
+        notice = asyncio.run(clipboard.send(text, file, written.append, here))
+        assert notice.startswith(start) and notice.endswith(f"; cannot write {file}: File exists")
+    assert copied("".join(written).encode()) == ["good"]
+
+
 @pytest.mark.parametrize(
     ("environment", "outside"),
     [
@@ -172,3 +183,14 @@ def test_a_console_without_the_characters_gets_ascii(
     monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
     assert Terminal.found().unicode is drawn
+
+
+@pytest.mark.parametrize(
+    ("term", "mono"), [("vt100", True), ("xterm", False), ("linux", False), ("", False), ("unlisted", False)]
+)
+def test_a_terminal_without_colors_is_recognized(root: Path, term: str, mono: bool) -> None:
+    """There, marks must not depend on colors, as with NO_COLOR."""
+    code = "from minichat.shell.terminal import Terminal; print(Terminal.found().mono)"
+    environment = os.environ | {"TERM": term}
+    found = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, capture_output=True)
+    assert found.stdout == f"{mono}\n".encode(), found.stderr

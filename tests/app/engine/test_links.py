@@ -112,3 +112,12 @@ async def test_unknown_text_is_reported(bench: Callable[..., Any]) -> None:
         it.app.screen.clear_selection()
         await it.pilot.press("ctrl+a")
         await it.until(lambda: "not computed since the" in it.screen_text())
+
+
+@run
+async def test_a_selection_ends_while_the_pane_of_a_new_chat_is_created(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.main.new_chat()
+        it.main.signals.selected()  # the transcript of the new pane is not on the screen yet
+        await it.until(lambda: len(it.main.panes) == 2 and it.main.transcript.is_attached)
+        assert it.failures == []

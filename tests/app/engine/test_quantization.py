@@ -93,9 +93,11 @@ async def test_it_can_be_opened_before_the_engine_is_loaded(bench: Callable[...,
     backend.loaded.clear()
     async with bench((40, 12), backend=backend) as it:
         await it.pilot.press("f4")
-        await it.until(lambda: "scheme" in it.screen_text())
+        await it.until(lambda: "The engine is not loaded." in it.screen_text())
+        assert "scheme" not in it.screen_text()
         backend.loaded.set()
         await it.until(lambda: "tiny" in it.screen_text())
+        assert "The engine is not loaded." not in it.screen_text()
 
 
 @run
@@ -141,6 +143,23 @@ async def test_a_reason_shared_by_several_schemes_is_shown_once(bench: Callable[
         await it.until(lambda: "needs a GPU" in it.screen_text() and "1.00 GB" in it.screen_text())
         assert it.screen_text().count("the library is not") == 1
         assert it.screen_text().count("as above") == 2
+
+
+@run
+async def test_lines_of_a_long_reason_are_indented_at_each_width(bench: Callable[..., Any]) -> None:
+    schemes = (
+        SchemeView("none", "", 4_000_000_000),
+        SchemeView("fp8", "FP8 products need an NVIDIA GPU, but this engine runs on cpu", 0),
+    )
+    async with bench((120, 40), backend=FakeBackend([replace(snapshot(), schemes=schemes)])) as it:
+        await it.pilot.press("f4")
+        for width in (120, 80):
+            await it.pilot.resize_terminal(width, 40)
+            await it.until(lambda: it.screen_text().count("NVIDIA GPU, but this") == 1)
+            lines = it.screen_text().splitlines()
+            first = next(line for line in lines if "FP8 products" in line)
+            second = lines[lines.index(first) + 1]
+            assert second.index("NVIDIA") == first.index("FP8")
 
 
 @run

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.widgets import OptionList
+from textual.command import CommandList
+from textual.widgets import Input, OptionList
 
 from engine.api.errors import ModelNotFound
 from engine.api.events import Died, Restarted, Restarting
@@ -103,6 +104,24 @@ async def test_a_dead_engine_shows_a_banner_and_f5_restarts_it(bench: Callable[.
         await it.pilot.press("f5")
         await it.until(lambda: it.app.lifecycle.alive)
         await it.answered(await it.say("hello"))
+
+
+@run
+async def test_the_engine_line_does_not_speak_of_the_old_engine_while_the_next_one_loads(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((100, 24)) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        it.backend.emit(Died(3, 1.0, "a CUDA error"))
+        await it.until(lambda: it.app.poller.resting)
+        it.main.show_snapshot(snapshot(error="a CUDA error", state="dead"))
+        await it.until(lambda: " no engine: a CUDA error" in it.screen_text())
+        it.backend.loaded.clear()
+        await it.pilot.press("f5")
+        await it.until(lambda: "loading tiny" in it.screen_text())
+        await it.until(lambda: "no engine" not in it.screen_text())
+        it.backend.loaded.set()
+        await it.until(lambda: "KV [" in it.screen_text())
 
 
 @run
@@ -262,6 +281,22 @@ async def test_a_page_of_a_palette_without_room_for_its_list(
         await it.app.screen.run_action("page(1)")
         await it.app.screen.run_action("page(-1)")
         assert commands.highlighted == 0
+
+
+@run
+async def test_a_command_that_is_selected_twice_runs_once(bench: Callable[..., Any]) -> None:
+    """The second click or Enter may be on its way while the palette closes."""
+    async with bench() as it:
+        await it.pilot.press("ctrl+p", *"new")
+        commands, field = it.app.screen.query_one(CommandList), it.app.screen.query_one(Input)
+        await it.until(lambda: commands.options and "New chat" in str(commands.options[0].prompt))
+        commands.highlighted = 0
+        for _ in range(2):
+            commands.action_select()
+            field.post_message(Input.Submitted(field, ""))
+        await it.until(lambda: len(it.app.chats) == 2)
+        await it.pilot.pause()
+        assert (len(it.app.chats), it.failures) == (2, [])
 
 
 @run

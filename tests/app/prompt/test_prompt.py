@@ -1,6 +1,7 @@
 """The prompt: several lines, emoji, history, and empty messages."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.app.conftest import run
@@ -70,3 +71,30 @@ async def test_an_empty_prompt_is_not_sent(bench: Callable[..., Any]) -> None:
         await it.pilot.press("enter", "space", "enter")
         await it.pilot.pause()
         assert it.texts() == []
+
+
+@run
+async def test_a_refused_message_can_be_removed_by_undo(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.main.prompt.put("x" * 600)  # more than the model takes
+        await it.pilot.press("enter")
+        await it.until(lambda: it.notices())
+        assert it.main.prompt.text == "x" * 600
+        await it.pilot.press("y", "ctrl+z", "ctrl+z")
+        assert it.main.prompt.text == ""
+        await it.pilot.press("ctrl+y")
+        assert it.main.prompt.text == "x" * 600
+
+
+@run
+async def test_enter_can_be_the_key_of_a_new_line(bench: Callable[..., Any], tmp_path: Path) -> None:
+    """It has other meanings elsewhere: in the monitor, for example."""
+    settings = tmp_path / ".config" / "minichat" / "config.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text('[keys]\n"prompt.newline" = "enter"\n"prompt.send" = "alt+enter"\n')
+    async with bench() as it:
+        await it.pilot.press(*"a", "enter", *"b", "alt+enter")
+        await it.until(lambda: it.replies)
+        assert it.replies[0].prompt[-1]["content"] == "a\nb"
+        assert it.notices() == []
+        assert "Enter newline" in str(it.main.prompt.border_subtitle)
