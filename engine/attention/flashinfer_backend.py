@@ -116,6 +116,7 @@ class FlashInfer:
     name: ClassVar[str] = "flashinfer"
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = ("none",)
     keeps_first: ClassVar[bool] = False
+    chunks: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._calls: dict[LayerSpec, FlashInferWrappers] = {}

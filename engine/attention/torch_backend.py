@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.attention.base import Batch, KVLayer, LatentProjections
-from engine.attention.cells import AttentionRow, CacheCells
+from engine.attention.cells import AttentionRow, CacheCells, parts_of
 from engine.attention.channels import ChannelCells
 from engine.attention.registry import register
 
@@ -41,6 +42,7 @@ class TorchAttention:
     name: ClassVar[str] = "torch"
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = KV_SCHEMES
     keeps_first: ClassVar[bool] = True
+    chunks: ClassVar[bool] = True
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
@@ -77,7 +79,7 @@ class TorchAttention:
         keys, values = self.write_cells(k, v, layer, metadata)
         queries = q.view(len(q), spec.kv_heads, -1, spec.key_dim) * _float32(spec.scale, q.device)
         out = queries.new_empty(*queries.shape[:3], spec.value_dim)
-        for row in metadata.rows:
+        for row in chain.from_iterable(parts_of(row, spec.chunk) for row in metadata.rows):
             if row.stop - row.start == 1:
                 _attend_token(row, queries[row.start], out[row.start], keys, values, layer)
             else:
@@ -111,7 +113,7 @@ def _attend_token(
 ) -> None:
     """Attend for one token [kv_heads, group, key_dim] over its whole context or its window."""
     spec, end = layer.spec, row.context
-    low = 0 if spec.window is None else max(0, end - spec.window)
+    low = spec.oldest(end - 1)
     kept = min(spec.kept, low)
     if not kept and end - low <= PIECE:
         scores = score(query, keys.of(row, low, end).permute(1, 2, 0), spec.softcap)
@@ -165,8 +167,8 @@ def _attend_chunk(row: AttentionRow, queries: Tensor, out: Tensor, read: ReadCel
     """Attend for tokens [count, kv_heads, group, key_dim], one tile at a time."""
     spec = layer.spec
     before = row.context - len(queries)  # tokens of the row from earlier chunks
-    window = spec.window or row.context
-    low = max(0, before + 1 - window)
+    low = spec.oldest(before)
+    window = spec.window or row.context - low
     keys, values = read(low, row.context)
     seen_keys, seen_values = keys.permute(1, 2, 0), values.transpose(0, 1)
     first_keys = first_values = None

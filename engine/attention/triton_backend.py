@@ -97,6 +97,7 @@ class TritonAttention:
     name: ClassVar[str] = "triton"
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = KV_SCHEMES
     keeps_first: ClassVar[bool] = True
+    chunks: ClassVar[bool] = True
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
@@ -178,7 +179,7 @@ class WorkList:
     def fill(self, numbers: np.ndarray, chunks: Chunks) -> bool:
         """Write the list over zeros: an item without queries does nothing. Return whether any is split."""
         room = self.most, self.merged
-        items, merges, _ = plan_items(chunks, self.spec.window, self.spec.kv_heads, self.tile, room)
+        items, merges, _ = plan_items(chunks, self.spec, self.tile, room)
         numbers[: items.size] = items.ravel()
         at = self.most * ITEM
         numbers[at : at + merges.size] = merges.ravel()
@@ -295,7 +296,7 @@ def plan(batch: Batch, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[
         counts, contexts = np.diff(starts[single:]), contexts[single:]
         gathered = tiles.for_gathered(spec, counts, contexts, gpu(device), itemsize, packed=packed)
         longest, mean = int(counts.max()), float(contexts.mean())
-        seen = min(mean, spec.window or mean)
+        seen = min(mean, spec.reach or mean)
         tile = gathered or tiles.for_chunks(spec, longest, seen, gpu(device), itemsize, packed=packed)
         chunks = Chunks.of(single, starts[single:], contexts, tile.queries)
         launches.append(work_of(chunks, spec, tile, device, contexts if gathered else None))
@@ -313,7 +314,7 @@ def work_of(
 
     `gathered`: the contexts of all rows, if they are to be gathered.
     """
-    items, merges, partials = plan_items(chunks, spec.window, spec.kv_heads, tile)
+    items, merges, partials = plan_items(chunks, spec, tile)
     most = int(merges[:, 3].max(initial=0))
     if gathered is None:
         sent = sent_to(device, items, merges)

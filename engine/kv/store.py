@@ -183,10 +183,10 @@ class KVStore:
         return torch.float32.itemsize * sum(spec.state.numbers for spec in specs if spec.state is not None)
 
     def read_per_token(self) -> tuple[tuple[int, int], ...]:
-        """Bytes read for each token of context, by the layers' window size (0: no window)."""
+        """Bytes read for each token of context, by the layers' window or chunk (0: neither)."""
         found: dict[int, int] = {}
         for each in self.layers:
-            window = each.spec.window or 0
+            window = each.spec.reach or 0
             found[window] = found.get(window, 0) + _group_bytes(each.spec, self.dtype, self.scheme)
         return tuple((window, nbytes // GROUP) for window, nbytes in found.items())
 

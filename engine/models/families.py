@@ -8,6 +8,7 @@ from typing import Literal
 from engine.api.errors import BadInput
 from engine.api.plugins import missing_members
 from engine.models.kinds import (
+    Chunked,
     DeltaNet,
     Dense,
     Ends,
@@ -21,6 +22,7 @@ from engine.models.kinds import (
     RoutedByGroup,
     RoutedClamped,
     RoutedIfAny,
+    RoutedInputs,
     RoutedUngated,
     StateKind,
     Ungated,
@@ -36,6 +38,7 @@ from engine.models.kinds.names import (
     GRANITE_EXPERTS,
     JOINED,
     LINEAR,
+    LLAMA4,
     MIXTRAL,
     MTP,
     MTP_LAST,
@@ -85,6 +88,7 @@ class Family:
     )
     mtp: Mapping[str, str] = field(default_factory=dict)  # names of its head for multi-token prediction
     unread: tuple[str, ...] = ()  # the starts of tensors' names that belong to other models, such as drafts
+    transposed: bool = False  # a tensor with the experts of a layer is [experts, inputs, outputs]
     arrangement: Arrangement = "pre"
     norms: NormKind = "rms"
     norm_bias: bool = False
@@ -153,11 +157,24 @@ QWEN3_5 = Family(
 QWEN3_5_EXPERTS = Routed(
     normalized=True, shared="shared_expert_intermediate_size", dense_width=False
 )  # fmt: skip
+LLAMA4_TEXT = Family(
+    attention=Chunked(bias=BIAS, head_dim=128),
+    feed_forward=RoutedInputs(
+        count="num_local_experts", width="intermediate_size", shared="intermediate_size", dense_width=False
+    ),
+    dense=Dense(), names=LLAMA4, transposed=True, rope=RopeKind(theta=500_000.0, interleaved=True),
+    ends=Ends(eps=("rms_norm_eps", 1e-5)), start_id=1, stop_id=2,
+)  # fmt: skip
 COHERE2_WINDOWS = full_every(4, "sliding_window_pattern")
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(
         attention=Grouped(bias=BIAS), feed_forward=Dense(bias=("mlp_bias", False)), start_id=1, stop_id=2
+    ),
+    "llama4_text": LLAMA4_TEXT,
+    "llama4": replace(
+        LLAMA4_TEXT, inside="text_config", unread=("vision_model.", "multi_modal_projector."),
+        names={**under("language_model.model", LLAMA4), "head": "language_model.lm_head"},
     ),
     "mistral": Family(
         attention=Grouped(windows=one_window), feed_forward=Dense(), start_id=1, stop_id=2

@@ -69,7 +69,7 @@ class Checkpoint:
         }
         self._states = {header.file: state(header.file) for header in self._headers.values()}
         self._shapes = {name: slot.shape for name, slot in decoder_slots(model).items()}
-        self._stacked = stacked_experts(self._shapes, self._headers)
+        self._stacked = stacked_experts(self._shapes, self._headers, transposed=model.family.transposed)
         for name, expert in self._stacked.items():
             self._headers[name] = self._headers[expert.tensor]._replace(shape=expert.shape)
         for tensor in {expert.tensor for expert in self._stacked.values()}:
@@ -165,7 +165,7 @@ class Checkpoint:
         part: Tensor = (
             sliced(tensors, name, span)
             if expert is None
-            else sliced(tensors, expert.tensor, expert.span(span))[0]
+            else expert.weight(sliced(tensors, expert.tensor, expert.span(span)))
         )
         return part
 

@@ -24,6 +24,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, batch: Batch) -> Ten
         for token in range(starts[row], starts[row + 1]):
             position = context - (starts[row + 1] - token)
             oldest = 0 if spec.window is None else max(0, position - spec.window + 1)
+            if spec.chunk is not None:
+                oldest = position // spec.chunk * spec.chunk
             seen = [*range(min(spec.kept, oldest)), *range(oldest, position + 1)]
             for head in range(spec.heads):
                 shared = head * spec.kv_heads // spec.heads

@@ -1,6 +1,7 @@
 """The backend an engine selects, and the error if the requested one cannot be used."""
 
 import logging
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from typing import ClassVar
 
@@ -50,6 +51,17 @@ def install_entry_points(monkeypatch: pytest.MonkeyPatch, **points: str) -> None
         return [point for point in found if name in (None, point.name)]
 
     monkeypatch.setattr(registry, "entry_points", entry_points)
+
+
+def test_a_backend_without_chunks_is_refused() -> None:
+    """One of another package that does not know the field would attend to the whole text."""
+    old = type("Old", (TorchAttention,), {"name": "old", "chunks": False})
+    register(old)
+    spec = replace(SPECS[0], chunk=8)
+    assert (
+        why_not("old", CPU, [spec], torch.float32) == "it does not support attention within chunks of a text"
+    )
+    assert why_not("old", CPU, SPECS, torch.float32) is None
 
 
 def test_auto_on_a_cpu_is_torch_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -28,14 +28,16 @@ def run(case: Case) -> Tensor:
 def layers(draw: st.DrawFn) -> LayerSpec:
     kv_heads = draw(st.sampled_from((1, 2, 3, 4)))
     key_dim = draw(st.sampled_from(DIMS))
+    chunk = draw(st.none() | st.integers(1, 40))
     return LayerSpec(
         heads=kv_heads * draw(st.sampled_from((1, 2, 3, 7, 16))),
         kv_heads=kv_heads,
         key_dim=key_dim,
         value_dim=draw(st.sampled_from((key_dim, 8, 64))),
         scale=key_dim**-0.5,
-        window=draw(st.none() | st.integers(1, 40)),
-        kept=draw(st.sampled_from((0, 0, 4, 20))),
+        window=None if chunk else draw(st.none() | st.integers(1, 40)),
+        chunk=chunk,
+        kept=0 if chunk else draw(st.sampled_from((0, 0, 4, 20))),
         softcap=draw(st.none() | st.sampled_from((1.0, 20.0))),
     )
 
@@ -115,10 +117,10 @@ def test_the_order_of_blocks_changes_no_bit(spec: LayerSpec, rows: list[tuple[in
     )
 
 
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("limit", [{}, {"window": 20}, {"chunk": 20}], ids=str)
 @pytest.mark.parametrize("chunks", [[150], [1] * 150, [64, 64, 22], [1, 70, 5, 74]])
-def test_chunks_equal_the_whole_prompt(chunks: list[int], window: int | None) -> None:
-    spec = LayerSpec(heads=6, kv_heads=2, key_dim=16, value_dim=16, scale=0.25, window=window)
+def test_chunks_equal_the_whole_prompt(chunks: list[int], limit: dict[str, int]) -> None:
+    spec = LayerSpec(heads=6, kv_heads=2, key_dim=16, value_dim=16, scale=0.25, **limit)
     whole = make_case(spec, [(150, 150)])
     reference = run(whole)
     table = whole.batch.host_tables[0].tolist()

@@ -28,7 +28,7 @@ from tests.cases import soak
 from tests.distributed.conftest import CONFIG
 from tests.distributed.test_ranks import PROMPT, WARM, everything
 from tests.distributed.threads import ranked
-from tests.models.test_families import EXPERTS, LINEAR, reference
+from tests.models.families import EXPERTS, LINEAR, reference
 from tests.runner.graphs.test_graphs import PlainStage
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.replies.test_company import Workload, assert_nothing_changes, workloads

@@ -46,6 +46,19 @@ def test_sliding_windows_by_family() -> None:
     assert windows(**sliding | {"sliding_window": 128}, max_window_layers=0) == [None, None]  # as wide as all
 
 
+def test_chunks_of_attention() -> None:
+    def chunks(**changes: Any) -> list[int | None]:
+        found = config(**EXPERTS | {"model_type": "llama4_text", "attention_chunk_size": 16} | changes)
+        assert all(layer.window is None for layer in found.layers)
+        return [layer.chunk for layer in found.layers]
+
+    assert chunks() == [16, 16]
+    assert chunks(no_rope_layers=[]) == [16, 16]  # as published: the interval says which
+    assert chunks(no_rope_layer_interval=2) == chunks(no_rope_layers=[1, 0]) == [16, None]
+    assert chunks(layer_types=["full_attention", "chunked_attention"]) == [None, 16]
+    assert chunks(attention_chunk_size=None) == chunks(attention_chunk_size=128) == [None, None]
+
+
 def test_stop_ids() -> None:
     assert config().stop_ids == (2,)  # the family's default
     assert config(eos_token_id=None).stop_ids == ()
@@ -182,6 +195,17 @@ HOSTILE: dict[str, list[tuple[str, Any]]] = {
         ("mlp_only_layers", ["0"]),
         ("qkv_bias", 1),
     ],
+    "llama4_text": [
+        ("attention_chunk_size", 0),
+        ("layer_types", ["full_attention"]),
+        ("layer_types", ["full_attention", "sliding_attention"]),
+        ("no_rope_layers", [1]),
+        ("floor_scale", 0),
+        ("attn_scale", -1),
+        ("use_qk_norm", "yes"),
+        ("moe_layers", [True]),
+        ("interleave_moe_layer_step", 0),
+    ],
     "starcoder2": [("use_bias", "yes"), ("norm_epsilon", -1), ("hidden_act", 3)],
 }
 
@@ -191,7 +215,10 @@ HOSTILE: dict[str, list[tuple[str, Any]]] = {
 )
 def test_bad_values_of_a_family_are_named(family: str, key: str, value: Any) -> None:
     with pytest.raises((BadCheckpoint, UnsupportedModel), match=f"^{NOWHERE}: .*{key.split('.')[0]}"):
-        config(**(EXPERTS if family.endswith("moe") else {}) | {"model_type": family, key: value})
+        config(
+            **(EXPERTS if family.endswith(("moe", "llama4_text")) else {})
+            | {"model_type": family, key: value}
+        )
 
 
 BROKEN = [

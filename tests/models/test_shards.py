@@ -25,7 +25,7 @@ from engine.models.registry import load_model
 from engine.models.source import finalize
 from engine.quant.registry import named as scheme_named
 from tests.cases import soak
-from tests.models.test_families import (
+from tests.models.families import (
     DEEPSEEK,
     EXPERTS,
     GPT_OSS,
@@ -81,9 +81,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("Dots1", GROUPED),
     "glm4_moe": ("Glm4Moe", GROUPED | {"head_dim": 24, "use_qk_norm": True}),
 }
-SEVERAL = {"qwen3_5", "qwen3_5_moe"}  # the parts of others, under other names
+SEVERAL = {"llama4", "qwen3_5", "qwen3_5_moe"}  # the parts of others, under other names
 JOINED = {"olmo2", "olmo3", "olmoe"}  # a norm inside a part joins the ranks: tests/distributed
-STACKED = {"granitemoe", "granitemoeshared"}  # all experts in one tensor, which the loader cuts: the same
+STACKED = {
+    "llama4_text",
+    "granitemoe",
+    "granitemoeshared",
+}  # all experts in one tensor, which the loader cuts: the same
 IDS = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1))
 
 

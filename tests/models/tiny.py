@@ -75,6 +75,9 @@ def plain_attend(
         seen = (row[:, None] == row) & (at[:, None] >= at)
         if spec.window is not None:
             seen &= at[:, None] - at < spec.window
+        if spec.chunk is not None:
+            own = torch.cat([torch.arange(count) for count in rows or [len(q)]]) // spec.chunk
+            seen &= own[:, None] == own
         scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) * spec.scale
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)

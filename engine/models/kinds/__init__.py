@@ -3,16 +3,24 @@
 Needs no torch until a class is requested.
 """
 
-from engine.models.kinds.attention import Grouped
+from engine.models.kinds.attention import Chunked, Grouped
 from engine.models.kinds.base import PartKind
 from engine.models.kinds.ends import Ends, EndsBySize
-from engine.models.kinds.experts import Routed, RoutedByGroup, RoutedClamped, RoutedIfAny, RoutedUngated
+from engine.models.kinds.experts import (
+    Routed,
+    RoutedByGroup,
+    RoutedClamped,
+    RoutedIfAny,
+    RoutedInputs,
+    RoutedUngated,
+)
 from engine.models.kinds.feed_forward import Dense, Ungated
 from engine.models.kinds.latent import Latent
 from engine.models.kinds.linear import DeltaNet, StateKind
 from engine.models.kinds.mamba import Mamba, OnlyMamba
 
 __all__ = [
+    "Chunked",
     "DeltaNet",
     "Dense",
     "Ends",
@@ -26,6 +34,7 @@ __all__ = [
     "RoutedByGroup",
     "RoutedClamped",
     "RoutedIfAny",
+    "RoutedInputs",
     "RoutedUngated",
     "StateKind",
     "Ungated",

@@ -95,6 +95,19 @@ MIXTRAL: Mapping[str, str] = {
     "expert.up": "block_sparse_moe.experts.{}.w3",
     "expert.down": "block_sparse_moe.experts.{}.w2",
 }
+LLAMA4: Mapping[str, str] = {
+    **NAMES,
+    "feed_forward.gate": "feed_forward.gate_proj",
+    "feed_forward.up": "feed_forward.up_proj",
+    "feed_forward.down": "feed_forward.down_proj",
+    "router": "feed_forward.router",
+    "expert.gate": "feed_forward.experts.{}.gate_proj",
+    "expert.up": "feed_forward.experts.{}.up_proj",
+    "expert.down": "feed_forward.experts.{}.down_proj",
+    "shared.gate": "feed_forward.shared_expert.gate_proj",
+    "shared.up": "feed_forward.shared_expert.up_proj",
+    "shared.down": "feed_forward.shared_expert.down_proj",
+}
 GPT_OSS: Mapping[str, str] = {
     **NAMES,
     "attention.sinks": "self_attn.sinks",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.api.config import CacheSpec, DecoderConfig
@@ -180,6 +181,33 @@ class WideNormAttention(GroupedAttention):
             for x, norm, square, count in norms
         )
         return queries, keys
+
+    fused = Part.fused
+
+    def takes_single(self, gpu: "GpuKernels") -> bool:
+        return False
+
+
+class GrowingAttention(GroupedAttention):
+    """Layers with rotation norm queries and keys after it. In others, queries grow with their position."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        settings = config.settings
+        self.eps = config.norm_eps if settings["normed"] and self.has_rope else None
+        self.floor: int = settings["floor"]
+        self.growth: float = 0.0 if self.has_rope else settings["growth"]
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        qk, v = self.product("qkv", self.norm(x), step).view(self.shape).split_with_sizes(self.parts, 1)
+        self._rotate(qk, step)
+        if self.eps is not None:
+            qk = F.rms_norm(qk, qk.shape[-1:], None, self.eps)
+        q, k = qk.split_with_sizes(self.heads, 1)
+        if self.growth:
+            scale = ((step.positions + 1) // self.floor).float().log1p() * self.growth + 1.0
+            q = (q * scale[:, None, None]).to(q.dtype)
+        return self.product("out", step.attend(self.index, q, k, v).flatten(1), step)
 
     fused = Part.fused
 

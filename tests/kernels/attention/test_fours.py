@@ -28,6 +28,7 @@ SHAPES = [
     (SPEC, 16),
     (LayerSpec(heads=4, kv_heads=1, key_dim=32, value_dim=32, scale=0.1, softcap=2.0), 32),
     (LayerSpec(heads=2, kv_heads=2, key_dim=64, value_dim=16, scale=0.1, window=20, kept=3), 16),
+    (LayerSpec(heads=4, kv_heads=2, key_dim=32, value_dim=32, scale=0.1, chunk=20), 16),
 ]
 
 
@@ -48,7 +49,7 @@ def same(mine: list[Tensor], theirs: KVLayer) -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        (0, torch.float32), (1, torch.float16), (2, torch.float32),
+        (0, torch.float32), (1, torch.float16), (2, torch.float32), (3, torch.float32),
         *soak((0, torch.float16), (1, torch.float32)),
     ],
     ids=str,

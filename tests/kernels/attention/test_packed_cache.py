@@ -190,6 +190,19 @@ def test_rope_writes_packed_cells(kernels: Interpreted, scheme: KvSchemeName, dt
 
 
 @pytest.mark.parametrize(
+    ("chunk", "programs", "scheme", "dtype"),
+    [(20, 300, "fp8", torch.float16), *soak((7, 8, "int8", torch.float32), (20, 8, "int8", torch.float16))],
+)
+def test_chunks(
+    kernels: Interpreted, chunk: int, programs: int, scheme: KvSchemeName, dtype: torch.dtype
+) -> None:
+    case = make_case(replace(SPEC, chunk=chunk), [(1, 50), (1, 21), (30, 45), (4, 4)], dtype=dtype)
+    case = packed(case, scheme)
+    got, *_ = kernels.attend(case.copy(), keys=16, programs=programs)
+    torch.testing.assert_close(got.float(), exact(case), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
     ("window", "kept", "programs", "scheme", "dtype"),
     [
         (8, 4, 1, "none", torch.float32), (20, 17, 8, "fp8", torch.float16),

@@ -19,7 +19,7 @@ from engine.execution.runner import ModelRunner
 from engine.serving.engine import Engine
 from engine.serving.recordings.replay import replay
 from tests.examples import examples
-from tests.models.test_families import reference
+from tests.models.families import reference
 from tests.outputs import Output
 from tests.runner.company import Company, companies
 from tests.runner.device.test_no_memory import limit_memory

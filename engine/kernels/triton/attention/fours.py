@@ -34,7 +34,8 @@ def _turns(
     best, total, low, high, top, query_low, query_high, keys, values, key_scales, value_scales, channels,
     channel_scales, table, kv_head, begin, end, position, scale,
     KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr,
+    CAUSAL: tl.constexpr,
     KEY_HALF: tl.constexpr, VALUE_HALF: tl.constexpr, STAGES: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """Like pairs._turns. `low` and `high` [dim / 2, rows] are in units of the power of two `top`."""
@@ -72,7 +73,7 @@ def _turns(
         score = tl.trans(score * scale)
         if SOFTCAP > 0:
             score = capped(score, SOFTCAP)
-        score = hidden(score, key, (key >= begin) & (key < end), position, WINDOW, KEPT, CAUSAL)
+        score = hidden(score, key, (key >= begin) & (key < end), position, WINDOW, CHUNK, KEPT, CAUSAL)
         best, total, weight, fade = weighed(best, total, score, 1.0)
 
         # Weights stay below 2**14, and keep all bits of a float16 down to 2**-14.
@@ -91,7 +92,8 @@ def fold_fours(
     best, total, queries, real, keys, values, key_scales, value_scales, channels, channel_scales, table,
     kv_head, begin, end, first, position, scale,
     KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr, QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr,
+    QUERIES: tl.constexpr,
     KEY_HALF: tl.constexpr, VALUE_HALF: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Run all turns of a program. `queries` point to the rows' queries.
@@ -119,14 +121,14 @@ def fold_fours(
         best, total, low, high, top = _turns(
             best, total, low, high, top, query_low, query_high, keys, values, key_scales, value_scales,
             channels, channel_scales, table, kv_head, 0, behind, position, scale,
-            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, False, KEY_HALF, VALUE_HALF, STAGES,
-            kind,
+            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, CHUNK, KEPT, SOFTCAP, False, KEY_HALF, VALUE_HALF,
+            STAGES, kind,
         )  # fmt: skip
     best, total, low, high, top = _turns(
         best, total, low, high, top, query_low, query_high, keys, values, key_scales, value_scales, channels,
         channel_scales, table, kv_head, begin, end, position, scale,
-        KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, QUERIES > 1, KEY_HALF, VALUE_HALF, STAGES,
-        kind,
+        KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, CHUNK, KEPT, SOFTCAP, QUERIES > 1, KEY_HALF, VALUE_HALF,
+        STAGES, kind,
     )  # fmt: skip
     mixed = tl.permute(tl.join(low, high), (1, 2, 0))  # [rows, 2, dim / 2]
     return best, total, tl.reshape(mixed, [rows, 2 * VALUE_HALF]) * power_of_two(top)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.kernels.triton.attention.fours import fold_fours
 from engine.kernels.triton.attention.gather import gather
-from engine.kernels.triton.attention.online_softmax import fold
+from engine.kernels.triton.attention.online_softmax import fold, oldest
 from engine.kernels.triton.attention.pairs import EVEN, ODD, fold_packed, in_words, words
 from engine.kernels.triton.attention.pipelined import fold_pipelined
 from engine.kernels.triton.attention.tiles import dim_padded
@@ -33,8 +33,8 @@ def _attend(
     out, mixes, sums, q, keys, values, key_scales, value_scales, channels, channel_scales, sinks, tables,
     items, scale, q_token, q_head, table_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK: tl.constexpr, PACKED: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    BLOCK: tl.constexpr, PACKED: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    KEPT: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     QUERIES: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr,
     KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
     AHEAD: tl.constexpr, GATHERED: tl.constexpr, EVEN: tl.constexpr, ODD: tl.constexpr,
@@ -74,7 +74,7 @@ def _attend(
     best = tl.full([QUERIES * PADDED], -1e30, tl.float32)
     total = tl.zeros([QUERIES * PADDED], tl.float32)
     if SINKS:  # a sink acts as a key before all others, without a value
-        opens = begin <= tl.maximum(0, first + 1 - WINDOW) if WINDOW > 0 else begin == 0
+        opens = begin <= oldest(first, WINDOW, CHUNK)
         sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634  # LOG2_E
         best = tl.where(opens, sink, best)
         total = tl.where(opens, 1.0, total)
@@ -87,14 +87,14 @@ def _attend(
         best, total, mixed = fold_fours(
             best, total, of_queries, real, keys, values, key_scales, value_scales, channels, channel_scales,
             table, kv_head, begin, end, first, position, scale, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW,
-            KEPT, SOFTCAP, QUERIES, KEY_PAD // 2, HALF, STAGES,
+            CHUNK, KEPT, SOFTCAP, QUERIES, KEY_PAD // 2, HALF, STAGES,
         )  # fmt: skip
         value_there = value_at % HALF < VALUE_DIM // 2
         value_at = value_at // HALF * (VALUE_DIM // 2) + value_at % HALF
     elif EVEN is not None:
         best, total, mixed = fold_packed(
             best, total, query, keys, values, key_scales, value_scales, table, kv_head, begin, end, first,
-            position, scale, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, QUERIES,
+            position, scale, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, CHUNK, KEPT, SOFTCAP, QUERIES,
             KEYS, KEY_PAD, VALUE_PAD, STAGES, EVEN, ODD,
         )  # fmt: skip
     elif AHEAD:
@@ -109,22 +109,24 @@ def _attend(
             best, total, mixed = fold(
                 best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
                 0, behind, position, scale,
-                KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, True, False,
+                KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, CHUNK, KEPT, SOFTCAP, True, False,
                 KEYS, KEY_PAD, VALUE_PAD, STAGES,
             )  # fmt: skip
-        if QUERIES > 1 and WINDOW == 0:  # full turns before the tile's first query are visible to all of it
+        if (
+            QUERIES > 1 and WINDOW == 0 and CHUNK == 0
+        ):  # full turns before the tile's first query are visible to all of it
             plain = begin + tl.maximum(tl.minimum(end, first + 1) - begin, 0) // KEYS * KEYS
             best, total, mixed = fold(
                 best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
                 begin, plain, position, scale,
-                KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, False, True,
+                KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, CHUNK, KEPT, SOFTCAP, False, True,
                 KEYS, KEY_PAD, VALUE_PAD, STAGES,
             )  # fmt: skip
             begin = plain
         best, total, mixed = fold(
             best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
             begin, end, position, scale,
-            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, True, QUERIES > 1,
+            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, CHUNK, KEPT, SOFTCAP, True, QUERIES > 1,
             KEYS, KEY_PAD, VALUE_PAD, STAGES,
         )  # fmt: skip
 
@@ -210,7 +212,8 @@ def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Attenti
         spec.scale * LOG2_E * (2 / cap if cap else 1), q.stride(0), q.stride(1), tables.stride(0),
         KV_HEADS=spec.kv_heads, GROUP=group, KEY_DIM=spec.key_dim, VALUE_DIM=spec.value_dim,
         BLOCK=layer.block_size, PACKED=key_scales is not None, WINDOW=spec.window or 0,
-        KEPT=spec.kept if spec.window else 0, SOFTCAP=cap * LOG2_E, SINKS=layer.sinks is not None,
+        CHUNK=spec.chunk or 0, KEPT=spec.kept if spec.window else 0, SOFTCAP=cap * LOG2_E,
+        SINKS=layer.sinks is not None,
         QUERIES=tile.queries, PADDED=tile.padded, KEYS=tile.keys,
         KEY_PAD=key_pad, VALUE_PAD=value_pad, STAGES=tile.stages, PDL=tile.pdl,
         AHEAD=tile.ahead, GATHERED=work.spans is not None, EVEN=even, ODD=odd,

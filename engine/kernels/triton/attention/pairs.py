@@ -62,7 +62,7 @@ def _turns(
     best, total, even, odd, top, query_even, query_odd, keys, values, key_scales, value_scales, table,
     kv_head, begin, end, position, scale,
     KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     KEYS: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr,
     EVEN: tl.constexpr, ODD: tl.constexpr,
@@ -96,7 +96,7 @@ def _turns(
         if SOFTCAP > 0:
             score = capped(score, SOFTCAP)
         if MASKED:
-            score = hidden(score, key, key < end, position, WINDOW, KEPT, CAUSAL)
+            score = hidden(score, key, key < end, position, WINDOW, CHUNK, KEPT, CAUSAL)
         best, total, weight, fade = weighed(best, total, score, 1.0)
 
         # Weights stay below 2**14, and keep all bits of a float16 down to 2**-14.
@@ -117,7 +117,8 @@ def fold_packed(
     best, total, query, keys, values, key_scales, value_scales, table, kv_head, begin, end, first, position,
     scale,
     KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr, QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr,
+    QUERIES: tl.constexpr,
     KEYS: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr,
     EVEN: tl.constexpr, ODD: tl.constexpr,
 ):  # fmt: skip
@@ -136,22 +137,24 @@ def fold_packed(
         best, total, even, odd, top = _turns(
             best, total, even, odd, top, query_even, query_odd, keys, values, key_scales, value_scales, table,
             kv_head, 0, behind, position, scale,
-            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, True, False,
+            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, CHUNK, KEPT, SOFTCAP, True, False,
             KEYS, KEY_PAD, VALUE_PAD, STAGES, EVEN, ODD,
         )  # fmt: skip
-    if QUERIES > 1 and WINDOW == 0:  # full turns before the tile's first query are visible to all of it
+    if (
+        QUERIES > 1 and WINDOW == 0 and CHUNK == 0
+    ):  # full turns before the tile's first query are visible to all of it
         plain = begin + tl.maximum(tl.minimum(end, first + 1) - begin, 0) // KEYS * KEYS
         best, total, even, odd, top = _turns(
             best, total, even, odd, top, query_even, query_odd, keys, values, key_scales, value_scales, table,
             kv_head, begin, plain, position, scale,
-            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, False, True,
+            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, CHUNK, KEPT, SOFTCAP, False, True,
             KEYS, KEY_PAD, VALUE_PAD, STAGES, EVEN, ODD,
         )  # fmt: skip
         begin = plain
     best, total, even, odd, top = _turns(
         best, total, even, odd, top, query_even, query_odd, keys, values, key_scales, value_scales, table,
         kv_head, begin, end, position, scale,
-        KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, True, QUERIES > 1,
+        KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, CHUNK, KEPT, SOFTCAP, True, QUERIES > 1,
         KEYS, KEY_PAD, VALUE_PAD, STAGES, EVEN, ODD,
     )  # fmt: skip
     mixed = tl.reshape(tl.permute(tl.join(even, odd), (1, 0, 2)), [rows, VALUE_PAD]) * power_of_two(top)
