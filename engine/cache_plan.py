@@ -110,6 +110,8 @@ def refuse_forgetting(config: EngineConfig, specs: tuple[LayerSpec, ...], device
         return
     if any(spec.reach is not None for spec in specs):
         raise BadInput("kv_budget is not available: some layers of this model have a window of their own")
+    if any(spec.slopes for spec in specs):
+        raise BadInput("kv_budget is not available: scores of this model fall with the distance of tokens")
     if any(spec.latent for spec in specs):
         raise BadInput("kv_budget is not available: this model caches latents")
     if config.kv_eviction == "attention" and device.type == "cuda":

@@ -45,6 +45,7 @@ class CacheSpec:
     chunk: int | None = None  # instead: texts are cut into chunks of so many tokens, and a token sees its own
     kept: int = 0  # with a window: the first tokens of a request, also visible
     softcap: float | None = None  # scores pass through cap * tanh(score / cap)
+    slopes: tuple[float, ...] = ()  # of each head: a score loses so much for each token between (ALiBi)
     sinks: bool = False  # a learned score per head in addition to the keys, stored in KVLayer.sinks
     latent: bool = False  # values are the first numbers of the keys, and not stored again
     state: StateSpec | None = None  # kept instead of keys and values: a block has that after its last token

@@ -34,6 +34,7 @@ class FlashAttention:
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = ("none",)
     keeps_first: ClassVar[bool] = False
     chunks: ClassVar[bool] = False
+    slopes: ClassVar[bool] = False
     block_sizes: ClassVar[tuple[int, ...]] = (BLOCK,)
 
     @staticmethod

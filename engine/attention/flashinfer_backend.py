@@ -117,6 +117,7 @@ class FlashInfer:
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = ("none",)
     keeps_first: ClassVar[bool] = False
     chunks: ClassVar[bool] = False
+    slopes: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._calls: dict[LayerSpec, FlashInferWrappers] = {}

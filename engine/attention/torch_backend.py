@@ -43,6 +43,7 @@ class TorchAttention:
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = KV_SCHEMES
     keeps_first: ClassVar[bool] = True
     chunks: ClassVar[bool] = True
+    slopes: ClassVar[bool] = True
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
@@ -115,13 +116,21 @@ def _attend_token(
     spec, end = layer.spec, row.context
     low = spec.oldest(end - 1)
     kept = min(spec.kept, low)
+
+    def scored(start: int, stop: int) -> Tensor:
+        scores = score(query, keys.of(row, start, stop).permute(1, 2, 0), spec.softcap)
+        if layer.slopes is None:
+            return scores
+        distance = torch.arange(start - end + 1, stop - end + 1, device=query.device)
+        return scores.add_(layer.slopes.view(len(scores), -1, 1) * distance)
+
     if not kept and end - low <= PIECE:
-        scores = score(query, keys.of(row, low, end).permute(1, 2, 0), spec.softcap)
+        scores = scored(low, end)
         torch.bmm(weigh(scores, layer.sinks), values.of(row, low, end).transpose(0, 1), out=out)
         return
     pieces = [(0, kept)] if kept else []
     pieces += [(at, min(at + PIECE, end)) for at in range(low, end, PIECE)]
-    parts = [score(query, keys.of(row, *piece).permute(1, 2, 0), spec.softcap) for piece in pieces]
+    parts = [scored(*piece) for piece in pieces]
     weights = weigh(torch.cat(parts, -1), layer.sinks).split([part.shape[-1] for part in parts], -1)
     out.zero_()
     for piece, weight in zip(pieces, weights, strict=True):
@@ -190,6 +199,11 @@ def _attend_chunk(row: AttentionRow, queries: Tensor, out: Tensor, read: ReadCel
             tile_keys = torch.cat((first_keys[..., :before_it], tile_keys), -1)
             tile_values = torch.cat((first_values[:, :before_it], tile_values), 1)
         scores = score(tile.flatten(1, 2), tile_keys, spec.softcap)
+        if layer.slopes is not None:
+            at = torch.arange(oldest, first + grid[0], device=scores.device)
+            at = torch.cat((torch.arange(before_it, device=scores.device), at)) if before_it else at
+            distance = at - torch.arange(first, first + grid[0], device=scores.device)[:, None]
+            scores.unflatten(1, grid).add_(layer.slopes.view(len(scores), 1, -1, 1) * distance[:, None])
         _hide(scores.unflatten(1, grid)[..., before_it:], window, max(0, spec.kept - oldest))
         product = torch.bmm(weigh(scores, layer.sinks), tile_values)
         out[start : start + step] = product.unflatten(1, grid).transpose(0, 1)

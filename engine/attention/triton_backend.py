@@ -98,6 +98,7 @@ class TritonAttention:
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = KV_SCHEMES
     keeps_first: ClassVar[bool] = True
     chunks: ClassVar[bool] = True
+    slopes: ClassVar[bool] = True
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
@@ -52,6 +52,11 @@ class KVLayer:
     # [blocks, heads, key_dim, value_dim], and the convolution's last inputs [blocks, taps - 1, channels].
     state: Tensor | None = None
     inputs: Tensor | None = None
+    slopes: Tensor | None = field(default=None, init=False)  # [heads], those of the spec
+
+    def __post_init__(self) -> None:
+        if self.spec.slopes:
+            self.slopes = torch.tensor(self.spec.slopes, dtype=torch.float32, device=self.keys.device)
 
     @property
     def block_size(self) -> int:

@@ -1,6 +1,7 @@
 """Typed reading of a JSON object; every error names the file, the key and the value."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,11 @@ class Fields:
         inner = self.inside(key).values
         beside = {name: value for name, value in self.values.items() if name == TIED or name not in inner}
         return Fields(self.file, inner | beside, self.path)
+
+    def renamed(self, names: Mapping[str, str]) -> "Fields":
+        """Return the fields with other names for some. A field that has both keeps the new one."""
+        found = {new: self.values[old] for old, new in names.items() if self.values.get(old) is not None}
+        return Fields(self.file, found | self.values, self.path)
 
     def bad(self, key: str, rule: str) -> BadCheckpoint:
         if self.get(key) is None:

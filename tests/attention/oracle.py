@@ -32,6 +32,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, batch: Batch) -> Ten
                 scores = keys[seen, shared] @ q[token, head].double() * spec.scale
                 if spec.softcap is not None:
                     scores = torch.tanh(scores / spec.softcap) * spec.softcap
+                if spec.slopes:
+                    scores = scores - spec.slopes[head] * (position - torch.tensor(seen))
                 sink = math.exp(float(layer.sinks[head])) if layer.sinks is not None else 0.0
                 weights = scores.exp() / (scores.exp().sum() + sink)
                 out[token, head] = weights @ values[seen, shared]

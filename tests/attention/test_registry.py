@@ -53,14 +53,12 @@ def install_entry_points(monkeypatch: pytest.MonkeyPatch, **points: str) -> None
     monkeypatch.setattr(registry, "entry_points", entry_points)
 
 
-def test_a_backend_without_chunks_is_refused() -> None:
-    """One of another package that does not know the field would attend to the whole text."""
-    old = type("Old", (TorchAttention,), {"name": "old", "chunks": False})
-    register(old)
-    spec = replace(SPECS[0], chunk=8)
-    assert (
-        why_not("old", CPU, [spec], torch.float32) == "it does not support attention within chunks of a text"
-    )
+def test_a_backend_without_chunks_or_slopes_is_refused() -> None:
+    """One of another package that does not know these fields would ignore them."""
+    register(type("Old", (TorchAttention,), {"name": "old", "chunks": False, "slopes": False}))
+    chunked, sloped = replace(SPECS[0], chunk=8), replace(SPECS[0], slopes=(0.5, 0.25))
+    assert "within chunks of a text" in str(why_not("old", CPU, [chunked], torch.float32))
+    assert "fall with the distance" in str(why_not("old", CPU, [*SPECS, sloped], torch.float32))
     assert why_not("old", CPU, SPECS, torch.float32) is None
 
 

@@ -15,6 +15,7 @@ from tests.attention import oracle
 from tests.attention.cases import Case, make_batch, make_case
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+SLOPES = tuple(1.5**-n for n in range(64))  # of heads, at most so many
 DIMS = (8, 64, 80, 96, 128, 256)
 
 
@@ -29,8 +30,10 @@ def layers(draw: st.DrawFn) -> LayerSpec:
     kv_heads = draw(st.sampled_from((1, 2, 3, 4)))
     key_dim = draw(st.sampled_from(DIMS))
     chunk = draw(st.none() | st.integers(1, 40))
+    heads = kv_heads * draw(st.sampled_from((1, 2, 3, 7, 16)))
+    slopes = draw(st.sampled_from(((), SLOPES[:heads])))
     return LayerSpec(
-        heads=kv_heads * draw(st.sampled_from((1, 2, 3, 7, 16))),
+        heads=heads,
         kv_heads=kv_heads,
         key_dim=key_dim,
         value_dim=draw(st.sampled_from((key_dim, 8, 64))),
@@ -38,7 +41,8 @@ def layers(draw: st.DrawFn) -> LayerSpec:
         window=None if chunk else draw(st.none() | st.integers(1, 40)),
         chunk=chunk,
         kept=0 if chunk else draw(st.sampled_from((0, 0, 4, 20))),
-        softcap=draw(st.none() | st.sampled_from((1.0, 20.0))),
+        softcap=None if slopes else draw(st.none() | st.sampled_from((1.0, 20.0))),
+        slopes=slopes,
     )
 
 

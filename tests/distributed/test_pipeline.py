@@ -174,7 +174,11 @@ def replies(engine: Engine) -> list[Any]:
         ("qwen3", {"pp": 2, "kv_scheme": "int4"}),
         ("qwen3", {"pp": 2, "quantization": "int8", "depth": 0}),  # its last bits depend on the batch
         *soak(
-            ("deepseek_v3", {"pp": 2}), ("gpt_oss", {"pp": 3}), ("cohere2", {"pp": 3}), ("llama", {"pp": 3})
+            ("deepseek_v3", {"pp": 2}),
+            ("gpt_oss", {"pp": 3}),
+            ("cohere2", {"pp": 3}),
+            ("bloom", {"pp": 3}),
+            ("llama", {"pp": 3}),
         ),
     ],
 )

@@ -73,6 +73,7 @@ EXPERTS = {
     "shared_expert_intermediate_size": 40,
 }
 GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 24, "sliding_window": 5}
+MPT = {"max_seq_len": 256}
 PADDED = {"pad_token_id": 0}
 LLAMA4 = {
     "num_local_experts": 5,

@@ -143,13 +143,10 @@ def config_only(folder: Path, model_type: str, **changes: Any) -> ModelPlace:
 
 REFUSED: dict[str, dict[str, Any]] = {
     "falcon": {"alibi": True},
-    "bloom": {},
-    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
     "xglm": {"d_model": 32, "attention_heads": 4, "num_layers": 2, "ffn_dim": 48},
     "mamba": {},
     "falcon_mamba": {},
     "rwkv": {},
-    "llama4_text": {"head_dim": 8, "num_local_experts": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "bert": {},
     "t5": {},

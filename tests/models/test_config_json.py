@@ -59,6 +59,25 @@ def test_chunks_of_attention() -> None:
     assert chunks(attention_chunk_size=None) == chunks(attention_chunk_size=128) == [None, None]
 
 
+def test_slopes_are_those_of_each_family() -> None:
+    def slopes(**changes: Any) -> list[float]:
+        (first, *rest) = config(**{"num_key_value_heads": None, "hidden_size": 48} | changes).layers
+        assert all(each == first for each in rest) and first.window is None
+        return list(first.slopes)
+
+    assert slopes(model_type="bloom") == [2**-2, 2**-4, 2**-6, 2**-8]
+    assert slopes(model_type="bloom", num_attention_heads=6) == [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
+    assert slopes(model_type="mpt", num_attention_heads=6) == [2**-n for n in (2, 4, 6, 8, 1, 3)]
+    assert slopes(model_type="mpt", attn_config={"alibi_bias_max": 4}) == [2**-n for n in (1, 2, 3, 4)]
+
+
+def test_a_familys_own_names_of_fields() -> None:
+    own = {"n_layer": 3, "n_head": 2, "n_embed": 48, "seq_length": 512}
+    values = {key: value for key, value in CONFIG.items() if not key.startswith(("num_", "hidden", "max_"))}
+    found = decoder_config(Fields(NOWHERE, values | own | {"model_type": "bloom"}), Fields(NOWHERE, {}))
+    assert (len(found.layers), found.layers[0].heads, found.hidden, found.max_context) == (3, 2, 48, 512)
+
+
 def test_stop_ids() -> None:
     assert config().stop_ids == (2,)  # the family's default
     assert config(eos_token_id=None).stop_ids == ()
@@ -205,6 +224,16 @@ HOSTILE: dict[str, list[tuple[str, Any]]] = {
         ("use_qk_norm", "yes"),
         ("moe_layers", [True]),
         ("interleave_moe_layer_step", 0),
+    ],
+    "bloom": [("apply_residual_connection_post_layernorm", True), ("num_attention_heads", 5)],
+    "mpt": [
+        ("no_bias", False),
+        ("logit_scale", "inv_sqrt_d_model"),
+        ("attn_config", {"alibi": False}),
+        ("attn_config", {"qk_ln": True}),
+        ("attn_config", {"attn_type": "multiquery_attention"}),
+        ("attn_config", {"alibi_bias_max": 0}),
+        ("attn_config", [1]),
     ],
     "starcoder2": [("use_bias", "yes"), ("norm_epsilon", -1), ("hidden_act", 3)],
 }

@@ -28,6 +28,7 @@ from tests.models.families import (
     LONG,
     MAMBA,
     MIXED,
+    MPT,
     MSCALE,
     NEMOTRON,
     OLMO3_ROPE,
@@ -95,6 +96,19 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         | {"use_qk_norm": False, "attn_temperature_tuning": False, "attention_bias": True}
         | {"no_rope_layers": [1, 0, 1], "moe_layers": [1], "attention_chunk_size": 500},
     ),
+    ("Bloom", "plain", {}),
+    ("Bloom", "twelve-heads", {"num_attention_heads": 12, "hidden_size": 96}),
+    ("Mpt", "plain", MPT),
+    (
+        "Mpt",
+        "clipped",
+        MPT
+        | {
+            "hidden_size": 96,
+            "num_attention_heads": 6,
+            "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.3},
+        },
+    ),
     ("GptOss", "plain", GPT_OSS),
     ("GptOss", "yarn", GPT_OSS | {"rope_parameters": YARN | {"truncate": False}, "swiglu_limit": 0.5}),
     ("GptOss", "no-bias", GPT_OSS | {"attention_bias": False, "layer_types": MIXED["layer_types"]}),
@@ -160,7 +174,7 @@ def test_every_layer_equals_transformers(
     last_norm = next(
         each
         for name, each in getattr(theirs, "model", theirs.base_model).named_children()
-        if name in ("norm", "norm_f", "final_layernorm")
+        if name in ("norm", "norm_f", "ln_f", "final_layernorm")
     )
     with torch.inference_mode():
         expected = theirs(ids[None], output_hidden_states=True)

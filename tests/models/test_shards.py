@@ -82,7 +82,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": ("Glm4Moe", GROUPED | {"head_dim": 24, "use_qk_norm": True}),
 }
 SEVERAL = {"llama4", "qwen3_5", "qwen3_5_moe"}  # the parts of others, under other names
-JOINED = {"olmo2", "olmo3", "olmoe"}  # a norm inside a part joins the ranks: tests/distributed
+# A norm inside a part joins the ranks, or a part must know its rank: tests/distributed.
+JOINED = {"olmo2", "olmo3", "olmoe", "bloom", "mpt"}
 STACKED = {
     "llama4_text",
     "granitemoe",

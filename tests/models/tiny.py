@@ -81,6 +81,8 @@ def plain_attend(
         scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) * spec.scale
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        if spec.slopes:
+            scores = scores - torch.tensor(spec.slopes)[:, None, None] * (at[:, None] - at)
         scores = scores.masked_fill(~seen, float("-inf"))
         if sinks and index in sinks:
             scores = torch.cat((scores, sinks[index][:, None, None].expand(-1, len(q), 1)), -1)

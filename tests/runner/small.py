@@ -40,6 +40,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3", DEEPSEEK),
     "gpt_oss": ("GptOss", GPT_OSS | {"sliding_window": 21}),
     "llama4": ("Llama4Text", LLAMA4),
+    "bloom": ("Bloom", {}),
     "qwen3_next": ("Qwen3Next", EXPERTS | LINEAR | {"num_experts": 4}),
     "granitemoehybrid": ("GraniteMoeHybrid", GRANITE_HYBRID),
     "nemotron_h": ("NemotronH", NEMOTRON | {"layers_block_type": LONE[:4]}),

@@ -18,6 +18,7 @@ from engine.models.kinds.feed_forward import Dense, Ungated
 from engine.models.kinds.latent import Latent
 from engine.models.kinds.linear import DeltaNet, StateKind
 from engine.models.kinds.mamba import Mamba, OnlyMamba
+from engine.models.kinds.sloped import Sloped, SlopedMpt
 
 __all__ = [
     "Chunked",
@@ -36,6 +37,8 @@ __all__ = [
     "RoutedIfAny",
     "RoutedInputs",
     "RoutedUngated",
+    "Sloped",
+    "SlopedMpt",
     "StateKind",
     "Ungated",
 ]

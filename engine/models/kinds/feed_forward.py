@@ -54,9 +54,15 @@ class Ungated:
 
     bias: Flag | None = None
     activation: tuple[str, str] = ("hidden_act", "gelu_pytorch_tanh")
+    ratio: int = 0  # its width in hidden sizes; 0: config.json has the width
 
     def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
-        return _widths(fields, self.bias) | {"activation": activation_of(fields, *self.activation)}
+        found = {"activation": activation_of(fields, *self.activation)}
+        if self.ratio:
+            biased = self.bias is not None and self.bias[1]
+            width = self.ratio * fields.whole("hidden_size", high=MOST_WIDTH)
+            return {"mlp": width, "mlp_bias": biased, **found}
+        return _widths(fields, self.bias) | found
 
     def part(self) -> type[Part]:
         from engine.models.layers import mlp

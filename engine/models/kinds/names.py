@@ -108,6 +108,31 @@ LLAMA4: Mapping[str, str] = {
     "shared.up": "feed_forward.shared_expert.up_proj",
     "shared.down": "feed_forward.shared_expert.down_proj",
 }
+BLOOM: Mapping[str, str] = {
+    "embed": "transformer.word_embeddings",
+    "embed_norm": "transformer.word_embeddings_layernorm",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+    "block": "transformer.h.{}",
+    "attention.norm": "input_layernorm",
+    "attention.qkv": "self_attention.query_key_value",
+    "attention.out": "self_attention.dense",
+    "feed_forward.norm": "post_attention_layernorm",
+    "feed_forward.up": "mlp.dense_h_to_4h",
+    "feed_forward.down": "mlp.dense_4h_to_h",
+}
+MPT: Mapping[str, str] = {
+    "embed": "transformer.wte",
+    "norm": "transformer.norm_f",
+    "head": "lm_head",
+    "block": "transformer.blocks.{}",
+    "attention.norm": "norm_1",
+    "attention.qkv": "attn.Wqkv",
+    "attention.out": "attn.out_proj",
+    "feed_forward.norm": "norm_2",
+    "feed_forward.up": "ffn.up_proj",
+    "feed_forward.down": "ffn.down_proj",
+}
 GPT_OSS: Mapping[str, str] = {
     **NAMES,
     "attention.sinks": "self_attn.sinks",

@@ -67,7 +67,14 @@ def test_states_in_graphs_are_those_of_a_request_alone(
 
 @pytest.mark.parametrize(
     ("family", "kv"),
-    [("llama", "none"), ("gemma3", "none"), ("llama4", "none"), ("llama", "int8"), ("llama", "int4")],
+    [
+        ("llama", "none"),
+        ("gemma3", "none"),
+        ("llama4", "none"),
+        ("bloom", "none"),
+        ("llama", "int8"),
+        ("llama", "int4"),
+    ],
 )
 def test_pieces_of_prompts_run_in_graphs_beside_replies(
     checkpoint: Callable[[str], tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch, family: str, kv: str
