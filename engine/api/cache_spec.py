@@ -13,6 +13,7 @@ class StateSpec:
     """The sizes of a recurrent state: what a layer keeps of all tokens so far, however many they are.
 
     Of a state space (Mamba-2), values are its inputs, keys and queries its B and C, and key heads its groups.
+    A layer that is only a convolution has one head without keys.
     """
 
     heads: int  # of values; each has a matrix of key_dim x value_dim

@@ -13,6 +13,7 @@ from triton.runtime import driver
 from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec, keeps_state
 from engine.attention.base import Batch, KVLayer, Recurrence, Values, state_runs, why_not_on
 from engine.attention.registry import register
+from engine.attention.short_conv import ShortConvolution
 from engine.attention.state_runs import RUN, DeviceRuns, StateRuns, write_runs
 from engine.attention.state_space import StateSpace
 from engine.kernels.triton.attention import tiles
@@ -145,7 +146,7 @@ class TritonAttention:
         places: Tensor,
     ) -> Tensor:
         """Attend for a part that runs its plain forward. One with a state has kernels for graphs."""
-        if isinstance(v, StateSpace):
+        if isinstance(v, StateSpace | ShortConvolution):
             return v.advance_on_device(q, k, layer, metadata.states)
         if isinstance(v, Recurrence):
             assert isinstance(metadata, TritonMetadata)

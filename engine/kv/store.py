@@ -65,7 +65,9 @@ class KVLayer:
     def tensors(self) -> Iterator[Tensor]:
         """The tensors that together hold a block."""
         if self.state is not None and self.inputs is not None:
-            yield from (self.state, self.inputs)
+            if self.spec.state is not None and self.spec.state.key_dim:
+                yield self.state
+            yield self.inputs
         if not self.spec.has_keys:
             return
         yield self.keys

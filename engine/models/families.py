@@ -9,6 +9,7 @@ from engine.models.kinds import (
     Chunked,
     DeltaNet,
     Dense,
+    DenseRounded,
     Ends,
     EndsBySize,
     Grouped,
@@ -16,11 +17,13 @@ from engine.models.kinds import (
     Mamba,
     OnlyMamba,
     Routed,
+    RoutedBiased,
     RoutedByGroup,
     RoutedClamped,
     RoutedIfAny,
     RoutedInputs,
     RoutedUngated,
+    ShortConvolutions,
     Sloped,
     SlopedMpt,
     Ungated,
@@ -37,6 +40,7 @@ from engine.models.kinds.names import (
     GPT_OSS,
     GRANITE_EXPERTS,
     JOINED,
+    LFM2,
     LINEAR,
     LLAMA4,
     MIXTRAL,
@@ -126,6 +130,11 @@ LLAMA4_TEXT = Family(
     ),
     dense=Dense(), names=LLAMA4, transposed=True, rope=RopeKind(theta=500_000.0, interleaved=True),
     ends=Ends(eps=("rms_norm_eps", 1e-5)), start_id=1, stop_id=2,
+)  # fmt: skip
+LFM2_FAMILY = Family(
+    attention=Grouped(qk_norm=True), linear=ShortConvolutions(), feed_forward=DenseRounded(), names=LFM2,
+    fields={"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"},
+    rope=RopeKind(theta=1_000_000.0), ends=Ends(eps=("norm_eps", 1e-5)), tied=True, start_id=1, stop_id=2,
 )  # fmt: skip
 COHERE2_WINDOWS = full_every(4, "sliding_window_pattern")
 
@@ -286,6 +295,10 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe": replace(
         QWEN3_5, inside="text_config", names=under("model.language_model", LINEAR),
         unread=("model.visual.", "mtp."), feed_forward=QWEN3_5_EXPERTS,
+    ),
+    "lfm2": LFM2_FAMILY,
+    "lfm2_moe": replace(
+        LFM2_FAMILY, feed_forward=RoutedBiased(normalized=("norm_topk_prob", True)), dense=Dense()
     ),
     "olmoe": Family(
         attention=Grouped(bias=BIAS, norm_weights="wide"), feed_forward=Routed(width="intermediate_size"),

@@ -35,6 +35,7 @@ FAMILIES = CASES | WIDE
 # One of each arrangement of norms, of joined tensors, and of experts.
 ARRANGEMENTS = ("llama", "gemma2", "gemma3_text", "phi3", "granite", "cohere", "mixtral", "qwen2_moe")
 ARRANGEMENTS += ("qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", "qwen3_next", "nemotron_h")
+ARRANGEMENTS += ("lfm2_moe",)
 ARRANGEMENTS += (*WIDE,)
 # One each with plain blocks, norms around them, joined tensors, experts, latent and linear attention, and a
 # state space with one group for all ranks. The others are also compared for each rank alone

@@ -29,6 +29,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes of the co
     ),
     "GroupedMoE": ({"family": "deepseek_v2"}, GROUPED),
     "BiasedMoE": ({"family": "dots1"}, GROUPED | {"normalized": True}),
+    "LoneBiasedMoE": ({"family": "lfm2_moe"}, {"scaling": 1.5}),
     "UngatedMoE": (
         {"family": "nemotron_h", "layers": (CacheSpec.of_nothing(),), "activation": "relu2"},
         GROUPED | {"normalized": True},

@@ -74,6 +74,16 @@ EXPERTS = {
 }
 GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 24, "sliding_window": 5}
 MPT = {"max_seq_len": 256}
+LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16, "pad_token_id": 0}
+LFM2_EXPERTS = {
+    "layer_types": LFM2["layer_types"],
+    "num_dense_layers": 1,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 1.7,
+    "pad_token_id": 0,
+}
 PADDED = {"pad_token_id": 0}
 LLAMA4 = {
     "num_local_experts": 5,
@@ -161,7 +171,7 @@ def reference(family: str, changes: dict[str, Any], folder: Path) -> Any:
             elif tensor.dim() == 1:  # biases and norms start as constants
                 tensor.uniform_(0.5, 1.5)
         for name, tensor in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 tensor.uniform_(-0.3, 0.3)
     model.save_pretrained(folder)
     return model

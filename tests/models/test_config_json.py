@@ -225,6 +225,16 @@ HOSTILE: dict[str, list[tuple[str, Any]]] = {
         ("moe_layers", [True]),
         ("interleave_moe_layer_step", 0),
     ],
+    "lfm2": [
+        ("layer_types", ["conv", "conv"]),
+        ("layer_types", ["conv", "sliding_attention"]),
+        ("full_attn_idxs", []),
+        ("conv_L_cache", 1),
+        ("conv_bias", 1),
+        ("block_multiple_of", 0),
+        ("block_ffn_dim_multiplier", 0),
+        ("tie_embedding", "yes"),
+    ],
     "bloom": [("apply_residual_connection_post_layernorm", True), ("num_attention_heads", 5)],
     "mpt": [
         ("no_bias", False),

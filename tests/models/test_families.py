@@ -21,6 +21,8 @@ from tests.models.families import (
     GRANITE_HYBRID,
     GROUPED,
     LATENT,
+    LFM2,
+    LFM2_EXPERTS,
     LINEAR,
     LLAMA4,
     LLAMAS,
@@ -109,6 +111,16 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
             "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.3},
         },
     ),
+    ("Lfm2", "plain", LFM2),
+    (
+        "Lfm2",
+        "given-width",
+        LFM2
+        | {"layer_types": None, "full_attn_idxs": [1, 2], "conv_L_cache": 4, "conv_bias": True}
+        | {"block_auto_adjust_ff_dim": False, "tie_embedding": False},
+    ),
+    ("Lfm2Moe", "plain", LFM2_EXPERTS),
+    ("Lfm2Moe", "not-normalized", LFM2_EXPERTS | {"norm_topk_prob": False, "num_dense_layers": 0}),
     ("GptOss", "plain", GPT_OSS),
     ("GptOss", "yarn", GPT_OSS | {"rope_parameters": YARN | {"truncate": False}, "swiglu_limit": 0.5}),
     ("GptOss", "no-bias", GPT_OSS | {"attention_bias": False, "layer_types": MIXED["layer_types"]}),
@@ -174,7 +186,7 @@ def test_every_layer_equals_transformers(
     last_norm = next(
         each
         for name, each in getattr(theirs, "model", theirs.base_model).named_children()
-        if name in ("norm", "norm_f", "ln_f", "final_layernorm")
+        if name in ("norm", "norm_f", "ln_f", "final_layernorm", "embedding_norm")
     )
     with torch.inference_mode():
         expected = theirs(ids[None], output_hidden_states=True)

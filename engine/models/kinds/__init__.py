@@ -8,15 +8,16 @@ from engine.models.kinds.base import PartKind
 from engine.models.kinds.ends import Ends, EndsBySize
 from engine.models.kinds.experts import (
     Routed,
+    RoutedBiased,
     RoutedByGroup,
     RoutedClamped,
     RoutedIfAny,
     RoutedInputs,
     RoutedUngated,
 )
-from engine.models.kinds.feed_forward import Dense, Ungated
+from engine.models.kinds.feed_forward import Dense, DenseRounded, Ungated
 from engine.models.kinds.latent import Latent
-from engine.models.kinds.linear import DeltaNet, StateKind
+from engine.models.kinds.linear import DeltaNet, ShortConvolutions, StateKind
 from engine.models.kinds.mamba import Mamba, OnlyMamba
 from engine.models.kinds.sloped import Sloped, SlopedMpt
 
@@ -24,6 +25,7 @@ __all__ = [
     "Chunked",
     "DeltaNet",
     "Dense",
+    "DenseRounded",
     "Ends",
     "EndsBySize",
     "Grouped",
@@ -32,11 +34,13 @@ __all__ = [
     "OnlyMamba",
     "PartKind",
     "Routed",
+    "RoutedBiased",
     "RoutedByGroup",
     "RoutedClamped",
     "RoutedIfAny",
     "RoutedInputs",
     "RoutedUngated",
+    "ShortConvolutions",
     "Sloped",
     "SlopedMpt",
     "StateKind",

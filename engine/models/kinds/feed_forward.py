@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.models.fields import MOST_WIDTH, Fields
-from engine.models.kinds.base import Flag
+from engine.models.kinds.base import Flag, optional
 
 if TYPE_CHECKING:
     from engine.models.layers.part import Part
@@ -46,6 +46,24 @@ class Dense:
     def _silu(self) -> bool:
         """Whether it is always silu, which the GPU kernels compute."""
         return self.activation[1] == "silu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseRounded(Dense):
+    """The feed-forward of LFM2: two thirds of the width in config.json, rounded up to a multiple."""
+
+    def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
+        found = Dense.read(self, fields, layers)
+        if not fields.flag("block_auto_adjust_ff_dim", True):
+            return found
+        multiple = fields.whole("block_multiple_of", 256, high=MOST_WIDTH)
+        times = optional(fields, "block_ffn_dim_multiplier", 1.0)
+        width = int(2 * found["mlp"] / 3)
+        if times is not None:
+            width = -(-int(times * width) // multiple) * multiple
+        if not 0 < width <= MOST_WIDTH:
+            raise fields.bad("block_ffn_dim_multiplier", f"must leave a width from 1 to {MOST_WIDTH}")
+        return {**found, "mlp": width}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,6 +133,27 @@ MPT: Mapping[str, str] = {
     "feed_forward.up": "ffn.up_proj",
     "feed_forward.down": "ffn.down_proj",
 }
+LFM2: Mapping[str, str] = {
+    **NAMES,
+    "norm": "model.embedding_norm",
+    "attention.norm": "operator_norm",
+    "attention.out": "self_attn.out_proj",
+    "attention.q_norm": "self_attn.q_layernorm",
+    "attention.k_norm": "self_attn.k_layernorm",
+    "linear.in": "conv.in_proj",
+    "linear.conv": "conv.conv.weight",
+    "linear.conv_bias": "conv.conv.bias",
+    "linear.out": "conv.out_proj",
+    "feed_forward.norm": "ffn_norm",
+    "feed_forward.gate": "feed_forward.w1",
+    "feed_forward.up": "feed_forward.w3",
+    "feed_forward.down": "feed_forward.w2",
+    "router": "feed_forward.gate",
+    "router.bias": "feed_forward.expert_bias",
+    "expert.gate": "feed_forward.experts.{}.w1",
+    "expert.up": "feed_forward.experts.{}.w3",
+    "expert.down": "feed_forward.experts.{}.w2",
+}
 GPT_OSS: Mapping[str, str] = {
     **NAMES,
     "attention.sinks": "self_attn.sinks",

@@ -191,7 +191,7 @@ class ScaledSharedMoE(SharedMoE):
         return sigmoid(self.shared_gate(x.float())).to(x.dtype)
 
 
-class GroupedMoE(SharedMoE):
+class GroupChoice(MoE):
     """A token chooses from the experts of some groups, those with the highest score of an expert."""
 
     def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,7 +211,11 @@ class GroupedMoE(SharedMoE):
         return scores.topk(spec.chosen).indices
 
 
-class BiasedMoE(GroupedMoE):
+class GroupedMoE(GroupChoice, SharedMoE):
+    """Beside an expert for all tokens."""
+
+
+class LoneBiasedMoE(GroupChoice):
     """Scores are sigmoids. A learned bias takes part in the choice of experts, but not in their weights."""
 
     sigmoid, best = True, 2
@@ -234,6 +238,10 @@ class BiasedMoE(GroupedMoE):
 
     def choice_bias(self) -> Tensor | None:
         return self.router_bias
+
+
+class BiasedMoE(LoneBiasedMoE, SharedMoE):
+    """Beside an expert for all tokens."""
 
 
 class UngatedMoE(BiasedMoE):
