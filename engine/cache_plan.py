@@ -73,7 +73,7 @@ def windowed(specs: tuple[LayerSpec, ...], config: EngineConfig) -> tuple[LayerS
     if (size := config.kv_window) is None:
         return specs
     return tuple(
-        each if each.window is not None and each.window <= size
+        each if each.reach is not None and each.reach <= size
         else replace(each, window=size, kept=config.kv_sinks)
         for each in specs
     )  # fmt: skip
@@ -101,10 +101,17 @@ def refuse_forgetting(config: EngineConfig, specs: tuple[LayerSpec, ...], device
     if config.forgets and keeps_state(specs):
         name = "kv_budget" if config.kv_window is None else "kv_window"
         raise BadInput(f"{name} is not available: some layers of this model keep a recurrent state")
+    chunk = max((spec.chunk or 0 for spec in specs), default=0)
+    if config.kv_window is not None and config.kv_window < chunk:
+        raise BadInput(
+            f"kv_window must be at least {chunk} tokens, the chunk within which this model attends"
+        )
     if config.kv_budget is None:
         return
-    if any(spec.window is not None for spec in specs):
+    if any(spec.reach is not None for spec in specs):
         raise BadInput("kv_budget is not available: some layers of this model have a window of their own")
+    if any(spec.slopes for spec in specs):
+        raise BadInput("kv_budget is not available: scores of this model fall with the distance of tokens")
     if any(spec.latent for spec in specs):
         raise BadInput("kv_budget is not available: this model caches latents")
     if config.kv_eviction == "attention" and device.type == "cuda":

@@ -218,7 +218,7 @@ def couplings(bench: Bench, tokens: int, draft: str | None) -> None:
     from transformers import AutoModelForCausalLM
 
     prompts = prompts_of(started(), [[ask] for ask in map(user, QUESTIONS)])
-    target, draft = (
+    target, small = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         for folder in (POCKET, POCKET / "draft")
     )
@@ -234,7 +234,7 @@ def couplings(bench: Bench, tokens: int, draft: str | None) -> None:
             )
             p, q = (
                 (model(ids).logits[0, len(prompt) - 1 :] / temperature).double().softmax(-1)
-                for model in (target, draft)
+                for model in (target, small)
             )
             rejection += torch.minimum(p, q).sum(-1).tolist()
             high = torch.minimum(p.cumsum(-1), q.cumsum(-1))

@@ -1,20 +1,52 @@
 """The configuration of an engine and the shape of a model. Plain values, no tensors."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from engine.api.cache_spec import (
+    KV_SCHEMES,
+    CacheSpec,
+    KvSchemeName,
+    LayerSpec,
+    StateSpec,
+    keeps_state,
+    why_not_packed,
+)
 from engine.api.errors import BadInput
 from engine.api.places import AdapterPlace, DiskRoom, ExchangePlace
+
+__all__ = [
+    "BLOCK_SIZES",
+    "EVICTIONS",
+    "KV_SCHEMES",
+    "OWN_HEAD",
+    "CacheSpec",
+    "DTypeName",
+    "DecoderConfig",
+    "EngineConfig",
+    "EvictionName",
+    "ExpertsSpec",
+    "KvSchemeName",
+    "LatentSpec",
+    "LayerSpec",
+    "ModelConfig",
+    "ModelPlace",
+    "PreemptionName",
+    "RopeSpec",
+    "StateSpec",
+    "is_amount",
+    "is_factor",
+    "keeps_state",
+    "why_not_packed",
+]
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 PreemptionName = Literal["auto", "recompute", "swap"]
-KvSchemeName = Literal["none", "int8", "fp8", "int4"]
-KV_SCHEMES: tuple[KvSchemeName, ...] = get_args(KvSchemeName)
 EvictionName = Literal["norms", "attention"]
 EVICTIONS: tuple[EvictionName, ...] = get_args(EvictionName)
 
@@ -179,85 +211,6 @@ def _is_whole(value: object) -> bool:
 def _is_one_of(value: object, choices: tuple[str | int, ...]) -> bool:
     """Whether a value is one of the choices, including its type: 1.0 and True equal 1."""
     return value in choices and (isinstance(value, str) or _is_whole(value))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateSpec:
-    """The sizes of a recurrent state: what a layer keeps of all tokens so far, however many they are.
-
-    Of a state space (Mamba-2), values are its inputs, keys and queries its B and C, and key heads its groups.
-    """
-
-    heads: int  # of values; each has a matrix of key_dim x value_dim
-    key_heads: int  # each serves as many value heads
-    key_dim: int
-    value_dim: int
-    taps: int  # tokens that the convolution before it reads, the newest included
-
-    @property
-    def channels(self) -> int:
-        """Numbers of a token that the convolution reads: queries, keys and values."""
-        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
-
-    @property
-    def numbers(self) -> int:
-        """Numbers that are kept: the matrices, and the last inputs of the convolution."""
-        return self.heads * self.key_dim * self.value_dim + (self.taps - 1) * self.channels
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSpec:
-    """What a layer caches between steps and what attention needs; determines the cache's tensor sizes."""
-
-    heads: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    scale: float
-    window: int | None = None  # a token sees itself and the window - 1 before it
-    kept: int = 0  # with a window: the first tokens of a request, also visible
-    softcap: float | None = None  # scores pass through cap * tanh(score / cap)
-    sinks: bool = False  # a learned score per head in addition to the keys, stored in KVLayer.sinks
-    latent: bool = False  # values are the first numbers of the keys, and not stored again
-    state: StateSpec | None = None  # kept instead of keys and values: a block has that after its last token
-
-    @classmethod
-    def of_state(cls, state: StateSpec) -> "CacheSpec":
-        """The spec of a layer without keys and values."""
-        return cls(heads=0, kv_heads=0, key_dim=0, value_dim=0, scale=1.0, state=state)
-
-    @classmethod
-    def of_nothing(cls) -> "CacheSpec":
-        """The spec of a layer that mixes no tokens."""
-        return cls(heads=0, kv_heads=0, key_dim=0, value_dim=0, scale=1.0)
-
-    @property
-    def has_keys(self) -> bool:
-        """Whether it is a layer of attention over a cache of keys and values."""
-        return self.kv_heads > 0
-
-    @property
-    def rotary_dim(self) -> int:
-        """How many numbers of a key positions may rotate: in a latent, those that are not values."""
-        return self.key_dim - self.value_dim if self.latent else self.key_dim
-
-
-LayerSpec = CacheSpec  # the older name
-
-
-def keeps_state(specs: Iterable[CacheSpec]) -> bool:
-    """Whether some layers have a recurrent state, which cannot go back to an earlier token of a block."""
-    return any(spec.state is not None for spec in specs)
-
-
-def why_not_packed(specs: Iterable[CacheSpec], scheme: KvSchemeName) -> str | None:
-    """Return why these layers cannot be cached in that scheme, or None."""
-    specs = tuple(specs)
-    if scheme != "none" and any(spec.latent for spec in specs):
-        return f"a cache of latents cannot be stored as {scheme}: one scale for a whole latent loses too much"
-    if scheme == "int4" and any(spec.key_dim % 2 or spec.value_dim % 2 for spec in specs):
-        return "int4 stores two numbers per byte, and a head of this model has an odd number of them"
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

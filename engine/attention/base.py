@@ -61,6 +61,8 @@ class AttentionBackend(Protocol):
     name: ClassVar[str]
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]]  # cache schemes it supports; if absent: "none"
     keeps_first: ClassVar[bool]  # whether it supports LayerSpec.kept; if absent, it does not
+    chunks: ClassVar[bool]  # whether it supports LayerSpec.chunk; if absent, it does not
+    slopes: ClassVar[bool]  # whether it supports LayerSpec.slopes; if absent, it does not
     # Optional: `block_sizes`, a tuple of the block sizes it reads; if absent, it reads any.
     # Optional: `write_cells`, which only writes k, and v unless it is None; if absent, `attend` runs instead.
     # Optional: `attend_latents`, like `attend` for a layer whose spec is latent; if absent, it supports none.

@@ -1,6 +1,6 @@
 """The slots of a layer's cache, as the torch backend writes and reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,19 @@ class AttentionRow(NamedTuple):
     context: int
     place: int  # index of its first token in the cache
     table: Tensor | None  # None if its blocks are contiguous
+
+
+def parts_of(row: AttentionRow, chunk: int | None) -> Iterator[AttentionRow]:
+    """Split a row where chunks of its text begin, so that all tokens of a part see the same oldest one."""
+    if chunk is None:
+        yield row
+        return
+    first = row.context - (row.stop - row.start)  # the position of the part's first token
+    while first < row.context:
+        end = min(row.context, first - first % chunk + chunk)
+        start = row.stop - (row.context - first)
+        yield row._replace(start=start, stop=start + end - first, context=end)
+        first = end
 
 
 @dataclass(slots=True)

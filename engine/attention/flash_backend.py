@@ -33,6 +33,8 @@ class FlashAttention:
     name: ClassVar[str] = "flash-attn"
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = ("none",)
     keeps_first: ClassVar[bool] = False
+    chunks: ClassVar[bool] = False
+    slopes: ClassVar[bool] = False
     block_sizes: ClassVar[tuple[int, ...]] = (BLOCK,)
 
     @staticmethod

@@ -116,6 +116,8 @@ class FlashInfer:
     name: ClassVar[str] = "flashinfer"
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = ("none",)
     keeps_first: ClassVar[bool] = False
+    chunks: ClassVar[bool] = False
+    slopes: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._calls: dict[LayerSpec, FlashInferWrappers] = {}

@@ -1,7 +1,8 @@
 """Layers that keep a state of fixed size instead of all keys and values.
 
 Each head keeps a matrix, which every token changes and reads (attention/delta.py, attention/state_space.py).
-Before that, a token's numbers pass through a convolution over the last few tokens.
+Before that, a token's numbers pass through a convolution over the last few tokens. A layer may also have
+only that (attention/short_conv.py).
 
 A block of the cache holds the state after the last token written in it. So whatever shares, copies or moves
 blocks also does so with states, and a full block has the state at its end, from which any request with the
@@ -30,7 +31,12 @@ class Recurrence:
         raise NotImplementedError
 
     def convolved(self, x: Tensor, layer: KVLayer, runs: StateRuns) -> Tensor:
-        """[tokens, channels] in float32, and the last inputs of each block stored."""
+        """Like `summed`, with an activation."""
+        out = self.summed(x, layer, runs)
+        return out / (-out).exp_().add_(1)  # silu; see layers/activations.py
+
+    def summed(self, x: Tensor, layer: KVLayer, runs: StateRuns) -> Tensor:
+        """The convolution, [tokens, channels] in float32, and the last inputs of each block stored."""
         assert layer.inputs is not None
         windows, weights = runs.windows(self.sizes.taps), self.conv.float().unbind(1)
         before = layer.inputs[runs.reads].masked_fill_(runs.fresh[:, None, None], 0)
@@ -42,4 +48,4 @@ class Recurrence:
         if self.conv_bias is not None:
             out += self.conv_bias.float()
         layer.inputs[runs.blocks] = wide[windows.kept]
-        return out / (-out).exp_().add_(1)  # silu; see layers/activations.py
+        return out

@@ -93,6 +93,10 @@ def why_not(
         return reason
     if any(spec.kept for spec in specs) and not getattr(backend, "keeps_first", False):
         return "it does not support a window that keeps the first tokens (kv_window)"
+    if any(spec.chunk for spec in specs) and not getattr(backend, "chunks", False):
+        return "it does not support attention within chunks of a text"
+    if any(spec.slopes for spec in specs) and not getattr(backend, "slopes", False):
+        return "it does not support scores that fall with the distance (ALiBi)"
     if any(spec.latent for spec in specs) and not hasattr(backend, "attend_latents"):
         return "it does not support latent attention"
     if reason := why_not_packed(specs, kv_scheme):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.attention.base import Batch, KVLayer, LatentProjections
-from engine.attention.cells import AttentionRow, CacheCells
+from engine.attention.cells import AttentionRow, CacheCells, parts_of
 from engine.attention.channels import ChannelCells
 from engine.attention.registry import register
 
@@ -41,6 +42,8 @@ class TorchAttention:
     name: ClassVar[str] = "torch"
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = KV_SCHEMES
     keeps_first: ClassVar[bool] = True
+    chunks: ClassVar[bool] = True
+    slopes: ClassVar[bool] = True
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
@@ -77,7 +80,7 @@ class TorchAttention:
         keys, values = self.write_cells(k, v, layer, metadata)
         queries = q.view(len(q), spec.kv_heads, -1, spec.key_dim) * _float32(spec.scale, q.device)
         out = queries.new_empty(*queries.shape[:3], spec.value_dim)
-        for row in metadata.rows:
+        for row in chain.from_iterable(parts_of(row, spec.chunk) for row in metadata.rows):
             if row.stop - row.start == 1:
                 _attend_token(row, queries[row.start], out[row.start], keys, values, layer)
             else:
@@ -111,15 +114,23 @@ def _attend_token(
 ) -> None:
     """Attend for one token [kv_heads, group, key_dim] over its whole context or its window."""
     spec, end = layer.spec, row.context
-    low = 0 if spec.window is None else max(0, end - spec.window)
+    low = spec.oldest(end - 1)
     kept = min(spec.kept, low)
+
+    def scored(start: int, stop: int) -> Tensor:
+        scores = score(query, keys.of(row, start, stop).permute(1, 2, 0), spec.softcap)
+        if layer.slopes is None:
+            return scores
+        distance = torch.arange(start - end + 1, stop - end + 1, device=query.device)
+        return scores.add_(layer.slopes.view(len(scores), -1, 1) * distance)
+
     if not kept and end - low <= PIECE:
-        scores = score(query, keys.of(row, low, end).permute(1, 2, 0), spec.softcap)
+        scores = scored(low, end)
         torch.bmm(weigh(scores, layer.sinks), values.of(row, low, end).transpose(0, 1), out=out)
         return
     pieces = [(0, kept)] if kept else []
     pieces += [(at, min(at + PIECE, end)) for at in range(low, end, PIECE)]
-    parts = [score(query, keys.of(row, *piece).permute(1, 2, 0), spec.softcap) for piece in pieces]
+    parts = [scored(*piece) for piece in pieces]
     weights = weigh(torch.cat(parts, -1), layer.sinks).split([part.shape[-1] for part in parts], -1)
     out.zero_()
     for piece, weight in zip(pieces, weights, strict=True):
@@ -165,8 +176,8 @@ def _attend_chunk(row: AttentionRow, queries: Tensor, out: Tensor, read: ReadCel
     """Attend for tokens [count, kv_heads, group, key_dim], one tile at a time."""
     spec = layer.spec
     before = row.context - len(queries)  # tokens of the row from earlier chunks
-    window = spec.window or row.context
-    low = max(0, before + 1 - window)
+    low = spec.oldest(before)
+    window = spec.window or row.context - low
     keys, values = read(low, row.context)
     seen_keys, seen_values = keys.permute(1, 2, 0), values.transpose(0, 1)
     first_keys = first_values = None
@@ -188,6 +199,11 @@ def _attend_chunk(row: AttentionRow, queries: Tensor, out: Tensor, read: ReadCel
             tile_keys = torch.cat((first_keys[..., :before_it], tile_keys), -1)
             tile_values = torch.cat((first_values[:, :before_it], tile_values), 1)
         scores = score(tile.flatten(1, 2), tile_keys, spec.softcap)
+        if layer.slopes is not None:
+            at = torch.arange(oldest, first + grid[0], device=scores.device)
+            at = torch.cat((torch.arange(before_it, device=scores.device), at)) if before_it else at
+            distance = at - torch.arange(first, first + grid[0], device=scores.device)[:, None]
+            scores.unflatten(1, grid).add_(layer.slopes.view(len(scores), 1, -1, 1) * distance[:, None])
         _hide(scores.unflatten(1, grid)[..., before_it:], window, max(0, spec.kept - oldest))
         product = torch.bmm(weigh(scores, layer.sinks), tile_values)
         out[start : start + step] = product.unflatten(1, grid).transpose(0, 1)

@@ -13,6 +13,7 @@ from triton.runtime import driver
 from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec, keeps_state
 from engine.attention.base import Batch, KVLayer, Recurrence, Values, state_runs, why_not_on
 from engine.attention.registry import register
+from engine.attention.short_conv import ShortConvolution
 from engine.attention.state_runs import RUN, DeviceRuns, StateRuns, write_runs
 from engine.attention.state_space import StateSpace
 from engine.kernels.triton.attention import tiles
@@ -97,6 +98,8 @@ class TritonAttention:
     name: ClassVar[str] = "triton"
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = KV_SCHEMES
     keeps_first: ClassVar[bool] = True
+    chunks: ClassVar[bool] = True
+    slopes: ClassVar[bool] = True
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
@@ -143,7 +146,7 @@ class TritonAttention:
         places: Tensor,
     ) -> Tensor:
         """Attend for a part that runs its plain forward. One with a state has kernels for graphs."""
-        if isinstance(v, StateSpace):
+        if isinstance(v, StateSpace | ShortConvolution):
             return v.advance_on_device(q, k, layer, metadata.states)
         if isinstance(v, Recurrence):
             assert isinstance(metadata, TritonMetadata)
@@ -178,7 +181,7 @@ class WorkList:
     def fill(self, numbers: np.ndarray, chunks: Chunks) -> bool:
         """Write the list over zeros: an item without queries does nothing. Return whether any is split."""
         room = self.most, self.merged
-        items, merges, _ = plan_items(chunks, self.spec.window, self.spec.kv_heads, self.tile, room)
+        items, merges, _ = plan_items(chunks, self.spec, self.tile, room)
         numbers[: items.size] = items.ravel()
         at = self.most * ITEM
         numbers[at : at + merges.size] = merges.ravel()
@@ -295,7 +298,7 @@ def plan(batch: Batch, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[
         counts, contexts = np.diff(starts[single:]), contexts[single:]
         gathered = tiles.for_gathered(spec, counts, contexts, gpu(device), itemsize, packed=packed)
         longest, mean = int(counts.max()), float(contexts.mean())
-        seen = min(mean, spec.window or mean)
+        seen = min(mean, spec.reach or mean)
         tile = gathered or tiles.for_chunks(spec, longest, seen, gpu(device), itemsize, packed=packed)
         chunks = Chunks.of(single, starts[single:], contexts, tile.queries)
         launches.append(work_of(chunks, spec, tile, device, contexts if gathered else None))
@@ -313,7 +316,7 @@ def work_of(
 
     `gathered`: the contexts of all rows, if they are to be gathered.
     """
-    items, merges, partials = plan_items(chunks, spec.window, spec.kv_heads, tile)
+    items, merges, partials = plan_items(chunks, spec, tile)
     most = int(merges[:, 3].max(initial=0))
     if gathered is None:
         sent = sent_to(device, items, merges)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
@@ -52,6 +52,11 @@ class KVLayer:
     # [blocks, heads, key_dim, value_dim], and the convolution's last inputs [blocks, taps - 1, channels].
     state: Tensor | None = None
     inputs: Tensor | None = None
+    slopes: Tensor | None = field(default=None, init=False)  # [heads], those of the spec
+
+    def __post_init__(self) -> None:
+        if self.spec.slopes:
+            self.slopes = torch.tensor(self.spec.slopes, dtype=torch.float32, device=self.keys.device)
 
     @property
     def block_size(self) -> int:
@@ -60,7 +65,9 @@ class KVLayer:
     def tensors(self) -> Iterator[Tensor]:
         """The tensors that together hold a block."""
         if self.state is not None and self.inputs is not None:
-            yield from (self.state, self.inputs)
+            if self.spec.state is not None and self.spec.state.key_dim:
+                yield self.state
+            yield self.inputs
         if not self.spec.has_keys:
             return
         yield self.keys
@@ -183,10 +190,10 @@ class KVStore:
         return torch.float32.itemsize * sum(spec.state.numbers for spec in specs if spec.state is not None)
 
     def read_per_token(self) -> tuple[tuple[int, int], ...]:
-        """Bytes read for each token of context, by the layers' window size (0: no window)."""
+        """Bytes read for each token of context, by the layers' window or chunk (0: neither)."""
         found: dict[int, int] = {}
         for each in self.layers:
-            window = each.spec.window or 0
+            window = each.spec.reach or 0
             found[window] = found.get(window, 0) + _group_bytes(each.spec, self.dtype, self.scheme)
         return tuple((window, nbytes // GROUP) for window, nbytes in found.items())
 

@@ -37,6 +37,7 @@ def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
     _refuse(fields, "ForConditionalGeneration" if family.inside else "ForCausalLM")
     if family.inside:
         fields = fields.joined(family.inside)
+    fields = fields.renamed(family.fields)
     linear = family.linear
     layers = fields.whole("num_hidden_layers", high=MOST_LAYERS) if linear is None else linear.count(fields)
     vocab = fields.whole("vocab_size", high=MOST_TOKENS)

@@ -158,7 +158,10 @@ class Decoder(nn.Module):
                 block(config, i, dtype, ranks, collective) for i in range(len(config.layers))
             )
             own = None if config.tied or config.after else parameter(rows, config.hidden, dtype=dtype)
-        self.norm: nn.Module = build_of(config, dtype).norm(config.hidden)
+        build = build_of(config, dtype)
+        self.norm: nn.Module = build.norm(config.hidden)
+        normed = "embed_norm" in self.family.names and not config.before
+        self.embed_norm: nn.Module | None = build.norm(config.hidden) if normed else None
         self.mtp: NextTokenHead | None = None  # set by the loader, if the head is to draft
         self.taps: dict[int, Tensor | None] = {}  # what these layers read in the newest forward
         self.head: nn.Module = nn.Identity() if config.after else Linear(self.embed if own is None else own)
@@ -227,8 +230,9 @@ class Decoder(nn.Module):
         return self.collective.sum(found.masked_fill_(elsewhere[:, None], 0))
 
     def scaled(self, x: Tensor) -> Tensor:
-        """Scale embeddings in place. The factor is rounded to their type, as the models were trained."""
-        return x if self._embed_scale == 1.0 else x.mul_(self._embed_scale)
+        """Scale embeddings in place, or norm them. The factor is rounded to their type, as in training."""
+        x = x if self._embed_scale == 1.0 else x.mul_(self._embed_scale)
+        return x if self.embed_norm is None else self.embed_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, vocab], in float32 for any weight dtype."""
@@ -255,6 +259,10 @@ class Decoder(nn.Module):
         names = self.family.names
         found = {f"{names['embed']}.weight": VOCABULARY}
         found |= {f"{names['norm']}.{kind}": WHOLE for kind, _ in self.norm.named_parameters()}
+        if self.embed_norm is not None:
+            found |= {
+                f"{names['embed_norm']}.{kind}": WHOLE for kind, _ in self.embed_norm.named_parameters()
+            }
         if not self.tied:
             found[f"{names['head']}.weight"] = VOCABULARY
         for each in self.blocks:

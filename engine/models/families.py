@@ -1,33 +1,38 @@
 """The model families of the native decoder: each a short table of parts and names. Needs no torch."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.metadata import entry_points
-from typing import Literal
 
 from engine.api.errors import BadInput
 from engine.api.plugins import missing_members
 from engine.models.kinds import (
+    Chunked,
     DeltaNet,
     Dense,
+    DenseRounded,
     Ends,
     EndsBySize,
     Grouped,
     Latent,
     Mamba,
     OnlyMamba,
-    PartKind,
     Routed,
+    RoutedBiased,
     RoutedByGroup,
     RoutedClamped,
     RoutedIfAny,
+    RoutedInputs,
     RoutedUngated,
-    StateKind,
+    ShortConvolutions,
+    Sloped,
+    SlopedMpt,
     Ungated,
 )
+from engine.models.kinds.family import Arrangement, Family, NormKind
 from engine.models.kinds.mamba import all_states, by_index, by_pattern
 from engine.models.kinds.names import (
     BAMBA,
+    BLOOM,
     DEEPSEEK,
     EXPERTS,
     GLM,
@@ -35,8 +40,11 @@ from engine.models.kinds.names import (
     GPT_OSS,
     GRANITE_EXPERTS,
     JOINED,
+    LFM2,
     LINEAR,
+    LLAMA4,
     MIXTRAL,
+    MPT,
     MTP,
     MTP_LAST,
     NAMES,
@@ -64,44 +72,6 @@ from engine.models.kinds.windows import (
 __all__ = ["FAMILIES", "GROUP", "NAMES", "Arrangement", "Family", "NormKind", "named", "names", "register"]
 
 GROUP = "minichat.families"  # entry points of packages that provide a family
-
-# pre: each part norms what it reads. sandwich: also its term. post: only its term. parallel: both parts of a
-# block read the same norm of the stream. lone: as pre, and a block is one part, either of the two.
-Arrangement = Literal["pre", "sandwich", "post", "parallel", "lone"]
-NormKind = Literal["rms", "offset", "layer"]  # layers/norm.py
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """The parts of a family's blocks, and its defaults for config.json."""
-
-    attention: PartKind
-    feed_forward: PartKind | None  # None: no layer has one
-    linear: StateKind | None = None  # in some layers instead of attention
-    dense: PartKind | None = None  # the feed-forward of layers without experts, if some may have none
-    names: Mapping[str, str] = field(default_factory=lambda: NAMES)
-    inside: str = (
-        ""  # the field of config.json with the text model's own, if there are other models beside it
-    )
-    mtp: Mapping[str, str] = field(default_factory=dict)  # names of its head for multi-token prediction
-    unread: tuple[str, ...] = ()  # the starts of tensors' names that belong to other models, such as drafts
-    arrangement: Arrangement = "pre"
-    norms: NormKind = "rms"
-    norm_bias: bool = False
-    norm: str = ""  # a custom operator (layers/operators.py) instead of these norms
-    product: str = ""  # a custom operator instead of the plain product
-    rope: RopeKind = field(default_factory=RopeKind)
-    context: int | None = None  # of a model whose config.json has none
-    ends: Ends = field(default_factory=Ends)
-    tied: bool = False
-    start_id: int | None = None
-    stop_id: int | None = None
-
-    @property
-    def chained(self) -> bool:
-        """Whether a block is its parts, one after the other, as their GPU launches require."""
-        return self.arrangement in ("pre", "lone")
-
 
 BIAS = ("attention_bias", False)
 PAIRS = ("rope_interleave", True)
@@ -153,11 +123,29 @@ QWEN3_5 = Family(
 QWEN3_5_EXPERTS = Routed(
     normalized=True, shared="shared_expert_intermediate_size", dense_width=False
 )  # fmt: skip
+LLAMA4_TEXT = Family(
+    attention=Chunked(bias=BIAS, head_dim=128),
+    feed_forward=RoutedInputs(
+        count="num_local_experts", width="intermediate_size", shared="intermediate_size", dense_width=False
+    ),
+    dense=Dense(), names=LLAMA4, transposed=True, rope=RopeKind(theta=500_000.0, interleaved=True),
+    ends=Ends(eps=("rms_norm_eps", 1e-5)), start_id=1, stop_id=2,
+)  # fmt: skip
+LFM2_FAMILY = Family(
+    attention=Grouped(qk_norm=True), linear=ShortConvolutions(), feed_forward=DenseRounded(), names=LFM2,
+    fields={"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"},
+    rope=RopeKind(theta=1_000_000.0), ends=Ends(eps=("norm_eps", 1e-5)), tied=True, start_id=1, stop_id=2,
+)  # fmt: skip
 COHERE2_WINDOWS = full_every(4, "sliding_window_pattern")
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(
         attention=Grouped(bias=BIAS), feed_forward=Dense(bias=("mlp_bias", False)), start_id=1, stop_id=2
+    ),
+    "llama4_text": LLAMA4_TEXT,
+    "llama4": replace(
+        LLAMA4_TEXT, inside="text_config", unread=("vision_model.", "multi_modal_projector."),
+        names={**under("language_model.model", LLAMA4), "head": "language_model.lm_head"},
     ),
     "mistral": Family(
         attention=Grouped(windows=one_window), feed_forward=Dense(), start_id=1, stop_id=2
@@ -261,6 +249,23 @@ FAMILIES: dict[str, Family] = {
         norms="layer", norm_bias=True, ends=Ends(eps=("norm_epsilon", 1e-5)), tied=True,
         start_id=50_256, stop_id=50_256,
     ),
+    "bloom": Family(
+        attention=Sloped(), feed_forward=Ungated(ratio=4, bias=("bias", True)), names=BLOOM,
+        fields={
+            "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_embed": "hidden_size",
+            "seq_length": "max_position_embeddings",
+        },
+        root="transformer.", norms="layer", norm_bias=True, ends=Ends(eps=("layer_norm_epsilon", 1e-5)),
+        context=2048, tied=True, start_id=1, stop_id=2,
+    ),
+    "mpt": Family(
+        attention=SlopedMpt(), feed_forward=Ungated(ratio=4, activation=("hidden_act", "gelu")), names=MPT,
+        fields={
+            "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads", "d_model": "hidden_size",
+            "max_seq_len": "max_position_embeddings",
+        },
+        norms="layer", ends=Ends(eps=("layer_norm_epsilon", 1e-5)), context=2048, tied=True,
+    ),
     "mixtral": Family(
         attention=Grouped(windows=given_window), names=MIXTRAL,
         feed_forward=Routed(count="num_local_experts", width="intermediate_size", normalized=True),
@@ -290,6 +295,10 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe": replace(
         QWEN3_5, inside="text_config", names=under("model.language_model", LINEAR),
         unread=("model.visual.", "mtp."), feed_forward=QWEN3_5_EXPERTS,
+    ),
+    "lfm2": LFM2_FAMILY,
+    "lfm2_moe": replace(
+        LFM2_FAMILY, feed_forward=RoutedBiased(normalized=("norm_topk_prob", True)), dense=Dense()
     ),
     "olmoe": Family(
         attention=Grouped(bias=BIAS, norm_weights="wide"), feed_forward=Routed(width="intermediate_size"),

@@ -1,6 +1,7 @@
 """Typed reading of a JSON object; every error names the file, the key and the value."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ MOST_TOKENS = 1 << 24  # of a vocabulary or a context
 class Fields:
     """A null counts as a missing key, except for `given`."""
 
-    def __init__(self, file: Path, values: dict[str, Any], path: str = "") -> None:
-        self.file, self.values, self.path = file, values, path
+    def __init__(
+        self, file: Path, values: dict[str, Any], path: str = "", own: Mapping[str, str] | None = None
+    ) -> None:
+        """`own`: the names that some keys have in the file."""
+        self.file, self.values, self.path, self._own = file, values, path, own or {}
 
     @classmethod
     def read(cls, file: Path) -> "Fields":
@@ -77,13 +81,21 @@ class Fields:
         beside = {name: value for name, value in self.values.items() if name == TIED or name not in inner}
         return Fields(self.file, inner | beside, self.path)
 
+    def renamed(self, names: Mapping[str, str]) -> "Fields":
+        """Return the fields with other names for some, which also replace those of that name."""
+        own = {new: old for old, new in names.items() if self.values.get(old) is not None}
+        found = {new: self.values[old] for new, old in own.items()}
+        return Fields(self.file, self.values | found, self.path, own)
+
     def bad(self, key: str, rule: str) -> BadCheckpoint:
-        if self.get(key) is None:
-            return BadCheckpoint(f"{self.file}: {self.path}{key} is missing; it {rule}")
-        return BadCheckpoint(f"{self.file}: {self.path}{key} is {_shown(self.get(key))}; it {rule}")
+        value = "missing" if self.get(key) is None else _shown(self.get(key))
+        return BadCheckpoint(f"{self._name(key)} is {value}; it {rule}")
 
     def unsupported(self, key: str, why: str) -> UnsupportedModel:
-        return UnsupportedModel(f"{self.file}: {self.path}{key} is {_shown(self.get(key))}; {why}")
+        return UnsupportedModel(f"{self._name(key)} is {_shown(self.get(key))}; {why}")
+
+    def _name(self, key: str) -> str:
+        return f"{self.file}: {self.path}{self._own.get(key, key)}"
 
     def _or(self, key: str, default: Any) -> Any:
         value = self.values.get(key)

@@ -60,23 +60,27 @@ class Checkpoint:
         later = (f"{names['block'].format(layers + n)}." for n in range(model.config.extra_layers))
         unread = unread_beside(model.mtp, (*model.family.unread, *later))
         self._embedding, self._head = f"{names['embed']}.weight", f"{names['head']}.weight"
+        found, root = headers(folder), model.family.root
+        self._root = "" if any(name.startswith(root) for name in found) else root  # that the files leave out
         self._headers = {
             name: header
-            for name, header in headers(folder).items()
+            for name, header in ((self._root + name, header) for name, header in found.items())
             if not HARMLESS.search(name)
             and not name.startswith(unread)
             and not (model.tied and name.startswith(f"{names['head']}."))
         }
         self._states = {header.file: state(header.file) for header in self._headers.values()}
         self._shapes = {name: slot.shape for name, slot in decoder_slots(model).items()}
-        self._stacked = stacked_experts(self._shapes, self._headers)
+        self._stacked = stacked_experts(self._shapes, self._headers, transposed=model.family.transposed)
         for name, expert in self._stacked.items():
             self._headers[name] = self._headers[expert.tensor]._replace(shape=expert.shape)
         for tensor in {expert.tensor for expert in self._stacked.values()}:
             del self._headers[tensor]
-        found = dict(self._find_packed())
-        self._packed = {slot: names for slot, (_, names) in found.items()}  # the tensors of quantized weights
-        self._packings = {slot: each for slot, (each, _) in found.items()}
+        packed = dict(self._find_packed())
+        self._packed = {
+            slot: names for slot, (_, names) in packed.items()
+        }  # the tensors of quantized weights
+        self._packings = {slot: each for slot, (each, _) in packed.items()}
         self._check(folder)
         read = self._shapes if own is None else own
         self._total = sum(self._headers[name].nbytes for slot in read for name in self._tensors(slot))
@@ -142,7 +146,7 @@ class Checkpoint:
                         yield slot, self._shared(slot, tensors.four_bits(name, self._device))
                         continue
                     parts = waiting.setdefault(slot, {})
-                    parts[name] = tensors.get_tensor(name).to(self._device)
+                    parts[name] = tensors.get_tensor(self._in_file(name)).to(self._device)
                     if len(parts) == len(self._packed[slot]):
                         yield slot, self._stored(slot, waiting.pop(slot))
 
@@ -153,7 +157,7 @@ class Checkpoint:
                 return tensors.floats(name, self._dtype, self._device)
             if name in self._stacked:
                 return self._sliced(tensors, name, tuple(map(slice, (0, 0), self._shapes[name])))
-            whole: Tensor = tensors.get_tensor(name)
+            whole: Tensor = tensors.get_tensor(self._in_file(name))
             return whole
         if share.zero(name):
             return torch.zeros(self._shapes[name])
@@ -163,11 +167,14 @@ class Checkpoint:
         """Read part of an unquantized tensor."""
         expert = self._stacked.get(name)
         part: Tensor = (
-            sliced(tensors, name, span)
+            sliced(tensors, self._in_file(name), span)
             if expert is None
-            else sliced(tensors, expert.tensor, expert.span(span))[0]
+            else expert.weight(sliced(tensors, self._in_file(expert.tensor), expert.span(span)))
         )
         return part
+
+    def _in_file(self, name: str) -> str:
+        return name.removeprefix(self._root)
 
     def _tensors(self, slot: str) -> list[str]:
         return self._packed.get(slot, [slot])
@@ -220,7 +227,7 @@ class Checkpoint:
         if kind != "bias" or f"{product}.weight" not in self._packed:
             return bool(self._packed and ROUNDING.search(name))
         with opened(header.file) as tensors:
-            return not tensors.get_tensor(name).any()
+            return not tensors.get_tensor(self._in_file(name)).any()
 
 
 def decoder_slots(model: Decoder) -> dict[str, Slot]:
@@ -244,6 +251,8 @@ def outer_slots(model: Decoder) -> dict[str, Slot]:
     """Return the slots of the tensors that are never quantized."""
     names = model.family.names
     norm = {f"{names['norm']}.{kind}": whole(tensor) for kind, tensor in model.norm.named_parameters()}
+    if (first := model.embed_norm) is not None:
+        norm |= {f"{names['embed_norm']}.{kind}": whole(each) for kind, each in first.named_parameters()}
     return norm | ({f"{names['embed']}.weight": whole(model.embed)} if len(model.embed) else {})
 
 

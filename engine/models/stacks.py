@@ -1,12 +1,14 @@
 """Experts that a checkpoint holds as one tensor for each layer, read as if each had its own.
 
-[experts, outputs, inputs]; that of gates has the rows of the products beside them below its own. Granite's
-tensors have names of their own.
+[experts, outputs, inputs]; that of gates has the rows of the products beside them below its own. Those of
+Llama 4 are transposed, and Granite's have names of their own.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+
+from torch import Tensor
 
 from engine.models.checkpoint import Header
 
@@ -23,19 +25,24 @@ class StackedExpert(NamedTuple):
     expert: int
     first: int
     shape: tuple[int, ...]
+    transposed: bool
 
     def span(self, span: tuple[slice, ...]) -> tuple[slice, ...]:
         """Where part of the expert's weight is in the tensor."""
         rows, *rest = span
-        return (
-            slice(self.expert, self.expert + 1),
-            slice(self.first + rows.start, self.first + rows.stop),
-            *rest,
-        )
+        rows = slice(self.first + rows.start, self.first + rows.stop)
+        axes = (*(rest or [slice(0, self.shape[1])]), rows) if self.transposed else (rows, *rest)
+        return slice(self.expert, self.expert + 1), *axes
+
+    def weight(self, part: Tensor) -> Tensor:
+        """Return such a part of the tensor as rows of the expert's weight."""
+        return part[0].T if self.transposed else part[0]
 
 
-def stacked_experts(names: Iterable[str], headers: Mapping[str, Header]) -> dict[str, StackedExpert]:
-    """Return those of the weights that are part of such a tensor, by name.
+def stacked_experts(
+    names: Iterable[str], headers: Mapping[str, Header], *, transposed: bool
+) -> dict[str, StackedExpert]:
+    """Return those of the weights that are part of such a tensor, by name. `transposed`: as in Family.
 
     Their shapes are still to be checked. An expert too many leaves its tensor without a reader.
     """
@@ -47,10 +54,13 @@ def stacked_experts(names: Iterable[str], headers: Mapping[str, Header]) -> dict
         stacks, half, halves = _STACKS[match[3]]
         tensors, expert = [f"{match[1]}.{stack}" for stack in stacks], int(match[2])
         tensor = next((each for each in tensors if each in headers), "")
-        if (header := headers.get(tensor)) is None or len(header.shape) != 3 or header.shape[1] % halves:
+        if (header := headers.get(tensor)) is None or len(header.shape) != 3:
             continue
-        rows = header.shape[1] // halves
-        found[name] = StackedExpert(tensor, expert, half * rows, (rows, header.shape[2]))
+        outputs, inputs = header.shape[:0:-1] if transposed else header.shape[1:]
+        if outputs % halves:
+            continue
+        rows = outputs // halves
+        found[name] = StackedExpert(tensor, expert, half * rows, (rows, inputs), transposed)
         counts[tensor] = max(counts.get(tensor, 0), expert + 1)
     return {
         name: each for name, each in found.items() if counts[each.tensor] == headers[each.tensor].shape[0]

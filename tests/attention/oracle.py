@@ -24,12 +24,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, batch: Batch) -> Ten
         for token in range(starts[row], starts[row + 1]):
             position = context - (starts[row + 1] - token)
             oldest = 0 if spec.window is None else max(0, position - spec.window + 1)
+            if spec.chunk is not None:
+                oldest = position // spec.chunk * spec.chunk
             seen = [*range(min(spec.kept, oldest)), *range(oldest, position + 1)]
             for head in range(spec.heads):
                 shared = head * spec.kv_heads // spec.heads
                 scores = keys[seen, shared] @ q[token, head].double() * spec.scale
                 if spec.softcap is not None:
                     scores = torch.tanh(scores / spec.softcap) * spec.softcap
+                if spec.slopes:
+                    scores = scores - spec.slopes[head] * (position - torch.tensor(seen))
                 sink = math.exp(float(layer.sinks[head])) if layer.sinks is not None else 0.0
                 weights = scores.exp() / (scores.exp().sum() + sink)
                 out[token, head] = weights @ values[seen, shared]

@@ -1,6 +1,7 @@
 """The backend an engine selects, and the error if the requested one cannot be used."""
 
 import logging
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from typing import ClassVar
 
@@ -50,6 +51,15 @@ def install_entry_points(monkeypatch: pytest.MonkeyPatch, **points: str) -> None
         return [point for point in found if name in (None, point.name)]
 
     monkeypatch.setattr(registry, "entry_points", entry_points)
+
+
+def test_a_backend_without_chunks_or_slopes_is_refused() -> None:
+    """One of another package that does not know these fields would ignore them."""
+    register(type("Old", (TorchAttention,), {"name": "old", "chunks": False, "slopes": False}))
+    chunked, sloped = replace(SPECS[0], chunk=8), replace(SPECS[0], slopes=(0.5, 0.25))
+    assert "within chunks of a text" in str(why_not("old", CPU, [chunked], torch.float32))
+    assert "fall with the distance" in str(why_not("old", CPU, [*SPECS, sloped], torch.float32))
+    assert why_not("old", CPU, SPECS, torch.float32) is None
 
 
 def test_auto_on_a_cpu_is_torch_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:

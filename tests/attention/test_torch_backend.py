@@ -15,6 +15,7 @@ from tests.attention import oracle
 from tests.attention.cases import Case, make_batch, make_case
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+SLOPES = tuple(1.5**-n for n in range(64))  # of heads, at most so many
 DIMS = (8, 64, 80, 96, 128, 256)
 
 
@@ -28,15 +29,20 @@ def run(case: Case) -> Tensor:
 def layers(draw: st.DrawFn) -> LayerSpec:
     kv_heads = draw(st.sampled_from((1, 2, 3, 4)))
     key_dim = draw(st.sampled_from(DIMS))
+    chunk = draw(st.none() | st.integers(1, 40))
+    heads = kv_heads * draw(st.sampled_from((1, 2, 3, 7, 16)))
+    slopes = draw(st.sampled_from(((), SLOPES[:heads])))
     return LayerSpec(
-        heads=kv_heads * draw(st.sampled_from((1, 2, 3, 7, 16))),
+        heads=heads,
         kv_heads=kv_heads,
         key_dim=key_dim,
         value_dim=draw(st.sampled_from((key_dim, 8, 64))),
         scale=key_dim**-0.5,
-        window=draw(st.none() | st.integers(1, 40)),
-        kept=draw(st.sampled_from((0, 0, 4, 20))),
-        softcap=draw(st.none() | st.sampled_from((1.0, 20.0))),
+        window=None if chunk else draw(st.none() | st.integers(1, 40)),
+        chunk=chunk,
+        kept=0 if chunk else draw(st.sampled_from((0, 0, 4, 20))),
+        softcap=None if slopes else draw(st.none() | st.sampled_from((1.0, 20.0))),
+        slopes=slopes,
     )
 
 
@@ -115,10 +121,10 @@ def test_the_order_of_blocks_changes_no_bit(spec: LayerSpec, rows: list[tuple[in
     )
 
 
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("limit", [{}, {"window": 20}, {"chunk": 20}], ids=str)
 @pytest.mark.parametrize("chunks", [[150], [1] * 150, [64, 64, 22], [1, 70, 5, 74]])
-def test_chunks_equal_the_whole_prompt(chunks: list[int], window: int | None) -> None:
-    spec = LayerSpec(heads=6, kv_heads=2, key_dim=16, value_dim=16, scale=0.25, window=window)
+def test_chunks_equal_the_whole_prompt(chunks: list[int], limit: dict[str, int]) -> None:
+    spec = LayerSpec(heads=6, kv_heads=2, key_dim=16, value_dim=16, scale=0.25, **limit)
     whole = make_case(spec, [(150, 150)])
     reference = run(whole)
     table = whole.batch.host_tables[0].tolist()

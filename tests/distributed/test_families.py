@@ -16,7 +16,7 @@ from engine.models.registry import load_model
 from tests.cases import soak
 from tests.distributed.test_collective import team, together
 from tests.distributed.threads import ranked
-from tests.models.test_families import EXPERTS, GRANITE_HYBRID, SCALES, reference
+from tests.models.families import EXPERTS, GRANITE_HYBRID, LLAMA4, MPT, SCALES, reference
 from tests.models.test_shards import CASES, IDS, sum_of
 from tests.models.tiny import plain_attend
 from tests.runner.letters import VOCAB, byte_tokenizer
@@ -26,12 +26,16 @@ WIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2", {}),
     "olmoe": ("Olmoe", EXPERTS),
     "granitemoe": ("GraniteMoe", SCALES | {"num_local_experts": 4}),
+    "bloom": ("Bloom", {}),
+    "mpt": ("Mpt", MPT | {"attn_config": {"clip_qkv": 0.7}}),
+    "llama4": ("Llama4Text", LLAMA4 | {"num_local_experts": 4}),
     "granite4": ("GraniteMoeHybrid", GRANITE_HYBRID | {"mamba_n_groups": 1}),
 }
 FAMILIES = CASES | WIDE
 # One of each arrangement of norms, of joined tensors, and of experts.
 ARRANGEMENTS = ("llama", "gemma2", "gemma3_text", "phi3", "granite", "cohere", "mixtral", "qwen2_moe")
 ARRANGEMENTS += ("qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", "qwen3_next", "nemotron_h")
+ARRANGEMENTS += ("lfm2_moe",)
 ARRANGEMENTS += (*WIDE,)
 # One each with plain blocks, norms around them, joined tensors, experts, latent and linear attention, and a
 # state space with one group for all ranks. The others are also compared for each rank alone

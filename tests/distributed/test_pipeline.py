@@ -28,7 +28,7 @@ from tests.cases import soak
 from tests.distributed.conftest import CONFIG
 from tests.distributed.test_ranks import PROMPT, WARM, everything
 from tests.distributed.threads import ranked
-from tests.models.test_families import EXPERTS, LINEAR, reference
+from tests.models.families import EXPERTS, LINEAR, reference
 from tests.runner.graphs.test_graphs import PlainStage
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.replies.test_company import Workload, assert_nothing_changes, workloads
@@ -174,7 +174,11 @@ def replies(engine: Engine) -> list[Any]:
         ("qwen3", {"pp": 2, "kv_scheme": "int4"}),
         ("qwen3", {"pp": 2, "quantization": "int8", "depth": 0}),  # its last bits depend on the batch
         *soak(
-            ("deepseek_v3", {"pp": 2}), ("gpt_oss", {"pp": 3}), ("cohere2", {"pp": 3}), ("llama", {"pp": 3})
+            ("deepseek_v3", {"pp": 2}),
+            ("gpt_oss", {"pp": 3}),
+            ("cohere2", {"pp": 3}),
+            ("bloom", {"pp": 3}),
+            ("llama", {"pp": 3}),
         ),
     ],
 )

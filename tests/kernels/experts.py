@@ -23,8 +23,13 @@ GROUPED = {"count": 8, "groups": 4, "chosen_groups": 2, "scaling": 1.5, "shared"
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes of the configuration, of the experts
     "MoE": ({}, {}),
     "ScaledSharedMoE": ({"family": "qwen2_moe"}, {"shared": 32}),
+    "WeighedInputMoE": (
+        {"family": "llama4_text", "settings": {"normed": True, "floor": 8, "growth": 0.1}},
+        {"chosen": 1, "shared": 32, "normalized": False},
+    ),
     "GroupedMoE": ({"family": "deepseek_v2"}, GROUPED),
     "BiasedMoE": ({"family": "dots1"}, GROUPED | {"normalized": True}),
+    "LoneBiasedMoE": ({"family": "lfm2_moe"}, {"scaling": 1.5}),
     "UngatedMoE": (
         {"family": "nemotron_h", "layers": (CacheSpec.of_nothing(),), "activation": "relu2"},
         GROUPED | {"normalized": True},

@@ -20,6 +20,7 @@ DENSE = DecoderConfig(
     family="qwen3_5_text", dtype="float32", hidden=64, layers=(STATE, KEYS), vocab=50, max_context=128,
     mlp=64, norm_eps=1e-6, rope=RopeSpec(theta=1e6, share=0.25), tied=True, qk_norm=True,
 )  # fmt: skip
+TAPS = CacheSpec.of_state(StateSpec(heads=1, key_heads=1, key_dim=0, value_dim=64, taps=3))
 EXPERTS = ExpertsSpec(count=4, chosen=2, width=32, shared=32)
 SPACE = CacheSpec.of_state(StateSpec(heads=4, key_heads=2, key_dim=16, value_dim=24, taps=4))
 MAMBA = replace(
@@ -41,6 +42,9 @@ MODELS = {
     "lone-experts": replace(
         MAMBA, family="nemotron_h", layers=(SPACE, CacheSpec.of_nothing(), KEYS), activation="relu2",
         experts=replace(EXPERTS, normalized=True, scaling=1.5),
+    ),
+    "convolutions": replace(
+        DENSE, family="lfm2", layers=(TAPS, KEYS), rope=RopeSpec(theta=1e6), settings={"conv_bias": False},
     ),
     "states": replace(MAMBA, family="mamba2", layers=(SPACE, SPACE)),
     "scaled": SCALED,

@@ -119,6 +119,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
     "olmo_hybrid": {"layer_types": ["linear_attention", "linear_attention", "full_attention"]},
     "mpt": {"n_heads": 4, "n_layers": 3, "max_seq_len": 256},
+    "llama4_text": {
+        "layer_types": ["chunked_attention", "full_attention", "chunked_attention"],
+        "no_rope_layers": [1, 0, 1],
+        "intermediate_size_mlp": 96,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 21,
+        "floor_scale": 30,
+    },
     "phi3": {"original_max_position_embeddings": 256},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_hidden_layers": 2, "window_size": 21},
     "qwen3_next": HYBRID,
@@ -134,14 +142,25 @@ class NotSmall(Exception):
 
 
 VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+LLAMA4_VISION = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "vision_output_dim": 64,
+    "projector_input_dim": 64,
+    "projector_output_dim": 64,
+    "image_size": 28,
+}
 # Models of several, of which the native decoder runs the one for text.
-SEVERAL = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+SEVERAL = {"llama4": "llama4_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 
 
 def config_of(model_type: str) -> Any:
     kind = transformers.CONFIG_MAPPING[model_type]
     if (text := SEVERAL.get(model_type)) is not None:
-        return kind(text_config=config_of(text).to_dict(), vision_config=VISION)
+        vision = LLAMA4_VISION if model_type == "llama4" else VISION
+        return kind(text_config=config_of(text).to_dict(), vision_config=vision)
     usual = kind().to_dict()
     if parts := [part for part in PARTS if usual.get(part)]:
         raise NotSmall(f"it is made of several models ({', '.join(parts)})")

@@ -25,8 +25,8 @@ from engine.models.config_json import read_config
 from engine.models.decoder import Decoder
 from engine.models.layers.step import StepContext
 from engine.models.registry import load_model
+from tests.models.families import reference
 from tests.models.lora import LLAMA, adapter_tensors, merge, random_adapter, write_adapter
-from tests.models.test_families import reference
 from tests.models.tiny import checkpoint, plain_attend
 
 QUERY = "model.layers.0.self_attn.q_proj"

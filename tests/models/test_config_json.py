@@ -46,6 +46,38 @@ def test_sliding_windows_by_family() -> None:
     assert windows(**sliding | {"sliding_window": 128}, max_window_layers=0) == [None, None]  # as wide as all
 
 
+def test_chunks_of_attention() -> None:
+    def chunks(**changes: Any) -> list[int | None]:
+        found = config(**EXPERTS | {"model_type": "llama4_text", "attention_chunk_size": 16} | changes)
+        assert all(layer.window is None for layer in found.layers)
+        return [layer.chunk for layer in found.layers]
+
+    assert chunks() == [16, 16]
+    assert chunks(no_rope_layers=[]) == [16, 16]  # as published: the interval says which
+    assert chunks(no_rope_layer_interval=2) == chunks(no_rope_layers=[1, 0]) == [16, None]
+    assert chunks(layer_types=["full_attention", "chunked_attention"]) == [None, 16]
+    assert chunks(attention_chunk_size=None) == chunks(attention_chunk_size=128) == [None, None]
+
+
+def test_slopes_are_those_of_each_family() -> None:
+    def slopes(**changes: Any) -> list[float]:
+        (first, *rest) = config(**{"num_key_value_heads": None, "hidden_size": 48} | changes).layers
+        assert all(each == first for each in rest) and first.window is None
+        return list(first.slopes)
+
+    assert slopes(model_type="bloom") == [2**-2, 2**-4, 2**-6, 2**-8]
+    assert slopes(model_type="bloom", num_attention_heads=6) == [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
+    assert slopes(model_type="mpt", num_attention_heads=6) == [2**-n for n in (2, 4, 6, 8, 1, 3)]
+    assert slopes(model_type="mpt", attn_config={"alibi_bias_max": 4}) == [2**-n for n in (1, 2, 3, 4)]
+
+
+def test_a_familys_own_names_of_fields() -> None:
+    own = {"n_layer": 3, "n_head": 2, "n_embed": 48, "seq_length": 512}
+    values = {key: value for key, value in CONFIG.items() if not key.startswith(("num_", "hidden", "max_"))}
+    found = decoder_config(Fields(NOWHERE, values | own | {"model_type": "bloom"}), Fields(NOWHERE, {}))
+    assert (len(found.layers), found.layers[0].heads, found.hidden, found.max_context) == (3, 2, 48, 512)
+
+
 def test_stop_ids() -> None:
     assert config().stop_ids == (2,)  # the family's default
     assert config(eos_token_id=None).stop_ids == ()
@@ -182,6 +214,37 @@ HOSTILE: dict[str, list[tuple[str, Any]]] = {
         ("mlp_only_layers", ["0"]),
         ("qkv_bias", 1),
     ],
+    "llama4_text": [
+        ("attention_chunk_size", 0),
+        ("layer_types", ["full_attention"]),
+        ("layer_types", ["full_attention", "sliding_attention"]),
+        ("no_rope_layers", [1]),
+        ("floor_scale", 0),
+        ("attn_scale", -1),
+        ("use_qk_norm", "yes"),
+        ("moe_layers", [True]),
+        ("interleave_moe_layer_step", 0),
+    ],
+    "lfm2": [
+        ("layer_types", ["conv", "conv"]),
+        ("layer_types", ["conv", "sliding_attention"]),
+        ("full_attn_idxs", []),
+        ("conv_L_cache", 1),
+        ("conv_bias", 1),
+        ("block_multiple_of", 0),
+        ("block_ffn_dim_multiplier", 0),
+        ("tie_embedding", "yes"),
+    ],
+    "bloom": [("apply_residual_connection_post_layernorm", True), ("num_attention_heads", 5)],
+    "mpt": [
+        ("no_bias", False),
+        ("logit_scale", "inv_sqrt_d_model"),
+        ("attn_config", {"alibi": False}),
+        ("attn_config", {"qk_ln": True}),
+        ("attn_config", {"attn_type": "multiquery_attention"}),
+        ("attn_config", {"alibi_bias_max": 0}),
+        ("attn_config", [1]),
+    ],
     "starcoder2": [("use_bias", "yes"), ("norm_epsilon", -1), ("hidden_act", 3)],
 }
 
@@ -191,7 +254,10 @@ HOSTILE: dict[str, list[tuple[str, Any]]] = {
 )
 def test_bad_values_of_a_family_are_named(family: str, key: str, value: Any) -> None:
     with pytest.raises((BadCheckpoint, UnsupportedModel), match=f"^{NOWHERE}: .*{key.split('.')[0]}"):
-        config(**(EXPERTS if family.endswith("moe") else {}) | {"model_type": family, key: value})
+        config(
+            **(EXPERTS if family.endswith(("moe", "llama4_text")) else {})
+            | {"model_type": family, key: value}
+        )
 
 
 BROKEN = [

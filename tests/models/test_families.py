@@ -12,138 +12,36 @@ from engine.models.config_json import read_config
 from engine.models.decoder import Decoder, Norm
 from engine.models.registry import load_model
 from tests.cases import soak
+from tests.models.families import (
+    CAPPED,
+    DEEPSEEK,
+    EXPERTS,
+    GEMMA3_ROPE,
+    GPT_OSS,
+    GRANITE_HYBRID,
+    GROUPED,
+    LATENT,
+    LFM2,
+    LFM2_EXPERTS,
+    LINEAR,
+    LLAMA4,
+    LLAMAS,
+    LONE,
+    LONG,
+    MAMBA,
+    MIXED,
+    MPT,
+    MSCALE,
+    NEMOTRON,
+    OLMO3_ROPE,
+    PADDED,
+    SCALES,
+    SLIDING,
+    YARN,
+    reference,
+)
 from tests.models.tiny import plain_attend
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.15,  # wide enough to expose a wrong layer
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-SLIDING = {"use_sliding_window": True, "sliding_window": 5}
-LLAMAS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "tied": {"tie_word_embeddings": True},
-    "biases": {"attention_bias": True, "mlp_bias": True},
-    "one-kv-head": {"num_key_value_heads": 1},
-    "as-many-kv-heads": {"num_key_value_heads": 4},
-    "head-of-80": {"head_dim": 80},
-    "head-of-8": {"head_dim": 8},
-    "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
-    "llama3": {"rope_parameters": LLAMA3},
-    "yarn": {"rope_parameters": YARN},
-    "yarn-factor": {"rope_parameters": YARN | {"attention_factor": 1.5, "beta_fast": 16, "beta_slow": 2}},
-    "yarn-mscale": {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}},
-    "yarn-unrounded": {"rope_parameters": YARN | {"truncate": False}},
-}
-MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-GEMMA3_ROPE = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
-    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
-}
-OLMO3_ROPE = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-    "full_attention": YARN,
-}
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0, 1.1, 1.3, 1.2, 1.5, 1.6, 1.7, 2.0],
-    "long_factor": [4.0 + n for n in range(8)],
-    "original_max_position_embeddings": 200,
-}
-LONG = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 200}
-SCALES = {
-    "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.4,
-    "attention_multiplier": 0.3,
-    "logits_scaling": 5.0,
-}
-CAPPED = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 7}
-EXPERTS = {
-    "num_experts": 5,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 40,
-}
-GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 24, "sliding_window": 5}
-PADDED = {"pad_token_id": 0}
-LATENT = {
-    "q_lora_rank": 20,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 10,
-    "qk_rope_head_dim": 6,
-    "v_head_dim": 12,
-    "num_key_value_heads": 4,
-}
-GROUPED = {
-    "n_routed_experts": 6,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "n_group": 3,
-    "topk_group": 2,
-    "routed_scaling_factor": 1.7,
-}
-LINEAR = {
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 12,
-    "linear_conv_kernel_dim": 3,
-    "head_dim": 24,
-    "initializer_range": 0.1,  # norms of small outputs make rounding errors large
-}
-# Granite 4 and Bamba, and Nemotron-H, name the same sizes differently.
-MAMBA = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 16,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 12,
-    "mamba_d_conv": 3,
-    "initializer_range": 0.1,
-}
-GRANITE_HYBRID = MAMBA | {
-    **SCALES,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "num_local_experts": 4,
-    "shared_intermediate_size": 40,
-}
-NEMOTRON = {
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 12,
-    "n_groups": 2,
-    "ssm_state_size": 16,
-    "conv_kernel": 3,
-    "head_dim": 24,
-    "n_routed_experts": 6,
-    "n_group": 3,
-    "topk_group": 2,
-    "moe_intermediate_size": 24,
-    "moe_shared_expert_intermediate_size": 40,
-    "routed_scaling_factor": 1.7,
-    "initializer_range": 0.1,
-}
-MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 12, "initializer_range": 0.1}
-LONE = ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"]
-DEEPSEEK = LATENT | GROUPED | {"first_k_dense_replace": 1}
-MSCALE = YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     *(("Llama", name, changes) for name, changes in LLAMAS.items()),
     ("Mistral", "window", {"sliding_window": 5}),
@@ -191,6 +89,38 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("Qwen3Moe", "window", EXPERTS | SLIDING | {"decoder_sparse_step": 2}),
     ("Qwen2Moe", "shared", EXPERTS),
     ("Qwen2Moe", "some-slide", EXPERTS | SLIDING | {"qkv_bias": False, "norm_topk_prob": True}),
+    ("Llama4Text", "plain", LLAMA4),
+    ("Llama4Text", "some-dense", LLAMA4 | {"interleave_moe_layer_step": 2, "num_experts_per_tok": 2}),
+    (
+        "Llama4Text",
+        "no-norm",
+        LLAMA4
+        | {"use_qk_norm": False, "attn_temperature_tuning": False, "attention_bias": True}
+        | {"no_rope_layers": [1, 0, 1], "moe_layers": [1], "attention_chunk_size": 500},
+    ),
+    ("Bloom", "plain", {}),
+    ("Bloom", "twelve-heads", {"num_attention_heads": 12, "hidden_size": 96}),
+    ("Mpt", "plain", MPT),
+    (
+        "Mpt",
+        "clipped",
+        MPT
+        | {
+            "hidden_size": 96,
+            "num_attention_heads": 6,
+            "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.3},
+        },
+    ),
+    ("Lfm2", "plain", LFM2),
+    (
+        "Lfm2",
+        "given-width",
+        LFM2
+        | {"layer_types": None, "full_attn_idxs": [1, 2], "conv_L_cache": 4, "conv_bias": True}
+        | {"block_auto_adjust_ff_dim": False, "tie_embedding": False},
+    ),
+    ("Lfm2Moe", "plain", LFM2_EXPERTS),
+    ("Lfm2Moe", "not-normalized", LFM2_EXPERTS | {"norm_topk_prob": False, "num_dense_layers": 0}),
     ("GptOss", "plain", GPT_OSS),
     ("GptOss", "yarn", GPT_OSS | {"rope_parameters": YARN | {"truncate": False}, "swiglu_limit": 0.5}),
     ("GptOss", "no-bias", GPT_OSS | {"attention_bias": False, "layer_types": MIXED["layer_types"]}),
@@ -243,26 +173,6 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def reference(family: str, changes: dict[str, Any], folder: Path) -> Any:
-    """Save a transformers model with random tensors to the folder, and return it."""
-    import transformers  # seconds, which every test process would spend
-
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**SHAPE | changes)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for name, tensor in model.named_parameters():
-            if name.endswith("A_log"):  # slow decays, so that states matter
-                tensor.uniform_(-3.0, 0.0)
-            elif tensor.dim() == 1:  # biases and norms start as constants
-                tensor.uniform_(0.5, 1.5)
-        for name, tensor in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                tensor.uniform_(-0.3, 0.3)
-    model.save_pretrained(folder)
-    return model
-
-
 @pytest.mark.parametrize(("family", "name", "changes"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
 def test_every_layer_equals_transformers(
     family: str, name: str, changes: dict[str, Any], tmp_path: Path
@@ -275,8 +185,8 @@ def test_every_layer_equals_transformers(
     attend = plain_attend(config.layers, sinks=ours.sinks)
     last_norm = next(
         each
-        for name, each in theirs.base_model.named_children()
-        if name in ("norm", "norm_f", "final_layernorm")
+        for name, each in getattr(theirs, "model", theirs.base_model).named_children()
+        if name in ("norm", "norm_f", "ln_f", "final_layernorm", "embedding_norm")
     )
     with torch.inference_mode():
         expected = theirs(ids[None], output_hidden_states=True)

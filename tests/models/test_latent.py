@@ -16,7 +16,7 @@ from engine.models.config_json import read_config
 from engine.models.decoder import Decoder
 from engine.models.layers.moe import GroupedMoE
 from engine.models.registry import load_model
-from tests.models.test_families import DEEPSEEK, LATENT, reference
+from tests.models.families import DEEPSEEK, LATENT, reference
 from tests.models.test_moe import logits_of, numbers
 from tests.models.tiny import write_config
 from tests.quant.packers import Fp8, Gptq, write

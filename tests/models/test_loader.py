@@ -86,6 +86,17 @@ def test_tied_heads_are_one_tensor_and_a_copy_in_the_file_is_ignored(tmp_path: P
     assert model.head.weight is model.embed
 
 
+def test_names_may_lack_the_root(tmp_path: Path) -> None:
+    """Bloom was published as the model without its head."""
+    tensors = checkpoint(tmp_path, model_type="bloom")
+    expected = load(tmp_path).state_dict()
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    save_file(bare, tmp_path / "model.safetensors")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in load(tmp_path).state_dict().items())
+    save_file(bare | {"h.9.ln.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    assert "h.9.ln.weight is not part of this model" in refusal(tmp_path)
+
+
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     checkpoint(tmp_path)
     file = tmp_path / "model.safetensors"

@@ -14,7 +14,7 @@ from engine.models.config_json import read_config
 from engine.models.decoder import Decoder, block
 from engine.models.loader import possible_ranks
 from engine.models.registry import load_model
-from tests.models.test_families import GRANITE_HYBRID, LONE, MAMBA, MAMBA2, NEMOTRON, SHAPE, reference
+from tests.models.families import GRANITE_HYBRID, LONE, MAMBA, MAMBA2, NEMOTRON, SHAPE, reference
 from tests.models.tiny import plain_attend
 
 PATTERN = "M-*EM"  # the same as LONE

@@ -17,7 +17,7 @@ from engine.models.layers.moe import MoE
 from engine.models.registry import load_model
 from engine.quant.experts import ExpertsLinear, ExpertsProduct, all_rows, own_rows
 from engine.quant.registry import named
-from tests.models.test_families import DEEPSEEK, EXPERTS, GPT_OSS, reference
+from tests.models.families import DEEPSEEK, EXPERTS, GPT_OSS, reference
 from tests.models.tiny import plain_attend
 from tests.quant.packers import Fp8, Gptq, write
 

@@ -15,7 +15,7 @@ from engine.models.decoder import Decoder
 from engine.models.registry import load_model
 from engine.quant.fp4 import NUMBERS, Mxfp4Weight, in_four_bits
 from engine.quant.registry import named
-from tests.models.test_families import GPT_OSS, reference
+from tests.models.families import GPT_OSS, reference
 from tests.models.tiny import plain_attend
 
 EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")

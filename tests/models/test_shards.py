@@ -25,13 +25,15 @@ from engine.models.registry import load_model
 from engine.models.source import finalize
 from engine.quant.registry import named as scheme_named
 from tests.cases import soak
-from tests.models.test_families import (
+from tests.models.families import (
     DEEPSEEK,
     EXPERTS,
     GPT_OSS,
     GRANITE_HYBRID,
     GROUPED,
     LATENT,
+    LFM2,
+    LFM2_EXPERTS,
     LINEAR,
     LONE,
     MAMBA,
@@ -73,6 +75,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h": ("NemotronH", NEMOTRON | {"layers_block_type": LONE, "n_groups": 4, "use_bias": True}),
     "mamba2": ("Mamba2", MAMBA2 | {"n_groups": 4, "use_bias": True}),
     "gpt_oss": ("GptOss", GPT_OSS),
+    "lfm2": ("Lfm2", LFM2 | {"conv_bias": True, "tie_embedding": False}),
+    "lfm2_moe": ("Lfm2Moe", LFM2_EXPERTS),
     "deepseek_v2": ("DeepseekV2", DEEPSEEK),
     "deepseek_v3": ("DeepseekV3", DEEPSEEK | {"q_lora_rank": None}),
     "glm4_moe_lite": ("Glm4MoeLite", LATENT | GROUPED),
@@ -81,9 +85,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("Dots1", GROUPED),
     "glm4_moe": ("Glm4Moe", GROUPED | {"head_dim": 24, "use_qk_norm": True}),
 }
-SEVERAL = {"qwen3_5", "qwen3_5_moe"}  # the parts of others, under other names
-JOINED = {"olmo2", "olmo3", "olmoe"}  # a norm inside a part joins the ranks: tests/distributed
-STACKED = {"granitemoe", "granitemoeshared"}  # all experts in one tensor, which the loader cuts: the same
+SEVERAL = {"llama4", "qwen3_5", "qwen3_5_moe"}  # the parts of others, under other names
+# A norm inside a part joins the ranks, or a part must know its rank: tests/distributed.
+JOINED = {"olmo2", "olmo3", "olmoe", "bloom", "mpt"}
+STACKED = {
+    "llama4_text",
+    "granitemoe",
+    "granitemoeshared",
+}  # all experts in one tensor, which the loader cuts: the same
 IDS = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1))
 
 

@@ -50,6 +50,19 @@ def test_ranks_read_their_rows_of_it(tmp_path: Path) -> None:
         assert torch.equal(found, expected[0])
 
 
+def test_transposed_experts_are_those_with_tensors_of_their_own(tmp_path: Path) -> None:
+    """As Llama 4 is published, and as it is quantized."""
+    make("llama4_text", tmp_path)
+    expected, file = logits(load(tmp_path)), tmp_path / "model.safetensors"
+    tensors, root = load_file(file), "model.layers.1.feed_forward.experts"
+    stacks = tensors.pop(f"{root}.gate_up_proj").chunk(2, dim=2), [tensors.pop(f"{root}.down_proj")]
+    for name, stack in zip(PRODUCTS, [*stacks[0], *stacks[1]], strict=True):
+        for at, each in enumerate(stack):
+            tensors[f"{root}.{at}.{name}_proj.weight"] = each.T.contiguous()
+    save_file(tensors, file)
+    assert torch.equal(logits(load(tmp_path)), expected)
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.api.config import LayerSpec
 from engine.attention.base import Attend, LatentProjections, Recurrence, Values
 from engine.attention.delta import DeltaRule
+from engine.attention.short_conv import ShortConvolution
 from engine.attention.state_space import StateSpace
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder
@@ -75,9 +76,14 @@ def plain_attend(
         seen = (row[:, None] == row) & (at[:, None] >= at)
         if spec.window is not None:
             seen &= at[:, None] - at < spec.window
+        if spec.chunk is not None:
+            own = torch.cat([torch.arange(count) for count in rows or [len(q)]]) // spec.chunk
+            seen &= own[:, None] == own
         scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) * spec.scale
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        if spec.slopes:
+            scores = scores - torch.tensor(spec.slopes)[:, None, None] * (at[:, None] - at)
         scores = scores.masked_fill(~seen, float("-inf"))
         if sinks and index in sinks:
             scores = torch.cat((scores, sinks[index][:, None, None].expand(-1, len(q), 1)), -1)
@@ -90,8 +96,18 @@ def plain_attend(
 def plain_recurrence(x: Tensor, gates: Tensor, rule: Recurrence) -> Tensor:
     if isinstance(rule, StateSpace):
         return plain_state_space(x, gates, rule)
+    if isinstance(rule, ShortConvolution):
+        return plain_convolution(x, rule)
     assert isinstance(rule, DeltaRule)
     return plain_delta_rule(x, gates, rule)
+
+
+def plain_convolution(x: Tensor, rule: ShortConvolution) -> Tensor:
+    """Run a convolution over one row, token by token."""
+    padded = torch.cat((x.new_zeros(rule.sizes.taps - 1, x.shape[1]), x)).float()
+    bias = 0 if rule.conv_bias is None else rule.conv_bias.float()
+    windows = (padded[at : at + rule.sizes.taps] for at in range(len(x)))
+    return torch.stack([(window.T * rule.conv.float()).sum(1) + bias for window in windows])
 
 
 def plain_state_space(x: Tensor, gates: Tensor, space: StateSpace) -> Tensor:

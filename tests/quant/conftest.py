@@ -6,7 +6,7 @@ import pytest
 
 import engine.assembly
 from engine.models.registry import load_model
-from tests.models.test_families import reference
+from tests.models.families import reference
 from tests.runner.letters import VOCAB, byte_tokenizer
 
 

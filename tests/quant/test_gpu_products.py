@@ -22,7 +22,7 @@ from engine.quant.fp8_linear import quantized as to_fp8
 from engine.quant.registry import named
 from tests.kernels.cases import make_long_case
 from tests.kernels.steps.test_stage_gpu import decoder
-from tests.models.test_families import reference
+from tests.models.families import reference
 from tests.quant.test_schemes import (
     CLOSE,
     SHAPES,

@@ -19,7 +19,7 @@ from engine.models.support import support
 from engine.quant.formats import stored
 from engine.quant.fp4 import FEW, Fp4Table
 from engine.quant.packing import Packing
-from tests.models.test_families import reference
+from tests.models.families import reference
 from tests.models.tiny import CONFIG, checkpoint, write_config
 from tests.quant.packers import Compressed, Fp4, Fp8, Mixed, Packed, write
 from tests.quant.test_checkpoints import UP, loaded, logits, refusal, weight_of

@@ -15,12 +15,14 @@ from engine.attention.base import Attend
 from engine.models.base import LanguageModel
 from engine.serving.engine import Engine
 from engine.start import start
-from tests.models.test_families import (
+from tests.models.families import (
     DEEPSEEK,
     EXPERTS,
     GPT_OSS,
     GRANITE_HYBRID,
+    LFM2,
     LINEAR,
+    LLAMA4,
     LONE,
     NEMOTRON,
     reference,
@@ -38,6 +40,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", EXPERTS | {"head_dim": 16, "norm_topk_prob": True}),
     "deepseek_v3": ("DeepseekV3", DEEPSEEK),
     "gpt_oss": ("GptOss", GPT_OSS | {"sliding_window": 21}),
+    "llama4": ("Llama4Text", LLAMA4),
+    "bloom": ("Bloom", {}),
+    "lfm2": ("Lfm2", LFM2),
     "qwen3_next": ("Qwen3Next", EXPERTS | LINEAR | {"num_experts": 4}),
     "granitemoehybrid": ("GraniteMoeHybrid", GRANITE_HYBRID),
     "nemotron_h": ("NemotronH", NEMOTRON | {"layers_block_type": LONE[:4]}),

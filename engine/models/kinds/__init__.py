@@ -3,18 +3,29 @@
 Needs no torch until a class is requested.
 """
 
-from engine.models.kinds.attention import Grouped
+from engine.models.kinds.attention import Chunked, Grouped
 from engine.models.kinds.base import PartKind
 from engine.models.kinds.ends import Ends, EndsBySize
-from engine.models.kinds.experts import Routed, RoutedByGroup, RoutedClamped, RoutedIfAny, RoutedUngated
-from engine.models.kinds.feed_forward import Dense, Ungated
+from engine.models.kinds.experts import (
+    Routed,
+    RoutedBiased,
+    RoutedByGroup,
+    RoutedClamped,
+    RoutedIfAny,
+    RoutedInputs,
+    RoutedUngated,
+)
+from engine.models.kinds.feed_forward import Dense, DenseRounded, Ungated
 from engine.models.kinds.latent import Latent
-from engine.models.kinds.linear import DeltaNet, StateKind
+from engine.models.kinds.linear import DeltaNet, ShortConvolutions, StateKind
 from engine.models.kinds.mamba import Mamba, OnlyMamba
+from engine.models.kinds.sloped import Sloped, SlopedMpt
 
 __all__ = [
+    "Chunked",
     "DeltaNet",
     "Dense",
+    "DenseRounded",
     "Ends",
     "EndsBySize",
     "Grouped",
@@ -23,10 +34,15 @@ __all__ = [
     "OnlyMamba",
     "PartKind",
     "Routed",
+    "RoutedBiased",
     "RoutedByGroup",
     "RoutedClamped",
     "RoutedIfAny",
+    "RoutedInputs",
     "RoutedUngated",
+    "ShortConvolutions",
+    "Sloped",
+    "SlopedMpt",
     "StateKind",
     "Ungated",
 ]

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from engine.api.config import CacheSpec
 from engine.models.fields import MOST_HEAD_DIM, MOST_HEADS, MOST_TOKENS, MOST_WIDTH, Fields
 from engine.models.kinds.base import Flag, Real, optional
-from engine.models.kinds.windows import Unrotated, Windows, all_rotated, no_windows
+from engine.models.kinds.windows import (
+    Unrotated,
+    Windows,
+    all_rotated,
+    chunks_by_layer,
+    no_windows,
+    unrotated,
+)
 
 if TYPE_CHECKING:
     from engine.models.layers.part import Part
@@ -89,6 +96,36 @@ class Grouped:
         if dim % 2:
             raise fields.bad("head_dim", "must be even for rotary positions")
         return dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunked(Grouped):
+    """The attention of Llama 4: some layers see only chunks of the text, and others have no positions."""
+
+    unrotated: Unrotated = unrotated
+    floor: int = 8192  # positions for which the queries of unrotated layers are scaled alike
+    growth: float = 0.1  # of that scale
+
+    def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
+        found = Grouped.read(self, fields, layers)
+        chunks = chunks_by_layer(fields, layers, found["unrotated"])
+        growing = fields.flag("attn_temperature_tuning", True)
+        return {
+            **found,
+            "layers": tuple(
+                replace(spec, chunk=chunk) for spec, chunk in zip(found["layers"], chunks, strict=True)
+            ),
+            "settings": {
+                "normed": fields.flag("use_qk_norm", True),
+                "floor": fields.whole("floor_scale", self.floor, high=MOST_TOKENS),
+                "growth": fields.real("attn_scale", self.growth, above=-1e-9) if growing else 0.0,
+            },
+        }
+
+    def part(self) -> type[Part]:
+        from engine.models.layers.attention import GrowingAttention
+
+        return GrowingAttention
 
 
 def _heads(fields: Fields) -> tuple[int, int]:

@@ -134,6 +134,49 @@ class RoutedClamped(Routed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedBiased(Routed):
+    """The experts of LFM2: scores are sigmoids, and a learned bias takes part in the choice."""
+
+    def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
+        if not fields.flag("use_expert_bias", True):
+            raise fields.unsupported("use_expert_bias", "only true is supported")
+        found = Routed.read(self, fields, layers)
+        scaling = fields.real("routed_scaling_factor", 1.0)
+        dense = fields.whole("num_dense_layers", 2, low=0, high=MOST_LAYERS)
+        return {
+            **found,
+            "experts": replace(found["experts"], scaling=scaling),
+            "dense": tuple(range(min(dense, layers))),
+        }
+
+    def part(self) -> type[Part]:
+        from engine.models.layers.moe import LoneBiasedMoE
+
+        return LoneBiasedMoE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedInputs(Routed):
+    """The experts of Llama 4 beside one that serves all tokens, in all layers or at an interval."""
+
+    def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
+        every = fields.whole("interleave_moe_layer_step", 1, high=MOST_LAYERS)
+        routed = fields.list("moe_layers", [i for i in range(layers) if (i + 1) % every == 0])
+        if any(not isinstance(each, int) or isinstance(each, bool) for each in routed):
+            raise fields.bad("moe_layers", "must list numbers of layers")
+        return {
+            **Routed.read(self, fields, layers),
+            "mlp": fields.whole("intermediate_size_mlp", 16_384, high=MOST_WIDTH),
+            "dense": tuple(i for i in range(layers) if i not in routed),
+        }
+
+    def part(self) -> type[Part]:
+        from engine.models.layers.moe import WeighedInputMoE
+
+        return WeighedInputMoE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedIfAny(Routed):
     """Experts beside one that serves all tokens, or only that one, if config.json has no others."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.models.fields import MOST_WIDTH, Fields
-from engine.models.kinds.base import Flag
+from engine.models.kinds.base import Flag, optional
 
 if TYPE_CHECKING:
     from engine.models.layers.part import Part
@@ -49,14 +49,38 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DenseRounded(Dense):
+    """The feed-forward of LFM2: two thirds of the width in config.json, rounded up to a multiple."""
+
+    def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
+        found = Dense.read(self, fields, layers)
+        if not fields.flag("block_auto_adjust_ff_dim", True):
+            return found
+        multiple = fields.whole("block_multiple_of", 256, high=MOST_WIDTH)
+        times = optional(fields, "block_ffn_dim_multiplier", 1.0)
+        width = int(2 * found["mlp"] / 3)
+        if times is not None:
+            width = -(-int(times * width) // multiple) * multiple
+        if not 0 < width <= MOST_WIDTH:
+            raise fields.bad("block_ffn_dim_multiplier", f"must leave a width from 1 to {MOST_WIDTH}")
+        return {**found, "mlp": width}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ungated:
     """A feed-forward of two products around an activation."""
 
     bias: Flag | None = None
     activation: tuple[str, str] = ("hidden_act", "gelu_pytorch_tanh")
+    ratio: int = 0  # its width in hidden sizes; 0: config.json has the width
 
     def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
-        return _widths(fields, self.bias) | {"activation": activation_of(fields, *self.activation)}
+        found = {"activation": activation_of(fields, *self.activation)}
+        if self.ratio:
+            biased = self.bias is not None and self.bias[1]
+            width = self.ratio * fields.whole("hidden_size", high=MOST_WIDTH)
+            return {"mlp": width, "mlp_bias": biased, **found}
+        return _widths(fields, self.bias) | found
 
     def part(self) -> type[Part]:
         from engine.models.layers import mlp

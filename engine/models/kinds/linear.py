@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.api.config import CacheSpec, StateSpec
-from engine.models.fields import MOST_HEAD_DIM, MOST_HEADS, MOST_LAYERS, Fields
+from engine.models.fields import MOST_HEAD_DIM, MOST_HEADS, MOST_LAYERS, MOST_WIDTH, Fields
 
 if TYPE_CHECKING:
     from engine.models.layers.part import Part
 
-LINEAR, FULL = "linear_attention", "full_attention"
+LINEAR, FULL, CONV = "linear_attention", "full_attention", "conv"
 MOST_TAPS = 64
 
 
@@ -53,6 +53,37 @@ class DeltaNet:
         from engine.models.layers import linear
 
         return linear.InterleavedLinearAttention if self.interleaved else linear.LinearAttention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvolutions:
+    """The convolutions of LFM2, in the layers that config.json lists."""
+
+    def count(self, fields: Fields) -> int:
+        return fields.whole("num_hidden_layers", high=MOST_LAYERS)
+
+    def read(self, fields: Fields, layers: Sequence[CacheSpec]) -> Mapping[str, Any]:
+        return {"settings": {"conv_bias": fields.flag("conv_bias", False)}}
+
+    def among(self, fields: Fields, layers: Sequence[CacheSpec]) -> tuple[CacheSpec, ...]:
+        key = "layer_types" if fields.get("layer_types") is not None else "full_attn_idxs"
+        if key == "layer_types":
+            kinds = fields.list(key)
+        else:
+            full = fields.list(key, list(range(len(layers))))
+            kinds = [FULL if at in full else CONV for at in range(len(layers))]
+        if len(kinds) != len(layers) or FULL not in kinds or any(kind not in (CONV, FULL) for kind in kinds):
+            raise fields.bad(key, f"must list {CONV} or {FULL} for each layer, and {FULL} at least once")
+        width = fields.whole("hidden_size", high=MOST_WIDTH)
+        taps = fields.whole("conv_L_cache", 3, low=2, high=MOST_TAPS)
+        state = StateSpec(heads=1, key_heads=1, key_dim=0, value_dim=width, taps=taps)
+        spec = CacheSpec.of_state(state)
+        return tuple(spec if kind == CONV else each for kind, each in zip(kinds, layers, strict=True))
+
+    def part(self) -> type[Part]:
+        from engine.models.layers.linear import ShortConv
+
+        return ShortConv
 
 
 def _kinds(fields: Fields, layers: int) -> list[str]:

@@ -6,6 +6,7 @@ from engine.models.fields import MOST_LAYERS, MOST_TOKENS, Fields
 
 Windows = Callable[[Fields, int], tuple[int | None, ...]]
 Unrotated = Callable[[Fields, int], tuple[int, ...]]
+_FULL, _CHUNKED = "full_attention", "chunked_attention"
 
 
 def no_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
@@ -100,10 +101,25 @@ def _window(fields: Fields, default: int = 4096) -> int:
 def unrotated(fields: Fields, layers: int) -> tuple[int, ...]:
     """Return the layers without rotary positions."""
     interval = fields.whole("no_rope_layer_interval", 4, high=MOST_LAYERS)
-    rotated = fields.list("no_rope_layers", [int((i + 1) % interval != 0) for i in range(layers)])
+    rotated = fields.list("no_rope_layers", []) or [int((i + 1) % interval != 0) for i in range(layers)]
     if len(rotated) < layers or any(mark not in (0, 1) for mark in rotated):
         raise fields.bad("no_rope_layers", f"must mark each of the {layers} layers with 1 (rotary) or 0")
     return tuple(i for i in range(layers) if not rotated[i])
+
+
+def chunks_by_layer(fields: Fields, layers: int, full: Sequence[int]) -> tuple[int | None, ...]:
+    """The chunk of each layer: listed by name, or in all but the `full` ones. A null means none has any."""
+    if fields.given("attention_chunk_size") and fields.get("attention_chunk_size") is None:
+        return (None,) * layers
+    chunk = fields.whole("attention_chunk_size", 8192, high=MOST_TOKENS)
+    usual = [_FULL if i in full else _CHUNKED for i in range(layers)]
+    kinds = fields.list("layer_types", usual)
+    if len(kinds) != layers:
+        raise fields.bad("layer_types", f"must list {layers} layers, as in num_hidden_layers")
+    if any(kind not in (_FULL, _CHUNKED) for kind in kinds):
+        raise fields.unsupported("layer_types", f"only {_FULL} and {_CHUNKED} are supported")
+    chunk_if_any = chunk if chunk < fields.whole("max_position_embeddings", high=MOST_TOKENS) else None
+    return tuple(chunk_if_any if kind == _CHUNKED else None for kind in kinds)
 
 
 def all_rotated(fields: Fields, layers: int) -> tuple[int, ...]:

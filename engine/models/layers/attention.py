@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.api.config import CacheSpec, DecoderConfig
@@ -34,7 +35,7 @@ class GroupedAttention(Part):
         super().__init__(config, index, build)
         whole = config.layers[index]
         self.whole = (whole.heads, whole.kv_heads)  # over all ranks
-        self.cache = spec = of_rank(whole, build.ranks)
+        self.cache = spec = of_rank(whole, build)
         self.heads = (spec.heads, spec.kv_heads)
         self.parts = (sum(self.heads), spec.kv_heads)  # queries and keys are adjacent: one call rotates both
         self.shape = (-1, sum(self.parts), spec.key_dim)
@@ -187,6 +188,65 @@ class WideNormAttention(GroupedAttention):
         return False
 
 
+class GrowingAttention(GroupedAttention):
+    """Layers with rotation norm queries and keys after it. In others, queries grow with their position."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        settings = config.settings
+        self.eps = config.norm_eps if settings["normed"] and self.has_rope else None
+        self.floor: int = settings["floor"]
+        self.growth: float = 0.0 if self.has_rope else settings["growth"]
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        qk, v = self.product("qkv", self.norm(x), step).view(self.shape).split_with_sizes(self.parts, 1)
+        self._rotate(qk, step)
+        if self.eps is not None:
+            qk = F.rms_norm(qk, qk.shape[-1:], None, self.eps)
+        q, k = qk.split_with_sizes(self.heads, 1)
+        if self.growth:
+            scale = ((step.positions + 1) // self.floor).float().log1p() * self.growth + 1.0
+            q = (q * scale[:, None, None]).to(q.dtype)
+        return self.product("out", step.attend(self.index, q, k, v).flatten(1), step)
+
+    fused = Part.fused
+
+    def takes_single(self, gpu: "GpuKernels") -> bool:
+        return False
+
+
+class SlopedAttention(GroupedAttention):
+    """Without positions: scores fall with the distance. Queries, keys and values may be ordered by head."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        self.by_head: bool = config.settings["by_head"]
+        self.limit: float | None = config.settings["clip"]  # of their numbers
+
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        if not self.by_head:
+            return super().pieces()
+        qkv = SourceTensor(
+            self.names["attention.qkv"], 3 * self.heads[0] * self.shape[-1], by_head(self.whole[0])
+        )
+        return {**super().pieces(), "qkv": (qkv,)}
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        made = self.product("qkv", self.norm(x), step).view(self.shape)
+        if self.limit is not None:
+            made.clamp_(-self.limit, self.limit)
+        if self.by_head:
+            q, k, v = made.unflatten(1, (-1, 3)).unbind(2)
+        else:
+            q, k, v = made.split_with_sizes((*self.heads, self.parts[1]), 1)
+        return self.product("out", step.attend(self.index, q, k, v).flatten(1), step)
+
+    fused = Part.fused
+
+    def takes_single(self, gpu: "GpuKernels") -> bool:
+        return False
+
+
 class GatedAttention(GroupedAttention):
     """Each query head also has a gate for its output, of as many numbers."""
 
@@ -221,9 +281,12 @@ class GatedAttention(GroupedAttention):
         return x.plus(gpu.product(self.out), gated.flatten(1), step)
 
 
-def of_rank(spec: CacheSpec, ranks: int) -> CacheSpec:
+def of_rank(spec: CacheSpec, build: Build) -> CacheSpec:
     """Return one rank's share of a cache spec. Ranks beyond the number of key heads share one."""
+    ranks, rank = build.ranks, 0 if build.collective is None else build.collective.rank
     heads, kv_heads = spec.heads, spec.kv_heads
     if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
         raise BadInput(f"{heads} query heads and {kv_heads} KV heads cannot be split over {ranks} ranks")
-    return replace(spec, heads=heads // ranks, kv_heads=max(1, kv_heads // ranks))
+    own = heads // ranks
+    slopes = spec.slopes[rank * own : (rank + 1) * own]
+    return replace(spec, heads=own, kv_heads=max(1, kv_heads // ranks), slopes=slopes)

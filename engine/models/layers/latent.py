@@ -26,7 +26,7 @@ class LatentAttention(Part):
         self.sizes = sizes = config.latent
         whole = config.layers[index]
         self.whole_heads = whole.heads  # over all ranks
-        self.cache = spec = of_rank(whole, build.ranks)
+        self.cache = spec = of_rank(whole, build)
         self.heads, self.interleaved = spec.heads, config.rope.interleaved
         queries, inner = spec.heads * (sizes.unrotated + sizes.rotated), replace(build, eps=EPS)
         self.parts = (sizes.query_rank or queries, sizes.rank, sizes.rotated)

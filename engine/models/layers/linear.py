@@ -1,4 +1,7 @@
-"""Linear attention: a gated delta rule over a recurrent state, after a convolution and before a gate."""
+"""Linear attention: a gated delta rule over a recurrent state, after a convolution and before a gate.
+
+And a layer that is only the convolution.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,10 +13,11 @@ from torch import Tensor
 
 from engine.api.config import CacheSpec, DecoderConfig
 from engine.attention.delta import EPS, DeltaRule
+from engine.attention.short_conv import ShortConvolution
 from engine.models.layers.activations import sigmoid, silu
 from engine.models.layers.build import Build
 from engine.models.layers.part import Part, SourceTensor
-from engine.models.layers.sharding import COLUMNS, WHOLE, Sharding, by_head, segments
+from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE, Sharding, by_head, segments
 from engine.models.layers.step import StepContext
 from engine.quant.experts import ExactLinear
 from engine.quant.linear import parameter
@@ -131,3 +135,55 @@ class InterleavedLinearAttention(LinearAttention):
         beta, rate = gates.unflatten(1, (state.key_heads, 2, each)).unbind(2)
         qkv = torch.cat([part.flatten(1) for part in (q, k, v)], 1)
         return qkv, gate.reshape(len(gate), state.heads, -1), beta.flatten(1), rate.flatten(1)
+
+
+class ShortConv(Part):
+    """The convolution of LFM2, between two gates that are made from the same token."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        whole = config.layers[index].state
+        assert whole is not None
+        self.sizes = replace(whole, value_dim=build.share(whole.value_dim, "channels of a convolution"))
+        self.cache, width = CacheSpec.of_state(self.sizes), self.sizes.channels
+        biased: bool = config.settings["conv_bias"]
+        self.norm = build.input_norm(config.hidden)
+        self.mixed = build.linear(config.hidden, 3 * width, bias=biased)
+        self.conv = parameter(width, 1, self.sizes.taps, dtype=build.dtype)
+        self.conv_bias = parameter(width, dtype=build.dtype) if biased else None
+        self.out = build.linear(width, config.hidden, bias=biased)
+
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        names, width = self.names, self.sizes.channels
+        found = {
+            "norm": (SourceTensor(names["attention.norm"], self.hidden, WHOLE),),
+            "mixed": (SourceTensor(names["linear.in"], 3 * width, segments(*[(width, ROWS)] * 3)),),
+            "conv": (SourceTensor(names["linear.conv"], width, ROWS),),
+            "out": (SourceTensor(names["linear.out"], self.hidden, COLUMNS),),
+        }
+        if self.conv_bias is not None:
+            found["conv_bias"] = (SourceTensor(names["linear.conv_bias"], width, ROWS),)
+        return found
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        before, after, given = self.mixed(self.norm(x)).chunk(3, 1)
+        rule, none = ShortConvolution(self.sizes, self.conv.squeeze(1), self.conv_bias), x[:, :0]
+        found = step.attend(self.index, before * given, none, rule).to(x.dtype)
+        out: Tensor = self.out(after * found)
+        return out
+
+    def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual":
+        layer, product = step.layers[self.index], gpu.product(self.mixed)
+        if step.single:
+            made = x.norm_gemv(product, self.norm, gpu, pdl=False)
+        else:
+            parts = product.parts(x.normed(self.norm, gpu, pdl=False).values)
+            made = parts[0] if len(parts) == 1 else parts.sum(0).to(x.stream.dtype)
+        before, after, given = made.chunk(3, 1)
+        how = (self.conv.squeeze(1), self.conv_bias, step.states())
+        found, _ = gpu.convolve(layer, (before * given).unsqueeze(0), 0, *how, activated=False)
+        return x.plus(gpu.product(self.out), after * found.to(after.dtype), step)
+
+    def takes_single(self, gpu: "GpuKernels") -> bool:
+        products = gpu.product(self.mixed), gpu.product(self.out)
+        return all(each.single for each in products) and gpu.norm_of(self.norm) is not None

@@ -31,6 +31,7 @@ class MoE(Part):
     best: ClassVar[int] = 1  # experts of a group whose scores are the group's
     inner: ClassVar[tuple[str, ...]] = ("gate", "up")  # the products before an expert's activation
     kernel: ClassVar[str] = "silu"  # the activation that the kernels compute
+    weighs_inputs: ClassVar[bool] = False  # whether weights multiply what an expert reads, else its output
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
@@ -67,7 +68,11 @@ class MoE(Part):
         order = experts.flatten().argsort(stable=True)
         counts = torch.zeros(self.spec.count, dtype=torch.int64, device=x.device)
         counts.scatter_add_(0, experts.flatten(), torch.ones_like(order))
-        rows = self.down.grouped(self.gated(self.gate_up.grouped(x[order // chosen], counts)), counts)
+        given = x[order // chosen]
+        if self.weighs_inputs:
+            given *= weights.to(x.dtype).flatten()[order, None]
+            weights = torch.ones_like(weights)
+        rows = self.down.grouped(self.gated(self.gate_up.grouped(given, counts)), counts)
         each = torch.empty_like(rows).index_copy_(0, order, rows).unflatten(0, (-1, chosen))
         total = each[:, 0] * weights[:, :1]
         for at in range(1, chosen):  # one by one, so that a row's sum does not depend on other rows
@@ -77,11 +82,15 @@ class MoE(Part):
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
         if (experts := self._kernels(gpu)) is None or x.collective is not None:
             return None
+        if self.weighs_inputs and self.spec.chosen > 1:  # the experts of a row would read different inputs
+            return None
         pdl = step.pdl
         given = x.normed(self.norm, gpu, pdl=pdl).values
         how: dict[str, Any] = {"best": self.best, "sigmoid": self.sigmoid, "bias": self.choice_bias()}
         weights, ids = experts.routed(given, self.router.weight, self.router.bias, **how, pdl=pdl)
         self.add_shared(x, given, step, gpu)
+        if self.weighs_inputs:
+            given, weights = given * weights.to(given.dtype), torch.ones_like(weights)
         return x.plus(*experts.activated(given, weights, ids, gpu.gate(**self.gate()), pdl=pdl), step)
 
     def takes_single(self, gpu: "GpuKernels") -> bool:
@@ -157,6 +166,16 @@ class SharedMoE(MoE):
         return out if scale is None else out * scale
 
 
+class WeighedInputMoE(SharedMoE):
+    """The experts of Llama 4: a sigmoid of its score multiplies what each chosen expert reads."""
+
+    sigmoid, weighs_inputs = True, True
+
+    def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores, experts = self.router(x.float()).topk(self.spec.chosen)
+        return sigmoid(scores), experts
+
+
 class ScaledSharedMoE(SharedMoE):
     """The expert that serves all tokens is scaled by a gate of its own."""
 
@@ -172,7 +191,7 @@ class ScaledSharedMoE(SharedMoE):
         return sigmoid(self.shared_gate(x.float())).to(x.dtype)
 
 
-class GroupedMoE(SharedMoE):
+class GroupChoice(MoE):
     """A token chooses from the experts of some groups, those with the highest score of an expert."""
 
     def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,7 +211,11 @@ class GroupedMoE(SharedMoE):
         return scores.topk(spec.chosen).indices
 
 
-class BiasedMoE(GroupedMoE):
+class GroupedMoE(GroupChoice, SharedMoE):
+    """Beside an expert for all tokens."""
+
+
+class LoneBiasedMoE(GroupChoice):
     """Scores are sigmoids. A learned bias takes part in the choice of experts, but not in their weights."""
 
     sigmoid, best = True, 2
@@ -215,6 +238,10 @@ class BiasedMoE(GroupedMoE):
 
     def choice_bias(self) -> Tensor | None:
         return self.router_bias
+
+
+class BiasedMoE(LoneBiasedMoE, SharedMoE):
+    """Beside an expert for all tokens."""
 
 
 class UngatedMoE(BiasedMoE):

@@ -1,5 +1,7 @@
 """The Triton backend in Triton's interpreter, against a plain implementation and the torch backend."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from engine.api.config import LayerSpec
 from engine.attention.torch_backend import TorchAttention
 from tests.attention import oracle
 from tests.attention.cases import Case, make_case
+from tests.attention.test_torch_backend import SLOPES
 from tests.cases import soak
 from tests.kernels.cases import make_long_case
 from tests.kernels.interpreted import Interpreted
@@ -25,15 +28,20 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2**-9}
 def layers(draw: st.DrawFn) -> LayerSpec:
     kv_heads = draw(st.sampled_from((1, 2)))
     key_dim = draw(st.sampled_from((8, 64, 80, 96, 128, 256)))
+    chunk = draw(st.none() | st.integers(1, 60))
+    heads = kv_heads * draw(st.sampled_from((1, 2, 3, 7, 16)))
+    slopes = draw(st.sampled_from(((), SLOPES[:heads])))
     return LayerSpec(
-        heads=kv_heads * draw(st.sampled_from((1, 2, 3, 7, 16))),
+        heads=heads,
         kv_heads=kv_heads,
         key_dim=key_dim,
         value_dim=draw(st.sampled_from((key_dim, key_dim, 40))),
         scale=key_dim**-0.5,
-        window=draw(st.none() | st.integers(1, 60)),
-        kept=draw(st.sampled_from((0, 0, 3, 20))),
-        softcap=draw(st.none() | st.sampled_from((1.0, 20.0))),
+        window=None if chunk else draw(st.none() | st.integers(1, 60)),
+        chunk=chunk,
+        kept=0 if chunk else draw(st.sampled_from((0, 0, 3, 20))),
+        softcap=None if slopes else draw(st.none() | st.sampled_from((1.0, 20.0))),
+        slopes=slopes,
     )
 
 
@@ -70,7 +78,7 @@ def test_equals_the_plain_implementation(
     seed: int,
 ) -> None:
     case = make_case(spec, rows, block_size=block_size, shuffled=True, sinks=sinks, dtype=dtype, seed=seed)
-    ahead = ahead and spec.window is None
+    ahead = ahead and spec.reach is None and not spec.slopes
     got, *cache = kernels.attend(case, keys=keys, programs=programs, ahead=ahead)
     expected = oracle.attend(case.q, case.k, case.v, case.layer, case.batch)  # writes the case's own cache
     assert got.dtype == dtype
@@ -124,18 +132,20 @@ def transposed(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("contexts", "rows", "window", "cut"),
+    ("contexts", "rows", "limit", "cut"),
     [
-        ([90], 1, None, True),
-        ([30, 5, 99], 4, None, True),
-        ([9, 16, 2], 8, None, False),
-        ([99], 2, 12, False),
+        ([90], 1, {}, True),
+        ([30, 5, 99], 4, {}, True),
+        ([9, 16, 2], 8, {}, False),
+        ([99], 2, {"window": 12}, False),
+        ([99, 40], 2, {"chunk": 40}, True),
+        ([99, 40], 2, {"slopes": SLOPES[:4]}, True),
     ],
 )
 def test_work_lists_of_a_graph_give_the_same(
-    kernels: Interpreted, contexts: list[int], rows: int, window: int | None, cut: bool
+    kernels: Interpreted, contexts: list[int], rows: int, limit: dict[str, Any], cut: bool
 ) -> None:
-    spec = LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.125, window=window)
+    spec = LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.125, **limit)
     one_each = [(1, context) for context in contexts]
     case = make_long_case(spec, one_each, block_size=16, dtype=torch.float32, device=CPU)
     found, was_cut = kernels.standing(case.copy(), rows)
@@ -144,25 +154,26 @@ def test_work_lists_of_a_graph_give_the_same(
 
 
 @pytest.mark.parametrize(
-    ("rows", "tokens", "window", "kept", "ahead", "cut"),
+    ("rows", "tokens", "limit", "ahead", "cut"),
     [
-        ([(17, 90)], 32, None, 0, True, False),
-        ([(1, 99), (1, 7), (3, 110), (11, 40), (2, 2)], 24, None, 0, False, True),
-        ([(1, 16), (9, 30)], 10, 12, 0, False, False),
-        ([(1, 60), (13, 70)], 16, 12, 3, False, False),
+        ([(17, 90)], 32, {}, True, False),
+        ([(1, 99), (1, 7), (3, 110), (11, 40), (2, 2)], 24, {}, False, True),
+        ([(1, 16), (9, 30)], 10, {"window": 12}, False, False),
+        ([(1, 60), (13, 70)], 16, {"window": 12, "kept": 3}, False, False),
+        ([(1, 60), (13, 70)], 16, {"chunk": 12}, False, False),
+        ([(1, 60), (13, 70)], 16, {"slopes": SLOPES[:4]}, False, True),
     ],
 )
 def test_work_lists_with_pieces_of_prompts_give_the_same(
     kernels: Interpreted,
     rows: list[tuple[int, int]],
     tokens: int,
-    window: int | None,
-    kept: int,
+    limit: dict[str, Any],
     ahead: bool,
     cut: bool,
 ) -> None:
     """Contexts of pieces may be split, and no program may read beyond a table for an item that is empty."""
-    spec = LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.125, window=window, kept=kept)
+    spec = LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.125, **limit)
     case = make_long_case(spec, rows, block_size=16, dtype=torch.float32, device=CPU)
     found, was_cut = kernels.standing(case.copy(), tokens, ahead=ahead)
     torch.testing.assert_close(found, run_torch(case), rtol=1e-5, atol=1e-6)

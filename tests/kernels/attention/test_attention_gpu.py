@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from engine.api.config import KvSchemeName, LayerSpec
 from engine.attention.torch_backend import TorchAttention
 from engine.kv.store import bits
 from tests.attention.cases import Case
+from tests.attention.test_torch_backend import SLOPES
 from tests.kernels.cases import make_long_case, packed
 
 pytestmark = pytest.mark.cuda
@@ -52,7 +54,9 @@ def test_any_shape_is_right(dim: int, group: int) -> None:
     plain = LayerSpec(heads=kv_heads * group, kv_heads=kv_heads, key_dim=dim, value_dim=dim, scale=dim**-0.5)
     for dtype in (torch.bfloat16, torch.float16):
         spec = replace(
-            plain, window=draw.choice((None, draw.randint(1, 5000))), softcap=draw.choice((None, None, 20.0))
+            plain,
+            softcap=draw.choice((None, None, 20.0)),
+            **draw.choice(({}, {"window": draw.randint(1, 5000)}, {"chunk": draw.randint(1, 5000)})),
         )
         block_size, sinks = draw.choice((16, 32, 64, 128, 256)), draw.random() < 0.3
         longest = draw.choice((200, 3000, 32768))
@@ -102,17 +106,22 @@ def test_prompts_are_right(dim: int, group: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["none", "int8", "fp8"])
-@pytest.mark.parametrize("window", [None, 100, 3000])
+@pytest.mark.parametrize(
+    "limit",
+    [{}, {"window": 100}, {"window": 3000}, {"chunk": 700}, {"slopes": SLOPES}],
+    ids=["", "100", "3000", "chunk", "slopes"],
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_packed_caches_and_windows_are_right(
-    dtype: torch.dtype, window: int | None, scheme: KvSchemeName
+def test_packed_caches_windows_chunks_and_slopes_are_right(
+    dtype: torch.dtype, limit: dict[str, Any], scheme: KvSchemeName
 ) -> None:
     for seed, (dim, group) in enumerate(((128, 2), (128, 4), (64, 7), (256, 1), (80, 16))):
         draw = random.Random(seed)
         spec = LayerSpec(
-            heads=2 * group, kv_heads=2, key_dim=dim, value_dim=dim, scale=dim**-0.5, window=window,
-            kept=draw.choice((4, 4, 20)) if window else 0,
+            heads=2 * group, kv_heads=2, key_dim=dim, value_dim=dim, scale=dim**-0.5, **limit,
+            kept=draw.choice((4, 4, 20)) if "window" in limit else 0,
         )  # fmt: skip
+        spec = replace(spec, slopes=spec.slopes[: spec.heads])
         singles = [(1, draw.randint(1, 9000)) for _ in range(draw.choice((1, 3, 40)))]
         chunks = [(5, 5 + draw.randint(0, 9000)), (draw.randint(10, 400), 5000)]
         for rows in (singles, [*singles, *chunks]):

@@ -14,6 +14,7 @@ from engine.api.config import LayerSpec
 from engine.attention.base import Batch
 from engine.kv.store import KVLayer
 from tests.attention.cases import Case, make_batch
+from tests.attention.test_torch_backend import SLOPES
 from tests.cases import soak
 from tests.kernels.attention.test_attention import run_torch
 from tests.kernels.conftest import moved
@@ -28,6 +29,8 @@ SHAPES = [
     (SPEC, 16),
     (LayerSpec(heads=4, kv_heads=1, key_dim=32, value_dim=32, scale=0.1, softcap=2.0), 32),
     (LayerSpec(heads=2, kv_heads=2, key_dim=64, value_dim=16, scale=0.1, window=20, kept=3), 16),
+    (LayerSpec(heads=4, kv_heads=2, key_dim=32, value_dim=32, scale=0.1, chunk=20), 16),
+    (LayerSpec(heads=4, kv_heads=2, key_dim=32, value_dim=32, scale=0.1, slopes=SLOPES[:4]), 16),
 ]
 
 
@@ -48,7 +51,8 @@ def same(mine: list[Tensor], theirs: KVLayer) -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        (0, torch.float32), (1, torch.float16), (2, torch.float32),
+        (0, torch.float32), (1, torch.float16), (2, torch.float32), (3, torch.float32),
+        (4, torch.float16),
         *soak((0, torch.float16), (1, torch.float32)),
     ],
     ids=str,

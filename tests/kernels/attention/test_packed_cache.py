@@ -1,6 +1,7 @@
 """A compressed cache and a window with sinks, in Triton's interpreter."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from engine.kv.store import KVLayer, bits
 from engine.models.rope import rope_table
 from tests.attention import oracle
 from tests.attention.cases import Case, make_case
+from tests.attention.test_torch_backend import SLOPES
 from tests.cases import soak
 from tests.kernels import oracles
 from tests.kernels.attention.test_attention import run_torch
@@ -187,6 +189,27 @@ def test_rope_writes_packed_cells(kernels: Interpreted, scheme: KvSchemeName, dt
         off = cells.flatten(0, 1)[there][known].float() - numbers[there][known].float()
         assert (off.abs() <= (1 if scheme == "int8" else 32)).all()
         assert (bits(cells).flatten(0, 1).float().abs().sum((1, 2)) > 0).sum() == len(there)
+
+
+@pytest.mark.parametrize(
+    ("changes", "programs", "scheme", "dtype"),
+    [
+        ({"chunk": 20}, 300, "fp8", torch.float16),
+        ({"slopes": SLOPES[: SPEC.heads]}, 8, "int8", torch.float16),
+        *soak(
+            ({"chunk": 7}, 8, "int8", torch.float32),
+            ({"chunk": 20}, 8, "int8", torch.float16),
+            ({"slopes": SLOPES[: SPEC.heads]}, 300, "fp8", torch.float32),
+        ),
+    ],
+)
+def test_chunks_and_slopes(
+    kernels: Interpreted, changes: dict[str, Any], programs: int, scheme: KvSchemeName, dtype: torch.dtype
+) -> None:
+    case = make_case(replace(SPEC, **changes), [(1, 50), (1, 21), (30, 45), (4, 4)], dtype=dtype)
+    case = packed(case, scheme)
+    got, *_ = kernels.attend(case.copy(), keys=16, programs=programs)
+    torch.testing.assert_close(got.float(), exact(case), rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize(

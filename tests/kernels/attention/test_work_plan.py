@@ -13,6 +13,8 @@ from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.tiles import Tile
 from engine.kernels.triton.attention.work_plan import Chunks, plan_items, plan_spans
 
+SPEC = LayerSpec(heads=16, kv_heads=2, key_dim=64, value_dim=64, scale=1.0)
+
 
 @given(
     rows=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 3000)), min_size=1, max_size=20),
@@ -21,15 +23,23 @@ from engine.kernels.triton.attention.work_plan import Chunks, plan_items, plan_s
     keys=st.sampled_from((16, 64)),
     programs=st.sampled_from((1, 40, 340)),
     window=st.none() | st.integers(1, 4000),
+    chunk=st.none() | st.integers(1, 4000),
 )
 def test_every_visible_key_is_covered_once(
-    rows: list[tuple[int, int]], first: int, queries: int, keys: int, programs: int, window: int | None
+    rows: list[tuple[int, int]],
+    first: int,
+    queries: int,
+    keys: int,
+    programs: int,
+    window: int | None,
+    chunk: int | None,
 ) -> None:
     counts = np.array([new for new, _ in rows])
     contexts = np.array([new + old for new, old in rows], np.int32)
     starts = np.concatenate(([7], 7 + np.cumsum(counts))).astype(np.int32)
     tile = Tile(queries, padded=2, keys=keys, warps=1, stages=1, programs=programs, pdl=False)
-    items, merges, partials = plan_items(Chunks.of(first, starts, contexts, queries), window, 8, tile)
+    spec = replace(SPEC, kv_heads=8, window=None if chunk else window, chunk=chunk)
+    items, merges, partials = plan_items(Chunks.of(first, starts, contexts, queries), spec, tile)
 
     spans: dict[int, list[tuple[int, int, int]]] = {}  # by a tile's first token
     covered = []
@@ -39,7 +49,7 @@ def test_every_visible_key_is_covered_once(
         assert position == contexts[row - first] - starts[row - first + 1] + token
         if token not in spans:
             covered += range(token, token + count)
-        low = 0 if window is None else max(0, position + 1 - window)
+        low = spec.oldest(position)
         assert low <= begin
         assert end <= position + count
         assert (begin - low) % keys == 0
@@ -64,7 +74,9 @@ def test_every_visible_key_is_covered_once(
 
 def pieces(contexts: list[int], tile: Tile) -> int:
     starts = np.arange(len(contexts) + 1, dtype=np.int32)
-    return len(plan_items(Chunks.of(0, starts, np.array(contexts, np.int32), 1), None, 8, tile)[0])
+    return len(
+        plan_items(Chunks.of(0, starts, np.array(contexts, np.int32), 1), replace(SPEC, kv_heads=8), tile)[0]
+    )
 
 
 def test_long_contexts_are_split_if_the_gpu_would_idle() -> None:
@@ -164,7 +176,7 @@ def test_items_fit_the_reserved_room(
     tile = Tile(1, 16, keys, warps=1, stages=1, programs=programs, pdl=False)
     ends = np.array(contexts, np.int32)
     chunks = Chunks.of(0, np.arange(len(ends) + 1), ends, 1)
-    items, merges, partials = plan_items(chunks, None, 2, tile, (len(ends) + spare, few))
+    items, merges, partials = plan_items(chunks, SPEC, tile, (len(ends) + spare, few))
     assert len(items) <= len(ends) + spare
     assert len(merges) <= few
     assert partials == merges[:, 3].sum() == (items[:, 6] >= 0).sum()

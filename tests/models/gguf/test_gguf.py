@@ -16,8 +16,8 @@ from engine.models.registry import load_model
 from engine.models.rope import frequencies
 from engine.quant.gguf import dequantized, grouped
 from engine.quant.registry import named
+from tests.models.families import EXPERTS, PADDED, SCALES, SHAPE, reference
 from tests.models.gguf.ggufs import gguf, random_bytes, write_gguf
-from tests.models.test_families import EXPERTS, PADDED, SCALES, SHAPE, reference
 from tests.models.tiny import plain_attend
 from tests.quant.changing import drain_of, engine_on, switch
 

@@ -169,6 +169,8 @@ def test_what_cannot_hold_is_refused(llama: Path, checkpoint) -> None:  # type: 
         engine_on(checkpoint("mistral")[0], **BUDGET)
     with pytest.raises(BadInput, match="kv_budget is not available: this model caches latents"):
         engine_on(checkpoint("deepseek_v3")[0], **BUDGET)
+    with pytest.raises(BadInput, match="scores of this model fall with the distance of tokens"):
+        engine_on(checkpoint("bloom")[0], **BUDGET)
     for other in ({"kv_window": 64}, {"kv_disk": "/nowhere:1"}, {"kv_host": 1.0}, {"host_blocks": 4}):
         with pytest.raises(BadInput, match=f"kv_budget cannot be used with {next(iter(other))}"):
             EngineConfig(model="m", **BUDGET, **other)

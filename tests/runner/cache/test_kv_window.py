@@ -59,6 +59,17 @@ def test_a_narrower_window_of_the_model_is_kept(checkpoint) -> None:  # type: ig
     assert reply(engine, LONG).reply == reply(engine_on(folder), LONG).reply
 
 
+def test_chunks_of_the_model_are_kept(checkpoint) -> None:  # type: ignore[no-untyped-def]
+    """Those of Llama 4 have 21 tokens here, and a window must cover one."""
+    folder, _ = checkpoint("llama4")
+    engine = engine_on(folder, **WINDOW)
+    kept = [(each.spec.window, each.spec.chunk, each.spec.kept) for each in engine.runner.store.layers]
+    assert kept == [(None, 21, 0), (32, None, 4), (None, 21, 0)]
+    assert reply(engine, LONG, 1).finish is not None
+    with pytest.raises(BadInput, match="kv_window must be at least 21 tokens, the chunk within"):
+        engine_on(folder, kv_window=20)
+
+
 def test_the_context_limit_with_a_window(llama: Path) -> None:
     longest = engine_on(llama).runner.model.config.max_context
     assert engine_on(llama, blocks=TIGHT, **WINDOW).limits.context == longest > TIGHT * 16

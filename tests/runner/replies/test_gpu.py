@@ -53,7 +53,7 @@ def test_drafts_do_not_change_a_reply(
     assert_nothing_changes(engine, drafted, speculative(work, kinds, others))
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h"])
+@pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h", "lfm2"])
 @settings(max_examples=8, phases=[Phase.generate])
 @given(work=workloads, kinds=st.lists(st.sampled_from(["", "ngram"]), min_size=5, max_size=5))
 def test_states_in_graphs_are_those_of_a_request_alone(
@@ -67,7 +67,15 @@ def test_states_in_graphs_are_those_of_a_request_alone(
 
 
 @pytest.mark.parametrize(
-    ("family", "kv"), [("llama", "none"), ("gemma3", "none"), ("llama", "int8"), ("llama", "int4")]
+    ("family", "kv"),
+    [
+        ("llama", "none"),
+        ("gemma3", "none"),
+        ("llama4", "none"),
+        ("bloom", "none"),
+        ("llama", "int8"),
+        ("llama", "int4"),
+    ],
 )
 def test_pieces_of_prompts_run_in_graphs_beside_replies(
     checkpoint: Callable[[str], tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch, family: str, kv: str

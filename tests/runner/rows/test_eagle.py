@@ -19,7 +19,7 @@ from engine.execution.draft.eagle import read_eagle
 from engine.models.find import find_model
 from engine.models.registry import load_model
 from tests.examples import TIMES
-from tests.models.test_families import reference
+from tests.models.families import reference
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.rows.drafted import noted_drafts

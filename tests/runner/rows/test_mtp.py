@@ -25,7 +25,7 @@ from engine.models.registry import load_model, own_head
 from engine.serving.engine import Engine
 from tests.cases import soak
 from tests.examples import TIMES
-from tests.models.test_families import GROUPED, reference
+from tests.models.families import GROUPED, reference
 from tests.models.tiny import plain_attend
 from tests.outputs import Output
 from tests.quant.packers import Compressed, Fp8, write

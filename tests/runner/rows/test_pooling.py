@@ -19,7 +19,7 @@ from engine.execution.runner import ModelRunner
 from engine.serving.engine import Engine
 from engine.serving.recordings.replay import replay
 from tests.examples import examples
-from tests.models.test_families import reference
+from tests.models.families import reference
 from tests.outputs import Output
 from tests.runner.company import Company, companies
 from tests.runner.device.test_no_memory import limit_memory
@@ -56,7 +56,8 @@ def embed(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tupl
 
 def assert_as_in_transformers(model: Any, prompt: Sequence[int], found: PooledOutput, pooling: str) -> None:
     with torch.inference_mode():
-        states = model.get_decoder()(torch.tensor([prompt])).last_hidden_state[0]
+        decoder = getattr(model, "model", model.base_model)
+        states = decoder(torch.tensor([prompt])).last_hidden_state[0]
     expected = states[-1] if pooling == "last" else states.mean(0)
     torch.testing.assert_close(torch.from_numpy(found.vector.copy()), expected, atol=1e-4, rtol=0)
     assert found.reply == ([], "", Finish.LENGTH)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from engine.attention.packing import MIDDLE
-from engine.kernels.triton.attention.online_softmax import capped, hidden, weighed
+from engine.kernels.triton.attention.online_softmax import capped, hidden, sloped, weighed
 from engine.kernels.triton.attention.pairs import exponent, power_of_two, scale_of
 from engine.kv.store import GROUP as TOKENS
 
@@ -32,9 +32,10 @@ def numbers_of(fours, kind: tl.constexpr):
 @triton.jit
 def _turns(
     best, total, low, high, top, query_low, query_high, keys, values, key_scales, value_scales, channels,
-    channel_scales, table, kv_head, begin, end, position, scale,
+    channel_scales, table, kv_head, begin, end, position, scale, slope,
     KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr,
+    SLOPES: tl.constexpr, CAUSAL: tl.constexpr,
     KEY_HALF: tl.constexpr, VALUE_HALF: tl.constexpr, STAGES: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """Like pairs._turns. `low` and `high` [dim / 2, rows] are in units of the power of two `top`."""
@@ -72,7 +73,9 @@ def _turns(
         score = tl.trans(score * scale)
         if SOFTCAP > 0:
             score = capped(score, SOFTCAP)
-        score = hidden(score, key, (key >= begin) & (key < end), position, WINDOW, KEPT, CAUSAL)
+        if SLOPES:
+            score = sloped(score, slope, key, position)
+        score = hidden(score, key, (key >= begin) & (key < end), position, WINDOW, CHUNK, KEPT, CAUSAL)
         best, total, weight, fade = weighed(best, total, score, 1.0)
 
         # Weights stay below 2**14, and keep all bits of a float16 down to 2**-14.
@@ -89,9 +92,10 @@ def _turns(
 @triton.jit
 def fold_fours(
     best, total, queries, real, keys, values, key_scales, value_scales, channels, channel_scales, table,
-    kv_head, begin, end, first, position, scale,
+    kv_head, begin, end, first, position, scale, slope,
     KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr, QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr,
+    SLOPES: tl.constexpr, QUERIES: tl.constexpr,
     KEY_HALF: tl.constexpr, VALUE_HALF: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Run all turns of a program. `queries` point to the rows' queries.
@@ -118,15 +122,15 @@ def fold_fours(
         behind = tl.where(begin <= tl.maximum(0, first + 1 - WINDOW), tl.minimum(KEPT, begin), 0)
         best, total, low, high, top = _turns(
             best, total, low, high, top, query_low, query_high, keys, values, key_scales, value_scales,
-            channels, channel_scales, table, kv_head, 0, behind, position, scale,
-            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, False, KEY_HALF, VALUE_HALF, STAGES,
-            kind,
+            channels, channel_scales, table, kv_head, 0, behind, position, scale, slope,
+            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, CHUNK, KEPT, SOFTCAP, SLOPES, False, KEY_HALF,
+            VALUE_HALF, STAGES, kind,
         )  # fmt: skip
     best, total, low, high, top = _turns(
         best, total, low, high, top, query_low, query_high, keys, values, key_scales, value_scales, channels,
-        channel_scales, table, kv_head, begin, end, position, scale,
-        KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, QUERIES > 1, KEY_HALF, VALUE_HALF, STAGES,
-        kind,
+        channel_scales, table, kv_head, begin, end, position, scale, slope,
+        KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, CHUNK, KEPT, SOFTCAP, SLOPES, QUERIES > 1, KEY_HALF,
+        VALUE_HALF, STAGES, kind,
     )  # fmt: skip
     mixed = tl.permute(tl.join(low, high), (1, 2, 0))  # [rows, 2, dim / 2]
     return best, total, tl.reshape(mixed, [rows, 2 * VALUE_HALF]) * power_of_two(top)

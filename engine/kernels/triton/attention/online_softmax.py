@@ -16,8 +16,27 @@ def capped(score, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def sloped(score, slope, key, position):
+    """Take from each score what its head loses for the tokens between the key and the query."""
+    return score + slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
+
+
+@triton.jit
+def oldest(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The first key that a query sees, apart from the KEPT ones."""
+    if CHUNK > 0:
+        found = position // CHUNK * CHUNK
+    elif WINDOW > 0:
+        found = tl.maximum(0, position + 1 - WINDOW)
+    else:
+        found = position * 0
+    return found
+
+
+@triton.jit
 def hidden(
-    score, key, there, position, WINDOW: tl.constexpr, KEPT: tl.constexpr, CAUSAL: tl.constexpr
+    score, key, there, position, WINDOW: tl.constexpr, CHUNK: tl.constexpr, KEPT: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Set scores to -inf where a query does not see the key."""
     seen = there[None, :]
@@ -26,6 +45,8 @@ def hidden(
         if WINDOW > 0:
             near = key[None, :] > position[:, None] - WINDOW
             seen = seen & (near | (key < KEPT)[None, :])
+        if CHUNK > 0:
+            seen = seen & (key[None, :] >= oldest(position, WINDOW, CHUNK)[:, None])
     return tl.where(seen, score, float("-inf"))
 
 
@@ -41,10 +62,10 @@ def weighed(best, total, score, scale):
 @triton.jit
 def fold(
     best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head, begin, end, position,
-    scale,
+    scale, slope,
     KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
-    PACKED: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    PACKED: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, KEPT: tl.constexpr,
+    SOFTCAP: tl.constexpr, SLOPES: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     KEYS: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Add the keys of begin..end to the softmax. Without MASKED, all queries see all keys of full turns."""
@@ -73,8 +94,10 @@ def fold(
             score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         if SOFTCAP > 0:
             score = capped(score, SOFTCAP)
+        if SLOPES:
+            score = sloped(score, slope, key, position)
         if MASKED:
-            score = hidden(score, key, there, position, WINDOW, KEPT, CAUSAL)
+            score = hidden(score, key, there, position, WINDOW, CHUNK, KEPT, CAUSAL)
         best, total, weight, fade = weighed(best, total, score, 1.0)
         if PACKED:
             weight *= v_by[None, :]

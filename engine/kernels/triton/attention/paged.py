@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.kernels.triton.attention.fours import fold_fours
 from engine.kernels.triton.attention.gather import gather
-from engine.kernels.triton.attention.online_softmax import fold
+from engine.kernels.triton.attention.online_softmax import fold, oldest
 from engine.kernels.triton.attention.pairs import EVEN, ODD, fold_packed, in_words, words
 from engine.kernels.triton.attention.pipelined import fold_pipelined
 from engine.kernels.triton.attention.tiles import dim_padded
@@ -30,11 +30,11 @@ FEW = 16  # pieces it loads at once if there are no more; 32 take 1 to 2 us long
 
 @triton.jit(do_not_specialize=["table_stride"])
 def _attend(
-    out, mixes, sums, q, keys, values, key_scales, value_scales, channels, channel_scales, sinks, tables,
-    items, scale, q_token, q_head, table_stride,
+    out, mixes, sums, q, keys, values, key_scales, value_scales, channels, channel_scales, sinks, slopes,
+    tables, items, scale, q_token, q_head, table_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK: tl.constexpr, PACKED: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    BLOCK: tl.constexpr, PACKED: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    KEPT: tl.constexpr, SOFTCAP: tl.constexpr, SLOPES: tl.constexpr, SINKS: tl.constexpr,
     QUERIES: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr,
     KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
     AHEAD: tl.constexpr, GATHERED: tl.constexpr, EVEN: tl.constexpr, ODD: tl.constexpr,
@@ -74,11 +74,14 @@ def _attend(
     best = tl.full([QUERIES * PADDED], -1e30, tl.float32)
     total = tl.zeros([QUERIES * PADDED], tl.float32)
     if SINKS:  # a sink acts as a key before all others, without a value
-        opens = begin <= tl.maximum(0, first + 1 - WINDOW) if WINDOW > 0 else begin == 0
+        opens = begin <= oldest(first, WINDOW, CHUNK)
         sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634  # LOG2_E
         best = tl.where(opens, sink, best)
         total = tl.where(opens, 1.0, total)
     mixed = tl.zeros([QUERIES * PADDED, VALUE_PAD], tl.float32)
+    slope = tl.zeros([QUERIES * PADDED], tl.float32)
+    if SLOPES:
+        slope = tl.load(slopes + head, mask=real, other=0.0) * 1.4426950408889634  # LOG2_E
 
     table = tables + row * table_stride
     position = first + nth
@@ -86,16 +89,16 @@ def _attend(
         HALF: tl.constexpr = VALUE_PAD // 2
         best, total, mixed = fold_fours(
             best, total, of_queries, real, keys, values, key_scales, value_scales, channels, channel_scales,
-            table, kv_head, begin, end, first, position, scale, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW,
-            KEPT, SOFTCAP, QUERIES, KEY_PAD // 2, HALF, STAGES,
+            table, kv_head, begin, end, first, position, scale, slope, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK,
+            WINDOW, CHUNK, KEPT, SOFTCAP, SLOPES, QUERIES, KEY_PAD // 2, HALF, STAGES,
         )  # fmt: skip
         value_there = value_at % HALF < VALUE_DIM // 2
         value_at = value_at // HALF * (VALUE_DIM // 2) + value_at % HALF
     elif EVEN is not None:
         best, total, mixed = fold_packed(
             best, total, query, keys, values, key_scales, value_scales, table, kv_head, begin, end, first,
-            position, scale, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, QUERIES,
-            KEYS, KEY_PAD, VALUE_PAD, STAGES, EVEN, ODD,
+            position, scale, slope, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, CHUNK, KEPT, SOFTCAP, SLOPES,
+            QUERIES, KEYS, KEY_PAD, VALUE_PAD, STAGES, EVEN, ODD,
         )  # fmt: skip
     elif AHEAD:
         best, total, mixed = fold_pipelined(
@@ -108,24 +111,25 @@ def _attend(
             behind = tl.where(begin <= tl.maximum(0, first + 1 - WINDOW), tl.minimum(KEPT, begin), 0)
             best, total, mixed = fold(
                 best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
-                0, behind, position, scale,
-                KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, True, False,
-                KEYS, KEY_PAD, VALUE_PAD, STAGES,
+                0, behind, position, scale, slope,
+                KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, CHUNK, KEPT, SOFTCAP, SLOPES,
+                True, False, KEYS, KEY_PAD, VALUE_PAD, STAGES,
             )  # fmt: skip
-        if QUERIES > 1 and WINDOW == 0:  # full turns before the tile's first query are visible to all of it
+        # Full turns before the tile's first query are visible to all of it.
+        if QUERIES > 1 and WINDOW == 0 and CHUNK == 0:
             plain = begin + tl.maximum(tl.minimum(end, first + 1) - begin, 0) // KEYS * KEYS
             best, total, mixed = fold(
                 best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
-                begin, plain, position, scale,
-                KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, False, True,
-                KEYS, KEY_PAD, VALUE_PAD, STAGES,
+                begin, plain, position, scale, slope,
+                KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, CHUNK, KEPT, SOFTCAP, SLOPES,
+                False, True, KEYS, KEY_PAD, VALUE_PAD, STAGES,
             )  # fmt: skip
             begin = plain
         best, total, mixed = fold(
             best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
-            begin, end, position, scale,
-            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, True, QUERIES > 1,
-            KEYS, KEY_PAD, VALUE_PAD, STAGES,
+            begin, end, position, scale, slope,
+            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, CHUNK, KEPT, SOFTCAP, SLOPES, True,
+            QUERIES > 1, KEYS, KEY_PAD, VALUE_PAD, STAGES,
         )  # fmt: skip
 
     stored = real[:, None] & value_there[None, :]
@@ -207,11 +211,12 @@ def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Attenti
             even, odd = EVEN[layer.keys.dtype], ODD[layer.keys.dtype]
     _attend[(spec.kv_heads, len(work.items))](
         out, mixes, sums, q, keys, values, key_scales, value_scales, channels, layer.channel_scales,
-        layer.sinks, tables, work.items,
+        layer.sinks, layer.slopes, tables, work.items,
         spec.scale * LOG2_E * (2 / cap if cap else 1), q.stride(0), q.stride(1), tables.stride(0),
         KV_HEADS=spec.kv_heads, GROUP=group, KEY_DIM=spec.key_dim, VALUE_DIM=spec.value_dim,
         BLOCK=layer.block_size, PACKED=key_scales is not None, WINDOW=spec.window or 0,
-        KEPT=spec.kept if spec.window else 0, SOFTCAP=cap * LOG2_E, SINKS=layer.sinks is not None,
+        CHUNK=spec.chunk or 0, KEPT=spec.kept if spec.window else 0, SOFTCAP=cap * LOG2_E,
+        SLOPES=layer.slopes is not None, SINKS=layer.sinks is not None,
         QUERIES=tile.queries, PADDED=tile.padded, KEYS=tile.keys,
         KEY_PAD=key_pad, VALUE_PAD=value_pad, STAGES=tile.stages, PDL=tile.pdl,
         AHEAD=tile.ahead, GATHERED=work.spans is not None, EVEN=even, ODD=odd,

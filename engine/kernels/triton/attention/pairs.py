@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.triton.attention.online_softmax import capped, hidden, weighed
+from engine.kernels.triton.attention.online_softmax import capped, hidden, sloped, weighed
 from engine.kv.store import KVLayer
 
 # A register holds two words. The code converts its even or odd bytes to two float16. The sum of a byte and
@@ -60,10 +60,10 @@ def scale_of(scales, cell):
 @triton.jit
 def _turns(
     best, total, even, odd, top, query_even, query_odd, keys, values, key_scales, value_scales, table,
-    kv_head, begin, end, position, scale,
+    kv_head, begin, end, position, scale, slope,
     KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr,
+    SLOPES: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     KEYS: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr,
     EVEN: tl.constexpr, ODD: tl.constexpr,
 ):  # fmt: skip
@@ -95,8 +95,10 @@ def _turns(
         score = tl.trans(tl.dot(k_odd, query_odd, score) * (k_by * scale)[:, None])
         if SOFTCAP > 0:
             score = capped(score, SOFTCAP)
+        if SLOPES:
+            score = sloped(score, slope, key, position)
         if MASKED:
-            score = hidden(score, key, key < end, position, WINDOW, KEPT, CAUSAL)
+            score = hidden(score, key, key < end, position, WINDOW, CHUNK, KEPT, CAUSAL)
         best, total, weight, fade = weighed(best, total, score, 1.0)
 
         # Weights stay below 2**14, and keep all bits of a float16 down to 2**-14.
@@ -115,9 +117,10 @@ def _turns(
 @triton.jit
 def fold_packed(
     best, total, query, keys, values, key_scales, value_scales, table, kv_head, begin, end, first, position,
-    scale,
+    scale, slope,
     KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr, QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr,
+    SLOPES: tl.constexpr, QUERIES: tl.constexpr,
     KEYS: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr,
     EVEN: tl.constexpr, ODD: tl.constexpr,
 ):  # fmt: skip
@@ -135,23 +138,24 @@ def fold_packed(
         behind = tl.where(begin <= tl.maximum(0, first + 1 - WINDOW), tl.minimum(KEPT, begin), 0)
         best, total, even, odd, top = _turns(
             best, total, even, odd, top, query_even, query_odd, keys, values, key_scales, value_scales, table,
-            kv_head, 0, behind, position, scale,
-            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, True, False,
+            kv_head, 0, behind, position, scale, slope,
+            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, CHUNK, KEPT, SOFTCAP, SLOPES, True, False,
             KEYS, KEY_PAD, VALUE_PAD, STAGES, EVEN, ODD,
         )  # fmt: skip
-    if QUERIES > 1 and WINDOW == 0:  # full turns before the tile's first query are visible to all of it
+    # Full turns before the tile's first query are visible to all of it.
+    if QUERIES > 1 and WINDOW == 0 and CHUNK == 0:
         plain = begin + tl.maximum(tl.minimum(end, first + 1) - begin, 0) // KEYS * KEYS
         best, total, even, odd, top = _turns(
             best, total, even, odd, top, query_even, query_odd, keys, values, key_scales, value_scales, table,
-            kv_head, begin, plain, position, scale,
-            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, False, True,
+            kv_head, begin, plain, position, scale, slope,
+            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, CHUNK, KEPT, SOFTCAP, SLOPES, False, True,
             KEYS, KEY_PAD, VALUE_PAD, STAGES, EVEN, ODD,
         )  # fmt: skip
         begin = plain
     best, total, even, odd, top = _turns(
         best, total, even, odd, top, query_even, query_odd, keys, values, key_scales, value_scales, table,
-        kv_head, begin, end, position, scale,
-        KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, True, QUERIES > 1,
+        kv_head, begin, end, position, scale, slope,
+        KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, CHUNK, KEPT, SOFTCAP, SLOPES, True, QUERIES > 1,
         KEYS, KEY_PAD, VALUE_PAD, STAGES, EVEN, ODD,
     )  # fmt: skip
     mixed = tl.reshape(tl.permute(tl.join(even, odd), (1, 0, 2)), [rows, VALUE_PAD]) * power_of_two(top)

@@ -81,7 +81,7 @@ def _turns(
             by = 1.0
         if MASKED:
             key = at + tl.arange(0, KEYS)
-            score = hidden(score, key, key <= last, position, 0, 0, True)
+            score = hidden(score, key, key <= last, position, 0, 0, 0, True)
         best, total, weight, fade = weighed(best, total, score, by)
         mixed = tl.dot(weight.to(v.dtype), v, mixed * fade[:, None], input_precision="ieee")
         score = ahead

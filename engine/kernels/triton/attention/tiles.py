@@ -90,7 +90,8 @@ def for_chunks(
         return _for_packed_chunks(spec, padded, longest, gpu)
     wide = row_bytes(spec, itemsize) > 512  # dims beyond 128 in 16 bits: half the rows fill the registers
     needed = max(NARROW, padded * power(longest))
-    ahead = gpu.overlaps and itemsize == 2 and not (packed or wide or spec.window) and needed > 2 * NARROW
+    plain = not (packed or wide or spec.reach or spec.slopes)
+    ahead = gpu.overlaps and itemsize == 2 and plain and needed > 2 * NARROW
     registers = None
     if itemsize > 2:
         height, keys, warps, stages, programs = max(NARROW, padded), NARROW, 4, 2, 264
@@ -132,7 +133,9 @@ def for_gathered(
 ) -> Tile | None:
     """Return the tile for chunks whose contexts are worth gathering, or None."""
     group, key_bytes = spec.heads // spec.kv_heads, row_bytes(spec, itemsize)
-    if not gpu.overlaps or itemsize != 2 or spec.window or not {spec.key_dim, spec.value_dim} <= {64, 128}:
+    if not gpu.overlaps or itemsize != 2 or not {spec.key_dim, spec.value_dim} <= {64, 128}:
+        return None
+    if spec.reach or spec.slopes:
         return None
     pairs = (counts * (contexts - counts / 2)).sum() * group
     taken = int(contexts.sum()) * spec.kv_heads * key_bytes

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from engine.api.config import LayerSpec
 from engine.kernels.triton.attention.tiles import Tile
 
 # An item's columns: row of the block tables, first token in the batch, number of tokens, position of the
@@ -64,7 +65,7 @@ class Chunks:
 
 
 def plan_items(
-    chunks: Chunks, window: int | None, kv_heads: int, tile: Tile, room: tuple[int, int] | None = None
+    chunks: Chunks, spec: LayerSpec, tile: Tile, room: tuple[int, int] | None = None
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Return the items, the merges, and the number of partial results. `room`: the most items and merges.
 
@@ -72,10 +73,10 @@ def plan_items(
     which would wait for it. The pieces of a context have equal length, rounded up to whole turns.
     """
     ends = chunks.positions + chunks.queries
-    lows = np.zeros_like(ends) if window is None else np.maximum(0, chunks.positions + 1 - window)
+    lows = _oldest(chunks.positions, spec)
     lengths = ends - lows
     mean = lengths.sum() / max(1, len(lengths))
-    fair = mean * min(2.0, len(lengths) * kv_heads / tile.programs)
+    fair = mean * min(2.0, len(lengths) * spec.kv_heads / tile.programs)
     while True:
         pieces = np.maximum(1, (lengths / fair + 0.5).astype(np.int64))
         steps = -(-lengths // (pieces * tile.keys)) * tile.keys
@@ -97,6 +98,13 @@ def plan_items(
     merges = np.stack((chunks.tokens, chunks.queries, slots[firsts], pieces), axis=1)[cut].astype(np.int32)
     # Longest first, so that no long item is still running when the others are done.
     return items[np.argsort(items[:, 4] - items[:, 5], kind="stable")], merges, int(cut[at].sum())
+
+
+def _oldest(positions: np.ndarray, spec: LayerSpec) -> np.ndarray:
+    """Like LayerSpec.oldest, for many positions."""
+    if spec.chunk is not None:
+        return positions - positions % spec.chunk
+    return np.zeros_like(positions) if spec.window is None else np.maximum(0, positions + 1 - spec.window)
 
 
 def plan_spans(first: int, contexts: np.ndarray, keys: int) -> tuple[np.ndarray, int, int]:

@@ -39,7 +39,8 @@ def _convolve(
     table_stride, part_stride, least, most,
     WIDTH: tl.constexpr, COLUMN: tl.constexpr, CHANNELS: tl.constexpr, HEADS: tl.constexpr,
     STEPS: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
-    PADDED_HEADS: tl.constexpr, BIASED: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
+    PADDED_HEADS: tl.constexpr, BIASED: tl.constexpr, SILU: tl.constexpr, PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -85,7 +86,9 @@ def _convolve(
             total += value * tl.load(conv + channel * TAPS + tap, mask=there, other=0.0).to(tl.float32)
         if BIASED:
             total += tl.load(conv_bias + channel, mask=there, other=0.0).to(tl.float32)
-        tl.store(out + (first + token) * CHANNELS + channel, total * tl.sigmoid(total), mask=there)
+        if SILU:
+            total *= tl.sigmoid(total)
+        tl.store(out + (first + token) * CHANNELS + channel, total, mask=there)
         ended = token + 1
         if (ended > to_end) & (((position + ended) % SIZE == 0) | (ended == length)):
             block = tl.load(table + (position + token) // SIZE).to(tl.int64)
@@ -111,6 +114,7 @@ def convolve(
     runs: DeviceRuns,
     steps: StepSizes | None = None,
     *,
+    activated: bool = True,
     pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the convolution's outputs [tokens, channels], and gates [tokens, 2, heads], in float32.
@@ -130,6 +134,6 @@ def convolve(
         runs.tables, runs.runs, runs.chunk, runs.tables.stride(0), parts.stride(0), *given.limits,
         WIDTH=width, COLUMN=column, CHANNELS=sizes.channels, HEADS=sizes.heads, STEPS=given.column,
         TAPS=sizes.taps, SIZE=layer.block_size, TILE=TILE, PADDED_HEADS=power(sizes.heads),
-        BIASED=bias is not None, PARTS=len(parts), PDL=pdl, num_warps=1, **launch(pdl),
+        BIASED=bias is not None, SILU=activated, PARTS=len(parts), PDL=pdl, num_warps=1, **launch(pdl),
     )  # fmt: skip
     return out, gates
