@@ -1,7 +1,8 @@
 """Decoding on a CPU, compared with transformers' generate on the same random Llama: 1 request, and 8 at once.
 
 All contenders get the same prompts, return the same number of tokens, and alternate. Decoding alone is the
-difference between a long run and a short one, in processor time.
+difference between a long run and a short one, in processor time. `parts`: where the time of a step with one
+request goes, by torch's profiler. `--quantization`: of ours; transformers has plain weights.
 `--parameters 335 --dtype bfloat16` is the shape that docs/cpu-products.md compares with llama.cpp.
 """
 
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
@@ -23,18 +25,32 @@ from minichat.bench.harness import Bench, Call, timed
 SHAPES = {100: (768, 2048, 12, 12, 4), 335: (1024, 3584, 20, 16, 4)}
 PROMPT = 32
 SHORT = 4  # tokens of the short run, whose time is subtracted from a longer one's
+PARTS, LARGEST = ("speed", "parts"), 6  # operations of a step that are listed by name
 
 
 def run(
-    bench: Bench, *, parameters: int = 100, dtype: str = "float32", tokens: int = 64, threads: int = 1
+    bench: Bench,
+    *,
+    parameters: int = 100,
+    dtype: str = "float32",
+    quantization: str = "none",
+    tokens: int = 64,
+    threads: int = 1,
+    only: tuple[str, ...] = ("speed",),
 ) -> None:
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
         reference = random_llama(Path(folder), SHAPES[parameters], dtype)
-        engine = start(EngineConfig(model=folder, threads=threads, blocks=512))
+        engine = start(EngineConfig(model=folder, quantization=quantization, threads=threads, blocks=512))
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(3, 32000, (8, PROMPT), generator=generator)
+    if "speed" in only:
+        speed(bench, reference, engine, prompts, tokens)
+    if "parts" in only:
+        parts(bench, engine, prompts[0].tolist(), tokens)
 
+
+def speed(bench: Bench, reference: Any, engine: Engine, prompts: torch.Tensor, tokens: int) -> None:
     bench.compare(
         {
             "transformers, 1 request": generates(reference, prompts[:1], tokens),
@@ -78,6 +94,22 @@ def decoding(
         bench.note(f"{name}, {label}, a decode step's processor time", samples, "s")
     ratios = [theirs / ours for theirs, ours in rounds]
     bench.note(f"minichat / transformers, {label}, decoding alone", ratios, "x")
+
+
+def parts(bench: Bench, engine: Engine, prompt: list[int], tokens: int) -> None:
+    """Milliseconds of a step by operation, and of all other operations together."""
+    params = SamplingParams(temperature=0.6, max_tokens=SHORT + tokens, ignore_eos=True)
+    engine.submit(prompt, params, lambda delta: None)
+    for _ in range(SHORT):
+        engine.step()
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as trace:
+        while engine.busy:
+            engine.step()
+    spent = {each.key: each.self_cpu_time_total / tokens / 1e3 for each in trace.key_averages()}
+    largest = sorted(spent, key=lambda name: -spent[name])[:LARGEST]
+    for name in largest:
+        bench.note(f"a step, {name}", spent.pop(name), "ms")
+    bench.note("a step, other operations", sum(spent.values()), "ms")
 
 
 def random_llama(folder: Path, shape: tuple[int, ...], dtype: str) -> Any:

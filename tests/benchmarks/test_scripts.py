@@ -33,7 +33,7 @@ LONG = {  # they start programs, or prompts of a thousand tokens are their point
     "apart": "--only check short --count 2 --longest 480 --steady 1 --tokens 4",
     "beams": "--widths 1 2",
     "cpu_products": "--only kernels --inputs 64 --outputs 64 --counts 8",
-    "engine_cpu": "--tokens 8",
+    "engine_cpu": "--tokens 8 --only speed parts",
     "engine_process": "--tokens 20",
     "engine_step": "--count 2",
     "gpu_start": "--model pocket --device cpu --starts 1",
