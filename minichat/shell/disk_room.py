@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+from engine.api.places import DiskRoom
 from minichat.shell.filesystems import networked
 
 _MOST = 2e9  # bytes
@@ -15,8 +16,9 @@ def disk_room(option: str | None, cache: Path) -> str | None:
     """Return EngineConfig.kv_disk for an option: DIR:GB, off, or auto. None: nothing is kept."""
     if option != "auto":
         return None if option in (None, "off") else option
-    place = nearest(cache)
-    if not os.access(place, os.W_OK) or networked(place):
+    folder = DiskRoom.parse(f"{cache}:1").folder
+    place = next(each for each in (folder, *folder.parents) if each.exists())
+    if not (place.is_dir() and os.access(place, os.W_OK)) or networked(place):
         return None
     room = min(_MOST, shutil.disk_usage(place).free / _SHARE)
     return f"{cache}:{room / 1e9:.3f}" if room >= _LEAST else None

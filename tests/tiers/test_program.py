@@ -43,6 +43,13 @@ def test_auto_keeps_nothing_where_it_may_not_write_or_over_a_network(
     assert disk_room("/data:5", tmp_path) == "/data:5" and disk_room("off", tmp_path) is None
 
 
+def test_auto_keeps_nothing_where_a_file_is_in_the_way(tmp_path: Path) -> None:
+    assert disk_room("auto", tmp_path) is not None
+    (tmp_path / "file").write_text("")
+    (tmp_path / "minichat-kv").write_text("")
+    assert disk_room("auto", tmp_path / "file" / "minichat") is disk_room("auto", tmp_path) is None
+
+
 def test_a_deleted_chat_is_forgotten_without_an_engine(tmp_path: Path) -> None:
     disk = DiskRoom.parse(f"{tmp_path}:1")
     index = DiskIndex(disk.folder, disk.nbytes)
