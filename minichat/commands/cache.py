@@ -17,16 +17,17 @@ from minichat.shell.paths import locate
 def run(options: argparse.Namespace) -> int:
     place = expanded(options.folder) if options.folder else locate().cache
     disk = DiskRoom.parse(f"{place}:1")
-    if not disk.folder.is_dir():
-        print(f"no blocks in {disk.folder}")
-        return 0
     try:
+        if not disk.folder.is_dir():
+            print(f"no blocks in {disk.folder}")
+            return 0
         with closing(DiskIndex(disk.folder, disk.nbytes)) as index:
             found = index.contents()
             if options.clear:
                 index.clear()
     except (OSError, sqlite3.Error) as error:
-        print(f"minichat: {disk.folder}: {error}", file=sys.stderr)
+        why = error.strerror if isinstance(error, OSError) else error
+        print(f"minichat: cannot use {disk.folder}: {why}", file=sys.stderr)
         return 1
     print(_cleared(found) if options.clear else _shown(disk.folder, found))
     return 0

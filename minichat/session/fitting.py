@@ -19,6 +19,7 @@ class PromptFit:
     room: int  # tokens allowed for a prompt
     model: str
     reply: int = 0  # tokens that max_tokens reserves for the reply
+    longest: str = "message"  # what has most of the text
 
     @property
     def fits(self) -> bool:
@@ -34,7 +35,7 @@ class PromptFit:
     def refusal(self, larger: str) -> str:
         """The error if it does not fit. `larger` says how to choose a larger model, if possible."""
         beside = f" beside the {self.reply:,} of max_tokens" if self.reply else ""
-        ways = ["shorten the message", "lower max_tokens" if self.reply else "", larger]
+        ways = [f"shorten the {self.longest}", "lower max_tokens" if self.reply else "", larger]
         *first, last = filter(None, ways)
         sentence = f"{', '.join(first)} or {last}" if first else last
         return f"{self}{beside}. {sentence[0].upper()}{sentence[1:]}"
@@ -60,4 +61,6 @@ async def fit_of(
     alone = replace(chat, messages=[own, Message(1, "assistant", "")], earlier=0)
     prompt, _ = prompt_of(alone, conversation.services.store, template=backend.has_template)
     tokens = await backend.count(prompt)
-    return PromptFit(tokens, room_for(conversation, shot), shot.model, chat.params.max_tokens or 0)
+    rest = len(text) + sum(len(each.text) for each in attachments)
+    longest = "system prompt" if len(chat.system) > rest else "message"
+    return PromptFit(tokens, room_for(conversation, shot), shot.model, chat.params.max_tokens or 0, longest)

@@ -4,7 +4,9 @@ import os
 import shutil
 from pathlib import Path
 
+from engine.api.places import DiskRoom
 from minichat.shell.filesystems import networked
+from minichat.shell.paths import files_in
 
 _MOST = 2e9  # bytes
 _SHARE = 10  # one byte in so many of what is free
@@ -15,13 +17,16 @@ def disk_room(option: str | None, cache: Path) -> str | None:
     """Return EngineConfig.kv_disk for an option: DIR:GB, off, or auto. None: nothing is kept."""
     if option != "auto":
         return None if option in (None, "off") else option
-    place = nearest(cache)
-    if not os.access(place, os.W_OK) or networked(place):
+    folder = DiskRoom.parse(f"{cache}:1").folder
+    place = next(each for each in (folder, *folder.parents) if os.path.exists(each))
+    if not os.path.isdir(place) or networked(place):
         return None
+    if not all(os.access(each, os.R_OK | os.W_OK) for each in (place, *files_in(place, "index.sqlite*"))):
+        return None  # of another user, as after sudo
     room = min(_MOST, shutil.disk_usage(place).free / _SHARE)
     return f"{cache}:{room / 1e9:.3f}" if room >= _LEAST else None
 
 
 def nearest(folder: Path) -> Path:
     """Return the folder, or the closest one above it that exists."""
-    return next(each for each in (folder, *folder.parents) if each.is_dir())
+    return next(each for each in (folder, *folder.parents) if os.path.isdir(each))

@@ -43,6 +43,26 @@ def test_auto_keeps_nothing_where_it_may_not_write_or_over_a_network(
     assert disk_room("/data:5", tmp_path) == "/data:5" and disk_room("off", tmp_path) is None
 
 
+def test_auto_keeps_nothing_where_a_file_is_in_the_way(tmp_path: Path) -> None:
+    assert disk_room("auto", tmp_path) is not None
+    (tmp_path / "file").write_text("")
+    (tmp_path / "minichat-kv").write_text("")
+    assert disk_room("auto", tmp_path / "file" / "minichat") is disk_room("auto", tmp_path) is None
+
+
+def test_auto_leaves_an_index_of_another_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = DiskRoom.parse(f"{tmp_path}:1")
+    put(DiskIndex(disk.folder, disk.nbytes), 1)
+    assert disk_room("auto", tmp_path) is not None
+    monkeypatch.setattr(os, "access", lambda place, mode: "index" not in Path(place).name)
+    assert disk_room("auto", tmp_path) is None
+
+
+def test_a_folder_that_cannot_be_read_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cache.run(argparse.Namespace(folder="x" * 300, clear=False)) == 1
+    assert "/minichat-kv: File name too long" in capsys.readouterr().err
+
+
 def test_a_deleted_chat_is_forgotten_without_an_engine(tmp_path: Path) -> None:
     disk = DiskRoom.parse(f"{tmp_path}:1")
     index = DiskIndex(disk.folder, disk.nbytes)

@@ -93,7 +93,11 @@ async def test_system_prompt_and_files_count_but_earlier_messages_do_not(
         await it.until(lambda: below(it).startswith("63 of 63 tokens"))
         it.main.prompt.put("@long.txt")
         await it.pilot.press("enter")
-        await it.until(lambda: any("takes 63. Shorten" in notice for notice in it.notices()))
+        await it.until(lambda: any("takes 63. Shorten the message" in notice for notice in it.notices()))
+        it.app.chats.active.instruct("y" * 80)
+        it.main.prompt.put("@long.txt")
+        await it.pilot.press("enter")
+        await it.until(lambda: any("takes 63. Shorten the system prompt" in each for each in it.notices()))
         assert len(it.replies) == 1
 
 
