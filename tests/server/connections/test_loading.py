@@ -65,6 +65,13 @@ def test_health_reports_the_start_and_requests_wait_for_its_end() -> None:
     host.close()
 
 
+def test_a_browser_may_ask_beforehand_while_the_engine_starts() -> None:
+    site = "http://localhost:3000"
+    with starting(origins=(site,)) as (_, _, client):
+        asked = {"Origin": site, "Access-Control-Request-Method": "POST", "Authorization": ""}
+        assert client.options("/v1/completions", headers=asked).status_code == 200
+
+
 def test_requests_that_wait_for_an_engine_that_does_not_start_get_the_reason() -> None:
     with starting() as (startup, _, client), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.post, "/v1/completions", json=ASKED)
