@@ -19,12 +19,12 @@ class EarlyApplication:
 
     def __init__(self, startup: Startup, config: ServerConfig, drain: Drain) -> None:
         self._startup, self._config, self._drain = startup, config, drain
-        self._building: asyncio.Task[FastAPI] | None = None
+        self._serving: asyncio.Future[FastAPI] | None = None  # done once the application's own start is
 
     @property
     def built(self) -> "FastAPI":
-        assert self._building is not None
-        return self._building.result()
+        assert self._serving is not None
+        return self._serving.result()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -32,20 +32,21 @@ class EarlyApplication:
         elif scope["type"] == "http" and scope["path"] == HEALTH and not self._startup.opened.done():
             await self._health(send)
         else:
-            assert self._building is not None
-            app = await asyncio.shield(self._building)
+            assert self._serving is not None
+            app = await asyncio.shield(self._serving)
             await app(scope, receive, send)
 
     async def _live(self, scope: Any, receive: Any, send: Any) -> None:
         """Tell the server at once that it may serve, unless the engine is ready anyway."""
-        self._building = asyncio.create_task(asyncio.to_thread(self._build))
+        self._serving = serving = asyncio.get_running_loop().create_future()
         message, early = await receive(), self._startup.ready is None
         if early:
             await send(_STARTED)
         try:
-            app = await self._building
+            app = await asyncio.to_thread(self._build)
         except BaseException as error:
             self._startup.opened.set_exception(error)
+            serving.set_exception(error)
             raise
 
         async def receive_again() -> Any:
@@ -54,6 +55,8 @@ class EarlyApplication:
             return first or await receive()
 
         async def send_others(sent: Any) -> None:
+            if sent == _STARTED:
+                serving.set_result(app)
             if not early or sent != _STARTED:
                 await send(sent)
 

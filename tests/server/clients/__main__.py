@@ -25,10 +25,14 @@ from tests.server.tools.test_tools import CALL, QWEN
 
 THOUGHT, ANSWER = "<think>I need the weather.</think>", "It is sunny in Town."
 REPLY = f"{THOUGHT}Let me look.<tool_call>{CALL}</tool_call>"
+HANDOFF = '<tool_call>{"name": "transfer_to_clerk", "arguments": {}}</tool_call>'
 
 
 def scripted(folder: Path) -> Engine:
-    """An engine that calls a tool, and answers once it sees the tool's result, which names the sun."""
+    """An engine that calls a tool, and answers once it sees the tool's result, which names the sun.
+
+    It hands over to an agent that is named clerk.
+    """
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {"chat_template": QWEN, "eos_token": "</s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -36,6 +40,8 @@ def scripted(folder: Path) -> Engine:
 
     def script(prompt: Sequence[int], params: SamplingParams) -> list[int]:
         text = tokenizer.decode(prompt)
+        if "Tools:" in text and "transfer_to_clerk" in text:
+            return tokenizer.encode(HANDOFF)
         return tokenizer.encode(REPLY if "weather" in text and "sunny" not in text else ANSWER)
 
     config = EngineConfig(model="pocket", blocks=4096)

@@ -75,6 +75,12 @@ async def streamed_tools(kind: str) -> None:
     assert running.final_output == "It is sunny in Town."
 
 
+async def handoff(kind: str) -> None:
+    clerk = Agent(name="clerk", model=model(kind, SCRIPTED))
+    result = await Runner.run(Agent(name="a", handoffs=[clerk], model=model(kind, SCRIPTED)), "Hello")
+    assert result.last_agent is clerk and result.final_output == "It is sunny in Town."
+
+
 async def output_type(kind: str) -> None:
     settings = ModelSettings(max_tokens=200)
     agent = Agent(name="a", output_type=Town, model=model(kind, POCKET), model_settings=settings)
@@ -86,6 +92,7 @@ CHECKS: dict[str, Callable[[str], Coroutine[Any, Any, None]]] = {
     "stream": stream,
     "tools": tools,
     "streamed tools": streamed_tools,
+    "handoff": handoff,
     "output_type": output_type,
 }
 

@@ -1,5 +1,6 @@
 """A server whose engine still starts: /health says what it does, and requests wait."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,7 +18,9 @@ import pytest
 from engine.api.errors import EngineError, ModelNotFound
 from engine.host.thread import EngineThread
 from engine.server.config import ServerConfig
+from engine.server.drain import Drain
 from engine.server.http.binding import tcp_socket
+from engine.server.http.early import EarlyApplication
 from engine.server.http.listen import Server, server
 from engine.server.startup import Startup
 from minichat.cli import parser
@@ -65,6 +69,13 @@ def test_health_reports_the_start_and_requests_wait_for_its_end() -> None:
     host.close()
 
 
+def test_a_browser_may_ask_beforehand_while_the_engine_starts() -> None:
+    site = "http://localhost:3000"
+    with starting(origins=(site,)) as (_, _, client):
+        asked = {"Origin": site, "Access-Control-Request-Method": "POST", "Authorization": ""}
+        assert client.options("/v1/completions", headers=asked).status_code == 200
+
+
 def test_requests_that_wait_for_an_engine_that_does_not_start_get_the_reason() -> None:
     with starting() as (startup, _, client), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.post, "/v1/completions", json=ASKED)
@@ -82,6 +93,40 @@ def test_requests_that_wait_are_refused_when_the_server_ends() -> None:
         built.end()
         answer = waiting.result()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+
+
+def test_the_application_starts_before_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests come all the time, also in the moment when it has been built."""
+    seen: list[str] = []
+
+    async def fake(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["type"])
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+
+    async def ask() -> None:
+        messages = asyncio.Queue[Any]()
+        messages.put_nowait({"type": "lifespan.startup"})
+        early = EarlyApplication(Startup(), ServerConfig(name=MODEL), Drain())
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        living = asyncio.create_task(early({"type": "lifespan"}, messages.get, send))
+        requests = []
+        while len(seen) < 2:
+            await asyncio.sleep(0)
+            requests.append(asyncio.create_task(early({"type": "http", "path": "/"}, messages.get, send)))
+        messages.put_nowait({"type": "lifespan.shutdown"})
+        await asyncio.gather(living, *requests)
+        assert sent == [{"type": "lifespan.startup.complete"}], "it is reported once"
+
+    monkeypatch.setattr("engine.server.app.application", lambda *given: fake)
+    asyncio.run(ask())
+    assert seen[:2] == ["lifespan", "http"]
 
 
 def test_a_start_that_fails_ends_the_server_with_its_error(
