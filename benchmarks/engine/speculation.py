@@ -213,8 +213,8 @@ def collect(tokens: list[int], delta: Delta) -> None:
 
 
 @torch.inference_mode()
-def couplings(bench: Bench, tokens: int, draft: str | None) -> None:
-    """How often a first draft is accepted: with the target's random number, or by rejection sampling."""
+def couplings(bench: Bench, tokens: int, _: str | None) -> None:
+    """How often a first draft of the built-in model is accepted: with the target's random number, or by rejection sampling."""
     from transformers import AutoModelForCausalLM
 
     prompts = prompts_of(started(), [[ask] for ask in map(user, QUESTIONS)])
