@@ -214,7 +214,7 @@ def collect(tokens: list[int], delta: Delta) -> None:
 
 @torch.inference_mode()
 def couplings(bench: Bench, tokens: int, _: str | None) -> None:
-    """How often a first draft of the built-in model is accepted: with the target's random number, or by rejection sampling."""
+    """How often a first draft of the built-in one is accepted: with one random number, or by rejection."""
     from transformers import AutoModelForCausalLM
 
     prompts = prompts_of(started(), [[ask] for ask in map(user, QUESTIONS)])
