@@ -16,7 +16,7 @@ from training import evaluate
 from training.chat import START, render, token_id
 from training.decode import How
 from training.export import likeness_table, model_card, save_pocket, table
-from training.heads import run_heads
+from training.heads.medusa import run_heads
 from training.model import Decoder, grown
 from training.recipe import FULL, HEADS, LARGER, TINY, TINY_HEADS, HeadRecipe, Recipe, Schedule, Shape
 from training.rows import make_rows

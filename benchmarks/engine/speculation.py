@@ -60,7 +60,6 @@ def gain(bench: Bench, tokens: int, draft: str | None) -> None:
     """The engine decides when to draft: on repeated text, on random text, on replies."""
     running = started(draft=draft)
     greedy = SamplingParams(temperature=0, max_tokens=tokens)
-    sampled = SamplingParams(temperature=0.7, max_tokens=tokens, seed=1)
     wild = SamplingParams(temperature=8, max_tokens=4 * tokens, ignore_eos=True, seed=1)
     prompts = prompts_of(running, [[ask] for ask in map(user, QUESTIONS)])
     again = prompts_of(running, [repeated(running, ask, greedy) for ask in map(user, QUESTIONS)])
@@ -70,9 +69,20 @@ def gain(bench: Bench, tokens: int, draft: str | None) -> None:
     for kind in ("ngram", "suffix", "draft", "exit"):
         against(bench, f"{kind}, random text", running, prompts[:1], wild, kind)
         against(bench, f"{kind}, short random replies", running, prompts, short, kind)
+    replying(bench, running, prompts, tokens)
+
+
+def own(bench: Bench, tokens: int, draft: str | None) -> None:
+    """Only the replies of `gain`, with `draft` and `exit`."""
+    running = started(draft=draft)
+    replying(bench, running, prompts_of(running, [[ask] for ask in map(user, QUESTIONS)]), tokens)
+
+
+def replying(bench: Bench, running: Engine, prompts: list[list[int]], tokens: int) -> None:
+    sampled = SamplingParams(temperature=0.7, max_tokens=tokens, seed=1)
     for kind in ("draft", "exit"):
         against(bench, f"{kind}, replies", running, prompts, sampled, kind)
-        against(bench, f"{kind}, greedy replies", running, prompts, greedy, kind)
+        against(bench, f"{kind}, greedy replies", running, prompts, sampled.changed(temperature=0), kind)
 
 
 def break_even(bench: Bench, tokens: int, draft: str | None) -> None:
@@ -213,8 +223,8 @@ def collect(tokens: list[int], delta: Delta) -> None:
 
 
 @torch.inference_mode()
-def couplings(bench: Bench, tokens: int, draft: str | None) -> None:
-    """How often a first draft is accepted: with the target's random number, or by rejection sampling."""
+def couplings(bench: Bench, tokens: int, _: str | None) -> None:
+    """How often a first draft of the built-in one is accepted: with one random number, or by rejection."""
     from transformers import AutoModelForCausalLM
 
     prompts = prompts_of(started(), [[ask] for ask in map(user, QUESTIONS)])
@@ -246,7 +256,7 @@ def couplings(bench: Bench, tokens: int, draft: str | None) -> None:
             )
 
 
-PARTS = {each.__name__: each for each in (gain, break_even, couplings)}
+PARTS = {each.__name__: each for each in (gain, own, break_even, couplings)}
 
 
 def run(

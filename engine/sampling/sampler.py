@@ -17,6 +17,7 @@ from engine.sampling.rows import RowsView
 MASS = 2.0**48  # of a whole row; tokens with less than 2**-48 of it are never sampled
 PART = 2**17  # scores per CPU pass: more would leave the cache between two operations
 SORTABLE = 2**12  # up to this vocabulary size a sort is faster than two histograms
+NUCLEUS = 64  # tokens that usually hold the nucleus: finding them is ten times as fast as sorting 3,072
 _LOW = 15  # of a probability's 30 bits: one histogram of the high half, one of the low half
 
 
@@ -123,6 +124,11 @@ def _least_of_nucleus(chances: Tensor, mass: Tensor, top_p: Tensor) -> Tensor:
     """[rows]: the lowest probability among the top tokens that together hold `top_p` of the mass."""
     total = mass.sum(-1)
     spare = torch.minimum(total - (total * top_p).ceil_(), total - 1)  # mass that may be dropped
+    if chances.device.type == "cpu":  # where it is cheap to look whether the likeliest are enough
+        likely, order = chances.topk(min(NUCLEUS, chances.shape[1]), -1)
+        sums, kept = mass.gather(1, order).cumsum(-1), total - spare
+        if (sums[:, -1] >= kept).all():
+            return likely.gather(1, torch.searchsorted(sums, kept[:, None]))[:, 0]
     if chances.shape[1] > SORTABLE:
         return _least_by_counting(chances, mass, spare)
     ordered, order = chances.sort(-1)

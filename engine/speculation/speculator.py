@@ -18,6 +18,7 @@ LACKS = {
 WINDOWED = "a draft model cannot read tokens that have left the kv_window or the kv_budget"
 FIRST, MODEL_FIRST = 2, 1  # tokens a row drafts at first and after a pause, so that an attempt costs little
 MODEL_MOST = 8  # the most tokens worth drafting with a model
+HEADS_LEAST = 3  # heads guess all at once, and a CPU computes a step of four rows as fast as one of two
 READ = 1024  # tokens an index reads at once, so that a long prompt does not delay a step
 
 
@@ -90,10 +91,10 @@ class Speculator:
         most = MODEL_MOST if drafting.index is None else MAX_DRAFT
         change = 2 if accepted == drafted else -1
         most = min(most, self.most.get(drafting.kind, most))
-        drafting.length = max(1, min(drafting.length + change, most))
+        drafting.length = max(self._least(drafting), min(drafting.length + change, most))
         drafting.judge.observe(drafted, accepted, price, rows)
         if not drafting.judge.on:
-            drafting.length = drafting.first
+            drafting.length = max(drafting.first, self._least(drafting))
 
     def observe_token(self, request: Request) -> None:
         """Record a token decoded without drafts."""
@@ -137,9 +138,13 @@ class Speculator:
         drafting, kind = self._rows.get(request.id), request.params.speculate
         if drafting is None or drafting.kind != kind:
             drafting = Drafting(kind, self._index(request), self._judge(kind), 0)
-            drafting.length = drafting.first
+            drafting.length = max(drafting.first, self._least(drafting))
             self._rows[request.id] = drafting
         return drafting
+
+    def _least(self, drafting: Drafting) -> int:
+        """The fewest tokens to draft."""
+        return min(HEADS_LEAST, self.most.get(drafting.kind, 1))
 
     def _index(self, request: Request) -> Index | None:
         match request.params.speculate:

@@ -55,14 +55,17 @@ def test_other_rows_change_no_token(
 
 
 @given(st.floats(0.001, 1.0), st.integers(0, 999), st.sampled_from((1, 61, 700)))
-def test_sorting_and_counting_keep_the_same_tokens(top_p: float, seed: int, vocab: int) -> None:
+def test_all_ways_to_find_the_nucleus_keep_the_same_tokens(top_p: float, seed: int, vocab: int) -> None:
+    """Among the likeliest tokens, by sorting, by counting."""
     logits = random_logits(3, vocab, seed).round(decimals=1)  # with ties at the border
     view = view_of([SamplingParams(top_p=top_p)] * 3, vocab)
-    tops = logits.amax(-1)
-    sorted_ = sampler.masses(logits, tops, view)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "SORTABLE", 0)
-        assert torch.equal(sampler.masses(logits, tops, view), sorted_)
+    found = []
+    for likeliest, sortable in ((1000, 1000), (1, 1000), (1, 0)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sampler, "NUCLEUS", likeliest)
+            patch.setattr(sampler, "SORTABLE", sortable)
+            found.append(sampler.masses(logits, logits.amax(-1), view))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 @given(sampling(), st.integers(0, 999))

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from training.__main__ import main
 from training.decode import How, replies
-from training.heads import tokens_by_drafts
+from training.heads.medusa import tokens_by_drafts
 from training.model import Decoder, dense_attend
 from training.muon import orthogonal
 from training.newcomers import newcomers

@@ -1,6 +1,6 @@
 """Finds the draft models for a model, and prepares them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,7 +16,7 @@ from engine.execution.draft.next_tokens import ChainedHead, NextTokens, OwnHead
 from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
-from engine.models.find import find_model
+from engine.models.find import CONFIG, find_model
 from engine.models.registry import load_model
 from engine.speculation.speculator import WINDOWED
 
@@ -71,6 +71,8 @@ def find_draft_models(
 ) -> DraftModels:
     """Find the draft models. Raises if a configured draft model does not fit or the exit layer is unknown."""
     exit_layer = _exit(place, model, config)
+    if config.draft and (place.folder / config.draft / CONFIG).is_file():
+        config = replace(config, draft=str(place.folder / config.draft))
     if config.drafts_itself:
         assert isinstance(model, Decoder) and model.mtp is not None, "it is loaded with the model"
         return DraftModels(None, exit_layer, chained=OwnHead(model, model.mtp))
@@ -95,7 +97,7 @@ def _small(
         return None
     if name is None:
         folder = place.folder / FOLDER
-        if config.dummy_weights or not (folder / "config.json").is_file():
+        if config.dummy_weights or not (folder / CONFIG).is_file():
             return None
         name = str(folder)
     if not name:
