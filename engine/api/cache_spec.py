@@ -49,7 +49,7 @@ class CacheSpec:
     slopes: tuple[float, ...] = ()  # of each head: a score loses so much for each token between (ALiBi)
     sinks: bool = False  # a learned score per head in addition to the keys, stored in KVLayer.sinks
     latent: bool = False  # values are the first numbers of the keys, and not stored again
-    state: StateSpec | None = None  # kept instead of keys and values: a block has that after its last token
+    state: StateSpec | None = None  # of each block: that after its last token. Keys may be beside it
 
     @classmethod
     def of_state(cls, state: StateSpec) -> "CacheSpec":

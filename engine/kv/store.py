@@ -106,11 +106,9 @@ class KVStore:
 
         def layer(spec: LayerSpec, count: int, allocate: _Allocate) -> KVLayer:
             shape = (count, block_size, spec.kv_heads)
-            if (state := spec.state) is not None:  # always in float32: errors would add up over a long text
+            if not spec.has_keys:
                 none = zeros((*shape, 0), dtype, device)
-                matrices = allocate((count, state.heads, state.key_dim, state.value_dim), torch.float32)
-                inputs = allocate((count, state.taps - 1, state.channels), torch.float32)
-                return KVLayer(spec, none, none, state=matrices, inputs=inputs)
+                return KVLayer(spec, none, none)
             keys = allocate((*shape, spec.key_dim // each_byte), stored)
             if spec.latent:
                 return KVLayer(spec, keys, keys[..., : spec.value_dim])
@@ -124,10 +122,18 @@ class KVStore:
                 found.channel_scales = allocate(grouped, torch.float32)
             return found
 
+        def with_state(spec: LayerSpec, count: int, allocate: _Allocate) -> KVLayer:
+            found = layer(spec, count, allocate)
+            if (state := spec.state) is not None:  # always in float32: errors would add up over a long text
+                matrices = (count, state.heads, state.key_dim, state.value_dim)
+                found.state = allocate(matrices, torch.float32)
+                found.inputs = allocate((count, state.taps - 1, state.channels), torch.float32)
+            return found
+
         self.scheme, self.dtype = scheme, dtype  # dtype: of the uncompressed values
         self.mover: Mover = move_blocks
         cpu = torch.device("cpu")
-        self.layers = [layer(spec, blocks, partial(zeros, device=device)) for spec in specs]
+        self.layers = [with_state(spec, blocks, partial(zeros, device=device)) for spec in specs]
         for index, scores in sinks.items():
             self.layers[index].sinks = scores
         if pin is None and device.type == "cuda":
@@ -140,7 +146,7 @@ class KVStore:
 
         def slab_in(memory: Tensor, count: int) -> list[KVLayer]:
             parts = _Parts(memory.view(count, each))
-            return [layer(spec, count, parts.next) for spec in specs]
+            return [with_state(spec, count, parts.next) for spec in specs]
 
         self.block_nbytes, self._slab_in = each, slab_in
         per_slab = host_blocks if pin is None else SLAB // each

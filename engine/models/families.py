@@ -6,9 +6,11 @@ from importlib.metadata import entry_points
 from engine.api.errors import BadInput
 from engine.api.plugins import missing_members
 from engine.models.kinds import (
+    BesideAttention,
     Chunked,
     DeltaNet,
     Dense,
+    DenseMultiplied,
     DenseRounded,
     Ends,
     EndsBySize,
@@ -209,6 +211,15 @@ FAMILIES: dict[str, Family] = {
         attention=Grouped(bias=BIAS), linear=Mamba(kinds=by_index), names=BAMBA,
         feed_forward=Dense(bias=("mlp_bias", False)), rope=RopeKind(partial=0.5),
         ends=Ends(eps=("rms_norm_eps", 1e-5)), start_id=1, stop_id=2,
+    ),
+    "falcon_h1": Family(
+        attention=Grouped(bias=BIAS), linear=BesideAttention(), names=BAMBA,
+        feed_forward=DenseMultiplied(bias=("mlp_bias", False)),
+        ends=Ends(
+            eps=("rms_norm_eps", 1e-5), embed_scale=("embedding_multiplier", 1.0),
+            logit_scale=("lm_head_multiplier", 1.0),
+        ),
+        start_id=1, stop_id=2,
     ),
     "nemotron_h": Family(
         attention=Grouped(bias=BIAS, head_dim=128, unrotated=none_rotated), linear=NEMOTRON_STATES,

@@ -16,7 +16,7 @@ from engine.models.registry import load_model
 from tests.cases import soak
 from tests.distributed.test_collective import team, together
 from tests.distributed.threads import ranked
-from tests.models.families import EXPERTS, GRANITE_HYBRID, LLAMA4, MPT, SCALES, reference
+from tests.models.families import EXPERTS, FALCON_H1, GRANITE_HYBRID, LLAMA4, MPT, SCALES, reference
 from tests.models.test_shards import CASES, IDS, sum_of
 from tests.models.tiny import plain_attend
 from tests.runner.letters import VOCAB, byte_tokenizer
@@ -29,6 +29,7 @@ WIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("Bloom", {}),
     "mpt": ("Mpt", MPT | {"attn_config": {"clip_qkv": 0.7}}),
     "llama4": ("Llama4Text", LLAMA4 | {"num_local_experts": 4}),
+    "falcon_h1": ("FalconH1", FALCON_H1 | {"mamba_n_groups": 1}),
     "granite4": ("GraniteMoeHybrid", GRANITE_HYBRID | {"mamba_n_groups": 1}),
 }
 FAMILIES = CASES | WIDE

@@ -21,6 +21,14 @@ DENSE = DecoderConfig(
     mlp=64, norm_eps=1e-6, rope=RopeSpec(theta=1e6, share=0.25), tied=True, qk_norm=True,
 )  # fmt: skip
 TAPS = CacheSpec.of_state(StateSpec(heads=1, key_heads=1, key_dim=0, value_dim=64, taps=3))
+BOTH = replace(KEYS, state=STATE.state)
+MULTIPLIED = {
+    "norm": "none",
+    "state_out_bias": False,
+    "factors": {"ssm_in": 0.8, "ssm_out": 1.3, "attention_in": 1.2, "attention_out": 0.6},
+    "state_factors": (0.9, 1.1, 0.7, 1.3, 0.8),
+    "mlp_factors": (0.9, 1.2),
+}
 EXPERTS = ExpertsSpec(count=4, chosen=2, width=32, shared=32)
 SPACE = CacheSpec.of_state(StateSpec(heads=4, key_heads=2, key_dim=16, value_dim=24, taps=4))
 MAMBA = replace(
@@ -45,6 +53,9 @@ MODELS = {
     ),
     "convolutions": replace(
         DENSE, family="lfm2", layers=(TAPS, KEYS), rope=RopeSpec(theta=1e6), settings={"conv_bias": False},
+    ),
+    "beside": replace(
+        MAMBA, family="falcon_h1", layers=(BOTH, BOTH), settings=MAMBA.settings | MULTIPLIED,
     ),
     "states": replace(MAMBA, family="mamba2", layers=(SPACE, SPACE)),
     "scaled": SCALED,
@@ -97,12 +108,12 @@ def steps(name: str, family: str) -> tuple[Tensor, Tensor, list[Tensor], list[Te
         backend = TritonAttention()
         fused = FusedDecoder(model, mine, backend)
         single = all(fused._takes_single(block) for block in model.blocks)
-        assert single == (family != "biased")
+        assert single == (family not in ("biased", "beside"))
         if name == "prompts":
             found = fused.forward(model.embedded(ids), batch.positions, batch.places, backend.prepare(batch))
         else:
             found = replayed(fused, GraphWork, model.caches, batch, ids, requests)
-        assert not fused.plain
+        assert bool(fused.plain) == (family == "beside")
     return found, expected, *([t for each in side for t in each.tensors()] for side in (mine, theirs))
 
 

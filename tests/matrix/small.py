@@ -79,6 +79,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "granitemoeshared": {"shared_intermediate_size": 48},
     "granitemoehybrid": MAMBA | {"layer_types": HYBRID["layer_types"], "shared_intermediate_size": 48},
     "bamba": MAMBA | {"attn_layer_indices": [1], "mamba_n_groups": 2},
+    "falcon_h1": MAMBA | {"mamba_d_ssm": 128, "mamba_n_groups": 2, "key_multiplier": 0.7},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "initializer_range": 0.1},
     "nemotron_h": {
         "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],

@@ -152,6 +152,20 @@ NEMOTRON = {
     "initializer_range": 0.1,
 }
 MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 12, "initializer_range": 0.1}
+FALCON_H1 = MAMBA | {
+    "mamba_d_ssm": 128,
+    "mamba_rms_norm": True,
+    "mamba_norm_before_gate": False,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.3,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.6,
+    "ssm_in_multiplier": 0.8,
+    "ssm_out_multiplier": 1.3,
+    "ssm_multipliers": [0.9, 1.1, 0.7, 1.3, 0.8],
+    "mlp_multipliers": [0.9, 1.2],
+}
 LONE = ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"]
 DEEPSEEK = LATENT | GROUPED | {"first_k_dense_replace": 1}
 MSCALE = YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}

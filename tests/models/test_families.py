@@ -16,6 +16,7 @@ from tests.models.families import (
     CAPPED,
     DEEPSEEK,
     EXPERTS,
+    FALCON_H1,
     GEMMA3_ROPE,
     GPT_OSS,
     GRANITE_HYBRID,
@@ -121,6 +122,15 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("Lfm2Moe", "plain", LFM2_EXPERTS),
     ("Lfm2Moe", "not-normalized", LFM2_EXPERTS | {"norm_topk_prob": False, "num_dense_layers": 0}),
+    ("FalconH1", "norm", FALCON_H1),
+    ("FalconH1", "norm-before-gate", FALCON_H1 | {"mamba_norm_before_gate": True, "projectors_bias": True}),
+    (
+        "FalconH1",
+        "no-norm",
+        MAMBA
+        | {"mamba_d_ssm": None, "mamba_d_head": "auto", "mamba_n_groups": 1, "mamba_conv_bias": False}
+        | {"mamba_proj_bias": True, "attention_bias": True, "mlp_bias": True, "key_multiplier": 0.7},
+    ),
     ("GptOss", "plain", GPT_OSS),
     ("GptOss", "yarn", GPT_OSS | {"rope_parameters": YARN | {"truncate": False}, "swiglu_limit": 0.5}),
     ("GptOss", "no-bias", GPT_OSS | {"attention_bias": False, "layer_types": MIXED["layer_types"]}),

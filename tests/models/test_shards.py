@@ -28,6 +28,7 @@ from tests.cases import soak
 from tests.models.families import (
     DEEPSEEK,
     EXPERTS,
+    FALCON_H1,
     GPT_OSS,
     GRANITE_HYBRID,
     GROUPED,
@@ -74,6 +75,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": ("Bamba", MAMBA | FOUR | {"attn_layer_indices": [1], "mamba_proj_bias": True}),
     "nemotron_h": ("NemotronH", NEMOTRON | {"layers_block_type": LONE, "n_groups": 4, "use_bias": True}),
     "mamba2": ("Mamba2", MAMBA2 | {"n_groups": 4, "use_bias": True}),
+    "falcon_h1": ("FalconH1", FALCON_H1 | FOUR),
     "gpt_oss": ("GptOss", GPT_OSS),
     "lfm2": ("Lfm2", LFM2 | {"conv_bias": True, "tie_embedding": False}),
     "lfm2_moe": ("Lfm2Moe", LFM2_EXPERTS),

@@ -18,6 +18,7 @@ from engine.start import start
 from tests.models.families import (
     DEEPSEEK,
     EXPERTS,
+    FALCON_H1,
     GPT_OSS,
     GRANITE_HYBRID,
     LFM2,
@@ -42,6 +43,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("GptOss", GPT_OSS | {"sliding_window": 21}),
     "llama4": ("Llama4Text", LLAMA4),
     "bloom": ("Bloom", {}),
+    "falcon_h1": ("FalconH1", FALCON_H1),
     "lfm2": ("Lfm2", LFM2),
     "qwen3_next": ("Qwen3Next", EXPERTS | LINEAR | {"num_experts": 4}),
     "granitemoehybrid": ("GraniteMoeHybrid", GRANITE_HYBRID),

@@ -15,16 +15,18 @@ from engine.models.kinds.experts import (
     RoutedInputs,
     RoutedUngated,
 )
-from engine.models.kinds.feed_forward import Dense, DenseRounded, Ungated
+from engine.models.kinds.feed_forward import Dense, DenseMultiplied, DenseRounded, Ungated
 from engine.models.kinds.latent import Latent
 from engine.models.kinds.linear import DeltaNet, ShortConvolutions, StateKind
-from engine.models.kinds.mamba import Mamba, OnlyMamba
+from engine.models.kinds.mamba import BesideAttention, Mamba, OnlyMamba
 from engine.models.kinds.sloped import Sloped, SlopedMpt
 
 __all__ = [
+    "BesideAttention",
     "Chunked",
     "DeltaNet",
     "Dense",
+    "DenseMultiplied",
     "DenseRounded",
     "Ends",
     "EndsBySize",

@@ -49,6 +49,16 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DenseMultiplied(Dense):
+    """The feed-forward of Falcon-H1, whose factors are read with those of its state space."""
+
+    def part(self) -> type[Part]:
+        from engine.models.layers.mlp import MultipliedMLP
+
+        return MultipliedMLP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DenseRounded(Dense):
     """The feed-forward of LFM2: two thirds of the width in config.json, rounded up to a multiple."""
 

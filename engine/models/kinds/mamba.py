@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine.api.config import CacheSpec, StateSpec
@@ -127,13 +127,16 @@ class Mamba:
     def _dim(self, fields: Fields, heads: int) -> int:
         if not self.width:
             return fields.whole(self.dim, 64, high=MOST_HEAD_DIM)
-        hidden = fields.whole("hidden_size", high=MOST_WIDTH)
-        width = fields.whole(self.width, 2, high=MOST_HEAD_DIM) * hidden
+        width = self._width(fields)
         if fields.get(self.dim) in (None, "auto") and width % heads == 0:
             return width // heads
         if (dim := fields.whole(self.dim, high=MOST_HEAD_DIM)) * heads != width:
             raise fields.bad(self.dim, f"must be {width} / {heads}, the width by the heads")
         return dim
+
+    def _width(self, fields: Fields) -> int:
+        hidden = fields.whole("hidden_size", high=MOST_WIDTH)
+        return fields.whole(self.width, 2, high=MOST_HEAD_DIM) * hidden
 
     def _steps(self, fields: Fields) -> tuple[float, float]:
         """The least and the greatest step size."""
@@ -157,6 +160,47 @@ class OnlyMamba:
 
     def part(self) -> type[Part]:
         return self.kind.part()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BesideAttention(Mamba):
+    """The layers of Falcon-H1: a state space and attention read the same, with factors everywhere."""
+
+    kinds: LayerKinds = all_states
+
+    def among(self, fields: Fields, layers: Sequence[CacheSpec]) -> tuple[CacheSpec, ...]:
+        state, factor = self._state(fields), fields.real("key_multiplier", 1.0)
+        return tuple(replace(each, state=state, scale=each.scale * factor) for each in layers)
+
+    def read(self, fields: Fields, layers: Sequence[CacheSpec]) -> Mapping[str, Any]:
+        found = Mamba.read(self, fields, layers)
+        normed, first = fields.flag("mamba_rms_norm", False), fields.flag("mamba_norm_before_gate", True)
+        keys = ("ssm_in", "ssm_out", "attention_in", "attention_out")
+        settings = {
+            "norm": ("norm first" if first else "gate first") if normed else "none",
+            "state_out_bias": fields.flag("projectors_bias", False),
+            "factors": {key: fields.real(f"{key}_multiplier", 1.0) for key in keys},
+            "state_factors": _factors(fields, "ssm_multipliers", 5),
+            "mlp_factors": _factors(fields, "mlp_multipliers", 2),
+        }
+        return {"settings": found["settings"] | settings}
+
+    def part(self) -> type[Part]:
+        from engine.models.layers.mamba import ParallelMixer
+
+        return ParallelMixer
+
+    def _width(self, fields: Fields) -> int:
+        if fields.get("mamba_d_ssm") is not None:
+            return fields.whole("mamba_d_ssm", high=MOST_WIDTH)
+        return Mamba._width(self, fields)
+
+
+def _factors(fields: Fields, key: str, count: int) -> tuple[float, ...]:
+    found = fields.list(key, [1.0] * count)
+    if len(found) != count or any(type(each) not in (int, float) or not 0 < each < 1e12 for each in found):
+        raise fields.bad(key, f"must list {count} numbers above 0")
+    return tuple(map(float, found))
 
 
 def _number(value: Any) -> float:

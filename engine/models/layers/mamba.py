@@ -1,4 +1,4 @@
-"""Mamba-2: a state space after a convolution, and before a gate and a norm."""
+"""Mamba-2: a state space after a convolution, and before a gate and a norm. Alone, or beside attention."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.api.config import CacheSpec, DecoderConfig
 from engine.attention.state_space import StateSpace
 from engine.models.layers.activations import silu
+from engine.models.layers.attention import GroupedAttention
 from engine.models.layers.build import Build
 from engine.models.layers.part import Part, SourceTensor
 from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE, by_head, segments
@@ -74,13 +75,18 @@ class MambaMixer(Part):
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
         widths = [self.values, self.sizes.channels, self.sizes.heads]
         gate, mixed, given = self.mixed(self.norm(x)).split(widths, 1)
-        # In float64, because the last bits of torch's softplus depend on other tokens.
-        sizes = F.softplus(given.double() + self.step_bias).clamp(*self.steps).float()
-        gates = torch.stack((-self.decay.exp() * sizes, sizes), 1)
-        space = StateSpace(self.sizes, self.conv.squeeze(1), self.conv_bias, skip=self.skip)
-        found = step.attend(self.index, mixed, gates, space).flatten(1)
+        found = step.attend(self.index, mixed, self.steps_of(given), self.space()).flatten(1)
         out: Tensor = self.out(self.normed(found * silu(gate.float())).to(x.dtype))
         return out
+
+    def steps_of(self, given: Tensor) -> Tensor:
+        """Return the gates: logarithms of decays, and step sizes."""
+        # In float64, because the last bits of torch's softplus depend on other tokens.
+        sizes = F.softplus(given.double() + self.step_bias).clamp(*self.steps).float()
+        return torch.stack((-self.decay.exp() * sizes, sizes), 1)
+
+    def space(self) -> StateSpace:
+        return StateSpace(self.sizes, self.conv.squeeze(1), self.conv_bias, skip=self.skip)
 
     def normed(self, x: Tensor) -> Tensor:
         """In float32, each group apart."""
@@ -115,3 +121,69 @@ class MambaMixer(Part):
         return (
             not self.parted and all(each.single for each in products) and gpu.norm_of(self.norm) is not None
         )
+
+
+class MultipliedMixer(MambaMixer):
+    """The state space of Falcon-H1: factors for what it makes; a norm before or after the gate, or none."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        settings, state = config.settings, self.sizes
+        self.order: str = settings["norm"]  # "gate first", "norm first", or "none"
+        if self.order == "none":
+            del self.out_norm
+        self.out = build.linear(self.values, config.hidden, bias=settings["state_out_bias"])
+        keys = state.key_heads * state.key_dim
+        self.widths = (self.values, self.values, keys, keys, state.heads)
+        self.factors: tuple[float, ...] = settings["state_factors"]
+
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        found = dict(super().pieces())
+        if self.order == "none":
+            del found["out_norm"]
+        return found
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        parts = zip(self.mixed(self.norm(x)).split(self.widths, 1), self.factors, strict=True)
+        gate, *convolved, given = (part * factor for part, factor in parts)
+        gates, space = self.steps_of(given), self.space()
+        found = step.attend(self.index, torch.cat(convolved, 1), gates, space).flatten(1)
+        gate = silu(gate.float())
+        match self.order:
+            case "gate first":
+                found = self.normed(found * gate)
+            case "norm first":
+                found = self.normed(found) * gate
+            case _:
+                found = found * gate
+        out: Tensor = self.out(found.to(x.dtype))
+        return out
+
+    fused = Part.fused
+
+
+class ParallelMixer(Part):
+    """Attention and a state space read the same norm, and their terms are added."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        inner = replace(build, norms_input=False)
+        self.norm = build.input_norm(config.hidden)
+        self.attention = GroupedAttention(config, index, inner)
+        self.mamba = MultipliedMixer(config, index, inner)
+        assert self.attention.cache is not None
+        self.cache = replace(self.attention.cache, state=self.mamba.sizes)
+        self.factors: Mapping[str, float] = config.settings["factors"]
+
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
+        norm = SourceTensor(self.names["attention.norm"], self.hidden, WHOLE)
+        found: dict[str, tuple[SourceTensor, ...]] = {"norm": (norm,)}
+        for name, part in (("attention", self.attention), ("mamba", self.mamba)):
+            found |= {f"{name}.{key}": each for key, each in part.pieces().items() if key != "norm"}
+        return found
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        normed, factors = self.norm(x), self.factors
+        out = self.mamba.forward(normed * factors["ssm_in"], step) * factors["ssm_out"]
+        out += self.attention.forward(normed * factors["attention_in"], step) * factors["attention_out"]
+        return out

@@ -51,6 +51,19 @@ class GatedMLP(Part):
         return self.product("down", self.activate(gate).mul_(up), step)
 
 
+class MultipliedMLP(GatedMLP):
+    """The feed-forward of Falcon-H1: factors for the gate and for the term."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        self.factors: tuple[float, float] = config.settings["mlp_factors"]
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        gate, up = self.product("gate_up", self.norm(x), step).chunk(2, dim=-1)
+        made = self.activate(gate * self.factors[0]).mul_(up)
+        return self.product("down", made, step) * self.factors[1]
+
+
 class DenseMLP(GatedMLP):
     """With silu, which the GPU kernels compute."""
 

@@ -99,7 +99,8 @@ class Part(nn.Module):
     def _named(self) -> Iterator[tuple[str, Tensor, SourceTensor]]:
         for attribute, pieces in self.pieces().items():
             rows = [piece.rows for piece in pieces]
-            if attribute in self._parameters:  # a tensor without a module has a name without a suffix
+            owner, _, own = attribute.rpartition(".")
+            if own in self.get_submodule(owner)._parameters:  # a tensor without a module: without a suffix
                 views = self.get_parameter(attribute).split(rows)
                 yield from ((piece.name, view, piece) for piece, view in zip(pieces, views, strict=True))
                 continue

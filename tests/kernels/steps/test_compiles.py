@@ -70,6 +70,34 @@ SPACES = replace(
     activation="relu2", unrotated=(2,),
     settings={"conv_bias": True, "state_bias": False, "steps": (0.001, math.inf)},
 )  # fmt: skip
+CHUNKED = replace(
+    LARGE, family="llama4_text", hidden=5120, mlp=16384, dense=(1,), unrotated=(1,),
+    layers=(replace(GIVEN, heads=40, chunk=8192), replace(GIVEN, heads=40)),
+    rope=RopeSpec(theta=5e5, interleaved=True),
+    experts=ExpertsSpec(count=16, chosen=1, width=8192, shared=8192),
+    settings={"normed": True, "floor": 8192, "growth": 0.1},
+)  # fmt: skip
+SLOPED = replace(
+    LARGE, family="bloom", tied=True, unrotated=(0,), activation="gelu_tanh", mlp_bias=True, out_bias=True,
+    layers=(replace(GIVEN, heads=32, kv_heads=32, slopes=tuple(2.0 ** (-n / 4) for n in range(1, 33))),),
+    qkv_bias=True, settings={"by_head": True, "clip": None},
+)  # fmt: skip
+TAPS = CacheSpec.of_state(StateSpec(heads=1, key_heads=1, key_dim=0, value_dim=2048, taps=3))
+CONVOLVED = replace(
+    SMALL, family="lfm2", hidden=2048, layers=(TAPS, replace(GIVEN, heads=32, key_dim=64, value_dim=64)),
+    settings={"conv_bias": False},
+)  # fmt: skip
+BESIDE = replace(
+    SMALL, family="falcon_h1", hidden=2048, qk_norm=False,
+    layers=(
+        replace(GIVEN, kv_heads=2, state=StateSpec(heads=48, key_heads=1, key_dim=256, value_dim=64, taps=4)),
+    ),
+    settings={
+        **SPACES.settings, "norm": "none", "state_out_bias": False, "mlp_factors": (0.9, 1.2),
+        "factors": {"ssm_in": 0.8, "ssm_out": 1.3, "attention_in": 1.2, "attention_out": 0.6},
+        "state_factors": (0.9, 1.1, 0.7, 1.3, 0.8),
+    },
+)  # fmt: skip
 
 
 # The arguments that kernels with an early start may read while the kernel before them, or the one before
@@ -342,3 +370,22 @@ def test_state_spaces_with_prompts(compiled: dict[str, int], key_dim: int) -> No
     state = CacheSpec.of_state(replace(SPACE.state, key_dim=key_dim))
     prompts("none", replace(SPACES, layers=(state, *SPACES.layers[1:])), block_size=256)
     assert {"_convolve", "_advance_chunks", "_gated_group_norm", "_relu2"} <= compiled.keys()
+
+
+@pytest.mark.parametrize(
+    ("config", "kv"),
+    soak(
+        (CHUNKED, "none"), (CHUNKED, "int8"), (CHUNKED, "int4"),
+        (SLOPED, "none"), (SLOPED, "fp8"), (SLOPED, "int4"),
+        (CONVOLVED, "none"), (BESIDE, "none"), (BESIDE, "int8"),
+    ),
+)  # fmt: skip
+def test_chunks_slopes_convolutions_and_layers_with_both(
+    compiled: dict[str, int], config: DecoderConfig, kv: KvSchemeName
+) -> None:
+    """Decodes, prompts, and pieces of prompts in graphs."""
+    decode(config, 8, "none", kv)
+    prompts(kv, config)
+    pieces(config, 64, kv)
+    assert "_attend" in compiled
+    assert ("_convolve" in compiled) == any(each.state is not None for each in config.layers)

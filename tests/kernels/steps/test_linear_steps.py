@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="no Triton here")
 QUICK = {
     "dense": ("drafts",), "experts": ("one",), "mamba": ("one",),
     "lone": (), "lone-experts": (), "states": (), "scaled": ("one",), "scaled-experts": (),
-    "biased": (), "convolutions": ("drafts",),
+    "biased": (), "convolutions": ("drafts",), "beside": ("decodes",),
 }  # fmt: skip
 CASES = [
     pytest.param(family, name, marks=() if name in QUICK[family] else pytest.mark.soak)

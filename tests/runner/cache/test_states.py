@@ -26,7 +26,7 @@ PROMPT = [1, *range(40, 88)]  # three full blocks and one token
 ASKED = GREEDY.changed(logprobs=0)
 
 
-@pytest.fixture(scope="session", params=["qwen3_next", *soak("nemotron_h", "lfm2")])
+@pytest.fixture(scope="session", params=["qwen3_next", *soak("nemotron_h", "lfm2", "falcon_h1")])
 def hybrid(request: pytest.FixtureRequest, checkpoint: Callable[[str], tuple[Path, Any]]) -> Path:
     return checkpoint(request.param)[0]
 

@@ -53,7 +53,7 @@ def test_drafts_do_not_change_a_reply(
     assert_nothing_changes(engine, drafted, speculative(work, kinds, others))
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h", "lfm2"])
+@pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h", "lfm2", "falcon_h1"])
 @settings(max_examples=8, phases=[Phase.generate])
 @given(work=workloads, kinds=st.lists(st.sampled_from(["", "ngram"]), min_size=5, max_size=5))
 def test_states_in_graphs_are_those_of_a_request_alone(

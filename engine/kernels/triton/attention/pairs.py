@@ -165,7 +165,9 @@ def fold_packed(
 def words(layer: KVLayer) -> list[Tensor]:
     """View the cache's tensors as words of two elements: bytes as int16, scales as int32."""
     wide = {1: torch.int16, 2: torch.int32}
-    return [each.view(-1).view(wide[each.itemsize]) for each in layer.tensors()]
+    scales = layer.key_scales, layer.value_scales
+    found = (each for each in (layer.keys, layer.values, *scales) if each is not None)
+    return [each.view(-1).view(wide[each.itemsize]) for each in found]
 
 
 def in_words(scales: Tensor | None) -> Tensor | None:
