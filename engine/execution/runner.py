@@ -88,11 +88,9 @@ class ModelRunner:
         self.graphs: bool | None = None
         self._inference = torch.inference_mode()  # created once: creating it costs as much as entering it
         self._speeds: Speeds | None = None
-        self._load = LoadMeter.of(device)
-        self.splitter = StepSplitter(model)
-        self.weights = weights
+        self._load, self.splitter = LoadMeter.of(device), StepSplitter(model)
+        self.weights, self.store = weights, store
         self._recordable = weights is None or weights.scheme.graphs  # whether a graph can hold the layers
-        self.store = store
         self._transfers = TransferRunner(tiers, blocks_of(store, device))
         self._on_store()
 
@@ -110,10 +108,8 @@ class ModelRunner:
         """Set what launches all kernels, and those of decode steps from staging buffers. None: torch."""
         self._stage, self._compiler, self._steps = stage, StepCompiler(), None
         if decode is not None:
-            last_ids, size, ends = self._sampling_state.last_ids, self._block_size, self._ends
-            self._steps = DecodeSteps(
-                decode, tables=self._tables, block_size=size, last_ids=last_ids, ends=ends
-            )
+            tables, size, last_ids = self._tables, self._block_size, self._sampling_state.last_ids
+            self._steps = DecodeSteps(decode, self._ends, tables=tables, block_size=size, last_ids=last_ids)
         if (self._steps is None) is not (self.graphs is None):  # graphs became available, or unavailable
             self.graphs = None if self._steps is None else True
 

@@ -371,16 +371,12 @@ def ledger_engine(
     )
     runner = LedgerRunner(scheduler.requests, tables, space.cells, tiers, keeps_state)
     runner.alphabet, runner.window, runner.budget = alphabet, window, budget
+    longest = context if window or budget else min(context, blocks * block_size)
     return Engine(
         scheduler=scheduler,
         runner=runner,
         tokenizer=PlainTokenizer(),
-        limits=Limits(
-            context=context if window or budget else min(context, blocks * block_size),
-            vocab=VOCAB,
-            waiting=100_000,
-            speculation=SPECULATION,
-        ),
+        limits=Limits(longest, vocab=VOCAB, waiting=100_000, speculation=SPECULATION),
         info=EngineInfo("ledger", "int", "none", "none", policy),
         bus=bus,
         seed=0,

@@ -14,7 +14,7 @@ from engine.api.config import LatentSpec, ModelPlace
 from engine.api.errors import BadCheckpoint, UnsupportedModel
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder
-from engine.models.layers.moe import GroupedMoE
+from engine.models.layers.moe import GroupChoice
 from engine.models.registry import load_model
 from tests.models.families import DEEPSEEK, LATENT, reference
 from tests.models.test_moe import logits_of, numbers
@@ -99,7 +99,7 @@ def test_bad_values_are_named(family: str, key: str, value: Any, tmp_path: Path)
         read_config(write_config(tmp_path, **V3 | {"model_type": family, key: value}))
 
 
-def grouped(part: GroupedMoE, scores: Tensor, best: int) -> list[set[int]]:
+def grouped(part: GroupChoice, scores: Tensor, best: int) -> list[set[int]]:
     """Each token's experts, in plain Python."""
     spec, chosen = part.spec, []
     size = spec.count // spec.groups
@@ -117,7 +117,7 @@ def test_experts_are_chosen_by_group(family: str, best: int, tmp_path: Path) -> 
     method = {"topk_method": "group_limited_greedy"} if best == 1 else {}
     theirs = reference(family, DEEPSEEK | method, tmp_path)
     part, x = loaded(tmp_path).blocks[1].feed_forward, numbers(50)
-    assert isinstance(part, GroupedMoE) and part.spec.groups == 3
+    assert isinstance(part, GroupChoice) and part.spec.groups == 3
     gate = theirs.model.layers[1].mlp.gate
     with torch.inference_mode():
         weights, experts = part.routed(x)

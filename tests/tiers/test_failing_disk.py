@@ -1,13 +1,16 @@
 """A disk that fails while the engine runs: a sentence, right replies, and blocks are stored once it works."""
 
 import os
+import sqlite3
 import subprocess
 import sys
+from errno import ENOSPC
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from engine.kv.tiers.disk import reason_of
 from tests.tiers.disk_engine import ask, computed, disk_engine
 from tests.tiers.failing_disk import LONG, right_replies
 
@@ -67,3 +70,11 @@ def test_a_folder_that_may_no_longer_be_written(tmp_path: Path) -> None:
             assert right_replies(engine, tier, 1)[-1] == f"{tmp_path}: Permission denied"
         finally:
             tmp_path.chmod(0o700)
+
+
+def test_a_full_disk_has_one_reason_whichever_write_failed() -> None:
+    of_index = sqlite3.OperationalError("database or disk is full")
+    of_index.sqlite_errorcode = sqlite3.SQLITE_FULL
+    reasons = {reason_of(of_index), reason_of(OSError(ENOSPC, "full"))}
+    assert reasons == {os.strerror(ENOSPC)}
+    assert reason_of(sqlite3.DatabaseError("file is not a database")) == "file is not a database"

@@ -114,11 +114,11 @@ class DecodeSteps:
     def __init__(
         self,
         stage: Stage,
+        ends: StageEnds | None = None,
         *,
         tables: TableMirror,
         block_size: int,
         last_ids: Tensor,
-        ends: StageEnds | None = None,
     ) -> None:
         """`ends`: of a stage of a pipeline."""
         self._ends = ends or StageEnds(None)

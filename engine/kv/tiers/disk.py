@@ -215,8 +215,7 @@ class DiskTier(Tier):
             self._index = None
 
     def _fail(self, error: Exception) -> None:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        problem = f"{self._folder}: {reason}"
+        problem = f"{self._folder}: {reason_of(error)}"
         if problem != self.problem:
             log.warning("no blocks are stored on disk for now: %s", problem)
         self.problem, self._retry_at = problem, time.monotonic() + PAUSE
@@ -281,6 +280,13 @@ def _checksum(name: BlockName, row: np.ndarray) -> bytes:
     digest = sha256(name)
     digest.update(row.data)
     return digest.digest()
+
+
+def reason_of(error: Exception) -> str:
+    """In the system's words, also where SQLite has its own for a full disk."""
+    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    number = ENOSPC if full else getattr(error, "errno", None)
+    return os.strerror(number) if number else str(error)
 
 
 def _lost(error: Exception) -> bool:
