@@ -5,6 +5,7 @@
 processes of this machine; give each at least two cores. With `--dry` they compute nothing: then only the
 shares found in a cache mean something. `--blocks` is the cache of each replica. With `--ray` ADDRESS a Ray
 cluster places them, and with `--ray local` one that starts on this machine.
+`simulated`: the same on replicas that compute nothing, `--speed` prompt tokens a second each (simulated.py).
 `choice`: processor time of the router for a prompt of 2,000 tokens that one of four full caches holds.
 """
 
@@ -15,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.server.simulated import replay as simulate
 from engine.api.commands import BlockNaming
 from engine.api.config import EngineConfig
 from engine.api.events import Admitted, Event, FirstToken, Queued
@@ -28,7 +30,7 @@ from engine.host.process import EngineProcess
 from minichat.bench.harness import Bench
 from minichat.bench.load.traces import mooncake_prompts
 
-PARTS = ("choice", "replay")
+PARTS = ("choice", "replay", "simulated")
 _LONGEST = 2000  # tokens; the built-in model reads 2,048
 
 
@@ -81,13 +83,19 @@ def run(
     tokens: int = 16,
     dry: bool = False,
     ray: str = "",
+    speed: float = 7000.0,
 ) -> None:
     """`tokens`: of each reply."""
     if "choice" in only:
         choice(bench)
-    if "replay" in only and not trace:
-        print("replay needs --trace FILE, such as mooncake_conversation_trace.jsonl", file=sys.stderr)
-    elif "replay" in only:
+    if not trace and {"replay", "simulated"} & {*only}:
+        print("replays need --trace FILE, such as mooncake_conversation_trace.jsonl", file=sys.stderr)
+        return
+    if "simulated" in only:
+        simulated(
+            bench, mooncake_prompts(Path(trace), share, _LONGEST), replicas, blocks, rate, tokens, speed
+        )
+    if "replay" in only:
         machines = Machines(replicas, ray, dry=dry)
         try:
             replay(bench, trace, share, replicas, blocks, rate, tokens, machines)
@@ -114,6 +122,29 @@ def choice(bench: Bench) -> None:
         assert route is not None and route.cached == route.blocks
         router.ended(route)
     bench.note("a choice, 125 blocks, 4 replicas", spent, "µs")
+
+
+def simulated(
+    bench: Bench,
+    prompts: list[list[int]],
+    replicas: int,
+    blocks: int,
+    rate: float,
+    tokens: int,
+    speed: float,
+) -> None:
+    cases = {
+        "by blocks and queues": (Router(), replicas, blocks),
+        "in turn": (RoundRobin(replicas), replicas, blocks),
+        "one big cache": (Router(), 1, blocks * replicas),
+    }
+    for name, (router, count, room) in cases.items():
+        found, firsts = simulate(
+            prompts, router, rate=rate, replicas=count, blocks=room, speed=speed, tokens=tokens
+        )
+        bench.note(f"simulated, found, {name}", found * 100, "%")
+        if count == replicas:
+            bench.note(f"simulated, first token, {name}", firsts, "s")
 
 
 def replay(

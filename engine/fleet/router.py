@@ -1,4 +1,4 @@
-"""Chooses the replica for a prompt: where its first token would come soonest."""
+"""Chooses the replica for a prompt: where little of it has to be computed, and little is computed before."""
 
 import itertools
 import threading
@@ -10,6 +10,9 @@ from typing import NamedTuple
 from engine.api.commands import BlockNaming
 from engine.kv import prefix
 
+# Tokens to compute before a prompt that weigh as much as one of its own. Computing what another replica has
+# also delays the prompts after it, and its blocks evict others.
+QUEUED = 4
 EVENNESS = 64  # tokens computed above the least of all replicas that weigh as much as one to compute
 
 
@@ -69,8 +72,8 @@ class _Replica:
                 del self.held[name]
 
     def cost(self, missing: int) -> int:
-        """Tokens to compute before a prompt's first token. A running reply counts as a block."""
-        return self.queue + missing + len(self.live) * self.naming.block_size
+        """Tokens to compute of a prompt, and a share of those before it. A running reply is like a block."""
+        return self.queue // QUEUED + missing + len(self.live) * self.naming.block_size
 
 
 class Router:

@@ -42,7 +42,8 @@ class OracleReplica:
 
     def cost(self, missing: int) -> int:
         live = [route for route, _ in self.routes if route not in self.ended]
-        return missing + sum(SIZE + (route not in self.started) * route.missing for route in live)
+        queue = sum(route.missing for route in live if route not in self.started)
+        return missing + queue // 4 + SIZE * len(live)
 
 
 class Oracle:
@@ -139,13 +140,13 @@ def test_a_prompt_follows_its_blocks_until_the_queue_costs_more() -> None:
     assert first
     router.report(first.replica, block_names(ROOTS[0], b"", prompt), ())
     router.ended(first)
-    chosen = [router.route([*prompt, *[1000 + tail] * 60]) for tail in range(4)]
-    # Each has 61 tokens to compute, and replica 1 would compute 221. A reply that runs counts as a block.
-    assert 2 * 61 + 2 * SIZE + 61 < 221 < 3 * 61 + 3 * SIZE + 61
+    chosen = [router.route([*prompt, *[1000 + tail] * 60]) for tail in range(6)]
+    # Each has 61 tokens to compute, and replica 1 would compute 221. A reply that runs counts as a block, four
+    # tokens of the queue as one, and 64 that replica 0 has computed.
+    costs = [61 + count * 61 // 4 + count * SIZE + (161 + count * 61) // 64 for count in (4, 5)]
+    assert costs[0] < 221 < costs[1]
     assert [each and (each.replica, each.cached, each.best) for each in chosen] == [
-        (0, 10, 10),
-        (0, 10, 10),
-        (0, 10, 10),
+        *[(0, 10, 10)] * 5,
         (1, 0, 10),
     ]
 
@@ -155,8 +156,8 @@ def test_blocks_that_are_being_computed_count_as_there() -> None:
     put(router, 0)
     put(router, 1)
     routes = [router.route([*prompt, number]) for number in range(3)]
-    # The second would wait for all of the first, so it is computed twice. The third waits for either.
-    assert [each and (each.replica, each.cached) for each in routes] == [(0, 0), (1, 0), (0, 20)]
+    # The others wait for the first: computing it again would take as long, and delay others.
+    assert [each and (each.replica, each.cached) for each in routes] == [(0, 0), (0, 20), (0, 20)]
     for each in routes:
         assert each
         router.ended(each)
