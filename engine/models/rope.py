@@ -53,7 +53,8 @@ def frequencies(spec: RopeSpec, dim: int, length: int = 0) -> Tensor:
 def _llama3(spec: RopeSpec, plain: Tensor) -> Tensor:
     """Scale low frequencies, keep high ones, and interpolate between."""
     turns = spec.original_context * plain / (2 * math.pi)  # rotations within the trained context
-    kept = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
+    width = spec.high_freq_factor - spec.low_freq_factor or 1e-12  # avoids division by zero
+    kept = (turns - spec.low_freq_factor) / width
     return _blend(plain / spec.factor, plain, kept)
 
 

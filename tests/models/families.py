@@ -26,6 +26,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+ONE_FREQUENCY = {"low_freq_factor": 1.0, "high_freq_factor": 1.0}  # as in Llama 4: nothing is between the two
 SLIDING = {"use_sliding_window": True, "sliding_window": 5}
 LLAMAS: dict[str, dict[str, Any]] = {
     "plain": {},

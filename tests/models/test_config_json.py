@@ -56,6 +56,7 @@ def test_chunks_of_attention() -> None:
     assert chunks(no_rope_layers=[]) == [16, 16]  # as published: the interval says which
     assert chunks(no_rope_layer_interval=2) == chunks(no_rope_layers=[1, 0]) == [16, None]
     assert chunks(layer_types=["full_attention", "chunked_attention"]) == [None, 16]
+    assert config(**EXPERTS | {"model_type": "llama4_text", "attn_temperature_tuning": 4}).settings["growth"]
     assert chunks(attention_chunk_size=None) == chunks(attention_chunk_size=128) == [None, None]
 
 

@@ -25,6 +25,7 @@ from tests.models.families import (
     LFM2,
     LFM2_EXPERTS,
     LINEAR,
+    LLAMA3,
     LLAMA4,
     LLAMAS,
     LONE,
@@ -35,6 +36,7 @@ from tests.models.families import (
     MSCALE,
     NEMOTRON,
     OLMO3_ROPE,
+    ONE_FREQUENCY,
     PADDED,
     SCALES,
     SLIDING,
@@ -91,6 +93,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("Qwen2Moe", "shared", EXPERTS),
     ("Qwen2Moe", "some-slide", EXPERTS | SLIDING | {"qkv_bias": False, "norm_topk_prob": True}),
     ("Llama4Text", "plain", LLAMA4),
+    ("Llama4Text", "one-frequency", LLAMA4 | {"rope_parameters": LLAMA3 | ONE_FREQUENCY}),
     ("Llama4Text", "some-dense", LLAMA4 | {"interleave_moe_layer_step": 2, "num_experts_per_tok": 2}),
     (
         "Llama4Text",

@@ -87,7 +87,7 @@ def plain_attend(
         scores = scores.masked_fill(~seen, float("-inf"))
         if sinks and index in sinks:
             scores = torch.cat((scores, sinks[index][:, None, None].expand(-1, len(q), 1)), -1)
-        weights = scores.softmax(-1)[..., : len(q)]
+        weights = scores.softmax(-1)[..., : len(q)].to(v.dtype)
         return torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(group, 1))
 
     return attend

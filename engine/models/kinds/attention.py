@@ -109,7 +109,9 @@ class Chunked(Grouped):
     def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
         found = Grouped.read(self, fields, layers)
         chunks = chunks_by_layer(fields, layers, found["unrotated"])
-        growing = fields.flag("attn_temperature_tuning", True)
+        tuned = "attn_temperature_tuning"  # a number in some files, of which only 0 means no
+        numbered = type(fields.get(tuned)) is int
+        growing = fields.whole(tuned, low=0, high=MOST_TOKENS) > 0 if numbered else fields.flag(tuned, True)
         return {
             **found,
             "layers": tuple(

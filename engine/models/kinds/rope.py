@@ -91,8 +91,8 @@ def _original(fields: Fields, scaling: Fields, context: int) -> int:
 
 def _llama3(scaling: Fields, theta: float, original: int) -> RopeSpec:
     low, high = scaling.real("low_freq_factor"), scaling.real("high_freq_factor")
-    if high <= low:
-        raise scaling.bad("high_freq_factor", f"must be above low_freq_factor, which is {low:g}")
+    if high < low:
+        raise scaling.bad("high_freq_factor", f"must be at least low_freq_factor, which is {low:g}")
     return RopeSpec(
         theta=theta,
         kind="llama3",

@@ -240,7 +240,7 @@ class LoneBiasedMoE(GroupChoice):
         return self.router_bias
 
 
-class BiasedMoE(LoneBiasedMoE, SharedMoE):
+class BiasedMoE(LoneBiasedMoE, GroupedMoE):
     """Beside an expert for all tokens."""
 
 

@@ -33,7 +33,7 @@ def test_launches_compute_what_forward_does(kernels: Interpreted, kind: str, row
 @pytest.mark.parametrize("scheme", ["none", "int8", "fp8", "int4", "mxfp4"])
 @pytest.mark.parametrize("rows", [1, 2, 40, 300])
 def test_on_a_gpu(rows: int, scheme: str) -> None:
-    kinds = ["BiasedMoE", "UngatedMoE", "ClampedMoE"]
+    kinds = ["BiasedMoE", "WeighedInputMoE", "UngatedMoE", "ClampedMoE"]
     if scheme == "fp8":  # squares of activations that differ by a bit
         kinds.remove("UngatedMoE")
     for kind in kinds if scheme != "mxfp4" else ("ClampedMoE",):
