@@ -102,8 +102,7 @@ class EngineConfig:
     preemption: PreemptionName = "auto"
     depth: Literal[0, 1] | None = None  # steps launched ahead of the last committed one; None: 1 on a GPU
     seed: int | None = None  # generates the seeds of requests without one
-    # A draft model, Medusa or EAGLE-3 heads, or OWN_HEAD; also the name of a folder inside the model's.
-    # None: the folder `draft` inside it, if any.
+    # A draft model, Medusa or EAGLE-3 heads, or OWN_HEAD. None: the folder `draft` of the model, if any.
     draft: str | None = None
     exit_layer: int | None = None  # the layer after which early exits draft; None: the first trained one
     adapters: tuple[str, ...] = ()  # LoRA adapters to load at the start, as NAME=PATH

@@ -141,8 +141,8 @@ def test_a_prompt_follows_its_blocks_until_the_queue_costs_more() -> None:
     router.report(first.replica, block_names(ROOTS[0], b"", prompt), ())
     router.ended(first)
     chosen = [router.route([*prompt, *[1000 + tail] * 60]) for tail in range(6)]
-    # Each has 61 tokens to compute, and replica 1 would compute 221. A reply that runs counts as a block, four
-    # tokens of the queue as one, and 64 that replica 0 has computed.
+    # Each has 61 tokens to compute, and replica 1 would compute 221. A reply that runs counts as a block, and
+    # as one token four of the queue, or 64 that replica 0 has computed.
     costs = [61 + count * 61 // 4 + count * SIZE + (161 + count * 61) // 64 for count in (4, 5)]
     assert costs[0] < 221 < costs[1]
     assert [each and (each.replica, each.cached, each.best) for each in chosen] == [

@@ -1,6 +1,6 @@
 """Finds the draft models for a model, and prepares them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -71,8 +71,6 @@ def find_draft_models(
 ) -> DraftModels:
     """Find the draft models. Raises if a configured draft model does not fit or the exit layer is unknown."""
     exit_layer = _exit(place, model, config)
-    if config.draft and (place.folder / config.draft / CONFIG).is_file():
-        config = replace(config, draft=str(place.folder / config.draft))
     if config.drafts_itself:
         assert isinstance(model, Decoder) and model.mtp is not None, "it is loaded with the model"
         return DraftModels(None, exit_layer, chained=OwnHead(model, model.mtp))
