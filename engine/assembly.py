@@ -334,7 +334,8 @@ def _disk(config: EngineConfig, room: CacheBudget, store: KVStore, rank: int) ->
         )
         yield SharedTier(tier, rank) if rank else tier
     except (OSError, sqlite3.Error) as error:
-        raise BadInput(f"kv_disk: {folder} cannot hold blocks: {error}") from error
+        why = getattr(error, "strerror", "") or error
+        raise BadInput(f"kv_disk: {folder} cannot hold blocks: {why}") from error
 
 
 def _placeholder_tokenizer(model: LanguageModel) -> Tokenizer:

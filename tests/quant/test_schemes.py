@@ -141,11 +141,11 @@ def test_outliers_are_multiplied_in_full_precision_and_affect_only_their_row(dty
     weight, bias = weight_of((96, 130), dtype), rows_of(1, 96, dtype)[0]
     made = named("bnb-int8").make(weight, bias)
     assert relative_error(made.dequantized(), weight) < 0.01
-    adapt_environment, wild = rows_of(5, 130, dtype), rows_of(5, 130, dtype)
+    tame, wild = rows_of(5, 130, dtype), rows_of(5, 130, dtype)
     wild[2, 7], wild[3, 100] = 60.0, -30.0
-    for x in (adapt_environment, wild):
+    for x in (tame, wild):
         assert relative_error(made(x), x.double() @ made.dequantized().double().T + bias) < 0.012
-    found, quiet = made(wild), made(adapt_environment)
+    found, quiet = made(wild), made(tame)
     assert torch.equal(found[[0, 1, 4]], quiet[[0, 1, 4]]), "the outlier of another row changed a row"
     assert torch.equal(made(wild[2:3]), found[2:3])
 

@@ -80,15 +80,19 @@ class FindCloser:
         context.leaving.append(self._close)
 
     def _close(self) -> bool:
-        bar = self._context.workspace.pane.query_one(FindBar)
-        if open := bar.display:
+        opened = [bar for bar in self._context.workspace.pane.query(FindBar) if bar.display]
+        for bar in opened:
             bar.action_leave()
-        return open
+        return bool(opened)
 
 
 def find(context: Context) -> None:
     context.panels.show_chat()
-    context.workspace.pane.query_one(FindBar).open()
+    pane = context.workspace.pane
+    if bars := pane.query(FindBar):
+        bars.first().open()
+    else:
+        pane.call_later(lambda: pane.query_one(FindBar).open())  # once the new pane has its bars
 
 
 FIND = Feature(

@@ -206,7 +206,7 @@ class PanePicker(TokenPicker):
 
 def pick(context: Context) -> None:
     """Open and focus the token line; close it if it has the focus."""
-    if _picker_of(context.workspace.pane).has_focus:
+    if any(picker.has_focus for picker in context.workspace.pane.query(TokenPicker)):
         context.part(Picking).leave()
     else:
         context.part(Picking).begin()

@@ -45,11 +45,12 @@ class WhyScreen(Dialog[None]):
         self._trouble = ""
         self._asked = 0.0
         self._loaded = False
+        self._sheet, self._text = Vertical(classes="sheet -figures"), Static(id="why")
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="sheet -figures") as sheet:
-            sheet.border_subtitle = "Esc close"
-            yield Static(id="why")
+        with self._sheet:
+            self._sheet.border_subtitle = "Esc close"
+            yield self._text
 
     def on_mount(self) -> None:
         self._engine.observe(self)  # asks if the engine is loaded
@@ -79,21 +80,20 @@ class WhyScreen(Dialog[None]):
         self._show()
 
     def _show(self) -> None:
-        text = self.query_one(Static)
         shot, before = self._engine.latest, self._engine.at_work
-        self.query_one(Vertical).border_title = title = "Why this speed"
+        self._sheet.border_title = title = "Why this speed"
         if shot is None:
-            text.update("The engine is not loaded.")
+            self._text.update("The engine is not loaded.")
             return
         if self._engine.cut:
             title = f"Why this speed ({self._engine.cut})"
         elif before is not None and before is not shot and not shot.running:
             shot, title = before, "Why this speed (last run)"
-        self.query_one(Vertical).border_title = title
-        width = max(20, self.query_one(Vertical).size.width - 2)
+        self._sheet.border_title = title
+        width = max(20, self._sheet.size.width - 2)
         lines = described(explain(shot, self._speeds), width, self._signs, self._trouble)
         late = shot is not self._engine.latest and shot.device == "cpu" and shot.split is None
-        text.update(Content.assemble(lines, "\n", (_LATE, "$text-muted")) if late else lines)
+        self._text.update(Content.assemble(lines, "\n", (_LATE, "$text-muted")) if late else lines)
 
 
 def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Content:

@@ -70,3 +70,13 @@ async def test_it_counts_hits_and_updates_while_open(bench: Callable[..., Any]) 
         await it.until(lambda: find_bar(it).endswith(f" {(first - 2) % 7 + 1} of 7"))
         await it.answered(reply, "\n\nneedle 7\n\n")
         await it.until(lambda: find_bar(it).endswith(" of 8"))
+
+
+@run
+async def test_keys_that_arrive_while_the_pane_of_a_new_chat_is_created(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        for id in ("reply.stop", "reply.pick", "chat.find"):
+            it.main.new_chat()  # its pane has no bars yet
+            await it.command(id)
+        await it.until(lambda: find_bar(it) == f" find {KEYS}")
+        assert it.failures == []

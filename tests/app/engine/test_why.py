@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from textual.containers import Vertical
 
 from engine.api.commands import MeasureSpeeds
 from engine.api.errors import EngineError
@@ -301,3 +302,16 @@ async def test_an_error_disappears_once_the_measurement_succeeds(bench: Callable
         clock.now += 60
         it.main.show_snapshot(shot(StepTimes(launch=0.0125)))
         await it.until(lambda: "Memory-bound (weights)" in it.screen_text())
+
+
+@run
+async def test_a_snapshot_that_arrives_while_the_panel_closes_is_no_failure(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((100, 30)) as it:
+        await it.pilot.press("f8")
+        await it.until(lambda: "Why this speed" in it.screen_text())
+        await it.app.screen.query_one(Vertical).remove()  # parts are removed before their screen
+        it.main.show_snapshot(snapshot())
+        await it.pilot.press("escape")
+        assert it.failures == []
