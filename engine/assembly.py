@@ -12,7 +12,8 @@ from typing import NamedTuple, cast
 
 import torch
 
-from engine.api.config import KV_SCHEMES, EngineConfig, ModelPlace, keeps_state
+from engine.api.cache_spec import KV_SCHEMES, keeps_state
+from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import BadInput
 from engine.api.events import Bus
 from engine.api.places import AdapterPlace, DiskRoom

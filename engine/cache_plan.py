@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from engine.api.config import BLOCK_SIZES, EngineConfig, LayerSpec, keeps_state
+from engine.api.cache_spec import LayerSpec, keeps_state
+from engine.api.config import BLOCK_SIZES, EngineConfig
 from engine.api.errors import BadInput
 from engine.devices import free_host_memory, free_memory, host_memory, memory
 from engine.execution.budget import CacheBudget

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu.gpu_attention import Rows, batch_of
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.attention.base import KVLayer
 from engine.attention.torch_backend import TorchAttention, score, weigh
 from minichat.bench.harness import Bench, note_all, rounds

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from engine.api.config import KV_SCHEMES, EngineConfig, LayerSpec
+from engine.api.cache_spec import KV_SCHEMES, LayerSpec
+from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
 from engine.kv.store import KVStore
 from engine.serving.engine import Engine

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 import engine as package
-from engine.api.config import LayerSpec, ModelConfig
+from engine.api.cache_spec import LayerSpec
+from engine.api.config import ModelConfig
 from engine.api.events import Bus
 from engine.api.params import Grammar, SamplingParams
 from engine.attention.base import Attend

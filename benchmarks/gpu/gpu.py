@@ -25,7 +25,8 @@ from unittest.mock import patch
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from engine.api.config import EngineConfig, KvSchemeName
+from engine.api.cache_spec import KvSchemeName
+from engine.api.config import EngineConfig
 from engine.api.events import Delta, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.execution.cuda.recording import Recording

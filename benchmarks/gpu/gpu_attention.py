@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.config import KvSchemeName, LayerSpec
+from engine.api.cache_spec import KvSchemeName, LayerSpec
 from engine.attention.base import Batch, KVLayer
 from engine.attention.packing import pack
 from engine.attention.registry import choose

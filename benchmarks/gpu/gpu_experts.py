@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from triton.runtime.errors import OutOfResources
 
 from benchmarks.gpu.gpu_attention import REPLAYS, copy_speeds
-from engine.api.config import DecoderConfig, ExpertsSpec, LayerSpec, RopeSpec
+from engine.api.cache_spec import LayerSpec
+from engine.api.config import DecoderConfig, ExpertsSpec, RopeSpec
 from engine.attention.triton_backend import gpu as limits
 from engine.kernels.triton.experts.gemv import down_gemv_tiling, gate_up_gemv_tiling
 from engine.kernels.triton.experts.stacked import PlainExperts, StackedExperts

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.gpu.gpu_attention import copy_speeds
 from benchmarks.gpu.gpu_experts import times
-from engine.api.config import StateSpec
+from engine.api.cache_spec import StateSpec
 from engine.attention.delta import DeltaRule
 from engine.attention.state_runs import StateRuns
 from engine.attention.state_space import StateSpace

@@ -10,38 +10,9 @@ from engine.api.cache_spec import (
     KV_SCHEMES,
     CacheSpec,
     KvSchemeName,
-    LayerSpec,
-    StateSpec,
-    keeps_state,
-    why_not_packed,
 )
 from engine.api.errors import BadInput
 from engine.api.places import AdapterPlace, DiskRoom, ExchangePlace
-
-__all__ = [
-    "BLOCK_SIZES",
-    "EVICTIONS",
-    "KV_SCHEMES",
-    "OWN_HEAD",
-    "CacheSpec",
-    "DTypeName",
-    "DecoderConfig",
-    "EngineConfig",
-    "EvictionName",
-    "ExpertsSpec",
-    "KvSchemeName",
-    "LatentSpec",
-    "LayerSpec",
-    "ModelConfig",
-    "ModelPlace",
-    "PreemptionName",
-    "RopeSpec",
-    "StateSpec",
-    "is_amount",
-    "is_factor",
-    "keeps_state",
-    "why_not_packed",
-]
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 

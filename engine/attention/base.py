@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.config import KvSchemeName, LayerSpec, why_not_packed
+from engine.api.cache_spec import KvSchemeName, LayerSpec, why_not_packed
 from engine.attention.latent import LatentProjections
 from engine.attention.recurrence import Recurrence
 from engine.attention.state_runs import StateRuns

@@ -7,7 +7,7 @@ import torch
 from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from torch import Tensor
 
-from engine.api.config import KvSchemeName, LayerSpec
+from engine.api.cache_spec import KvSchemeName, LayerSpec
 from engine.attention.base import Batch, KVLayer, why_not_on
 from engine.attention.registry import register
 from engine.kernels.triton.attention.write import write

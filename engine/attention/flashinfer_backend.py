@@ -16,7 +16,7 @@ from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPaged
 from flashinfer.jit import env
 from flashinfer.jit.cpp_ext import get_cuda_path
 
-from engine.api.config import KvSchemeName, LayerSpec
+from engine.api.cache_spec import KvSchemeName, LayerSpec
 from engine.api.errors import EngineError
 from engine.attention.base import Batch, KVLayer, why_not_on
 from engine.attention.pages import Pages

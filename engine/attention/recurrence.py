@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from engine.api.config import StateSpec
+from engine.api.cache_spec import StateSpec
 from engine.attention.state_runs import StateRuns
 from engine.kv.store import KVLayer
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.api.config import KvSchemeName, LayerSpec, why_not_packed
+from engine.api.cache_spec import KvSchemeName, LayerSpec, why_not_packed
 from engine.api.errors import BadInput
 from engine.api.plugins import missing_members
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
+from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.attention.base import Batch, KVLayer, LatentProjections
 from engine.attention.cells import AttentionRow, CacheCells, parts_of
 from engine.attention.channels import ChannelCells

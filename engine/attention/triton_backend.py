@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec, keeps_state
+from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec, keeps_state
 from engine.attention.base import Batch, KVLayer, Recurrence, Values, state_runs, why_not_on
 from engine.attention.registry import register
 from engine.attention.short_conv import ShortConvolution

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from engine.api.config import KvSchemeName
+from engine.api.cache_spec import KvSchemeName
 from engine.api.errors import EngineDead, EngineError
 from engine.distributed.collective import LIMIT, Interrupted
 from engine.distributed.member import Member

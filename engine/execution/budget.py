@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
+from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.api.errors import BadInput
 from engine.api.snapshot import SchemeView
 from engine.execution.protocol import Fit

@@ -5,7 +5,7 @@ A fresh runner that gets the same changes and the same steps in between computes
 
 from dataclasses import dataclass
 
-from engine.api.config import KvSchemeName
+from engine.api.cache_spec import KvSchemeName
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.api.config import EvictionName, KvSchemeName
+from engine.api.cache_spec import KvSchemeName
+from engine.api.config import EvictionName
 from engine.api.errors import BadInput
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
 from engine.attention.base import AttentionBackend, attending, why_no_kv_scheme

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from engine.api.config import KvSchemeName
+from engine.api.cache_spec import KvSchemeName
 from engine.api.request import Evidence, Request
 from engine.kv import prefix
 from engine.kv.eviction import TokenBudget, totals

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.config import KvSchemeName, LayerSpec, keeps_state, why_not_packed
+from engine.api.cache_spec import KvSchemeName, LayerSpec, keeps_state, why_not_packed
 from engine.api.errors import BadInput
 from engine.kv.host_memory import SLAB, HostMemory, Pairs
 

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.api.config import CacheSpec, DecoderConfig
+from engine.api.cache_spec import CacheSpec
+from engine.api.config import DecoderConfig
 from engine.api.errors import BadInput
 from engine.attention.base import Attend
 from engine.models.adapters.products import StepAdapters

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from engine.api.config import DecoderConfig, DTypeName, ModelPlace, keeps_state
+from engine.api.cache_spec import keeps_state
+from engine.api.config import DecoderConfig, DTypeName, ModelPlace
 from engine.api.errors import BadInput
 from engine.gguf.header import is_gguf
 from engine.models.base import LanguageModel

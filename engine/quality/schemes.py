@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from engine.api.config import KV_SCHEMES, KvSchemeName
+from engine.api.cache_spec import KV_SCHEMES, KvSchemeName
 from engine.api.errors import BadInput
 
 _KV = "kv-"

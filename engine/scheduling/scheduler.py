@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine.api import events
-from engine.api.config import KvSchemeName
+from engine.api.cache_spec import KvSchemeName
 from engine.api.request import Finish, Phase, Request
 from engine.kv.eviction import TokenBudget
 from engine.kv.manager import KVManager

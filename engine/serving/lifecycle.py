@@ -6,7 +6,7 @@ of each call, because it is another one while the engine is recorded.
 """
 
 from engine.api import events
-from engine.api.config import KV_SCHEMES
+from engine.api.cache_spec import KV_SCHEMES
 from engine.api.errors import BadInput, EngineDead, EngineError
 from engine.api.events import log
 from engine.api.snapshot import Change

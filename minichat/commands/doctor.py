@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
+from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.api.errors import BadInput, EngineError
 from engine.attention import registry
 from engine.devices import free_host_memory, host_memory, host_speeds

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.api.config import KV_SCHEMES
+from engine.api.cache_spec import KV_SCHEMES
 from engine.api.params import SPECULATION
 from engine.attention import registry as attention
 from engine.models.find import BUILT_IN

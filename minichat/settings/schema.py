@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.api.config import EVICTIONS, KV_SCHEMES
+from engine.api.cache_spec import KV_SCHEMES
+from engine.api.config import EVICTIONS
 from engine.api.params import SamplingParams
 
 

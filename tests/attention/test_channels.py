@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api.config import LayerSpec, why_not_packed
+from engine.api.cache_spec import LayerSpec, why_not_packed
 from engine.api.errors import BadInput
 from engine.attention import registry
 from engine.attention.base import why_no_kv_scheme

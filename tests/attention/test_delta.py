@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.api.config import CacheSpec, StateSpec
+from engine.api.cache_spec import CacheSpec, StateSpec
 from engine.attention.delta import DeltaRule
 from engine.attention.recurrence import Recurrence
 from engine.attention.state_runs import StateRuns

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.api.errors import EngineError
 from engine.attention import registry
 from engine.attention.base import KVLayer

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
+from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.api.errors import BadInput
 from engine.attention import torch_backend
 from engine.attention.base import KVLayer, LatentProjections, attending

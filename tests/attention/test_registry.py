@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.api.errors import BadInput
 from engine.attention import registry
 from engine.attention.registry import block_size_for, choose, names, register, why_not

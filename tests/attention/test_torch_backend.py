@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.attention import torch_backend
 from engine.attention.torch_backend import TorchAttention
 from tests.attention import oracle

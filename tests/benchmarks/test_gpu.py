@@ -8,7 +8,7 @@ import torch
 from rich.progress import Progress
 
 from benchmarks.gpu import gpu, gpu_attention
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.api.params import SamplingParams
 from engine.kernels.triton.attention import tiles
 from minichat.bench.harness import Bench

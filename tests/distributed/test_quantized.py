@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api.config import KV_SCHEMES, ModelPlace
+from engine.api.cache_spec import KV_SCHEMES
+from engine.api.config import ModelPlace
 from engine.api.errors import BadCheckpoint, BadInput
 from engine.models.registry import load_model
 from engine.quant.registry import names, why_not

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.api.config import KV_SCHEMES, EngineConfig
+from engine.api.cache_spec import KV_SCHEMES
+from engine.api.config import EngineConfig
 from engine.api.errors import BadWire
 from engine.api.events import Event, Resumed, Transferred
 from engine.api.snapshot import TierView

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.api.config import EngineConfig, KvSchemeName
+from engine.api.cache_spec import KvSchemeName
+from engine.api.config import EngineConfig
 from engine.api.events import Event, PromptSent, Transferred
 from engine.api.params import SamplingParams
 from engine.api.snapshot import EXCHANGE

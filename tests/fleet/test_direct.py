@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from engine.api.config import KV_SCHEMES, EngineConfig, KvSchemeName, LayerSpec
+from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec
+from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineError
 from engine.api.places import ExchangePlace
 from engine.distributed.memory import anonymous

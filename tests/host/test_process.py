@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from engine.api.cache_spec import KV_SCHEMES
 from engine.api.commands import Abort, MeasureSpeeds, Preempt, SetKvScheme, SetQuantization, SetSwitch, Update
-from engine.api.config import KV_SCHEMES, EngineConfig
+from engine.api.config import EngineConfig
 from engine.api.errors import (
     BadInput,
     BadParams,

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.config import KvSchemeName, LayerSpec
+from engine.api.cache_spec import KvSchemeName, LayerSpec
 from engine.attention.base import KVLayer
 from engine.attention.packing import pack
 from engine.kv.store import PACKED

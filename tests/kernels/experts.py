@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.api.config import CacheSpec, DecoderConfig, ExpertsSpec, LayerSpec, RopeSpec
+from engine.api.cache_spec import CacheSpec, LayerSpec
+from engine.api.config import DecoderConfig, ExpertsSpec, RopeSpec
 from engine.models.decoder import block, build_of
 from engine.models.layers.moe import GroupedMoE
 from engine.quant import fp8_linear, int4, int8

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.attention.torch_backend import TorchAttention
 from engine.kv.store import KVStore
 from tests.attention.cases import Case, make_batch

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.config import CacheSpec, DecoderConfig, ExpertsSpec, LayerSpec, RopeSpec, StateSpec
+from engine.api.cache_spec import CacheSpec, LayerSpec, StateSpec
+from engine.api.config import DecoderConfig, ExpertsSpec, RopeSpec
 from engine.attention.torch_backend import TorchAttention
 from engine.kv.store import KVStore
 from tests.attention.cases import make_batch

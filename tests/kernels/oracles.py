@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.api.config import StateSpec
+from engine.api.cache_spec import StateSpec
 from engine.kv.store import KVLayer
 from engine.models.rope import rotate
 from engine.sampling import sampler

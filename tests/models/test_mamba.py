@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.api.config import CacheSpec, DecoderConfig, ModelPlace
+from engine.api.cache_spec import CacheSpec
+from engine.api.config import DecoderConfig, ModelPlace
 from engine.api.errors import BadCheckpoint, BadInput, UnsupportedModel
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder, block

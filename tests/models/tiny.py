@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.attention.base import Attend, LatentProjections, Recurrence, Values
 from engine.attention.delta import DeltaRule
 from engine.attention.short_conv import ShortConvolution

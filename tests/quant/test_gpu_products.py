@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.api import events
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.api.request import Finish
 from engine.attention.packing import pack
 from engine.kv.store import PACKED, KVLayer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.api.config import KV_SCHEMES
+from engine.api.cache_spec import KV_SCHEMES
 from engine.api.events import Admitted, Event
 from engine.kv.tiers.disk import DiskTier
 from engine.serving.engine import Engine

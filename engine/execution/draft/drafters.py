@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.api.config import CacheSpec, EngineConfig, ModelPlace, keeps_state
+from engine.api.cache_spec import CacheSpec, keeps_state
+from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import BadInput
 from engine.attention.base import AttentionBackend
 from engine.attention.registry import choose as choose_attention

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.api.config import CacheSpec
+from engine.api.cache_spec import CacheSpec
 from engine.attention.base import Attend, AttentionBackend, Batch, attending, caching
 from engine.execution.batch import PackedBatch
 from engine.execution.draft.heads import HiddenStates, by_row

@@ -11,7 +11,8 @@ import transformers
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from engine.api.config import LayerSpec, ModelConfig
+from engine.api.cache_spec import LayerSpec
+from engine.api.config import ModelConfig
 from engine.attention.base import Attend
 from engine.models.bridge.adapters import ADAPTERS, adapt
 

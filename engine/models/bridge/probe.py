@@ -14,7 +14,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from engine.api.config import LayerSpec, ModelConfig
+from engine.api.cache_spec import LayerSpec
+from engine.api.config import ModelConfig
 from engine.api.errors import UnsupportedModel
 from engine.models.bridge.adapters import ADAPTERS
 from engine.models.bridge.interface import BridgedModel, implementation_of

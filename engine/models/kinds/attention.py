@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from engine.api.config import CacheSpec
+from engine.api.cache_spec import CacheSpec
 from engine.models.fields import MOST_HEAD_DIM, MOST_HEADS, MOST_TOKENS, MOST_WIDTH, Fields
 from engine.models.kinds.base import Flag, Real, optional
 from engine.models.kinds.windows import (

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.api.config import CacheSpec, LatentSpec
+from engine.api.cache_spec import CacheSpec
+from engine.api.config import LatentSpec
 from engine.models.fields import MOST_HEAD_DIM, MOST_HEADS, MOST_WIDTH, Fields
 from engine.models.kinds.rope import scaling_of
 

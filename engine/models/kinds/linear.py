@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.api.config import CacheSpec, StateSpec
+from engine.api.cache_spec import CacheSpec, StateSpec
 from engine.models.fields import MOST_HEAD_DIM, MOST_HEADS, MOST_LAYERS, MOST_WIDTH, Fields
 
 if TYPE_CHECKING:

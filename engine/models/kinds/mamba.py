@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from engine.api.config import CacheSpec, StateSpec
+from engine.api.cache_spec import CacheSpec, StateSpec
 from engine.models.fields import MOST_HEAD_DIM, MOST_HEADS, MOST_LAYERS, MOST_WIDTH, Fields
 from engine.models.kinds.base import Flag
 from engine.models.kinds.linear import FULL, LINEAR

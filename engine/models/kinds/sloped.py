@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.api.config import CacheSpec
+from engine.api.cache_spec import CacheSpec
 from engine.models.fields import MOST_HEADS, MOST_WIDTH, Fields
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.api.config import CacheSpec, DecoderConfig
+from engine.api.cache_spec import CacheSpec
+from engine.api.config import DecoderConfig
 from engine.api.errors import BadInput
 from engine.models.layers.activations import sigmoid
 from engine.models.layers.build import Build

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.api.config import CacheSpec, DecoderConfig
+from engine.api.cache_spec import CacheSpec
+from engine.api.config import DecoderConfig
 from engine.attention.state_space import StateSpace
 from engine.models.layers.activations import silu
 from engine.models.layers.attention import GroupedAttention

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from engine.api.config import CacheSpec
+from engine.api.cache_spec import CacheSpec
 from engine.models.layers.block import Block
 from engine.models.layers.build import Build
 from engine.models.layers.part import Slot

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from engine.api.config import CacheSpec, DecoderConfig
+from engine.api.cache_spec import CacheSpec
+from engine.api.config import DecoderConfig
 from engine.models.layers.sharding import Sharding
 from engine.models.layers.step import StepContext
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from engine.api.cache_spec import KvSchemeName
 from engine.api.codec import codec
-from engine.api.config import KvSchemeName
 from engine.api.errors import BadInput, BadWire
 from engine.execution.changes import Recache, Resize, RunnerChange
 from engine.execution.protocol import Runner, StepResult

@@ -6,7 +6,7 @@ from queue import SimpleQueue
 import pytest
 import torch
 
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.execution.cache_blocks import blocks_of
 from engine.kv import store
 from engine.kv.store import KVStore

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.api.request import Request
 from engine.attention.base import Batch, KVLayer
 

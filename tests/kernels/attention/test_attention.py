@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.attention.torch_backend import TorchAttention
 from tests.attention import oracle
 from tests.attention.cases import Case, make_case

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api.config import KvSchemeName, LayerSpec
+from engine.api.cache_spec import KvSchemeName, LayerSpec
 from engine.attention.torch_backend import TorchAttention
 from engine.kv.store import bits
 from tests.attention.cases import Case

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
+from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.execution.cache_blocks import PlainStaging
 from engine.kv.store import KVStore, bits, move_blocks
 from tests.kernels.interpreted import Interpreted

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api.config import CacheSpec, LayerSpec, StateSpec
+from engine.api.cache_spec import CacheSpec, LayerSpec, StateSpec
 from engine.attention.delta import EPS, DeltaRule
 from engine.attention.state_runs import RUN, DeviceRuns, StateRuns, write_runs
 from engine.kv.store import KVLayer

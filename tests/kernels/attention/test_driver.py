@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.api.config import KV_SCHEMES, KvSchemeName
+from engine.api.cache_spec import KV_SCHEMES, KvSchemeName
 from engine.api.errors import EngineError
 from engine.kernels import driver
 from engine.kernels.driver import RECTANGLE, copy_rectangles, rectangles

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.api.config import EngineConfig, LayerSpec
+from engine.api.cache_spec import LayerSpec
+from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
 from engine.attention.torch_backend import TorchAttention
 from engine.start import start

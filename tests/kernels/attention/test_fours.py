@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.attention.base import Batch
 from engine.kv.store import KVLayer
 from tests.attention.cases import Case, make_batch

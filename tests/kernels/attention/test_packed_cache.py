@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api.config import KvSchemeName, LayerSpec, RopeSpec
+from engine.api.cache_spec import KvSchemeName, LayerSpec
+from engine.api.config import RopeSpec
 from engine.attention.packing import pack
 from engine.kv.store import KVLayer, bits
 from engine.models.rope import rope_table

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.api.config import CacheSpec, StateSpec
+from engine.api.cache_spec import CacheSpec, StateSpec
 from engine.attention.state_space import StateSpace
 from engine.kv.store import KVLayer
 from tests.kernels import oracles

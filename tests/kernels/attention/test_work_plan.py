@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.tiles import Tile
 from engine.kernels.triton.attention.work_plan import Chunks, plan_items, plan_spans

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.api.config import LayerSpec, RopeSpec
+from engine.api.cache_spec import LayerSpec
+from engine.api.config import RopeSpec
 from engine.kv.store import KVLayer
 from engine.models.rope import rope_table
 from tests.kernels import oracles

@@ -13,15 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.api.config import (
-    CacheSpec,
-    DecoderConfig,
-    ExpertsSpec,
-    KvSchemeName,
-    LayerSpec,
-    RopeSpec,
-    StateSpec,
-)
+from engine.api.cache_spec import CacheSpec, KvSchemeName, LayerSpec, StateSpec
+from engine.api.config import DecoderConfig, ExpertsSpec, RopeSpec
 from engine.kv.store import KVLayer, KVStore
 from engine.models.decoder import Decoder
 from engine.models.source import finalize

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api.config import LayerSpec, RopeSpec
+from engine.api.cache_spec import LayerSpec
+from engine.api.config import RopeSpec
 from engine.kv.store import KVLayer
 from engine.models.layers.norm import WideNorm
 from engine.models.rope import rope_table

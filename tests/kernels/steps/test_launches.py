@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.api.config import DecoderConfig, ExpertsSpec, KvSchemeName, LayerSpec, RopeSpec
+from engine.api.cache_spec import KvSchemeName, LayerSpec
+from engine.api.config import DecoderConfig, ExpertsSpec, RopeSpec
 from engine.kv.store import KVStore
 from engine.models.decoder import Decoder
 from engine.models.source import finalize

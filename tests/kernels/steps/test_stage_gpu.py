@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api.config import DecoderConfig, EngineConfig, LayerSpec, RopeSpec
+from engine.api.cache_spec import LayerSpec
+from engine.api.config import DecoderConfig, EngineConfig, RopeSpec
 from engine.api.params import SamplingParams
 from engine.attention.triton_backend import TritonAttention
 from engine.execution.cuda.staging import StagingBuffers

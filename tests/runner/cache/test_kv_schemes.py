@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.api.config import KV_SCHEMES, EngineConfig, KvSchemeName, LayerSpec
+from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec
+from engine.api.config import EngineConfig
 from engine.api.errors import BadInput
 from engine.api.events import Event, Recached
 from engine.api.params import SamplingParams

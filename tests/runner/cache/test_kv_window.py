@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.api.errors import BadInput
 from engine.attention import registry
 from engine.attention.torch_backend import TorchAttention

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from engine.api.config import CacheSpec, StateSpec
+from engine.api.cache_spec import CacheSpec, StateSpec
 from engine.api.errors import BadInput
 from engine.api.params import SPECULATION
 from engine.cache_plan import block_size_with

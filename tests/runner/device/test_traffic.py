@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.api.snapshot import Reads
 from engine.execution.traffic import measure, weights_read
 from engine.kv.store import KVStore

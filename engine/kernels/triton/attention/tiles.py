@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.kernels.triton.launch import power
 
 # Rows of the smallest tensor core product. float32 uses no more: the compiler unrolls its products element by

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from engine.api.config import LayerSpec
+from engine.api.cache_spec import LayerSpec
 from engine.kernels.triton.attention.tiles import Tile
 
 # An item's columns: row of the block tables, first token in the batch, number of tokens, position of the

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.api.config import StateSpec
+from engine.api.cache_spec import StateSpec
 from engine.attention.state_runs import DeviceRuns
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.linear.layout import keep_inputs, run_at, run_input, value_column
