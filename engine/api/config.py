@@ -6,11 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from engine.api.cache_spec import (
-    KV_SCHEMES,
-    CacheSpec,
-    KvSchemeName,
-)
+from engine.api.cache_spec import KV_SCHEMES, CacheSpec, KvSchemeName
 from engine.api.errors import BadInput
 from engine.api.places import AdapterPlace, DiskRoom, ExchangePlace
 

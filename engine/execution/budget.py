@@ -57,12 +57,15 @@ class CacheBudget:
             )
         return Fit(blocks, host_blocks, self.longest)
 
+    def with_more(self, more: int) -> "CacheBudget":
+        return replace(self, nbytes=self.nbytes + more)
+
     def blocks_with(self, more: int, scheme: KvSchemeName) -> int | None:
         """How many blocks fit with `more` bytes, or fewer; None if their number is fixed."""
         if self.blocks is not None:
             return None
         try:
-            return replace(self, nbytes=self.nbytes + more).fit(scheme).blocks
+            return self.with_more(more).fit(scheme).blocks
         except BadInput:  # not even one block fits
             return 0
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -161,7 +160,7 @@ class ModelRunner:
         """Finish a change of scheme. The cache gets the memory the weights freed, or gives up some."""
         freed_bytes = weights.settle(scheme)
         if self._budget is not None:
-            self._budget = replace(self._budget, nbytes=self._budget.nbytes + freed_bytes)
+            self._budget = self._budget.with_more(freed_bytes)
         self.products_changed(recordable=weights.scheme.graphs)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # torch's cached memory goes to the KV cache, and to other processes
