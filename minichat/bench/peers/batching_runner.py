@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
+from weakref import finalize
 
 _PAGE = 256  # tokens of a block; its default
 
@@ -43,4 +44,5 @@ def opened(job: dict[str, Any]) -> tuple[str, Generate]:
                 lengths[one.request_id] = len(one.generated_tokens)
         return [lengths[id] for id in order]
 
+    finalize(generate, manager.stop)  # its thread would keep the process
     return f"transformers {transformers.__version__}", generate
