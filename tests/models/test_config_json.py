@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.api.config import DecoderConfig
@@ -362,6 +362,7 @@ def test_any_json_is_read_or_refused(changes: dict[str, Any], generation: dict[s
 
 
 @given(st.sampled_from(["linear", "llama3", "yarn", "longrope"]), ROPES)
+@example("linear", {"factor": 2.3e-115})
 def test_accepted_rotary_settings_give_finite_frequencies(kind: str, values: dict[str, Any]) -> None:
     try:
         read = config(rope_scaling=values | {"rope_type": kind})

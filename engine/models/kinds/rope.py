@@ -7,6 +7,8 @@ from engine.api.config import RopeSpec
 from engine.models.fields import MOST_HEAD_DIM, MOST_TOKENS, Fields
 from engine.models.kinds.base import Flag
 
+_LEAST = 1e-6  # of what frequencies are divided by: they have to stay finite
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeKind:
@@ -72,7 +74,7 @@ def _scaled(fields: Fields, scaling: Fields, context: int, theta: float) -> Rope
         case "default":
             return RopeSpec(theta=theta)
         case "linear":
-            return RopeSpec(theta=theta, kind="linear", factor=scaling.real("factor"))
+            return RopeSpec(theta=theta, kind="linear", factor=scaling.real("factor", above=_LEAST))
         case "llama3":
             return _llama3(scaling, theta, _original(fields, scaling, context))
         case "dynamic":  # differs from the default only beyond max_position_embeddings
@@ -96,7 +98,7 @@ def _llama3(scaling: Fields, theta: float, original: int) -> RopeSpec:
     return RopeSpec(
         theta=theta,
         kind="llama3",
-        factor=scaling.real("factor"),
+        factor=scaling.real("factor", above=_LEAST),
         original_context=original,
         low_freq_factor=low,
         high_freq_factor=high,
@@ -104,7 +106,7 @@ def _llama3(scaling: Fields, theta: float, original: int) -> RopeSpec:
 
 
 def _yarn(scaling: Fields, theta: float, context: int, original: int) -> RopeSpec:
-    factor = scaling.real("factor", context / original)
+    factor = scaling.real("factor", context / original, above=_LEAST)
 
     def sharpened(by: float) -> float:
         return 0.1 * by * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -125,7 +127,7 @@ def _yarn(scaling: Fields, theta: float, context: int, original: int) -> RopeSpe
 
 
 def _longrope(scaling: Fields, theta: float, context: int, original: int) -> RopeSpec:
-    factor = scaling.real("factor", context / original)
+    factor = scaling.real("factor", context / original, above=_LEAST)
     attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
     return RopeSpec(
         theta=theta,
@@ -141,8 +143,8 @@ def _longrope(scaling: Fields, theta: float, context: int, original: int) -> Rop
 def _factors(scaling: Fields, key: str) -> tuple[float, ...]:
     found = scaling.list(key)
     for each in found:
-        if not isinstance(each, int | float) or isinstance(each, bool) or not 0 < each < 1e12:
-            raise scaling.bad(key, "must be numbers above 0")
+        if not isinstance(each, int | float) or isinstance(each, bool) or not _LEAST < each < 1e12:
+            raise scaling.bad(key, f"must be numbers above {_LEAST:g}")
     if not 0 < len(found) <= MOST_HEAD_DIM:
         raise scaling.bad(key, "must list a number for each pair of a head's rotated numbers")
     return tuple(map(float, found))
