@@ -117,7 +117,7 @@ def test_a_long_reply_with_drafts(drafted: Path, kind: str, depth: int) -> None:
     _, output = ask(engine, [1, A, B, A, B], params.changed(speculate=kind))
     drain(engine)
     assert output.reply == alone(drafted, [1, A, B, A, B], params).reply
-    assert engine.scheduler.speculator.total().accepted
+    assert engine.scheduler.speculator.total().accepted >= 3
 
 
 @pytest.mark.parametrize("depth", [0, 1])
