@@ -248,7 +248,8 @@ def _close(startup: "Startup", built: "Server") -> int:
     """Close the engine. Raises why it, or the application, did not start."""
     if not startup.host.done():
         built.leave_nothing()
-        os._exit(0)  # its process ends with this one
+        failed = startup.opened.done()  # the application, which has been logged
+        os._exit(1 if failed else 0)  # the engine's process ends with this one
     closing = threading.Thread(target=startup.host.result().close, name="minichat-close", daemon=True)
     closing.start()
     closing.join(_CLOSE_WITHIN)

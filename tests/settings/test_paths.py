@@ -69,5 +69,5 @@ def test_settings_and_chats_import_neither_textual_nor_torch(root: Path, module:
 def test_an_unknown_user_is_part_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert expanded("~/x") == Path("/home/me/x")
-    assert expanded("~nobody-has-this-name/x") == Path("~nobody-has-this-name/x")
-    assert DiskRoom.parse("~nobody-has-this-name/x:1").folder == Path("~nobody-has-this-name/x/minichat-kv")
+    assert expanded("~no-such-user/x") == Path("~no-such-user/x")
+    assert DiskRoom.parse("~no-such-user/x:1").folder == Path("~no-such-user/x/minichat-kv")

@@ -49,7 +49,11 @@ class Opening:
             raise Ending("the server is shutting down")
         if error := starting.exception():
             raise EngineDead(f"the engine did not start: {error}")
-        self._open(starting.result())
+        try:
+            self._open(starting.result())
+        except BaseException as error:
+            self._startup.opened.set_exception(error)
+            raise
         self._startup.opened.set_result(None)
 
 

@@ -58,7 +58,7 @@ async def test_a_file_that_is_no_chat_is_refused(
 
 @run
 @pytest.mark.parametrize(
-    ("name", "why"), [("~nobody-has-this-name/x.json", "No such file"), ("/dev/zero", "not a regular file")]
+    ("name", "why"), [("~no-such-user/x.json", "No such file"), ("/dev/zero", "not a regular file")]
 )
 async def test_a_name_that_is_no_file_is_refused(bench: Callable[..., Any], name: str, why: str) -> None:
     async with bench() as it:

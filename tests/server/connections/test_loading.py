@@ -147,6 +147,24 @@ def test_a_start_that_fails_ends_the_server_with_its_error(
             served.result()
 
 
+@pytest.mark.parametrize("broken", ["early.EarlyApplication._build", "app.ServerState"])
+def test_an_application_that_fails_ends_the_server_with_an_error(tmp_path: Path, broken: str) -> None:
+    program = f"""
+import sys
+from engine.server import app
+from engine.server.http import early
+from minichat import cli
+def fails(*given):
+    raise RuntimeError("broken")
+{broken} = fails
+sys.exit(cli.main(["serve", "--no-key", "--dry-run", "--uds", sys.argv[1]]))"""
+    environment = os.environ | {"HOME": str(tmp_path)}
+    command = [sys.executable, "-c", program, str(tmp_path / "s.sock")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "RuntimeError: broken" in done.stderr
+
+
 def test_a_signal_ends_a_server_whose_engine_still_starts(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     program = """
