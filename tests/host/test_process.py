@@ -370,7 +370,7 @@ from engine.api.config import EngineConfig
 from engine.host.process import EngineProcess
 from engine.api.params import SamplingParams
 from tests.waiting import LIMIT, becomes
-host = EngineProcess(EngineConfig(model="pocket", threads=1), Path(sys.argv[1]))
+host = EngineProcess(EngineConfig(model="pocket", device="cpu", threads=1), Path(sys.argv[1]))
 stream = host.submit([70, 71], SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True))
 next(iter(stream))
 assert "torch" not in sys.modules

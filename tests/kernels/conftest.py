@@ -44,7 +44,8 @@ def moved(each: Any, device: str) -> Any:
     if isinstance(each, tuple):
         return tuple(moved(one, device) for one in each)
     if isinstance(each, KVLayer | Normed | DeviceRuns | OutputGate | StepSizes):
-        return replace(each, **{of.name: moved(getattr(each, of.name), device) for of in fields(each)})
+        given = (of.name for of in fields(each) if of.init)
+        return replace(each, **{name: moved(getattr(each, name), device) for name in given})
     if isinstance(each, Tensor) and each._base is not None and each._base.is_contiguous():
         return each._base.to(device).as_strided(each.shape, each.stride(), each.storage_offset())
     return each.to(device) if isinstance(each, Tensor) else each

@@ -64,10 +64,13 @@ def jobs(draw: st.DrawFn, room: int) -> Job:
 
 
 class FreeDrafts(Prices):
-    """Never asks for a step without drafts, so that as many steps as possible have some."""
+    """Drafts cost nothing, however long steps take, and no step without drafts is asked for."""
 
     def wants_plain(self, rows: int) -> bool:
         return False
+
+    def of(self, kind: str, rows: int) -> float:
+        return 0.0
 
 
 @examples(25)
