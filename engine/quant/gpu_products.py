@@ -296,11 +296,18 @@ class Fp8Product(ScaledFp8, GemvProduct):
         if even and len(x) == 1:
             return self.gemv(x, pdl=pdl).unsqueeze(0)
         numbers, steps = quantize_fp8(x, self.weight.shape[1], pdl=pdl)
-        if even and len(x) <= self.FEW and (cut := skinny_gemm.int8_gemm_tiling(len(x), self.weight)):
+        return self.rounded_parts(numbers, steps, x.dtype, pdl=pdl)
+
+    def rounded_parts(
+        self, numbers: Tensor, steps: Tensor, dtype: torch.dtype, *, pdl: bool = False
+    ) -> Tensor:
+        """Like `parts`, of several rows that are rounded already. `dtype`: that of the rows before."""
+        few = self.weight.shape == (self.outputs, self.inputs) and len(numbers) <= self.FEW
+        if few and (cut := skinny_gemm.int8_gemm_tiling(len(numbers), self.weight)):
             return skinny_gemm.skinny_gemm(
-                numbers, self.weight, cut, self.scale[0], steps, dtype=x.dtype, pdl=pdl
+                numbers, self.weight, cut, self.scale[0], steps, dtype=dtype, pdl=pdl
             )
-        return self.multiplied(numbers, steps[:, None], x.dtype).unsqueeze(0)
+        return self.multiplied(numbers, steps[:, None], dtype).unsqueeze(0)
 
     @staticmethod
     def stacked(products: "Sequence[Fp8Product]") -> StackedExperts | None:
