@@ -20,6 +20,7 @@ from benchmarks.gpu.gpu_attention import copy_speeds
 from benchmarks.gpu.gpu_experts import compile_all, times
 from engine.attention.triton_backend import gpu as limits
 from engine.kernels.triton.gemm.quantize_fp8 import KIND, quantize_fp8
+from engine.kernels.triton.norm.norm import Normed
 from engine.models.layers.gpu import GpuKernels
 from engine.models.layers.part import PDL_ROWS
 from engine.quant.fp8_linear import quantized
@@ -134,11 +135,10 @@ def launches(product: Product, x: Tensor, kernels: GpuKernels) -> Mapping[str, L
     """Return the launches of a product of these rows, by what the label adds."""
     pdl = kernels.overlaps and (len(x) <= PDL_ROWS or product.uses_tma(len(x)))
     found: dict[str, Launch] = {"": lambda each: each.parts(x, pdl=pdl)}
-    if isinstance(product, Fp8Product) and len(x) > 1:  # one row is rounded in the product's kernel
+    if product.rounds(len(x)):
         numbers, steps = quantize_fp8(x, x.shape[1])
-        found[" already rounded"] = lambda each: cast(Fp8Product, each).rounded_parts(
-            numbers, steps, x.dtype, pdl=pdl
-        )
+        rounded = Normed(numbers, steps=steps, unrounded=x.dtype)
+        found[" already rounded"] = lambda each: each.parts_of(rounded, pdl=pdl)
     return found
 
 
