@@ -280,27 +280,40 @@ class Fp4Product(GpuProduct):
 
 
 class Fp8Product(ScaledFp8, GemvProduct):
-    """fp8: the single-row kernel rounds its input; for more rows a separate kernel does."""
+    """fp8: the single-row kernel rounds its input; more rows are rounded by a kernel before the product."""
 
     FEW = 64  # up to this many rows our product is faster than torch's
 
     @property
     def fused(self) -> bool:
-        return self.bias is None and self.weight.shape == (self.outputs, self.inputs)
+        return self.bias is None and self._even
+
+    @property
+    def _even(self) -> bool:
+        """Whether the weight is not padded."""
+        return self.weight.shape == (self.outputs, self.inputs)
 
     def gemv(self, x: Tensor, **around: Any) -> Tensor:
         return skinny_gemm.gemv(x, self.weight, self.scale[0], **around)
 
+    def rounds(self, rows: int) -> bool:
+        return rows > 1 and self._even
+
     def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
-        even = self.weight.shape == (self.outputs, self.inputs)
-        if even and len(x) == 1:
+        if self._even and len(x) == 1:
             return self.gemv(x, pdl=pdl).unsqueeze(0)
         numbers, steps = quantize_fp8(x, self.weight.shape[1], pdl=pdl)
-        if even and len(x) <= self.FEW and (cut := skinny_gemm.int8_gemm_tiling(len(x), self.weight)):
-            return skinny_gemm.skinny_gemm(
-                numbers, self.weight, cut, self.scale[0], steps, dtype=x.dtype, pdl=pdl
-            )
-        return self.multiplied(numbers, steps[:, None], x.dtype).unsqueeze(0)
+        return self.parts_of(Normed(numbers, steps=steps, unrounded=x.dtype), pdl=pdl)
+
+    def parts_of(self, x: Normed, *, pdl: bool = False) -> Tensor:
+        numbers, steps, dtype = x.values, x.steps, x.dtype
+        if steps is None:
+            return self.parts(numbers, pdl=pdl)
+        few = self._even and len(numbers) <= self.FEW
+        if few and (cut := skinny_gemm.int8_gemm_tiling(len(numbers), self.weight)):
+            by = self.scale[0], steps
+            return skinny_gemm.skinny_gemm(numbers, self.weight, cut, *by, dtype=dtype, pdl=pdl)
+        return self.multiplied(numbers, steps[:, None], dtype).unsqueeze(0)
 
     @staticmethod
     def stacked(products: "Sequence[Fp8Product]") -> StackedExperts | None:

@@ -1,9 +1,9 @@
 """Products as the fused decoder launches them on CUDA, with the operations before and after them.
 
-A product takes a norm that may be half done (`Normed`), and may fuse the next operation: the activation, the
-rotation and cache write, or the residual sum with half of the next norm. The defaults run them one after
-another; a product overrides what it has a kernel for. A module's method `gpu_product` (linear.py) returns the
-product that launches it; a module without that method is called directly.
+A product takes a norm that may be half done or rounded to FP8 (`Normed`), and may fuse the next operation:
+the activation, the rotation and cache write, or the residual sum with half of the next norm. The defaults run
+them one after another; a product overrides what it has a kernel for. A module's method `gpu_product`
+(linear.py) returns the product that launches it; a module without that method is called directly.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from engine.kernels.triton.gemm.skinny_gemm import gemv, skinny_gemm, skinny_gem
 from engine.kernels.triton.gemm.tma_gemm import tma_gemm, tma_gemm_tiling, tma_swiglu_tiling
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.norm.norm import Normed
-from engine.kernels.triton.norm.swiglu import swiglu
+from engine.kernels.triton.norm.swiglu import rounded_swiglu, swiglu
 from engine.kv.store import KVLayer
 
 # The layer's cache; weight and epsilon of the query and key norm; rotary table, positions, cache slots.
@@ -35,6 +35,14 @@ class Product(ABC):
     def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
         """[parts, rows, outputs]; the reader adds the parts up."""
 
+    def rounds(self, rows: int) -> bool:
+        """Whether it rounds its inputs to FP8. Then `parts_of` takes rows that another kernel has rounded."""
+        return False
+
+    def parts_of(self, x: Normed, *, pdl: bool = False) -> Tensor:
+        """Like `parts`."""
+        return self.parts(x.values, pdl=pdl)
+
     def gemv(self, x: Tensor, **around: Any) -> Tensor:
         """Compute one row, with the arguments of skinny_gemm.gemv."""
         raise NotImplementedError
@@ -49,7 +57,11 @@ class Product(ABC):
 
     def swiglu(self, x: Normed, *, pdl: bool = False) -> Tensor:
         """[rows, width]: silu of the first half of the outputs, times the second."""
-        return swiglu(self.parts(x.values, pdl=pdl), x.values.dtype, pdl=pdl)
+        return swiglu(self.parts_of(x, pdl=pdl), x.dtype, pdl=pdl)
+
+    def rounded_swiglu(self, x: Normed, *, pdl: bool = False) -> Normed:
+        """Like `swiglu` of a complete norm, rounded for a product that `rounds`."""
+        return rounded_swiglu(self.parts_of(x, pdl=pdl), x.dtype, pdl=pdl)
 
     def fuses_qkv_rope(self, rows: int, layer: KVLayer) -> bool:
         """Whether `qkv_rope` can finish a half-done norm."""
@@ -57,7 +69,7 @@ class Product(ABC):
 
     def qkv_rope(self, x: Normed, around: Rotation, *, pdl: bool = False) -> Tensor:
         """Return queries [rows, heads, dim] of a QKV product; keys and values are written to the cache."""
-        return rope_and_cache(self.parts(x.values, pdl=pdl), *around, dtype=x.values.dtype, pdl=pdl)
+        return rope_and_cache(self.parts_of(x, pdl=pdl), *around, dtype=x.dtype, pdl=pdl)
 
     def residual_norm(
         self, stream: Tensor, x: Tensor, norm_weight: Tensor, eps: float, *, pdl: bool = False

@@ -7,12 +7,14 @@ import pytest
 import torch
 from rich.progress import Progress
 
-from benchmarks.gpu import gpu, gpu_attention
+from benchmarks.gpu import gpu, gpu_attention, gpu_products
 from engine.api.cache_spec import LayerSpec
 from engine.api.params import SamplingParams
 from engine.kernels.triton.attention import tiles
+from engine.models.layers.gpu import GpuKernels
 from minichat.bench.harness import Bench
 from tests.engine.ledger import ledger_engine
+from tests.kernels.launches import recorded
 from tests.outputs import Output
 
 
@@ -67,3 +69,23 @@ def test_compressed_weights_and_caches_are_timed_but_not_checked(monkeypatch: py
         ("none", "none"), ("none", "fp8"), ("fp8", "none"), ("fp8", "fp8"),
     ]  # fmt: skip
     assert ran == ["8B", "8B", "8B, KV fp8", "8B, weights fp8", "8B, weights fp8, KV fp8"]
+
+
+def test_a_product_is_launched_as_a_step_does() -> None:
+    """Of fp8 also with rows that are rounded already: without the kernel that rounds them."""
+    kernels, meta = GpuKernels(tiles.GpuLimits(room=227 * 1024, overlaps=True)), torch.device("meta")
+    assert gpu_products.sizes("8B")["gate_up"] == (28672, 4096)
+    for scheme in ("none", "fp8", "int8", "int4"):
+        product = kernels.product(gpu_products.modules_of(scheme, 256, 512, meta)[0])
+        for rows in (1, 8, 300):
+            with recorded() as record:
+                given = torch.empty(rows, 512, dtype=torch.bfloat16, device=meta)
+                ways = gpu_products.launches(product, given, kernels)
+                assert list(ways) == ["", " already rounded"][: 1 + (scheme == "fp8" and rows > 1)]
+                record.lines.clear()
+                outs = [launch(product) for launch in ways.values()]
+                assert {(each.shape[1:], each.dtype) for each in outs} <= {
+                    ((rows, 256), torch.bfloat16), ((rows, 256), torch.float32),
+                }  # fmt: skip
+            assert sum(line.startswith("_quantize_fp8") for line in record.lines) == len(ways) - 1
+            assert ("launch_pdl=True" in "".join(record.lines)) == (rows <= 32)

@@ -57,6 +57,7 @@ GPU = {
     "gpu_experts": "--shapes qwen3-30b --schemes none --rows 1",
     "gpu_linear": "--rows 1 --prompts 32",
     "gpu_peers": "--rows 1 --only decode",
+    "gpu_products": "--shape 0.6B --rows 2 256 --only out",
     "gpu_prompts": "--shape 0.6B --lengths 64 --chunks 32 --rows 1 --verified 2 --only first verify",
     "gpu_quantization": "--shape 0.6B --schemes none int4 --rows 1",
     "gpu_ranks": "--shape 0.6B --rows 1 --ranks 1 --stages 1 --only decode",

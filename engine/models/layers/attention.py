@@ -105,8 +105,9 @@ class GroupedAttention(Part):
             made = x.norm_gemv(qkv, self.norm, gpu, pdl=step.pdl)
             q = gpu.rope_and_cache(made.unsqueeze(0), *around, dtype=x.stream.dtype, pdl=step.pdl)
         else:
-            half = qkv.fuses_qkv_rope(len(x.stream), cells)
-            q = qkv.qkv_rope(x.normed(self.norm, gpu, half=half, pdl=step.pdl), around, pdl=step.pdl)
+            half, rounded = qkv.fuses_qkv_rope(len(x.stream), cells), qkv.rounds(len(x.stream))
+            given = x.normed(self.norm, gpu, half=half, rounded=rounded, pdl=step.pdl)
+            q = qkv.qkv_rope(given, around, pdl=step.pdl)
         if cells is not layer:
             step.write(cells.keys[:, 0], cells.values[:, 0], layer)
         return x.plus(gpu.product(self.out), step.mix(q, layer).flatten(1), step)

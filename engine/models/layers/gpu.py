@@ -20,7 +20,7 @@ from engine.kernels.triton.linear.convolve import StepSizes, convolve
 from engine.kernels.triton.linear.delta import OutputGate, advance
 from engine.kernels.triton.linear.prepare import prepare
 from engine.kernels.triton.norm.group_norm import gated_group_norm
-from engine.kernels.triton.norm.norm import Normed, norm
+from engine.kernels.triton.norm.norm import Normed, norm, rounded_norm
 from engine.kernels.triton.norm.sigmoid_gate import sigmoid_gate
 from engine.kernels.triton.norm.swiglu import relu2
 from engine.kv.store import KVLayer
@@ -119,27 +119,36 @@ class Residual:
     collective: GpuCollective | None = None  # of the ranks, each of which has a part of every product's sum
     scale: float = 1.0  # multiplies each part's term
     _product: Product | None = None  # multiplies `_given`
-    _given: Tensor | None = None
+    _given: Normed | None = None
     _pdl: bool = False
 
     def plus(self, product: Product, given: Tensor, step: GpuStep) -> "Residual":
         """Return the stream with a pending product. The last one must have been added."""
+        return self.plus_rounded(product, Normed(given), step)
+
+    def plus_rounded(self, product: Product, given: Normed, step: GpuStep) -> "Residual":
+        """Like `plus`, of rows that may be rounded."""
         assert self._product is None, "the pending product would be lost"
         if self.scale != 1.0:
             if not product.scales:
-                self.add(self.scaled(product.parts(given)[0]))
+                self.add(self.scaled(product.parts_of(given)[0]))
                 return self
-            given.mul_(self.scale)
+            (given.values if given.steps is None else given.steps).mul_(self.scale)
         if step.single:
-            return Residual(product.gemv(given, residual=self.stream, pdl=step.pdl), scale=self.scale)
+            return Residual(product.gemv(given.values, residual=self.stream, pdl=step.pdl), scale=self.scale)
         return Residual(self.stream, self.collective, self.scale, product, given, step.pdl)
 
     def scaled(self, term: Tensor) -> Tensor:
         """Return a part's term as it is added."""
         return term if self.scale == 1.0 else term * self.scale
 
-    def normed(self, module: nn.Module, gpu: GpuKernels, *, half: bool = False, pdl: bool) -> Normed:
-        """Return the norm of the sum. `half`: the reader can finish a half-done norm."""
+    def normed(
+        self, module: nn.Module, gpu: GpuKernels, *, half: bool = False, rounded: bool = False, pdl: bool
+    ) -> Normed:
+        """Return the norm of the sum.
+
+        `half`: the reader can finish a half-done norm. `rounded`: it rounds the norm, which this may do.
+        """
         ours = gpu.norm_of(module)
         if ours is None:
             return Normed(module(self.total()))
@@ -147,14 +156,20 @@ class Residual:
             return Normed(norm(self.total(), None, *ours, pdl=pdl))  # its sum takes weights of that type only
         product, given = self._taken()
         if product is None or given is None:
-            return Normed(norm(self.stream, None, *ours, pdl=pdl))
+            return self._normed(None, *ours, rounded=rounded, pdl=pdl)
         if self.collective is not None:
-            parts = product.parts(given, pdl=self._pdl)
+            parts = product.parts_of(given, pdl=self._pdl)
             return Normed(self.collective.sum_norm(self.stream, parts, *ours, pdl=self._pdl))
-        if half and (done := product.residual_norm(self.stream, given, *ours, pdl=self._pdl)):
+        if half and (done := product.residual_norm(self.stream, given.values, *ours, pdl=self._pdl)):
             return done
-        parts = product.parts(given, pdl=self._pdl)
-        return Normed(norm(self.stream, parts, *ours, pdl=pdl))
+        return self._normed(product.parts_of(given, pdl=self._pdl), *ours, rounded=rounded, pdl=pdl)
+
+    def _normed(
+        self, parts: Tensor | None, weight: Tensor, eps: float, *, rounded: bool, pdl: bool
+    ) -> Normed:
+        if rounded:
+            return rounded_norm(self.stream, parts, weight, eps, pdl=pdl)
+        return Normed(norm(self.stream, parts, weight, eps, pdl=pdl))
 
     def norm_gemv(self, product: Product, module: nn.Module, gpu: GpuKernels, **how: Any) -> Tensor:
         """In a step of one row: return a product that includes the norm."""
@@ -185,7 +200,7 @@ class Residual:
         """Return the stream with the pending product added."""
         product, given = self._taken()
         if product is not None and given is not None:
-            parts = product.parts(given, pdl=self._pdl)
+            parts = product.parts_of(given, pdl=self._pdl)
             self.add(parts[0] if len(parts) == 1 else parts.sum(0).to(self.stream.dtype))
         return self.stream
 
@@ -193,7 +208,7 @@ class Residual:
         """Add a part's term to the stream; over ranks, the sum of theirs."""
         self.stream.add_(term if self.collective is None else self.collective.sum(term))
 
-    def _taken(self) -> tuple[Product | None, Tensor | None]:
+    def _taken(self) -> tuple[Product | None, Normed | None]:
         taken = self._product, self._given
         self._product = self._given = None
         return taken

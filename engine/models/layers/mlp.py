@@ -70,16 +70,18 @@ class DenseMLP(GatedMLP):
     pdl = True
 
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual":
-        gate_up = gpu.product(self.gate_up)
+        gate_up, down, rows, pdl = gpu.product(self.gate_up), gpu.product(self.down), len(x.stream), step.pdl
         if step.single:
-            act = x.norm_gemv(gate_up, self.norm, gpu, gated=True, pdl=step.pdl)
-        elif x.collective is not None and len(x.stream) == 1 and gate_up.single:
-            read = x.normed(self.norm, gpu, pdl=step.pdl)
-            act = gate_up.gemv(read.values, gated=True, pdl=step.pdl)
+            act = x.norm_gemv(gate_up, self.norm, gpu, gated=True, pdl=pdl)
+        elif x.collective is not None and rows == 1 and gate_up.single:
+            act = gate_up.gemv(x.normed(self.norm, gpu, pdl=pdl).values, gated=True, pdl=pdl)
         else:
-            half = gate_up.fuses_swiglu(len(x.stream))
-            act = gate_up.swiglu(x.normed(self.norm, gpu, half=half, pdl=step.pdl), pdl=step.pdl)
-        return x.plus(gpu.product(self.down), act, step)
+            half, rounded = gate_up.fuses_swiglu(rows), gate_up.rounds(rows)
+            given = x.normed(self.norm, gpu, half=half, rounded=rounded, pdl=pdl)
+            if down.rounds(rows) and not half:
+                return x.plus_rounded(down, gate_up.rounded_swiglu(given, pdl=pdl), step)
+            act = gate_up.swiglu(given, pdl=pdl)
+        return x.plus(down, act, step)
 
     def takes_single(self, gpu: "GpuKernels") -> bool:
         return (

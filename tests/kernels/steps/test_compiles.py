@@ -215,6 +215,7 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName, block_size: i
             (SMALL, 4, "int8", "none"), (SMALL, 1, "int4", "none"), (SMALL, 64, "int4-128", "none"),
             (SMALL, 1, "none", "int4"),
             (LARGE, 1, "int8", "none"), (LARGE, 1, "int4", "none"), (LARGE, 40, "none", "int8"),
+            (LARGE, 8, "fp8", "none"), (LARGE, 128, "fp8", "none"),
         ),
     ],
 )  # fmt: skip

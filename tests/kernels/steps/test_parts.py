@@ -59,7 +59,11 @@ class RecordedRun:
 
 
 def run_changed(
-    rows: int, change: Any, config: DecoderConfig = QWEN, adapters: StepAdapters | None = None
+    rows: int,
+    change: Any,
+    config: DecoderConfig = QWEN,
+    adapters: StepAdapters | None = None,
+    collective: Any = None,
 ) -> RecordedRun:
     """Run a step of a decoder whose second block was changed."""
     from engine.attention import triton_backend
@@ -73,10 +77,10 @@ def run_changed(
         patch.object(triton_backend, "gpu", lambda _: facts),
         patch.object(fused, "gpu", lambda _: facts),
     ):
-        model = Decoder(config, torch.bfloat16).eval()
+        model = Decoder(config, torch.bfloat16, collective=collective).eval()
         change(model.blocks[1], config)
         store: list[KVLayer] = KVStore(
-            config.layers, blocks=64, block_size=16, host_blocks=0, dtype=torch.bfloat16, device=META
+            model.caches, blocks=64, block_size=16, host_blocks=0, dtype=torch.bfloat16, device=META
         ).layers
         chain = fused.FusedDecoder(model, store, TritonAttention())
         x = torch.empty(rows, config.hidden, dtype=torch.bfloat16)

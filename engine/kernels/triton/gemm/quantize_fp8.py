@@ -1,4 +1,7 @@
-"""Quantizes rows to FP8, each by its own maximum, for scaled products."""
+"""Quantizes rows to FP8, each by its own maximum, for scaled products.
+
+The norm and the activation of an MLP also round what they compute: norm.py and swiglu.py in norm/.
+"""
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
@@ -7,10 +10,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.triton.gemm.skinny_gemm import fp8_scale
 from engine.kernels.triton.launch import launch, power
 
 KIND = torch.float8_e4m3fn
+
+
+@triton.jit
+def fp8_scale(value, axis: tl.constexpr):
+    """The scale that maps a row's maximum to the largest FP8 number."""
+    return tl.maximum(tl.max(tl.abs(value), axis) / 448, 1e-20)
+
+
+@triton.jit
+def to_fp8(value, step):
+    return (value * tl.div_rn(1.0, step)).to(tl.float8e4nv)
 
 
 @triton.jit
@@ -26,14 +39,13 @@ def _quantize_fp8(
     value = tl.load(x + row * INPUTS + at, mask=at < INPUTS, other=0.0).to(tl.float32)
     step = fp8_scale(value, 0)
     tl.store(steps + row, step)
-    tl.store(out + row * WIDTH + at, (value * tl.div_rn(1.0, step)).to(tl.float8e4nv), mask=at < WIDTH)
+    tl.store(out + row * WIDTH + at, to_fp8(value, step), mask=at < WIDTH)
 
 
 def quantize_fp8(x: Tensor, width: int, *, pdl: bool = False) -> tuple[Tensor, Tensor]:
     """[rows, inputs] -> [rows, width] of KIND, zero-padded, and the scales [rows] in float32."""
     rows, inputs = x.shape
-    out = torch.empty(rows, width, dtype=KIND, device=x.device)
-    steps = torch.empty(rows, dtype=torch.float32, device=x.device)
+    out, steps = fp8_rows(rows, width, device=x.device)
     padded = power(width)
     _quantize_fp8[(rows,)](
         out, steps, x,
@@ -41,3 +53,11 @@ def quantize_fp8(x: Tensor, width: int, *, pdl: bool = False) -> tuple[Tensor, T
         num_warps=min(8, max(1, padded // 512)), **launch(pdl),
     )  # fmt: skip
     return out, steps
+
+
+def fp8_rows(rows: int, width: int, *, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Allocate rows of KIND, and their scales."""
+    return (
+        torch.empty(rows, width, dtype=KIND, device=device),
+        torch.empty(rows, dtype=torch.float32, device=device),
+    )

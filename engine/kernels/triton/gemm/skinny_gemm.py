@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.triton.gemm.quantize_fp8 import fp8_scale
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import norm_scaled
 
@@ -94,12 +95,6 @@ SHORT = {
 @triton.jit
 def rms_scaled(x, scale, shrink, norm_weight, dtype: tl.constexpr):
     return norm_scaled(x * shrink, scale, norm_weight, dtype).to(tl.float32)
-
-
-@triton.jit
-def fp8_scale(value, axis: tl.constexpr):
-    """The scale that maps a row's maximum to the largest FP8 number."""
-    return tl.maximum(tl.max(tl.abs(value), axis) / 448, 1e-20)
 
 
 @triton.jit

@@ -3,28 +3,38 @@
 A product may come in parts, [parts, tokens, width] in float32, if its sums were split over programs
 (skinny_gemm.py); the kernel that reads it adds them up. A norm may be computed in two steps: everything but
 the division by the row's norm first (linear_residual_norm.py), and the division after the next product. Its
-weight is in float32 if it is applied before the result is rounded (1 + weight, as in Gemma and Qwen3.5).
+weight is in float32 if it is applied before the result is rounded (1 + weight, as in Gemma and Qwen3.5). For
+a product in FP8 the norm is rounded to FP8, too, with the numbers that quantize_fp8.py would give.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.triton.gemm.quantize_fp8 import fp8_rows, fp8_scale, to_fp8
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.padding import padded_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Normed:
-    """The input of a product: [rows, width] after a norm, or before the norm's last step."""
+    """The input of a product: [rows, width] after a norm, before the norm's last step, or rounded to FP8."""
 
     values: Tensor
     squares: Tensor | None = None  # [pieces, rows]: partial sums of squares; None: the norm is complete
     eps: float = 0.0
+    steps: Tensor | None = None  # [rows]: the scales of values in FP8; None: they are not rounded
+    unrounded: torch.dtype | None = None  # the dtype of values before they were rounded
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the product."""
+        return self.unrounded or self.values.dtype
 
 
 @triton.jit
@@ -55,8 +65,8 @@ def norm_scaled(even, scale, weight, dtype: tl.constexpr):
 
 @triton.jit
 def _norm(
-    out, x, parts, weight, eps, part_stride,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
+    out, steps, x, parts, weight, eps, part_stride,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, ROUNDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -73,17 +83,44 @@ def _norm(
         tl.store(x + token * WIDTH + at, value, mask=there)
     wide = value.to(tl.float32)
     even = wide * tl.rsqrt(tl.sum(wide * wide) / WIDTH + eps)
-    tl.store(out + token * WIDTH + at, norm_scaled(even, scale, weight, value.dtype), mask=there)
+    result = norm_scaled(even, scale, weight, value.dtype)
+    if ROUNDED:
+        wide = result.to(tl.float32)
+        step = fp8_scale(wide, 0)
+        tl.store(steps + token, step)
+        result = to_fp8(wide, step)
+    tl.store(out + token * WIDTH + at, result, mask=there)
 
 
 def norm(x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """[tokens, width]. `parts` are first added to x, in place. `pdl` as in Tile."""
+    out = padded_rows(*x.shape, like=x)
+    _launch(out, None, x, parts, weight, eps, pdl=pdl)
+    return out
+
+
+def rounded_norm(x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, pdl: bool = False) -> Normed:
+    """Like `norm`, rounded to FP8."""
+    out, steps = fp8_rows(*x.shape, device=x.device)
+    _launch(out, steps, x, parts, weight, eps, pdl=pdl)
+    return Normed(out, steps=steps, unrounded=x.dtype)
+
+
+def _launch(
+    out: Tensor,
+    steps: Tensor | None,
+    x: Tensor,
+    parts: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    *,
+    pdl: bool,
+) -> None:
     tokens, width = x.shape
-    out = padded_rows(tokens, width, like=x)
     padded = power(width)
     _norm[(tokens,)](
-        out, x, x if parts is None else parts, weight, eps, 0 if parts is None else parts.stride(0),
-        WIDTH=width, PADDED=padded, PARTS=0 if parts is None else len(parts), PDL=pdl,
-        num_warps=min(8, max(1, padded // 512)), **launch(pdl),
+        out, x if steps is None else steps, x, x if parts is None else parts, weight, eps,
+        0 if parts is None else parts.stride(0),
+        WIDTH=width, PADDED=padded, PARTS=0 if parts is None else len(parts), ROUNDED=steps is not None,
+        PDL=pdl, num_warps=min(8, max(1, padded // 512)), **launch(pdl),
     )  # fmt: skip
-    return out
