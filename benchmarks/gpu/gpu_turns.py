@@ -1,12 +1,14 @@
 """Two trees alternating on one GPU: decode steps and the mixed workload of `gpu`, a process for each tree.
 
 Both engines stay open. `D` is timed here as 256 steps in a row, behind one prefill; `N` is the same as in
-`gpu`. `--other` is the root of the other tree.
+`gpu`. `--other` is the root of the other tree; both have the weights and the cache in the same schemes.
 """
 
 import torch
 
 from benchmarks.alternating import HERE, Tree, alternate, root_of
+from benchmarks.gpu.gpu import labeled
+from engine.api.cache_spec import KvSchemeName
 from minichat.bench.harness import Bench
 
 BLOCKS = 20_000  # a cache of each engine: two of them, and two models, fit one GPU
@@ -41,7 +43,7 @@ def mixed():
     return sum(counts) / (time.perf_counter() - began)
 
 gpu.BLOCKS, STEPS = BLOCKS, STEPS
-engine, seconds = gpu.opened(SHAPE, tempfile.mkdtemp())
+engine, seconds = gpu.opened(SHAPE, tempfile.mkdtemp(), **SCHEMES)
 emit(seconds)
 for line in sys.stdin:
     rows = json.loads(line)
@@ -55,6 +57,8 @@ def run(
     other: str = "",
     shape: tuple[str, ...] = ("0.6B", "8B"),
     rows: tuple[int, ...] = (1, 8, 32, 128, 256),
+    quantization: str = "none",
+    kv: KvSchemeName = "none",
     only: tuple[str, ...] = PARTS,
 ) -> None:
     if not torch.cuda.is_available():
@@ -63,8 +67,11 @@ def run(
     questions = {f"D, B={count}": (count, "ms") for count in rows if "decode" in only}
     if "mixed" in only:
         questions["N"] = (0, "tok/s")
-    for name in shape:
-        program = f"BLOCKS, STEPS, SHAPE = {BLOCKS}, {STEPS}, {name!r}\n{WORKER}"
+    schemes = {"quantization": quantization, "kv_scheme": kv}
+    given = BLOCKS, STEPS, {name: scheme for name, scheme in schemes.items() if scheme != "none"}
+    for each in shape:
+        program = f"BLOCKS, STEPS, SCHEMES, SHAPE = *{given}, {each!r}\n{WORKER}"
+        name = labeled(each, quantization, kv)
         with Tree(root, program) as old, Tree(HERE, program) as new:
             for which, tree in {"other": old, "this": new}.items():
                 bench.note(f"{name}, start to first reply, {which}", tree.started, "s")

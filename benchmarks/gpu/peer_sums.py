@@ -64,6 +64,7 @@ def summed(seed: int, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch
 def ours(rank: int, given: Wires, folder: Path) -> None:
     from engine.distributed.peers import PeerCollective
     from engine.kernels.triton.collective import bulk, exchange
+    from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
 
     device = torch.device("cuda", 0)
     peers = PeerCollective(SharedMemoryCollective(rank, given), device)
@@ -105,7 +106,10 @@ def ours(rank: int, given: Wires, folder: Path) -> None:
             x, weight = numbers(0, seed + 99, rows, WIDTH), numbers(0, 7, WIDTH)
             stream = x + torch.as_tensor(total).bfloat16()
             normed = torch.nn.functional.rms_norm(stream.float(), (WIDTH,), None, 1e-5).bfloat16() * weight
-            out = peers.sum_norm(x, terms[rank], weight, 1e-5)
+            eight = peers.sum_norm(x.clone(), terms[rank], weight, 1e-5, rounded=True)
+            out = peers.sum_norm(x, terms[rank], weight, 1e-5, rounded=False).values
+            alone = quantize_fp8(out, WIDTH)[0]
+            expect(torch.equal(eight.values.float(), alone.float()), "rounded norm", rows, parts)
             expect(torch.allclose(x, stream, rtol=0.01, atol=0.04 * (parts - 1)), "stream", rows, parts)
             expect(torch.allclose(out.float(), normed.float(), rtol=0.02, atol=0.02), "norm", rows, parts)
             (folder / f"out{rank}.{seed}.{parts}").write_bytes(out.view(torch.int16).cpu().numpy().tobytes())

@@ -19,7 +19,7 @@ from engine.kernels.triton.collective.exchange import (
     exchange_sum_norm,
     inbox_words,
 )
-from engine.kernels.triton.norm.norm import norm
+from engine.kernels.triton.norm.norm import Normed, normed
 
 PAGE = 4096  # bytes of the host memory that kernels read: the stop word, then a report of each rank
 
@@ -123,12 +123,14 @@ class PeerCollective:
             found = found.unflatten(1, (self.ranks, -1))[:, :, :share].flatten(1)
         return found.view(*shape, self.ranks * share)
 
-    def sum_norm(self, x: Tensor, parts: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
-        """Add the sum of all ranks' terms to x, in place; return its norm."""
+    def sum_norm(
+        self, x: Tensor, parts: Tensor, weight: Tensor, eps: float, *, rounded: bool, pdl: bool = False
+    ) -> Normed:
+        """Add the sum of all ranks' terms to x, in place; return its norm, `rounded` to FP8 or not."""
         if x.nbytes >= bulk.LEAST or x.dtype is not torch.bfloat16:
             term = parts[0] if len(parts) == 1 else parts.sum(0)
-            return norm(x, self.sum(term.to(x.dtype))[None], weight, eps)
-        return exchange_sum_norm(x, parts, weight, eps, self.inbox, pdl=pdl)
+            return normed(x, self.sum(term.to(x.dtype))[None], weight, eps, rounded=rounded)
+        return exchange_sum_norm(x, parts, weight, eps, self.inbox, rounded=rounded, pdl=pdl)
 
     def interrupt(self) -> None:
         """Stop all ranks' exchanges, now and until `reset`. From any thread."""

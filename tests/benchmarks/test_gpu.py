@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
 
 import pytest
 import torch
 from rich.progress import Progress
 
-from benchmarks.gpu import gpu, gpu_attention, gpu_products
+from benchmarks.gpu import gpu, gpu_attention, gpu_products, gpu_turns
 from engine.api.cache_spec import LayerSpec
 from engine.api.params import SamplingParams
 from engine.kernels.triton.attention import tiles
@@ -69,6 +71,34 @@ def test_compressed_weights_and_caches_are_timed_but_not_checked(monkeypatch: py
         ("none", "none"), ("none", "fp8"), ("fp8", "none"), ("fp8", "fp8"),
     ]  # fmt: skip
     assert ran == ["8B", "8B", "8B, KV fp8", "8B, weights fp8", "8B, weights fp8, KV fp8"]
+
+
+def test_both_trees_have_the_same_schemes(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = []
+
+    class FakeTree:
+        started = 1.0
+
+        def __init__(self, root: Path, program: str) -> None:
+            programs.append(program)
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def ask(self, question: int) -> float:
+            return 2.0
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_turns, "Tree", FakeTree)
+    bench = Bench(warmup=0, repeats=1, progress=Progress(disable=True), keep=lambda _: None)
+    gpu_turns.run(bench, other=".", shape=("8B",), rows=(4,), quantization="fp8", only=("decode",))
+    assert programs[0] == programs[1]
+    found: dict[str, object] = {}
+    exec(programs[0].strip().partition("\n")[0], found)
+    assert (found["SCHEMES"], found["SHAPE"]) == ({"quantization": "fp8"}, "8B")
+    assert [each.name for each in bench.figures][-1] == "8B, weights fp8, D, B=4, this / other"
 
 
 def test_a_product_is_launched_as_a_step_does() -> None:

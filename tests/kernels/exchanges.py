@@ -8,7 +8,9 @@ from torch import Tensor
 Places = dict[tuple[int, int], Tensor]  # by program and turn: words of 4 bytes
 
 
-def exchanged(rank: int, turns: int, call: str, own: tuple[Any, ...], parts: list[Places]) -> tuple[Any, ...]:
+def exchanged(
+    rank: int, turns: int, call: str, own: tuple[Any, ...], parts: list[Places], rounded: bool | None = None
+) -> tuple[Any, ...]:
     """Run an exchange of one rank in the interpreter's process.
 
     Returns its result, the changed stream if there is one, whether it sent `parts[rank]` to all others and
@@ -27,7 +29,7 @@ def exchanged(rank: int, turns: int, call: str, own: tuple[Any, ...], parts: lis
     counts = torch.full((exchange.PROGRAMS,), turns, dtype=torch.int32)
     inbox = exchange.Inbox(rank, ranks, inboxes[rank], addresses, counts, torch.zeros(3, dtype=torch.int64))
     with torch.inference_mode():
-        found = getattr(exchange, call)(*own, inbox)
+        found = getattr(exchange, call)(*own, inbox, **({} if rounded is None else {"rounded": rounded}))
     _fill(before, rank, parts[rank])
     sent = all(torch.equal(each, before) for other, each in enumerate(inboxes) if other != rank)
     return found, own[0], sent, counts

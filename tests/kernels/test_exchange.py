@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.quant.fp8_linear import quantized
 from tests.cases import soak
 from tests.kernels.exchanges import Places, exchanged, exchanged_bulk
 from tests.kernels.interpreted import Interpreted
@@ -81,11 +82,27 @@ def test_a_sum_and_the_norm_after_it(
     normed = (expected.float() * shrink).bfloat16() * weight[0]
     parts = [by_row(each, 9) for each in whole]
     found, stream, sent, _ = kernels.run(
-        exchanged, rank, 9, "exchange_sum_norm", (x, given[rank], weight[0], eps), parts
+        exchanged, rank, 9, "exchange_sum_norm", (x, given[rank], weight[0], eps), parts, False
     )
     assert torch.equal(stream, expected)
-    torch.testing.assert_close(found, normed, rtol=0.01, atol=0.01)
+    torch.testing.assert_close(found.values, normed, rtol=0.01, atol=0.01)
     assert sent
+
+
+def test_the_norm_after_a_sum_is_rounded(kernels: Interpreted) -> None:
+    """With the numbers of a kernel that only rounds."""
+    given, (x, weight) = terms(2, 1, 3, 200), terms(2, 3, 200)
+    parts = [by_row(each[0], 9) for each in given]
+    (plain, stream, *_), (found, same, sent, _) = (
+        kernels.run(
+            exchanged, 1, 9, "exchange_sum_norm", (x.clone(), given[1], weight[0], 1e-5), parts, rounded
+        )
+        for rounded in (False, True)
+    )
+    numbers, steps = quantized(plain.values)
+    assert torch.equal(found.values.float(), numbers.float())
+    assert torch.equal(found.steps, steps[:, 0]) and found.dtype is torch.bfloat16
+    assert torch.equal(same, stream) and sent
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, *soak(torch.float32)], ids=str)

@@ -275,7 +275,8 @@ class GatedAttention(GroupedAttention):
         if step.single:
             made = x.norm_gemv(qkv, self.norm, gpu, pdl=pdl).unsqueeze(0)
         else:
-            made = qkv.parts(x.normed(self.norm, gpu, pdl=pdl).values, pdl=pdl)
+            given = x.normed(self.norm, gpu, rounded=qkv.rounds(len(x.stream)), pdl=pdl)
+            made = qkv.parts_of(given, pdl=pdl)
         q = gpu.rope_and_cache(made, *around, dtype=x.stream.dtype, per_query=self.per_query, pdl=pdl)
         if cells is not layer:
             step.write(cells.keys[:, 0], cells.values[:, 0], layer)

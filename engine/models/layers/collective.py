@@ -1,8 +1,11 @@
 """The interface between the ranks that share a model, inside a forward pass."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
+
+if TYPE_CHECKING:  # it needs Triton, which may be missing without a GPU
+    from engine.kernels.triton.norm.norm import Normed
 
 
 class Collective(Protocol):
@@ -24,8 +27,10 @@ class Collective(Protocol):
 class GpuCollective(Collective, Protocol):
     """On GPUs: also what a fused step launches."""
 
-    def sum_norm(self, x: Tensor, parts: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
-        """Add the sum of all ranks' terms to x, in place; return its RMS norm.
+    def sum_norm(
+        self, x: Tensor, parts: Tensor, weight: Tensor, eps: float, *, rounded: bool, pdl: bool = False
+    ) -> "Normed":
+        """Add the sum of all ranks' terms to x, in place; return its RMS norm, `rounded` to FP8 or not.
 
         `parts`: the own term, [parts, rows, width], still to be added up.
         """

@@ -20,7 +20,7 @@ from engine.kernels.triton.linear.convolve import StepSizes, convolve
 from engine.kernels.triton.linear.delta import OutputGate, advance
 from engine.kernels.triton.linear.prepare import prepare
 from engine.kernels.triton.norm.group_norm import gated_group_norm
-from engine.kernels.triton.norm.norm import Normed, norm, rounded_norm
+from engine.kernels.triton.norm.norm import Normed, normed
 from engine.kernels.triton.norm.sigmoid_gate import sigmoid_gate
 from engine.kernels.triton.norm.swiglu import relu2
 from engine.kv.store import KVLayer
@@ -147,29 +147,24 @@ class Residual:
     ) -> Normed:
         """Return the norm of the sum.
 
-        `half`: the reader can finish a half-done norm. `rounded`: it rounds the norm, which this may do.
+        `half`: the reader can finish a half-done norm. `rounded`: it rounds the norm, as this may do before.
         """
         ours = gpu.norm_of(module)
         if ours is None:
             return Normed(module(self.total()))
         if self.collective is not None and ours[0].dtype is not self.stream.dtype:
-            return Normed(norm(self.total(), None, *ours, pdl=pdl))  # its sum takes weights of that type only
+            # Its sum takes weights of that type only.
+            return normed(self.total(), None, *ours, rounded=rounded, pdl=pdl)
         product, given = self._taken()
         if product is None or given is None:
-            return self._normed(None, *ours, rounded=rounded, pdl=pdl)
+            return normed(self.stream, None, *ours, rounded=rounded, pdl=pdl)
         if self.collective is not None:
             parts = product.parts_of(given, pdl=self._pdl)
-            return Normed(self.collective.sum_norm(self.stream, parts, *ours, pdl=self._pdl))
+            return self.collective.sum_norm(self.stream, parts, *ours, rounded=rounded, pdl=self._pdl)
         if half and (done := product.residual_norm(self.stream, given.values, *ours, pdl=self._pdl)):
             return done
-        return self._normed(product.parts_of(given, pdl=self._pdl), *ours, rounded=rounded, pdl=pdl)
-
-    def _normed(
-        self, parts: Tensor | None, weight: Tensor, eps: float, *, rounded: bool, pdl: bool
-    ) -> Normed:
-        if rounded:
-            return rounded_norm(self.stream, parts, weight, eps, pdl=pdl)
-        return Normed(norm(self.stream, parts, weight, eps, pdl=pdl))
+        parts = product.parts_of(given, pdl=self._pdl)
+        return normed(self.stream, parts, *ours, rounded=rounded, pdl=pdl)
 
     def norm_gemv(self, product: Product, module: nn.Module, gpu: GpuKernels, **how: Any) -> Tensor:
         """In a step of one row: return a product that includes the norm."""

@@ -133,7 +133,8 @@ class Relu2MLP(UngatedMLP):
         if step.single:
             made = x.norm_gemv(up, self.norm, gpu, pdl=step.pdl).unsqueeze(0)
         else:
-            made = up.parts(x.normed(self.norm, gpu, pdl=step.pdl).values, pdl=step.pdl)
+            given = x.normed(self.norm, gpu, rounded=up.rounds(len(x.stream)), pdl=step.pdl)
+            made = up.parts_of(given, pdl=step.pdl)
         return x.plus(gpu.product(self.down), gpu.relu2(made, x.stream.dtype, pdl=step.pdl), step)
 
     def takes_single(self, gpu: "GpuKernels") -> bool:

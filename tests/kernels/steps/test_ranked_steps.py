@@ -8,6 +8,8 @@ import torch
 from engine.api.config import DecoderConfig
 from engine.kv.store import KVStore
 from engine.models.decoder import Decoder
+from engine.models.source import finalize
+from engine.quant.registry import named
 from tests.cases import soak
 from tests.kernels.steps import test_compiles
 from tests.kernels.steps.test_compiles import LARGE, META, SMALL, compiled, decode, pieces, prompts
@@ -38,6 +40,8 @@ def of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         from engine.execution.cuda.stage import GpuStage
 
         model = Decoder(config, torch.bfloat16, collective=a_collective()).eval()
+        for layer in model.layers if scheme != "none" else ():
+            finalize(layer, named(scheme))
         room: dict[str, Any] = {
             "blocks": 64,
             "block_size": block_size,
@@ -52,11 +56,17 @@ def of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "rows"),
-    [*soak((LARGE, 1), (SMALL, 40), (SMALL, 1), (SMALL, 8), (LARGE, 8), (LARGE, 32), (LARGE, 128))],
-)
-def test_steps_that_decode(compiled: dict[str, int], config: DecoderConfig, rows: int) -> None:
-    decode(config, rows, "none", "none")
+    ("config", "rows", "scheme"),
+    [
+        *soak(
+            (LARGE, 1, "none"), (SMALL, 40, "none"), (SMALL, 1, "none"), (SMALL, 8, "none"),
+            (LARGE, 8, "none"), (LARGE, 32, "none"), (LARGE, 128, "none"), (LARGE, 8, "fp8"),
+            (LARGE, 128, "fp8"),
+        )
+    ],
+)  # fmt: skip
+def test_steps_that_decode(compiled: dict[str, int], config: DecoderConfig, rows: int, scheme: str) -> None:
+    decode(config, rows, scheme, "none")
     assert {"_embed_share", "_sum_ranks", "_sum_norm"} <= compiled.keys()
     assert {"_gather_ranks", "_exchange_bulk"} & compiled.keys()  # of the logits
 

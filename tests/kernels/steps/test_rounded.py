@@ -44,9 +44,9 @@ def check(found: Any, alone: Any, dtype: torch.dtype) -> None:
 def test_a_norm(call: Callable[..., Any], width: int, parts: int, dtype: torch.dtype) -> None:
     x, weight = numbers(4, width).to(dtype), 1 + torch.arange(width).div(width).to(dtype)
     added = parts_of(parts, 4, width, dtype) if parts else None
-    found, (changed, *_) = call("norm.norm", "rounded_norm", x.clone(), added, weight, 1e-5)
-    normed, (expected, *_) = call("norm.norm", "norm", x.clone(), added, weight, 1e-5)
-    check(found, call("gemm.quantize_fp8", "quantize_fp8", normed, width)[0], dtype)
+    found, (changed, *_) = call("norm.norm", "normed", x.clone(), added, weight, 1e-5, rounded=True)
+    alone, (expected, *_) = call("norm.norm", "norm", x.clone(), added, weight, 1e-5)
+    check(found, call("gemm.quantize_fp8", "quantize_fp8", alone, width)[0], dtype)
     assert torch.equal(changed, expected)
 
 
@@ -65,14 +65,15 @@ def test_an_activation(call: Callable[..., Any], width: int, parts: int, dtype: 
 def test_kernels_of_real_sizes(rows: int) -> None:
     """In bfloat16, with the widths of 8B."""
     from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
-    from engine.kernels.triton.norm.norm import norm, rounded_norm
+    from engine.kernels.triton.norm.norm import norm, normed
     from engine.kernels.triton.norm.swiglu import rounded_swiglu, swiglu
 
     weight = torch.rand(4096, device="cuda").bfloat16() + 0.5
     for count in (1, 2, 8):
         x, added = numbers(rows, 4096).bfloat16().cuda(), parts_of(count, rows, 4096, torch.bfloat16).cuda()
-        normed = norm(x.clone(), added, weight, 1e-5)
-        check(rounded_norm(x, added, weight, 1e-5), quantize_fp8(normed, 4096), torch.bfloat16)
+        alone = norm(x.clone(), added, weight, 1e-5)
+        found = normed(x, added, weight, 1e-5, rounded=True)
+        check(found, quantize_fp8(alone, 4096), torch.bfloat16)
         both = parts_of(count, rows, 2 * 14336, torch.bfloat16).cuda()
         act = swiglu(both, torch.bfloat16)
         check(rounded_swiglu(both, torch.bfloat16), quantize_fp8(act, 14336), torch.bfloat16)
@@ -106,10 +107,11 @@ def test_an_activation_in_the_kernel_of_its_product_is_rounded_alone() -> None:
 
 
 @pytest.mark.parametrize("rows", [8, 128])
-def test_a_sum_over_ranks_is_rounded_alone(rows: int) -> None:
-    names = run_changed(rows, in_fp8(), LLAMA, collective=a_collective()).names
-    assert names.count("_rounded_swiglu") == 1, "what a rank computes itself"
-    assert names.count("_quantize_fp8") == 3
+def test_the_norm_of_a_sum_over_ranks_is_rounded(rows: int) -> None:
+    found = run_changed(rows, in_fp8(), LLAMA, collective=a_collective())
+    assert found.names.count("_rounded_swiglu") == found.names.count("_quantize_fp8") == 1
+    sums = [line for line in found.record.lines if line.startswith("_sum_norm")]
+    assert ["ROUNDED=True" in line for line in sums[1:4]] == [True, True, False]
 
 
 def test_adapters_get_rows_that_are_not_rounded() -> None:

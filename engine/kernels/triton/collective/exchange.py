@@ -21,8 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.triton.gemm.quantize_fp8 import fp8_scale, to_fp8
 from engine.kernels.triton.launch import launch, power
-from engine.kernels.triton.padding import padded_rows
+from engine.kernels.triton.norm.norm import Normed, empty_normed
 
 PROGRAMS = 128  # at most; all of them must run at the same time, so a GPU needs as many SMs
 WORDS = 8192  # of a place: a row of 16,384 numbers of bfloat16
@@ -64,6 +65,13 @@ def paired(first, second):
     a = first.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 65535
     b = second.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32)
     return (b << 16) | a
+
+
+@triton.jit
+def paired_bytes(first, second):
+    """Two FP8 numbers in a word of 2 bytes."""
+    a = first.to(tl.uint8, bitcast=True).to(tl.int16)
+    return (second.to(tl.uint8, bitcast=True).to(tl.int16) << 8) | a
 
 
 @triton.jit
@@ -209,9 +217,9 @@ def exchange_gather(part: Tensor, inbox: Inbox, *, pdl: bool = False) -> Tensor:
 
 @triton.jit
 def _sum_norm(
-    out, x, parts, weight, addresses, inbox, counts, control, rows, part_stride, eps,
+    out, steps, x, parts, weight, addresses, inbox, counts, control, rows, part_stride, eps,
     RANK: tl.constexpr, RANKS: tl.constexpr, WORDS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    PARTS: tl.constexpr, WIDE: tl.constexpr, PROBE: tl.constexpr, PDL: tl.constexpr,
+    PARTS: tl.constexpr, WIDE: tl.constexpr, ROUNDED: tl.constexpr, PROBE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -254,29 +262,43 @@ def _sum_norm(
         second = high(value)
         shrink = tl.rsqrt(tl.sum(first * first + second * second) / WIDTH + eps)
         even = paired(first * shrink, second * shrink)
-        tl.store(out + here, paired(low(even) * low(scale), high(even) * high(scale)), mask=there)
+        result = paired(low(even) * low(scale), high(even) * high(scale))
+        if ROUNDED:
+            step = fp8_scale(tl.maximum(tl.abs(low(result)), tl.abs(high(result))), 0)
+            tl.store(steps + row, step)
+            result = paired_bytes(to_fp8(low(result), step), to_fp8(high(result), step))
+        tl.store(out + here, result, mask=there)
     tl.debug_barrier()
     tl.store(counts + tl.program_id(0), turn)
 
 
 def exchange_sum_norm(
-    x: Tensor, parts: Tensor, weight: Tensor, eps: float, inbox: Inbox, *, pdl: bool = False
-) -> Tensor:
+    x: Tensor,
+    parts: Tensor,
+    weight: Tensor,
+    eps: float,
+    inbox: Inbox,
+    *,
+    rounded: bool,
+    pdl: bool = False,
+) -> Normed:
     """Add the sum of all ranks' terms to x, in place; return its norm. All in bfloat16, [rows, width].
 
-    `parts`: the own term, [parts, rows, width]; several parts are in float32 and added first.
+    `parts`: the own term, [parts, rows, width]; several parts are in float32 and added first. `rounded`: the
+    norm is rounded to FP8.
     """
     rows, width = x.shape
     wide = parts.dtype is torch.float32
-    out = padded_rows(rows, width, like=x)
-    padded = power(width // 2)
+    out, padded = empty_normed(rows, width, like=x, rounded=rounded), power(width // 2)
     if width % 2 or padded > WORDS:
         raise ValueError(f"ranks cannot exchange rows of {width} numbers")
     _sum_norm[(min(PROGRAMS, rows),)](
-        out.view(torch.int32), x.view(torch.int32), parts.view(torch.int64 if wide else torch.int32),
+        out.values.view(torch.int16 if rounded else torch.int32), x if out.steps is None else out.steps,
+        x.view(torch.int32), parts.view(torch.int64 if wide else torch.int32),
         weight.view(torch.int32), inbox.addresses, inbox.words, inbox.counts, inbox.control, rows,
         parts.stride(0) // 2, eps,
         RANK=inbox.rank, RANKS=inbox.ranks, WORDS=WORDS, WIDTH=width, PADDED=padded, PARTS=len(parts),
-        WIDE=wide, PROBE=rows > FEW, PDL=pdl, num_warps=max(1, min(8, padded // 128)), **launch(pdl),
+        WIDE=wide, ROUNDED=rounded, PROBE=rows > FEW, PDL=pdl,
+        num_warps=max(1, min(8, padded // 128)), **launch(pdl),
     )  # fmt: skip
     return out

@@ -94,33 +94,26 @@ def _norm(
 
 def norm(x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """[tokens, width]. `parts` are first added to x, in place. `pdl` as in Tile."""
-    out = padded_rows(*x.shape, like=x)
-    _launch(out, None, x, parts, weight, eps, pdl=pdl)
+    return normed(x, parts, weight, eps, rounded=False, pdl=pdl).values
+
+
+def normed(
+    x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, rounded: bool, pdl: bool = False
+) -> Normed:
+    """Like `norm`. `rounded`: to FP8."""
+    tokens, width = x.shape
+    out, padded = empty_normed(tokens, width, like=x, rounded=rounded), power(width)
+    _norm[(tokens,)](
+        out.values, x if out.steps is None else out.steps, x, x if parts is None else parts, weight, eps,
+        0 if parts is None else parts.stride(0),
+        WIDTH=width, PADDED=padded, PARTS=0 if parts is None else len(parts), ROUNDED=rounded, PDL=pdl,
+        num_warps=min(8, max(1, padded // 512)), **launch(pdl),
+    )  # fmt: skip
     return out
 
 
-def rounded_norm(x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, pdl: bool = False) -> Normed:
-    """Like `norm`, rounded to FP8."""
-    out, steps = fp8_rows(*x.shape, device=x.device)
-    _launch(out, steps, x, parts, weight, eps, pdl=pdl)
-    return Normed(out, steps=steps, unrounded=x.dtype)
-
-
-def _launch(
-    out: Tensor,
-    steps: Tensor | None,
-    x: Tensor,
-    parts: Tensor | None,
-    weight: Tensor,
-    eps: float,
-    *,
-    pdl: bool,
-) -> None:
-    tokens, width = x.shape
-    padded = power(width)
-    _norm[(tokens,)](
-        out, x if steps is None else steps, x, x if parts is None else parts, weight, eps,
-        0 if parts is None else parts.stride(0),
-        WIDTH=width, PADDED=padded, PARTS=0 if parts is None else len(parts), ROUNDED=steps is not None,
-        PDL=pdl, num_warps=min(8, max(1, padded // 512)), **launch(pdl),
-    )  # fmt: skip
+def empty_normed(rows: int, width: int, *, like: Tensor, rounded: bool) -> Normed:
+    if not rounded:
+        return Normed(padded_rows(rows, width, like=like))
+    values, steps = fp8_rows(rows, width, device=like.device)
+    return Normed(values, steps=steps, unrounded=like.dtype)
