@@ -25,6 +25,7 @@ from engine.kernels.triton.experts.stacked import (
 from engine.kernels.triton.gemm import int4_gemm, int4_gemv, skinny_gemm
 from engine.kernels.triton.gemm.dequantize import dequantize_fp4, dequantize_int4, dequantize_int8
 from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
+from engine.kernels.triton.gemm.tma_gemm import Tiling, tma_fp8_tiling, tma_gemm
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.norm.norm import Normed
 from engine.kv.store import KVLayer
@@ -282,7 +283,8 @@ class Fp4Product(GpuProduct):
 class Fp8Product(ScaledFp8, GemvProduct):
     """fp8: the single-row kernel rounds its input; more rows are rounded by a kernel before the product."""
 
-    FEW = 64  # up to this many rows our product is faster than torch's
+    FEW = 64  # up to this many rows our product without TMA is faster than torch's
+    tiles = False  # whether tiles may be copied by TMA
 
     @property
     def fused(self) -> bool:
@@ -292,6 +294,16 @@ class Fp8Product(ScaledFp8, GemvProduct):
     def _even(self) -> bool:
         """Whether the weight is not padded."""
         return self.weight.shape == (self.outputs, self.inputs)
+
+    def gpu_product(self, gpu: Launcher) -> Product:
+        self.tiles = gpu.tiles
+        return super().gpu_product(gpu)
+
+    def uses_tma(self, rows: int) -> bool:
+        return self._tiling(rows) is not None
+
+    def _tiling(self, rows: int) -> Tiling | None:
+        return tma_fp8_tiling(rows, self.weight) if self.tiles and self._even else None
 
     def gemv(self, x: Tensor, **around: Any) -> Tensor:
         return skinny_gemm.gemv(x, self.weight, self.scale[0], **around)
@@ -309,6 +321,8 @@ class Fp8Product(ScaledFp8, GemvProduct):
         numbers, steps, dtype = x.values, x.steps, x.dtype
         if steps is None:
             return self.parts(numbers, pdl=pdl)
+        if how := self._tiling(len(numbers)):
+            return tma_gemm(x, self.weight, how, self.scale[0], pdl=pdl)
         few = self._even and len(numbers) <= self.FEW
         if few and (cut := skinny_gemm.int8_gemm_tiling(len(numbers), self.weight)):
             by = self.scale[0], steps

@@ -19,6 +19,8 @@ _T = TypeVar("_T")
 class Launcher(Protocol):
     """The ways a module can be launched on a GPU."""
 
+    tiles: bool  # whether the GPU copies tiles by TMA, and has enough shared memory for them
+
     def plain(self, weight: Tensor) -> "Product":
         """With the kernels for such a weight, without a bias."""
 

@@ -48,7 +48,7 @@ class GpuKernels:
 
     def __init__(self, limits: tiles.GpuLimits) -> None:
         self.overlaps = limits.overlaps  # whether it supports programmatic dependent launch (PDL)
-        self._tiles = limits.room >= ROOM
+        self.tiles = limits.room >= ROOM
 
     def product(self, module: nn.Module) -> Product:
         """Return what launches the module: its own choice (`gpu_product`), else its forward."""
@@ -56,7 +56,7 @@ class GpuKernels:
         return ModuleProduct(module) if launched is None else launched(self)
 
     def plain(self, weight: Tensor) -> Product:
-        return PlainProduct(weight, tiles=self._tiles)
+        return PlainProduct(weight, tiles=self.tiles)
 
     def called(self, module: nn.Module) -> Product:
         return ModuleProduct(module)

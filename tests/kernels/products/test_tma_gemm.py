@@ -31,6 +31,40 @@ def test_products(call: Call, rows: int, parts: int) -> None:
     torch.testing.assert_close(found.float().sum(0), reference, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize(("rows", "parts"), [(5, 4), (40, 1), (70, 2)])
+def test_products_in_fp8(call: Call, rows: int, parts: int) -> None:
+    from engine.kernels.triton.gemm.quantize_fp8 import KIND
+    from engine.kernels.triton.gemm.tma_gemm import Tiling
+    from engine.kernels.triton.norm.norm import Normed
+
+    x, weight = (
+        numbers(each, 512, seed=at, dtype=torch.float32).to(KIND) for at, each in enumerate((rows, 72))
+    )
+    steps, scale = (numbers(each, seed=2, dtype=torch.float32).abs() for each in (rows, 72))
+    given = Normed(x, steps=steps, unrounded=torch.float16)
+    how = Tiling(32, 64, 128, warps=4, stages=2, parts=parts)
+    found, _ = call("gemm.tma_gemm", "tma_gemm", given, weight, how, scale)
+    assert found.shape == (parts, rows, 72)
+    assert found.dtype == (torch.float32 if parts > 1 else torch.float16)
+    reference = F.linear(x.float(), weight.float()) * steps[:, None] * scale
+    torch.testing.assert_close(
+        found.float().sum(0), reference, rtol=4e-3, atol=4e-3 * float(reference.abs().max())
+    )
+
+
+@pytest.mark.parametrize("rows", [2, 16, 17, 33, 64, 65, 128])
+@pytest.mark.parametrize(
+    "shape", [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 3200)], ids=str
+)
+def test_tiles_in_fp8_fit(rows: int, shape: tuple[int, int]) -> None:
+    from engine.kernels.triton.gemm.tma_gemm import ROOM, tma_fp8_tiling
+
+    how = tma_fp8_tiling(rows, torch.empty(shape, dtype=torch.uint8, device="meta"))
+    assert how is not None and how.rows >= rows
+    assert (how.rows + how.outputs) * how.inputs * how.stages <= ROOM
+    assert shape[1] % (how.parts * how.inputs) == 0
+
+
 def test_with_the_activation(call: Call) -> None:
     """The last tile of the gates extends into up's part, which is not stored."""
     from engine.kernels.triton.gemm.tma_gemm import Tiling

@@ -33,10 +33,18 @@ def parts_of(count: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def check(found: Any, alone: Any, dtype: torch.dtype) -> None:
-    values, steps = alone
     assert found.dtype is dtype and found.squares is None
-    assert torch.equal(found.values.view(torch.uint8), values.view(torch.uint8))
-    assert torch.equal(found.steps, steps)
+    assert torch.equal(found.values.view(torch.uint8), alone[0].view(torch.uint8))
+    assert torch.equal(found.steps, alone[1])
+
+
+def check_compiled(found: Any, alone: Any) -> None:
+    """The compiler may add in another order, so that a few numbers round the other way."""
+    (values, steps), (expected, scales) = (found.values.float(), found.steps), (alone[0].float(), alone[1])
+    torch.testing.assert_close(steps, scales, rtol=1e-2, atol=0)  # a bfloat16 more or less
+    same = values == expected
+    assert same.double().mean() > 0.999
+    assert ((values - expected).abs() <= expected.abs() / 8 + 2**-9)[~same].all()  # the next FP8 number
 
 
 @DTYPES
@@ -73,13 +81,13 @@ def test_kernels_of_real_sizes(rows: int) -> None:
         x, added = numbers(rows, 4096).bfloat16().cuda(), parts_of(count, rows, 4096, torch.bfloat16).cuda()
         alone = norm(x.clone(), added, weight, 1e-5)
         found = normed(x, added, weight, 1e-5, rounded=True)
-        check(found, quantize_fp8(alone, 4096), torch.bfloat16)
+        check_compiled(found, quantize_fp8(alone, 4096))
         both = parts_of(count, rows, 2 * 14336, torch.bfloat16).cuda()
         act = swiglu(both, torch.bfloat16)
-        check(rounded_swiglu(both, torch.bfloat16), quantize_fp8(act, 14336), torch.bfloat16)
+        check_compiled(rounded_swiglu(both, torch.bfloat16), quantize_fp8(act, 14336))
 
 
-@pytest.mark.parametrize(("rows", "product"), [(8, "_skinny_gemm"), (128, "_scaled_mm"), (300, "_scaled_mm")])
+@pytest.mark.parametrize(("rows", "product"), [(8, "_tma_gemm"), (128, "_tma_gemm"), (300, "_scaled_mm")])
 def test_only_the_output_of_attention_is_rounded_alone(rows: int, product: str) -> None:
     layer = "_norm {0} _rope_and_cache attention _quantize_fp8 {0} _norm {0} _rounded_swiglu {0}"
     names = [line.split("(")[0].split(" ")[0] for line in record_of(Case("llama", rows, "fp8")).lines]

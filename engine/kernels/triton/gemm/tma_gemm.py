@@ -1,9 +1,10 @@
-"""Products of 2 to 256 rows with a 16-bit weight, with tiles copied by TMA.
+"""Products of 2 to 256 rows with a weight in 16 bits or FP8, with tiles copied by TMA.
 
 A tile of the weight is one operand of a tensor core product, a tile of x the other. If outputs are few, the
 inputs are split too, which leaves partial sums for the next kernel; with the MLP's activation, gate and up
-are computed together. qkv_rope.py and linear_residual_norm.py use the same tiles with other epilogues.
-docs/gpu-steps.md compares them with cuBLAS.
+are computed together. qkv_rope.py and linear_residual_norm.py use the same tiles with other epilogues. Rows
+for an FP8 weight are in FP8, too, and Hopper's tensor cores add their products with 14 bits of precision.
+docs/gpu-steps.md and docs/quantization.md compare them with cuBLAS.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
@@ -16,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engine.kernels.triton.gemm.skinny_gemm import silu_mul
+from engine.kernels.triton.gemm.skinny_gemm import ENOUGH, silu_mul
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import Normed, length_of
 from engine.kernels.triton.padding import padded_rows, readable_rows
@@ -26,6 +27,7 @@ SMALL, SMALL_FEWEST = 2**23, 17  # weights up to SMALL numbers: faster from fewe
 MOST = 256  # up to this many rows a product with such a weight is faster when fused
 WIDE = 16384  # from this many outputs a program takes more of them
 ROOM = 200 * 2**10  # bytes of shared memory that a program takes at most
+RESERVED = 6 * 2**10  # bytes of it beside the tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,8 @@ def multiplied(
 
 @triton.jit(do_not_specialize=["rows"])
 def _tma_gemm(
-    out, tiles_of_x, tiles_of_weight, squares, rows, outputs, share, eps,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr, GATED: tl.constexpr,
+    out, tiles_of_x, tiles_of_weight, squares, steps, scale, rows, outputs, share, eps,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr,
     WIDTH: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -80,6 +82,9 @@ def _tma_gemm(
     if PIECES > 0:
         total *= length[None, :]
         total_up *= length[None, :]
+    if SCALED:
+        total *= tl.load(scale + output, mask=output < outputs, other=0.0)[:, None]
+        total *= tl.load(steps + row, mask=row < rows, other=0.0)[None, :]
     result = total.to(out.dtype.element_ty)
     if GATED:
         result = silu_mul(result, total_up.to(result.dtype))
@@ -87,20 +92,31 @@ def _tma_gemm(
     tl.store(out + to, result, mask=(output < outputs)[:, None] & (row < rows)[None, :])
 
 
-def tma_gemm(x: Normed, weight: Tensor, how: Tiling, *, gated: bool = False, pdl: bool = False) -> Tensor:
+def tma_gemm(
+    x: Normed,
+    weight: Tensor,
+    how: Tiling,
+    scale: Tensor | None = None,
+    *,
+    gated: bool = False,
+    pdl: bool = False,
+) -> Tensor:
     """[rows, inputs] -> [parts, rows, outputs], in float32 if there are several parts. `pdl` as in Tile.
 
-    `gated`: silu of the first half of the outputs, times the second; in one part.
+    `scale`: that of each output of an FP8 weight. `gated`: silu of the first half of the outputs, times the
+    second; in one part, with a weight in 16 bits.
     """
+    assert not (gated and scale is not None)
     rows, inputs = x.values.shape
     outputs = len(weight) // 2 if gated else len(weight)
     if how.parts > 1:
         out = torch.empty(how.parts, rows, outputs, dtype=torch.float32, device=weight.device)
     else:
-        out = padded_rows(rows, outputs, like=x.values).unsqueeze(0)
+        out = padded_rows(rows, outputs, like=x.values, dtype=x.dtype).unsqueeze(0)
     _tma_gemm[(triton.cdiv(outputs, how.outputs), how.parts, triton.cdiv(rows, how.rows))](
-        out, *descriptors(x.values, weight, how), x.squares, rows, outputs, inputs // how.parts, x.eps,
-        COLUMNS=how.outputs, GATED=gated, PDL=pdl, **constants(x, how),
+        out, *descriptors(x.values, weight, how), x.squares, x.steps, scale,
+        rows, outputs, inputs // how.parts, x.eps,
+        COLUMNS=how.outputs, GATED=gated, SCALED=scale is not None, PDL=pdl, **constants(x, how),
         num_warps=how.warps, **launch(pdl),
     )  # fmt: skip
     return out
@@ -136,6 +152,30 @@ def tma_gemm_tiling(rows: int, weight: Tensor) -> Tiling | None:
     while programs * parts < (128 if tall <= 64 else 96) and inputs % (parts * 256) == 0 and parts < 4:
         parts *= 2
     return Tiling(tall, 64, 128, warps=4, stages=4, parts=parts)
+
+
+def tma_fp8_tiling(rows: int, weight: Tensor) -> Tiling | None:
+    """Like tma_gemm_tiling, for rows and a weight in FP8."""
+    outputs, inputs = weight.shape
+    if not 2 <= rows <= TALLEST or inputs % 128:
+        return None
+    tall = max(16, power(rows))
+    if outputs >= WIDE:
+        return Tiling(tall, 128, 128, warps=4, stages=3)
+    programs, parts = -(-outputs // 64), 1
+    while (
+        programs * parts < (2 * ENOUGH if tall == 16 else ENOUGH - 4)
+        and inputs % (parts * 512) == 0
+        and parts < 4
+    ):
+        parts *= 2
+    # As many turns in flight as fit if all programs run at once.
+    room = ROOM // -(-programs * parts // ENOUGH) - RESERVED
+    turns = ((256, 4), (256, 3), (128, 4)) if inputs % (parts * 256) == 0 else ((128, 4),)
+    turn, stages = next(
+        ((turn, stages) for turn, stages in turns if (64 + tall) * turn * stages <= room), (128, 3)
+    )
+    return Tiling(tall, 64, turn, warps=4, stages=stages, parts=parts)
 
 
 def tma_swiglu_tiling(rows: int, weight: Tensor) -> Tiling | None:
