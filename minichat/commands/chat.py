@@ -11,11 +11,14 @@ from engine.api.errors import EngineError, RequestTooLong
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.host.thread import EngineThread
+from minichat.chats.model import Message
 from minichat.commands.options import engine_config, failed, reply_adapter, running, sampling
 from minichat.plural import plural
+from minichat.session.attachments import CannotAttach, attach, missing
 
 SET = "/set NAME VALUE change how replies are sampled: temperature, top_p, seed ..."
 HELP = f"""\
+@FILE           attach a file, anywhere in a message
 /new            start a new conversation
 {SET}
 /stats          show engine statistics
@@ -64,7 +67,7 @@ class Talk:
             elif not _is_text(line):
                 print("minichat: the line is not UTF-8 text and was not sent")
             elif line.strip():
-                self._answer(line)
+                self._answer_with_files(line)
         return 0
 
     def _read(self) -> str | None:
@@ -93,6 +96,17 @@ class Talk:
                 print(HELP)
             case _:
                 print(f"unknown command {line}; type /help for the list")
+
+    def _answer_with_files(self, line: str) -> None:
+        """Attach the files that the line mentions, as the screen does, and answer it."""
+        try:
+            files = attach(line)
+        except CannotAttach as error:
+            print(f"minichat: {error}")
+            return
+        for each in missing(line):
+            print(f"minichat: {each.sent_without}")
+        self._answer(Message(0, "user", line, attachments=files).whole)
 
     def _answer(self, text: str) -> None:
         self.messages.append({"role": "user", "content": text})

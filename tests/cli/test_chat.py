@@ -59,6 +59,24 @@ def test_new_clears_the_chat_and_keeps_the_system_prompt(
     ]
 
 
+def test_a_mentioned_file_is_attached(
+    talk: Talk, prompts: list[list[dict[str, str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`@file` means the same here as on the screen."""
+    monkeypatch.chdir(tmp_path)
+    Path("n.txt").write_text("1\n2\n")
+    ran = talk("a @n.txt", "@n.txf", "@./m", "@dataclass")
+    assert [prompt[-1]["content"] for prompt in prompts] == [
+        "a @n.txt\n\nn.txt:\n```txt\n1\n2\n```",
+        "@n.txf",
+        "@dataclass",
+    ]
+    assert [line for line in ran.out.splitlines() if line.startswith("minichat:")] == [
+        "minichat: no such file: n.txf; did you mean n.txt? Sent without it",
+        "minichat: nothing was sent: no such file: ./m",
+    ]
+
+
 def test_help_fits_80_columns(talk: Talk) -> None:
     """A plain terminal breaks longer lines in the middle of a word."""
     assert max(map(len, talk("/help", "/quit").out.splitlines())) < 80
