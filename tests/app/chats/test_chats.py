@@ -174,7 +174,7 @@ async def test_the_list_shows_its_count_and_when_nothing_was_found(bench: Callab
 async def test_export(bench: Callable[..., Any], tmp_path: Any, ending: str) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"), "good day")
-        await it.pilot.press("ctrl+p", *"export", "down", "enter")
+        await it.pilot.press("ctrl+p", *"export", "enter")
         await it.until(lambda: it.app.screen.query("Input"))
         it.app.screen.query_one("Input").value = str(tmp_path / f"out.{ending}")
         await it.pilot.press("enter")
