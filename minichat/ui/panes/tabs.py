@@ -1,6 +1,7 @@
 """The tabs of the open chats on one line, with the model at the right."""
 
 from bisect import bisect
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from textual.content import Content
@@ -15,14 +16,7 @@ from minichat.ui.transcript.glyphs import one_line
 _TITLE = 10  # title characters that tell chats apart
 _OWN = 24  # characters of the active title if the others are very short
 _LEAST = 5  # title characters if some chats are left out
-_MOST = 40
-# Maximum lengths of the titles, and of the active one, if not all have room for _TITLE characters.
-_SHORT = (
-    (_LEAST, _OWN),
-    (_LEAST, _TITLE),
-    (_LEAST, _LEAST),
-    (0, _TITLE),
-)
+_MOST = 40  # title characters if there is room
 _TABS = 32  # cells reserved for the chats
 _WIDE = 120  # columns from which all facts are shown, however many chats are open
 
@@ -91,10 +85,7 @@ class ChatTabs(Widget):
 
     def _labels(self, room: int) -> list[tuple[int, Content]]:
         """The labels that fit around the active one, with marks if some are left out."""
-        alike = bisect(range(_TITLE, _MOST + 1), room, key=lambda length: self._cells(length, length))
-        if alike:
-            return list(enumerate(self._of_lengths(_TITLE + alike - 1, _TITLE + alike - 1)))
-        for lengths in _SHORT:
+        for lengths in self._lengths(room):
             if self._cells(*lengths) <= room:
                 return list(enumerate(self._of_lengths(*lengths)))
         labels = self._of_lengths(_LEAST, _LEAST)
@@ -118,6 +109,15 @@ class ChatTabs(Widget):
             [(-1, Content.styled(f" {self.marks.right}", "$text-muted"))] if last + 1 < len(labels) else []
         )
         return [*before, *window, *after]
+
+    def _lengths(self, room: int) -> Iterator[tuple[int, int]]:
+        """Maximum lengths of the titles and of the active one to try, the best first."""
+        alike = bisect(range(_TITLE, _MOST), room, key=lambda length: self._cells(length, length))
+        yield _TITLE + alike - 1, _TITLE + alike - 1
+        for own in (_OWN, _TITLE, _LEAST):
+            others = bisect(range(_LEAST, _TITLE), room, key=lambda length: self._cells(length, own))
+            yield _LEAST + others - 1, own
+        yield 0, _TITLE
 
     def _cells(self, others: int, own: int) -> int:
         return sum(label.cell_length for label in self._of_lengths(others, own))
