@@ -156,6 +156,14 @@ async def test_jump_finds_messages_in_a_closed_chat(bench: Callable[..., Any]) -
 
 
 @run
+async def test_a_search_shows_the_letters_of_open_chats(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await two_chats(it)
+        await it.pilot.press("ctrl+o", *"second")
+        await it.until(lambda: "│  B   second" in it.screen_text() and "  A   first" not in it.screen_text())
+
+
+@run
 async def test_the_list_shows_its_count_and_when_nothing_was_found(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         store = it.app.store
