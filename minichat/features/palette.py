@@ -18,7 +18,7 @@ _GAP = 2  # cells between two columns
 _TITLE = 40  # cells of a title, if a group is shown beside it
 
 
-class Entry(NamedTuple):
+class PaletteEntry(NamedTuple):
     """One line of the palette."""
 
     title: str
@@ -44,7 +44,7 @@ class Palette(PickScreen[Work]):
     def _fitting(self, query: str) -> list[Choice[Work]]:
         """All entries in their order, or those that match, the best first."""
         listed = list(entries(self.context))
-        found: list[tuple[float, Sequence[int], Entry]] = [(0, (), entry) for entry in listed]
+        found: list[tuple[float, Sequence[int], PaletteEntry]] = [(0, (), entry) for entry in listed]
         if query := query.strip():
             scored = [(*self._search.match(query, entry.title), entry) for entry in listed]
             found = sorted((each for each in scored if each[0] > 0), key=lambda each: -each[0])
@@ -64,7 +64,7 @@ class Palette(PickScreen[Work]):
         return Content.assemble(label, " " * (room - label.cell_length), right)
 
 
-def _columns(found: Sequence[Entry], room: int) -> list[Content]:
+def _columns(found: Sequence[PaletteEntry], room: int) -> list[Content]:
     """The groups and the keys, aligned. Without room for both, the keys alone."""
     groups = max((len(each.group) for each in found), default=0)
     keys = max((len(each.key) for each in found), default=0)
@@ -80,16 +80,16 @@ def _columns(found: Sequence[Entry], room: int) -> list[Content]:
     ]
 
 
-def entries(context: Context) -> Iterator[Entry]:
+def entries(context: Context) -> Iterator[PaletteEntry]:
     """All current entries."""
     for command in context.commands:
         if command.palette and command.enabled(context):
             key = context.keys.name(command.id)
-            yield Entry(command.title, command.group, key, partial(context.run, command))
+            yield PaletteEntry(command.title, command.group, key, partial(context.run, command))
     for feature in context.features:
         if feature.offers is not None:
             for title, group, work in feature.offers(context):
-                yield Entry(title, group, "", partial(context.do, work))
+                yield PaletteEntry(title, group, "", partial(context.do, work))
 
 
 def show(context: Context) -> None:
