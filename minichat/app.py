@@ -279,6 +279,10 @@ class MinichatApp(App[object], inherit_bindings=False):
             self._noticed = message, now + (self.NOTIFICATION_TIMEOUT if timeout is None else timeout)
             super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
 
+    def clear_notifications(self) -> None:
+        self._noticed = "", 0.0  # the next one repeats nothing that is visible
+        super().clear_notifications()
+
     def report(self, sentence: str) -> None:
         self.notify(one_line(sentence), severity="error", timeout=8)
 
