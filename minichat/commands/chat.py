@@ -1,6 +1,7 @@
 """`minichat chat`: a plain chat on the terminal, one line per message."""
 
 import argparse
+import os
 import sys
 import time
 from contextlib import suppress
@@ -14,7 +15,7 @@ from engine.host.thread import EngineThread
 from minichat.chats.model import Message
 from minichat.commands.options import engine_config, failed, reply_adapter, running, sampling
 from minichat.plural import plural
-from minichat.session.attachments import CannotAttach, attach, missing
+from minichat.session.attachments import CannotAttach, attach, listed, missing
 
 SET = "/set NAME VALUE change how replies are sampled: temperature, top_p, seed ..."
 HELP = f"""\
@@ -54,13 +55,15 @@ class Talk:
     def run(self) -> int:
         if sys.stdin.isatty():
             with suppress(ImportError):  # not installed everywhere; input() still works
-                import_module("readline")  # enables arrow keys and history
+                readline = import_module("readline")  # enables arrow keys and history
+                if os.environ.get("TERM") != "dumb":
+                    readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
             shot = self.host.snapshot()
             print(
                 f"minichat: {shot.model} on {shot.device}, {shot.blocks.size} KV blocks; /help for commands"
             )
         while (line := self._read()) is not None:
-            if line.startswith("/"):
+            if line.startswith("/") and "\n" not in line:
                 if line.strip() == "/quit":
                     break
                 self._command(line)
@@ -104,6 +107,8 @@ class Talk:
         except CannotAttach as error:
             print(f"minichat: {error}")
             return
+        if files and sys.stdout.isatty():
+            print(f"\x1b[2mattached: {listed(files)}\x1b[0m")
         for each in missing(line):
             print(f"minichat: {each.sent_without}")
         self._answer(Message(0, "user", line, attachments=files).whole)

@@ -50,6 +50,11 @@ def attach(text: str, kept: Sequence[Attachment] = ()) -> tuple[Attachment, ...]
     return tuple(found.values())
 
 
+def listed(files: Sequence[Attachment]) -> str:
+    """Their names and sizes."""
+    return ", ".join(f"{each.name} ({size(len(each.text.encode()))})" for each in files)
+
+
 @dataclass(frozen=True, slots=True)
 class Missing:
     """A mention that looks like a file name but matches no file."""

@@ -188,3 +188,12 @@ def test_an_arrow_key_recalls_a_line(root: Path, chat_model: Path) -> None:
     pytest.importorskip("readline")
     output = typed(root, chat_model, b"/stats\n\x1b[A\n/quit\n", "--plain", term="xterm")
     assert output.count(b"prefix hits") == 2 and b"no such command" not in output
+
+
+@pytest.mark.soak
+def test_pasted_lines_are_one_message(root: Path, chat_model: Path) -> None:
+    pytest.importorskip("readline")
+    paste = b"\x1b[200~/stats\n/stats\x1b[201~"
+    output = typed(root, chat_model, paste + b"\n/quit\n", "--plain", term="xterm")
+    assert b"prefix hits" not in output and b"unknown command" not in output
+    assert output.count(b" tok/s") == 1
