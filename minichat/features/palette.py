@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from textual.content import Content
 from textual.fuzzy import FuzzySearch
-from textual.widgets import Input, OptionList
+from textual.widgets import Input
 
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.ui.dialogs.pick import Choice, PickScreen
@@ -33,16 +33,19 @@ class Palette(PickScreen[Work]):
     def __init__(self, context: Context) -> None:
         super().__init__("All commands", self._fitting, "type a command")
         self.context, self._search = context, FuzzySearch()
-        self._width = 0  # of the list
+        self._width = 0  # of a line beside the scroll bar
         self._cut = (ASCII if context.program.start.ascii else UNICODE).ellipsis
 
     def on_resize(self) -> None:
-        if (width := self.query_one(OptionList).scrollable_content_region.width) != self._width:
-            self._width = width
-            self._list(self.query_one(Input).value)
+        field = self.query_one(Input)  # its margins are as wide as the scroll bar
+        if field.size.width != self._width:
+            self._width = field.size.width
+            self._list(field.value)
 
     def _fitting(self, query: str) -> list[Choice[Work]]:
-        """All entries in their order, or those that match, the best first."""
+        """All entries in their order, or those that match, the best first. None before the first layout."""
+        if not self._width:
+            return []
         listed = list(entries(self.context))
         found: list[tuple[float, Sequence[int], PaletteEntry]] = [(0, (), entry) for entry in listed]
         if query := query.strip():
