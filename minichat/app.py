@@ -54,7 +54,7 @@ from minichat.shell.terminal import when_gone
 from minichat.start import Start as Start
 from minichat.ui.css.stylesheet import CachedStylesheet
 from minichat.ui.dialogs.dialog import closed_by
-from minichat.ui.error_boundary import ErrorBoundary
+from minichat.ui.error_boundary import ErrorBoundary, on_removed
 from minichat.ui.live_themes import LiveThemes
 from minichat.ui.main import MainScreen
 from minichat.ui.marks import PlainBars
@@ -236,7 +236,8 @@ class MinichatApp(App[object], inherit_bindings=False):
 
     async def on_event(self, event: TextualEvent) -> None:
         if not isinstance(event, Key | Paste) or event.is_forwarded:
-            await super().on_event(event)
+            if not on_removed(self, event):
+                await super().on_event(event)
         elif not self._key_order.waits(event):
             if isinstance(event, Paste):
                 event.text = enterable(event.text)  # for any field
@@ -277,6 +278,10 @@ class MinichatApp(App[object], inherit_bindings=False):
         if message != last or now >= until:
             self._noticed = message, now + (self.NOTIFICATION_TIMEOUT if timeout is None else timeout)
             super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
+
+    def clear_notifications(self) -> None:
+        self._noticed = "", 0.0  # the next one repeats nothing that is visible
+        super().clear_notifications()
 
     def report(self, sentence: str) -> None:
         self.notify(one_line(sentence), severity="error", timeout=8)

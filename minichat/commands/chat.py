@@ -1,6 +1,7 @@
 """`minichat chat`: a plain chat on the terminal, one line per message."""
 
 import argparse
+import os
 import sys
 import time
 from contextlib import suppress
@@ -11,11 +12,14 @@ from engine.api.errors import EngineError, RequestTooLong
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.host.thread import EngineThread
+from minichat.chats.model import Message
 from minichat.commands.options import engine_config, failed, reply_adapter, running, sampling
 from minichat.plural import plural
+from minichat.session.attachments import CannotAttach, attach, listed, missing
 
 SET = "/set NAME VALUE change how replies are sampled: temperature, top_p, seed ..."
 HELP = f"""\
+@FILE           attach a file, anywhere in a message
 /new            start a new conversation
 {SET}
 /stats          show engine statistics
@@ -51,20 +55,22 @@ class Talk:
     def run(self) -> int:
         if sys.stdin.isatty():
             with suppress(ImportError):  # not installed everywhere; input() still works
-                import_module("readline")  # enables arrow keys and history
+                readline = import_module("readline")  # enables arrow keys and history
+                if os.environ.get("TERM") != "dumb":
+                    readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
             shot = self.host.snapshot()
             print(
                 f"minichat: {shot.model} on {shot.device}, {shot.blocks.size} KV blocks; /help for commands"
             )
         while (line := self._read()) is not None:
-            if line.startswith("/"):
+            if line.startswith("/") and "\n" not in line:
                 if line.strip() == "/quit":
                     break
                 self._command(line)
             elif not _is_text(line):
                 print("minichat: the line is not UTF-8 text and was not sent")
             elif line.strip():
-                self._answer(line)
+                self._answer_with_files(line)
         return 0
 
     def _read(self) -> str | None:
@@ -93,6 +99,19 @@ class Talk:
                 print(HELP)
             case _:
                 print(f"unknown command {line}; type /help for the list")
+
+    def _answer_with_files(self, line: str) -> None:
+        """Attach the files that the line mentions, as the screen does, and answer it."""
+        try:
+            files = attach(line)
+        except CannotAttach as error:
+            print(f"minichat: {error}")
+            return
+        if files and sys.stdout.isatty():
+            print(f"\x1b[2mattached: {listed(files)}\x1b[0m")
+        for each in missing(line):
+            print(f"minichat: {each.sent_without}")
+        self._answer(Message(0, "user", line, attachments=files).whole)
 
     def _answer(self, text: str) -> None:
         self.messages.append({"role": "user", "content": text})

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import TextWrapper
 from typing import Any
 
 import torch
@@ -46,8 +48,15 @@ _SPEC = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-
 
 def run(options: argparse.Namespace) -> int:
     found = examine()
-    print(json.dumps(found, indent=2) if options.json else report(found))
+    text = json.dumps(found, indent=2) if options.json else report(found)
+    print(fitted(text, get_terminal_size().columns) if sys.stdout.isatty() else text)
     return 0
+
+
+def fitted(text: str, columns: int) -> str:
+    """Break lines that are wider than the terminal between words, with an indent."""
+    cut = TextWrapper(columns, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(line if len(line) <= columns else cut.fill(line) for line in text.splitlines())
 
 
 def examine() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from minichat.chats.model import Message
 from minichat.clients.local import LocalBackend, in_process, on_thread
 from minichat.commands.options import engine_config, failed
 from minichat.commands.screen import show
-from minichat.session.attachments import CannotAttach, attach
+from minichat.session.attachments import CannotAttach, attach, missing
 from minichat.settings import Settings, load
 from minichat.shell.again import words_of
 from minichat.shell.first import First, first_message, keys_from_terminal, read_pipe
@@ -93,6 +93,8 @@ def _answered(options: argparse.Namespace, first: First) -> int:
         files = attach(first.text, first.piped)
     except CannotAttach as error:
         return failed(BadInput(str(error)))
+    for each in missing(first.text, first.piped):
+        print(f"minichat: {each.sent_without}", file=sys.stderr)
     options.text = [Message(0, "user", first.text, attachments=files).whole]
     options.raw = options.json = options.verbose = False
     # options of generate only

@@ -28,7 +28,7 @@ class ModelScreen(PickScreen[Model]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+x", "cancel_fetching", show=False, priority=True)]
 
     def __init__(self, lifecycle: EngineLifecycle, folders: Sequence[str]) -> None:
-        super().__init__("model", self._fitting, _HINT)
+        super().__init__("Choose a model", self._fitting, _HINT)
         self._lifecycle = lifecycle
         self._sources = sources(folders, Remembered.read(lifecycle.program.paths.remembered).models)
         self._found_in: dict[int, list[Model]] = {}  # by source index; other sources have not answered

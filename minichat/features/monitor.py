@@ -60,6 +60,7 @@ class MonitorSide(MonitorPanel):
 
     def _another_engine(self) -> None:
         self.event_log.keep_owners(self.context.engine.owners)
+        self.forget()
         self.context.part(EngineLine).forget()
 
     def _see_events(self, events: Sequence[Event]) -> None:

@@ -1,98 +1,106 @@
 """Ctrl+P: the command palette lists every command and the features' extra entries."""
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import NamedTuple
 
-from textual import on
-from textual.await_complete import AwaitComplete
-from textual.binding import Binding, BindingType
-from textual.command import CommandList, CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
-from textual.events import Key
-from textual.markup import escape
-from textual.widgets import Input, LoadingIndicator, OptionList
+from textual.fuzzy import FuzzySearch
+from textual.widgets import Input
 
-from minichat.features.feature import Context, Feature, Offer, ScreenCommand
+from minichat.features.feature import Context, Feature, ScreenCommand
+from minichat.ui.dialogs.pick import Choice, PickScreen
+from minichat.ui.marks import ASCII, UNICODE, shortened
+
+Work = Callable[[], Awaitable[None]]
+
+_GAP = 2  # cells between two columns
+_TITLE = 40  # cells of a title, if a group is shown beside it
 
 
-class Palette(CommandPalette):
-    """A palette without blinking cursor or spinner: each redraw would send bytes over the network."""
+class PaletteEntry(NamedTuple):
+    """One line of the palette."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("pageup", "page(-1)", show=False),
-        Binding("pagedown", "page(1)", show=False),
-    ]
+    title: str
+    group: str
+    key: str
+    work: Work
+
+
+class Palette(PickScreen[Work]):
+    """Titles at the left, groups and keys at the right. Returns what to run."""
 
     def __init__(self, context: Context) -> None:
-        super().__init__([_provider(context)], placeholder="type a command", id="--command-palette")
-        self._keys = context.keys
+        super().__init__("All commands", self._fitting, "type a command")
+        self.context, self._search = context, FuzzySearch()
+        self._width = 0  # of a line beside the scroll bar
+        self._cut = (ASCII if context.program.start.ascii else UNICODE).ellipsis
 
-    async def on_key(self, event: Key) -> None:
-        """Close the palette with the key that opened it."""
-        if event.key in self._keys.of("program.palette"):
-            event.stop()
-            await self.run_action("escape")
+    def on_resize(self) -> None:
+        field = self.query_one(Input)  # its margins are as wide as the scroll bar
+        if field.size.width != self._width:
+            self._width = field.size.width
+            self._list(field.value)
 
-    def action_page(self, direction: int) -> None:
-        """Move by a page, unless the list has no room yet, or none at all: then Textual raises an error."""
-        commands = self.query_one(CommandList)
-        if commands.scrollable_content_region:
-            commands.action_page_down() if direction > 0 else commands.action_page_up()
+    def _fitting(self, query: str) -> list[Choice[Work]]:
+        """All entries in their order, or those that match, the best first. None before the first layout."""
+        if not self._width:
+            return []
+        listed = list(entries(self.context))
+        found: list[tuple[float, Sequence[int], PaletteEntry]] = [(0, (), entry) for entry in listed]
+        if query := query.strip():
+            scored = [(*self._search.match(query, entry.title), entry) for entry in listed]
+            found = sorted((each for each in scored if each[0] > 0), key=lambda each: -each[0])
+        self.say("" if found else "No command matches")
+        right = _columns([entry for *_, entry in found], self._width - _TITLE)
+        return [
+            Choice(self._line(entry.title, matched, aligned), entry.work)
+            for (_, matched, entry), aligned in zip(found, right, strict=True)
+        ]
 
-    @on(OptionList.OptionSelected)
-    @on(Input.Submitted)
-    def _once(self, event: OptionList.OptionSelected | Input.Submitted) -> None:
-        """Ignore what was still on its way when the palette closed: Textual would close the screen below."""
-        if not self.is_current:
-            event.stop()
-            event.prevent_default()
-
-    def dismiss(self, result: None = None) -> AwaitComplete:
-        return super().dismiss(result) if self.is_current else AwaitComplete.nothing()
-
-    def on_mount(self) -> None:
-        self.query_one(Input).cursor_blink = False
-        self.query_one(LoadingIndicator).auto_refresh = None
-
-
-def _provider(context: Context) -> type[Provider]:
-    """Textual instantiates the provider class itself, so make a class that holds the context."""
-
-    class Commands(Provider):
-        """Runs a command as its key would."""
-
-        async def discover(self) -> Hits:
-            for title, group, run in offers(context):
-                yield DiscoveryHit(Content(title), run, text=title, help=escape(group))
-
-        async def search(self, query: str) -> Hits:
-            matcher = self.matcher(query)
-            for title, group, run in offers(context):
-                if (score := matcher.match(title)) > 0:
-                    # A chat's title may look like markup, which the matcher would parse.
-                    shown = Content(title) if "[" in title else matcher.highlight(title)
-                    yield Hit(score, shown, run, text=title, help=escape(group))
-
-    return Commands
+    def _line(self, title: str, matched: Sequence[int], right: Content) -> Content:
+        label = Content(title)  # a chat's title may look like markup
+        for at in matched:
+            label = label.stylize("bold underline", at, at + 1)
+        room = max(self._width - right.cell_length, _GAP)
+        label = shortened(label, room - _GAP, self._cut)
+        return Content.assemble(label, " " * (room - label.cell_length), right)
 
 
-def offers(context: Context) -> Iterator[Offer]:
-    """All current palette entries."""
+def _columns(found: Sequence[PaletteEntry], room: int) -> list[Content]:
+    """The groups and the keys, aligned. Without room for both, the keys alone."""
+    groups = max((len(each.group) for each in found), default=0)
+    keys = max((len(each.key) for each in found), default=0)
+    if room < groups + keys + 2 * _GAP:
+        groups = 0
+    return [
+        Content.assemble(
+            (f"{each.group:<{groups}}"[:groups], "$text-muted"),
+            " " * (_GAP if groups else 0),
+            (f"{each.key:>{keys}}", "$text-accent"),
+        )
+        for each in found
+    ]
+
+
+def entries(context: Context) -> Iterator[PaletteEntry]:
+    """All current entries."""
     for command in context.commands:
         if command.palette and command.enabled(context):
             key = context.keys.name(command.id)
-            group = f"{command.group}   {key}" if key else command.group
-            yield command.title, group, partial(context.run, command)
+            yield PaletteEntry(command.title, command.group, key, partial(context.run, command))
     for feature in context.features:
         if feature.offers is not None:
             for title, group, work in feature.offers(context):
-                yield title, group, partial(context.do, work)
+                yield PaletteEntry(title, group, "", partial(context.do, work))
 
 
 def show(context: Context) -> None:
-    if not CommandPalette.is_open(context.app):
-        context.app.push_screen(Palette(context))
+    async def take(work: Work | None) -> None:
+        if work is not None:
+            await work()
+
+    context.app.push_screen(Palette(context), take)
 
 
 PALETTE = Feature(

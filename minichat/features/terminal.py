@@ -19,7 +19,7 @@ class ThemeScreen(PickScreen[str]):
     """Shows the whole screen in the highlighted theme; without a choice the earlier theme comes back."""
 
     def __init__(self, current: str) -> None:
-        super().__init__("Choose a theme", self._matching, "Theme")
+        super().__init__("Choose a theme", self._matching, "type a name")
         self._before = current
 
     def _matching(self, query: str) -> list[Choice[str]]:

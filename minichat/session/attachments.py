@@ -43,11 +43,16 @@ def attach(text: str, kept: Sequence[Attachment] = ()) -> tuple[Attachment, ...]
             found.setdefault(name, Attachment(name, _read(name, path)))
         elif mention["quoted"] or name.startswith(_SURE):
             wrong = _missing(mention, name)
-            raise CannotAttach(f"nothing was sent: no such file: {wrong.name}{wrong.hint}")
+            raise CannotAttach(f"nothing was sent: {wrong}")
     total = sum(len(each.text.encode()) for each in found.values())
     if total > MOST:
         raise CannotAttach(f"{', '.join(found)} are {size(total)} in total; the limit is {size(MOST)}")
     return tuple(found.values())
+
+
+def listed(files: Sequence[Attachment]) -> str:
+    """Their names and sizes."""
+    return ", ".join(f"{each.name} ({size(len(each.text.encode()))})" for each in files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +62,13 @@ class Missing:
     name: str
     near: str = ""  # an existing file with a similar name
 
+    def __str__(self) -> str:
+        return f"no such file: {self.name}" + (f"; did you mean {self.near}?" if self.near else "")
+
     @property
-    def hint(self) -> str:
-        return f"; did you mean {self.near}?" if self.near else ""
+    def sent_without(self) -> str:
+        """The warning where the user cannot be asked."""
+        return f"{self}{'' if self.near else '.'} Sent without it"
 
 
 def missing(text: str, kept: Sequence[Attachment] = ()) -> tuple[Missing, ...]:

@@ -32,7 +32,7 @@ class Checked:
 
     def __str__(self) -> str:
         if self.missing:
-            return f"no such file: {self.missing[0].name}{self.missing[0].hint}"
+            return str(self.missing[0])
         if self.fit is None:
             return ""
         return f"{self.fit.tokens:,} of {self.fit.room:,} tokens" if self.fit.fits else str(self.fit)
@@ -68,7 +68,7 @@ class Composing:
             return False
         if checked.missing and text != self._warned:
             self._warned = text
-            names = "; ".join(f"no such file: {each.name}{each.hint}" for each in checked.missing)
+            names = "; ".join(map(str, checked.missing))
             send = self._context.keys.name("prompt.send")
             stop = "" if names.endswith("?") else "."
             sentence = one_line(f"{names}{stop} Press {send} again to send without it")

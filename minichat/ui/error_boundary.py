@@ -9,10 +9,13 @@ import logging
 import re
 import traceback
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.segment import Segment
+from textual.app import App
+from textual.errors import NoWidget
+from textual.events import Event, MouseDown
 from textual.geometry import Region
 from textual.message import Message
 from textual.message_pump import MessagePump
@@ -115,6 +118,14 @@ class ErrorBoundary:
             main.prompt.focus()
             return dialog
         return main.panels.close(failed)
+
+
+def on_removed(app: App[object], event: Event) -> bool:
+    """Whether the mouse is pressed on a widget removed since the last layout: Textual reads its parent."""
+    if isinstance(event, MouseDown) and not event.is_forwarded:
+        with suppress(NoWidget):
+            return not app.get_widget_at(event.x, event.y)[0].is_attached
+    return False
 
 
 def _of_a_generator(context: dict[str, Any]) -> bool:

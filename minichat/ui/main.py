@@ -9,7 +9,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
-from textual.events import DescendantBlur, DescendantFocus, Resize
+from textual.events import DescendantBlur, DescendantFocus, Key, Resize
 
 from engine.api.events import Event
 from engine.api.snapshot import Snapshot
@@ -116,6 +116,14 @@ class MainScreen(FrameScreen[None]):
         self.set_class(self.size.height < SHORT, "-short")
         self.label()
         self.wake()
+
+    def on_key(self, event: Key) -> None:
+        """Type a letter into the prompt if an open drawer has the focus and no use for it."""
+        letter, used = event.character or "", event.key in self.active_bindings
+        if self.panels.drawer_has_focus and not used and (letter.isalpha() or letter == "@"):
+            event.stop()
+            self.prompt.focus()
+            self.prompt.insert(letter)
 
     def _arranged(self) -> None:
         """Lay out again: a panel was opened or closed."""

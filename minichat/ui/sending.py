@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from minichat.chats.errors import StoreError
 from minichat.features.feature import Context
-from minichat.models.progress import size
-from minichat.session.attachments import CannotAttach, attach
+from minichat.session.attachments import CannotAttach, attach, listed
 from minichat.session.conversation import Conversation
 from minichat.ui.composing import Composing
 from minichat.ui.transcript.glyphs import one_line
@@ -39,8 +38,7 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
         context.program.report(one_line(str(error)))
     else:
         if files:
-            names = ", ".join(f"{each.name} ({size(len(each.text.encode()))})" for each in files)
-            context.app.notify(f"attached: {one_line(names)}")
+            context.app.notify(f"attached: {one_line(listed(files))}")
     workspace.keep_drafts()
     workspace.label()
 

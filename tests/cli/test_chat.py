@@ -59,6 +59,24 @@ def test_new_clears_the_chat_and_keeps_the_system_prompt(
     ]
 
 
+def test_a_mentioned_file_is_attached(
+    talk: Talk, prompts: list[list[dict[str, str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`@file` means the same here as on the screen."""
+    monkeypatch.chdir(tmp_path)
+    Path("n.txt").write_text("1\n2\n")
+    ran = talk("a @n.txt", "@n.txf", "@./m", "@dataclass")
+    assert [prompt[-1]["content"] for prompt in prompts] == [
+        "a @n.txt\n\nn.txt:\n```txt\n1\n2\n```",
+        "@n.txf",
+        "@dataclass",
+    ]
+    assert [line for line in ran.out.splitlines() if line.startswith("minichat:")] == [
+        "minichat: no such file: n.txf; did you mean n.txt? Sent without it",
+        "minichat: nothing was sent: no such file: ./m",
+    ]
+
+
 def test_help_fits_80_columns(talk: Talk) -> None:
     """A plain terminal breaks longer lines in the middle of a word."""
     assert max(map(len, talk("/help", "/quit").out.splitlines())) < 80
@@ -170,3 +188,12 @@ def test_an_arrow_key_recalls_a_line(root: Path, chat_model: Path) -> None:
     pytest.importorskip("readline")
     output = typed(root, chat_model, b"/stats\n\x1b[A\n/quit\n", "--plain", term="xterm")
     assert output.count(b"prefix hits") == 2 and b"no such command" not in output
+
+
+@pytest.mark.soak
+def test_pasted_lines_are_one_message(root: Path, chat_model: Path) -> None:
+    pytest.importorskip("readline")
+    paste = b"\x1b[200~/stats\n/stats\x1b[201~"
+    output = typed(root, chat_model, paste + b"\n/quit\n", "--plain", term="xterm")
+    assert b"prefix hits" not in output and b"unknown command" not in output
+    assert output.count(b" tok/s") == 1

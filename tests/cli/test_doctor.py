@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from minichat import __version__
+from minichat.commands import doctor
 from tests.cli.conftest import Run
 
 
@@ -120,3 +121,14 @@ def test_missing_packages_are_reported(run: Run, monkeypatch: pytest.MonkeyPatch
     out = run("doctor").out
     assert "MISSING: reinstall minichat" in out
     assert "not installed (optional)" in out
+
+
+def test_long_lines_are_broken_between_words_on_a_terminal() -> None:
+    families = "  llama, mistral: all parts have their own GPU kernels"
+    assert doctor.fitted(f"Families\n{families}", 32).splitlines() == [
+        "Families",
+        "  llama, mistral: all parts have",
+        "      their own GPU kernels",
+    ]
+    assert doctor.fitted(families, 80) == families
+    assert "/a/path/of-a/folder-that-is-long" in doctor.fitted("  file /a/path/of-a/folder-that-is-long", 20)

@@ -1,5 +1,7 @@
 """The tab bar: what it omits if there is no room for everything."""
 
+from dataclasses import replace
+
 import pytest
 
 from minichat.ui.panes.tabs import ChatTabs, Tab
@@ -44,3 +46,17 @@ async def test_on_a_small_terminal_the_tabs_are_omitted_first() -> None:
         line.facts, line.tabs = FACTS, tabs(5)
         text = line.render().plain
         assert all(f" {letter} " in text for letter in "ABCDE") and len(text) <= 80
+
+
+@run
+async def test_titles_use_the_room() -> None:
+    """A mark that comes and goes with a reply hardly moves them."""
+    line = ChatTabs()
+    async with staged(line, (120, 1)):  # type: ignore[arg-type]
+        line.facts = FACTS
+        for running in (False, True):
+            some = tabs(4)
+            line.tabs = tuple(replace(each, unread=False, running=running and each.active) for each in some)
+            drawn = line.render().plain.removesuffix(f" {FACTS} ")
+            assert len(drawn) - len(drawn.rstrip()) <= len(some) + 1
+            assert drawn.count(" Count from one") == len(some)

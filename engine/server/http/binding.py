@@ -21,9 +21,9 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
         bound.listen(BACKLOG)  # with bind alone, two servers starting together would both succeed
     except (OSError, OverflowError) as error:
-        raise BadInput(
-            f"cannot listen on {host} port {port}: {error}; choose others with --host and --port"
-        ) from None
+        why = getattr(error, "strerror", None) or error
+        ways = "choose others with --host and --port"
+        raise BadInput(f"cannot listen on {host} port {port}: {why}; {ways}") from None
     return bound
 
 
@@ -38,7 +38,7 @@ def unix_socket(path: Path) -> socket.socket:
             bound.listen(BACKLOG)  # a second server sees that this one is running, even while a model loads
         except OSError as error:
             bound.close()
-            raise BadInput(f"cannot listen on {path}: {error}") from None
+            raise BadInput(f"cannot listen on {path}: {error.strerror or error}") from None
     return bound
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from textual.content import Content
 
-from minichat.chats.model import Chat, Message
+from minichat.chats.model import Chat, Message, title_from
 from minichat.features.feature import Context, Feature, Handler, Offer, ScreenCommand
 from minichat.plural import plural
 from minichat.session.branching import join
@@ -14,6 +14,7 @@ from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.panes.tabs import titled
 
 DELETE_KEY = "alt+d"  # also in the list of all chats
+_TITLE = 32  # characters of a title in a question; the rest of it fits, too
 
 
 async def new(context: Context) -> None:
@@ -70,7 +71,7 @@ def ask_to_delete(context: Context, chat: Chat, then: Callable[[], None] = lambd
             then()
 
     choices = [Choice(Content(" Keep it"), False), Choice(Content(" Delete permanently"), True)]
-    what = f'Delete "{titled(chat.title)}" and its {plural(count, "message")}?'
+    what = f'Delete "{title_from(titled(chat.title), _TITLE)}" and its {plural(count, "message")}?'
     context.app.push_screen(PickScreen(what, lambda _: choices), take)
 
 

@@ -44,7 +44,10 @@ class JumpScreen(PickScreen[int]):
             hits = self._store.search(query, _FOUND)
             if not hits:
                 self.say("No title or message matches")
-            return [self._choice(hit.chat, "", hit.title, hit.snippet if hit.message else "") for hit in hits]
+            return [
+                self._choice(hit.chat, self._letter(hit.chat), hit.title, hit.snippet if hit.message else "")
+                for hit in hits
+            ]
         lines = sorted(self._store.listing(), key=lambda each: each.closed_at is not None)
         return [
             self._choice(
@@ -55,6 +58,11 @@ class JumpScreen(PickScreen[int]):
             )
             for each in lines
         ]
+
+    def _letter(self, chat_id: int) -> str:
+        """The letter of an open chat."""
+        conversation = self.context.chats.of(chat_id)
+        return conversation.chat.letter if conversation is not None else ""
 
     def _choice(self, chat_id: int, letter: str, title: str, note: str) -> Choice[int]:
         cut = (ASCII if self.context.program.start.ascii else UNICODE).ellipsis

@@ -6,8 +6,12 @@ from minichat.ui import sending
 
 
 def stop(context: Context) -> None:
-    """Esc: cancel the innermost thing that is active: an edit, a search, a panel over the chat or a reply."""
+    """Esc: cancel the innermost thing that is active: an edit, a search, a panel over the chat or a reply.
+
+    Notices go with it: several may cover a small screen.
+    """
     active, panels = context.chats.active, context.panels
+    context.app.clear_notifications()
     if active.editing is not None:
         active.editing = None
         context.workspace.prompt.put(active.chat.draft)

@@ -223,19 +223,20 @@ class Knobs(Widget, can_focus=True):
         self.post_message(self.SaveRequested())
 
     def on_key(self, event: Key) -> None:
-        row = self.rows[self.row]
         if event.key == "escape" and self._typing is not None:
             self._typing = None
             self.refresh()
             event.stop()
-        elif isinstance(row, Knob) and _typed(row) and event.is_printable and event.character:
-            begun = self._typing.text if self._typing else ""
-            if row.field == "stop" or begun or event.character in "0123456789.-":
-                self._type(begun + event.character)
-                event.stop()
+        elif event.character and self.check_consume_key(event.key, event.character):
+            self._type((self._typing.text if self._typing else "") + event.character)
+            event.stop()
 
     def check_consume_key(self, key: str, character: str | None) -> bool:
-        return character is not None and character.isprintable()
+        """Whether it is typed into the selected field. Other letters go to the prompt."""
+        row = self.rows[self.row]
+        if not (isinstance(row, Knob) and _typed(row) and character and character.isprintable()):
+            return False
+        return row.field == "stop" or self._typing is not None or character in "0123456789.-"
 
     def on_click(self, event: Click) -> None:
         if event.y < len(shown := self._shown()):

@@ -17,10 +17,15 @@ class QuantizationPanel(QuantizationDrawer):
         self.context = context
         if context.program.start.ascii:
             self.obey(ASCII)
+        context.signals.replaced.connect(lambda: self._date("of the previous engine"))
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
         super().see_snapshot(snapshot)
-        self.title.update("  ".join(filter(None, ("scheme", self.context.engine.cut))))
+        self._date(self.context.engine.cut)
+
+    def _date(self, age: str) -> None:
+        """Show how old the figures are, if they are not current."""
+        self.title.update("  ".join(filter(None, ("scheme", age))))
 
     @on(QuantizationDrawer.WeightSchemeChosen)
     def _quantize(self, chosen: QuantizationDrawer.WeightSchemeChosen) -> None:

@@ -43,8 +43,9 @@ async def _first_reply(guide: Guide) -> str:
     guide.glow(chat)
     first = await guide.wait_for(FirstToken, chat)
     return (
-        f"Request {admitted.request} was admitted; its first token came {duration(first.seconds)} after it "
-        "was sent. The keys and values of its tokens are in blocks of 16; it allocates more as it decodes."
+        f"Request {admitted.request} was admitted; its first token came {duration(first.seconds)} after the "
+        "engine received it. The keys and values of its tokens are in blocks of 16; it allocates more as it "
+        "decodes."
     )
 
 

@@ -48,4 +48,6 @@ def link(context: Context, address: str) -> None:
     if address.startswith(("https://", "http://")):
         choices.append(("open", "Open in the browser"))
     listed = [Choice(Content(f" {label}"), value) for value, label in choices]
-    context.app.push_screen(PickScreen(shown, lambda _: listed), take)
+    dialog = PickScreen("Link", lambda _: listed)
+    dialog.say(shown)  # a title would be cut
+    context.app.push_screen(dialog, take)

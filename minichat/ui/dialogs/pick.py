@@ -41,6 +41,7 @@ class PickScreen(Dialog[T], Generic[T]):
         self._choices: dict[Option, Choice[T]] = {}
         self._note = Static(classes="note", markup=False)
         self._note.display = False
+        self.set_class(bool(hint), "-typed")
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="sheet") as sheet:

@@ -89,6 +89,14 @@ class MonitorPanel(Widget):
         self.rates.remember(snapshot)
         self._show_latest()
 
+    def forget(self) -> None:
+        """Show no figures until the next engine has sent a snapshot. The graphs keep their history."""
+        self._latest = None
+        for pane in self.panes.values():
+            pane.snapshot, pane.flag = None, ""
+        self._place_panes()
+        self.draw()
+
     def add_events(self, events: Sequence[Event]) -> None:
         for event in events:
             self.add_event(event)

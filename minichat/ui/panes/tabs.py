@@ -1,5 +1,7 @@
 """The tabs of the open chats on one line, with the model at the right."""
 
+from bisect import bisect
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from textual.content import Content
@@ -14,17 +16,7 @@ from minichat.ui.transcript.glyphs import one_line
 _TITLE = 10  # title characters that tell chats apart
 _OWN = 24  # characters of the active title if the others are very short
 _LEAST = 5  # title characters if some chats are left out
-# Maximum lengths of the titles, and of the active one.
-_LENGTHS = (
-    (40, 40),
-    (24, 24),
-    (16, 16),
-    (_TITLE, _TITLE),
-    (_LEAST, _OWN),
-    (_LEAST, _TITLE),
-    (_LEAST, _LEAST),
-    (0, _TITLE),
-)
+_MOST = 40  # title characters if there is room
 _TABS = 32  # cells reserved for the chats
 _WIDE = 120  # columns from which all facts are shown, however many chats are open
 
@@ -93,10 +85,9 @@ class ChatTabs(Widget):
 
     def _labels(self, room: int) -> list[tuple[int, Content]]:
         """The labels that fit around the active one, with marks if some are left out."""
-        for lengths in _LENGTHS:
-            labels = self._of_lengths(*lengths)
-            if sum(label.cell_length for label in labels) <= room:
-                return list(enumerate(labels))
+        for lengths in self._lengths(room):
+            if self._cells(*lengths) <= room:
+                return list(enumerate(self._of_lengths(*lengths)))
         labels = self._of_lengths(_LEAST, _LEAST)
         active = next((index for index, tab in enumerate(self.tabs) if tab.active), 0)
         whole = self._label(active, self.tabs[active], _OWN)
@@ -118,6 +109,18 @@ class ChatTabs(Widget):
             [(-1, Content.styled(f" {self.marks.right}", "$text-muted"))] if last + 1 < len(labels) else []
         )
         return [*before, *window, *after]
+
+    def _lengths(self, room: int) -> Iterator[tuple[int, int]]:
+        """Maximum lengths of the titles and of the active one to try, the best first."""
+        alike = bisect(range(_TITLE, _MOST), room, key=lambda length: self._cells(length, length))
+        yield _TITLE + alike - 1, _TITLE + alike - 1
+        for own in (_OWN, _TITLE, _LEAST):
+            others = bisect(range(_LEAST, _TITLE), room, key=lambda length: self._cells(length, own))
+            yield _LEAST + others - 1, own
+        yield 0, _TITLE
+
+    def _cells(self, others: int, own: int) -> int:
+        return sum(label.cell_length for label in self._of_lengths(others, own))
 
     def _of_lengths(self, others: int, own: int) -> list[Content]:
         return [self._label(at, tab, own if tab.active else others) for at, tab in enumerate(self.tabs)]

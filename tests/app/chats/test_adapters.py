@@ -47,7 +47,7 @@ async def test_loading_and_dropping(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "load another" in it.screen_text())
         await it.pilot.press("up", "enter", *"new=/models/x", "enter")
         await it.until(lambda: "adapter new" in it.screen_text())
-        await it.pilot.press("ctrl+p", *"drop the", "down", "enter")
+        await it.pilot.press("ctrl+p", *"drop the", "enter")
         await it.until(lambda: any("used by requests" in notice for notice in it.notices()))
         assert received == [LoadAdapter("new", "/models/x"), DropAdapter("sql")]
         await it.command("chat.adapter")

@@ -1,6 +1,7 @@
 """One chat, from the keyboard to the screen and the store."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from engine.api.request import Finish
 from minichat.chats.errors import StoreBusy
 from minichat.features.chats import chats
 from minichat.ui.main import MainScreen
+from minichat.ui.transcript import Transcript
 from tests.app.conftest import run
 
 
@@ -287,3 +289,12 @@ async def test_a_lost_engine_is_not_ready(bench: Callable[..., Any]) -> None:
         it.app.lifecycle.report_loss("it fell over")
         await it.until(lambda: "no engine" in it.screen_text().splitlines()[-1])
         assert "ready" not in it.screen_text().splitlines()[-1]
+
+
+@run
+async def test_the_whole_address_of_a_link_is_shown_before_it_is_opened(bench: Callable[..., Any]) -> None:
+    address = "https://example.org/" + "a" * 180 + "/end"
+    async with bench() as it:
+        it.main.pane.transcript.post_message(Transcript.LinkClicked(address))
+        await it.until(lambda: "Open in the browser" in it.screen_text())
+        assert address in "".join(re.findall(r"│ +(\S+) +│", it.screen_text()))

@@ -156,6 +156,14 @@ async def test_jump_finds_messages_in_a_closed_chat(bench: Callable[..., Any]) -
 
 
 @run
+async def test_a_search_shows_the_letters_of_open_chats(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await two_chats(it)
+        await it.pilot.press("ctrl+o", *"second")
+        await it.until(lambda: "│  B   second" in it.screen_text() and "  A   first" not in it.screen_text())
+
+
+@run
 async def test_the_list_shows_its_count_and_when_nothing_was_found(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         store = it.app.store
@@ -174,7 +182,7 @@ async def test_the_list_shows_its_count_and_when_nothing_was_found(bench: Callab
 async def test_export(bench: Callable[..., Any], tmp_path: Any, ending: str) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"), "good day")
-        await it.pilot.press("ctrl+p", *"export", "down", "enter")
+        await it.pilot.press("ctrl+p", *"export", "enter")
         await it.until(lambda: it.app.screen.query("Input"))
         it.app.screen.query_one("Input").value = str(tmp_path / f"out.{ending}")
         await it.pilot.press("enter")

@@ -11,6 +11,7 @@ from engine.api.events import TokenLogprob
 from engine.api.params import Grammar, SamplingParams
 from minichat.session.decoding import KNOBS, Preset, parsed, preset_of, shown, stepped, strategy
 from tests.app.conftest import run
+from tests.cases import case
 
 KNOB = {knob.field: knob for knob in KNOBS}
 
@@ -181,3 +182,23 @@ def test_presets_are_recognized_and_leave_max_tokens_alone() -> None:
     assert (params.temperature, params.seed, params.max_tokens) == (1.2, 3, 9)
     assert preset_of(params, presets) is presets[1]
     assert preset_of(params.changed(top_k=3), presets) is None
+
+
+@run
+async def test_letters_that_a_drawer_does_not_use_go_to_the_prompt(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((120, 40)) as it:
+        for key in ("f3", "f4", "alt+g"):
+            with case(key):
+                await it.pilot.press(key, "H", *"ello")
+                await it.until(lambda: it.app.focused is it.main.prompt)
+                assert it.main.prompt.text == "Hello"
+                it.main.prompt.put("")
+        await it.pilot.press("alt+g", "p")
+        assert it.main.tabs.tabs[0].pinned and it.main.prompt.text == ""
+        await it.pilot.press("f3")
+        row(it, "stop")
+        await it.pilot.press(*"END", "enter")
+        await it.until(lambda: it.app.chats.active.chat.params.stop == ("END",))
+        assert it.main.prompt.text == ""

@@ -39,7 +39,7 @@ async def test_a_saved_preset_is_deleted(bench: Callable[..., Any]) -> None:
         await it.pilot.press("delete", "down", "enter")
         await it.until(lambda: list(load_presets(it.app.paths.presets).own) == ["mine"])
         assert [each.name for each in it.app.presets.all][:2] == ["mine", "greedy"] and not own
-        await it.pilot.press("escape", "ctrl+p", *"delete a saved", "down", "enter")
+        await it.pilot.press("escape", "ctrl+p", *"delete a dec", "enter")
         await it.until(lambda: "Delete a preset permanently" in it.screen_text())
         await it.pilot.press("enter")
         await it.until(lambda: load_presets(it.app.paths.presets).own == {})

@@ -25,11 +25,11 @@ def backend(**changes: Any) -> FakeBackend:
 async def test_a_feature_is_toggled_from_the_palette(bench: Callable[..., Any]) -> None:
     async with bench((130, 50), backend=backend()) as it:
         await it.until(lambda: it.main.engine.latest)
-        await it.pilot.press("ctrl+p", *"prefix cache", "down", "enter")
+        await it.pilot.press("ctrl+p", *"prefix cache", "enter")
         await it.until(lambda: "prefix cache off" in it.screen_text())
         assert not it.main.engine.latest.switches[0].on
         assert "switched" in it.screen_text()
-        await it.pilot.press("ctrl+p", *"turn prefix", "down", "enter")
+        await it.pilot.press("ctrl+p", *"turn prefix", "enter")
         await it.until(lambda: it.main.engine.latest.switches[0].on)
         await it.until(lambda: "KV map  0%" in it.screen_text() and "prefix cache off" not in heading(it))
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from textual.events import Paste
+from textual.events import MouseDown, Paste
 from textual.widgets import Static
 
 from engine.api.params import SamplingParams
@@ -72,6 +72,24 @@ async def test_a_drawer_that_cannot_show_a_snapshot_closes(
         await talks(it)
         await it.pilot.press("f3")
         await it.until(lambda: it.drawer.display)
+
+
+@run
+async def test_a_click_on_what_was_just_removed(bench: Callable[..., Any]) -> None:
+    """Until the next layout a removed widget is still found under the mouse, as after a click on a notice."""
+    async with bench() as it:
+        widget = Static("a notice")
+        await it.main.mount(widget)
+        await it.until(lambda: "a notice" in it.screen_text())
+        x, y = widget.region.offset
+        at_once = MouseDown(None, x, y, 0, 0, 1, False, False, False, x, y)
+        gone = widget.remove()
+        while widget.parent is not None:
+            await asyncio.sleep(0)
+        assert it.main.get_widget_at(x, y)[0] is widget
+        await it.app.on_event(at_once)
+        await gone
+        await talks(it)
 
 
 @run

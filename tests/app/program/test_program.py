@@ -1,18 +1,17 @@
 """The program around the chats: its start, its error messages, its end."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.command import CommandList
 from textual.widgets import Input, OptionList
 
 from engine.api.errors import ModelNotFound
 from engine.api.events import Died, Restarted, Restarting
 from minichat.app import RESTART
 from minichat.clients.fake import FakeBackend
-from minichat.features import palette
 from minichat.models.welcome import found_here
 from minichat.shell.terminal import Terminal
 from tests import impatient
@@ -256,10 +255,10 @@ async def test_the_palette_shows_a_title_that_looks_like_markup(bench: Callable[
     async with bench((100, 60)) as it:
         it.app.chats.active.rename("pairs [b] and [/]")
         await it.pilot.press("ctrl+n")
-        entry = "Go to A: pairs [b] and [/]\nChats"
+        entry = "Go to A: pairs [b] and [/] "
 
         def listed() -> list[str]:
-            return [str(each.prompt) for each in it.app.screen.query_one(OptionList).options]
+            return [str(each.prompt)[: len(entry)] for each in it.app.screen.query_one(OptionList).options]
 
         for typed in ("", "pairs"):
             with case(typed):
@@ -269,18 +268,21 @@ async def test_the_palette_shows_a_title_that_looks_like_markup(bench: Callable[
 
 
 @run
-async def test_a_page_of_a_palette_without_room_for_its_list(
-    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(palette, "offers", lambda context: iter(()))
+async def test_a_line_of_the_palette_has_title_group_and_key(bench: Callable[..., Any]) -> None:
     async with bench() as it:
-        await it.pilot.press("ctrl+p")
-        commands = it.app.screen.query_one(OptionList)
-        commands.set_options(["one", "two"])  # not laid out yet, as when a key comes at once
-        commands.highlighted = 0
-        await it.app.screen.run_action("page(1)")
-        await it.app.screen.run_action("page(-1)")
-        assert commands.highlighted == 0
+        await it.pilot.press("ctrl+p", *"new chat")
+        await it.until(lambda: re.search(r"│ New chat +Chats +\^N ", it.screen_text()))
+        top = _line_of("All commands", it.screen_text())
+        await it.pilot.press("z", "z")
+        await it.until(lambda: "No command matches" in it.screen_text())
+        assert _line_of("All commands", it.screen_text()) == top, "the line that is typed stays in its place"
+        await it.pilot.resize_terminal(40, 12)
+        await it.pilot.press(*["backspace"] * 4)
+        await it.until(lambda: re.search(r"│ New chat +\^N ", it.screen_text()))
+
+
+def _line_of(text: str, screen: str) -> int:
+    return next(number for number, line in enumerate(screen.splitlines()) if text in line)
 
 
 @run
@@ -288,7 +290,7 @@ async def test_a_command_that_is_selected_twice_runs_once(bench: Callable[..., A
     """The second click or Enter may be on its way while the palette closes."""
     async with bench() as it:
         await it.pilot.press("ctrl+p", *"new")
-        commands, field = it.app.screen.query_one(CommandList), it.app.screen.query_one(Input)
+        commands, field = it.app.screen.query_one(OptionList), it.app.screen.query_one(Input)
         await it.until(lambda: commands.options and "New chat" in str(commands.options[0].prompt))
         commands.highlighted = 0
         for _ in range(2):
@@ -304,7 +306,7 @@ async def test_the_palette_lists_every_command(bench: Callable[..., Any]) -> Non
     async with bench((180, 40)) as it:
         await it.pilot.press("ctrl+p", *"side")
         await it.until(lambda: "Toggle chats side by side" in it.screen_text())
-        await it.pilot.press("down", "enter")
+        await it.pilot.press("enter")
         await it.until(lambda: not it.main.side_by_side)
 
 

@@ -120,7 +120,7 @@ async def test_a_theme_chosen_on_the_screen_is_remembered(bench: Callable[..., A
     async with bench((100, 40)) as it:
         await it.pilot.press("ctrl+p", *"choose a theme")
         await it.until(lambda: "Choose a theme" in it.screen_text())
-        await it.pilot.press("down", "enter", *"moss")
+        await it.pilot.press("enter", *"moss")
         await it.until(lambda: it.app.theme == "moss")
         await it.pilot.press("enter")
         await it.until(
@@ -155,14 +155,14 @@ async def test_without_colors_the_selected_line_of_each_list_is_marked(
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
-    def reversed_text(attribute: str = "reverse") -> str:
+    def reversed_text() -> str:
         segments = (segment for strip in strips_of(it.app.screen) for segment in strip)
-        return "".join(each.text for each in segments if each.style and getattr(each.style, attribute))
+        return "".join(each.text for each in segments if each.style and each.style.reverse)
 
     async with bench((100, 40)) as it:
         await it.answered(await it.say("hello"))
         await it.pilot.press("ctrl+p")
-        await it.until(lambda: "Stop this reply" in reversed_text("underline"))
+        await it.until(lambda: "Stop this reply" in reversed_text())
         await it.pilot.press("escape", "ctrl+o")
         await it.until(lambda: "hello" in reversed_text())
         await it.pilot.press("escape", "f3")

@@ -249,6 +249,8 @@ class TestSockets:
     def test_a_bad_port_is_a_clear_error(self, served: Served) -> None:
         with pytest.raises(BadInput, match=f"port {served.port}.*--port"):
             tcp_socket("127.0.0.1", served.port)
+        with pytest.raises(BadInput, match=r"on 192\.0\.2\.1 port 0: [A-Z]"):  # no error number
+            tcp_socket("192.0.2.1", 0)
         with pytest.raises(BadInput, match="port 70000"):
             tcp_socket("127.0.0.1", 70_000)
 
