@@ -59,6 +59,6 @@ class Sinking:
             self._spent += moving.ordering
 
     def ended(self, moving: Moving, seconds: float) -> None:
-        if moving.order.kind == "load":
+        if moving.order.kind == "load" and moving.request and not moving.request.preemptions:
             tokens = len(moving.order.names) * self._pool.block_size
             self._saved += max(0.0, self._costs.recompute(tokens) - max(seconds, moving.ordering))

@@ -237,7 +237,6 @@ class Transfers:
         pays = worth and not request.waited
         offer = TierOffer(tier.name, more - tokens, pays, seconds, self._costs.recompute(more - tokens))
         if not pays:
-            tier.cost.doubt()
             return FoundBlocks(hits, tokens, offer=offer)
         return FoundBlocks(hits, more, tier.name, rest[:count], offer)
 
@@ -272,6 +271,8 @@ class Transfers:
         request.launched = found.tokens
         if not request.preemptions:
             request.offer = found.offer
+        if (offer := found.offer) and not offer.loaded:
+            self.tiers[offer.tier].cost.doubt()
         if request.stored is not None:
             request.published = 0  # its blocks are different ones now
         if found.names:

@@ -4,7 +4,6 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
-_MEMORY = 0.2  # the weight of the newest sample
 _KEPT = 5  # samples of a size
 _DOUBT = 0.99  # what each decision against a tier leaves of its estimate
 _LEAST = 1 / 16  # a tier that is slower than this is not tried again
@@ -83,7 +82,3 @@ class MeasuredCost:
     def doubt(self) -> None:
         """The estimate has decided against a load. If nothing confirms it, one is tried after a while."""
         self._trust = max(_LEAST, _DOUBT * self._trust)
-
-
-def running_mean(old: float | None, new: float) -> float:
-    return new if old is None else old + _MEMORY * (new - old)

@@ -103,6 +103,22 @@ def test_a_disk_that_was_slow_once_is_tried_again() -> None:
     assert all(tried[-10:])
 
 
+def test_a_request_that_waits_for_room_is_no_reason_to_doubt() -> None:
+    """Each step looks for its blocks again."""
+    engine = simulated(CPU, below=[Disk(size=100)], blocks=40, slots=2, step_tokens=512, context=512)
+    [disk] = (tier for tier in engine.scheduler.transfers.tiers.values() if isinstance(tier, Disk))
+    ask(engine, (chat := tokens(0, 160)))
+    seconds(engine)
+    engine.scheduler.pool.forget_all()
+    disk.cost.observe(10, 8 * engine.scheduler.costs.recompute(160), load=True)
+    before = disk.cost.back(10)
+    ask(engine, tokens(1, 480), 30)
+    ask(engine, [*chat, 1, 2])
+    while engine.scheduler.requests.keys() != {2}:
+        engine.step()
+    assert disk.cost.back(10) > 0.95 * before
+
+
 def test_what_was_measured_at_the_warm_up_decides_about_the_first_chat() -> None:
     """A disk may be full of blocks when the engine starts."""
     machine = replace(SMALL, **SLOW_DISK)
