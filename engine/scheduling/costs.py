@@ -27,8 +27,9 @@ class Costs:
                 self._prefill.observe(prefill_tokens, longer)
 
     def recompute(self, tokens: int) -> float:
-        """By the longest measured prompts that are no longer, or else the shortest. 0: none was measured."""
-        return tokens * self._prefill.each(tokens)
+        """By measured prompts of about that length. If it is longer, a token takes as long. 0: none is known."""
+        between = tokens.bit_length() < self._prefill.largest
+        return self._prefill.whole(tokens) if between else tokens * self._prefill.each(tokens)
 
     def wait(self, rows: int) -> float:
         """What it costs that a request misses a step of `rows` others: its share of the step."""

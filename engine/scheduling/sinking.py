@@ -54,9 +54,10 @@ class Sinking:
             self._found = self._transfers.sink(tier, min(wanted, most))
 
     def ordered(self, moving: Moving) -> None:
-        """A transfer was ordered while requests ran."""
+        """A transfer was ordered while requests ran. The first ones load kernels, once."""
         if moving.request is None:
-            self._spent += moving.ordering
+            usual = self._transfers.tiers[moving.order.tier].cost.store.whole(len(moving.blocks))
+            self._spent += min(moving.ordering, usual)
 
     def ended(self, moving: Moving, seconds: float) -> None:
         if moving.order.kind == "load" and moving.request and not moving.request.preemptions:

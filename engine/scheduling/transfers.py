@@ -325,7 +325,7 @@ class Transfers:
         """At least how many seconds loading blocks saved the request, by what is measured now."""
         if (offer := request.offer) is None or not offer.loaded:
             return 0.0
-        loading = self.tiers[offer.tier].cost.back(offer.tokens // self._kv.pool.block_size)
+        loading = self.tiers[offer.tier].cost.load.whole(offer.tokens // self._kv.pool.block_size)
         return max(0.0, self._costs.least(offer.tokens, self._rules) - loading)
 
     def leave(self, request: Request) -> bool:

@@ -1,12 +1,13 @@
 """The measured cost of moving blocks, in seconds."""
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 
 _KEPT = 5  # samples of a size
 _DOUBT = 0.99  # what each decision against a tier leaves of its estimate
-_LEAST = 1 / 16  # a tier that is slower than this is not tried again
+_LEAST = 1 / 16  # a tier that is slower than this is not tried again, except after its first transfer
 
 
 @dataclass(slots=True)
@@ -17,6 +18,11 @@ class BySize:
 
     def __bool__(self) -> bool:
         return bool(self._samples)
+
+    @property
+    def count(self) -> int:
+        """How many measurements it has."""
+        return sum(map(len, self._samples.values()))
 
     @property
     def largest(self) -> int:
@@ -33,20 +39,21 @@ class BySize:
         return self._usual(max(smaller, default=min(self._samples)))[0] if self._samples else 0.0
 
     def whole(self, size: int) -> float:
-        """Seconds, on a line through the two nearest measured sizes. 0: none was measured.
+        """Seconds, on a line through the two nearest measured sizes, but no more than any larger one took.
 
-        Beside one alone, never too many: a larger size takes as long, a smaller one its share.
+        Beside one size alone, never too many: a larger one takes as long, a smaller one its share. 0: none
+        was measured.
         """
-        if not self._samples or size.bit_length() in self._samples:
-            return size * self.each(size)
         known = [(at, each * at) for each, at in map(self._usual, sorted(self._samples))]
-        above = bisect_left(known, (size, 0.0))
-        if above == 0:
-            return size * self.each(size)
-        if len(known) == 1:
-            return known[0][1]
-        (first, low), (second, high) = known[above - 1 : above + 1] if above < len(known) else known[-2:]
-        return max(low, low + (high - low) / (second - first) * (size - first))
+        below = bisect_right(known, (size, inf))
+        if not below or size.bit_length() in self._samples:
+            found = size * self.each(size)
+        elif len(known) == 1:
+            found = known[0][1]
+        else:
+            (first, low), (second, high) = known[min(below, len(known) - 1) - 1 :][:2]
+            found = max(low, low + (high - low) / (second - first) * (size - first))
+        return min([found, *(seconds for _, seconds in known[below:])])
 
     def clear(self) -> None:
         self._samples.clear()
@@ -74,10 +81,14 @@ class MeasuredCost:
 
     def back(self, blocks: int) -> float:
         """Seconds to load `blocks`. An unmeasured direction costs as much as the other, or 0."""
-        return self._trust * (self.load or self.store).whole(blocks)
+        return self._seconds(self.load or self.store, blocks)
 
     def round_trip(self, blocks: int) -> float:
-        return self._trust * (self.store or self.load).whole(blocks) + self.back(blocks)
+        return self._seconds(self.store or self.load, blocks) + self.back(blocks)
+
+    def _seconds(self, measured: BySize, blocks: int) -> float:
+        """The first transfer loads kernels and starts threads, so it says little about others."""
+        return measured.whole(blocks) * (_LEAST if measured.count == 1 else self._trust)
 
     def doubt(self) -> None:
         """The estimate has decided against a load. If nothing confirms it, one is tried after a while."""

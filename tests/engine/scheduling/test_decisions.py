@@ -54,7 +54,7 @@ def test_preempted_requests_are_swapped_only_where_that_is_faster(
         took[rule] = seconds(engine)
     assert (took["swap"] < took["recompute"]) == swapping, "the case is not what it is for"
     assert took["auto"] < 1.01 * min(took.values())
-    known = [each.swapped for each in preempted[1:]]  # the first is a try
+    known = [each.swapped for each in preempted[2:]]  # the first are tries
     assert known == [swapping] * len(known) and known
 
 
@@ -86,20 +86,20 @@ def test_a_chat_is_loaded_only_where_that_is_faster(machine: Machine, length: in
     if loading:
         assert all(tried) and max(took) < computed / 2
     else:
-        assert sum(tried) <= 1
-        assert sorted(took)[-2] < 1.02 * computed
+        assert sum(tried) <= 2
+        assert sorted(took)[-3] < 1.02 * computed
 
 
 def test_a_disk_that_was_slow_once_is_tried_again() -> None:
     machine = replace(CPU, **SLOW_DISK)
     engine = simulated(machine, below=[Disk(size=100_000)], blocks=600, step_tokens=8192, context=8192)
-    engine.runner.machine = replace(machine, load=0.02)
+    engine.runner.machine = replace(machine, load=0.008)
     admitted = seen(engine, Admitted)
-    turns(engine, 500, 1)
+    turns(engine, 500, 2)
     engine.runner.machine = machine
     turns(engine, 500, 160)
     tried = [each.loaded for each in admitted[1::2]]
-    assert tried[0] and not any(tried[1:10])
+    assert all(tried[:2]) and not any(tried[2:10])
     assert all(tried[-10:])
 
 
@@ -170,13 +170,17 @@ def test_a_prompt_beside_decodes_costs_what_it_makes_the_step_longer() -> None:
         costs.observe_step(0, 0.004, decodes=64)
         costs.observe_step(100, 0.005, decodes=64)
     assert costs.recompute(100) == pytest.approx(0.001)
+    costs.observe_step(10_000, 0.1)
+    assert costs.recompute(5000) == pytest.approx(0.05, rel=0.02)
+    assert costs.recompute(20_000) == pytest.approx(0.2)
     assert (costs.wait(0), costs.wait(64)) == (0.0, 0.004 / 64)
 
 
 def test_small_transfers_do_not_make_large_ones_seem_slow() -> None:
     cost = MeasuredCost()
     assert cost.back(100) == 0.0
-    cost.observe(1, 0.002, load=True)
+    for _ in range(2):
+        cost.observe(1, 0.002, load=True)
     assert cost.back(100) == 0.002, "at least, as the others are unknown"
     cost.observe(100, 0.012, load=True)
     assert cost.back(1) == 0.002
@@ -186,6 +190,16 @@ def test_small_transfers_do_not_make_large_ones_seem_slow() -> None:
         cost.observe(100, 9.0, load=True)
         cost.observe(100, 0.012, load=True)
     assert cost.back(100) == 0.012, "stalls do not count"
+
+
+def test_the_first_transfer_decides_little() -> None:
+    """It loads kernels and starts threads."""
+    cost = MeasuredCost()
+    for load in (False, True):
+        cost.observe(20, 1.6, load=load)
+    assert cost.back(20) == 0.1 and cost.round_trip(20) == 0.2
+    cost.observe(100, 0.01, load=True)
+    assert cost.back(100) == cost.back(20) == 0.01, "a smaller one takes no longer"
 
 
 def test_the_time_of_a_size_is_on_a_line_through_its_neighbors() -> None:
