@@ -27,7 +27,7 @@ class Costs:
                 self._prefill.observe(prefill_tokens, longer)
 
     def recompute(self, tokens: int) -> float:
-        """By measured prompts of about that length; of longer ones a token takes as long. 0: none is known."""
+        """By measured prompts of about that length; of longer ones a token takes as long. 0: none known."""
         between = tokens.bit_length() < self._prefill.largest
         return self._prefill.whole(tokens) if between else tokens * self._prefill.each(tokens)
 

@@ -14,15 +14,12 @@ _LEAST = 1 / 16  # a tier that is slower than this is not tried again, except af
 class BySize:
     """Measured seconds, by the bit length of the size that they depend on."""
 
+    count: int = 0  # of measurements
     _samples: dict[int, deque[tuple[float, int]]] = field(default_factory=dict)  # seconds / size, and size
+    _usual: dict[int, tuple[float, int]] = field(default_factory=dict)  # the lower median of each
 
     def __bool__(self) -> bool:
         return bool(self._samples)
-
-    @property
-    def count(self) -> int:
-        """How many measurements it has."""
-        return sum(map(len, self._samples.values()))
 
     @property
     def largest(self) -> int:
@@ -32,11 +29,15 @@ class BySize:
     def observe(self, size: int, seconds: float) -> None:
         samples = self._samples.setdefault(size.bit_length(), deque(maxlen=_KEPT))
         samples.append((seconds / size, size))
+        self.count += 1
+        self._usual[size.bit_length()] = sorted(samples)[(len(samples) - 1) // 2]  # some take much longer
 
     def each(self, size: int) -> float:
         """Seconds / size, of the largest measured sizes that are no larger, or else the smallest. 0: none."""
-        smaller = (bits for bits in self._samples if bits <= size.bit_length())
-        return self._usual(max(smaller, default=min(self._samples)))[0] if self._samples else 0.0
+        if size.bit_length() not in self._usual:
+            smaller = (bits for bits in self._usual if bits <= size.bit_length())
+            return self._usual[max(smaller, default=min(self._usual))][0] if self._usual else 0.0
+        return self._usual[size.bit_length()][0]
 
     def whole(self, size: int) -> float:
         """Seconds, on a line through the two nearest measured sizes, but no more than any larger one took.
@@ -44,9 +45,9 @@ class BySize:
         Beside one size alone, never too many: a larger one takes as long, a smaller one its share. 0: none
         was measured.
         """
-        known = [(at, each * at) for each, at in map(self._usual, sorted(self._samples))]
+        known = sorted((at, each * at) for each, at in self._usual.values())
         below = bisect_right(known, (size, inf))
-        if not below or size.bit_length() in self._samples:
+        if not below or size.bit_length() in self._usual:
             found = size * self.each(size)
         elif len(known) == 1:
             found = known[0][1]
@@ -57,11 +58,8 @@ class BySize:
 
     def clear(self) -> None:
         self._samples.clear()
-
-    def _usual(self, bits: int) -> tuple[float, int]:
-        """The lower median: the first of a kind, and some others, take much longer."""
-        samples = sorted(self._samples[bits])
-        return samples[(len(samples) - 1) // 2]
+        self._usual.clear()
+        self.count = 0
 
 
 @dataclass(slots=True)
