@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from engine.api.events import Delta, TokenLogprob
 from engine.api.request import Finish
+from engine.scheduling.invariants import check_names
 from engine.serving.engine import Engine
 
 
@@ -74,7 +75,7 @@ class Outputs:
 def transfers_idle(engine: Engine) -> bool:
     """Whether no transfer is pending, and no tier holds blocks of a request."""
     transfers = engine.scheduler.transfers
-    transfers.check([])  # nothing relies on a stored block
+    check_names([], transfers)  # nothing relies on a stored block
     return not transfers.pending and all(
         tier.persistent or tier.size - tier.room() == transfers.residence.idle(tier.name)
         for tier in transfers.tiers.values()

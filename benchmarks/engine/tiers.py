@@ -60,7 +60,7 @@ def resume(bench: Bench, *, tokens: int = CHAT) -> None:
         note_all(bench, f"first token after {tokens} tokens", rounds(bench, contenders))
         for tier in "host", "disk":
             cost = engines[f"from {tier}"].scheduler.transfers.tiers[tier].cost
-            bench.note(f"measured: to load a block from {tier}", cost.load or 0.0, "s")
+            bench.note(f"measured: to load a block from {tier}", cost.load.each(tokens // 16), "s")
             _close(engines[f"from {tier}"])
 
 

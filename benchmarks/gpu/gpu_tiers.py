@@ -192,7 +192,7 @@ def resume(
     for name in list(engines)[1:]:
         watches[name].note(bench, f"resume, {name}", each)
         transfers, costs = engines[name].scheduler.transfers, engines[name].scheduler.costs
-        load, computed = transfers.tiers[name].cost.load or 0.0, costs.recompute(2048) / 2048
+        load, computed = transfers.tiers[name].cost.load.each(2048 // 16), costs.recompute(2048) / 2048
         bench.note(f"measured by the engine: to load a token's blocks, {name}", load / 16 * 1e6, "us")
         bench.note(f"measured by the engine: to compute a token of 2,048, {name}", computed * 1e6, "us")
 

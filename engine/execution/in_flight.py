@@ -34,7 +34,7 @@ class InFlightStep:
     sums: SpanSums | None = None  # on the host once `arrived` is done
     scores: StepScores = field(default_factory=lambda: NO_SCORES)  # on the host once `arrived` is done
     arrived: torch.cuda.Event | None = None  # None: the results are already there
-    compiled: bool = False  # whether its launch waited for the compiler
+    compiled: bool = False  # whether its launch compiled kernels or captured a graph
 
     def mark_arrival(self, device: torch.device) -> None:
         """The results launched so far will have arrived when the device reaches this point."""

@@ -68,7 +68,7 @@ class StepResult:
     prompt_logprobs: Mapping[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # of the targets
     sums: Mapping[int, np.ndarray] = field(default_factory=dict)  # by request: the sum of its span, float32
     scores: Sequence[BlockScores] = ()
-    compiled: bool = False  # whether its launch waited for the compiler: `seconds` says nothing about others
+    compiled: bool = False  # kernels were compiled or a graph captured: `seconds` says nothing about others
 
 
 # The numbers of tokens of graphs with pieces of prompts. Models have those up to 512, and small ones more.

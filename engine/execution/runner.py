@@ -24,7 +24,7 @@ from engine.execution.cache_blocks import blocks_of, mover_on
 from engine.execution.compiling import StepCompiler, example, kind_of, sampling_kind
 from engine.execution.cuda.choose import stage_on
 from engine.execution.cuda.graphs import DecodeSteps, Stage
-from engine.execution.cuda.replays import Hidden, Replays, sampler
+from engine.execution.cuda.replays import Hidden, Replays, preparations, sampler
 from engine.execution.draft.drafting import Drafter, SmallModel, draft_stores, with_drafts
 from engine.execution.draft.verification import unroll_drafts
 from engine.execution.in_flight import InFlightStep, ModelInput
@@ -227,9 +227,9 @@ class ModelRunner:
             began = time.monotonic()
             self._begin(step)
             self.splitter.begin()
-            before = self._stage.compilations if self._stage else 0
+            before = preparations(self._stage, self._steps)
             launched = self._with_memory(lambda: self.compute(step, began), step.sampling)
-            launched.compiled = self._stage is not None and self._stage.compilations > before
+            launched.compiled = preparations(self._stage, self._steps) != before
             return launched
 
     @torch.inference_mode()

@@ -30,10 +30,10 @@ from engine.api.snapshot import EXCHANGE
 from engine.fleet.fleet import NUMBERS, Fleet
 from engine.fleet.router import Placement, Router
 from engine.host.client import EngineClient, Sink
-from engine.kv.tiers.cost import running_mean
 
 _NEEDED = "prefix_cache"  # the switch of an engine without which nothing is sent
 _FAR_MORE = 2  # times as many tokens to compute on the other side are not worth the way
+_MEMORY = 0.2  # the weight of the newest sample of a mean
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +50,10 @@ class _RemotePrefill:
     computed: int = 0  # tokens
     over: bool = False  # the request has been let go, or has ended
     ends: int = 0  # of the prefill's last two events
+
+
+def running_mean(old: float | None, new: float) -> float:
+    return new if old is None else old + _MEMORY * (new - old)
 
 
 @dataclass(slots=True)

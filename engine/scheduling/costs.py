@@ -2,40 +2,51 @@
 
 from dataclasses import dataclass, field
 
-from engine.kv.tiers.cost import running_mean
+from engine.kv.tiers.cost import BySize
 from engine.scheduling.settings import SchedulerSettings
+
+_LEAST = 16  # prompt tokens of a step whose time says what they cost
 
 
 @dataclass(slots=True)
 class Costs:
-    """Seconds per prompt token, by the bit length of a step's number of them: more in short steps."""
+    """Seconds per prompt token, by a step's number of them: more in short steps. Seconds of decodes alone."""
 
-    _prefill: dict[int, float] = field(default_factory=dict)
+    _prefill: BySize = field(default_factory=BySize)
+    _decode: BySize = field(default_factory=BySize)
+    busy: float = 0.0  # seconds of all steps
 
-    def observe_step(self, prefill_tokens: int, seconds: float) -> None:
-        if prefill_tokens >= 16:  # with fewer, the time mostly measures the decodes of the same step
-            size = prefill_tokens.bit_length()
-            self._prefill[size] = running_mean(self._prefill.get(size), seconds / prefill_tokens)
+    def observe_step(self, prefill_tokens: int, seconds: float, decodes: int = 0) -> None:
+        """Beside decodes, prompts cost what they make the step longer."""
+        self.busy += seconds
+        if not prefill_tokens:
+            self._decode.observe(max(1, decodes), seconds)
+        elif prefill_tokens >= max(_LEAST, decodes):
+            longer = seconds - (self._decode.whole(decodes) if decodes else 0.0)
+            if not decodes or (self._decode and longer > 0):
+                self._prefill.observe(prefill_tokens, longer)
 
     def recompute(self, tokens: int) -> float:
-        """By the longest measured prompts that are no longer, or else the shortest. 0: none was measured."""
-        if not self._prefill:
-            return 0.0
-        size = tokens.bit_length()
-        known = max((each for each in self._prefill if each <= size), default=min(self._prefill))
-        return tokens * self._prefill[known]
+        """By measured prompts of about that length; of longer ones a token takes as long. 0: none known."""
+        between = tokens.bit_length() < self._prefill.largest
+        return self._prefill.whole(tokens) if between else tokens * self._prefill.each(tokens)
+
+    def wait(self, rows: int) -> float:
+        """What it costs that a request misses a step of `rows` others: its share of the step."""
+        return self._decode.whole(rows) / rows if rows else 0.0
 
     def least(self, tokens: int, rules: SchedulerSettings) -> float:
         """The same, but never too much. After short prompts alone, as after a start, a token of a long one is
         not known to cost as much, but each of its steps takes no less time than a short one.
         """
-        size, longest = max(self._prefill, default=0), min(tokens, rules.step_tokens)
+        size, longest = self._prefill.largest, min(tokens, rules.step_tokens)
         if 4 << size > 2 * longest:
             return self.recompute(tokens)
-        return -(-tokens // longest) * (1 << size >> 1) * self._prefill.get(size, 0.0)
+        return -(-tokens // longest) * self.recompute(1 << size >> 1)
 
     def forget(self) -> None:
         self._prefill.clear()
+        self._decode.clear()
 
     def moving_pays(self, seconds: float, tokens: int, rules: SchedulerSettings) -> bool:
         """Whether moving the blocks of `tokens` tokens in `seconds` beats recomputing them."""

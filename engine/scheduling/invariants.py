@@ -1,10 +1,12 @@
 """Checks that blocks, slots and queues agree."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from engine.api.request import Request
 from engine.kv.manager import KVManager
 from engine.scheduling.queue import WaitingQueue
+from engine.scheduling.residence import TierBlock
 from engine.scheduling.transfers import Transfers
 
 
@@ -28,4 +30,15 @@ def check_invariants(
         "a request has blocks and also relies on stored ones"
     )
     kv.check(requests.values(), [each.blocks for each in transfers.in_flight.values()])
-    transfers.check(requests.values())
+    check_names(requests.values(), transfers)
+
+
+def check_names(requests: Iterable[Request], transfers: Transfers) -> None:
+    """Check that each name is retained once for each request or load that relies on it."""
+    retained, storing = Counter[TierBlock](), set[TierBlock]()
+    for stored in (each.stored for each in requests if each.stored is not None):
+        retained.update(TierBlock(stored.tier, name) for name in stored.names)
+    for order in (each.order for each in transfers.in_flight.values()):
+        names = [TierBlock(order.tier, name) for name in order.names]
+        retained.update(names) if order.kind == "load" else storing.update(names)
+    transfers.residence.check(retained, storing)

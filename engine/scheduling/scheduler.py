@@ -54,7 +54,7 @@ class Scheduler:
         self.kv = KVManager(pool, tables, kv_scheme, window, budget, keeps_state=keeps_state)
         self.policy, self.rules, self.costs = policy, rules, Costs()
         self.transfers = Transfers(self.kv, tiers, rules, self.costs)
-        self.sinking = Sinking(pool, self.transfers)
+        self.sinking = Sinking(pool, self.transfers, self.costs)
         self.speculator, self.pace = Speculator(), StepPace()
         self.emit, self.clock = emit, clock
         self.requests: dict[int, Request] = {}
@@ -206,7 +206,7 @@ class Scheduler:
                 return
             if request.stored is None:
                 self.kv.reset_prefix(request)
-            found = self.transfers.find(request)
+            found = self.transfers.find(request, len(self.running))
             need, spare = kv.needs(request, found.hits), kv.spare(found.hits) - promised
             if full or need > spare:
                 short = need - spare - self.transfers.freeing
@@ -287,7 +287,7 @@ class Scheduler:
         self._stop_running(victim)
         victim.preemptions += 1
         self.preemptions += 1
-        tier = "" if copied else self.transfers.store(victim)
+        tier = "" if copied else self.transfers.store(victim, len(self.running))
         if tier:
             victim.phase, victim.why = Phase.SWAPPED, f"preempted; its blocks are stored in tier {tier}"
             self.kv.release(victim)

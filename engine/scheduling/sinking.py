@@ -1,10 +1,13 @@
 """Copies cached blocks to a lower tier shortly before they are evicted."""
 
 from engine.kv.pool import BlockPool
+from engine.kv.tiers.moving import Moving
+from engine.scheduling.costs import Costs
 from engine.scheduling.transfers import Transfers
 
 _EVERY = 8  # steps between two checks of the cache
 _REST = 500  # steps without a copy after one failed
+_SHARE = 1 / 64  # of the time of steps, for ordering copies that may not be needed
 
 
 class Sinking:
@@ -14,8 +17,9 @@ class Sinking:
     An eviction never waits for a copy: a block that is evicted before its copy will be computed again.
     """
 
-    def __init__(self, pool: BlockPool, transfers: Transfers) -> None:
-        self._pool, self._transfers = pool, transfers
+    def __init__(self, pool: BlockPool, transfers: Transfers, costs: Costs) -> None:
+        self._pool, self._transfers, self._costs = pool, transfers, costs
+        self._spent = self._saved = 0.0  # seconds, by ordering copies beside steps, and by loads
         self._next = 0  # the step of the next check
         self._paused = 0  # the step before which there is none
         self._found = True  # whether the last check found something to copy
@@ -33,6 +37,8 @@ class Sinking:
         early = idle or (self._found and ready < min(one, self._goal - self._goal // _EVERY))
         if (step < self._next and not early) or step < self._paused:
             return
+        if not idle and self._spent > _SHARE * self._costs.busy + self._saved:
+            return
         self._next = step + _EVERY
         if self._failures != self._transfers.failed_sinks:
             self._failures, self._paused = self._transfers.failed_sinks, step + _REST
@@ -46,3 +52,14 @@ class Sinking:
         if wanted > (0 if idle else self._goal // _EVERY):  # a copy of one block costs as much as one of many
             most = pool.cached if idle else -(-pool.available // 2)  # what is being copied cannot be taken
             self._found = self._transfers.sink(tier, min(wanted, most))
+
+    def ordered(self, moving: Moving) -> None:
+        """A transfer was ordered while requests ran. The first ones load kernels, once."""
+        if moving.request is None:
+            usual = self._transfers.tiers[moving.order.tier].cost.store.whole(len(moving.blocks))
+            self._spent += min(moving.ordering, usual)
+
+    def ended(self, moving: Moving, seconds: float) -> None:
+        if moving.order.kind == "load" and moving.request and not moving.request.preemptions:
+            tokens = len(moving.order.names) * self._pool.block_size
+            self._saved += max(0.0, self._costs.recompute(tokens) - max(seconds, moving.ordering))

@@ -1,8 +1,7 @@
 """Transfers of blocks between the device's cache and the tiers below it, concurrent with the steps."""
 
 import itertools
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from engine.api.request import Request, Stored, TierOffer
 from engine.api.snapshot import HOST, loaded_from, stored_in
@@ -10,9 +9,11 @@ from engine.kv.manager import KVManager
 from engine.kv.tiers.moving import FoundBlocks, Moving
 from engine.kv.tiers.tier import BlockName, Tier, TransferEnd, TransferKind, TransferOrder, front
 from engine.scheduling.costs import Costs
-from engine.scheduling.residence import Residence, TierBlock
+from engine.scheduling.residence import Residence
 from engine.scheduling.sending import Sending
 from engine.scheduling.settings import SchedulerSettings
+
+_CHAT = 64  # blocks of a chat that is worth keeping
 
 
 class Transfers:
@@ -65,26 +66,27 @@ class Transfers:
 
     # Storing
 
-    def store(self, victim: Request) -> str:
+    def store(self, victim: Request, rows: int) -> str:
         """Store the victim's blocks in the first tier that has room, if that beats recomputing.
 
         Returns the tier's name, or "" if nothing is stored. On success the victim holds no device blocks.
+        `rows`: how many requests run without it. One waits for the blocks, and later the victim for its own.
         """
         if self._rules.preemption == "recompute" or not (names := self._kv.names(victim)):
             return ""
         for tier in self._keeping:
-            seconds = tier.cost.round_trip(len(names))
-            if self._costs.moving_pays(seconds, victim.launched, self._rules):
-                missing = self._missing(tier, names)
-                if self._make_room(tier, len(missing), names):
-                    self._store_victim(tier.name, victim, names, set(missing))
-                    return tier.name
+            seconds = tier.cost.round_trip(len(names)) + 2 * self._costs.wait(rows)
+            if not self._costs.moving_pays(seconds, victim.launched, self._rules):
+                tier.cost.doubt()
+            elif self._make_room(tier, len(missing := self._missing(tier, names)), names):
+                self._store_victim(tier.name, victim, names, set(missing))
+                return tier.name
         return ""
 
     @property
     def below(self) -> Tier | None:
-        """The first tier from which loading blocks would pay."""
-        return next((each for each in self._keeping if self._loading_pays(each, 1)), None)
+        """The first tier from which loading the blocks of a chat would pay."""
+        return next((each for each in self._keeping if self._loading_pays(each, _CHAT)), None)
 
     def sink(self, tier: Tier, most: int) -> bool:
         """Copy the blocks that are evicted next to the tier, as many as it can take.
@@ -115,11 +117,13 @@ class Transfers:
         whole = request.epoch == self._kv.epoch and not request.gone
         if not published or not whole or request.chat is None or not self._rules.prefix_cache:
             return
-        for tier in self._keeping:
-            if tier.persistent and self._loading_pays(tier, len(published)):
-                self.copy(tier, published, request)
-                if request.chat:
-                    self._order("own", tier.name, tuple(name for name, _ in published), owner=request.chat)
+        for tier in (each for each in self._keeping if each.persistent):
+            if not self._loading_pays(tier, len(published)):
+                tier.cost.doubt()
+                continue
+            self.copy(tier, published, request)
+            if request.chat:
+                self._order("own", tier.name, tuple(name for name, _ in published), owner=request.chat)
 
     def copy(
         self, tier: Tier, blocks: Sequence[tuple[BlockName, int]], owner: Request
@@ -201,8 +205,11 @@ class Transfers:
 
     # Loading
 
-    def find(self, request: Request) -> FoundBlocks:
-        """The blocks of a request's prefix: on the device, then in the tier that has most of the others."""
+    def find(self, request: Request, rows: int = 0) -> FoundBlocks:
+        """The blocks of a request's prefix: on the device, then in the tier that has most of the others.
+
+        `rows`: how many requests run.
+        """
         kv, stored = self._kv, request.stored
         if stored is None:
             hits = kv.find(request) if self._rules.prefix_cache else []
@@ -224,7 +231,7 @@ class Transfers:
         more = tokens + count * kv.pool.block_size
         if stored is not None:
             more = min(more, request.launched)
-        seconds = max(tier.cost.back(count), request.waited)
+        seconds = max(tier.cost.back(count) + self._costs.wait(rows), request.waited)
         # What other engines have sent is loaded: computing it would delay the replies that they spare.
         worth = tier.transit or self._costs.loading_pays(seconds, more - tokens, self._rules)
         pays = worth and not request.waited
@@ -264,6 +271,8 @@ class Transfers:
         request.launched = found.tokens
         if not request.preemptions:
             request.offer = found.offer
+        if (offer := found.offer) and not offer.loaded:
+            self.tiers[offer.tier].cost.doubt()
         if request.stored is not None:
             request.published = 0  # its blocks are different ones now
         if found.names:
@@ -295,7 +304,8 @@ class Transfers:
         if end.error:
             self.residence.lose(order.tier, order.names)
         else:
-            self.tiers[order.tier].cost.observe(len(order.names), end.seconds, load=loads)
+            seconds = max(end.seconds, moving.ordering)
+            self.tiers[order.tier].cost.observe(len(order.names), seconds, load=loads)
         if loads:
             assert moving.request is not None
             self._release(order.tier, order.names)
@@ -315,7 +325,7 @@ class Transfers:
         """At least how many seconds loading blocks saved the request, by what is measured now."""
         if (offer := request.offer) is None or not offer.loaded:
             return 0.0
-        loading = self.tiers[offer.tier].cost.back(offer.tokens // self._kv.pool.block_size)
+        loading = self.tiers[offer.tier].cost.load.whole(offer.tokens // self._kv.pool.block_size)
         return max(0.0, self._costs.least(offer.tokens, self._rules) - loading)
 
     def leave(self, request: Request) -> bool:
@@ -361,16 +371,6 @@ class Transfers:
         """Drop all transfers, because the engine is dead."""
         for each in (self.orders, self.in_flight, self.loading, self.loaded, self.residence, self.sending):
             each.clear()
-
-    def check(self, requests: Iterable[Request]) -> None:
-        """Check that each name is retained once for each request or load that relies on it."""
-        retained, storing = Counter[TierBlock](), set[TierBlock]()
-        for stored in (each.stored for each in requests if each.stored is not None):
-            retained.update(TierBlock(stored.tier, name) for name in stored.names)
-        for order in (each.order for each in self.in_flight.values()):
-            names = [TierBlock(order.tier, name) for name in order.names]
-            retained.update(names) if order.kind == "load" else storing.update(names)
-        self.residence.check(retained, storing)
 
     def _release(self, tier: str, names: Sequence[BlockName]) -> None:
         self._settle(tier, self.residence.release(tier, names))

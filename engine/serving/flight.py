@@ -32,7 +32,8 @@ class StepCosts:
         scheduler, step = self._scheduler, flight.step
         if flight.follows or result.compiled:
             return
-        scheduler.costs.observe_step(prefill, now - begun)
+        if prefill or behind is None or not behind.prefill:  # else the next launch may have taken longer
+            scheduler.costs.observe_step(prefill, now - begun, step.tokens - prefill)
         scheduler.pace.observe(step, prefill, now - begun, behind)
         if not prefill and len(step.rows):
             scheduler.speculator.observe_step(step, now - begun)

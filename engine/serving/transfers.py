@@ -14,9 +14,14 @@ POLL = 0.001  # seconds between polls when the engine is otherwise idle, at most
 
 def send_orders(scheduler: Scheduler, runner: Runner) -> None:
     """Send the orders before their step is launched, because it may overwrite blocks being stored."""
-    orders = scheduler.transfers.orders
+    orders, in_flight = scheduler.transfers.orders, scheduler.transfers.in_flight
     for order in orders:
+        began = scheduler.clock()
         runner.transfer(order)
+        if moving := in_flight.get(order.id):
+            moving.ordering = scheduler.clock() - began
+            if scheduler.running:
+                scheduler.sinking.ordered(moving)
     orders.clear()
 
 
@@ -30,6 +35,8 @@ def take_ends(scheduler: Scheduler, runner: Runner, *, wait: bool = False) -> No
     """Handle the transfers that have ended, and loads that take too long. `wait`: wait for all of them."""
     for end in runner.transferred(wait=wait):
         moving = take_end(scheduler, end)
+        if not end.error:
+            scheduler.sinking.ended(moving, end.seconds)
         _report(scheduler, moving, end.seconds, end.error)
         if moving.request is not None and not scheduler.requests:
             # When the last request ended, this transfer held its blocks.

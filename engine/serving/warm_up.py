@@ -101,7 +101,6 @@ class WarmUp:
         engine.meters.reset()
         scheduler.pool.forget_all()
         scheduler.prompt_tokens = scheduler.cached_tokens = 0
-        scheduler.costs.forget()
         scheduler.pace.forget()
 
     def _all_parts(self) -> tuple[Sequence[Part], Sequence[Part]]:
@@ -122,6 +121,7 @@ class WarmUp:
             partial(self._capture, [kind for kind in batches if not kind.filtered]),
             *(partial(self._prompt, 1, _PLAIN | params, tokens=3) for params in _RARE),
             partial(self._prompt, min(_SCORED, longest), _PLAIN | {"prompt_logprobs": 1}),
+            partial(self._measure, run),
         ]
         sizes = [size for size in piece_sizes if size < 2 * longest]
         beside = ((0, False), (1, False), (1, True))  # decodes, and whether their contexts are split
@@ -160,6 +160,13 @@ class WarmUp:
     def _prompt(self, length: int, params: dict[str, Any] = _PLAIN, tokens: int = 1) -> Iterator[None]:
         self._submit(length, tokens, params)
         yield from self._until_done()
+
+    def _measure(self, lengths: Sequence[int]) -> Iterator[None]:
+        """Steps again whose first runs loaded kernels, so that what a prompt costs is known from now on."""
+        self._engine.scheduler.costs.forget()
+        yield from self._prompt(1, tokens=4)
+        for length in lengths:
+            yield from self._prompt(length)
 
     def _prompt_beside_a_row(self, length: int) -> Iterator[None]:
         self._submit(1, 4, _PLAIN)

@@ -42,7 +42,8 @@ def main(disk: Held, folder: Path) -> None:
     with ExitStack() as held, disk_engine(folder, preemption="auto", clock=Clock(), **room) as (engine, tier):
         seen: list[Event] = []
         engine.bus.subscribe(seen.append)
-        engine.scheduler.costs.observe_step(64, 0.5)  # so loading pays
+        for _ in range(5):
+            engine.scheduler.costs.observe_step(64, 0.5)  # so loading pays
 
         def reply(prompt: list[int], chat: str) -> None:
             assert until(engine, submit(engine, prompt, chat)) == alone(prompt, 4)
@@ -70,7 +71,7 @@ def main(disk: Held, folder: Path) -> None:
         settle()
         print(tier.problem or "stores again")
         engine.scheduler.pool.forget_all()
-        tier.cost.load = None
+        tier.cost.load.clear()
         seen.clear()
         reply([*LONG, 1, 2], "a")
         assert [each.blocks for each in seen if isinstance(each, Transferred) and each.load] == [5]

@@ -135,6 +135,11 @@ class DecodeSteps:
         self._recordings: dict[Graph, Recording] = {}
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
 
+    @property
+    def captures(self) -> int:
+        """How many graphs were captured since the last change of the weights."""
+        return self._recorder.captures if self._recorder else 0
+
     def sample(self, rows: Rows, ids: np.ndarray, inputs: SamplingInputs) -> tuple[Tensor, ...]:
         """The rows' tokens, -1 where logits were NaN; then what `Stage.sample` returns."""
         return self._run(rows, rows, ids, inputs)

@@ -35,6 +35,7 @@ class Recorder:
         self.pool = torch.cuda.graph_pool_handle()
         self.used = False  # whether anything ran on the stream, so that libraries have their workspaces
         self.full = False  # no memory was left for another graph
+        self.captures = 0  # and the first run, which is slow, too
 
     @contextmanager
     def launching(self) -> Iterator[None]:
@@ -85,6 +86,7 @@ class Recording:
         with recorder.launching():
             self._compile()
             result = self.launches()
+        recorder.captures += not recorder.used
         recorder.used = True
         for each in result:
             each.record_stream(now)
@@ -92,6 +94,7 @@ class Recording:
 
     def _capture(self, recorder: Recorder) -> None:
         graph = torch.cuda.CUDAGraph()
+        recorder.captures += 1
         try:
             with recorder.launching():
                 self._compile()

@@ -1,6 +1,6 @@
 """Which steps run in a CUDA graph: decodes, and pieces of prompts with or without decodes beside them."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from engine.execution.cuda.staging import upload
 from engine.execution.draft.verification import tokens_ahead
 from engine.execution.in_flight import InFlightStep, ModelInput, Sampled
 from engine.execution.sampling_state import SamplingState, by_row
+
+if TYPE_CHECKING:  # imports Triton, which is only installed with a GPU
+    from engine.execution.cuda.stage import GpuStage
 
 
 class Hidden(NamedTuple):
@@ -55,6 +58,11 @@ class Replays(NamedTuple):
         ends = np.cumsum(piece.rows.lengths)[samples] - 1
         slots, at = upload([piece.rows.slots[samples], ends], self.device)
         return Hidden(states, at, slots)
+
+
+def preparations(stage: "GpuStage | None", steps: DecodeSteps | None) -> tuple[int, int]:
+    """How many compilations were started and how many graphs captured. A step that changes this is slow."""
+    return stage.compilations if stage else 0, steps.captures if steps else 0
 
 
 def sampler(sampling: SamplingState, logits: Tensor, slots: Tensor, piece: ModelInput) -> Sampled:

@@ -7,13 +7,14 @@ from engine.api.request import Request, TierOffer
 from engine.kv.tiers.tier import BlockName, TransferOrder
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Moving:
     """A store or load in flight. It holds its device blocks as a request does."""
 
     order: TransferOrder
     blocks: list[int]  # of a store: all blocks its request had written, even those the tier already has
     request: Request | None  # the preempted request, or the one that waits for the load; None: cached blocks
+    ordering: float = 0.0  # seconds that the call took, during which the engine's thread did nothing else
 
 
 class FoundBlocks(NamedTuple):

@@ -219,9 +219,10 @@ def _reserved(setup: Setup) -> Contenders:
 
 
 def _host(setup: Setup) -> Contenders:
+    """The engine decides whether to swap or to compute again, as it does for a user."""
     blocks = _few_blocks(setup)
-    swapping = setup.engine(blocks=blocks, host_blocks=4 * blocks, preemption="swap")
-    return _replies(setup, swapping), _replies(setup, setup.engine(blocks=blocks))
+    below = setup.engine(blocks=blocks, host_blocks=4 * blocks)
+    return _replies(setup, below), _replies(setup, setup.engine(blocks=blocks))
 
 
 def _second_turn(setup: Setup) -> Contenders:
@@ -249,7 +250,8 @@ def _turns(setup: Setup, engine: Engine, *, leave: bool = False) -> Callable[[],
 
 
 def _disk(setup: Setup) -> Contenders:
-    kept = setup.engine(kv_disk=f"{setup.scratch}:1", preemption="swap")
+    """The engine decides whether to load or to compute, as it does for a user."""
+    kept = setup.engine(kv_disk=f"{setup.scratch}:1")
     return _turns(setup, kept, leave=True), _turns(setup, setup.engine(), leave=True)
 
 

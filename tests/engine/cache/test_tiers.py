@@ -43,6 +43,11 @@ def turn(engine: Engine, count: int = 1) -> None:
         engine.scheduler.check()
 
 
+def compute_in(engine: Engine, seconds: float, tokens: int = PROMPT) -> None:
+    engine.scheduler.costs.forget()
+    engine.scheduler.costs.observe_step(tokens, seconds)
+
+
 def engine_over(tier: ByteTier, **config: object) -> tuple[Engine, list[Transferred]]:
     engine, events = ledger_engine(below=[tier], **({"preemption": "swap"} | config)), list[Event]()
     engine.bus.subscribe(lambda event: events.append(event) if isinstance(event, Transferred) else None)
@@ -78,8 +83,7 @@ def test_tiers_do_not_change_replies(work: Workload[Job], tier: ByteTier, late: 
                 engine.preempt(request.id)
         if late:
             engine.clock.now += 3.0
-            engine.scheduler.costs.forget()
-            engine.scheduler.costs.observe_step(64, 1.0)
+            compute_in(engine, 1.0, 64)
 
     place = replace(work.place, host=0, preemption="auto" if late else "swap", prefix_cache=False)
     run_workload(replace(work, place=place), pass_time, below=[tier])
@@ -230,17 +234,16 @@ def test_a_transfer_outlives_its_aborted_request(during: str) -> None:
 def test_a_request_does_not_wait_for_a_load_longer_than_computing_takes(preemption: str, late: bool) -> None:
     tier = ByteTier()
     engine, outputs = engine_over(tier, preemption=preemption, prefix_cache=False)
-    engine.scheduler.costs.observe_step(PROMPT, 1.0)  # so moving pays
     id, recorded = ask(engine)
     turn(engine, 4)
+    compute_in(engine, 1.0)  # so moving pays
     engine.preempt(id)
     with closed(engine):
         turn(engine, 3)
     tier.looks = 50
     turn(engine)
     moving, pool = engine.scheduler.transfers, engine.scheduler.pool
-    engine.scheduler.costs.forget()
-    engine.scheduler.costs.observe_step(64, 3.2)
+    compute_in(engine, 3.2, 64)
     computing = 3.2 * engine.scheduler.requests[id].launched / 64
     assert computing > PATIENCE
     engine.clock.now += computing + 3.1
@@ -313,9 +316,9 @@ def test_measured_costs_decide_between_load_and_recompute(slow: bool) -> None:
     engine, events = engine_over(tier, preemption="auto", prefix_cache=False)
     back: list[Event] = []
     engine.bus.subscribe(lambda event: back.append(event) if isinstance(event, Resumed) else None)
-    engine.scheduler.costs.observe_step(PROMPT, 1.0)
     id, recorded = ask(engine)
     turn(engine, 4)
+    compute_in(engine, 1.0)
     engine.preempt(id)
     with closed(engine):
         turn(engine, 3)
@@ -341,9 +344,8 @@ def test_a_reply_says_what_its_loaded_blocks_saved(
     engine.preempt(id)
     drain(engine)
     assert first.last is not None and not first.last.saved, "it was resumed"
-    engine.scheduler.costs.forget()
-    engine.scheduler.costs.observe_step(measured, measured * 0.5)
-    tier.cost.load = 1.0
+    compute_in(engine, measured * 0.5, measured)
+    tier.cost.observe(6, 6.0, load=True)
     monkeypatch.setattr(Costs, "observe_step", lambda *_: None)
     monkeypatch.setattr(MeasuredCost, "observe", lambda *_, load: None)
     engine.scheduler.pool.forget_all()

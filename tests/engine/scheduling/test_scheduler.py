@@ -137,11 +137,14 @@ def test_the_measured_cost_decides_between_swap_and_recompute() -> None:
     costs.observe_step(prefill_tokens=100, seconds=0.1)
     assert swaps()  # no swap has been timed yet: try one
     tier.observe(10, 1.0, load=False)
+    assert swaps()  # the first one says little
+    tier.observe(10, 1.0, load=False)
     assert not swaps()  # no load has been timed yet: assume it takes as long as a store
     for _ in range(50):
         tier.observe(10, 0.001, load=False)
     assert swaps()
-    tier.observe(10, 1.0, load=True)
+    for _ in range(2):
+        tier.observe(10, 1.0, load=True)
     assert not swaps()
     assert costs.moving_pays(1e9, 1, SchedulerSettings(step_tokens=64, preemption="swap"))
     assert not costs.moving_pays(0.0, 100, SchedulerSettings(step_tokens=64, preemption="recompute"))

@@ -134,7 +134,8 @@ def test_its_parts_have_names() -> None:
     while names[-1]:
         warm_up.step()
         names.append(warm_up.part)
-    parts = ["prompt", "prompt_beside_a_row", "prompt", "capture", "prompt", "capture", "compile", ""]
+    prompts = ["prompt", "prompt_beside_a_row", "prompt", "capture", "prompt", "measure"]
+    parts = [*prompts, "capture", "compile", ""]
     assert [name for name, _ in groupby(names)] == ["compile", *parts]
 
 

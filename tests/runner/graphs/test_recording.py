@@ -137,6 +137,7 @@ def test_only_the_first_of_all_launches_is_not_captured(current_stream: Stream) 
         recording = Recording(recorder, launches, lambda launches: Done())
         for _ in range(3):
             recording.run()
+        assert recorder.captures == len(captured), "replays are none, also the first run of all counts"
     assert captured == [False, True, True, True]
 
 

@@ -283,10 +283,10 @@ def test_engines_on_two_threads_capture_their_own_graphs(llama: Path) -> None:
             assert replies == [alone(llama, prompt).reply for prompt in prompts]
 
 
-def test_a_step_that_waits_for_the_compiler_is_no_cost(checkpoint: Callable[[str], tuple[Path, Any]]) -> None:
+def test_a_step_that_compiles_or_captures_is_no_cost(checkpoint: Callable[[str], tuple[Path, Any]]) -> None:
     """Its kernels may be in Triton's cache, but the engine cannot know."""
     engine = engine_on(checkpoint("llama")[0], device="cuda", prefix_cache=False)
-    for known in (False, True):
+    for known in (False, False, True):  # the first run of all is not captured
         ask(engine, list(range(10, 60)))
         drain(engine)
         assert (engine.scheduler.costs.recompute(50) > 0) == known

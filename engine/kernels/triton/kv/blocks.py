@@ -21,7 +21,7 @@ TURN = 1024  # words
 SWAPPING = 8  # programs of a swap
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _move(table, pairs, count, TENSORS: tl.constexpr, TURN: tl.constexpr):
     for item in range(tl.program_id(0), count * TENSORS, tl.num_programs(0)):
         pair = item // TENSORS
