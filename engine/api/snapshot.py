@@ -86,6 +86,20 @@ class SchemeView(NamedTuple):
     blocks: int = 0  # size of the cache under it; 0: unchanged
 
 
+class FormTime(NamedTuple):
+    """The usual time of a step in one form: a scheme for the weights, and one for the cache.
+
+    Measured in steps that only decode, without drafts.
+    """
+
+    weights: str
+    cache: str
+    rows: int  # the fewest of such steps
+    most: int  # the most rows; 0: no limit
+    seconds: float  # the lower quartile of the newest steps
+    steps: int  # how many it is of
+
+
 class Change(NamedTuple):
     """A change of the weights' scheme, in progress or failed."""
 
@@ -319,6 +333,7 @@ class Snapshot:
     max_slowdown: float | None = None  # of a step by prompts beside its decodes; None: any
     prompt_limit: int = 0  # the prompt tokens of a step that `max_slowdown` allows; 0: as many as there are
     replicas: tuple[ReplicaView, ...] = ()  # of a fleet; none if this is one engine
+    form_times: tuple[FormTime, ...] = ()  # of all forms so far; the one of the newest step is first
 
     @property
     def bubbles(self) -> tuple[float, ...]:
@@ -330,6 +345,12 @@ class Snapshot:
             if each.stage is not None:
                 stages.setdefault(each.stage, []).append(each.bubble)
         return tuple(sum(found) / len(found) for _, found in sorted(stages.items()))
+
+    def form_time(self, weights: str, cache: str) -> FormTime | None:
+        """How long a step takes in this form, with about as many rows as the newest one had."""
+        rows = self.form_times[0].rows if self.form_times else 0
+        wanted = weights, cache, rows
+        return next((each for each in self.form_times if each[:3] == wanted), None)
 
     @property
     def tier_names(self) -> tuple[str, ...]:
@@ -353,6 +374,7 @@ class Snapshot:
             step_times=StepTimes(),
             ttft=Quantiles(),
             itl=Quantiles(),
+            form_times=(),
             memory={},
             change=None,
             beams=(),

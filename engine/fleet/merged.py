@@ -11,6 +11,7 @@ from engine.api.histogram import Counts
 from engine.api.snapshot import (
     AdapterView,
     BlockView,
+    FormTime,
     Load,
     Quantiles,
     ReplicaView,
@@ -92,6 +93,7 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
         speculation=_speculation([shot.speculation for shot in shots]),
         tiers=_tiers(shots),
         adapters=_adapters(first, shots),
+        form_times=_form_times(shots),
         load=_load([shot.load for shot in shots]),
         warmed=min(shot.warmed for shot in ready or shots),
         replicas=tuple(views),
@@ -182,6 +184,18 @@ def _adapters(first: Snapshot, shots: Sequence[Snapshot]) -> tuple[AdapterView, 
     for each in (each for shot in shots for each in shot.adapters):
         users[each.name] += each.requests
     return tuple(each._replace(requests=users[each.name]) for each in first.adapters)
+
+
+def _form_times(shots: Sequence[Snapshot]) -> tuple[FormTime, ...]:
+    """Means over the replicas; first the form of the newest step of the busiest one."""
+    found: dict[tuple[str, str, int, int], list[FormTime]] = {}
+    for shot in sorted(shots, key=lambda each: -each.rates.decode):
+        for each in shot.form_times:
+            found.setdefault(each[:4], []).append(each)
+    return tuple(
+        FormTime(*kind, _mean((each.seconds, each.steps) for each in same), sum(each.steps for each in same))
+        for kind, same in found.items()
+    )
 
 
 def _load(parts: Sequence[Load | None]) -> Load | None:

@@ -1,11 +1,46 @@
 """Measured costs of steps, which the scheduler uses instead of estimates."""
 
+from collections import deque
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from engine.kv.tiers.cost import BySize
 from engine.scheduling.settings import SchedulerSettings
 
 _LEAST = 16  # prompt tokens of a step whose time says what they cost
+
+Kind = TypeVar("Kind", bound=Hashable)
+
+
+class Usual(Generic[Kind]):
+    """The usual value of each kind of step: the lower quartile of its newest samples.
+
+    Other load on the machine only makes steps longer.
+    """
+
+    def __init__(self, kept: int = 31) -> None:
+        self._samples: dict[Kind, deque[float]] = {}
+        self._kept = kept
+
+    def __iter__(self) -> Iterator[Kind]:
+        return iter(self._samples)
+
+    def observe(self, kind: Kind, value: float) -> None:
+        if (samples := self._samples.get(kind)) is None:
+            samples = self._samples[kind] = deque(maxlen=self._kept)
+        samples.append(value)
+
+    def count(self, kind: Kind) -> int:
+        return len(self._samples.get(kind, ()))
+
+    def of(self, kind: Kind, least: int = 1) -> float | None:
+        """None with fewer than `least` samples."""
+        samples = sorted(self._samples.get(kind, ()))
+        return samples[(len(samples) - 1) // 4] if len(samples) >= least else None
+
+    def forget(self) -> None:
+        self._samples.clear()
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from engine.api.request import Request
+from engine.scheduling.costs import Usual
 from engine.scheduling.step import Step
 
 # The sizes of steps, decodes included, that are measured and chosen. On a GPU, the smaller ones are graphs.
@@ -52,7 +53,7 @@ class StepPace:
 
     factor: float | None = None  # how much longer a step may be than its decodes alone; None: any time
     limited: int = 0  # prompt tokens of the last step beside decodes, if it had room for more; else 0
-    _plain: dict[int, deque[float]] = field(default_factory=dict)  # seconds by the number of decodes
+    _plain: Usual[int] = field(default_factory=lambda: Usual(_PLAIN))  # seconds by the number of decodes
     _sizes: dict[int, _Measured] = field(default_factory=dict)
     _steps: int = 0  # with prompts beside decodes
     _alone: int = 0  # steps left that measure the decodes
@@ -65,7 +66,7 @@ class StepPace:
 
     def forget(self) -> None:
         """Drop all measurements: the model or its form has changed."""
-        self._plain.clear()
+        self._plain.forget()
         self._sizes.clear()
 
     def observe(self, step: Step, prefill: int, seconds: float, behind: Step | None) -> None:
@@ -76,12 +77,12 @@ class StepPace:
         rows = _ROWS[bisect_left(_ROWS, decodes)]
         if not prefill:
             if behind is None or not behind.prefill:  # else its launch may have taken longer than this step
-                self._plain.setdefault(rows, deque(maxlen=_PLAIN)).append(seconds)
+                self._plain.observe(rows, seconds)
                 self._since = 0
             return
         self._steps += 1
         self._since += 1
-        if (usual := self._usual(rows)) is not None:
+        if (usual := self._plain.of(rows, PLAIN_LEAST)) is not None:
             measured = self._sizes.setdefault(SIZES[bisect_left(SIZES, step.tokens)], _Measured())
             measured.observe(_pairs_of(step), seconds - usual)
 
@@ -108,7 +109,7 @@ class StepPace:
 
         0: it measures the decodes alone.
         """
-        usual = self._usual(_ROWS[bisect_left(_ROWS, decodes)])
+        usual = self._plain.of(_ROWS[bisect_left(_ROWS, decodes)], PLAIN_LEAST)
         if not self._alone and (usual is None or self._since >= REFRESH):
             self._alone, self._since = ALONE + 1, 0
         if self._alone > 1:
@@ -120,11 +121,6 @@ class StepPace:
         found = least if usual is None else self._largest(decodes, start, most, allowed)
         self.limited = found if found < most else 0
         return found
-
-    def _usual(self, rows: int) -> float | None:
-        """The time of a step of decodes alone: the lower quartile, since a busy host makes steps longer."""
-        samples = sorted(self._plain.get(rows, ()))
-        return samples[(len(samples) - 1) // 4] if len(samples) >= PLAIN_LEAST else None
 
     def _largest(self, decodes: int, start: int, most: int, allowed: float) -> int:
         """The most prompt tokens whose step takes at most `allowed` seconds more than the decodes alone."""

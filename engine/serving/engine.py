@@ -59,7 +59,7 @@ class Engine:
         self.error, self.warmed = "", 1.0  # why the engine is dead, or ""; the finished share of a warm-up
         self._number = itertools.count(first_request).__next__
         self.outputs = OutputProcessor(scheduler, self.meters, bus, self.clock, self._number, limits.stop_ids)
-        self._seeds, self._costs = random.Random(seed), StepCosts(scheduler)
+        self._seeds, self._costs = random.Random(seed), StepCosts(scheduler, self.meters.forms)
         self._flights: deque[Flight] = deque()
         self._recording, self.adapters = EngineRecording(scheduler), AdapterRegistry(scheduler, info.model)
         self._switches, self._lifecycle = Switches(scheduler, runner), Lifecycle(scheduler)
@@ -310,7 +310,7 @@ class Engine:
             return
         now, prefill = self.clock(), step.prefill
         behind = self._flights[0].step if self._flights else None
-        self._costs.observe(flight, prefill, result, now, behind)
+        self._costs.observe(flight, prefill, result, now, behind, self.runner.weights_scheme)
         self.outputs.take(step, result, now)
         spent = (flight.scheduling, flight.launching, now - began, self.clock() - now)
         self.meters.step(now, step, prefill, spent)

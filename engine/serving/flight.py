@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from engine.execution.protocol import StepResult
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
+from engine.serving.form_times import FormTimes
 
 
 @dataclass(slots=True)
@@ -19,21 +20,28 @@ class Flight:
 
 
 class StepCosts:
-    """Reports to the scheduler what steps cost."""
+    """Notes what steps cost: for the scheduler, and for each form of weights and cache."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler, self._committed_at = scheduler, 0.0
+    def __init__(self, scheduler: Scheduler, forms: FormTimes) -> None:
+        self._scheduler, self._forms, self._committed_at = scheduler, forms, 0.0
 
     def observe(
-        self, flight: Flight, prefill: int, result: StepResult, now: float, behind: Step | None
+        self, flight: Flight, prefill: int, result: StepResult, now: float, behind: Step | None, weights: str
     ) -> None:
-        """The result has come `now`; it may have waited for the step before. `behind`: the next one."""
+        """The result has come `now`; it may have waited for the step before. `behind`: the next one.
+
+        `weights`: their scheme.
+        """
         begun, self._committed_at = max(self._committed_at, now - result.seconds), now
-        scheduler, step = self._scheduler, flight.step
+        scheduler, step, seconds = self._scheduler, flight.step, now - begun
         if flight.follows or result.compiled:
             return
-        if prefill or behind is None or not behind.prefill:  # else the next launch may have taken longer
-            scheduler.costs.observe_step(prefill, now - begun, step.tokens - prefill)
-        scheduler.pace.observe(step, prefill, now - begun, behind)
-        if not prefill and len(step.rows):
-            scheduler.speculator.observe_step(step, now - begun)
+        alone = behind is None or not behind.prefill  # else its launch may have taken longer
+        if prefill or alone:
+            scheduler.costs.observe_step(prefill, seconds, step.tokens - prefill)
+        scheduler.pace.observe(step, prefill, seconds, behind)
+        if prefill or not (rows := len(step.rows)):
+            return
+        scheduler.speculator.observe_step(step, seconds)
+        if not step.drafts and alone:
+            self._forms.observe(weights, scheduler.kv.kv_scheme, rows, seconds)

@@ -7,6 +7,7 @@ import numpy as np
 from engine.api.histogram import Histogram
 from engine.api.snapshot import Quantiles, StepTimes, Throughput
 from engine.scheduling.step import Step
+from engine.serving.form_times import FormTimes
 
 _WINDOW = 1.0  # seconds that a rate covers
 _LEAST = 0.05  # minimum seconds; a single short step would give too high a rate
@@ -20,7 +21,7 @@ class Meters:
 
     def __init__(self) -> None:
         self.finished = 0
-        self.iteration_tokens = Histogram(_STEP_TOKENS)
+        self.iteration_tokens, self.forms = Histogram(_STEP_TOKENS), FormTimes()
         self._ttft: deque[float] = deque(maxlen=_SAMPLES)
         self._itl: deque[float] = deque(maxlen=_SAMPLES)
         # start, end, rows, prefill tokens, decode tokens
@@ -36,6 +37,7 @@ class Meters:
         self.iteration_tokens = Histogram(_STEP_TOKENS)
         for samples in (self._ttft, self._itl, self._steps):
             samples.clear()
+        self.forms.forget()
 
     def step(self, at: float, step: Step, prefill: int, spent: tuple[float, float, float, float]) -> None:
         """Record a committed step; `spent` is its seconds of schedule, launch, wait and commit."""

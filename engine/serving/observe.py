@@ -82,6 +82,7 @@ def snapshot(
         ttft=meters.ttft(),
         itl=meters.itl(),
         iteration_tokens=meters.iteration_tokens.view(),
+        form_times=meters.forms.view(),
         finished=meters.finished,
         memory=memory,
         switches=switches,

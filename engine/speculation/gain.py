@@ -1,56 +1,45 @@
 """Whether drafting pays off for a row, from the tokens it gained and the time it cost."""
 
-from collections import deque
 from dataclasses import dataclass, field
+
+from engine.scheduling.costs import Usual
 
 TRIES, HOPELESS = 4, 2  # verifications before a row is judged; the same if no draft was accepted
 REST = (64, 1024)  # tokens without drafts after a loss: the first time, and at most
 INHERITED = 256  # tokens a new request pauses at most because the previous one lost
 LOSES = 1.02  # a smaller gain is within the noise of step times
 PLAIN_SAMPLES, REFRESH = 3, 64  # plain steps to measure first; drafting steps until the next plain one
-_SAMPLES = 31
 _NEWEST = 0.1  # the weight of the newest verification
 
 
 class Prices:
-    """The cost of a drafted token, as a share of a plain step.
-
-    Other load on the machine only makes steps longer, so a step's cost is the lower quartile of its times.
-    """
+    """The cost of a drafted token, as a share of a plain step."""
 
     def __init__(self) -> None:
-        self._plain: dict[int, deque[float]] = {}
+        self._plain = Usual[int]()
         self._since: dict[int, int] = {}  # drafting steps since the newest plain one
-        self._extra: dict[tuple[str, int], deque[float]] = {}
+        self._extra = Usual[tuple[str, int]]()
 
     def observe_plain(self, rows: int, seconds: float) -> None:
         size = rows.bit_length()
-        if (samples := self._plain.get(size)) is None:
-            samples = self._plain[size] = deque(maxlen=_SAMPLES)
-        samples.append(seconds)
+        self._plain.observe(size, seconds)
         self._since[size] = 0
 
     def observe_drafts(self, kind: str, rows: int, drafted: int, seconds: float) -> None:
         size = rows.bit_length()
         self._since[size] = self._since.get(size, 0) + 1
-        if (plain := self._plain.get(size)) is not None:
-            usual = _usual(plain)
+        if (usual := self._plain.of(size)) is not None:
             share = (seconds - usual) / usual / drafted if usual else 0.0
-            self._extra.setdefault((kind, size), deque(maxlen=_SAMPLES)).append(share)
+            self._extra.observe((kind, size), share)
 
     def wants_plain(self, rows: int) -> bool:
         """Whether the next step should run without drafts, as a baseline."""
         size = rows.bit_length()
-        return len(self._plain.get(size, ())) < PLAIN_SAMPLES or self._since[size] >= REFRESH
+        return self._plain.count(size) < PLAIN_SAMPLES or self._since[size] >= REFRESH
 
     def of(self, kind: str, rows: int) -> float:
         """Return the cost of a drafted token in steps of `rows` rows, or 0 with too few samples."""
-        seen = self._extra.get((kind, rows.bit_length()))
-        return max(0.0, _usual(seen)) if seen and len(seen) >= TRIES else 0.0
-
-
-def _usual(samples: deque[float]) -> float:
-    return sorted(samples)[len(samples) // 4]
+        return max(0.0, self._extra.of((kind, rows.bit_length()), TRIES) or 0.0)
 
 
 @dataclass(slots=True)

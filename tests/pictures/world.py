@@ -14,6 +14,7 @@ from engine.api.events import Admitted, Event, Finished, FirstToken, Preempted, 
 from engine.api.params import SamplingParams
 from engine.api.snapshot import (
     BlockView,
+    FormTime,
     Load,
     Reads,
     RequestView,
@@ -71,6 +72,7 @@ SCHEMES = (
     SchemeView("bnb-nf4", "bitsandbytes is not installed", 0),
 )
 FORMS = (SchemeView("none", "", 147_456, BLOCKS), SchemeView("int8", "", 74_880, 1_008))
+FORM_TIMES = (FormTime("none", "none", 2, 8, 0.00212, 31), FormTime("int8", "none", 2, 8, 0.00174, 31))
 
 
 class Device(FakeBackend):
@@ -143,6 +145,7 @@ def _moment(step: int) -> Snapshot:
         reads=Reads(4_000_000_000, ((0, 147_456),)),
         schemes=SCHEMES,
         kv_schemes=FORMS,
+        form_times=FORM_TIMES,
         load=Load(0.87, 412.0, 700.0),
     )
 

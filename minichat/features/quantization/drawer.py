@@ -1,6 +1,6 @@
 """The quantization drawer: how the engine stores weights and KV cache, and the memory left."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import ClassVar, Self
 
@@ -19,6 +19,7 @@ from textual.widgets.option_list import Option
 
 from engine.api.snapshot import SchemeView, Snapshot
 from minichat.models.progress import size
+from minichat.plural import plural
 from minichat.ui.dialogs.options import Options
 from minichat.ui.marks import UNICODE, Marks
 from minichat.ui.panes.keybar import Hints
@@ -65,32 +66,42 @@ class Schemes(Options):
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: tuple[Sequence[SchemeView], str, Marks] = ((), "", UNICODE)
+        self._seen: tuple[Sequence[SchemeView], Mapping[str, str], str, Marks] = ((), {}, "", UNICODE)
         self._shown: tuple[object, ...] = ()
 
-    def see(self, schemes: Sequence[SchemeView], present: str, marks: Marks) -> None:
-        self._seen = (schemes, present, marks)
+    def see(
+        self, schemes: Sequence[SchemeView], times: Mapping[str, str], present: str, marks: Marks
+    ) -> None:
+        """`times`: of a step, by the names of the schemes that were measured."""
+        self._seen = (schemes, times, present, marks)
         self._show()
 
     def on_resize(self) -> None:
         self._show()
 
     def _show(self) -> None:
-        schemes, present, marks = self._seen
+        schemes, times, present, marks = self._seen
         padding = self.get_component_styles("option-list--option").padding.width
         width = max(self.scrollable_content_region.width - padding - _LABEL, 1)
         if (shown := (*self._seen, width)) == self._shown:
             return
-        at, self._shown = self.highlighted, shown
-        self.clear_options()
+        at, self._shown, prompts = self.highlighted, shown, dict[str, Content]()
         for above, each in zip((None, *schemes), schemes, strict=False):
             mark = marks.bar if each.name == present else " "
             line = f"{mark} {each.name:{_LABEL - 2}}", "$text-muted" if each.why_not else "$text"
-            room = f"  {each.blocks:,} blocks" if each.blocks else ""
             again = above is not None and above.why_not == each.why_not
-            why_not = "as above" if again else f"\n{' ' * _LABEL}".join(wrap(each.why_not, width))
-            rest = why_not if each.why_not else f"{size(each.nbytes):>7}{room}"
-            self.add_option(Option(Content.assemble(line, (rest, "$text-muted")), id=each.name))
+            lines = ["as above"] if again else wrap(each.why_not, width)
+            if not each.why_not:
+                lines = costs(each, times.get(each.name, ""), width)
+            rest = f"\n{' ' * _LABEL}".join(lines)
+            prompts[each.name] = Content.assemble(line, (rest, "$text-muted"))
+        if [each.id for each in self.options] == [*prompts]:  # a new list would scroll to its highlight
+            for name, prompt in prompts.items():
+                self.replace_option_prompt(name, prompt)
+            self.refresh(layout=True)
+        else:
+            self.clear_options()
+            self.add_options([Option(prompt, id=name) for name, prompt in prompts.items()])
         place = next((place for place, each in enumerate(schemes) if each.name == present), None)
         self.highlighted = place if at is None else at
 
@@ -169,8 +180,11 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         self.scheme.rows = scheme(snapshot)
         self.memory.rows = memory(snapshot.memory)
         self.room.rows = room(snapshot)
-        self.schemes.see(schemes(snapshot), snapshot.quantization, self._marks)
-        self.forms.see(snapshot.kv_schemes, snapshot.kv_scheme, self._marks)
+        offered, forms = schemes(snapshot), snapshot.kv_schemes
+        self.schemes.see(
+            offered, times(snapshot, offered, of_cache=False), snapshot.quantization, self._marks
+        )
+        self.forms.see(forms, times(snapshot, forms, of_cache=True), snapshot.kv_scheme, self._marks)
         self.forms.display = self._of_forms.display = bool(snapshot.kv_schemes)
         self._changing = snapshot.change is not None and not snapshot.change.over
         self.change.update(Content(change(snapshot, self._marks)))
@@ -227,6 +241,47 @@ def schemes(shot: Snapshot) -> tuple[SchemeView, ...]:
     )
 
 
+def times(shot: Snapshot, offered: Sequence[SchemeView], *, of_cache: bool) -> dict[str, str]:
+    """The measured times of a step, by scheme, for as many rows as the newest step had."""
+    return {each.name: time for each in offered if (time := step_time(shot, each.name, of_cache=of_cache))}
+
+
+def step_time(shot: Snapshot, name: str, *, of_cache: bool) -> str:
+    """The time of a step with this scheme and the present other one; empty: not measured."""
+    form = (shot.quantization, name) if of_cache else (name, shot.kv_scheme)
+    if (found := shot.form_time(*form)) is None:
+        return ""
+    return f"{found.seconds * 1e3:.3g} ms" if found.seconds < 0.9995 else f"{found.seconds:.2f} s"
+
+
+def costs(of: SchemeView, time: str, width: int) -> list[str]:
+    """Bytes, blocks, and the time of a step, in one line if it fits."""
+    line = f"{size(of.nbytes):>7}" + (f"  {of.blocks:,} blocks" if of.blocks else "")
+    if not time:
+        return [line]
+    whole = f"{line}  {time} a step"
+    return [whole] if len(whole) <= width else [line, f"{time:>7} a step"]
+
+
+def before_and_then(now: str, then: str) -> tuple[str, str]:
+    """The present time of a step and another one, if both are known, in words that fit into the drawer."""
+    if not then:
+        return ("not measured yet",) * 2
+    if not now or now == then:
+        return (f"{then} a step",) * 2
+    return now.removesuffix(f" {then.rpartition(' ')[2]}"), f"{then} a step"
+
+
+def rows_of_steps(shot: Snapshot) -> str:
+    """How many rows the measured steps had, such as "2-8 rows"; empty: none was measured."""
+    if not shot.form_times:
+        return ""
+    rows, most = shot.form_times[0].rows, shot.form_times[0].most
+    if rows == most:
+        return plural(rows, "row")
+    return f"{rows}-{most} rows" if most else f"{rows}+ rows"
+
+
 def change(shot: Snapshot, marks: Marks) -> str:
     """A running or failed conversion."""
     if (found := shot.change) is None:
@@ -244,7 +299,7 @@ def change(shot: Snapshot, marks: Marks) -> str:
 
 
 def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple[Content, ...]:
-    """Sizes of weights and cache with a scheme; changed figures show both values."""
+    """Sizes of weights and cache with a scheme, and its steps; changed figures show both values."""
     of_weights = schemes(shot)
     offered, present = (shot.kv_schemes, shot.kv_scheme) if of_cache else (of_weights, shot.quantization)
     views = {each.name: each for each in offered}
@@ -270,11 +325,13 @@ def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple
         return Content.assemble((f"{label:{_LABEL}}", "$text-muted"), (figures, "$text"))
 
     tokens = (f"{count * shot.block_size:,}" for count in (blocks, blocks_then))
+    steps = (step_time(shot, each, of_cache=of_cache) for each in (present, name))
     return (
         title,
         row("weights", size(weights), size(weights_then)),
         row("KV cache", size(cache), size(cache_then)),
         row("tokens", *tokens),
+        row(rows_of_steps(shot) or "a step", *before_and_then(*steps)),
     )
 
 

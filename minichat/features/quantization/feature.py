@@ -84,7 +84,7 @@ QUANTIZATION = Feature(
     #quantization Figures { height: auto; }
     #quantization:focus-within .section { color: $text-accent; }
     #quantization Schemes { height: auto; border: none; padding: 0; background: $surface; }
-    #quantization .preview { dock: bottom; height: 4; background: $surface; }
+    #quantization .preview { dock: bottom; height: 5; background: $surface; }
     #quantization.-unloaded .section, #quantization .unloaded { display: none; }
     #quantization.-unloaded .unloaded { display: block; color: $text-muted; }
     #quantization .change { height: auto; display: none; color: $text-warning; }

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from engine.api.errors import BadInput
-from engine.api.snapshot import Change, SchemeView, TierView
+from engine.api.snapshot import Change, FormTime, SchemeView, TierView
 from minichat.clients.fake import FakeBackend
-from minichat.features.quantization.drawer import memory, room, scheme, schemes
+from minichat.features.quantization.drawer import memory, room, rows_of_steps, scheme, schemes
 from tests.app.conftest import run, snapshot
 from tests.cases import SIZES
 
@@ -273,6 +273,7 @@ async def test_the_scheme_under_the_cursor_is_previewed(bench: Callable[..., Any
             "weights 4.00 GB",
             "KV cache 134 MB",
             "tokens 1,024",
+            "a step not measured yet",
         ]
         await it.pilot.press("down")
         await it.until(lambda: "int8" in shown()[0])
@@ -281,6 +282,7 @@ async def test_the_scheme_under_the_cursor_is_previewed(bench: Callable[..., Any
             "weights 4.00 GB → 2.20 GB",
             "KV cache 134 MB → 268 MB",
             "tokens 1,024 → 2,048",
+            "a step not measured yet",
         ]
         assert "4.00 GB → 2.20 GB" in it.screen_text(), "without scrolling"
         await it.pilot.press("down")
@@ -291,6 +293,7 @@ async def test_the_scheme_under_the_cursor_is_previewed(bench: Callable[..., Any
             "weights 4.00 GB",
             "KV cache 134 MB",
             "tokens 1,024 → 2,016",
+            "a step not measured yet",
         ]
         assert (backend.quantized, backend.recached) == ([], [])
 
@@ -309,3 +312,66 @@ async def test_the_present_weights_are_as_large_as_in_the_monitor(
         assert "int8       8.09 MB" in it.screen_text() and "7.94" not in it.screen_text()
         await it.pilot.press("up")
         await it.until(lambda: "8.09 MB → 12.6 MB" in it.screen_text())
+
+
+WEIGHTS = (SchemeView("none", "", 4_000_000_000, 64), SchemeView("int8", "", 2_200_000_000, 1_128))
+WEIGHTS += (SchemeView("int4", "", 1_300_000_000, 2_256),)
+FORMS = (SchemeView("none", "", 131_072, 64), SchemeView("int8", "", 66_560, 126))
+INT8 = FormTime("int8", "none", 2, 8, 0.00914, 31)
+TIMES = (
+    INT8,
+    FormTime("none", "none", 2, 8, 0.01234, 31),
+    FormTime("int8", "int8", 2, 8, 1.5, 4),
+    FormTime("int4", "none", 1, 1, 0.000635, 31),  # with another number of rows
+)
+
+
+@run
+@pytest.mark.parametrize("size", SIZES)
+async def test_the_measured_time_of_a_step_is_beside_each_scheme(
+    bench: Callable[..., Any], size: tuple[int, int]
+) -> None:
+    """Those of weights with the present cache, and the other way around."""
+    kind = {"schemes": WEIGHTS, "kv_schemes": FORMS, "quantization": "int8"}
+    async with bench(size, backend=FakeBackend([snapshot(**kind)])) as it:
+
+        def shown() -> list[str]:
+            return [" ".join(line.split()) for line in str(it.quantization.preview.content).splitlines()]
+
+        await it.pilot.press("f4")
+        await it.until(lambda: shown() and shown()[-1] == "a step not measured yet")
+        assert " ms a step" not in it.screen_text()
+        it.main.show_snapshot(snapshot(**kind, form_times=TIMES))
+        await it.until(lambda: "2-8 rows     9.14 ms a step" in it.screen_text())
+        assert "12.3 ms a step" in it.screen_text() and "0.635" not in it.screen_text()
+        assert it.quantization.schemes.highlighted == 1
+        await it.pilot.press("up")
+        await it.until(lambda: shown()[-1] == "2-8 rows 9.14 → 12.3 ms a step")
+        assert "2-8 rows     9.14 → 12.3 ms a step" in it.screen_text()
+        await it.pilot.press("down", "down")
+        await it.until(lambda: shown()[-1] == "2-8 rows not measured yet")
+        await it.pilot.press("tab", "down")
+        await it.until(lambda: shown()[-1] == "2-8 rows 9.14 ms → 1.50 s a step")
+        assert "1.50 s a step" in it.screen_text()
+
+
+@run
+async def test_a_new_time_does_not_scroll_the_drawer(bench: Callable[..., Any]) -> None:
+    kind = {"schemes": WEIGHTS, "kv_schemes": FORMS, "quantization": "int8"}
+    async with bench((80, 24), backend=FakeBackend([snapshot(**kind, form_times=TIMES)])) as it:
+        await it.pilot.press("f4")
+        await it.until(lambda: "12.3 ms a step" in it.screen_text())
+        it.quantization.scroll_end(animate=False)
+        await it.until(lambda: "at most" in it.screen_text())
+        at = it.quantization.scroll_y
+        it.main.show_snapshot(snapshot(**kind, form_times=(INT8._replace(seconds=0.02), *TIMES[1:])))
+        await it.until(lambda: "2-8 rows     20 ms a step" in it.screen_text())
+        assert "at most" in it.screen_text() and it.quantization.scroll_y == at
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "words"), [(1, 1, "1 row"), (33, 128, "33-128 rows"), (129, 0, "129+ rows")]
+)
+def test_how_many_rows_a_step_had(rows: int, most: int, words: str) -> None:
+    assert rows_of_steps(snapshot(form_times=(FormTime("none", "none", rows, most, 0.01, 3),))) == words
+    assert rows_of_steps(snapshot()) == ""

@@ -122,7 +122,7 @@ class TestRoundTrips:
         for _ in range(20):
             engine.step()
         snapshot = engine.snapshot()
-        assert snapshot.running == 6
+        assert snapshot.running == 6 and snapshot.form_times
         assert same(wire.decode_snapshot(sent(wire.encode_snapshot(snapshot))), snapshot)
 
     @pytest.mark.parametrize(

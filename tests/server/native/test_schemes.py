@@ -44,6 +44,13 @@ def reply(client: httpx.Client) -> str:
     return text
 
 
+def forms(client: httpx.Client) -> set[tuple[str, str]]:
+    """The forms in which steps were measured."""
+    found = shot(client).form_times
+    assert all(0 < each.seconds < 10 and 0 < each.steps < 32 for each in found)
+    return {(each.weights, each.cache) for each in found}
+
+
 def events_of_change(client: httpx.Client, path: str, scheme: str, until: type[Event]) -> list[Event]:
     """Request the change and return the events up to one of class `until`."""
     with client.stream("GET", "/events") as response:
@@ -72,10 +79,12 @@ def test_weights_change_and_change_back_while_a_reply_runs(client: httpx.Client)
     assert (steps[-1].done, events[-1].error) == (steps[-1].total, "")  # type: ignore[attr-defined]
     assert client.get("/engine").json()["quantization"] == "int4"
     assert [view.id for view in shot(client).requests] == [running["request"]], "the reply has ended"
+    assert becomes(lambda: ("int4", "none") in forms(client))
     assert client.delete(f"/engine/replies/{running['id']}").status_code == 204
     assert client.post("/engine/quantization", json={"scheme": "none"}).status_code == 202
     assert settled(client, "none")
     assert reply(client) == before
+    assert forms(client) >= {("none", "none"), ("int4", "none")}, "a form that was left keeps its times"
 
 
 def test_a_change_is_cancelled(client: httpx.Client) -> None:
@@ -100,6 +109,7 @@ def test_the_cache_changes_while_no_reply_runs(client: httpx.Client) -> None:
     assert shot(client).kv_scheme == shot(client).kv_dtype == "int8"
     running = client.post("/engine/replies", json={"prompt": "tell me", "params": {"max_tokens": 300}}).json()
     assert "while requests are alive" in refused(client, "/engine/kv", {"scheme": "none"})
+    assert becomes(lambda: forms(client) >= {("none", "none"), ("none", "int8")})
     client.delete(f"/engine/replies/{running['id']}")
     assert becomes(lambda: client.post("/engine/kv", json={"scheme": "none"}).status_code == 204)
     assert reply(client) == before
