@@ -211,6 +211,10 @@ def load_share(
         collective = None  # a stage of one rank
     config = replace(config, block_size=block_size_for(config.attention, config.block_size))
     use(device := pick(config.device))
+    if device.type == "cuda":
+        from engine.kernels.triton.precompile import load_ahead  # imports Triton
+
+        load_ahead(replace(config, seed=None, first_request=0), place, _device_name(device))
     model = _load(config, place, device, progress, collective, stage)
     dtype = next(iter(model.parameters())).dtype
     caches = model.config.layers if collective is None else cast(Decoder, model).caches

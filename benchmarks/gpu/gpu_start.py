@@ -109,8 +109,11 @@ def _phases(config: EngineConfig) -> Seconds:
     phases.note("torch imported")
     __import__("engine.assembly")
     phases.note("the engine imported")
+    from engine.devices import pick
     from engine.start import start
 
+    if on_gpu := pick(config.device).type == "cuda":
+        kernels.watch()
     doing = ""
 
     def phase(name: str) -> None:
@@ -124,8 +127,6 @@ def _phases(config: EngineConfig) -> Seconds:
     from engine.serving.warm_up import WarmUp
 
     warm_up = WarmUp(engine, engine.runner.graph_sizes)
-    if on_gpu := warm_up.share < 1:
-        kernels.watch()
     rehearsed, rehearse = 0.0, engine.runner.start_compiling
 
     def timed(kinds: Any) -> Any:

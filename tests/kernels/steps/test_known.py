@@ -1,0 +1,129 @@
+"""Kernels that an earlier process used are loaded before a step asks for them. No GPU is needed."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="no Triton here")
+
+from triton import knobs
+
+from engine.kernels.triton import precompile as rehearsal
+from engine.kernels.triton.known import KnownKernels, known_kernels
+from engine.kernels.triton.precompile import load_ahead, start_compiling
+from tests.kernels.steps.recording_driver import NEW, RecordingDriver, both, one, precompile, x
+from tests.kernels.steps.test_compiles import SMALL, decode, prompts
+from tests.waiting import becomes
+
+Changed = Callable[[list[Any]], object]
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The list of kernels. Triton's cache is the usual one."""
+    file = tmp_path / "folder" / "kernels.json"
+    monkeypatch.setattr(rehearsal, "known_kernels", lambda name: KnownKernels(file))
+    yield file
+    rehearsal._known.clear()
+
+
+def known() -> KnownKernels:
+    (found,) = rehearsal._known
+    return found
+
+
+def restart(gpu: RecordingDriver) -> set[str]:
+    """Begin like a new process: the GPU has no kernels. Return those that are loaded ahead."""
+    gpu.device = next(NEW)
+    gpu.loaded.clear()
+    load_ahead("a model")
+    start_compiling(lambda: None).wait()  # waits for them
+    gpu.missing.clear()
+    return {*gpu.loaded}
+
+
+def used_once(gpu: RecordingDriver, step: Callable[[], None] = both) -> None:
+    assert restart(gpu) == set()
+    precompile(step)
+    known().save()
+
+
+def test_kernels_of_the_last_process_are_loaded_ahead(gpu: RecordingDriver) -> None:
+    used_once(gpu)
+    assert restart(gpu) == {"one", "two"}
+    precompile(both)
+    both()
+    assert (gpu.missing, sorted(gpu.loaded), gpu.launched) == ([], ["one", "two"], ["one", "two"])
+
+
+@pytest.mark.parametrize(
+    "step", [lambda: decode(SMALL, 1, "none", "none"), lambda: prompts("none")], ids=["decode", "prompts"]
+)
+def test_every_kernel_of_a_step_is_known(
+    gpu: RecordingDriver, step: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton also finds it compiled: what its entry says leads to the same file."""
+    used_once(gpu, step)
+    needed, compiled = {*gpu.loaded}, list[bool]()
+    monkeypatch.setattr(
+        knobs.compilation, "listener", lambda *, cache_hit, **rest: compiled.append(not cache_hit)
+    )
+    assert restart(gpu) == needed
+    step()
+    assert not gpu.missing
+    assert not any(compiled)
+
+
+def test_a_kernel_used_later_is_added(gpu: RecordingDriver) -> None:
+    used_once(gpu, lambda: one[(1,)](x()))
+    assert restart(gpu) == {"one"}
+    precompile(both)
+    known().save()
+    assert restart(gpu) == {"one", "two"}
+
+
+def test_the_file_is_written_once_no_kernel_is_new(
+    gpu: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.kernels.triton.known._QUIET", 0.0)
+    assert restart(gpu) == set()
+    precompile(both)
+    assert becomes(lambda: restart(gpu) == {"one", "two"})
+
+
+def test_another_configuration_has_others() -> None:
+    files = {known_kernels(*each)._file for each in [("a", 1), ("a", 2), ("b", 1)]}
+    assert len(files) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "loaded"),
+    [
+        (lambda kernels: kernels[0].__setitem__(2, "of other source"), 1),
+        (lambda kernels: kernels[0].__setitem__(0, "no.such.module"), 1),
+        (lambda kernels: kernels[0].__setitem__(1, "no_such_kernel"), 1),
+        (lambda kernels: kernels[0].__setitem__(3, "{}"), 1),
+        (lambda kernels: kernels[0].pop(), 0),
+        (lambda kernels: kernels.clear(), 0),
+    ],
+)
+def test_what_has_changed_is_compiled_at_its_launch(
+    gpu: RecordingDriver, file: Path, change: Changed, loaded: int
+) -> None:
+    used_once(gpu)
+    kernels = json.loads(file.read_text())
+    change(kernels)
+    file.write_text(json.dumps(kernels))
+    assert len(restart(gpu)) == loaded
+    both()
+    assert gpu.launched == ["one", "two"]
+    assert len(gpu.missing) == 2 - loaded
+
+
+def test_a_folder_that_cannot_be_written_is_no_problem(gpu: RecordingDriver, file: Path) -> None:
+    file.parent.touch()
+    used_once(gpu)
+    assert restart(gpu) == set()
