@@ -1,4 +1,4 @@
-"""What an engine's start can do on other threads: import torch, and create the GPU's context beside it."""
+"""What an engine's start does while its modules are imported: torch, and the GPU's context beside it."""
 
 import ctypes
 import os
@@ -69,11 +69,10 @@ def _prepare(device: str, imported: threading.Event) -> None:
 
 
 def import_torch() -> None:
-    """Import torch on another thread. Who needs it before it is there waits for that thread."""
-    threading.Thread(target=_import_torch, name="torch", daemon=True).start()
+    """Import torch. Another thread that needs it before it is there waits for this one.
 
-
-def _import_torch() -> None:
+    Best on the main thread: the memory of others grows by a call of the system for each page, 11,000 here.
+    """
     with short_turns(), suppress(Exception), quick_frames():  # the import that needs it reports why
         _load_libraries()
         done_at["torch's libraries"] = time.monotonic()

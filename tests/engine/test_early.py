@@ -50,7 +50,7 @@ IMPORT = """
 import inspect
 from engine import early
 usual = inspect.getmodule
-early._import_torch()
+early.import_torch()
 print(inspect.getmodule is usual)
 """
 
