@@ -9,6 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Hashable
+from contextlib import suppress
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -45,6 +46,12 @@ class KnownKernels:
         self._kernels: dict[KnownKernel, None] = {}  # used or loaded by this process
         self._timer: Timer | None = None
 
+    def import_modules(self) -> None:
+        """Import the modules of the file's kernels, which the engine needs anyway."""
+        for module in dict.fromkeys(kernel.module for kernel in self._read()):
+            with suppress(Exception):  # it has been removed, or cannot be imported; `preload` reports it
+                import_module(module)
+
     def preload(self) -> None:
         """Load all of the file. One that cannot be loaded is left out."""
         for kernel in self._read():
@@ -75,13 +82,15 @@ class KnownKernels:
             kernels = list(self._kernels)
         if set(kernels) == set(self._read()):
             return
+        part = self._file.with_suffix(f".{os.getpid()}")
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            part = self._file.with_suffix(f".{os.getpid()}")
+            part.parent.mkdir(parents=True, exist_ok=True)
             part.write_text(json.dumps(kernels))
             part.replace(self._file)
         except OSError as error:
             log.debug("the list of kernels was not written: %s", error)
+            with suppress(OSError):
+                part.unlink()
 
     def _read(self) -> list[KnownKernel]:
         try:

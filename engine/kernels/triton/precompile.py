@@ -93,7 +93,9 @@ def load_ahead(*configuration: Hashable) -> None:
     From now on, note those that this process uses.
     """
     _known[:] = [known_kernels(*configuration)]
-    device = driver.active.get_current_device()  # here, since two threads must not create the driver
+    # Here, since two threads must not create the driver, nor import modules in different orders.
+    device = driver.active.get_current_device()
+    _known[0].import_modules()
     _loading.append(Thread(target=_load, args=(*_known, device), name="known kernels", daemon=True))
     _loading[-1].start()
 

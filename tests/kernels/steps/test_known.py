@@ -1,6 +1,8 @@
 """Kernels that an earlier process used are loaded before a step asks for them. No GPU is needed."""
 
 import json
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ Changed = Callable[[list[Any]], object]
 @pytest.fixture(autouse=True)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The list of kernels. Triton's cache is the usual one."""
-    file = tmp_path / "folder" / "kernels.json"
+    file = tmp_path / "kernels.json"
     monkeypatch.setattr(rehearsal, "known_kernels", lambda name: KnownKernels(file))
     yield file
     rehearsal._known.clear()
@@ -94,6 +96,17 @@ def test_the_file_is_written_once_no_kernel_is_new(
     assert becomes(lambda: restart(gpu) == {"one", "two"})
 
 
+def test_modules_are_imported_on_the_thread_that_starts_the_engine(
+    gpu: RecordingDriver, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads that import modules in different orders may find one that is not complete."""
+    (file.parent / "its_module.py").write_text("import threading\nthread = threading.current_thread()")
+    file.write_text(json.dumps([["its_module", "kernel", "", ""]]))
+    monkeypatch.syspath_prepend(file.parent)
+    assert restart(gpu) == set()
+    assert sys.modules.pop("its_module").thread is threading.main_thread()
+
+
 def test_another_configuration_has_others() -> None:
     files = {known_kernels(*each)._file for each in [("a", 1), ("a", 2), ("b", 1)]}
     assert len(files) == 3
@@ -124,6 +137,7 @@ def test_what_has_changed_is_compiled_at_its_launch(
 
 
 def test_a_folder_that_cannot_be_written_is_no_problem(gpu: RecordingDriver, file: Path) -> None:
-    file.parent.touch()
+    file.mkdir()
     used_once(gpu)
     assert restart(gpu) == set()
+    assert [*file.parent.iterdir()] == [file]
