@@ -42,7 +42,7 @@ class KnownKernels:
     """The kernels of one configuration. Any thread may note one."""
 
     def __init__(self, file: Path) -> None:
-        self._file, self._gate = file, Lock()
+        self._file, self._gate, self._writing = file, Lock(), Lock()
         self._kernels: dict[KnownKernel, None] = {}  # used or loaded by this process
         self._timer: Timer | None = None
 
@@ -78,10 +78,13 @@ class KnownKernels:
 
     def save(self) -> None:
         """Write the file if it has other kernels."""
-        with self._gate:
-            kernels = list(self._kernels)
-        if set(kernels) == set(self._read()):
-            return
+        with self._writing:
+            with self._gate:
+                kernels = list(self._kernels)
+            if set(kernels) != set(self._read()):
+                self._write(kernels)
+
+    def _write(self, kernels: list[KnownKernel]) -> None:
         part = self._file.with_suffix(f".{os.getpid()}")
         try:
             part.parent.mkdir(parents=True, exist_ok=True)
