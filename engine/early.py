@@ -16,6 +16,7 @@ _gate = threading.Lock()
 _usual: list[float] = []  # the interval before, once for each thread that is inside
 done_at: dict[str, float] = {}  # when each part was done, on the monotonic clock
 _prepared: dict[str, threading.Event] = {}  # by device: set once its thread imports nothing any more
+_preparing: list[threading.Thread] = []
 
 
 @contextmanager
@@ -45,12 +46,20 @@ def prepare_gpu(device: str) -> Callable[[], None]:
         begun = device in _prepared
         imported = _prepared.setdefault(device, threading.Event())
     if not begun:
-        threading.Thread(target=_prepare, args=(device, imported), name="early", daemon=True).start()
+        thread = threading.Thread(target=_prepare, args=(device, imported), name="early", daemon=True)
+        thread.start()
+        _preparing.append(thread)
 
     def wait() -> None:
         imported.wait()
 
     return wait
+
+
+def wait_for_hash() -> None:
+    """Return once Triton's files are hashed, if that has begun. Another thread would hash them again."""
+    for thread in _preparing:
+        thread.join()
 
 
 def _prepare(device: str, imported: threading.Event) -> None:

@@ -21,7 +21,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 import engine.kernels.triton.launchers  # noqa: F401  threads and processes build launchers
-from engine.early import done_at, short_turns
+from engine.early import done_at, short_turns, wait_for_hash
 from engine.kernels.triton.known import KnownKernels, known_kernels
 
 log = logging.getLogger("minichat.engine")
@@ -79,6 +79,7 @@ def start_compiling(launches: Callable[[], object]) -> CompilingKernels:
 
 
 def _start_compiling(launches: Callable[[], object]) -> CompilingKernels:
+    wait_for_hash()
     _made.set({})
     mode = _CompileMode(compiler_for(driver.active.get_current_device()))
     active_mode.set(mode)

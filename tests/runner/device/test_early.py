@@ -3,12 +3,13 @@
 import ctypes
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from engine import early
-from tests.waiting import becomes
+from tests.waiting import LIMIT, becomes
 
 
 class Driver:
@@ -57,6 +58,35 @@ def test_the_context_is_made_and_tritons_files_are_hashed(
     assert (driver.calls, driver.index) == (ALL, index)
     assert turn < 0.001
     assert sys.getswitchinterval() == usual
+
+
+def test_kernels_wait_for_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads would compute it twice."""
+    cache = pytest.importorskip("triton.runtime.cache", reason="no Triton here")
+    from engine.kernels.triton import precompile
+
+    begun, released, order = threading.Event(), threading.Event(), list[str]()
+
+    def hashed() -> None:
+        begun.set()
+        released.wait(LIMIT)
+        order.append("hashed")
+
+    def compile() -> None:
+        with suppress(RuntimeError):  # no GPU
+            precompile.start_compiling(lambda: None)
+        order.append("compiled")
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
+    monkeypatch.setattr(early, "_prepared", {})
+    monkeypatch.setattr(cache, "triton_key", hashed)
+    early.prepare_gpu("cuda")
+    assert begun.wait(LIMIT)
+    compiling = threading.Thread(target=compile)
+    compiling.start()
+    released.set()
+    compiling.join(LIMIT)
+    assert order == ["hashed", "compiled"]
 
 
 @pytest.mark.parametrize("problem", ALL)
