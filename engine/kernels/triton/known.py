@@ -20,6 +20,7 @@ import triton
 from triton import knobs
 
 _MOST = 2000  # kernels; the warm-up of a small model uses 130
+_MOST_LISTS = 50  # in the folder; the oldest ones are removed
 _QUIET = 1.0  # seconds without a new kernel after which the file is written
 
 log = logging.getLogger("minichat.engine")
@@ -90,6 +91,9 @@ class KnownKernels:
             part.parent.mkdir(parents=True, exist_ok=True)
             part.write_text(json.dumps(kernels))
             part.replace(self._file)
+            lists = sorted(part.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
+            for old in lists[:-_MOST_LISTS]:
+                old.unlink()
         except OSError as error:
             log.debug("the list of kernels was not written: %s", error)
             with suppress(OSError):

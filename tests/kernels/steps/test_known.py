@@ -1,6 +1,8 @@
 """Kernels that an earlier process used are loaded before a step asks for them. No GPU is needed."""
 
 import json
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,8 +20,31 @@ from engine.kernels.triton.known import KnownKernels, known_kernels
 from engine.kernels.triton.precompile import load_ahead, start_compiling
 from tests.kernels.steps.recording_driver import NEW, RecordingDriver, both, one, precompile, x
 from tests.kernels.steps.test_compiles import SMALL, decode, prompts
+from tests.models.tiny import write_config
 from tests.waiting import becomes
 
+WARM_UP = """
+import sys
+from triton import knobs
+from engine.api.config import EngineConfig
+from engine.kernels.triton import precompile
+from engine.serving.warm_up import WarmUp
+from engine.start import start
+
+small = {"blocks": 64, "max_context": 256, "max_running": 4}
+engine = start(EngineConfig(model=sys.argv[1], device="cuda", dummy_weights=True, **small))
+for thread in precompile._loading:
+    thread.join()
+missing = []
+knobs.runtime.jit_cache_hook = lambda *, fn, **rest: missing.append(fn.name)
+warm_up = WarmUp(engine, engine.runner.graph_sizes)
+while not warm_up.over:
+    warm_up.step()
+precompile._known[0].save()
+print(len(missing))
+engine.die("measured")
+engine.close()
+"""
 Changed = Callable[[list[Any]], object]
 
 
@@ -110,6 +135,27 @@ def test_modules_are_imported_on_the_thread_that_starts_the_engine(
 def test_another_configuration_has_others() -> None:
     files = {known_kernels(*each)._file for each in [("a", 1), ("a", 2), ("b", 1)]}
     assert len(files) == 3
+
+
+def test_the_oldest_lists_are_removed(gpu: RecordingDriver, file: Path) -> None:
+    for number in range(60):
+        old = file.with_name(f"{number}.json")
+        old.touch()
+        os.utime(old, (number, number))
+    used_once(gpu)
+    left = {each.stem for each in file.parent.iterdir()}
+    assert left == {file.stem, *map(str, range(11, 60))}
+
+
+@pytest.mark.cuda
+def test_a_second_engine_looks_for_no_kernel(tmp_path: Path) -> None:
+    """Each in a process of its own. All kernels of the warm-up are there before it begins."""
+    write_config(tmp_path)
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    given = [sys.executable, "-c", WARM_UP, str(tmp_path)]
+    missing = [int(subprocess.check_output(given, env=environment, text=True)) for _ in range(2)]
+    assert missing[0] > 5
+    assert missing[1] == 0
 
 
 @pytest.mark.parametrize(
