@@ -31,7 +31,7 @@ from engine.kernels.triton import precompile
 from engine.serving.warm_up import WarmUp
 from engine.start import start
 
-small = {"blocks": 64, "max_context": 256, "max_running": 4}
+small = {"blocks": 64, "max_context": 128, "max_running": 4}
 engine = start(EngineConfig(model=sys.argv[1], device="cuda", dummy_weights=True, **small))
 for thread in precompile._loading:
     thread.join()
