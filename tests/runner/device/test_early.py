@@ -4,11 +4,14 @@ import ctypes
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine import early
+from engine.api.config import EngineConfig, ModelPlace
 from tests.waiting import LIMIT, becomes
 
 
@@ -117,3 +120,23 @@ def test_turns_are_short_until_the_last_thread_has_left() -> None:
     assert sys.getswitchinterval() < usual
     other.__exit__(None, None, None)
     assert sys.getswitchinterval() == usual
+
+
+@pytest.mark.parametrize("problem", [ImportError("no triton"), RuntimeError("0 active drivers")])
+def test_an_engine_starts_without_triton(monkeypatch: pytest.MonkeyPatch, problem: Exception) -> None:
+    """Other backends do without it."""
+    precompile = pytest.importorskip("engine.kernels.triton.precompile", reason="no Triton here")
+    from engine import assembly
+
+    def fails(*given: object) -> None:
+        raise problem
+
+    def loads(*given: object) -> None:
+        raise FileNotFoundError("the model is loaded")
+
+    monkeypatch.setattr(precompile, "load_ahead", fails)
+    for name, found in {"pick": torch.device("cuda"), "use": None, "_device_name": "a GPU"}.items():
+        monkeypatch.setattr(assembly, name, lambda *given, found=found: found)
+    monkeypatch.setattr(assembly, "_load", loads)
+    with pytest.raises(FileNotFoundError):
+        assembly.load_share(EngineConfig(model="m"), ModelPlace("m", Path()))
