@@ -5,6 +5,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -211,6 +212,11 @@ def load_share(
         collective = None  # a stage of one rank
     config = replace(config, block_size=block_size_for(config.attention, config.block_size))
     use(device := pick(config.device))
+    if device.type == "cuda":
+        with suppress(ImportError, RuntimeError):  # without Triton, or a driver for it
+            from engine.kernels.triton.precompile import load_ahead
+
+            load_ahead(replace(config, seed=None, first_request=0), place, _device_name(device))
     model = _load(config, place, device, progress, collective, stage)
     dtype = next(iter(model.parameters())).dtype
     caches = model.config.layers if collective is None else cast(Decoder, model).caches

@@ -1,4 +1,4 @@
-"""What an engine's start can do on other threads: import torch, and create the GPU's context beside it."""
+"""What an engine's start does while its modules are imported: torch, and the GPU's context beside it."""
 
 import ctypes
 import os
@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
 
 _TURN = 0.0005  # seconds
 _gate = threading.Lock()
 _usual: list[float] = []  # the interval before, once for each thread that is inside
 done_at: dict[str, float] = {}  # when each part was done, on the monotonic clock
 _prepared: dict[str, threading.Event] = {}  # by device: set once its thread imports nothing any more
+_preparing: list[threading.Thread] = []
 
 
 @contextmanager
@@ -43,12 +46,20 @@ def prepare_gpu(device: str) -> Callable[[], None]:
         begun = device in _prepared
         imported = _prepared.setdefault(device, threading.Event())
     if not begun:
-        threading.Thread(target=_prepare, args=(device, imported), name="early", daemon=True).start()
+        thread = threading.Thread(target=_prepare, args=(device, imported), name="early", daemon=True)
+        thread.start()
+        _preparing.append(thread)
 
     def wait() -> None:
         imported.wait()
 
     return wait
+
+
+def wait_for_hash() -> None:
+    """Return once Triton's files are hashed, if that has begun. Another thread would hash them again."""
+    for thread in _preparing:
+        thread.join()
 
 
 def _prepare(device: str, imported: threading.Event) -> None:
@@ -67,16 +78,37 @@ def _prepare(device: str, imported: threading.Event) -> None:
 
 
 def import_torch() -> None:
-    """Import torch on another thread. Who needs it before it is there waits for that thread."""
-    threading.Thread(target=_import_torch, name="torch", daemon=True).start()
+    """Import torch. Another thread that needs it before it is there waits for this one.
 
-
-def _import_torch() -> None:
-    with short_turns(), suppress(Exception):  # the import that needs it reports why
+    Best on the main thread: the memory of others grows by a call of the system for each page, 11,000 here.
+    """
+    with short_turns(), suppress(Exception), quick_frames():  # the import that needs it reports why
         _load_libraries()
         done_at["torch's libraries"] = time.monotonic()
         __import__("torch")
         done_at["torch"] = time.monotonic()
+
+
+@contextmanager
+def quick_frames() -> Iterator[None]:
+    """`inspect` finds the module of a frame by its name.
+
+    By default it resolves the paths of all modules and compares them. torch registers a hundred operators
+    while it is imported, and asks for the module of each: 14,000 of its 21,000 calls of `stat`.
+    """
+    import inspect
+
+    usual = inspect.getmodule
+
+    def getmodule(object: Any, _filename: str | None = None) -> ModuleType | None:
+        named = sys.modules.get(object.f_globals.get("__name__", "")) if inspect.isframe(object) else None
+        return named or usual(object, _filename)
+
+    inspect.getmodule = getmodule
+    try:
+        yield
+    finally:
+        inspect.getmodule = usual
 
 
 def _load_libraries() -> None:

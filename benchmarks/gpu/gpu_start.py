@@ -1,7 +1,7 @@
 """Where the seconds of a start go on a GPU, phase by phase, in processes of their own.
 
-The first of `--starts` processes compiles all kernels, the others find them in Triton's cache. A shape has
-random weights, and no tokenizer. Then as many servers start, and /health says what each of them does.
+The first of `--starts` processes compiles all kernels and modules, the others find them in caches. A shape
+has random weights, and no tokenizer. Then as many servers start, and /health says what each of them does.
 """
 
 import http.client
@@ -45,8 +45,9 @@ def run(bench: Bench, *, shape: str = "0.6B", starts: int = 3, model: str = "", 
         config: dict[str, object] = {"model": model, "device": device}
         if not model:
             config |= {"model": folder, "dummy_weights": True, **_SETTINGS}
-        engines = [_started(config, cache) for _ in range(starts)]
-        servers = [_served(config, cache, folder) for _ in range(starts)]
+        environment = _environment(cache)
+        engines = [_started(config, environment) for _ in range(starts)]
+        servers = [_served(config, environment, folder) for _ in range(starts)]
     columns = {"engine, compiling": engines[:1], "engine, cached": engines[1:], "server, cached": servers}
     for title, found in columns.items():
         for name in dict.fromkeys(name for each in found for name in each):
@@ -54,11 +55,17 @@ def run(bench: Bench, *, shape: str = "0.6B", starts: int = 3, model: str = "", 
             bench.note(f"{model or shape}, {title}: {name}", values, unit)
 
 
-def _started(config: dict[str, object], cache: str) -> Seconds:
+def _environment(cache: str) -> dict[str, str]:
+    """Kernels and bytecode are stored in the folder, also where Python is told to store none."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"TRITON_CACHE_DIR": f"{cache}/triton", "PYTHONPYCACHEPREFIX": f"{cache}/python"}
+
+
+def _started(config: dict[str, object], environment: dict[str, str]) -> Seconds:
     """The parts of a start in a process of its own."""
     finished = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu.gpu_start", json.dumps(config)],
-        env=os.environ | {"TRITON_CACHE_DIR": cache}, stdout=subprocess.PIPE, text=True, check=True,
+        env=environment, stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     found: Seconds = json.loads(finished.stdout.splitlines()[-1])
     return found
@@ -109,8 +116,11 @@ def _phases(config: EngineConfig) -> Seconds:
     phases.note("torch imported")
     __import__("engine.assembly")
     phases.note("the engine imported")
+    from engine.devices import pick
     from engine.start import start
 
+    if on_gpu := pick(config.device).type == "cuda":
+        kernels.watch()
     doing = ""
 
     def phase(name: str) -> None:
@@ -124,8 +134,6 @@ def _phases(config: EngineConfig) -> Seconds:
     from engine.serving.warm_up import WarmUp
 
     warm_up = WarmUp(engine, engine.runner.graph_sizes)
-    if on_gpu := warm_up.share < 1:
-        kernels.watch()
     rehearsed, rehearse = 0.0, engine.runner.start_compiling
 
     def timed(kinds: Any) -> Any:
@@ -160,7 +168,7 @@ def _phases(config: EngineConfig) -> Seconds:
     return found
 
 
-def _served(config: dict[str, object], cache: str, folder: str) -> Seconds:
+def _served(config: dict[str, object], environment: dict[str, str], folder: str) -> Seconds:
     """What /health says until a server is ready, and for how long."""
     place = f"{folder}/s.sock"
     words = ["serve", "--no-key", f"--uds={place}", f"--model={config['model']}"]
@@ -170,7 +178,7 @@ def _served(config: dict[str, object], cache: str, folder: str) -> Seconds:
             "--dummy-weights",
             *(f"--{name.replace('_', '-')}={value}" for name, value in _SETTINGS.items()),
         ]
-    environment = os.environ | {"TRITON_CACHE_DIR": cache, "XDG_STATE_HOME": folder}
+    environment = environment | {"XDG_STATE_HOME": folder}
     began = time.monotonic()
     server = subprocess.Popen([sys.executable, "-m", "minichat", *words], env=environment)
     found, doing, last = Seconds(), "until /health is answered", began

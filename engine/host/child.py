@@ -18,14 +18,23 @@ def main() -> None:
     connection, pipe, device = sys.argv[1:]
     if pipe:
         threading.Thread(target=_end_with, args=(int(pipe),), name="lifeline", daemon=True).start()
-    if device:
+    running = threading.Thread(target=_run, args=(int(connection),), name="process")
+    if not device:
+        running.start()
+    else:
         from engine.early import import_torch, prepare_gpu
 
         prepare_gpu(device)
+        running.start()
         import_torch()
+    running.join()
+    sys.exit(1)  # its exception is in the log
+
+
+def _run(connection: int) -> None:
     from engine.host.child_engine import run
 
-    run(int(connection))
+    run(connection)
 
 
 def _end_with(pipe: int) -> None:

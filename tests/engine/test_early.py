@@ -40,6 +40,27 @@ import torch
 print(torch.ones(2).sum().item())
 """
 
+FRAMES = """
+import inspect, sys
+before = len(inspect.modulesbyfile)
+found = inspect.getframeinfo(sys._getframe()), inspect.getmodule(sys._getframe())
+print(found[0].lineno, found[1].__name__, len(inspect.modulesbyfile) - before)
+"""
+IMPORT = """
+import inspect
+from engine import early
+usual = inspect.getmodule
+early.import_torch()
+print(inspect.getmodule is usual)
+"""
+
+
+def test_the_import_of_torch_does_not_compare_the_files_of_all_modules(tmp_path: Path) -> None:
+    """It registers operators, and asks for the module of the frame that does."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(FRAMES)
+    assert printed(IMPORT, str(tmp_path)) == "4 torch 0\nTrue\n"
+
 
 @pytest.mark.parametrize(("variable", "whole"), [(None, True), ("/nowhere", False)])
 def test_the_libraries_of_torch_are_loaded_before_its_import(

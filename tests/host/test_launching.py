@@ -32,6 +32,14 @@ def test_a_process_without_a_configuration_ends_with_its_parent(tmp_path: Path) 
     assert (tmp_path / "engine.log").read_text() == ""
 
 
+def test_an_error_before_the_engine_ends_the_process(tmp_path: Path) -> None:
+    child, frames = launch_here(tmp_path / "engine.log")
+    frames.send({"no": "configuration"})
+    assert child.ended(within=30) == "ended with exit code 1"
+    frames.close()
+    assert "KeyError: 'start'" in (tmp_path / "engine.log").read_text()
+
+
 def test_torch_is_imported_before_there_is_a_configuration(tmp_path: Path) -> None:
     child, frames = launch_here(tmp_path / "engine.log", "cpu")
     maps = Path(f"/proc/{child.pid}/maps")

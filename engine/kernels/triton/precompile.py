@@ -5,24 +5,33 @@ precompiled: it runs without launching any kernel, and each missing kernel is co
 the time is spent in Triton's compiler and in subprocesses, which both release the GIL.
 """
 
+import logging
 import os
+import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
-from functools import cache
-from threading import Lock
+from functools import cache, partial
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
+from triton import knobs
 from triton.runtime._async_compile import FutureKernel, active_mode
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 import engine.kernels.triton.launchers  # noqa: F401  threads and processes build launchers
-from engine.early import short_turns
+from engine.early import done_at, short_turns, wait_for_hash
+from engine.kernels.triton.known import KnownKernels, known_kernels
 
+log = logging.getLogger("minichat.engine")
 T = TypeVar("T")
 _made = ContextVar[dict[Hashable, Any] | None]("made", default=None)  # while kernels are compiled
+_PATIENCE = 1.0  # seconds for known kernels, which may not be in Triton's cache any more
 parsing = Lock()
+_finalizing = Lock()
+_known: list[KnownKernels] = []  # of the engine that was started last
+_loading: list[Thread] = []  # load known kernels
 
 
 def precompiling() -> bool:
@@ -63,17 +72,42 @@ def start_compiling(launches: Callable[[], object]) -> CompilingKernels:
 
     A kernel that does not compile raises the same error as its launch would.
     """
+    while _loading:  # both would only take turns, and `launches` is quicker after that
+        _loading.pop().join(_PATIENCE)
     # In a context of its own, where Triton's mode ends without waiting.
     return copy_context().run(_start_compiling, launches)
 
 
 def _start_compiling(launches: Callable[[], object]) -> CompilingKernels:
+    wait_for_hash()
     _made.set({})
     mode = _CompileMode(compiler_for(driver.active.get_current_device()))
     active_mode.set(mode)
     with short_turns():
         launches()
     return CompilingKernels(mode.kernels)
+
+
+def load_ahead(*configuration: Hashable) -> None:
+    """Load the kernels that the last process of this configuration used, on other threads.
+
+    From now on, note those that this process uses.
+    """
+    _known[:] = [known_kernels(*configuration)]
+    # Here, since two threads must not create the driver, nor import modules in different orders.
+    device = driver.active.get_current_device()
+    _known[0].import_modules()
+    _loading.append(Thread(target=_load, args=(*_known, device), name="known kernels", daemon=True))
+    _loading[-1].start()
+
+
+def _load(kernels: KnownKernels, device: int) -> None:
+    try:
+        driver.active.set_current_device(device)
+        copy_context().run(_start_compiling, kernels.preload).wait()
+        done_at["the known kernels"] = time.monotonic()
+    except Exception:
+        log.exception("kernels were not loaded ahead; a step that needs one reports why")
 
 
 class _Compiler:
@@ -115,12 +149,29 @@ class _CompileMode:
         self.kernels: list[FutureKernel] = []
 
     def submit(self, key: str, compile: Callable[[], Any], finalize: Callable[[Any], None]) -> FutureKernel:
-        kernel = FutureKernel(finalize, self._compiler.compiled(key, compile))
+        kernel = FutureKernel(partial(_finalized, finalize), self._compiler.compiled(key, compile))
         if kernel.future.done() and not kernel.future.exception():
             kernel.result()
         else:
             self.kernels.append(kernel)
         return kernel
+
+
+def _finalized(finalize: Callable[[Any], None], kernel: Any) -> None:
+    """Triton puts the kernel into its cache, and calls the hook."""
+    with _finalizing:
+        usual, knobs.runtime.jit_post_compile_hook = knobs.runtime.jit_post_compile_hook, _note
+        try:
+            finalize(kernel)
+        except Exception as error:  # of the hook: Triton writes most kernels as text, but not all
+            log.debug("a kernel was not noted: %s", error)
+        finally:
+            knobs.runtime.jit_post_compile_hook = usual
+
+
+def _note(**found: Any) -> None:
+    for each in _known:
+        each.note(**found)
 
 
 def _run(kernel: Any, *given: Any, grid: Any, warmup: bool, **named: Any) -> Any:

@@ -2,11 +2,10 @@
 
 import ast
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +15,6 @@ import torch
 from tests.kernels.steps.test_compiles import (
     META,
     SMALL,
-    FakeDriver,
-    active,
     decode,
     launch,
     prompts,
@@ -29,81 +26,14 @@ triton = pytest.importorskip("triton", reason="no Triton here")
 
 from engine.kernels.triton import precompile as rehearsal  # noqa: E402
 from engine.kernels.triton.precompile import start_compiling  # noqa: E402
+from tests.kernels.steps.recording_driver import NEW, RecordingDriver, both, one, precompile, two, x  # noqa: E402
 
 tl = triton.language
-NEW = count(1000)  # device numbers: Triton keeps compiled kernels for each
-
-
-def precompile(launches: Callable[[], object]) -> None:
-    start_compiling(launches).wait()
-
-
-class RecordingDriver(FakeDriver):
-    """A fake GPU that records what is loaded and launched."""
-
-    def __init__(self) -> None:
-        super().__init__(90)
-        self.device = next(NEW)
-        self.loaded: list[str] = []
-        self.launched: list[str] = []
-        self.missing: list[str] = []  # kernels that were launched before they were compiled
-        self.utils = SimpleNamespace(
-            load_binary=self.load, get_device_properties=lambda device: {"max_shared_mem": 2**20}
-        )
-
-    def get_current_device(self) -> int:
-        return self.device
-
-    def load(self, name: str, *rest: object) -> tuple[object, object, int, int, int]:
-        self.loaded.append(name)
-        return object(), object(), 0, 0, 1024
-
-    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        return lambda *given: self.launched.append(source.fn.__name__)
-
-    def miss(self, *, fn: Any, **rest: object) -> bool:
-        self.missing.append(fn.name)
-        return False
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingDriver]:
-    from triton import knobs
-
-    from engine.attention import triton_backend
-    from engine.kernels.triton.attention.tiles import GpuLimits
-    from engine.models import fused
-
-    gpu = RecordingDriver()
-    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", gpu.miss)
-    for module in (triton_backend, fused):
-        monkeypatch.setattr(module, "gpu", lambda device: GpuLimits(227 * 2**10, overlaps=True))
-    with active(gpu):
-        yield gpu
-
-
-@triton.jit
-def _one(x):
-    tl.store(x, 1.0)
-
-
-@triton.jit
-def _two(x):
-    tl.store(x, 2.0)
 
 
 @triton.jit
 def _broken(x):
     tl.store(x, tl.load(nowhere))  # noqa: F821
-
-
-def x() -> torch.Tensor:
-    return torch.empty(1, device=META)
-
-
-def both() -> None:
-    for kernel in (_one, _two):
-        kernel[(1,)](x())
 
 
 @pytest.mark.parametrize(
@@ -156,7 +86,7 @@ def test_steps_share_the_kernels_that_are_being_compiled(
 
     def forgotten() -> None:
         both()
-        for kernel in (_one, _two):
+        for kernel in (one, two):
             kernel.device_caches[gpu.device][0].clear()
 
     steps = [start_compiling(forgotten) for _ in range(3)]
@@ -165,25 +95,25 @@ def test_steps_share_the_kernels_that_are_being_compiled(
     assert len(gpu.loaded) == 2
     gpu.missing.clear()
     both()
-    assert not gpu.missing and gpu.launched == ["_one", "_two"]
+    assert not gpu.missing and gpu.launched == ["one", "two"]
 
 
 def test_a_launch_waits_for_its_kernel_alone(gpu: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
 
     def compiling(*, src: Any, **compiled: Any) -> None:
-        assert src.fn.__name__ == "_one" or released.wait(30)
+        assert src.fn.__name__ == "one" or released.wait(30)
 
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     monkeypatch.setattr(triton.knobs.compilation, "listener", compiling)
     compilation = start_compiling(both)
-    _one[(1,)](x())
-    assert gpu.launched == ["_one"]
+    one[(1,)](x())
+    assert gpu.launched == ["one"]
     assert not compilation.wait(0)
     released.set()
-    _two[(1,)](x())
+    two[(1,)](x())
     assert compilation.wait()
-    assert gpu.launched == ["_one", "_two"]
+    assert gpu.launched == ["one", "two"]
 
 
 def test_kernels_are_parsed_one_at_a_time(gpu: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +149,7 @@ def test_a_kernel_that_does_not_compile_raises_the_usual_error(gpu: RecordingDri
         _broken[(1,)](x())
     assert str(rehearsed.value) == str(alone.value)
     both()  # launches work again
-    assert gpu.launched == ["_one", "_two"]
+    assert gpu.launched == ["one", "two"]
     precompile(both)
 
 
@@ -231,7 +161,7 @@ def test_an_error_between_kernels_is_raised(gpu: RecordingDriver) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         precompile(launches)
     both()
-    assert gpu.launched == ["_one", "_two"]
+    assert gpu.launched == ["one", "two"]
 
 
 def test_other_threads_launch_during_a_rehearsal(gpu: RecordingDriver) -> None:
@@ -239,7 +169,7 @@ def test_other_threads_launch_during_a_rehearsal(gpu: RecordingDriver) -> None:
         other = threading.Thread(target=both, daemon=True)
         other.start()
         other.join()
-        assert gpu.launched == ["_one", "_two"]
+        assert gpu.launched == ["one", "two"]
 
     precompile(launches)
 

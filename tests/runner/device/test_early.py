@@ -3,12 +3,16 @@
 import ctypes
 import sys
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine import early
-from tests.waiting import becomes
+from engine.api.config import EngineConfig, ModelPlace
+from tests.waiting import LIMIT, becomes
 
 
 class Driver:
@@ -59,6 +63,35 @@ def test_the_context_is_made_and_tritons_files_are_hashed(
     assert sys.getswitchinterval() == usual
 
 
+def test_kernels_wait_for_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads would compute it twice."""
+    cache = pytest.importorskip("triton.runtime.cache", reason="no Triton here")
+    from engine.kernels.triton import precompile
+
+    begun, released, order = threading.Event(), threading.Event(), list[str]()
+
+    def hashed() -> None:
+        begun.set()
+        released.wait(LIMIT)
+        order.append("hashed")
+
+    def compile() -> None:
+        with suppress(RuntimeError):  # no GPU
+            precompile.start_compiling(lambda: None)
+        order.append("compiled")
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
+    monkeypatch.setattr(early, "_prepared", {})
+    monkeypatch.setattr(cache, "triton_key", hashed)
+    early.prepare_gpu("cuda")
+    assert begun.wait(LIMIT)
+    compiling = threading.Thread(target=compile)
+    compiling.start()
+    released.set()
+    compiling.join(LIMIT)
+    assert order == ["hashed", "compiled"]
+
+
 @pytest.mark.parametrize("problem", ALL)
 def test_a_gpu_that_does_not_answer_is_left_to_torch(monkeypatch: pytest.MonkeyPatch, problem: str) -> None:
     driver = Driver(problem)
@@ -87,3 +120,23 @@ def test_turns_are_short_until_the_last_thread_has_left() -> None:
     assert sys.getswitchinterval() < usual
     other.__exit__(None, None, None)
     assert sys.getswitchinterval() == usual
+
+
+@pytest.mark.parametrize("problem", [ImportError("no triton"), RuntimeError("0 active drivers")])
+def test_an_engine_starts_without_triton(monkeypatch: pytest.MonkeyPatch, problem: Exception) -> None:
+    """Other backends do without it."""
+    precompile = pytest.importorskip("engine.kernels.triton.precompile", reason="no Triton here")
+    from engine import assembly
+
+    def fails(*given: object) -> None:
+        raise problem
+
+    def loads(*given: object) -> None:
+        raise FileNotFoundError("the model is loaded")
+
+    monkeypatch.setattr(precompile, "load_ahead", fails)
+    for name, found in {"pick": torch.device("cuda"), "use": None, "_device_name": "a GPU"}.items():
+        monkeypatch.setattr(assembly, name, lambda *given, found=found: found)
+    monkeypatch.setattr(assembly, "_load", loads)
+    with pytest.raises(FileNotFoundError):
+        assembly.load_share(EngineConfig(model="m"), ModelPlace("m", Path()))

@@ -212,11 +212,14 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> dict[bool, list[str]]:
     from triton.runtime.jit import JITFunction
 
     from engine import kernels
-    from engine.kernels.triton.precompile import precompiling
+    from engine.kernels.triton import precompile
 
+    monkeypatch.setattr(precompile, "load_ahead", lambda *configuration: None)
     asked: dict[bool, list[str]] = {True: [], False: []}
     monkeypatch.setattr(
-        knobs.runtime, "jit_cache_hook", lambda *, fn, **rest: asked[precompiling()].append(fn.name)
+        knobs.runtime,
+        "jit_cache_hook",
+        lambda *, fn, **rest: asked[precompile.precompiling()].append(fn.name),
     )
     for found in pkgutil.walk_packages(kernels.__path__, "engine.kernels."):
         for each in vars(importlib.import_module(found.name)).values():

@@ -1,0 +1,112 @@
+"""The kernels that earlier processes have used with the same configuration, as a file beside Triton's cache.
+
+Triton finds a compiled kernel on disk only when a launch asks for it, so a start would load one after another
+while it rehearses steps. With the file it loads them beside the weights. Each entry has the hash of its
+kernel's source, so a changed kernel is left out, and is compiled when a step is rehearsed.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Hashable
+from contextlib import suppress
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from threading import Lock, Timer
+from typing import Any, NamedTuple
+
+import triton
+from triton import knobs
+
+_MOST = 2000  # kernels; the warm-up of a small model uses 130
+_MOST_LISTS = 50  # in the folder; the oldest ones are removed
+_QUIET = 1.0  # seconds without a new kernel after which the file is written
+
+log = logging.getLogger("minichat.engine")
+
+
+class KnownKernel(NamedTuple):
+    module: str
+    name: str
+    source: str  # the hash of what it is compiled from
+    settings: str  # the types of its arguments and so on, as Triton writes and reads them
+
+    def preload(self) -> None:
+        """Load it from Triton's cache; nothing if its source has changed."""
+        kernel = getattr(import_module(self.module), self.name)
+        if kernel.cache_key == self.source:
+            kernel.preload(self.settings)
+
+
+class KnownKernels:
+    """The kernels of one configuration. Any thread may note one."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._gate, self._writing = file, Lock(), Lock()
+        self._kernels: dict[KnownKernel, None] = {}  # used or loaded by this process
+        self._timer: Timer | None = None
+
+    def import_modules(self) -> None:
+        """Import the modules of the file's kernels, which the engine needs anyway."""
+        for module in dict.fromkeys(kernel.module for kernel in self._read()):
+            with suppress(Exception):  # it has been removed, or cannot be imported; `preload` reports it
+                import_module(module)
+
+    def preload(self) -> None:
+        """Load all of the file. One that cannot be loaded is left out."""
+        for kernel in self._read():
+            try:
+                kernel.preload()
+            except Exception as error:  # Triton or the engine has changed
+                log.debug("kernel %s.%s was not loaded ahead: %s", kernel.module, kernel.name, error)
+
+    def note(self, *, fn: Any, compile: dict[str, Any], **rest: object) -> None:
+        """Triton's hook after a kernel was compiled or found."""
+        kernel = fn.jit_function
+        found = KnownKernel(
+            fn.module, kernel.fn.__qualname__, kernel.cache_key, compile["specialization_data"]
+        )
+        with self._gate:
+            if found in self._kernels or len(self._kernels) >= _MOST:
+                return
+            self._kernels[found] = None
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = Timer(_QUIET, self.save)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def save(self) -> None:
+        """Write the file if it has other kernels."""
+        with self._writing:
+            with self._gate:
+                kernels = list(self._kernels)
+            if set(kernels) != set(self._read()):
+                self._write(kernels)
+
+    def _write(self, kernels: list[KnownKernel]) -> None:
+        part = self._file.with_suffix(f".{os.getpid()}")
+        try:
+            part.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(kernels))
+            part.replace(self._file)
+            lists = sorted(part.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
+            for old in lists[:-_MOST_LISTS]:
+                old.unlink()
+        except OSError as error:
+            log.debug("the list of kernels was not written: %s", error)
+            with suppress(OSError):
+                part.unlink()
+
+    def _read(self) -> list[KnownKernel]:
+        try:
+            return [KnownKernel(*each) for each in json.loads(self._file.read_text())]
+        except (OSError, ValueError, TypeError):
+            return []
+
+
+def known_kernels(*configuration: Hashable) -> KnownKernels:
+    """The kernels of what has this configuration, by its representation as text."""
+    name = sha256(repr((triton.__version__, *configuration)).encode()).hexdigest()
+    return KnownKernels(Path(knobs.cache.dir) / "minichat" / f"{name}.json")

@@ -1,0 +1,189 @@
+"""Kernels that an earlier process used are loaded before a step asks for them. No GPU is needed."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="no Triton here")
+
+from triton import knobs
+
+from engine.kernels.triton import precompile as rehearsal
+from engine.kernels.triton.known import KnownKernels, known_kernels
+from engine.kernels.triton.precompile import load_ahead, start_compiling
+from tests.kernels.steps.recording_driver import NEW, RecordingDriver, both, one, precompile, x
+from tests.kernels.steps.test_compiles import SMALL, decode, prompts
+from tests.models.tiny import write_config
+from tests.waiting import becomes
+
+WARM_UP = """
+import sys
+from triton import knobs
+from engine.api.config import EngineConfig
+from engine.kernels.triton import precompile
+from engine.serving.warm_up import WarmUp
+from engine.start import start
+
+small = {"blocks": 64, "max_context": 128, "max_running": 4}
+engine = start(EngineConfig(model=sys.argv[1], device="cuda", dummy_weights=True, **small))
+for thread in precompile._loading:
+    thread.join()
+missing = []
+knobs.runtime.jit_cache_hook = lambda *, fn, **rest: missing.append(fn.name)
+warm_up = WarmUp(engine, engine.runner.graph_sizes)
+while not warm_up.over:
+    warm_up.step()
+precompile._known[0].save()
+print(len(missing))
+engine.die("measured")
+engine.close()
+"""
+Changed = Callable[[list[Any]], object]
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The list of kernels. Triton's cache is the usual one."""
+    file = tmp_path / "kernels.json"
+    monkeypatch.setattr(rehearsal, "known_kernels", lambda name: KnownKernels(file))
+    yield file
+    rehearsal._known.clear()
+
+
+def known() -> KnownKernels:
+    (found,) = rehearsal._known
+    return found
+
+
+def restart(gpu: RecordingDriver) -> set[str]:
+    """Begin like a new process: the GPU has no kernels. Return those that are loaded ahead."""
+    gpu.device = next(NEW)
+    gpu.loaded.clear()
+    load_ahead("a model")
+    start_compiling(lambda: None).wait()  # waits for them
+    gpu.missing.clear()
+    return {*gpu.loaded}
+
+
+def used_once(gpu: RecordingDriver, step: Callable[[], None] = both) -> None:
+    assert restart(gpu) == set()
+    precompile(step)
+    known().save()
+
+
+def test_kernels_of_the_last_process_are_loaded_ahead(gpu: RecordingDriver) -> None:
+    used_once(gpu)
+    assert restart(gpu) == {"one", "two"}
+    precompile(both)
+    both()
+    assert (gpu.missing, sorted(gpu.loaded), gpu.launched) == ([], ["one", "two"], ["one", "two"])
+
+
+@pytest.mark.parametrize(
+    "step", [lambda: decode(SMALL, 1, "none", "none"), lambda: prompts("none")], ids=["decode", "prompts"]
+)
+def test_every_kernel_of_a_step_is_known(
+    gpu: RecordingDriver, step: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton also finds it compiled: what its entry says leads to the same file."""
+    used_once(gpu, step)
+    needed, compiled = {*gpu.loaded}, list[bool]()
+    monkeypatch.setattr(
+        knobs.compilation, "listener", lambda *, cache_hit, **rest: compiled.append(not cache_hit)
+    )
+    assert restart(gpu) == needed
+    step()
+    assert not gpu.missing
+    assert not any(compiled)
+
+
+def test_a_kernel_used_later_is_added(gpu: RecordingDriver) -> None:
+    used_once(gpu, lambda: one[(1,)](x()))
+    assert restart(gpu) == {"one"}
+    precompile(both)
+    known().save()
+    assert restart(gpu) == {"one", "two"}
+
+
+def test_the_file_is_written_once_no_kernel_is_new(
+    gpu: RecordingDriver, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.kernels.triton.known._QUIET", 0.0)
+    assert restart(gpu) == set()
+    precompile(both)
+    assert becomes(lambda: file.exists() and len(json.loads(file.read_text())) == 2)
+
+
+def test_modules_are_imported_on_the_thread_that_starts_the_engine(
+    gpu: RecordingDriver, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads that import modules in different orders may find one that is not complete."""
+    (file.parent / "its_module.py").write_text("import threading\nthread = threading.current_thread()")
+    file.write_text(json.dumps([["its_module", "kernel", "", ""]]))
+    monkeypatch.syspath_prepend(file.parent)
+    assert restart(gpu) == set()
+    assert sys.modules.pop("its_module").thread is threading.main_thread()
+
+
+def test_another_configuration_has_others() -> None:
+    files = {known_kernels(*each)._file for each in [("a", 1), ("a", 2), ("b", 1)]}
+    assert len(files) == 3
+
+
+def test_the_oldest_lists_are_removed(gpu: RecordingDriver, file: Path) -> None:
+    for number in range(60):
+        old = file.with_name(f"{number}.json")
+        old.touch()
+        os.utime(old, (number, number))
+    used_once(gpu)
+    left = {each.stem for each in file.parent.iterdir()}
+    assert left == {file.stem, *map(str, range(11, 60))}
+
+
+@pytest.mark.cuda
+def test_a_second_engine_looks_for_no_kernel(tmp_path: Path) -> None:
+    """Each in a process of its own. All kernels of the warm-up are there before it begins."""
+    write_config(tmp_path)
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    given = [sys.executable, "-c", WARM_UP, str(tmp_path)]
+    missing = [int(subprocess.check_output(given, env=environment, text=True)) for _ in range(2)]
+    assert missing[0] > 5
+    assert missing[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "loaded"),
+    [
+        (lambda kernels: kernels[0].__setitem__(2, "of other source"), 1),
+        (lambda kernels: kernels[0].__setitem__(0, "no.such.module"), 1),
+        (lambda kernels: kernels[0].__setitem__(1, "no_such_kernel"), 1),
+        (lambda kernels: kernels[0].__setitem__(3, "{}"), 1),
+        (lambda kernels: kernels[0].pop(), 0),
+        (lambda kernels: kernels.clear(), 0),
+    ],
+)
+def test_what_has_changed_is_compiled_at_its_launch(
+    gpu: RecordingDriver, file: Path, change: Changed, loaded: int
+) -> None:
+    used_once(gpu)
+    kernels = json.loads(file.read_text())
+    change(kernels)
+    file.write_text(json.dumps(kernels))
+    assert len(restart(gpu)) == loaded
+    both()
+    assert gpu.launched == ["one", "two"]
+    assert len(gpu.missing) == 2 - loaded
+
+
+def test_a_folder_that_cannot_be_written_is_no_problem(gpu: RecordingDriver, file: Path) -> None:
+    file.mkdir()
+    used_once(gpu)
+    assert restart(gpu) == set()
+    assert [*file.parent.iterdir()] == [file]
