@@ -21,7 +21,7 @@ from engine.execution.batch import BatchBuilder, PackedBatch
 from engine.execution.block_scores import NO_SCORES, StepScores
 from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of, mover_on
-from engine.execution.compiling import StepCompiler, example, kind_of, sampling_kind
+from engine.execution.compiling import Launches, StepCompiler, example, kind_of, sampling_kind
 from engine.execution.cuda.choose import stage_on
 from engine.execution.cuda.graphs import DecodeSteps, Stage
 from engine.execution.cuda.replays import Hidden, Replays, preparations, sampler
@@ -123,7 +123,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def start_compiling(self, kinds: Sequence[StepKind]) -> list[Compilation]:
-        launches: dict[Hashable, Callable[[], object]] = {}
+        launches: dict[Hashable, Launches] = {"blocks": partial(self.store.copy, [(0, 0)])}  # tiers need it
         vocab, samples = self.model.config.vocab, self._ends.samples
         eager = [kind for kind in kinds if kind.prompt and not kind.pieces]
         for piece, inputs in (example(kind, vocab, samples=samples) for kind in eager):

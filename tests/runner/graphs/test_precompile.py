@@ -109,6 +109,17 @@ def test_kinds_compiled_ahead_are_not_rehearsed_again(llama: Path, staged: tuple
     assert stage.rehearsed == [7, 8, 1, 1, 41]  # the steps of one row decode
 
 
+def test_copies_of_blocks_are_compiled_ahead(staged: tuple[Engine, Stage]) -> None:
+    """Otherwise the first copy to a tier waits for the compiler, and its time says that the tier is slow."""
+    engine, stage = staged
+    runner, copies = engine.runner, list[list[tuple[int, int]]]()
+    assert isinstance(runner, ModelRunner)
+    runner.store.mover = lambda sources, targets, pairs: copies.append([*pairs])
+    for _ in range(2):
+        runner.start_compiling([StepKind(0, 7)])
+    assert (copies, stage.rehearsed) == ([[(0, 0)]], [7])
+
+
 def test_chunks_of_a_prompt_sample_no_token(llama: Path) -> None:
     engine, stage = with_stage(engine_on(llama, prefix_cache=False, max_step_tokens=16))
     _, output = ask(engine, PROMPT)
