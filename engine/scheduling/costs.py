@@ -54,8 +54,8 @@ class Costs:
     def observe_step(self, prefill_tokens: int, seconds: float, decodes: int = 0) -> None:
         """Beside decodes, prompts cost what they make the step longer."""
         self.busy += seconds
-        if not prefill_tokens:
-            self._decode.observe(max(1, decodes), seconds)
+        if decodes and not prefill_tokens:  # a step may consist of copies alone
+            self._decode.observe(decodes, seconds)
         elif prefill_tokens >= max(_LEAST, decodes):
             longer = seconds - (self._decode.whole(decodes) if decodes else 0.0)
             if not decodes or (self._decode and longer > 0):

@@ -162,6 +162,14 @@ def test_copies_go_on_if_their_loads_save_more() -> None:
 # Measurements
 
 
+def test_a_step_of_copies_alone_says_nothing_about_decodes() -> None:
+    costs = Costs()
+    costs.observe_step(0, 1e-5)
+    assert not costs.wait(1)
+    costs.observe_step(0, 0.004, decodes=1)
+    assert costs.wait(1) == pytest.approx(0.004)
+
+
 def test_a_prompt_beside_decodes_costs_what_it_makes_the_step_longer() -> None:
     costs = Costs()
     costs.observe_step(100, 0.5, decodes=64)
