@@ -8,7 +8,7 @@ kernel's source, so a changed kernel is left out, and is compiled when a step is
 import json
 import logging
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from importlib import import_module
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import triton
 from triton import knobs
+from triton.runtime._async_compile import FutureKernel
 
 _MOST = 2000  # kernels; the warm-up of a small model uses 130
 _MOST_LISTS = 50  # in the folder; the oldest ones are removed
@@ -32,11 +33,14 @@ class KnownKernel(NamedTuple):
     source: str  # the hash of what it is compiled from
     settings: str  # the types of its arguments and so on, as Triton writes and reads them
 
+    @property
+    def function(self) -> Any:
+        return getattr(import_module(self.module), self.name)
+
     def preload(self) -> None:
         """Load it from Triton's cache; nothing if its source has changed."""
-        kernel = getattr(import_module(self.module), self.name)
-        if kernel.cache_key == self.source:
-            kernel.preload(self.settings)
+        if self.function.cache_key == self.source:
+            self.function.preload(self.settings)
 
 
 class KnownKernels:
@@ -60,6 +64,14 @@ class KnownKernels:
                 kernel.preload()
             except Exception as error:  # Triton or the engine has changed
                 log.debug("kernel %s.%s was not loaded ahead: %s", kernel.module, kernel.name, error)
+
+    def forget(self, failed: Sequence[FutureKernel], device: int) -> None:
+        """Have a launch compile what could not be loaded. Triton 3.7 would raise the same error again."""
+        for kernel in self._read() if failed else ():
+            with suppress(Exception):  # it has no such function
+                cache, *_ = kernel.function.device_caches[device]
+                for key in [key for key, found in cache.items() if any(found is each for each in failed)]:
+                    del cache[key]
 
     def note(self, *, fn: Any, compile: dict[str, Any], **rest: object) -> None:
         """Triton's hook after a kernel was compiled or found."""
@@ -101,9 +113,10 @@ class KnownKernels:
 
     def _read(self) -> list[KnownKernel]:
         try:
-            return [KnownKernel(*each) for each in json.loads(self._file.read_text())]
+            found = [KnownKernel(*each) for each in json.loads(self._file.read_text())]
         except (OSError, ValueError, TypeError):
             return []
+        return [each for each in found if all(isinstance(part, str) for part in each)]
 
 
 def known_kernels(*configuration: Hashable) -> KnownKernels:

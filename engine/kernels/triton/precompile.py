@@ -66,6 +66,15 @@ class CompilingKernels:
                 each.result()
         return not others
 
+    def failed(self) -> list[FutureKernel]:
+        """Wait for all. Return those that did not compile."""
+        wait({each.future for each in self._kernels})
+        failed = [each for each in self._kernels if each.future.exception()]
+        for each in self._kernels:
+            if each not in failed:
+                each.result()
+        return failed
+
 
 def start_compiling(launches: Callable[[], object]) -> CompilingKernels:
     """Call `launches`, but only compile what it launches. Tensors that kernels would fill are uninitialized.
@@ -104,7 +113,10 @@ def load_ahead(*configuration: Hashable) -> None:
 def _load(kernels: KnownKernels, device: int) -> None:
     try:
         driver.active.set_current_device(device)
-        copy_context().run(_start_compiling, kernels.preload).wait()
+        failed = copy_context().run(_start_compiling, kernels.preload).failed()
+        kernels.forget(failed, device)
+        for each in failed:
+            log.debug("a kernel was not loaded ahead: %s", each.future.exception())
         done_at["the known kernels"] = time.monotonic()
     except Exception:
         log.exception("kernels were not loaded ahead; a step that needs one reports why")

@@ -165,6 +165,8 @@ def test_a_second_engine_looks_for_no_kernel(tmp_path: Path) -> None:
         (lambda kernels: kernels[0].__setitem__(0, "no.such.module"), 1),
         (lambda kernels: kernels[0].__setitem__(1, "no_such_kernel"), 1),
         (lambda kernels: kernels[0].__setitem__(3, "{}"), 1),
+        (lambda kernels: kernels[0].__setitem__(3, kernels[0][3].replace('"*fp32"', '"*fp99"')), 1),
+        (lambda kernels: kernels[0].__setitem__(0, ["a", "list"]), 1),
         (lambda kernels: kernels[0].pop(), 0),
         (lambda kernels: kernels.clear(), 0),
     ],
