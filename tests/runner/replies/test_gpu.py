@@ -174,13 +174,18 @@ def test_the_warm_up_compiles_in_parallel_what_its_steps_launch(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = uncompiled(monkeypatch)
-    engine = engine_on(llama, device="cuda", depth=1, prefix_cache=False)
+    engine = engine_on(llama, device="cuda", depth=1, prefix_cache=False, host_blocks=4)
     warm_up = WarmUp(engine, engine.runner.graph_sizes)
     while not warm_up.share:  # the kernels compile
         warm_up.step()
     ahead = set(asked[True])
     while warm_up.share < 1:
         warm_up.step()
+    assert isinstance(engine.runner, ModelRunner)
+    store = engine.runner.store
+    assert store.host_ready(wait=True) == 4
+    for copy in (store.swap_out, store.swap_in):
+        copy([(0, 0), (2, 2)])  # no neighbors, which are gathered
     assert asked[False] == []
     assert len(ahead) > 5
     rare = {"_penalize", "_note", "_bias", "_of_chunk", "_of_row"}  # compiled in steps of their own
