@@ -215,7 +215,8 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName, block_size: i
             (SMALL, 4, "int8", "none"), (SMALL, 1, "int4", "none"), (SMALL, 64, "int4-128", "none"),
             (SMALL, 1, "none", "int4"),
             (LARGE, 1, "int8", "none"), (LARGE, 1, "int4", "none"), (LARGE, 40, "none", "int8"),
-            (LARGE, 8, "fp8", "none"), (LARGE, 128, "fp8", "none"),
+            (LARGE, 8, "fp8", "none"), (LARGE, 17, "fp8", "none"), (LARGE, 40, "fp8", "none"),
+            (LARGE, 128, "fp8", "none"),
         ),
     ],
 )  # fmt: skip
@@ -231,7 +232,7 @@ def test_steps_that_decode(
         *soak(
             (80, SMALL, 4, "int8"),
             (120, SMALL, 4, "fp8"), (80, SMALL, 4, "int4"), (80, LARGE, 1, "int4"),
-            (100, SMALL, 128, "none"),
+            (100, SMALL, 128, "none"), (100, LARGE, 128, "fp8"),
         ),
     ],
     indirect=["compiled"],
