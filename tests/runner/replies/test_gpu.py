@@ -19,6 +19,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from engine.api.params import SPECULATION, SamplingParams
+from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.graphs import DecodeSteps
 from engine.execution.runner import ModelRunner
 from engine.kv.host_memory import Pairs
@@ -84,8 +85,8 @@ def test_pieces_of_prompts_run_in_graphs_beside_replies(
     folder, hidden = checkpoint(family)[0], DecodeSteps.hidden
     held: list[bool] = []
 
-    def noted(steps: DecodeSteps, rows: Rows, ids: np.ndarray) -> torch.Tensor | None:
-        found = hidden(steps, rows, ids)
+    def noted(steps: DecodeSteps, rows: Rows, ids: np.ndarray, wait: Wait) -> torch.Tensor | None:
+        found = hidden(steps, rows, ids, wait)
         held.append(found is not None)
         return found
 

@@ -1,0 +1,97 @@
+"""Blocks that arrive from host memory layer by layer, and steps whose layers wait for their own blocks only.
+
+The copies of a load are launched in the order of the layers. After those of each group of layers an event is
+recorded, and a step waits for it just before the first layer of the group, in a CUDA graph or without. The
+events are always the same ones, because a graph holds them.
+
+A load that is ordered while a step is in flight, or while another one arrives by layer, is copied at once:
+its events would replace those that the step waits for. Steps wait for the whole of such a load.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from engine.kernels.driver import copy_rectangles
+from engine.kv.store import KVLayer
+from engine.scheduling.step import Step
+
+Wait = Callable[[int], None] | None  # have the current stream wait for a layer's blocks; None: all are there
+GROUPS = 8  # of layers. The copies are ahead of the step soon, so more groups would gain nothing.
+
+
+class Arrivals:
+    """What has arrived of a load, and the loads that the next step follows."""
+
+    def __init__(self, layers: Sequence[KVLayer], events: Sequence[torch.cuda.Event] = ()) -> None:
+        """`layers`: the device's cache. `events`: at most one for each of them; none on a CPU."""
+        self._layers, self._events = layers, events
+        ends = [len(layers) * at // len(events) for at in range(len(events) + 1)] if events else []
+        self._groups = [*pairwise(ends)]
+        self._before = {first: event for (first, _), event in zip(self._groups, events, strict=True)}
+        self._collected: list[np.ndarray] | None = None  # None: copies are launched at once
+        self._followed: list[torch.cuda.Event] = []
+        self.wait: Wait = None  # of the current step
+
+    @classmethod
+    def on(cls, device: torch.device, layers: Sequence[KVLayer]) -> "Arrivals":
+        if device.type != "cuda":
+            return cls(layers)
+        events = [torch.cuda.Event(external=True) for _ in range(min(GROUPS, len(layers)))]
+        for event in events:
+            event.record(torch.cuda.current_stream(device))  # torch creates it now: a graph cannot
+        return cls(layers, events)
+
+    def launch(self, work: Callable[[], None]) -> bool:
+        """Run a work that copies blocks, on the current stream. Whether steps can wait for its layers."""
+        self._collected = [] if self._events and self._events[-1].query() else None
+        try:
+            work()
+            found = self._collected
+        finally:
+            self._collected = None
+        if not found:
+            return False
+        runs, stream = np.concatenate(found), torch.cuda.current_stream().cuda_stream
+        ends = np.cumsum([0, *(sum(1 for _ in layer.tensors()) for layer in self._layers)])
+        for (first, end), event in zip(self._groups, self._events, strict=True):
+            copy_rectangles(runs[:, ends[first] : ends[end]], stream)
+            event.record()
+        return True
+
+    def collect(self, found: np.ndarray) -> bool:
+        """Launch these copies [runs, tensors of all layers] when the work ends. False: launch them now."""
+        if self._collected is None:
+            return False
+        self._collected += [found] if len(found) else []
+        return True
+
+    def follow(self, end: torch.cuda.Event) -> None:
+        """Have the next step wait for the blocks of a launched work. `end`: is recorded after it."""
+        self._followed.append(end)
+
+    @contextmanager
+    def awaited(self, step: Step, *, kernels: bool) -> Iterator[None]:
+        """Launch a step that waits for what it follows. `kernels`: the forward pass calls `wait`.
+
+        Later steps need not wait, since they run after it. A step that fails leaves that to the next one.
+        """
+        by_layer = kernels and step.single < len(step.rows) and not (step.drafts or step.copies)
+        if self._followed and by_layer:
+            self.wait = self._wait
+        else:
+            for end in self._followed:
+                end.wait()
+        try:
+            yield
+            self._followed.clear()
+        finally:
+            self.wait = None
+
+    def _wait(self, layer: int) -> None:
+        """Have the current stream wait for a group's blocks before its first layer."""
+        if (event := self._before.get(layer)) is not None:
+            event.wait()
