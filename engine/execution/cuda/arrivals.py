@@ -20,7 +20,7 @@ from engine.kv.store import KVLayer
 from engine.scheduling.step import Step
 
 Wait = Callable[[int], None] | None  # have the current stream wait for a layer's blocks; None: all are there
-GROUPS = 8  # of layers. The copies are ahead of the step soon, so more groups would gain nothing.
+GROUPS = 8  # of layers; the copies have a lead, since they begin before the host launches the step
 
 
 class Arrivals:
@@ -79,8 +79,8 @@ class Arrivals:
 
         Later steps need not wait, since they run after it. A step that fails leaves that to the next one.
         """
-        by_layer = kernels and step.single < len(step.rows) and not (step.drafts or step.copies)
-        if self._followed and by_layer:
+        others = step.drafts or step.copies  # read blocks before the forward pass
+        if self._followed and kernels and step.single < len(step.rows) and not others:
             self.wait = self._wait
         else:
             for end in self._followed:
