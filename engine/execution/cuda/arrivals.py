@@ -80,7 +80,8 @@ class Arrivals:
         Later steps need not wait, since they run after it. A step that fails leaves that to the next one.
         """
         others = step.drafts or step.copies  # read blocks before the forward pass
-        if self._followed and kernels and step.single < len(step.rows) and not others:
+        arrived = all(end.query() for end in self._followed)  # the events may be a later load's by now
+        if not arrived and kernels and step.single < len(step.rows) and not others:
             self.wait = self._wait
         else:
             for end in self._followed:

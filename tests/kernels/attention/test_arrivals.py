@@ -21,6 +21,7 @@ pytestmark = pytest.mark.cuda
 GPU = torch.device("cuda")
 PROMPT = Step(0, Rows.of([StepRow(0, 0, 0, 5, True)]), np.zeros(5, np.int64))
 READ = [0, 1, 2]  # blocks
+OVERLAPS = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 LONG = 3 * 10**8  # cycles, about a sixth of a second
 
 
@@ -77,6 +78,15 @@ def captured(launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
     return graph
 
 
+def wait_of(found: Arrivals) -> Callable[[int], None]:
+    torch.cuda._sleep(LONG)
+    (end := torch.cuda.Event()).record()
+    found.follow(end)
+    with found.awaited(PROMPT, kernels=True):
+        assert found.wait is not None
+        return found.wait
+
+
 @pytest.mark.parametrize("graphs", [False, True])
 def test_a_layer_is_read_while_the_next_one_arrives(made: tuple[KVStore, Arrivals], graphs: bool) -> None:
     """The same graph waits for one load after the other, and for none if none arrives."""
@@ -84,9 +94,7 @@ def test_a_layer_is_read_while_the_next_one_arrives(made: tuple[KVStore, Arrival
     blocks, reader = blocks_of(ours, GPU, found), Reader(ours)
     graph: torch.cuda.CUDAGraph | None = None
     if graphs:
-        found.follow(torch.cuda.Event())
-        with found.awaited(PROMPT, kernels=True):
-            graph = captured(partial(reader.launch, found.wait))
+        graph = captured(partial(reader.launch, wait_of(found)))
     for turn in range(3):
         for layer in ours.layers:
             for cells in layer.tensors():
@@ -143,3 +151,49 @@ def test_a_load_that_is_ordered_during_a_step_arrives_as_a_whole(made: tuple[KVS
     with found.awaited(PROMPT, kernels=True):
         assert found.wait is None
     assert load.result() > 0 and all(map(torch.equal, device_bytes(ours), expected))
+
+
+@pytest.mark.skipif(not OVERLAPS, reason="the GPU has no programmatic dependent launch")
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_kernel_that_may_start_early_waits_for_blocks(made: tuple[KVStore, Arrivals], graphs: bool) -> None:
+    """The kernel before the wait lets the next one start, which knows only of that kernel."""
+    from engine.kernels.triton.norm.norm import norm
+
+    ours, found = made
+    tensors = [[*layer.tensors()] for layer in ours.layers]
+    ones = torch.ones(len(READ) * 64, 64, dtype=torch.float16, device=GPU)
+    seen = [torch.zeros(1, dtype=torch.float16, device=GPU) for _ in tensors]
+
+    def launches(wait: Callable[[int], None]) -> None:
+        for layer, (keys, *_) in enumerate(tensors):
+            norm(ones, None, ones[0], 1e-6, pdl=True)
+            wait(layer)
+            width = keys.shape[-1]
+            rows = norm(keys[: len(READ)].view(-1, width), None, ones[0, :width], 1e-6, pdl=True)
+            seen[layer].copy_(rows.min())
+
+    wait = wait_of(found)
+    launches(wait)  # compiles the kernels
+    graph = captured(partial(launches, wait)) if graphs else None
+    pairs = [(at, at) for at in READ]
+    for layer in tensors:
+        for cells in layer:
+            cells[: len(READ)] = 2.0
+    blocks = blocks_of(ours, GPU, found)
+    blocks((*READ,)).move(partial(ours.swap_out, pairs)).result()
+    for _ in range(3):
+        for layer in tensors:
+            for cells in layer:
+                cells[: len(READ)] = 0.0
+        torch.cuda.synchronize()
+        load = blocks((*READ,)).move(partial(ours.swap_in, pairs))
+        assert isinstance(load, OnStream)
+        while not load.follow():
+            pass
+        with found.awaited(PROMPT, kernels=True):
+            assert found.wait is not None and not load.done()
+            if graph is None:
+                launches(found.wait)
+            else:
+                graph.replay()
+        assert [each.item() for each in seen] == [pytest.approx(1.0, abs=1e-2)] * len(seen)
