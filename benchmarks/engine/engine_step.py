@@ -26,6 +26,7 @@ from engine.api.events import Bus
 from engine.api.params import Grammar, SamplingParams
 from engine.attention.base import Attend
 from engine.attention.torch_backend import TorchAttention
+from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.graphs import DecodeSteps, SamplingFlags
 from engine.execution.in_flight import InFlightStep
 from engine.execution.protocol import Compilation
@@ -102,7 +103,7 @@ class HollowStage:
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         return torch.zeros(len(fields["ids"]), VOCAB)
 
-    def hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
+    def hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any, wait: Wait) -> Tensor:
         return fields["ids"].unsqueeze(1)
 
     def sample(

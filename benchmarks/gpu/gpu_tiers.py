@@ -6,7 +6,7 @@ after they have arrived. `pressure`: 8 chats of 16,384 tokens, twice the device'
 room, send a message each at once. `copies`: blocks between the device and host memory, by the engine's ways,
 and by kernels of some programs. `steps`: decode steps while such copies run all the time. Weights are random.
 `--disk`: a folder on the disk that is measured. `--tiers`: those of `resume` and `pressure`. `--swaps`: ways
-to copy blocks, staging and rectangles.
+to copy blocks: staging, rectangles, and layers, which are rectangles that a step waits for layer by layer.
 """
 
 import os
@@ -18,7 +18,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -36,6 +36,7 @@ from minichat.bench.harness import Bench, note_all, rounds
 from minichat.bench.shapes import COMMON, MIXTURES, SHAPES
 from minichat.bench.traffic import Reader, drain, prompts, submit, take
 
+Way = SwapsBy | Literal["layers"]
 PARTS = ("resume", "steps", "copies", "pressure")
 GPU = torch.device("cuda")
 MESSAGE, REPLY = 32, 16
@@ -53,7 +54,7 @@ def run(
     programs: tuple[int, ...] = (8, 32, 2**20),
     disk: str = ".",
     tiers: tuple[str, ...] = ("host", "disk"),
-    swaps: tuple[SwapsBy, ...] = ("staging",),
+    swaps: tuple[Way, ...] = ("rectangles",),
     only: tuple[str, ...] = PARTS,
 ) -> None:
     if not torch.cuda.is_available():
@@ -85,7 +86,7 @@ def run(
         if "steps" in only:
             steps(bench, engines["host"], rows, swaps, programs)
         if "copies" in only:
-            copies(bench, _store(engines["host"]), swaps, programs)
+            copies(bench, engines["host"], swaps, programs)
         if "pressure" in only:
             pressure(bench, engines, 2 * (room - 64) * 16 // chats, chats)
 
@@ -96,9 +97,23 @@ def _block_bytes(shape: str) -> int:
     return int(16 * layers * 2 * heads * dim * 2)
 
 
-def _store(engine: Engine) -> KVStore:
+def _runner(engine: Engine) -> ModelRunner:
     assert isinstance(engine.runner, ModelRunner)
-    return engine.runner.store
+    return engine.runner
+
+
+def _store(engine: Engine) -> KVStore:
+    return _runner(engine).store
+
+
+def _mover(engine: Engine, way: Way) -> Mover:
+    """The engine's way to copy blocks from now on."""
+    arrivals = _runner(engine).arrivals
+    if way != "layers":
+        arrivals.by_layer = False
+        return mover_on(GPU, way)
+    arrivals.enable(GPU)
+    return mover_on(GPU, arrivals=arrivals)
 
 
 class Watch:
@@ -128,11 +143,7 @@ class Watch:
 
 
 def resume(
-    bench: Bench,
-    engines: dict[str, Engine],
-    lengths: tuple[int, ...],
-    swaps: tuple[SwapsBy, ...],
-    folder: Path,
+    bench: Bench, engines: dict[str, Engine], lengths: tuple[int, ...], swaps: tuple[Way, ...], folder: Path
 ) -> None:
     ids = prompts()
     watches = {name: Watch(engine) for name, engine in engines.items()}
@@ -154,10 +165,10 @@ def resume(
         bench.note("blocks on disk", disk.used, "blocks")
 
     def message(
-        name: str, length: int, *, cold: bool = False, follow: bool = True, swapped: SwapsBy = swaps[0]
+        name: str, length: int, *, cold: bool = False, follow: bool = True, swapped: Way = swaps[0]
     ) -> float:
         engine = engines[name]
-        _store(engine).mover = mover_on(GPU, swapped)
+        _store(engine).mover = _mover(engine, swapped)
         if name == "host":
             if length == min(lengths):
                 _first_token(engine, filler)  # has evicted the chats; the other chats do so for one another
@@ -216,12 +227,15 @@ def where(
             request, arrived = watch.admitted[-1].request, watch.admitted[-1].at
             (load,) = [each for each in watch.transfers[-8:] if each.load and each.request == request]
             again = _first_token(engine, [*chat, *take(ids, MESSAGE)])
+            _runner(engine).arrivals.follow(torch.cuda.Event())  # of nothing
+            waits = _first_token(engine, [*chat, *take(ids, MESSAGE)])
             parts = {
                 "the first token": reader.ttft, "the call that orders the load": ordered,
                 "the load, on the device": load.seconds,
                 "from the message until its step is launched": arrived - reader.submitted,
                 "from there to the token": reader.times[0] - arrived,
                 "the first token, blocks on the device": again,
+                "the first token, blocks on the device, layers wait for what is there": waits,
             }  # fmt: skip
             for part, seconds in parts.items():
                 found.setdefault(part, []).append(seconds * 1e3)
@@ -258,25 +272,24 @@ def pressure(bench: Bench, engines: dict[str, Engine], length: int, chats: int) 
         _checked(replies)
         return sum(len(each.tokens) for each in replies) / (time.perf_counter() - began)
 
-    contenders: dict[str, Callable[[], float]] = {
-        name: partial(messages, engine) for name, engine in engines.items()
-    }
+    contenders = {name: partial(messages, engine) for name, engine in engines.items()}
     note_all(bench, f"{chats} chats of {length} tokens", rounds(bench, contenders), "tok/s")
     each = _store(engines["device"]).nbytes // len(_store(engines["device"]).layers[0].keys)
     for name in below:
         watches[name].note(bench, f"pressure, {name}", each)
 
 
-def copies(bench: Bench, store: KVStore, swaps: tuple[SwapsBy, ...], programs: tuple[int, ...]) -> None:
+def copies(bench: Bench, engine: Engine, swaps: tuple[Way, ...], programs: tuple[int, ...]) -> None:
     """Gigabytes per second of blocks in both directions, and of one copy of the same bytes."""
-    pairs, make = [(at, at) for at in range(MOVED)], blocks_of(store, GPU)
+    store, pairs = _store(engine), [(at, at) for at in range(MOVED)]
+    make = blocks_of(store, GPU, _runner(engine).arrivals)
     device = [each for layer in store.layers for each in layer.tensors()]
     host = [each for layer in store.host.slabs[0] for each in layer.tensors()]
     nbytes = sum(each[0].nbytes for each in device) * MOVED
     usual = store.mover
     shuffled = list(zip(random.Random(0).sample(range(MOVED), MOVED), range(MOVED), strict=True))
     for each in swaps:
-        store.mover = mover_on(GPU, each)
+        store.mover = _mover(engine, each)
         for order, given in ("neighbors", pairs), ("shuffled", shuffled):
             for name, work in ("to", store.swap_out), ("from", store.swap_in):
                 calls = [_call(partial(make(()).move, partial(work, given))) for _ in range(6)][2:]
@@ -319,11 +332,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def steps(
-    bench: Bench,
-    engine: Engine,
-    rows: tuple[int, ...],
-    swaps: tuple[SwapsBy, ...],
-    programs: tuple[int, ...],
+    bench: Bench, engine: Engine, rows: tuple[int, ...], swaps: tuple[Way, ...], programs: tuple[int, ...]
 ) -> None:
     """Windows of steps without copies and with some that follow one another, in turn."""
     store, pool = _store(engine), engine.scheduler.pool
@@ -358,11 +367,13 @@ def steps(
         pool.forget_all()
         windows = 2 * (len(programs) + len(swaps) + 2) * bench.repeats + 4
         gpu.decoding(engine, count, WINDOW * windows + 200)
-        kinds: dict[str, tuple[Callable[[int], Transfer], Mover]] = {"one copy": (one_copy, usual)}
-        kinds |= {f"as the engine copies, {each}": (copy, mover_on(GPU, each)) for each in swaps}
-        kinds |= {_named(each): (copy, partial(move, programs=each)) for each in programs}
+        ways: dict[str, Way | Mover] = {"one copy": usual}
+        ways |= {f"as the engine copies, {each}": each for each in swaps}
+        ways |= {_named(each): partial(move, programs=each) for each in programs}
         window(None)
-        for kind, (begin, store.mover) in kinds.items():
+        for kind, way in ways.items():
+            begin = one_copy if kind == "one copy" else copy
+            store.mover = _mover(engine, way) if isinstance(way, str) else way
             alone, beside, turns = [], [], 0
             for _ in range(bench.repeats):
                 alone.append(window(None)[0])

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.execution.cuda.arrivals import Arrivals
 from engine.kernels.driver import copy_rectangles, rectangles
 from engine.kernels.places import Places
 from engine.kv.host_memory import Pairs
@@ -27,8 +28,11 @@ class Staging(Protocol):
         """Move these blocks of the list to the first `count` rows, or back."""
 
 
-def mover_on(device: torch.device, swaps: SwapsBy = "rectangles") -> Mover:
-    """What copies blocks on a device, to other memory and back; on a GPU without waiting."""
+def mover_on(device: torch.device, swaps: SwapsBy = "rectangles", arrivals: Arrivals | None = None) -> Mover:
+    """What copies blocks on a device, to other memory and back; on a GPU without waiting.
+
+    `arrivals`: may launch rectangles by layer.
+    """
     if device.type != "cuda":
         return move_blocks
     # Imports Triton, which is only installed with a GPU.
@@ -37,16 +41,23 @@ def mover_on(device: torch.device, swaps: SwapsBy = "rectangles") -> Mover:
     def moved(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
         if targets[0].is_cuda and not _in_rows(sources):
             move(sources, targets, pairs)
-        elif rest := pairs if swaps == "staging" else swap_runs(sources, targets, pairs):
-            swap(sources, targets, rest, RowStaging, out=not targets[0].is_cuda)
+            return
+        out = not targets[0].is_cuda
+        if swaps == "rectangles":
+            pairs = swap_runs(sources, targets, pairs, None if out else arrivals)
+        if pairs:
+            swap(sources, targets, pairs, RowStaging, out=out)
 
     return moved
 
 
-def swap_runs(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> Pairs:
+def swap_runs(
+    sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs, arrivals: Arrivals | None
+) -> Pairs:
     """Copy long runs of blocks that are neighbors on both sides, each tensor by itself. Return the others."""
     found, rest = rectangles(Places.of(sources), Places.of(targets), pairs, LEAST_RUN)
-    copy_rectangles(found, torch.cuda.current_stream().cuda_stream)
+    if arrivals is None or not arrivals.collect(found):
+        copy_rectangles(found, torch.cuda.current_stream().cuda_stream)
     return rest
 
 
@@ -125,20 +136,29 @@ def _runs(places: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         yield begin, places[begin], end - begin
 
 
-def blocks_of(store: KVStore, device: torch.device) -> Callable[[tuple[int, ...]], "CacheBlocks"]:
+def blocks_of(
+    store: KVStore, device: torch.device, arrivals: Arrivals | None = None
+) -> Callable[[tuple[int, ...]], "CacheBlocks"]:
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-    return lambda numbers: CacheBlocks(store, numbers, device, stream)
+    return lambda numbers: CacheBlocks(store, numbers, device, stream, arrivals)
 
 
 class OnStream:
     """Work launched on the current GPU stream."""
 
-    def __init__(self, works: Sequence[Callable[[], None]]) -> None:
-        self._start = self._last = self._end = _mark()
-        for work in works:
-            self._last = self._end
+    def __init__(self, works: Sequence[Callable[[], None]], arrivals: Arrivals | None = None) -> None:
+        """`arrivals`: may launch the last work by layer."""
+        *first, last = works
+        self._start = self._last = _mark()
+        for work in first:
             work()
-            self._end = _mark()
+            self._last = _mark()
+        self._by_layer = None
+        if arrivals is None:
+            last()
+        elif arrivals.launch(last):
+            self._by_layer = arrivals
+        self._end = _mark()
         self._works = works  # keep what the launches read alive
 
     def done(self) -> bool:
@@ -149,9 +169,12 @@ class OnStream:
         return self._start.elapsed_time(self._end) / 1e3
 
     def follow(self) -> bool:
-        """Have the current stream wait for the end, if the last work has begun."""
+        """Have the current stream, or each layer of the next step, wait if the last work has begun."""
         if begun := self._last.query():
-            self._end.wait()
+            if self._by_layer is None:
+                self._end.wait()
+            else:
+                self._by_layer.follow(self._end)
         return begun
 
 
@@ -170,11 +193,16 @@ class CacheBlocks:
         numbers: tuple[int, ...],
         device: torch.device,
         stream: torch.cuda.Stream | None,
+        arrivals: Arrivals | None = None,
     ) -> None:
+        """`arrivals`: may launch loads by layer, if no step is in flight."""
         self.numbers = numbers
         self._store, self._device, self._stream = store, device, stream
+        self._arrivals = None
         if stream is not None:
-            stream.wait_stream(torch.cuda.current_stream(device))
+            steps = torch.cuda.current_stream(device)
+            self._arrivals = arrivals if steps.query() else None
+            stream.wait_stream(steps)
 
     @cached_property
     def _tensors(self) -> list[Tensor]:
@@ -227,7 +255,7 @@ class CacheBlocks:
             return CompletedTransfer(time.monotonic() - began)
         with torch.cuda.stream(self._stream):
             try:
-                return OnStream(works)
+                return OnStream(works, self._arrivals)
             except BaseException:
                 self._stream.synchronize()  # of the blocks, which are free now, some may be in a copy
                 raise

@@ -1,6 +1,8 @@
 """Compiles the kernels of steps before they are launched."""
 
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -21,13 +23,12 @@ class StepCompiler:
     def __init__(self) -> None:
         self._compiled: set[Hashable] = set()
 
-    def compile(self, stage: Stage, steps: Mapping[Hashable, Launches]) -> None:
-        """`steps`: the launches of a step of each kind."""
-        if compilation := self.start(stage, steps):
+    def compile(self, stage: Stage, kind: Hashable, launches: Callable[..., object], *given: Any) -> None:
+        if compilation := self.start(stage, {kind: partial(launches, *given)}):
             compilation.wait()
 
     def start(self, stage: Stage, steps: Mapping[Hashable, Launches]) -> Compilation | None:
-        """The same, without waiting for the compiler."""
+        """The same for the launches of a step of each kind, without waiting for the compiler."""
         missing = {kind: launches for kind, launches in steps.items() if kind not in self._compiled}
         if not missing:
             return None

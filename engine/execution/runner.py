@@ -22,6 +22,7 @@ from engine.execution.block_scores import NO_SCORES, StepScores
 from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of, mover_on
 from engine.execution.compiling import Launches, StepCompiler, example, kind_of, sampling_kind
+from engine.execution.cuda.arrivals import Arrivals
 from engine.execution.cuda.choose import stage_on
 from engine.execution.cuda.graphs import DecodeSteps, Stage
 from engine.execution.cuda.replays import Hidden, Replays, preparations, sampler
@@ -89,9 +90,9 @@ class ModelRunner:
         self._inference = torch.inference_mode()  # created once: creating it costs as much as entering it
         self._speeds: Speeds | None = None
         self._load, self.splitter = LoadMeter.of(device), StepSplitter(model)
-        self.weights, self.store = weights, store
+        self.weights, self.store, self.arrivals = weights, store, Arrivals(store.layers)
         self._recordable = weights is None or weights.scheme.graphs  # whether a graph can hold the layers
-        self._transfers = TransferRunner(tiers, blocks_of(store, device))
+        self._transfers = TransferRunner(tiers, blocks_of(store, device, self.arrivals))
         self._on_store()
 
     def _on_store(self) -> None:
@@ -102,7 +103,7 @@ class ModelRunner:
         for drafter in self._drafters.values():
             drafter.serve(self.store)
         for each in (self.store, *draft_stores(self._drafters)):
-            each.mover = mover_on(self.device)
+            each.mover = mover_on(self.device, arrivals=self.arrivals)
 
     def use_stages(self, stage: "GpuStage | None", decode: Stage | None) -> None:
         """Set what launches all kernels, and those of decode steps from staging buffers. None: torch."""
@@ -223,7 +224,7 @@ class ModelRunner:
                 self.adapters.drop(number)
 
     def launch(self, step: Step) -> InFlightStep:
-        with self._inference:
+        with self._inference, self.arrivals.awaited(step, kernels=self._stage is not None):
             began = time.monotonic()
             self._begin(step)
             self.splitter.begin()
@@ -336,13 +337,12 @@ class ModelRunner:
             replays = Replays(steps, self._sampling_state, self.device)
             if replays.decode(piece, launched):
                 return
-            found = replays.hidden(piece)
+            found = replays.hidden(piece, self.arrivals.wait)
         inputs = self._for_kernels(piece)
         if found is None:
             found = self._hidden(piece, inputs)
         elif self._stage is not None and inputs is not None:
-            launches = partial(self._launch_sampling, found, inputs)
-            self._compiler.compile(self._stage, {sampling_kind(inputs): launches})
+            self._compiler.compile(self._stage, sampling_kind(inputs), self._launch_sampling, found, inputs)
         hidden = found.states
         for drafter in self._drafters.values():
             drafter.keep(hidden, piece.rows, found.batch)
@@ -363,8 +363,7 @@ class ModelRunner:
         """Launch the model's kernels one by one."""
         packed = self._pack(piece)
         if self._stage is not None and packed.adapters is None:
-            launches = partial(self._launch_kernels, packed, inputs)
-            self._compiler.compile(self._stage, {kind_of(piece, inputs): launches})
+            self._compiler.compile(self._stage, kind_of(piece, inputs), self._launch_kernels, packed, inputs)
         packed.stream = self._ends.enter(len(piece.ids))
         return Hidden(self._forward(packed), packed.ends, packed.slots, packed.batch)
 
@@ -395,6 +394,6 @@ class ModelRunner:
 
     def _forward(self, packed: PackedBatch) -> Tensor:
         if self._stage is not None:
-            return self._stage.forward(packed.batch, packed.adapters, packed.stream)
+            return self._stage.forward(packed.batch, packed.adapters, packed.stream, self.arrivals.wait)
         attend = attending(self.attention, self.store.layers, packed.batch)
         return packed.through(self.model, self._scores.watching(self.splitter.clocked(attend)))

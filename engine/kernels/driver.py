@@ -35,7 +35,7 @@ def ask(function: str, *arguments: Any) -> None:
 def rectangles(source: Places, target: Places, pairs: Pairs, least: int) -> tuple[np.ndarray, Pairs]:
     """For each run of at least `least` blocks that are neighbors on both sides, a rectangle of each tensor.
 
-    Also returns the pairs that are in no such run.
+    [runs, tensors]. Also returns the pairs that are in no such run.
     """
     ordered = np.array(sorted(pairs), np.int64)
     begins = np.flatnonzero([True, *(np.diff(ordered, axis=0) != 1).any(1)])
@@ -48,11 +48,12 @@ def rectangles(source: Places, target: Places, pairs: Pairs, least: int) -> tupl
         found[f"{side}_pitch"] = WORD * places.strides
     found["width"], found["lines"] = WORD * source.words, lines[:, None]
     rest = ordered[np.repeat(counts < least, counts)].tolist()
-    return found.ravel(), [(a, b) for a, b in rest]
+    return found, [(a, b) for a, b in rest]
 
 
 def copy_rectangles(found: np.ndarray, stream: int) -> None:
     """A call for each. The host does not wait."""
+    found = np.ascontiguousarray(found)
     on, first = ctypes.c_void_p(stream), found.ctypes.data
     for at in range(first, first + found.nbytes, found.itemsize):
         ask("cuMemcpy2DAsync_v2", ctypes.c_void_p(at), on)

@@ -8,7 +8,7 @@ without programmatic dependent launch (PDL); so does a custom product or norm.
 
 import logging
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 from typing import cast
@@ -54,18 +54,20 @@ class FusedDecoder:
         places: Tensor,
         metadata: TritonMetadata | GraphMetadata,
         adapters: StepAdapters | None = None,
+        wait: Callable[[int], None] | None = None,
     ) -> Tensor:
         """Run from the embeddings [tokens, hidden], which are overwritten, to the output of the last norm.
 
         A stage of a pipeline runs from the output of the stage before it, or to its own.
         With adapters, all blocks run their plain forward, around the attention kernel.
+        `wait`: is called before each layer, whose cached blocks may still arrive.
         """
         step = self._step(len(x), positions, places, metadata)
         if adapters is not None:
-            return self._adapted(x, replace(step, pdl=False, adapters=adapters))
+            return self._adapted(x, replace(step, pdl=False, adapters=adapters), wait)
         without_pdl = replace(step, pdl=False)
         residual = Residual(x, self._collective, self.model.config.residual_scale)
-        for block in once(self, self._different_blocks) if precompiling() else self.model.blocks:
+        for block in once(self, self._different_blocks) if precompiling() else self._blocks(wait):
             if not block.chained:
                 residual = self._plain(block, residual, without_pdl)
                 continue
@@ -133,8 +135,14 @@ class FusedDecoder:
         shapes = [(each.shape, each.dtype) for each in chain(block.parameters(), block.buffers())]
         return self._layers[index].spec, *map(type, block.modules()), *shapes
 
-    def _adapted(self, x: Tensor, step: GpuStep) -> Tensor:
+    def _blocks(self, wait: Callable[[int], None] | None) -> Iterator[Block]:
         for block in self.model.blocks:
+            if wait is not None:
+                wait(block.index)
+            yield block
+
+    def _adapted(self, x: Tensor, step: GpuStep, wait: Callable[[int], None] | None) -> Tensor:
+        for block in self._blocks(wait):
             block.forward(x, step)
         return self.model.ended(x)
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.recording import Recorder, Recording
 from engine.execution.cuda.staging import BEHIND, Fields, StagingBuffers, upload
 from engine.execution.protocol import PIECE_SIZES, Compilation, StepKind
@@ -80,8 +81,8 @@ class Stage(Protocol):
         In a pipeline, a later stage reads `stream` instead, and an earlier one returns [rows, hidden].
         """
 
-    def hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
-        """[tokens, hidden], for the head."""
+    def hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any, wait: Wait) -> Tensor:
+        """[tokens, hidden], for the head. `wait`: is called before each layer."""
 
     def sample(
         self,
@@ -106,6 +107,7 @@ class Graph(NamedTuple):
     cut: bool  # whether attention splits the context of a decode
     pieces: bool = False  # of prompts
     decodes: bool = True
+    waits: bool = False  # for blocks, layer by layer
 
 
 class DecodeSteps:
@@ -157,7 +159,7 @@ class DecodeSteps:
     def may_sample(self, inputs: SamplingInputs) -> bool:
         return inputs.edits is None or len(inputs.edits[0]) <= BIASES
 
-    def hidden(self, rows: Rows, ids: np.ndarray) -> Tensor | None:
+    def hidden(self, rows: Rows, ids: np.ndarray, wait: Wait = None) -> Tensor | None:
         """The hidden states of a step with pieces, valid until the next one. None: no graph holds it.
 
         In a pipeline, a stage before the last one has its own stream instead.
@@ -169,7 +171,7 @@ class DecodeSteps:
         longer = lengths > 1
         if not work.holds(lengths[longer], rows.contexts[longer]):
             return None
-        return self._run(each_token(rows), rows, ids, None, pieces=True)[0]
+        return self._run(each_token(rows), rows, ids, None, pieces=True, wait=wait)[0]
 
     def _run(
         self,
@@ -179,6 +181,7 @@ class DecodeSteps:
         inputs: SamplingInputs | None,
         *,
         pieces: bool = False,
+        wait: Wait = None,
     ) -> tuple[Tensor, ...]:
         """`tokens`: a row for each token of `rows`."""
         count, flags = len(tokens), None if inputs is None else SamplingFlags.of(inputs)
@@ -191,8 +194,9 @@ class DecodeSteps:
         if inputs is not None:
             write_sampling(fields, inputs)
         self._send_table_changes(fields["news"])
-        graph = Graph(size, flags, cut, pieces, decodes=not pieces or bool((rows.lengths == 1).any()))
-        found = self._recording(graph, None if inputs is None else inputs.seen).run()
+        decodes = not pieces or bool((rows.lengths == 1).any())
+        graph = Graph(size, flags, cut, pieces, decodes, waits=wait is not None)
+        found = self._recording(graph, None if inputs is None else inputs.seen, wait).run()
         self._tables.sent()  # not earlier: a step that runs out of memory is launched again
         sampled = form.advance()
         if inputs is not None:
@@ -234,10 +238,10 @@ class DecodeSteps:
             return Graph(self._size(tokens), flags, kind.long)
         return Graph(_piece_size(tokens), None, kind.long, pieces=True, decodes=kind.rows > 0)
 
-    def _recording(self, graph: Graph, seen: SeenTokens | None) -> Recording:
+    def _recording(self, graph: Graph, seen: SeenTokens | None, wait: Wait = None) -> Recording:
         if graph not in self._recordings:
             form = self._form(graph.size, graph.flags, pieces=graph.pieces)
-            launches = self._launches(*form, graph, seen)
+            launches = self._launches(*form, graph, seen, wait)
             self._recordings[graph] = Recording(self._recorder, launches, self._stage.start_compiling)
         return self._recordings[graph]
 
@@ -275,7 +279,7 @@ class DecodeSteps:
         numbers[:, count:] = self._padding
 
     def _launches(
-        self, form: StagingBuffers, work: MetadataBuilder, graph: Graph, seen: SeenTokens | None
+        self, form: StagingBuffers, work: MetadataBuilder, graph: Graph, seen: SeenTokens | None, wait: Wait
     ) -> Callable[[], tuple[Tensor, ...]]:
         fields, stage, last_ids, flags = form.on_device, self._stage, self._last_ids, graph.flags
         where = fields["work"], self._mirror, fields["slots"], fields["contexts"]
@@ -284,7 +288,7 @@ class DecodeSteps:
         def launches() -> tuple[Tensor, ...]:
             form.copy_in()
             if graph.pieces:
-                found: tuple[Tensor, ...] = (stage.hidden(fields, last_ids, metadata),)
+                found: tuple[Tensor, ...] = (stage.hidden(fields, last_ids, metadata, wait),)
             else:
                 logits = stage.logits(fields, last_ids, metadata)
                 found = (logits,) if flags is None else stage.sample(logits, fields, last_ids, flags, seen)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.base import Batch
+from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.graphs import DecodeSteps
 from engine.execution.cuda.staging import upload
 from engine.execution.draft.verification import tokens_ahead
@@ -50,9 +51,9 @@ class Replays(NamedTuple):
         (slots,) = upload([rows.slots], self.device)
         return sampler(self.sampling, self.steps.logits(rows, piece.ids).float(), slots, piece)
 
-    def hidden(self, piece: ModelInput) -> Hidden | None:
+    def hidden(self, piece: ModelInput, wait: Wait) -> Hidden | None:
         """Run the model up to its hidden states, valid until the next step. None: no graph holds it."""
-        if piece.adapted or (states := self.steps.hidden(piece.rows, piece.ids)) is None:
+        if piece.adapted or (states := self.steps.hidden(piece.rows, piece.ids, wait)) is None:
             return None
         samples = piece.rows.samples
         ends = np.cumsum(piece.rows.lengths)[samples] - 1

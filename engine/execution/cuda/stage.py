@@ -6,6 +6,7 @@ from torch import Tensor
 
 from engine.attention.base import AttentionBackend, Batch
 from engine.attention.triton_backend import GraphMetadata, GraphWork, TritonAttention
+from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.graphs import SamplingFlags
 from engine.execution.protocol import Compilation
 from engine.kernels.triton.precompile import once, start_compiling
@@ -49,16 +50,20 @@ class GpuStage:
         hidden = self._hidden(fields, last_ids, metadata)
         return hidden if self._decoder.model.config.after else self.head(hidden)
 
-    def hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
+    def hidden(
+        self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata, wait: Wait
+    ) -> Tensor:
         key = (self, "hidden", self._kernels(fields, metadata))
-        return once(key, lambda: self._hidden(fields, last_ids, metadata))
+        return once(key, lambda: self._hidden(fields, last_ids, metadata, wait))
 
-    def _hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
+    def _hidden(
+        self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata, wait: Wait = None
+    ) -> Tensor:
         if (stream := fields.get("stream")) is None:
             x = self._decoder.embed(fields["ids"], fields["slots"], last_ids)
         else:
             x = stream.clone()  # the forward overwrites it, padding included
-        return self._decoder.forward(x, fields["positions"], fields["places"], metadata)
+        return self._decoder.forward(x, fields["positions"], fields["places"], metadata, wait=wait)
 
     @staticmethod
     def _kernels(fields: Mapping[str, Tensor], metadata: GraphMetadata) -> Hashable:
@@ -97,15 +102,19 @@ class GpuStage:
         return top_logprobs(logits, tokens, fields["asked"]) if flags.logprobs else ()
 
     def forward(
-        self, batch: Batch, adapters: StepAdapters | None = None, stream: Tensor | None = None
+        self,
+        batch: Batch,
+        adapters: StepAdapters | None = None,
+        stream: Tensor | None = None,
+        wait: Wait = None,
     ) -> Tensor:
         """A step that is not pure decode, or that has adapters: [tokens, hidden].
 
-        `stream`: from an earlier stage.
+        `stream`: from an earlier stage. `wait`: see Stage (graphs.py).
         """
         x = self._decoder.model.embedded(batch.ids) if stream is None else stream
         metadata = self._attention.prepare(batch)
-        return self._decoder.forward(x, batch.positions, batch.places, metadata, adapters)
+        return self._decoder.forward(x, batch.positions, batch.places, metadata, adapters, wait)
 
     def head(self, hidden: Tensor) -> Tensor:
         return self._decoder.logits(hidden)

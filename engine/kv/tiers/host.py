@@ -8,7 +8,7 @@ from engine.kv.host_memory import Pairs
 from engine.kv.tiers.cost import MeasuredCost
 from engine.kv.tiers.tier import BlockName, DeviceBlocks, Tier, Transfer, front
 
-LAST = 64  # blocks of a load that a step may wait for on the device: 2.5 ms for an 8B model and PCIe gen 5
+LAST = 128  # blocks of a load that a step may wait for on the device: 5 ms for an 8B model and PCIe gen 5
 
 
 class SwapSpace(Protocol):

@@ -295,7 +295,8 @@ def test_a_stream_waits_for_the_end_once_the_last_work_has_begun(
 
 @pytest.mark.parametrize(("count", "parts"), [(1, [1]), (LAST, [LAST]), (LAST + 5, [5, LAST])])
 def test_a_step_waits_for_the_last_blocks_of_a_load_from_host_memory(count: int, parts: list[int]) -> None:
-    space, moved = LedgerSpace(80, 80, 16), list[int]()
+    size = LAST + 16
+    space, moved = LedgerSpace(size, size, 16), list[int]()
 
     class Blocks:
         numbers = tuple(range(count))
@@ -308,7 +309,7 @@ def test_a_step_waits_for_the_last_blocks_of_a_load_from_host_memory(count: int,
             return CompletedTransfer(0.0)
 
     tier, names = HostTier(space), [bytes([at]) for at in range(count)]
-    space.cells[:, 0] = range(80)
+    space.cells[:, 0] = range(size)
     tier.store(names, Blocks())
     space.cells[:] = -1
     moved.clear()

@@ -64,7 +64,7 @@ def test_copies_move_the_blocks_that_the_reference_moves(
 def test_blocks_without_neighbors_are_left_over() -> None:
     device = Places.of(tensors(store("none"))[:4])
     found, rest = rectangles(device, device, PAIRS, least=2)
-    assert found["lines"].tolist() == [3] * 4 and rest == [(0, 0), (8, 4)]
+    assert found["lines"].tolist() == [[3] * 4] and rest == [(0, 0), (8, 4)]
     found, rest = rectangles(device, device, PAIRS, least=4)
     assert not len(found) and rest == sorted(PAIRS)
 

@@ -283,7 +283,7 @@ def launch(stage: Any, rows: int, *, filtered: bool, cut: bool, pieces: bool = F
         where = torch.empty(work.numbers, dtype=torch.int32), tables, fields["slots"], fields["contexts"]
         prepared = work.metadata(*where, cut=cut, decodes=True)
         if pieces:
-            stage.hidden(fields, last_ids, prepared)
+            stage.hidden(fields, last_ids, prepared, None)
             return
         logits = stage.logits(fields, last_ids, prepared)
         stage.sample(logits, fields, last_ids, SamplingFlags(filtered, False, False, False), None)

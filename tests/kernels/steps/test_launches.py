@@ -90,8 +90,8 @@ SHOWN = [Case(model, rows) for model in ("qwen", "llama") for rows in (1, 8, 64)
 HERE = Path(__file__).parent / "recorded"
 
 
-def record_of(case: Case) -> Record:
-    """Record a step from its tokens to its logits."""
+def record_of(case: Case, *, waits: bool = False) -> Record:
+    """Record a step from its tokens to its logits. `waits`: of a prompt, for the blocks of its layers."""
     from engine.attention import triton_backend
     from engine.attention.triton_backend import TritonAttention
     from engine.execution.cuda.stage import GpuStage
@@ -111,7 +111,7 @@ def record_of(case: Case) -> Record:
         stage = GpuStage(
             model, KVStore(config.layers, device=META, scheme=case.kv, **room), TritonAttention()
         )
-        return prompts(stage, case.rows) if case.prompts else decodes(stage, case.rows)
+        return prompts(stage, case.rows, waits=waits) if case.prompts else decodes(stage, case.rows)
 
 
 def head(plain: nn.Module, scheme: str) -> nn.Module:
@@ -132,11 +132,12 @@ def decodes(stage: Any, rows: int) -> Record:
     return record
 
 
-def prompts(stage: Any, rows: int) -> Record:
+def prompts(stage: Any, rows: int, *, waits: bool) -> Record:
     batch = make_batch([(1, 40), (rows, 90 + rows)], [list(range(4, 60)), list(range(60))], 16)
     there = {name: getattr(batch, name).to(META) for name in ("ids", "positions", "places", "tables")}
     with recorded() as record:
-        stage.head(stage.forward(replace(batch, **there)))
+        wait = (lambda layer: record.lines.append(f"wait for layer {layer}")) if waits else None
+        stage.head(stage.forward(replace(batch, **there), wait=wait))
     return record
 
 
@@ -156,6 +157,16 @@ def test_every_other_kind_of_step_launches_what_is_recorded(model: str) -> None:
     expected = json.loads((HERE / "digests.json").read_text(encoding="utf-8"))[model]
     found = {str(case): digest(record_of(case)) for case in cases() if case.model == model}
     assert found == expected
+
+
+def test_layers_wait_for_their_blocks_before_they_attend() -> None:
+    case = Case("qwen", 40, prompts=True)
+    lines, waits = record_of(case, waits=True).lines, "wait for layer "
+    assert [line for line in lines if not line.startswith(waits)] == record_of(case).lines
+    parts = "\n".join(lines).split(waits)
+    layers = len(MODELS["qwen"].layers)
+    assert [part[0] for part in parts[1:]] == [*map(str, range(layers))]
+    assert ["\nattention " in part for part in parts] == [False] + [True] * layers
 
 
 def test_records_differ_when_launches_differ() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.api.params import SamplingParams
 from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
+from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.graphs import BIASES, DecodeSteps, SamplingFlags, each_token, write_sampling
 from engine.execution.cuda.recording import Recording
 from engine.execution.protocol import Compilation
@@ -89,11 +90,13 @@ class PlainStage:
         hidden, model = self._forward(fields, last_ids, metadata), self.runner.model
         return hidden if getattr(model.config, "after", 0) else model.logits(hidden)
 
-    def hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
+    def hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any, wait: Wait) -> Tensor:
         self.pieces.append(len(fields["ids"]))
-        return self._forward(fields, last_ids, metadata)
+        return self._forward(fields, last_ids, metadata, wait)
 
-    def _forward(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
+    def _forward(
+        self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any, wait: Wait = None
+    ) -> Tensor:
         (contexts, lengths), self.mirror = metadata
         rows, tokens = int((contexts > 0).sum()), int(lengths.sum())
         whole = zip(contexts[:rows].tolist(), lengths[:rows].tolist(), strict=True)
@@ -120,6 +123,8 @@ class PlainStage:
         step, layers = self.attention.prepare(batch), self.runner.store.layers
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if wait is not None:
+                wait(layer)
             out = torch.full_like(q, torch.nan)  # padding may hold anything
             out[:tokens] = self.attention.attend(q[:tokens], k[:tokens], v[:tokens], layers[layer], step)
             return out

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
+from engine.execution.cuda.arrivals import Wait
 from engine.execution.protocol import Compilation, StepKind
 from engine.execution.results import SampledTokens
 from engine.execution.runner import ModelRunner
@@ -50,12 +51,18 @@ class Stage:
         return Done()
 
     def forward(
-        self, batch: Batch, adapters: StepAdapters | None = None, stream: Tensor | None = None
+        self,
+        batch: Batch,
+        adapters: StepAdapters | None = None,
+        stream: Tensor | None = None,
+        wait: Wait = None,
     ) -> Tensor:
         self.forwards.append(len(batch.ids))
         prepared, layers = self.attention.prepare(batch), self.runner.store.layers
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if wait is not None:
+                wait(layer)
             return self.attention.attend(q, k, v, layers[layer], prepared)
 
         return self.runner.model.forward(batch.ids, batch.positions, attend)

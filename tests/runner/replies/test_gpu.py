@@ -7,8 +7,9 @@ chosen by the random workloads of this folder.
 import importlib
 import pkgutil
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from engine.api.params import SPECULATION, SamplingParams
+from engine.execution import cache_blocks
+from engine.execution.cuda.arrivals import Arrivals, Wait
 from engine.execution.cuda.graphs import DecodeSteps
 from engine.execution.runner import ModelRunner
 from engine.kv.host_memory import Pairs
-from engine.scheduling.step import Rows
+from engine.scheduling.step import Rows, Step
 from engine.serving.warm_up import WarmUp
 from tests.outputs import Outputs
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
@@ -84,8 +87,8 @@ def test_pieces_of_prompts_run_in_graphs_beside_replies(
     folder, hidden = checkpoint(family)[0], DecodeSteps.hidden
     held: list[bool] = []
 
-    def noted(steps: DecodeSteps, rows: Rows, ids: np.ndarray) -> torch.Tensor | None:
-        found = hidden(steps, rows, ids)
+    def noted(steps: DecodeSteps, rows: Rows, ids: np.ndarray, wait: Wait) -> torch.Tensor | None:
+        found = hidden(steps, rows, ids, wait)
         held.append(found is not None)
         return found
 
@@ -246,20 +249,34 @@ def test_a_thread_runs_an_engine_on_another_gpu_than_its_first(llama: Path) -> N
         assert pool.submit(reply).result() == alone(llama, PROMPT).reply
 
 
+@pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("kv", ["none", "int8"])
+@pytest.mark.parametrize("least", [1, 16])
 def test_a_step_that_is_launched_while_its_blocks_arrive_gives_the_same_reply(
-    llama: Path, monkeypatch: pytest.MonkeyPatch, kv: str
+    llama: Path, monkeypatch: pytest.MonkeyPatch, kv: str, graphs: bool, least: int
 ) -> None:
-    followed, usual = list[bool](), ModelRunner.follow
+    """By layer, or, where blocks are gathered, as a whole."""
+    followed, by_layer = list[bool](), list[bool]()
+    follow, awaited = ModelRunner.follow, Arrivals.awaited
 
-    def follow(runner: ModelRunner, transfer: int) -> bool:
-        followed.append(usual(runner, transfer))
+    def noted(runner: ModelRunner, transfer: int) -> bool:
+        followed.append(follow(runner, transfer))
         return followed[-1]
 
-    monkeypatch.setattr(ModelRunner, "follow", follow)
+    @contextmanager
+    def watched(arrivals: Arrivals, step: Step, *, kernels: bool) -> Iterator[None]:
+        with awaited(arrivals, step, kernels=kernels):
+            by_layer.append(arrivals.wait is not None)
+            yield
+
+    monkeypatch.setattr(ModelRunner, "follow", noted)
+    monkeypatch.setattr(Arrivals, "awaited", watched)
+    monkeypatch.setattr(cache_blocks, "LEAST_RUN", least)
     engine = engine_on(
         llama, device="cuda", kv_scheme=kv, blocks=16, host_blocks=64, preemption="swap", prefix_cache=True
     )
+    engine.set_switch("graphs", graphs)
+    engine.runner.arrivals.enable(torch.device("cuda"))
     copy = engine.runner.store.mover
 
     def slow(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], pairs: Pairs) -> None:
@@ -274,6 +291,7 @@ def test_a_step_that_is_launched_while_its_blocks_arrive_gives_the_same_reply(
         replies.append(output.reply)
         engine.scheduler.pool.forget_all()
     assert any(followed), "no step was launched while its blocks arrived"
+    assert any(by_layer) == (least == 1)
     assert replies == replies[:1] * 4
 
 
