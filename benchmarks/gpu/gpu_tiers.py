@@ -109,11 +109,8 @@ def _store(engine: Engine) -> KVStore:
 def _mover(engine: Engine, way: Way) -> Mover:
     """The engine's way to copy blocks from now on."""
     arrivals = _runner(engine).arrivals
-    if way != "layers":
-        arrivals.by_layer = False
-        return mover_on(GPU, way)
-    arrivals.enable(GPU)
-    return mover_on(GPU, arrivals=arrivals)
+    arrivals.enable(GPU, by_layer=way == "layers")
+    return mover_on(GPU, "rectangles" if way == "layers" else way, arrivals)
 
 
 class Watch:
@@ -227,15 +224,12 @@ def where(
             request, arrived = watch.admitted[-1].request, watch.admitted[-1].at
             (load,) = [each for each in watch.transfers[-8:] if each.load and each.request == request]
             again = _first_token(engine, [*chat, *take(ids, MESSAGE)])
-            _runner(engine).arrivals.follow(torch.cuda.Event())  # of nothing
-            waits = _first_token(engine, [*chat, *take(ids, MESSAGE)])
             parts = {
                 "the first token": reader.ttft, "the call that orders the load": ordered,
                 "the load, on the device": load.seconds,
                 "from the message until its step is launched": arrived - reader.submitted,
                 "from there to the token": reader.times[0] - arrived,
                 "the first token, blocks on the device": again,
-                "the first token, blocks on the device, layers wait for what is there": waits,
             }  # fmt: skip
             for part, seconds in parts.items():
                 found.setdefault(part, []).append(seconds * 1e3)

@@ -140,7 +140,7 @@ class Bench:
         return figure
 
 
-def rounds(bench: Bench, contenders: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
+def rounds(bench: Bench, contenders: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
     """Each contender's results per counted round; every other round runs backwards."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     count = bench.warmup + bench.repeats

@@ -43,14 +43,14 @@ class Arrivals:
         self._groups = [*pairwise(layers * at // groups for at in range(groups + 1))] if events else []
         self._before = {first: event for (first, _), event in zip(self._groups, events, strict=True)}
 
-    def enable(self, device: torch.device) -> None:
-        """From now on loads arrive by layer, with the events of the first call, because graphs hold those."""
+    def enable(self, device: torch.device, *, by_layer: bool = True) -> None:
+        """Have loads arrive by layer, with the events of the first call, because graphs hold those."""
         if not self._events:
             events = [torch.cuda.Event(external=True) for _ in range(min(GROUPS, len(self._layers)))]
             for event in events:
                 event.record(torch.cuda.current_stream(device))  # torch creates it now: a graph cannot
             self._use(events)
-        self.by_layer = True
+        self.by_layer = by_layer
 
     def launch(self, work: Callable[[], None]) -> bool:
         """Run a work that copies blocks, on the current stream. Whether steps can wait for its layers."""
