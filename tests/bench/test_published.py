@@ -1,0 +1,81 @@
+"""The figures of an H200 in README and docs are the same everywhere, and from clean commits."""
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from minichat.bench.questions.quick import REFERENCE
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = {"README.md": "minichat", "docs/gpu-steps.md": "ours", "docs/results.md": "minichat"}
+
+
+def lines(name: str) -> list[dict]:  # type: ignore[type-arg]
+    return [json.loads(line) for line in (RESULTS / f"{name}.jsonl").open(encoding="utf-8")]
+
+
+def cells(text: str, column: str) -> Iterator[tuple[str, str]]:
+    """The figure and the number of each row of the first table with vLLM's column."""
+    table = next(rows for rows in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE) if "vLLM 0.26" in rows)
+    head, _, *rows = (
+        [cell.strip(" *") for cell in row.strip("|\n").split("|")] for row in table.splitlines()
+    )
+    shape = ""
+    for row in rows:
+        if found := re.search(r"(0\.6B|8B)", row[0]):
+            shape = found[1]
+        count = re.search(r"B=(\d+)|\b(\d+) repl", row[0])
+        if re.search(r"whole replies|, N\b", row[0]):
+            yield f"{shape}, N", row[head.index(column)]
+        elif count:
+            yield f"{shape}, D, B={count[1] or count[2]}", row[head.index(column)]
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("name", "column"), PAGES.items())
+def test_each_step_is_a_figure_of_a_clean_commit_that_the_page_names(name: str, column: str) -> None:
+    text, clean = page(name), [line for line in lines("gpu") if not line["commit"].endswith("-dirty")]
+    rows = list(cells(text, column))
+    assert len(rows) >= 6
+    for figure, shown in rows:
+        digits = len(shown.partition(".")[2])
+        found = {
+            line["commit"]
+            for line in clean
+            if line["figure"] == figure and f"{line['median']:,.{digits}f}" == shown
+        }
+        assert any(commit in text for commit in found), f"{figure}: {shown}, {found}"
+
+
+def test_the_pages_have_the_same_steps() -> None:
+    tables = [dict(cells(page(name), column)) for name, column in PAGES.items()]
+    for one, other in pairwise(tables):
+        both = one.keys() & other.keys()
+        assert {key: one[key] for key in both} == {key: other[key] for key in both}
+
+
+def test_tables_of_bench_are_of_clean_commits() -> None:
+    text = page("docs/results.md")
+    shown = re.findall(r"^20\d\d-\d\d-\d\d.*, commit (\S+),", text, re.MULTILINE)
+    assert len(shown) >= 10 and not [commit for commit in shown if commit.endswith("-dirty")]
+    assert REFERENCE.exists() and "-dirty" not in REFERENCE.read_text(encoding="utf-8")
+
+
+def test_what_a_technique_is_worth_is_that_of_its_table() -> None:
+    """The line of mini-sglang repeats two rows of the table of ablations on an H200."""
+    text = page("docs/results.md")
+    table = text.partition("<!-- bench ablations on NVIDIA H200 -->")[2].partition("<!-- end -->")[0]
+    [(overlap, prefix)] = re.findall(
+        r"mini-sglang .*overlap ([\d.]+) times, prefix cache ([\d.]+) times", text
+    )
+    for name, times in (("overlap", overlap), ("prefix cache", prefix)):
+        [row] = re.findall(rf"^\| {name} \|.*", table, re.MULTILINE)
+        assert row.split("|")[4].strip() == f"{times} x"
