@@ -16,23 +16,23 @@ from engine.server.http.sse import EventStream, encoded, unless_gone
 
 async def streamed(
     request: Request,
-    started: Coroutine[Any, Any, Generation],
+    run: Generation,
     chunks: Callable[[Generation], AsyncIterator[bytes]],
     stream: type[EventStream] = EventStream,
 ) -> Response:
-    """Start the generation and stream its chunks."""
-    if (run := await unless_gone(request.receive, started)) is None:
+    """Stream the chunks of a generation that has begun."""
+    if not await _accepted(request, run):
         return Response(status_code=GONE)
     return stream(chunks(run), run.close)
 
 
 async def gathered(
     request: Request,
-    started: Coroutine[Any, Any, Generation],
+    run: Generation,
     whole: Callable[[Generation], Coroutine[Any, Any, dict[str, Any]]],
 ) -> Response:
-    """Start the generation and send what `whole` makes of it, as JSON."""
-    if (run := await unless_gone(request.receive, started)) is None:
+    """Send what `whole` makes of a generation that has begun, as JSON."""
+    if not await _accepted(request, run):
         return Response(status_code=GONE)
     try:
         record = await unless_gone(request.receive, whole(run))
@@ -41,6 +41,17 @@ async def gathered(
     if record is None:
         return Response(status_code=GONE)
     return Response(encoded(record), media_type="application/json")
+
+
+async def _accepted(request: Request, run: Generation) -> bool:
+    """Wait until the engine has accepted the prompts. Returns False if the client has disconnected."""
+    accepted = None
+    try:
+        accepted = await unless_gone(request.receive, run.accepted())
+    finally:
+        if accepted is None:
+            run.close()
+    return accepted is not None
 
 
 def raise_failed(batch: Batch) -> None:

@@ -86,9 +86,10 @@ def application(startup: Startup, config: ServerConfig, drain: Drain) -> FastAPI
         redoc_url=None,
         redirect_slashes=False,
     )
-    openai = (models, chat, completions, responses_api, embeddings, tokens)
+    # In the order in which a route is looked for: those that are asked most often come first.
+    openai = (completions, chat, responses_api, embeddings, models, tokens)
     ollama = (ollama_chat, ollama_embeddings, ollama_models)
-    for part in (*openai, *ollama, messages, control, commands, attach, layout, events, ws):
+    for part in (*openai, messages, *ollama, control, commands, attach, layout, events, ws):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(EngineError, _engine_error)

@@ -51,7 +51,7 @@ class AsyncEngine:
         """Send a command and return its result. Raises the engine's error."""
         return await asyncio.wrap_future(self.host.send(command))
 
-    async def submit(
+    def submit(
         self,
         prompt: Prompt,
         params: SamplingParams,
@@ -60,8 +60,8 @@ class AsyncEngine:
         salt: bytes,
         reply_prefix: Sequence[int],
         adapter: str = "",
-    ) -> Stream:
-        """Start a request. If the caller is canceled, the request is aborted as soon as it has started."""
+    ) -> "asyncio.Future[Stream]":
+        """Start a request, at once or on a thread. Then either wait for `accepted`, or `drop` it."""
         submit = partial(
             self.host.submit,
             prompt,
@@ -73,39 +73,36 @@ class AsyncEngine:
             adapter=adapter,
         )
         if isinstance(prompt, list) and 0 < len(prompt) <= _SHORT and type(prompt[0]) is int:
-            return await self._accepted(submit())
-        work = self._loop.run_in_executor(self._workers, submit)
-        try:
-            stream = await asyncio.shield(work)
-        except asyncio.CancelledError:
-            work.add_done_callback(self._drop_late)
-            raise
-        return await self._accepted(stream)
+            return self._started(submit())
+        return self._loop.run_in_executor(self._workers, submit)
 
-    async def fork(self, id: int, params: SamplingParams) -> Stream:
+    def fork(self, id: int, params: SamplingParams) -> "asyncio.Future[Stream]":
         """Start a request that continues from a running one."""
-        return await self._accepted(self.host.fork(id, params))
+        return self._started(self.host.fork(id, params))
 
-    async def _accepted(self, stream: Stream) -> Stream:
-        try:
-            await asyncio.wrap_future(stream.accepted)
-        except asyncio.CancelledError:
-            self._drop(stream)
-            raise
+    def _started(self, stream: Stream) -> "asyncio.Future[Stream]":
+        started = self._loop.create_future()
+        started.set_result(stream)
+        return started
+
+    async def accepted(self, started: "asyncio.Future[Stream]") -> Stream:
+        """Return the stream once the engine has accepted the request. Raises the engine's error."""
+        stream = await asyncio.shield(started)
+        await asyncio.wrap_future(stream.accepted)
         return stream
 
-    def _drop_late(self, work: "asyncio.Future[Stream]") -> None:
-        if not work.cancelled() and work.exception() is None:
-            self._drop(work.result())
-
-    def _drop(self, stream: Stream) -> None:
+    def drop(self, started: "asyncio.Future[Stream]") -> None:
         """Abort a request that has lost its reader, as soon as the engine has accepted it."""
 
         def end(accepted: Future[Accepted]) -> None:
             if accepted.exception() is None:
                 call_on(self._loop, self.abort, [accepted.result().id])
 
-        stream.accepted.add_done_callback(end)
+        def once_started(done: "asyncio.Future[Stream]") -> None:
+            if not done.cancelled() and done.exception() is None:
+                done.result().accepted.add_done_callback(end)
+
+        started.add_done_callback(once_started)
 
     def cached_tokens(self, request: int) -> int:
         """Return how many prompt tokens came from the prefix cache. Call it once, after the first delta."""

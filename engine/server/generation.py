@@ -22,8 +22,9 @@ Batch = list[tuple[int, list[Delta]]]  # prompts with new deltas, and those delt
 
 @dataclass(slots=True)
 class _Place:
-    """One prompt, and its stream once it is submitted."""
+    """One prompt, and its stream once the engine has accepted it."""
 
+    submitted: asyncio.Future[Stream] | None = None
     stream: Stream | None = None
     started: bool = False
     done: bool = False
@@ -49,7 +50,9 @@ class Usage:
 
 @dataclass(eq=False)
 class Generation:
-    """One request per prompt, with `params.samples` choices each. Iterate once; always close."""
+    """One request per prompt, with `params.samples` choices each. Begin, wait for `accepted`, iterate once;
+    always close.
+    """
 
     engine: AsyncEngine
     prompts: Sequence[Prompt]
@@ -73,19 +76,35 @@ class Generation:
 
     @property
     def requests(self) -> list[int]:
-        """The engine's ids of the submitted requests."""
+        """The engine's ids of the accepted requests."""
         return [place.stream.id for place in self._places if place.stream]
 
     @property
     def prompt_ids(self) -> list[Sequence[int]]:
-        """The tokens of each submitted prompt."""
+        """The tokens of each accepted prompt."""
         return [place.stream.prompt for place in self._places if place.stream]
 
+    def begin(self) -> Self:
+        """Submit all prompts. Of many requests that arrive together, the engine has the first at once: if
+        their tasks took turns before that, it would wait until the last one has been read.
+        """
+        try:
+            for place, prompt in zip(self._places, self.prompts, strict=True):
+                place.submitted = self._submit(prompt)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
     async def start(self) -> Self:
-        """Submit all prompts. If one fails, close the others and raise its error."""
+        """Submit all prompts, and wait until they are accepted."""
+        return await self.begin().accepted()
+
+    async def accepted(self) -> Self:
+        """Wait until all prompts are accepted. If one fails, close the others and raise its error."""
         try:
             results = await asyncio.gather(
-                *map(self._submit, range(len(self._places))), return_exceptions=True
+                *map(self._accept, range(len(self._places))), return_exceptions=True
             )
             for result in results:
                 if result is not None:
@@ -122,22 +141,28 @@ class Generation:
         self.ticket.release()
         if running := [place.stream.id for place in self._places if place.stream and not place.done]:
             self.engine.abort(running)
+        for place in self._places:
+            if place.submitted and not place.stream:
+                self.engine.drop(place.submitted)
         for request in self.requests:
             self.engine.forget(request)
 
-    async def _submit(self, number: int) -> None:
-        if self.parent is None:
-            stream = await self.engine.submit(
-                self.prompts[number],
-                self.params,
-                urgency=self.urgency,
-                salt=self.salt,
-                reply_prefix=self.reply_prefix,
-                adapter=self.adapter,
-            )
-        else:
-            stream = await self.engine.fork(self.parent, self.params)
-        self._places[number].stream = stream
+    def _submit(self, prompt: Prompt) -> asyncio.Future[Stream]:
+        if self.parent is not None:
+            return self.engine.fork(self.parent, self.params)
+        return self.engine.submit(
+            prompt,
+            self.params,
+            urgency=self.urgency,
+            salt=self.salt,
+            reply_prefix=self.reply_prefix,
+            adapter=self.adapter,
+        )
+
+    async def _accept(self, number: int) -> None:
+        place = self._places[number]
+        assert place.submitted is not None
+        place.stream = stream = await self.engine.accepted(place.submitted)
         self.usage.prompt += stream.prompt_tokens
         stream.listen(partial(self._on_delta, number))
         self._notice(number)  # deltas may have arrived before the listener was set

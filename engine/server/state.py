@@ -1,14 +1,16 @@
 """The state of a running server, shared by its routes."""
 
+import asyncio
 import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from engine.api.errors import Ending, TemplateError
+from engine.api.errors import Ending, EngineError, TemplateError
 from engine.api.params import SamplingParams
 from engine.host.client import EngineClient
 from engine.host.prompts import ChatPrompt, Prompt
@@ -56,6 +58,7 @@ class ServerState:
         self.replies = ReplyStore(self.run, self.config)
         self.tool_style = call_style(self.host.templates)
         self._opens: dict[bytes, bool] = {}
+        self.preparing = asyncio.get_running_loop().create_task(self.prepare())
 
     async def served_names(self) -> list[str]:
         """Return the model's names, and those of the loaded adapters."""
@@ -121,6 +124,13 @@ class ServerState:
             adapter=adapter,
         )
 
+    async def prepare(self) -> None:
+        """Do beforehand what the first chat would wait for: the helper process for templates starts."""
+        with suppress(EngineError):
+            await self.fingerprint.read()
+            if self.host.has_template:
+                await self.opens_thinking(mode_of({}), {})
+
     async def opens_thinking(self, mode: bytes, options: Mapping[str, Any]) -> bool:
         """Whether the template ends the prompt with <think>, so that a reply starts inside its reasoning."""
         if mode not in self._opens:
@@ -135,6 +145,7 @@ class ServerState:
         return self._opens[mode]
 
     def close(self) -> None:
+        self.preparing.cancel()
         self.replies.close()
         self.events.close()
         self.fingerprint.close()

@@ -80,11 +80,12 @@ def test_throughput_in_the_process_and_over_http(
     """A server without an engine starts at once; `make soak` measures minichat serve."""
     if not real:
         monkeypatch.setattr(throughput, "started_server", lambda *options: streaming_server())
-    found = ask("throughput", setup, only=("2 at once", "mixed*", "HTTP, 2 clients"))
+    found = ask("throughput", setup, only=("2 at once", "mixed*", "HTTP, 2 clients*"))
     assert values(found["2 at once"])["output"] > 0 < values(found["mixed lengths"])["output"]
-    served = values(found["HTTP, 2 clients"])
-    assert served["tokens"] > 0 == served["failed"]
-    assert served["goodput, 0.5 s and 50 ms"] <= served["requests"]
+    for case in ("HTTP, 2 clients", "HTTP, 2 clients, text"):
+        served = values(found[case])
+        assert served["tokens"] > 0 == served["failed"]
+        assert served["goodput, 0.5 s and 50 ms"] <= served["requests"]
 
 
 def test_memory_is_counted(setup: Setup) -> None:

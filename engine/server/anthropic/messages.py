@@ -65,11 +65,11 @@ async def _answer(request: Request, body: MessagesRequest, state: ServerState, m
     prompt = await off_loop(request, lambda: conversation(body, state))
     opened = await state.opens_thinking(mode_of(prompt.options), prompt.options)
     message, grammar = await off_loop(request, lambda: _reply(body, prompt, state, opened))
-    started = _started(state, key_of(request), body, prompt, grammar)
+    begun = _begun(state, key_of(request), body, prompt, grammar)
     if body.stream:
         writer, pulse = EventWriter(model), state.config.pulse
-        return await streamed(request, started, lambda run: _events(run, message, writer, body, pulse))
-    return await gathered(request, started, lambda run: _whole(run, message, model))
+        return await streamed(request, begun, lambda run: _events(run, message, writer, body, pulse))
+    return await gathered(request, begun, lambda run: _whole(run, message, model))
 
 
 def _reply(
@@ -83,12 +83,12 @@ def _reply(
     return message, reply_grammar(body.text_grammar(), calls, thinking=opened)
 
 
-async def _started(
+def _begun(
     state: ServerState, key: bytes, body: MessagesRequest, prompt: ChatPrompt, grammar: Grammar | None
 ) -> Generation:
     params = body.sampling(grammar=grammar)
     adapter = state.adapter_of(body.model)
-    return await state.run(key, [prompt], params, urgency=body.urgency, adapter=adapter).start()
+    return state.run(key, [prompt], params, urgency=body.urgency, adapter=adapter).begin()
 
 
 async def _events(

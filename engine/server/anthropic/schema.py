@@ -101,7 +101,7 @@ class MessagesRequest(CountRequest, Ordered):
     def sampling(self, **more: Any) -> SamplingParams:
         """Return the engine's sampling parameters."""
         given = {name: getattr(self, name) for name in _SAME} | {"stop": self.stop_sequences} | more
-        return SamplingParams().changed(**{name: value for name, value in given.items() if value is not None})
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 
 
 _SAME = "max_tokens temperature top_p top_k min_p repetition_penalty seed ignore_eos".split()

@@ -6,10 +6,8 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from engine.api.params import SamplingParams
 from engine.host.prompts import ChatPrompt, Prompt
 from engine.server.answer import gathered, streamed
-from engine.server.generation import Generation
 from engine.server.http.bodies import off_loop, read_as
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError
@@ -123,14 +121,8 @@ async def _answer(request: Request, body: OllamaRequest, prompt: Prompt, form: F
     params = await off_loop(
         request, lambda: body.sampling(reply_grammar(body.grammar(), calls, thinking=opened))
     )
-    started = _started(state, key_of(request), body, prompt, params)
-    if body.stream is False:
-        return await gathered(request, started, reply.whole)
-    return await streamed(request, started, reply.lines, LineStream)
-
-
-async def _started(
-    state: ServerState, key: bytes, body: OllamaRequest, prompt: Prompt, params: SamplingParams
-) -> Generation:
     adapter = await adapter_named(state, body.model)
-    return await state.run(key, [prompt], params, urgency=body.urgency, adapter=adapter).start()
+    run = state.run(key_of(request), [prompt], params, urgency=body.urgency, adapter=adapter).begin()
+    if body.stream is False:
+        return await gathered(request, run, reply.whole)
+    return await streamed(request, run, reply.lines, LineStream)

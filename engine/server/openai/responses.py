@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Container, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from fastapi import Request
@@ -131,19 +132,29 @@ async def answer(
     """
     state, place = state_of(request), requested.place if requested else ""
     fingerprint, name = await state.fingerprint.read(), body.model or state.config.name
-    started = start_run(state, key_of(request), body, prompts, requested, more)
 
     def frame(run: Generation) -> ResponseEnvelope:
         prompt_ids = form.begin(run.prompt_ids, with_ids=bool(body.return_token_ids))
         id = body.request_id or request.scope[ID]
         return ResponseEnvelope(form, body, id, name, fingerprint, prompt_ids)
 
-    if body.stream:
-        return await streamed(request, started, lambda run: _events(run, form, frame(run), place))
-    return await gathered(request, started, lambda run: _gathered(run, form, frame(run), place))
+    with refusing(place):
+        begun = begin_run(state, key_of(request), body, prompts, requested, more)
+        if body.stream:
+            return await streamed(request, begun, lambda run: _events(run, form, frame(run), place))
+        return await gathered(request, begun, lambda run: _gathered(run, form, frame(run)))
 
 
-async def start_run(
+@contextmanager
+def refusing(place: str) -> Iterator[None]:
+    """Give bad parameters, or the grammar in `place`, the client's field names."""
+    try:
+        yield
+    except BadParams as error:
+        raise refusal(error, place) from None
+
+
+def begin_run(
     state: ServerState,
     key: bytes,
     body: GenerationRequest,
@@ -151,21 +162,16 @@ async def start_run(
     requested: RequestedGrammar | None,
     more: dict[str, Any],
 ) -> Generation:
-    try:
-        params = body.sampling(grammar=requested and requested.grammar, **more)
-        adapter, prefix = state.adapter_of(body.model), body.said or ()
-        run = state.run(
-            key,
-            prompts,
-            params,
-            urgency=body.urgency,
-            salt=body.cache_salt or "",
-            reply_prefix=prefix,
-            adapter=adapter,
-        )
-        return await run.start()
-    except BadParams as error:
-        raise refusal(error, requested.place if requested else "") from None
+    params = body.sampling(grammar=requested and requested.grammar, **more)
+    return state.run(
+        key,
+        prompts,
+        params,
+        urgency=body.urgency,
+        salt=body.cache_salt or "",
+        reply_prefix=body.said or (),
+        adapter=state.adapter_of(body.model),
+    ).begin()
 
 
 async def _events(
@@ -186,16 +192,11 @@ async def _events(
     yield DONE
 
 
-async def _gathered(
-    run: Generation, form: ChoiceWriter, frame: ResponseEnvelope, place: str
-) -> dict[str, Any]:
-    try:
-        async for batch in run:
-            for choice, deltas in _by_choice(run, batch):
-                form.take(choice, deltas)
-            raise_failed(batch)
-    except BadParams as error:
-        raise refusal(error, place) from None
+async def _gathered(run: Generation, form: ChoiceWriter, frame: ResponseEnvelope) -> dict[str, Any]:
+    async for batch in run:
+        for choice, deltas in _by_choice(run, batch):
+            form.take(choice, deltas)
+        raise_failed(batch)
     return frame.record(run.usage)
 
 

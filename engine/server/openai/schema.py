@@ -134,7 +134,7 @@ class GenerationRequest(Sparse, Ordered, CutFields):
         given |= more
         if self.top_k is not None:
             given["top_k"] = max(self.top_k, 0)  # in vLLM, -1 means all tokens
-        return SamplingParams().changed(**{name: value for name, value in given.items() if value is not None})
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 
     def _beams(self) -> int | None:
         """Return the beam width: `num_beams`, or with vLLM's `use_beam_search` the number of replies."""

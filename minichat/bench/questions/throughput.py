@@ -23,9 +23,13 @@ def cases(setup: Setup) -> Iterator[Case]:
     why_not = "" if Path("/proc/self/stat").exists() else "needs /proc, for the server's processor time"
     if setup.shape:
         why_not = f"a server needs a model's folder, and --shape {setup.shape} has none"
-    for clients in setup.rows_or((8, 32), (32, 256)):
+    crowds = setup.rows_or((8, 32), (32, 256))
+    for clients in crowds:
         requested = partial(_http, setup, setup.mixed(), clients)
         yield Case(f"HTTP, {clients} clients", requested, f"minichat serve, {about}", why_not)
+    texts = partial(_http, setup, setup.mixed(), max(crowds), prompts="text")
+    about = "the same, prompts of as many words as those have tokens, which the server tokenizes"
+    yield Case(f"HTTP, {max(crowds)} clients, text", texts, about, why_not)
     good = f"good: first token in {setup.ttft:g} s, others {setup.tpot * 1e3:g} ms apart"
     arriving = partial(_http, setup, _arriving(setup), sys.maxsize)
     yield Case("HTTP, arrivals", arriving, f"{Path(setup.trace).name}, {good}", why_not)
@@ -59,8 +63,8 @@ def _mixed(setup: Setup, bench: Bench) -> None:
     bench.measure("output", call, unit="tok/s")
 
 
-def _http(setup: Setup, asked: Sequence[Length], clients: int, bench: Bench) -> None:
-    load = ServerLoad(asked, clients, setup.ttft, setup.tpot, vocab=min(setup.vocab, 3000))
+def _http(setup: Setup, asked: Sequence[Length], clients: int, bench: Bench, *, prompts: str = "ids") -> None:
+    load = ServerLoad(asked, clients, setup.ttft, setup.tpot, prompts=prompts, vocab=min(setup.vocab, 3000))
     try:
         with started_server(*setup.server_options) as (base, processes):
             measure(bench, load, base, processes)

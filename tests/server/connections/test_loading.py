@@ -25,7 +25,7 @@ from engine.server.http.listen import Server, server
 from engine.server.startup import Startup
 from minichat.cli import parser
 from minichat.commands import serve
-from tests.server.conftest import KEY, MODEL, PLAIN, dry
+from tests.server.conftest import KEY, MODEL, PLAIN, dry, serving, user
 from tests.waiting import becomes
 
 ASKED = {"prompt": [5, 6], "max_tokens": 4}
@@ -185,3 +185,12 @@ sys.exit(cli.main(["serve", "--no-key", "--uds", sys.argv[1], "--replicas", "2",
     finally:
         started.kill()
         started.wait()
+
+
+def test_the_helper_for_templates_is_there_before_the_first_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[object] = []
+    with serving(dry()) as served, served.client() as client:
+        assert becomes(lambda: served.state.preparing.done())
+        monkeypatch.setattr(served.host, "text", rendered.append)  # which only the first chat needs
+        answer = client.post("/v1/chat/completions", json={"messages": user("hi"), "max_tokens": 1})
+        assert (answer.status_code, rendered) == (200, [])

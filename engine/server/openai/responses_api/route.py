@@ -19,7 +19,7 @@ from engine.server.http.errors import ApiError
 from engine.server.http.sse import event
 from engine.server.openai.chat import prepared
 from engine.server.openai.errors import OpenAIRoute
-from engine.server.openai.responses import read_request, shown_pieces, start_run
+from engine.server.openai.responses import begin_run, read_request, refusing, shown_pieces
 from engine.server.openai.responses_api.logprobs import MessageLogprobs
 from engine.server.openai.responses_api.output import Event, ResponseOutput
 from engine.server.openai.responses_api.schema import ResponsesRequest
@@ -41,7 +41,6 @@ async def respond(request: Request) -> Response:
     body.refuse_unsupported()
     ready = await prepared(request, state, await off_loop(request, body.chat))
     more = {"max_tokens": body.max_output_tokens, "logprobs": body.logprobs}
-    started = start_run(state, key_of(request), body, [ready.conversation], ready.requested, more)
     place = ready.requested.place if ready.requested else ""
 
     def reply_to(run: Generation) -> _Reply:
@@ -49,9 +48,11 @@ async def respond(request: Request) -> Response:
         logprobs = MessageLogprobs(pieces, shown_pieces(body, pieces)) if wanted else None
         return _Reply(body, body.model or state.config.name, run, ResponseOutput(ready.writer(), logprobs))
 
-    if body.stream:
-        return await streamed(request, started, lambda run: _events(run, reply_to(run), place))
-    return await gathered(request, started, lambda run: _gathered(run, reply_to(run), place))
+    with refusing(place):
+        begun = begin_run(state, key_of(request), body, [ready.conversation], ready.requested, more)
+        if body.stream:
+            return await streamed(request, begun, lambda run: _events(run, reply_to(run), place))
+        return await gathered(request, begun, lambda run: _gathered(run, reply_to(run)))
 
 
 class _Reply:
@@ -171,11 +172,8 @@ async def _events(run: Generation, reply: _Reply, place: str) -> AsyncIterator[b
         yield reply.failed(error)
 
 
-async def _gathered(run: Generation, reply: _Reply, place: str) -> dict[str, Any]:
-    try:
-        async for batch in run:
-            reply.take(batch)
-            raise_failed(batch)
-    except BadParams as error:
-        raise refusal(error, place) from None
+async def _gathered(run: Generation, reply: _Reply) -> dict[str, Any]:
+    async for batch in run:
+        reply.take(batch)
+        raise_failed(batch)
     return reply.result()
