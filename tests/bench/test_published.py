@@ -99,3 +99,16 @@ def test_a_second_run_is_compared_with_the_first(tmp_path: Path, capsys: pytest.
     with pytest.raises(SystemExit):
         second([str(tmp_path / "none"), str(again)])
     assert "none: no such file" in capsys.readouterr().err
+
+
+def test_no_more_figures_are_from_commits_with_changes() -> None:
+    """The table may only shrink: figures are measured on clean commits."""
+    listed = re.findall(r"^\| `(\w+)` \| (\d+) \|$", page("benchmarks/results/README.md"), re.MULTILINE)
+    allowed = {name: int(count) for name, count in listed}
+    for file in sorted(RESULTS.glob("*.jsonl")):
+        commits: dict[str, list[str]] = {}
+        for line in lines(file.stem):
+            if "figure" in line:
+                commits.setdefault(line["figure"], []).append(line["commit"] or "-dirty")
+        lacking = [name for name, found in commits.items() if all(each.endswith("-dirty") for each in found)]
+        assert len(lacking) <= allowed.get(file.stem, 0), f"{file.name}: {lacking}"
