@@ -13,9 +13,11 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from http.client import HTTPConnection
+from lzma import LZMAError
 from pathlib import Path
 from typing import Any
 
+from engine.api.errors import BadInput
 from minichat.bench.load.traces import opened
 
 _WORDS = "the sea old stone of river light under hill paper in quiet window a first rain to".split()
@@ -42,21 +44,24 @@ def lengths(arrivals: str, requests: int, per_second: float, longest: int) -> li
 
 
 def traced(file: Path) -> list[Length]:
-    """The requests of a trace, from its beginning."""
-    with opened(file) as lines:
-        if ".csv" in file.suffixes:
-            rows = [
-                (
-                    datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp(),
-                    int(row["ContextTokens"]),
-                    int(row["GeneratedTokens"]),
-                )
-                for row in csv.DictReader(lines)
-            ]
-        else:
-            records = map(json.loads, lines)
-            rows = [(one["timestamp"] / 1e3, one["input_length"], one["output_length"]) for one in records]
+    """The requests of a trace, from its beginning. Raises BadInput if it is something else."""
+    read = _azure if ".csv" in file.suffixes else _mooncake
+    try:
+        with opened(file) as lines:
+            rows = [read(record) for record in (csv.DictReader(lines) if read is _azure else lines)]
+    except (OSError, LZMAError, ValueError, KeyError, TypeError):
+        raise BadInput(f"{file} is not a trace in Azure's or Mooncake's form") from None
     return [(at - rows[0][0], size, count) for at, size, count in rows]
+
+
+def _azure(row: Any) -> Length:
+    at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
+    return at, int(row["ContextTokens"]), int(row["GeneratedTokens"])
+
+
+def _mooncake(line: Any) -> Length:
+    record = json.loads(line)
+    return record["timestamp"] / 1e3, int(record["input_length"]), int(record["output_length"])
 
 
 def message(
