@@ -14,7 +14,7 @@ RECIPE_OF_ENVIRONMENT = pyproject.toml constraints.txt install.py
 # Each test process and each program that a test starts would compile every file again without bytecode.
 PYTEST = PYTHONDONTWRITEBYTECODE= "$(BIN)/python" -m pytest
 
-.PHONY: help chat test soak cuda lint style types tests format bench results shots pictures clean
+.PHONY: help chat test soak cuda lint style types tests format bench results again shots pictures clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -58,6 +58,11 @@ results: $(VENV)/.for-chat  ## measure the tables of docs/results.md on this mac
 		--json benchmarks/results/bench.jsonl $(ARGS)
 	@"$(BIN)/python" -m minichat bench quick --json minichat/bench/reference.jsonl
 	@"$(BIN)/python" -m docs.results
+
+again: $(VENV)/.for-chat  ## measure these tables a second time, on another day, and say which figures agree
+	@for question in latency throughput memory ablations "energy --price 0.1"; do \
+		"$(BIN)/python" -m minichat bench $$question $(ARGS) --json again.jsonl || exit; done
+	@"$(BIN)/python" -m docs.second benchmarks/results/bench.jsonl again.jsonl
 
 shots: $(VENV)/.for-chat  ## update the documentation's screenshots from the real program
 	@"$(BIN)/python" -m docs.shots

@@ -155,8 +155,11 @@ def append(benchmark: str, options: Mapping[str, Any], figure: Figure, folder: P
         **origin(),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{benchmark}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    path = folder / f"{benchmark}.jsonl"
+    whole = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+    with path.open("ab") as file:
+        file.truncate(whole)  # what a killed run wrote of a line is dropped
+        file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
 
 
 def earlier(
@@ -166,9 +169,8 @@ def earlier(
 
     Figures of this machine go first. Lines without an option are older than it, and had what is usual.
     """
-    lines = (
-        [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-    )
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    lines = [json.loads(line) for line in text.split("\n")[:-1]]  # without half a line of a killed run
     now = {key: json.loads(json.dumps(value)) for key, value in options.items() if key not in _CHOOSE}
     was = {key: json.loads(json.dumps(usual[key])) for key in now}
     here = identity(machine())

@@ -1,17 +1,24 @@
-"""Fill the tables of docs/results.md from the lines of `minichat bench --json`: `python -m docs.results`."""
+"""Fill the tables of docs/results.md, and draw its plots: `python -m docs.results`.
+
+From the lines of `minichat bench --json`.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from minichat.bench.cases import CaseResult
 from minichat.bench.harness import Figure
 from minichat.bench.machine import described
+from minichat.bench.plot import bar_charts
 from minichat.bench.questions.quick import REFERENCE
 from minichat.bench.record import CaseFile, of_newest
 from minichat.bench.report import shown
+from minichat.charts.bars import bars_svg
 
 PAGE = Path(__file__).with_suffix(".md")
+PICTURES = PAGE.parent / "pictures"
 RESULTS = PAGE.parents[1] / "benchmarks" / "results"
 _TABLE = re.compile(
     r"(?P<head><!-- bench (?P<question>\w+)(?: on (?P<gpu>.+?))? -->\n).*?(?P<end><!-- end -->)", re.DOTALL
@@ -29,14 +36,35 @@ def filled(page: str, lines: Sequence[dict[str, Any]]) -> str:
     `bench QUESTION` marks the table of a machine without a GPU, `bench QUESTION on GPU` that of a GPU.
     """
 
-    clean = [line for line in lines if not (line["commit"] or "").endswith("-dirty")]
-
     def table(found: re.Match[str]) -> str:
-        where = found["question"], found["gpu"]
-        asked = [line for line in clean if (line["question"], line["machine"]["gpu"]) == where]
-        return f"{found['head']}{_table(list(of_newest(asked)))}\n{found['end']}" if asked else found[0]
+        asked = _newest(lines, found["question"], found["gpu"])
+        return f"{found['head']}{_table(asked)}\n{found['end']}" if asked else found[0]
 
     return _TABLE.sub(table, page)
+
+
+def drawn(page: str, lines: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The plots that the page shows, by their file: `bench-QUESTION.svg` or `bench-QUESTION-GPU.svg`."""
+    found = {}
+    for name, question, gpu in re.findall(r"\(pictures/(bench-(\w+?)(?:-(\w+))?\.svg)\)", page):
+        results = _plotted(_newest(lines, question, f"NVIDIA {gpu}" if gpu else None))
+        found[name] = bars_svg(bar_charts(question, list(results)))
+    return found
+
+
+def _plotted(cases: Sequence[tuple[Mapping[str, Any], tuple[Figure, ...]]]) -> Iterator[CaseResult]:
+    """What fits a picture: of techniques only what they are worth, and no figures of HTTP."""
+    for line, figures in cases:
+        if not line["case"].startswith("HTTP"):
+            yield CaseResult(line["case"], "", figures[-1:] if line["question"] == "ablations" else figures)
+
+
+def _newest(
+    lines: Sequence[dict[str, Any]], question: str, gpu: str | None
+) -> list[tuple[Mapping[str, Any], tuple[Figure, ...]]]:
+    """The cases of the newest clean commit."""
+    asked = [line for line in lines if (line["question"], line["machine"]["gpu"]) == (question, gpu)]
+    return list(of_newest([line for line in asked if not (line["commit"] or "").endswith("-dirty")]))
 
 
 def _table(cases: Sequence[tuple[Mapping[str, Any], tuple[Figure, ...]]]) -> str:
@@ -67,7 +95,10 @@ def _caption(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def main() -> None:
     lines = [line for file in files() for line in CaseFile(file).lines]
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), lines), encoding="utf-8")
+    page = filled(PAGE.read_text(encoding="utf-8"), lines)
+    PAGE.write_text(page, encoding="utf-8")
+    for name, picture in drawn(page, lines).items():
+        (PICTURES / name).write_text(picture, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -29,9 +29,25 @@ class FigureComparison:
 
     @property
     def agrees(self) -> bool:
+        """Whether the median of this run is within the range of the earlier one, or nearly is."""
+        least, most = self._around
+        return least <= self.now.median <= most
+
+    @property
+    def overlaps(self) -> bool:
         """Whether the ranges of both runs overlap, or nearly do."""
-        now, then = self.now, self.then
-        return now.least <= then.most * (1 + _SAME) and now.most >= then.least * (1 - _SAME)
+        least, most = self._around
+        return self.now.least <= most and self.now.most >= least
+
+    @property
+    def verdict(self) -> str:
+        return "agrees" if self.agrees else "overlaps" if self.overlaps else "differs"
+
+    @property
+    def _around(self) -> tuple[float, float]:
+        """The range of the earlier run, with the difference that is none."""
+        least, most = self.then.least, self.then.most
+        return least - _SAME * abs(least), most + _SAME * abs(most)
 
 
 def comparisons(
@@ -76,18 +92,21 @@ def comparison_table(found: Sequence[FigureComparison]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for each in found:
         ranges = f"{digits(each.low)} .. {digits(each.high)}"
-        verdict = "agrees" if each.agrees else "differs"
-        values = (shown(each.then).value, shown(each.now).value, digits(each.ratio), ranges, verdict)
+        values = (shown(each.then).value, shown(each.now).value, digits(each.ratio), ranges, each.verdict)
         table.add_row(each.name, *values)
     table.caption, table.caption_justify = summary(found), "left"
     return table
 
 
 def summary(found: Sequence[FigureComparison]) -> str:
-    """The number of figures that agree, those whose ranges do not overlap, and another machine by name."""
-    differing = [each.name for each in found if not each.agrees]
-    agreeing = f"{len(found) - len(differing)} of {len(found)} figures agree within the ranges of both runs"
-    outside = f" Outside: {'; '.join(differing)}." if differing else ""
-    machines = dict.fromkeys(each.elsewhere for each in found if each.elsewhere)
-    other = f" The earlier run is from another machine: {'; '.join(machines)}." if machines else ""
-    return f"{agreeing}.{outside}{other}"
+    """How many figures agree, those that do not, and another machine by name."""
+    named = {kind: [each.name for each in found if each.verdict == kind] for kind in ("overlaps", "differs")}
+    agreeing = sum(each.agrees for each in found)
+    text = f"{agreeing} of {len(found)} figures agree: within the range of the earlier run."
+    if overlapping := named["overlaps"]:
+        text += f" Only the ranges overlap: {'; '.join(overlapping)}."
+    if differing := named["differs"]:
+        text += f" Outside: {'; '.join(differing)}."
+    if machines := dict.fromkeys(each.elsewhere for each in found if each.elsewhere):
+        text += f" The earlier run is from another machine: {'; '.join(machines)}."
+    return text

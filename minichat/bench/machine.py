@@ -48,7 +48,7 @@ def machine() -> dict[str, str | int | float | None]:
     gpu = torch is not None and torch.cuda.is_available()
     return {
         "cpu": cpu_model(),
-        "simd": torch.backends.cpu.get_cpu_capability() if torch is not None else None,
+        "simd": torch.backends.cpu.get_cpu_capability() if torch is not None else _simd(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads() if torch is not None else None,
         "gpu": torch.cuda.get_device_name() if torch is not None and gpu else None,
@@ -58,7 +58,8 @@ def machine() -> dict[str, str | int | float | None]:
 
 def identity(machine: Mapping[str, Any]) -> tuple[Any, ...]:
     """What two machines must have in common for their figures to be compared."""
-    return machine.get("cpu"), machine.get("cores"), machine.get("gpu")
+    here = machine.get("gpu") or machine.get("simd")  # processors of one name may have different instructions
+    return machine.get("cpu"), machine.get("cores"), here
 
 
 def busy() -> str:
@@ -79,12 +80,22 @@ def described(machine: Mapping[str, Any]) -> str:
 
 @cache
 def cpu_model() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+@cache
+def _simd() -> str | None:
+    """The instructions that torch would use."""
+    flags = set(_cpuinfo("flags").split())
+    needed = {"AVX512": {"avx512vl", "avx512bw", "avx512dq", "fma"}, "AVX2": {"avx2", "fma"}}
+    return next((name for name, all_of in needed.items() if all_of <= flags), None)
+
+
+def _cpuinfo(field: str) -> str:
     listing = Path("/proc/cpuinfo")
-    if listing.exists():
-        for line in listing.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    lines = listing.read_text().splitlines() if listing.exists() else []
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith(field))
+    return next(found, "")
 
 
 @cache

@@ -19,7 +19,7 @@ def bar_charts(question: str, results: Sequence[CaseResult]) -> list[BarChart]:
 def _chart(question: str, figures: Sequence[Figure]) -> BarChart:
     scale, unit = scaled(max(each.median for each in figures), figures[0].unit)
     bars = [
-        SpreadBar(each.name, each.median / scale, each.low / scale, each.high / scale, shown(each).value)
+        SpreadBar(each.name, each.median / scale, each.least / scale, each.most / scale, shown(each).value)
         for each in figures
     ]
     return BarChart(question, unit, tuple(bars))

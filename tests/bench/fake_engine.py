@@ -1,6 +1,7 @@
 """A fake engine: it uses 5 ms of processor time for each token of its longest reply, or fails on request."""
 
 import os
+import subprocess
 import sys
 import time
 
@@ -13,6 +14,8 @@ def opened(job):
     def generate(prompts, counts):
         if job.get("fails") == "die":
             os._exit(3)
+        if job.get("fails") == "hang":
+            hang(job["pids"])
         ends = time.process_time() + 0.005 * max(counts)
         while time.process_time() < ends:
             pass
@@ -20,3 +23,11 @@ def opened(job):
         return [1 for _ in counts] if job.get("fails") == "lengths" else list(counts)
 
     return "Fake 1.2", generate
+
+
+def hang(pids):
+    """With a process of its own, as engines have. Both are named in the file."""
+    own = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    with open(pids, "w") as file:
+        file.write(f"{os.getpid()} {own.pid}\n")
+    own.wait()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from docs.results import PAGE, files, filled
+from docs.results import PAGE, PICTURES, drawn, files, filled
 from minichat.bench.record import CaseFile
 from minichat.commands.bench.arguments import QUESTIONS
 
@@ -23,6 +23,10 @@ def test_the_page_is_up_to_date() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert filled(page, lines) == page
     assert {line["question"] for line in lines} <= set(QUESTIONS)
+    shown = drawn(page, lines)
+    assert len(shown) >= 8
+    for name, picture in shown.items():
+        assert picture == (PICTURES / name).read_text(encoding="utf-8"), name
 
 
 def test_a_table_has_the_newest_clean_commit_only() -> None:

@@ -11,13 +11,15 @@ import pytest
 from engine.api.config import EngineConfig
 from engine.serving.engine import Engine
 from engine.start import start
-from minichat.bench.cases import CaseFailed
+from minichat.bench.cases import CaseFailed, Measurement
 from minichat.bench.peers import llama_cpp_runner, minichat_runner
 from minichat.bench.peers.process import PeerProcess
 from minichat.bench.questions import peers
 from minichat.bench.questions.peers import Peer
 from minichat.bench.setup import Setup
+from tests.bench.test_killed import gone
 from tests.bench.test_questions import ask, printed, values
+from tests.waiting import becomes
 
 FAKE = str(Path(__file__).parent / "fake_engine")
 
@@ -41,6 +43,29 @@ def test_a_failing_engine_is_reported(fails: str, problem: str, tmp_path: Path) 
         with pytest.raises(CaseFailed, match=problem):
             answer()
     assert "loading here" in (tmp_path / "log").read_text()
+
+
+def test_an_engine_that_hangs_is_reported_and_ended(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    job = {"folder": "here", "device": "cpu", "threads": 1, "fails": "hang", "pids": str(pids)}
+    with (tmp_path / "log").open("w") as log, PeerProcess(FAKE, job, log) as engine:
+        engine.ready()
+        engine.limit = 0.2
+        with pytest.raises(CaseFailed, match=r"^no answer within 0.2 s$"):
+            engine.generate([[1]], [2])
+        assert becomes(lambda: pids.exists() and pids.read_text().endswith("\n"))
+    assert all(becomes(lambda each=each: gone(int(each))) for each in pids.read_text().split())
+    assert "loading here" in (tmp_path / "log").read_text()
+
+
+def test_what_a_failed_engine_printed_is_kept(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = Peer("fake", "Fake", "json", str(Path(FAKE).with_name("no_such_runner")))
+    monkeypatch.setattr(peers, "OURS", Peer("ours", "minichat", "json", FAKE))
+    monkeypatch.setattr(peers, "PEERS", (fails,))
+    [found] = Measurement("peers", {}, 0, 1).results(peers.cases(setup))
+    log = Path(found.why_not.rpartition("; the engines' output is in ")[2])
+    assert "loading" in log.read_text() and "FileNotFoundError" in log.read_text()
+    log.unlink()
 
 
 def test_steps_and_speeds_are_computed(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

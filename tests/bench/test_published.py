@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from docs.second import main as second
+from minichat.bench.cases import Case
+from minichat.bench.machine import commit
 from minichat.bench.questions.quick import REFERENCE
+from minichat.bench.record import CaseFile
+from tests.bench.test_record import measured, noting
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -79,3 +84,31 @@ def test_what_a_technique_is_worth_is_that_of_its_table() -> None:
     for name, times in (("overlap", overlap), ("prefix cache", prefix)):
         [row] = re.findall(rf"^\| {name} \|.*", table, re.MULTILINE)
         assert row.split("|")[4].strip() == f"{times} x"
+
+
+def test_a_second_run_is_compared_with_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, again = tmp_path / "first.jsonl", tmp_path / "again.jsonl"
+    cases = Case("a", noting(1, 2, 4)), Case("b", noting(1, 2))
+    measured(CaseFile(first), *cases)
+    measured(CaseFile(again), Case("a", noting(2, 3, 9)), Case("b", noting(5)), Case("c", noting(1)))
+    assert second([f"{first}@{commit()}", str(again)]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 2 figures agree: within the range of the earlier run. Outside: b, time." in said
+    assert said.startswith("speed, 20") and f" at {commit()} on " in said
+    assert second([f"{first}@abc", str(again)]) == 1, "no lines of that commit"
+    with pytest.raises(SystemExit):
+        second([str(tmp_path / "none"), str(again)])
+    assert "none: no such file" in capsys.readouterr().err
+
+
+def test_no_more_figures_are_from_commits_with_changes() -> None:
+    """The table may only shrink: figures are measured on clean commits."""
+    listed = re.findall(r"^\| `(\w+)` \| (\d+) \|$", page("benchmarks/results/README.md"), re.MULTILINE)
+    allowed = {name: int(count) for name, count in listed}
+    for file in sorted(RESULTS.glob("*.jsonl")):
+        commits: dict[str, list[str]] = {}
+        for line in lines(file.stem):
+            if "figure" in line:
+                commits.setdefault(line["figure"], []).append(line["commit"] or "-dirty")
+        lacking = [name for name, found in commits.items() if all(each.endswith("-dirty") for each in found)]
+        assert len(lacking) <= allowed.get(file.stem, 0), f"{file.name}: {lacking}"

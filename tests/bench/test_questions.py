@@ -1,5 +1,6 @@
 """Every question of `minichat bench` is answered at a toy size."""
 
+from dataclasses import replace
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -86,6 +87,15 @@ def test_throughput_in_the_process_and_over_http(
         served = values(found[case])
         assert served["tokens"] > 0 == served["failed"]
         assert served["goodput, 0.5 s and 50 ms"] <= served["requests"]
+
+
+def test_a_trace_is_a_case_of_its_own(setup: Setup, tmp_path: Path) -> None:
+    trace = tmp_path / "mooncake.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 8, "output_length": 4}\n')
+    names = [
+        [each.name for each in throughput.cases(one)] for one in (setup, replace(setup, trace=str(trace)))
+    ]
+    assert [each[-1] for each in names] == ["HTTP, arrivals", "HTTP, mooncake"]
 
 
 def test_memory_is_counted(setup: Setup) -> None:

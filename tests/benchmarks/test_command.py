@@ -94,7 +94,7 @@ def test_a_run_is_compared_with_an_earlier_one(results: Path, capsys: pytest.Cap
         line["values"] = 1e-9, 1e9
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(words) == 0
-    assert "2 of 2 figures agree within the ranges of both runs." in capsys.readouterr().out
+    assert "2 of 2 figures agree:" in capsys.readouterr().out
     assert main([*words, "--fast"]) == 0
     assert "no earlier figures" in capsys.readouterr().out
 
@@ -131,3 +131,17 @@ def test_listing_does_not_import_torch(root: Path) -> None:
     """So listing is fast and works without torch."""
     program = "import sys; from benchmarks.__main__ import main; main([]); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True).returncode == 0
+
+
+def test_half_a_line_of_a_killed_run_costs_no_other_figure(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["adding", "--warmup", "0", "--repeats", "1", "--results", str(results)]
+    main(words)
+    file = results / "adding.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-9])
+    main([*words, "--compare"])
+    figures = [json.loads(line)["figure"] for line in file.read_text().splitlines()]
+    assert figures == ["sum", "sum", "seen"]
+    assert file.read_bytes().startswith(whole.splitlines(keepends=True)[0])

@@ -6,7 +6,10 @@ import socket
 from pathlib import Path
 
 import pytest
+from rich.progress import Progress
 
+from minichat.bench.harness import Bench
+from minichat.bench.load import measure
 from minichat.bench.load.client import Exchange, LoadClients, Outcome, TimedRequest
 from minichat.bench.load.http import lengths, traced
 from minichat.bench.load.traces import mooncake_prompts
@@ -106,3 +109,12 @@ def test_poisson_arrivals_come_at_the_given_rate() -> None:
     assert arrivals == sorted(arrivals)
     assert 1999 / arrivals[-1] == pytest.approx(20.0, rel=0.1)
     assert {at for at, _, _ in lengths("closed", 5, 20.0, 500)} == {0.0}
+
+
+def test_a_server_that_hangs_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_LONGEST", 0.2)
+    bench = Bench(0, 1, Progress(disable=True), lambda figure: None)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        base = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(SystemExit, match=r"did not serve the load within 0\.2 s"):
+            measure.measure(bench, measure.ServerLoad([(0.0, 4, 2)], clients=1), base, {})

@@ -13,14 +13,20 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from http.client import HTTPConnection
+from lzma import LZMAError
 from pathlib import Path
 from typing import Any
 
+from engine.api.errors import BadInput
 from minichat.bench.load.traces import opened
 
 _WORDS = "the sea old stone of river light under hill paper in quiet window a first rain to".split()
 _VOCAB = 3000  # ids of prompts stay below it, so that usual models take them
 _TICKS = os.sysconf("SC_CLK_TCK")
+_START, _END = (
+    1200.0,
+    60.0,
+)  # most seconds until a server is ready (large models are read), and until it ended
 
 Length = tuple[float, int, int]  # when it arrives, tokens of the prompt, tokens of the reply
 
@@ -38,21 +44,24 @@ def lengths(arrivals: str, requests: int, per_second: float, longest: int) -> li
 
 
 def traced(file: Path) -> list[Length]:
-    """The requests of a trace, from its beginning."""
-    with opened(file) as lines:
-        if ".csv" in file.suffixes:
-            rows = [
-                (
-                    datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp(),
-                    int(row["ContextTokens"]),
-                    int(row["GeneratedTokens"]),
-                )
-                for row in csv.DictReader(lines)
-            ]
-        else:
-            records = map(json.loads, lines)
-            rows = [(one["timestamp"] / 1e3, one["input_length"], one["output_length"]) for one in records]
+    """The requests of a trace, from its beginning. Raises BadInput if it is something else."""
+    read = _azure if ".csv" in file.suffixes else _mooncake
+    try:
+        with opened(file) as lines:
+            rows = [read(record) for record in (csv.DictReader(lines) if read is _azure else lines)]
+    except (OSError, LZMAError, ValueError, KeyError, TypeError):
+        raise BadInput(f"{file} is not a trace in Azure's or Mooncake's form") from None
     return [(at - rows[0][0], size, count) for at, size, count in rows]
+
+
+def _azure(row: Any) -> Length:
+    at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
+    return at, int(row["ContextTokens"]), int(row["GeneratedTokens"])
+
+
+def _mooncake(line: Any) -> Length:
+    record = json.loads(line)
+    return record["timestamp"] / 1e3, int(record["input_length"]), int(record["output_length"])
 
 
 def message(
@@ -81,17 +90,33 @@ def started_server(*options: str) -> Generator[tuple[str, dict[str, int]], None,
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "minichat", "serve", "--no-key", "--port", str(port), *options]
-    started = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
+    with tied("serve", "--no-key", "--port", str(port), *options) as started:
+        latest = time.monotonic() + _START
         while not healthy(port):
             if started.poll() is not None:
                 raise SystemExit(f"the server ended with exit code {started.returncode}")
+            if time.monotonic() > latest:
+                raise SystemExit(f"the server was not ready after {_START:.0f} s")
             time.sleep(0.05)
         yield f"http://localhost:{port}", {"front": started.pid} | children(started.pid)
+
+
+@contextmanager
+def tied(*words: str) -> Generator[subprocess.Popen[bytes], None, None]:
+    """A process of minichat, which also ends if this one is killed."""
+    command = [sys.executable, "-m", "minichat.bench.load.tied", *words]
+    started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        yield started
     finally:
         started.terminate()
-        started.wait()
+        try:
+            started.wait(_END)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+        assert started.stdin is not None
+        started.stdin.close()
 
 
 def healthy(port: int) -> bool:

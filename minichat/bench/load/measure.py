@@ -11,6 +11,7 @@ from minichat.bench.harness import Bench
 from minichat.bench.load.client import Outcome, TimedRequest, work
 from minichat.bench.load.http import Length, cpu_seconds, message, spread_of
 
+_LONGEST = 1800.0  # seconds of a round
 Round = tuple[float, dict[str, float], list[Outcome]]  # seconds, processor seconds by process, replies
 
 
@@ -49,6 +50,9 @@ def measure(bench: Bench, load: ServerLoad, base: str, processes: Mapping[str, i
         ]
         before, began = cpu_seconds(processes), time.perf_counter()
         pipe.send((orders, load.clients))
+        if not pipe.poll(_LONGEST):
+            client.kill()
+            raise SystemExit(f"the server did not serve the load within {_LONGEST:g} s")
         outcomes = pipe.recv()
         spent = time.perf_counter() - began
         used = {name: now - before[name] for name, now in cpu_seconds(processes).items()}

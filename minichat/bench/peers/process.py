@@ -2,10 +2,13 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from select import select
 from typing import IO, Any, Self
 
 from minichat.bench.cases import CaseFailed
@@ -17,16 +20,21 @@ _ROOT = _FOLDER.parents[2]
 class PeerProcess:
     """Loads the model at once. Raises CaseFailed with the engine's error."""
 
+    limit = 1800.0  # seconds that it may take to load its model, and for one round
+
     def __init__(self, runner: str, job: dict[str, Any], log: IO[str], python: str = sys.executable) -> None:
         """`log` gets what the engine prints. On one thread of a CPU, processor time is measured."""
         self._clock = "cpu" if job["device"] == "cpu" and job["threads"] == 1 else "wall"
-        environment = dict(os.environ)
+        environment = os.environ | {
+            "PYTHONUNBUFFERED": "1"
+        }  # what it printed is in the log when it is killed
         if python == sys.executable:  # the tree that runs, whatever is installed
             paths = [str(_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
             environment["PYTHONPATH"] = os.pathsep.join(paths)
         self._process = subprocess.Popen(
             [python, str(_FOLDER / "child.py"), str(_FOLDER / f"{runner}.py")],
             env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+            start_new_session=True,  # so that its own processes end with it
         )  # fmt: skip
         self._send(job)
         self.version: str | None = None
@@ -55,6 +63,8 @@ class PeerProcess:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
+        if not select([self._process.stdout], [], [], self.limit)[0]:
+            raise CaseFailed(f"no answer within {self.limit:g} s")
         line = self._process.stdout.readline()
         answer: dict[str, Any] = json.loads(line) if line else {}
         if "error" in answer:
@@ -68,7 +78,8 @@ class PeerProcess:
 
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.kill()
+        with suppress(ProcessLookupError):  # none is left
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process.stdin.close()
         self._process.stdout.close()

@@ -5,6 +5,7 @@ N: requests of mixed lengths, all submitted at the start, prompts included.
 With a quantization, each engine stores the same checkpoint in its own form; those that have none are skipped.
 """
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
+from typing import IO
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -86,7 +88,7 @@ def _beside(setup: Setup, peer: Peer, bench: Bench) -> None:
     scheme, python = setup.config.quantization, setup.peers.get(peer.name, sys.executable)
     form = peer.forms.get(scheme, _PLAIN)
     with (
-        tempfile.TemporaryFile("w+") as log,
+        tempfile.NamedTemporaryFile("w+", prefix="minichat-bench-", suffix=".log", delete=False) as log,
         PeerProcess(OURS.runner, job | {"quantization": scheme}, log) as ours,
         PeerProcess(peer.runner, job | {"quantization": form}, log, python) as theirs,
     ):
@@ -98,10 +100,11 @@ def _beside(setup: Setup, peer: Peer, bench: Bench) -> None:
                 _steps(setup, sides, each, bench)
             _mixed(setup, sides, bench)
         except CaseFailed as error:
-            raise CaseFailed(f"{error}{_last_line(log)}") from None
+            raise CaseFailed(f"{error}{_last_line(log)}; the engines' output is in {log.name}") from None
+        os.unlink(log.name)
 
 
-def _last_line(log) -> str:  # type: ignore[no-untyped-def]
+def _last_line(log: IO[str]) -> str:
     log.seek(0)
     lines = [line.strip() for line in log if line.strip()]
     return f" ({lines[-1][:200]})" if lines else ""

@@ -32,7 +32,9 @@ def cases(setup: Setup) -> Iterator[Case]:
     yield Case(f"HTTP, {max(crowds)} clients, text", texts, about, why_not)
     good = f"good: first token in {setup.ttft:g} s, others {setup.tpot * 1e3:g} ms apart"
     arriving = partial(_http, setup, _arriving(setup), sys.maxsize)
-    yield Case("HTTP, arrivals", arriving, f"{Path(setup.trace).name}, {good}", why_not)
+    trace = Path(setup.trace).name
+    name = "arrivals" if trace == "poisson" else trace.partition(".")[0]
+    yield Case(f"HTTP, {name}", arriving, f"{trace}, {good}", why_not)
 
 
 def _arriving(setup: Setup) -> list[Length]:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from math import isfinite
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.progress import Progress
 from engine.api.errors import BadInput, EngineError
 from minichat.bench.cases import CaseResult, Measurement
 from minichat.bench.compare import comparison_table, comparisons, lacking
+from minichat.bench.load.http import traced
 from minichat.bench.machine import busy, why_unpublished
 from minichat.bench.plot import bar_charts
 from minichat.bench.record import CaseFile
@@ -75,10 +77,15 @@ def _setup(options: argparse.Namespace) -> Iterator[Setup]:
     ):
         if (value := getattr(options, name)) is not None and value < least:
             raise BadInput(f"--{name} must be at least {least}, got {value}")
+    for name in ("ttft", "tpot", "price"):
+        if (limit := getattr(options, name)) is not None and not (limit > 0 and isfinite(limit)):
+            raise BadInput(f"--{name} must be above 0, got {limit:g}")
     if any(rows < 1 for rows in options.rows):
         raise BadInput(f"--rows must be at least 1, got {min(options.rows)}")
     if options.trace != "poisson" and not Path(options.trace).is_file():
         raise BadInput(f"--trace {options.trace}: no such file")
+    if options.trace != "poisson":
+        traced(Path(options.trace))  # another kind of file is reported before any case
     if options.shape and options.model != "pocket":
         raise BadInput("--model has no effect with --shape, which has random weights")
     setup = Setup(
