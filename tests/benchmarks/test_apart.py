@@ -60,8 +60,8 @@ def test_engines_that_do_not_load_in_time_are_killed_and_the_error_has_their_log
             log.with_stem(f"{log.stem}-{number}").write_text("first\nlast\n")
         return start_fleet(configs, start, log, 0)
 
-    with pytest.raises(EngineError, match="an engine is not loaded within 0 s"):
-        watched.fleet(build)
+    with pytest.raises(EngineError, match="an engine is not loaded within 0 s"), watched.running(build):
+        pass
     assert [each.strip() for each in watched.tails().splitlines()[1:3]] == [
         f"{tmp_path}/two-here-0.log:",
         "first",
@@ -74,5 +74,5 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     def build(start: Start, log: Path) -> Fleet:
         raise EngineError("out of memory")
 
-    with pytest.raises(EngineError, match="did not start: out of memory"):
-        watched.fleet(build)
+    with pytest.raises(EngineError, match="did not start: out of memory"), watched.running(build):
+        pass
