@@ -1,4 +1,4 @@
-"""Each way to use several devices, as `minichat serve` starts it: processes, and the replies of one engine."""
+"""Each way to use several devices, as `minichat serve` starts it: processes that reply as one engine."""
 
 from collections.abc import Iterator
 from pathlib import Path
