@@ -104,9 +104,8 @@ def run(
             try:
                 _measure(found, watched, build, cases, longest, steady, tokens, within, check="check" in only)
             except (EngineError, TimeoutError) as error:
-                found.lines.problem(
-                    f"no more figures of {name}: {str(error) or 'an engine does not answer'}{watched.tails()}"
-                )
+                why = str(error) or "an engine does not answer"
+                lines.problem(f"no more figures of {name}: {why}{watched.report()}")
     lines.end()
 
 
@@ -127,10 +126,11 @@ def _measure(
         _prepare(watched, fleet, longest, steady)
         for name, case in cases.items():
             load = play(fleet, case.prompts, case.rate, case.steady, tokens, within)
+            watched.check()
             _note(found, name, watched.name, fleet, load)
             if load.late:
                 late = f"{load.late} of {len(case.prompts)} replies had not ended within {within:g} s"
-                found.lines.problem(f"{name}, {watched.name}: {late}{watched.tails()}")
+                found.lines.problem(f"{name}, {watched.name}: {late}{watched.report()}")
         if check:
             _check(found, watched.name, fleet, longest, within)
 

@@ -131,8 +131,9 @@ def _replay(
         try:
             with watched.running(partial(_routed, configs, router)) as fleet:
                 share, load = _replayed(fleet, prompts, rate, tokens, within)
+                watched.check()
         except (EngineError, TimeoutError) as error:
-            lines.problem(f"{name}: {str(error) or 'an engine does not answer'}{watched.tails()}")
+            lines.problem(f"{name}: {str(error) or 'an engine does not answer'}{watched.report()}")
             continue
         if load.late:
             lines.problem(f"{name}: {load.late} of {len(prompts)} replies had not ended within {within:g} s")

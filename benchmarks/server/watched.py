@@ -71,6 +71,7 @@ class Watched:
         try:
             yield fleet
         except BaseException:
+            self._look(_EVERY)
             self._end(fleet)
             raise
         fleet.close()
@@ -98,11 +99,18 @@ class Watched:
         self._say(f"{self.name}: ready after {time.monotonic() - self._began:.1f} s")
         return fleet
 
-    def tails(self) -> str:
-        """The last lines of each log."""
+    def check(self) -> None:
+        """Raise if the process of an engine has ended."""
+        if ended := [each.error for each in self._engines.values() if each.error]:
+            raise EngineError(ended[0])
+
+    def report(self) -> str:
+        """What each engine did last, and the last lines of each log."""
         logs = sorted(self._logs.glob(f"{self.log.stem}-*.log"))
         found = [(each, each.read_text(errors="replace").splitlines()[-_TAIL:]) for each in logs]
-        return "".join(f"\n{each}:" + "".join(f"\n  {line}" for line in lines) for each, lines in found)
+        return f"\n{self._state()}" + "".join(
+            f"\n{each}:" + "".join(f"\n  {line}" for line in lines) for each, lines in found
+        )
 
     def _start(self, config: EngineConfig, log: Path) -> EngineProcess:
         launcher = self._launcher(config)
@@ -145,14 +153,25 @@ class Watched:
             time.sleep(_TICK)
 
     def _state(self) -> str:
-        return ", ".join(f"{name} {doing}" for name, doing in sorted(self._doing.copy().items()))
+        return "; ".join(f"{name} {doing}" for name, doing in sorted(self._doing.copy().items()))
 
     def _warm(self) -> bool:
-        """Whether all have warmed up. An engine that compiles answers late."""
+        shares = self._look(min(_EVERY, max(0.0, self.left)))
+        self.check()
+        return all(each >= 1 for each in shares)
+
+    def _look(self, within: float) -> list[float]:
+        """Note what each engine does. Return how far they have warmed up; one that compiles answers late."""
         asked = {name: each.send(GetSnapshot()) for name, each in self._engines.items()}
-        shares = dict[str, float]()
+        latest, shares = time.monotonic() + within, list[float]()
         for name, answer in asked.items():
-            with suppress(TimeoutError):
-                shares[name] = answer.result(max(0.0, min(_EVERY, self.left))).warmed
-                self._doing[name] = f"has warmed up to {shares[name]:.0%}"
-        return all(shares.get(name, 0.0) >= 1 for name in asked)
+            try:
+                shot = answer.result(max(0.0, latest - time.monotonic()))
+            except (EngineError, TimeoutError) as error:
+                self._doing[name] = str(error) or "does not answer"
+                shares.append(0.0)
+            else:
+                queues = f"{shot.running} running, {shot.waiting} waiting, {shot.loading} loading"
+                self._doing[name] = f"has warmed up to {shot.warmed:.0%}, {queues}"
+                shares.append(shot.warmed)
+        return shares

@@ -62,10 +62,9 @@ def test_engines_that_do_not_load_in_time_are_killed_and_the_error_has_their_log
 
     with pytest.raises(EngineError, match="an engine is not loaded within 0 s"), watched.running(build):
         pass
-    assert [each.strip() for each in watched.tails().splitlines()[1:3]] == [
-        f"{tmp_path}/two-here-0.log:",
-        "first",
-    ]
+    _, state, *logs = watched.report().splitlines()
+    assert state == "two-here-0 starting; two-here-1 starting"
+    assert [each.strip() for each in logs[:2]] == [f"{tmp_path}/two-here-0.log:", "first"]
 
 
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
