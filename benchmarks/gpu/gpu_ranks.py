@@ -2,7 +2,7 @@
 
 The shapes and workloads are those of `gpu.py`, and one GPU is measured, too. `check` compares the greedy
 replies with transformers in float32 on the same weights, and with those of one GPU. `sums`: the exchanges
-of ranks alone.
+of ranks alone. `anatomy`: the kernels of a step on the first GPU.
 """
 
 import json
@@ -17,14 +17,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.gpu import BLOCKS, CONTEXT, GAP, LONG, SHORT, drawn, finish, largest_gap, oracle
+from benchmarks.gpu.gpu import BLOCKS, CONTEXT, GAP, LONG, SHORT, anatomy, drawn, finish, largest_gap, oracle
 from engine.api.config import EngineConfig
 from engine.serving.engine import Engine
 from engine.start import start
 from minichat.bench.harness import Bench
 from minichat.bench.shapes import COMMON, SHAPES
 
-PARTS = ("check", "decode", "mixed", "sums")
+PARTS = ("check", "decode", "mixed", "sums", "anatomy")
 ONE = "1 GPU"
 Replies = list[tuple[list[int], list[int]]]  # prompts and replies
 
@@ -63,6 +63,8 @@ def run(
                     for each in rows:
                         bench.note(f"{label}, D, B={each}", step_times(engine, each, bench.repeats), "ms")
                         bubbles(bench, f"{label}, D, B={each}", engine)
+                if "anatomy" in only:
+                    anatomy(bench, label, engine, rows)
                 if "mixed" in only:
                     mixed(bench, label, engine, requests)
                     bubbles(bench, f"{label}, N", engine)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from benchmarks.server.lines import Lines
 from benchmarks.server.rounds import SHORT, Load, Reply, play
 from benchmarks.server.watched import Build, Watched
 from engine.api.config import EngineConfig
@@ -27,7 +28,7 @@ from engine.api.params import SamplingParams
 from engine.api.snapshot import GPU
 from engine.fleet.fleet import Fleet
 from engine.fleet.local import Start, shares, start_apart_fleet, start_fleet
-from minichat.bench.harness import Bench, Figure
+from minichat.bench.harness import Bench
 from minichat.bench.load.traces import mooncake_prompts
 from minichat.bench.shapes import COMMON, SHAPES
 
@@ -45,26 +46,12 @@ class _Case:
 
 
 @dataclass
-class _Comparison:
-    """Notes figures and prints each, and compares fleets with the first one."""
+class _Compared:
+    """What two replicas have measured, with which the other fleets are compared."""
 
-    bench: Bench
-    began: float = field(default_factory=time.monotonic)
-    before: dict[str, Load] = field(default_factory=dict)  # of two replicas, by case
-    replies: list[list[int]] = field(default_factory=list)  # of two replicas
-    problems: list[str] = field(default_factory=list)
-
-    def say(self, line: str) -> None:
-        text = f"{time.monotonic() - self.began:4.0f} s  {line}"
-        self.bench.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def note(self, name: str, samples: float | list[float], unit: str) -> None:
-        figure: Figure = self.bench.note(name, samples, unit)
-        self.say(f"{name}: {figure.median:.4g} {unit}")
-
-    def problem(self, text: str) -> None:
-        self.problems.append(text)
-        self.say(text)
+    lines: Lines
+    loads: dict[str, Load] = field(default_factory=dict)  # by case
+    replies: list[list[int]] = field(default_factory=list)
 
 
 def run(
@@ -103,28 +90,27 @@ def run(
         "short": _Case(brief, short_rate, steady),
     }
     cases = {name: each for name, each in cases.items() if name in only and each.prompts}
-    found = _Comparison(bench)
+    lines = Lines(bench)
+    found = _Compared(lines)
     if "long" in cases:
-        bench.note("prompts", len(prompts), "requests")
-        bench.note("tokens of a prompt", [float(len(each)) for each in prompts], "tokens")
+        lines.note("prompts", len(prompts), "requests")
+        lines.note("tokens of a prompt", [float(len(each)) for each in prompts], "tokens")
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(logs or folder)
         kept.mkdir(parents=True, exist_ok=True)
         config = _config(Path(folder), device, shape, blocks, longest + 1024)
         for name, build in _fleets(config, room, ways).items():
-            watched = Watched(name, kept, ready, found.say)
+            watched = Watched(name, kept, ready, lines.say)
             try:
                 _measure(found, watched, build, cases, longest, steady, tokens, within, check="check" in only)
             except (EngineError, TimeoutError) as error:
-                found.problem(
-                    f"no more figures of {name}: {str(error) or 'an engine does not answer'}{watched.tails()}"
-                )
-    if found.problems:
-        raise SystemExit("\n".join(["apart: not all figures could be measured", *found.problems]))
+                why = str(error) or "an engine does not answer"
+                lines.problem(f"no more figures of {name}: {why}{watched.report()}")
+    lines.end()
 
 
 def _measure(
-    found: _Comparison,
+    found: _Compared,
     watched: Watched,
     build: Build,
     cases: dict[str, _Case],
@@ -136,24 +122,20 @@ def _measure(
     check: bool,
 ) -> None:
     """Start a fleet, take its figures, and close it."""
-    fleet = watched.fleet(build)
-    try:
+    with watched.running(build) as fleet:
         _prepare(watched, fleet, longest, steady)
         for name, case in cases.items():
             load = play(fleet, case.prompts, case.rate, case.steady, tokens, within)
+            watched.check()
             _note(found, name, watched.name, fleet, load)
             if load.late:
                 late = f"{load.late} of {len(case.prompts)} replies had not ended within {within:g} s"
-                found.problem(f"{name}, {watched.name}: {late}{watched.tails()}")
+                found.lines.problem(f"{name}, {watched.name}: {late}{watched.report()}")
         if check:
             _check(found, watched.name, fleet, longest, within)
-    except BaseException:
-        watched.end(fleet)
-        raise
-    fleet.close()
 
 
-def _check(found: _Comparison, name: str, fleet: Fleet, longest: int, within: float) -> None:
+def _check(found: _Compared, name: str, fleet: Fleet, longest: int, within: float) -> None:
     """How many replies are those of a replica that finds the whole blocks in its prefix cache."""
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
     latest, replies = time.monotonic() + within, list[list[int]]()
@@ -170,7 +152,7 @@ def _check(found: _Comparison, name: str, fleet: Fleet, longest: int, within: fl
         found.replies = replies
     elif found.replies:
         equal = sum(one == other for one, other in zip(replies, found.replies, strict=True))
-        found.note(f"{name}, equal replies of {_CHECKED}", equal, "replies")
+        found.lines.note(f"{name}, equal replies of {_CHECKED}", equal, "replies")
 
 
 def _config(folder: Path, device: str, shape: str, blocks: int, context: int) -> EngineConfig:
@@ -212,8 +194,8 @@ def _prepare(watched: Watched, fleet: Fleet, longest: int, steady: int) -> None:
         raise EngineError("the first long prompts got no reply in time")
 
 
-def _note(found: _Comparison, case: str, name: str, fleet: Fleet, load: Load) -> None:
-    note, named = found.note, f"{case}, {name}"
+def _note(found: _Compared, case: str, name: str, fleet: Fleet, load: Load) -> None:
+    note, named = found.lines.note, f"{case}, {name}"
     for share in (0.5, 0.99, 0.999) if load.gaps else ():
         note(f"{named}, p{share * 100:g} between tokens", _part(load.gaps, share) * 1e3, "ms")
     for share in (0.5, 0.9) if load.firsts else ():
@@ -222,10 +204,10 @@ def _note(found: _Comparison, case: str, name: str, fleet: Fleet, load: Load) ->
         note(f"{named}, until the last reply", load.seconds, "s")
     if name == _REPLICAS:
         if not load.late:
-            found.before[case] = load
+            found.loads[case] = load
         return
     _note_sent(found, named, fleet, load)
-    if load.late or (before := found.before.get(case)) is None:
+    if load.late or (before := found.loads.get(case)) is None:
         return
     for share in (0.5, 0.99) if before.gaps and load.gaps else ():
         ratio = _part(load.gaps, share) / _part(before.gaps, share)
@@ -234,18 +216,18 @@ def _note(found: _Comparison, case: str, name: str, fleet: Fleet, load: Load) ->
     note(f"{named} / {_REPLICAS}, p50 of first tokens", ratio, "x")
 
 
-def _note_sent(found: _Comparison, case: str, fleet: Fleet, load: Load) -> None:
+def _note_sent(found: _Compared, case: str, fleet: Fleet, load: Load) -> None:
     """What was sent, which way, and how fast it was loaded."""
-    found.note(f"{case}, prompts computed apart", len(load.sent), "requests")
-    found.note(f"{case}, blocks sent", sum(each.sent for each in load.sent), "blocks")
+    found.lines.note(f"{case}, prompts computed apart", len(load.sent), "requests")
+    found.lines.note(f"{case}, blocks sent", sum(each.sent for each in load.sent), "blocks")
     direct = sum(each.sent for each in load.sent if each.way == GPU)
-    found.note(f"{case}, blocks sent from GPU to GPU", direct, "blocks")
-    found.note(f"{case}, blocks there", sum(each.blocks - each.sent for each in load.sent), "blocks")
+    found.lines.note(f"{case}, blocks sent from GPU to GPU", direct, "blocks")
+    found.lines.note(f"{case}, blocks there", sum(each.blocks - each.sent for each in load.sent), "blocks")
     if load.loads:
         shot = fleet.snapshot()
         block = shot.block_size * sum(each for _, each in shot.reads.cache)
         speeds = [each.blocks * block / each.seconds / 1e9 for each in load.loads if each.seconds]
-        found.note(f"{case}, loads", speeds, "GB/s")
+        found.lines.note(f"{case}, loads", speeds, "GB/s")
 
 
 def _part(values: list[float], share: float) -> float:

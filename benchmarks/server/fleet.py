@@ -3,54 +3,45 @@
 `replay`: a Mooncake trace by the router, in turn, and to one engine with all of the cache. Prompts of one in
 `--share` conversations, scaled by 1/16, arrive in the trace's order, `--rate` a second. The replicas are
 processes of this machine; give each at least two cores. With `--dry` they compute nothing: then only the
-shares found in a cache mean something. `--blocks` is the cache of each replica. With `--ray` ADDRESS a Ray
-cluster places them, and with `--ray local` one that starts on this machine.
+shares found in a cache mean something; the one with all of the cache never does. `--blocks` is the cache of
+each replica. With `--ray` ADDRESS a Ray cluster places them, and with `--ray local` one that starts on this
+machine. Engines have `--ready` seconds to start, and each case `--within` seconds; `--logs FOLDER` keeps the
+logs of engines on this machine.
 `simulated`: the same on replicas that compute nothing, `--speed` prompt tokens a second each (simulated.py).
 `choice`: processor time of the router for a prompt of 2,000 tokens that one of four full caches holds.
 """
 
 import random
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from benchmarks.server.lines import Lines
+from benchmarks.server.rounds import Load, play
 from benchmarks.server.simulated import replay as simulate
+from benchmarks.server.watched import Launcher, Watched, here
 from engine.api.commands import BlockNaming
 from engine.api.config import EngineConfig
-from engine.api.events import Admitted, Event, FirstToken, Queued
-from engine.api.params import SamplingParams
+from engine.api.errors import EngineError
+from engine.api.events import Admitted, Event, Queued
 from engine.fleet.fleet import Fleet
-from engine.fleet.local import shares, start_fleet
+from engine.fleet.local import Start, shares, start_fleet
 from engine.fleet.ray_cluster.cluster import RayCluster
 from engine.fleet.router import Placement, Router
-from engine.host.launching import launch_here
-from engine.host.process import EngineProcess
 from minichat.bench.harness import Bench
 from minichat.bench.load.traces import mooncake_prompts
 
 PARTS = ("choice", "replay", "simulated")
+_ROUTED, _IN_TURN, _BIG = "by blocks and queues", "in turn", "one big cache"
+_DRY_RATE = 1000.0  # tokens a second of each reply
+_Case = tuple[list[EngineConfig], Router, bool]  # the last: whether the engines make up their tokens
 _LONGEST = 2000  # tokens; the built-in model reads 2,048
-
-
-class Machines:
-    """Where replicas run: on this machine, or where a Ray cluster places them."""
-
-    def __init__(self, replicas: int, ray: str, *, dry: bool) -> None:
-        self._replicas, self.dry = replicas, dry
-        self._cluster = RayCluster(ray, replicas) if ray else None
-
-    def shares(self, config: EngineConfig) -> list[EngineConfig]:
-        return (self._cluster.shares if self._cluster else shares)(config, self._replicas)
-
-    def start(self, config: EngineConfig, log: Path) -> EngineProcess:
-        launch = self._cluster.launcher(config) if self._cluster else launch_here
-        return EngineProcess(config, log, dry_rate=1000.0 if self.dry else None, launch=launch)
-
-    def close(self) -> None:
-        if self._cluster:
-            self._cluster.close()
 
 
 class RoundRobin(Router):
@@ -84,6 +75,9 @@ def run(
     dry: bool = False,
     ray: str = "",
     speed: float = 7000.0,
+    ready: float = 120.0,
+    within: float = 120.0,
+    logs: str = "",
 ) -> None:
     """`tokens`: of each reply."""
     if "choice" in only:
@@ -96,11 +90,84 @@ def run(
             bench, mooncake_prompts(Path(trace), share, _LONGEST), replicas, blocks, rate, tokens, speed
         )
     if "replay" in only:
-        machines = Machines(replicas, ray, dry=dry)
+        prompts, lines = mooncake_prompts(Path(trace), share, _LONGEST), Lines(bench)
+        lines.note("prompts", len(prompts), "requests")
+        lines.note("prompts", sum(map(len, prompts)), "tokens")
+        with ExitStack() as ends:
+            folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
+            cluster = None
+            if ray:
+                cluster = RayCluster(ray, replicas)
+                ends.callback(cluster.close)
+            config = EngineConfig(model="pocket", device="cpu", blocks=blocks)
+            parts = (cluster.shares if cluster else shares)(config, replicas)
+            cases: dict[str, _Case] = {
+                _ROUTED: (parts, Router(), dry),
+                _IN_TURN: (parts, RoundRobin(replicas), dry),
+                _BIG: ([replace(parts[0], blocks=blocks * replicas)], Router(), True),
+            }
+            launcher, kept = cluster.launcher if cluster else here, Path(logs or folder)
+            kept.mkdir(parents=True, exist_ok=True)
+            _replay(lines, prompts, cases, rate, tokens, ready, within, kept, launcher)
+        lines.end()
+
+
+def _replay(
+    lines: Lines,
+    prompts: list[list[int]],
+    cases: dict[str, _Case],
+    rate: float,
+    tokens: int,
+    ready: float,
+    within: float,
+    logs: Path,
+    launcher: Launcher,
+) -> None:
+    found, firsts = dict[str, float](), dict[str, float]()
+    for name, (configs, router, made_up) in cases.items():
+        speed = _DRY_RATE if made_up else None
+        watched = Watched(name, logs, ready, lines.say, launcher=launcher, dry_rate=speed)
+
         try:
-            replay(bench, trace, share, replicas, blocks, rate, tokens, machines)
-        finally:
-            machines.close()
+            with watched.running(partial(_routed, configs, router)) as fleet:
+                share, load = _replayed(fleet, prompts, rate, tokens, within)
+                watched.check()
+        except (EngineError, TimeoutError) as error:
+            lines.problem(f"{name}: {str(error) or 'an engine does not answer'}{watched.report()}")
+            continue
+        if load.late:
+            lines.problem(f"{name}: {load.late} of {len(prompts)} replies had not ended within {within:g} s")
+        found[name] = share
+        lines.note(f"found, {name}", share * 100, "%")
+        if not made_up and load.firsts:
+            lines.note(f"first token, {name}", load.firsts, "s")
+            firsts[name] = statistics.median(load.firsts)
+    if {_ROUTED, _BIG} <= found.keys():
+        lines.note(f"found, {_ROUTED} / {_BIG}", found[_ROUTED] / found[_BIG], "x")
+    if {_ROUTED, _IN_TURN} <= firsts.keys():
+        lines.note(f"first token, {_ROUTED} / {_IN_TURN}", firsts[_ROUTED] / firsts[_IN_TURN], "x")
+
+
+def _routed(configs: list[EngineConfig], router: Router, start: Start, log: Path) -> Fleet:
+    return start_fleet(configs, start, log, 0, router=router)
+
+
+def _replayed(
+    fleet: Fleet, prompts: list[list[int]], rate: float, tokens: int, within: float
+) -> tuple[float, Load]:
+    """Also return the share of prompt tokens found in a cache."""
+    cached, asked = 0, 0
+
+    def note(event: Event) -> None:
+        nonlocal cached, asked
+        if isinstance(event, Queued):
+            asked += event.prompt
+        elif isinstance(event, Admitted):
+            cached += event.cached
+
+    fleet.subscribe(note)
+    load = play(fleet, prompts, rate, 0, tokens, within)
+    return cached / asked, load
 
 
 def choice(bench: Bench) -> None:
@@ -145,65 +212,3 @@ def simulated(
         bench.note(f"simulated, found, {name}", found * 100, "%")
         if count == replicas:
             bench.note(f"simulated, first token, {name}", firsts, "s")
-
-
-def replay(
-    bench: Bench,
-    trace: str,
-    share: int,
-    replicas: int,
-    blocks: int,
-    rate: float,
-    tokens: int,
-    machines: "Machines",
-) -> None:
-    prompts = mooncake_prompts(Path(trace), share, _LONGEST)
-    bench.note("prompts", len(prompts), "requests")
-    bench.note("prompts", sum(map(len, prompts)), "tokens")
-    config = EngineConfig(model="pocket", device="cpu", blocks=blocks)
-    parts = machines.shares(config)
-    whole = EngineConfig(model="pocket", device="cpu", blocks=blocks * replicas, threads=parts[0].threads)
-    cases: Mapping[str, tuple[list[EngineConfig], Router]] = {
-        "by blocks and queues": (parts, Router()),
-        "in turn": (parts, RoundRobin(replicas)),
-        "one big cache": ([whole], Router()),
-    }
-    for name, (configs, router) in cases.items():
-        with tempfile.TemporaryDirectory() as folder:
-            fleet = start_fleet(configs, machines.start, Path(folder, "engine.log"), 0, router=router)
-            try:
-                found, firsts = _replayed(bench, fleet, prompts, rate, tokens)
-            finally:
-                fleet.close()
-        bench.note(f"found, {name}", found * 100, "%")
-        if not machines.dry:
-            bench.note(f"first token, {name}", firsts, "s")
-
-
-def _replayed(
-    bench: Bench, fleet: Fleet, prompts: list[list[int]], rate: float, tokens: int
-) -> tuple[float, list[float]]:
-    """Return the share of prompt tokens found in a cache, and the seconds to each first token."""
-    cached, asked, firsts = 0, 0, list[float]()
-
-    def note(event: Event) -> None:
-        nonlocal cached, asked
-        if isinstance(event, Queued):
-            asked += event.prompt
-        elif isinstance(event, Admitted):
-            cached += event.cached
-        elif isinstance(event, FirstToken):
-            firsts.append(event.seconds)
-
-    fleet.subscribe(note)
-    params = SamplingParams(max_tokens=tokens, seed=0, ignore_eos=True)
-    task = bench.progress.add_task("replay", total=len(prompts))
-    began, streams = time.perf_counter(), []
-    for number, prompt in enumerate(prompts):
-        time.sleep(max(0.0, began + number / rate - time.perf_counter()))
-        streams.append(fleet.submit(prompt, params))
-        bench.progress.update(task, advance=1)
-    for stream in streams:
-        stream.result()
-    bench.progress.remove_task(task)
-    return cached / asked, firsts

@@ -1,9 +1,9 @@
 """Starts a fleet's engines within a limit, and says what each does until it is ready."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
@@ -14,23 +14,41 @@ from engine.api.errors import EngineError
 from engine.fleet.fleet import Fleet
 from engine.fleet.local import Start
 from engine.host.frames import FrameSocket
-from engine.host.launching import ChildProcess, launch_here
+from engine.host.launching import ChildProcess, Launch, launch_here
 from engine.host.process import EngineProcess
 
 Say = Callable[[str], None]
 Build = Callable[[Start, Path], Fleet]
+Launcher = Callable[[EngineConfig], Launch]
 
 _TICK = 0.1  # seconds
 _EVERY = 5.0  # seconds between two lines about a start
 _TAIL = 5  # lines of a log
 
 
+def here(config: EngineConfig) -> Launch:
+    """Launch an engine's process on this machine."""
+    return partial(launch_here, device=config.device)
+
+
 class Watched:
     """The engines of one fleet. If they are not ready in time they are killed, and the error says why."""
 
-    def __init__(self, name: str, logs: Path, within: float, say: Say) -> None:
-        """`logs`: the folder of their logs. `within`: seconds until all must be ready."""
+    def __init__(
+        self,
+        name: str,
+        logs: Path,
+        within: float,
+        say: Say,
+        *,
+        launcher: Launcher = here,
+        dry_rate: float | None = None,
+    ) -> None:
+        """`logs`: the folder of their logs. `within`: seconds until all must be ready. `dry_rate`: they make
+        up that many tokens a second.
+        """
         self.name, self._logs, self._say = name, logs, say
+        self._launcher, self._dry_rate = launcher, dry_rate
         self._began, self._within = time.monotonic(), within
         self._killing, self._lock = Event(), Lock()
         self._children: list[ChildProcess] = []
@@ -46,7 +64,19 @@ class Watched:
         """The logs are named like this, with the engine's number added."""
         return self._logs / (self.name.replace(",", "").replace(" ", "-") + ".log")
 
-    def fleet(self, build: Build) -> Fleet:
+    @contextmanager
+    def running(self, build: Build) -> Iterator[Fleet]:
+        """A fleet that is ready. Its engines are killed after an error, so that none is waited for."""
+        fleet = self._fleet(build)
+        try:
+            yield fleet
+        except BaseException:
+            self._look(_EVERY)
+            self._end(fleet)
+            raise
+        fleet.close()
+
+    def _fleet(self, build: Build) -> Fleet:
         """Build the fleet, and return it once all engines have loaded and warmed up."""
         with ThreadPoolExecutor(1) as thread:
             building = thread.submit(build, self._start, self.log)
@@ -64,25 +94,29 @@ class Watched:
         try:
             self._until("has not warmed up", self._warm)
         except BaseException:
-            self.end(fleet)
+            self._end(fleet)
             raise
         self._say(f"{self.name}: ready after {time.monotonic() - self._began:.1f} s")
         return fleet
 
-    def end(self, fleet: Fleet) -> None:
-        """Kill the engines, so that none is waited for, and close the fleet."""
-        self._kill()
-        fleet.close()
+    def check(self) -> None:
+        """Raise if the process of an engine has ended."""
+        if ended := [each.error for each in self._engines.values() if each.error]:
+            raise EngineError(ended[0])
 
-    def tails(self) -> str:
-        """The last lines of each log."""
+    def report(self) -> str:
+        """What each engine did last, and the last lines of each log."""
         logs = sorted(self._logs.glob(f"{self.log.stem}-*.log"))
         found = [(each, each.read_text(errors="replace").splitlines()[-_TAIL:]) for each in logs]
-        return "".join(f"\n{each}:" + "".join(f"\n  {line}" for line in lines) for each, lines in found)
+        return f"\n{self._state()}" + "".join(
+            f"\n{each}:" + "".join(f"\n  {line}" for line in lines) for each, lines in found
+        )
 
     def _start(self, config: EngineConfig, log: Path) -> EngineProcess:
+        launcher = self._launcher(config)
+
         def launch(log: Path) -> tuple[ChildProcess, FrameSocket]:
-            child, frames = launch_here(log, config.device)
+            child, frames = launcher(log)
             with self._lock:
                 self._children.append(child)
                 if self._killing.is_set():
@@ -91,9 +125,16 @@ class Watched:
 
         note = partial(self._doing.__setitem__, log.stem)
         note("starting")
-        made = self._engines[log.stem] = EngineProcess(config, log, phase=note, launch=launch)
+        made = self._engines[log.stem] = EngineProcess(
+            config, log, phase=note, dry_rate=self._dry_rate, launch=launch
+        )
         note("loaded")
         return made
+
+    def _end(self, fleet: Fleet) -> None:
+        """Kill the engines, so that none is waited for, and close the fleet."""
+        self._kill()
+        fleet.close()
 
     def _kill(self) -> None:
         with self._lock:
@@ -112,14 +153,25 @@ class Watched:
             time.sleep(_TICK)
 
     def _state(self) -> str:
-        return ", ".join(f"{name} {doing}" for name, doing in sorted(self._doing.copy().items()))
+        return "; ".join(f"{name} {doing}" for name, doing in sorted(self._doing.copy().items()))
 
     def _warm(self) -> bool:
-        """Whether all have warmed up. An engine that compiles answers late."""
+        shares = self._look(min(_EVERY, max(0.0, self.left)))
+        self.check()
+        return all(each >= 1 for each in shares)
+
+    def _look(self, within: float) -> list[float]:
+        """Note what each engine does. Return how far they have warmed up; one that compiles answers late."""
         asked = {name: each.send(GetSnapshot()) for name, each in self._engines.items()}
-        shares = dict[str, float]()
+        latest, shares = time.monotonic() + within, list[float]()
         for name, answer in asked.items():
-            with suppress(TimeoutError):
-                shares[name] = answer.result(max(0.0, min(_EVERY, self.left))).warmed
-                self._doing[name] = f"has warmed up to {shares[name]:.0%}"
-        return all(shares.get(name, 0.0) >= 1 for name in asked)
+            try:
+                shot = answer.result(max(0.0, latest - time.monotonic()))
+            except (EngineError, TimeoutError) as error:
+                self._doing[name] = str(error) or "does not answer"
+                shares.append(0.0)
+            else:
+                queues = f"{shot.running} running, {shot.waiting} waiting, {shot.loading} loading"
+                self._doing[name] = f"has warmed up to {shot.warmed:.0%}, {queues}"
+                shares.append(shot.warmed)
+        return shares

@@ -346,6 +346,11 @@ class Snapshot:
                 stages.setdefault(each.stage, []).append(each.bubble)
         return tuple(sum(found) / len(found) for _, found in sorted(stages.items()))
 
+    @property
+    def joining(self) -> float:
+        """The mean share of a step that the ranks add and gather; 0 where it is not measured, as on GPUs."""
+        return sum(each.joining for each in self.ranks) / len(self.ranks) if self.ranks else 0.0
+
     def form_time(self, weights: str, cache: str) -> FormTime | None:
         """How long a step takes in this form, with about as many rows as the newest one had."""
         rows = self.form_times[0].rows if self.form_times else 0

@@ -48,7 +48,9 @@ def spawn(
     ring: RingEnds,
     wires: Wires,
     visible: str = "",
+    device: str = "cpu",
 ) -> Member:
+    """Start a rank's process. `visible`: the GPUs that it sees. `device`: of those, its own."""
     link, their_link = socket.socketpair()
     pulse, their_pulse = socket.socketpair()
     given = {
@@ -57,6 +59,7 @@ def spawn(
         "pulse": their_pulse.fileno(),
         "ring": [steps, *ring],
         "wires": wires,
+        "device": device,
     }
     output = tempfile.TemporaryFile()  # noqa: SIM115  # the member closes it
     with their_link, their_pulse:

@@ -41,8 +41,13 @@ def begin(given: dict[str, Any]) -> "RankLoop":
     """Load this rank's share, and agree with the engine on the cache."""
     gc.disable()  # as in the engine's process: startup objects are permanent
     # Imported here: torch takes seconds, and the heartbeats have started.
+    from engine.early import import_torch, prepare_gpu
+
+    wait_for_imports = prepare_gpu(given["device"])
+    import_torch()
     from engine.distributed.setup import connect
 
+    wait_for_imports()
     loop = connect(given)
     gc.collect()
     gc.freeze()

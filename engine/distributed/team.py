@@ -75,7 +75,7 @@ class Team:
             self._peers: PeerCollective | None = None
             self.link: PipelineLink | None = None  # to the other stages
             for rank, (_, theirs) in enumerate(ends, 1):
-                gpus = {"visible": visible[rank]} if visible else {}
+                gpus = {"visible": visible[rank], "device": config.device} if visible else {}
                 self.members.append(
                     spawn(self.command, rank, steps, self._meeting, theirs, all_wires[rank], **gpus)
                 )

@@ -87,7 +87,7 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
         itl=_slowest([shot.itl for shot in shots]),
         iteration_tokens=_counts([shot.iteration_tokens for shot in shots]),
         finished=sum(shot.finished for shot in shots),
-        memory=dict(sum((Counter(shot.memory) for shot in shots), Counter())),
+        memory=_memory(shots),
         beams=tuple(each for shot in shots for each in shot.beams),
         ranks=tuple(each for shot in shots for each in shot.ranks),
         speculation=_speculation([shot.speculation for shot in shots]),
@@ -177,6 +177,15 @@ def _tiers(shots: Sequence[Snapshot]) -> tuple[TierView, ...]:
         )
         for name, parts in found.items()
     )
+
+
+def _memory(shots: Sequence[Snapshot]) -> dict[str, int]:
+    """Sums. Replicas on CPUs share their machine's memory, so the least that one of them sees is counted."""
+    found = sum((Counter(shot.memory) for shot in shots), Counter[str]())
+    for key in ("device_free", "device_total"):
+        shared = [shot.memory[key] for shot in shots if shot.device == "cpu" and key in shot.memory]
+        found[key] -= sum(shared) - min(shared, default=0)
+    return dict(+found)
 
 
 def _adapters(first: Snapshot, shots: Sequence[Snapshot]) -> tuple[AdapterView, ...]:

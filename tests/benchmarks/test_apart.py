@@ -60,12 +60,11 @@ def test_engines_that_do_not_load_in_time_are_killed_and_the_error_has_their_log
             log.with_stem(f"{log.stem}-{number}").write_text("first\nlast\n")
         return start_fleet(configs, start, log, 0)
 
-    with pytest.raises(EngineError, match="an engine is not loaded within 0 s"):
-        watched.fleet(build)
-    assert [each.strip() for each in watched.tails().splitlines()[1:3]] == [
-        f"{tmp_path}/two-here-0.log:",
-        "first",
-    ]
+    with pytest.raises(EngineError, match="an engine is not loaded within 0 s"), watched.running(build):
+        pass
+    _, state, *logs = watched.report().splitlines()
+    assert state == "two-here-0 starting; two-here-1 starting"
+    assert [each.strip() for each in logs[:2]] == [f"{tmp_path}/two-here-0.log:", "first"]
 
 
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
@@ -74,5 +73,5 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     def build(start: Start, log: Path) -> Fleet:
         raise EngineError("out of memory")
 
-    with pytest.raises(EngineError, match="did not start: out of memory"):
-        watched.fleet(build)
+    with pytest.raises(EngineError, match="did not start: out of memory"), watched.running(build):
+        pass

@@ -30,12 +30,13 @@ QUICK = {
 }
 LONG = {  # they start programs, or prompts of a thousand tokens are their point
     "adapters": "--ranks 8 --rows 3",
-    "apart": "--only check short --count 2 --longest 480 --steady 1 --tokens 4",
+    "apart": "--trace TRACE --share 1 --count 3 --longest 480 --steady 1 --tokens 4 --rate 20",
     "beams": "--widths 1 2",
     "cpu_products": "--only kernels --inputs 64 --outputs 64 --counts 8",
     "engine_cpu": "--tokens 8 --only speed parts",
     "engine_process": "--tokens 20",
     "engine_step": "--count 2",
+    "fleet": "--only replay simulated --trace TRACE --share 1 --replicas 2 --rate 50 --dry",
     "gpu_start": "--model pocket --device cpu --starts 1",
     "kv": "",
     "memory": "--requests 8 --clients 2",
@@ -60,7 +61,7 @@ GPU = {
     "gpu_products": "--shape 0.6B --rows 2 256 --only out",
     "gpu_prompts": "--shape 0.6B --lengths 64 --chunks 32 --rows 1 --verified 2 --only first verify",
     "gpu_quantization": "--shape 0.6B --schemes none int4 --rows 1",
-    "gpu_ranks": "--shape 0.6B --rows 1 --ranks 1 --stages 1 --only decode",
+    "gpu_ranks": "--shape 0.6B --rows 1 --ranks 1 --stages 1 --only decode anatomy",
     "gpu_start": "--starts 1",
     "gpu_tiers": "--shape 0.6B --tokens 64 --rows 1 --programs 8 --only resume steps",
     "gpu_turns": f"--other {ROOT} --shape 0.6B --rows 1 --only decode",
@@ -95,7 +96,10 @@ def test_a_script_runs(name: str, tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", LONG)
 def test_a_long_script_runs(name: str, tmp_path: Path) -> None:
-    assert runs(name, LONG[name], tmp_path)
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"hash_ids": [1, at % 2, at], "input_length": 1500 + at} for at in range(6)]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    assert runs(name, LONG[name].replace("TRACE", str(trace)), tmp_path)
 
 
 @pytest.mark.soak

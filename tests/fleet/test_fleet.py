@@ -1,6 +1,7 @@
 """Two engines of this process as a fleet: one client, whose replies are those of one engine."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from engine.api.events import Admitted, Event, Finished, PromptRouted, Switched
 from engine.api.params import SamplingParams
 from engine.dry import dry_engine
 from engine.fleet.fleet import NUMBERS, Fleet
+from engine.fleet.merged import merged, replica_view
 from engine.host.thread import EngineThread
 from engine.serving.engine import Engine
 from tests.waiting import becomes
@@ -135,6 +137,18 @@ def test_a_snapshot_of_all(fleet: Fleet) -> None:
     assert (
         shot.blocks.in_use == sum(each.in_use for each in shot.replicas) == int((shot.blocks.refs > 0).sum())
     )
+
+
+@pytest.mark.parametrize(("devices", "free"), [(("cpu", "cpu"), 60), (("cuda:0", "cuda:1"), 130)])
+def test_the_memory_that_replicas_of_a_machine_share_is_counted_once(
+    fleet: Fleet, devices: tuple[str, str], free: int
+) -> None:
+    shot = fleet.snapshot()
+    memory = [{"weights": 5, "device_free": left, "device_total": 100} for left in (70, 60)]
+    shots = [replace(shot, device=one, memory=each) for one, each in zip(devices, memory, strict=True)]
+    views = [replica_view(at, each, 0, silent=False) for at, each in enumerate(shots)]
+    total = 100 if devices[0] == "cpu" else 200
+    assert merged(shots, views).memory == {"weights": 10, "device_free": free, "device_total": total}
 
 
 def test_replies_are_those_of_one_engine(fleet: Fleet) -> None:

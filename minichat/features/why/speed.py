@@ -105,6 +105,11 @@ def _sentence(
                 f"Limited by the pipeline: its {len(bubbles)} stages have nothing to do for {mean:.0%} of "
                 f"the time with {chats}; more concurrent chats keep them busy."
             )
+    if shot.joining >= _HELD:
+        return (
+            f"Limited by the exchanges of {len(shot.ranks)} ranks: these take {shot.joining:.0%} of a step, "
+            "with the wait for the slower one; fewer ranks may be faster."
+        )
     if memory.share >= max(_HELD, arithmetic.share):
         use = f"{_uses(chats, rows)} {memory.share:.0%} of the memory bandwidth"
         if not weights_first:

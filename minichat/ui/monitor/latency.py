@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
-from engine.api.snapshot import Load, Quantiles, RankView, Snapshot, StepTimes
+from engine.api.snapshot import Load, Quantiles, Snapshot, StepTimes
 from minichat.ui.monitor.figures import duration, size
 from minichat.ui.monitor.graphs import shares
 from minichat.ui.monitor.owners import Owner
@@ -41,7 +41,7 @@ class Latency(Pane):
             facts.append(f"TTFT target {shot.latency_target * 1e3:g} ms")
         if shot.prompt_limit:
             facts.append(f"prompts {shot.prompt_limit:,} a step")
-        heading = self.heading(*facts, right=_bubbles(shot.bubbles) or _load(shot.load) or _ranks(shot.ranks))
+        heading = self.heading(*facts, right=_bubbles(shot.bubbles) or _load(shot.load) or _ranks(shot))
         if not _measured(shot) and height == 2:
             return (heading, ((" no measurements yet", "muted"),))
         return (
@@ -92,11 +92,12 @@ def _parts(times: StepTimes, signs: str, width: int) -> Row:
     return tuple(spans)
 
 
-def _ranks(ranks: Sequence[RankView]) -> str:
-    """The ranks that share the model, and the mean share of a step in which they join their results."""
-    if not ranks:
+def _ranks(shot: Snapshot) -> str:
+    """The ranks that share the model, and the mean share of a step in which they join, if it is measured."""
+    if not shot.ranks:
         return ""
-    return f"{len(ranks)} ranks  joining {sum(each.joining for each in ranks) / len(ranks):.0%}"
+    joining = f"  joining {shot.joining:.0%}" if shot.joining else ""
+    return f"{len(shot.ranks)} ranks{joining}"
 
 
 def _bubbles(bubbles: Sequence[float]) -> str:

@@ -54,6 +54,26 @@ def test_stages_without_work_are_the_reason(bubbles: tuple[float, ...], sentence
     assert explain(shot(StepTimes(launch=0.0125), ranks=ranks), SPEEDS).sentence == sentence
 
 
+@pytest.mark.parametrize(
+    ("joining", "sentence"),
+    [
+        (
+            (0.4, 0.6),
+            "Limited by the exchanges of 2 ranks: these take 50% of a step, with the wait for the slower "
+            "one; fewer ranks may be faster.",
+        ),
+        (
+            (0.1, 0.2),
+            "Memory-bound (weights): 1 row uses 81% of the memory bandwidth; "
+            "up to about 20 concurrent chats cost almost nothing.",
+        ),
+    ],
+)
+def test_exchanges_of_ranks_are_the_reason(joining: tuple[float, ...], sentence: str) -> None:
+    ranks = tuple(RankView(n, "cpu", n, 0, joining=each) for n, each in enumerate(joining))
+    assert explain(shot(StepTimes(launch=0.0125), ranks=ranks), SPEEDS).sentence == sentence
+
+
 def test_one_row_is_bound_by_reading_weights() -> None:
     speed = explain(shot(StepTimes(launch=0.0125)), SPEEDS)
     assert speed.memory.share == pytest.approx((100_000_000 + 1007 * 1000) / 0.0125 / 10e9)

@@ -259,6 +259,9 @@ async def test_ranks_are_counted_with_the_share_of_a_step_in_which_they_join() -
         )
         latency.update_from(snapshot(64, ranks=ranks), OWNERS)
         assert lines(latency)[0].rstrip().endswith("2 ranks  joining 20%")
+        unclocked = tuple(RankView(rank, "cuda:0", 100 + rank, 2**20) for rank in range(2))
+        latency.update_from(snapshot(64, ranks=unclocked, at=4.0), OWNERS)
+        assert lines(latency)[0].rstrip().endswith("  2 ranks"), "a GPU's kernels are not clocked"
         stages = tuple(
             RankView(3 - rank, "cpu", rank, 2**20, stage=rank // 2, bubble=rank / 10) for rank in range(4)
         )
