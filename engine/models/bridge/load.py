@@ -61,8 +61,11 @@ def _described(theirs: Any, fields: Fields) -> ModelConfig:
 
 
 def _context(fields: Fields) -> int:
-    """Return the longest text. Models whose positions are relative, or that have none, may not limit it."""
-    key = next((key for key in CONTEXTS if fields.get(key) is not None), None)
+    """Return the longest text. Models whose positions are relative, or that have none, may not limit it.
+
+    XLNet has a -1 then.
+    """
+    key = next((key for key in CONTEXTS if fields.get(key) not in (None, -1)), None)
     return UNLIMITED if key is None else fields.whole(key, high=MOST_TOKENS)
 
 
