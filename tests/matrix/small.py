@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tests.runner.letters import VOCAB, byte_tokenizer
@@ -177,6 +178,9 @@ BESIDE_IMAGES = ("mistral3",)
 MODEL_TYPES = tuple(sorted((*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *BESIDE_IMAGES)))
 
 
+ALONE = ("gemma3n",)
+
+
 def config_of(model_type: str) -> Any:
     kind = transformers.CONFIG_MAPPING[model_type]
     usual = kind().to_dict()
@@ -215,6 +219,8 @@ def part_of(usual: dict[str, Any], *, speaks: bool) -> dict[str, Any]:
 def make(model_type: str, folder: Path) -> Any:
     """Save a random model and a tokenizer to the folder, and return transformers' model."""
     config = config_of(model_type)
+    alone = model_type in ALONE  # transformers lacks a package for the whole model
+    config, whole = (config.text_config, config) if alone else (config, None)
     kind = (
         transformers.AutoModelForImageTextToText
         if model_type in (*BESIDE_IMAGES, "llama4", "qwen3_5", "qwen3_5_moe")
@@ -233,5 +239,10 @@ def make(model_type: str, folder: Path) -> Any:
             elif tensor.dim() == 1 and tensor.is_floating_point():  # biases and norms start as constants
                 tensor.uniform_(*((0.5, 1.5) if "norm" in name and "bias" not in name else (-0.3, 0.3)))
     model.save_pretrained(folder)
+    if whole is not None:
+        whole.save_pretrained(folder)
+        tensors = load_file(folder / "model.safetensors")
+        moved = {name.replace("model.", "model.language_model.", 1): each for name, each in tensors.items()}
+        save_file(moved | {"model.vision_tower.weight": torch.zeros(1)}, folder / "model.safetensors")
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     return model

@@ -1,6 +1,7 @@
-"""Models for images and text: the text model is run natively, the others are not read."""
+"""Models for images and text: the text model runs, most natively, and the others are not read."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import torch
 
 from engine.api.config import ModelPlace
 from engine.api.errors import BadCheckpoint, UnsupportedModel
+from engine.models.base import LanguageModel
 from engine.models.config_json import decoder_config, read_config
 from engine.models.fields import Fields
 from engine.models.load_request import LoadRequest
-from engine.models.registry import native
+from engine.models.registry import bridged, native
 from tests.matrix.small import make
 from tests.models.tiny import plain_attend
 
@@ -24,11 +26,13 @@ def read(**values: Any) -> Any:
     return decoder_config(Fields(NOWHERE, values), Fields(NOWHERE, {}))
 
 
-@pytest.mark.parametrize("family", ["gemma3", "mistral3"])
+@pytest.mark.parametrize(("family", "load"), [("gemma3", native), ("mistral3", native), ("gemma3n", bridged)])
 @torch.inference_mode()
-def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+def test_logits_are_those_of_transformers(
+    family: str, load: Callable[[LoadRequest], LanguageModel], tmp_path: Path
+) -> None:
     theirs = make(family, tmp_path)
-    ours = native(LoadRequest(place=ModelPlace("tiny", tmp_path), device=torch.device("cpu")))
+    ours = load(LoadRequest(place=ModelPlace("tiny", tmp_path), device=torch.device("cpu")))
     hidden = ours.forward(IDS, torch.arange(len(IDS)), plain_attend(ours.config.layers, [len(IDS)]))
     torch.testing.assert_close(ours.logits(hidden), theirs(IDS[None]).logits[0], atol=1e-4, rtol=1e-4)
 
