@@ -105,7 +105,7 @@ def _refuse(fields: Fields, head: str) -> None:
 
 def refuse_quantized(fields: Fields) -> None:
     if (found := described(fields)) is not None:
-        what = f"it is quantized with {found[1]}, which is supported for models of the Llama family only"
+        what = f"it is quantized with {found[1]}, which is supported for models of native families only"
         raise fields.unsupported("quantization_config", what)
 
 

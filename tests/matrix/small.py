@@ -239,6 +239,8 @@ def make(model_type: str, folder: Path) -> Any:
             elif tensor.dim() == 1 and tensor.is_floating_point():  # biases and norms start as constants
                 tensor.uniform_(*((0.5, 1.5) if "norm" in name and "bias" not in name else (-0.3, 0.3)))
     model.save_pretrained(folder)
+    if model.config.model_type != model_type:  # transformers runs only its text model
+        config.save_pretrained(folder)
     if whole is not None:
         whole.save_pretrained(folder)
         tensors = load_file(folder / "model.safetensors")
