@@ -1,8 +1,9 @@
 """The engine on a GPU: decode steps at several batch sizes, a mixed workload, and the parts of a step.
 
-Shapes of Qwen3-0.6B and Llama-3.1-8B (and `--shape 30B-A3B`, without `check`) with random
-weights, since speed hardly depends on them. `D, B=n`: n prompts of 512 tokens; a step is (seconds of 272
-tokens - seconds of 16) / 256. `N`: 256 requests with prompts and replies of 100 to 1,024 tokens each, all
+Shapes of Qwen3-0.6B and Llama-3.1-8B (and the others of minichat/bench/shapes.py, without
+`check`) with random weights, since speed hardly depends on them. `D, B=n`: n prompts of 512 tokens; a
+step is (seconds of 272 tokens - seconds of 16) / 256, beside the time in which this device reads its
+bytes. `N`: 256 requests with prompts and replies of 100 to 1,024 tokens each, all
 submitted at the start. Temperature 0.6, the end token ignored. `--quantization none fp8 --kv none fp8`
 measures each scheme of the weights with each of the cache.
 Before anything is timed, greedy replies are checked against transformers in float32 on the same weights.
@@ -25,22 +26,24 @@ from unittest.mock import patch
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.gpu.limits import bytes_of_step
 from engine.api.cache_spec import KvSchemeName
 from engine.api.config import EngineConfig
 from engine.api.events import Delta, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.execution.cuda.recording import Recording
 from engine.execution.runner import ModelRunner
+from engine.execution.traffic import measure
 from engine.models.decoder import Decoder
 from engine.models.loader import decoder_slots
 from engine.serving.engine import Engine
 from engine.start import start
 from minichat.bench.harness import Bench
-from minichat.bench.shapes import COMMON, HYBRIDS, MIXTURES, SHAPES
+from minichat.bench.shapes import COMMON, EVERY, HYBRIDS, SHAPES, WINDOWED
 
 CONTEXT = 4096
 BLOCKS = 256 * 2048 // 16  # for the whole mixed workload; the check needs the other memory
-SHORT, LONG = 16, 272
+PROMPT, SHORT, LONG = 512, 16, 272
 GAP = 0.1  # allowed between the largest logit and that of the chosen token, in transformers' float32 logits
 LIKELIEST, ERROR = 8, 1.2  # tokens whose log-probabilities may be so many times as far off as transformers'
 PROFILED = 24  # steps
@@ -130,9 +133,9 @@ def labeled(name: str, quantization: str, kv: KvSchemeName) -> str:
 
 def opened(name: str, folder: str, **config: Any) -> tuple[Engine, float]:
     """An engine of this shape, and the seconds from start to its first reply."""
-    blocks = None if name in HYBRIDS else BLOCKS  # None: as many as fit, because a block also has states
+    blocks = None if name in HYBRIDS | WINDOWED else BLOCKS  # None: as many as fit; these are larger
     usual = {"max_context": CONTEXT, "prefix_cache": False, "blocks": blocks, "host_blocks": 0, "seed": 0}
-    (Path(folder) / "config.json").write_text(json.dumps(COMMON | (SHAPES | MIXTURES | HYBRIDS)[name]))
+    (Path(folder) / "config.json").write_text(json.dumps(COMMON | EVERY[name]))
     began = time.perf_counter()
     engine = start(EngineConfig(model=folder, dummy_weights=True, **{**usual, **config}))
     finish(engine, [[1, 2, 3]], [2])
@@ -157,8 +160,14 @@ def heard(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[Sam
 
 
 def decode(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
+    """A step at so many rows, and the time in which the device reads its bytes."""
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner) and isinstance(runner.model, Decoder)
+    speed = measure(runner.model.embed.device, torch.bfloat16, 1 << 32).read
     for count in rows:
         bench.note(f"{name}, D, B={count}", step_times(engine, count), "ms")
+        limit = bytes_of_step(runner.model, count, PROMPT + LONG // 2) / speed
+        bench.note(f"{name}, limit by bytes, B={count}", limit * 1e3, "ms")
 
 
 def step_times(engine: Engine, rows: int) -> list[float]:
@@ -166,7 +175,7 @@ def step_times(engine: Engine, rows: int) -> list[float]:
     draw = random.Random(rows)
 
     def seconds(count: int) -> float:
-        prompts = [[draw.randrange(10000) for _ in range(512)] for _ in range(rows)]
+        prompts = [[draw.randrange(10000) for _ in range(PROMPT)] for _ in range(rows)]
         torch.cuda.synchronize()
         began = time.perf_counter()
         finish(engine, prompts, [count] * rows)

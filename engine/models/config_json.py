@@ -36,7 +36,11 @@ def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
         raise fields.unsupported("model_type", f"the native decoder runs {', '.join(names())}")
     _refuse(fields, "ForConditionalGeneration" if family.inside else "ForCausalLM")
     if family.inside:
+        inner = fields.inside(family.inside)
+        if inner.text("model_type", family.inner[0]) not in family.inner:
+            raise inner.unsupported("model_type", f"only {' and '.join(family.inner)} can be in a {name}")
         fields = fields.joined(family.inside)
+    fields = fields.with_usual(family.usual)
     fields = fields.renamed(family.fields)
     linear = family.linear
     layers = fields.whole("num_hidden_layers", high=MOST_LAYERS) if linear is None else linear.count(fields)
@@ -101,7 +105,7 @@ def _refuse(fields: Fields, head: str) -> None:
 
 def refuse_quantized(fields: Fields) -> None:
     if (found := described(fields)) is not None:
-        what = f"it is quantized with {found[1]}, which is supported for models of the Llama family only"
+        what = f"it is quantized with {found[1]}, which is supported for models of native families only"
         raise fields.unsupported("quantization_config", what)
 
 

@@ -16,6 +16,7 @@ from engine.models.kinds import (
     EndsBySize,
     Grouped,
     Latent,
+    Lengthened,
     Mamba,
     OnlyMamba,
     Routed,
@@ -30,7 +31,7 @@ from engine.models.kinds import (
     SlopedMpt,
     Ungated,
 )
-from engine.models.kinds.family import Arrangement, Family, NormKind
+from engine.models.kinds.family import Arrangement, Family, NormKind, beside_images
 from engine.models.kinds.mamba import all_states, by_index, by_pattern
 from engine.models.kinds.names import (
     BAMBA,
@@ -65,6 +66,7 @@ from engine.models.kinds.windows import (
     one_window_if_used,
     rotated_if_named,
     unrotated,
+    window_of_mistral,
     windows_by_layer,
     windows_of_first,
     windows_of_last,
@@ -77,12 +79,24 @@ GROUP = "minichat.families"  # entry points of packages that provide a family
 
 BIAS = ("attention_bias", False)
 PAIRS = ("rope_interleave", True)
+QUERY = ("query_pre_attn_scalar", 256.0)
 GELU = ("hidden_activation", "gelu_pytorch_tanh")
 GEMMA = Family(
     attention=Grouped(bias=BIAS, head_dim=256),
     feed_forward=Dense(activation=("hidden_act", "gelu_pytorch_tanh")),
     norms="offset", ends=Ends(embed_by_width=True), tied=True, start_id=2, stop_id=1,
 )  # fmt: skip
+GEMMA3 = replace(
+    GEMMA, names=SANDWICHED, arrangement="sandwich", feed_forward=Dense(activation=GELU),
+    attention=Grouped(
+        windows=full_every(6, "sliding_window_pattern"), bias=BIAS, qk_norm=True, head_dim=256,
+        query_width=QUERY,
+    ),
+    rope=RopeKind(theta=1_000_000.0, local=True, local_theta=("rope_local_base_freq", 10_000.0)),
+    ends=Ends(embed_by_width=True, logit_cap=("final_logit_softcapping", None)),
+)  # fmt: skip
+MISTRAL = Family(attention=Grouped(windows=one_window), feed_forward=Dense(), start_id=1, stop_id=2)
+MISTRAL3 = replace(MISTRAL, attention=Lengthened(windows=window_of_mistral))
 GLM4 = Family(
     attention=Grouped(bias=("attention_bias", True), out_biased=False, head_dim=128),
     feed_forward=Dense(), names=GLM, rope=RopeKind(partial=0.5, interleaved=True),
@@ -145,19 +159,12 @@ FAMILIES: dict[str, Family] = {
         attention=Grouped(bias=BIAS), feed_forward=Dense(bias=("mlp_bias", False)), start_id=1, stop_id=2
     ),
     "llama4_text": LLAMA4_TEXT,
-    "llama4": replace(
-        LLAMA4_TEXT, inside="text_config", unread=("vision_model.", "multi_modal_projector."),
-        names={**under("language_model.model", LLAMA4), "head": "language_model.lm_head"},
-    ),
-    "mistral": Family(
-        attention=Grouped(windows=one_window), feed_forward=Dense(), start_id=1, stop_id=2
-    ),
-    "ministral": Family(
-        attention=Grouped(windows=given_window), feed_forward=Dense(), start_id=1, stop_id=2
-    ),
-    "qwen2": Family(
-        attention=Grouped(windows=windows_by_layer, qkv_bias=True), feed_forward=Dense()
-    ),
+    "llama4": beside_images(LLAMA4_TEXT, "llama4_text"),
+    "mistral": MISTRAL,
+    "mistral3": beside_images(MISTRAL3, "mistral", "ministral3"),
+    "ministral": replace(MISTRAL, attention=Grouped(windows=given_window)),
+    "ministral3": MISTRAL3,
+    "qwen2": Family(attention=Grouped(windows=windows_by_layer, qkv_bias=True), feed_forward=Dense()),
     "qwen3": Family(
         attention=Grouped(windows=windows_by_layer, bias=BIAS, qk_norm=True, head_dim=128),
         feed_forward=Dense(),
@@ -171,19 +178,18 @@ FAMILIES: dict[str, Family] = {
     "gemma2": replace(
         GEMMA, names=SANDWICHED, arrangement="sandwich", feed_forward=Dense(activation=GELU),
         attention=Grouped(
-            windows=full_every(2), bias=BIAS, head_dim=256, query_width="query_pre_attn_scalar",
+            windows=full_every(2), bias=BIAS, head_dim=256, query_width=QUERY,
             softcap=("attn_logit_softcapping", 50.0),
         ),
         ends=Ends(embed_by_width=True, logit_cap=("final_logit_softcapping", 30.0)),
     ),
-    "gemma3_text": replace(
-        GEMMA, names=SANDWICHED, arrangement="sandwich", feed_forward=Dense(activation=GELU),
-        attention=Grouped(
-            windows=full_every(6, "sliding_window_pattern"), bias=BIAS, qk_norm=True, head_dim=256,
-            query_width="query_pre_attn_scalar",
-        ),
-        rope=RopeKind(theta=1_000_000.0, local=True, local_theta=("rope_local_base_freq", 10_000.0)),
-        ends=Ends(embed_by_width=True, logit_cap=("final_logit_softcapping", None)),
+    "gemma3_text": GEMMA3,
+    "gemma3": beside_images(
+        GEMMA3, "gemma3_text",
+        usual={
+            "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131_072,
+        },
     ),
     "phi3": Family(
         attention=Grouped(windows=given_window), feed_forward=Dense(), names=JOINED,
@@ -298,14 +304,14 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "qwen3_5": replace(
-        QWEN3_5, inside="text_config", names=under("model.language_model", LINEAR),
+        QWEN3_5, inside="text_config", inner=("qwen3_5_text",), names=under("model.language_model", LINEAR),
         unread=("model.visual.", "mtp."),
     ),
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe_text": replace(QWEN3_5, feed_forward=QWEN3_5_EXPERTS),
     "qwen3_5_moe": replace(
-        QWEN3_5, inside="text_config", names=under("model.language_model", LINEAR),
-        unread=("model.visual.", "mtp."), feed_forward=QWEN3_5_EXPERTS,
+        QWEN3_5, inside="text_config", inner=("qwen3_5_moe_text",), feed_forward=QWEN3_5_EXPERTS,
+        names=under("model.language_model", LINEAR), unread=("model.visual.", "mtp."),
     ),
     "lfm2": LFM2_FAMILY,
     "lfm2_moe": replace(

@@ -81,6 +81,10 @@ class Fields:
         beside = {name: value for name, value in self.values.items() if name == TIED or name not in inner}
         return Fields(self.file, inner | beside, self.path)
 
+    def with_usual(self, usual: Mapping[str, Any]) -> "Fields":
+        """Return the fields with these values for those that are missing."""
+        return Fields(self.file, {**usual, **self.values}, self.path, self._own)
+
     def renamed(self, names: Mapping[str, str]) -> "Fields":
         """Return the fields with other names for some, which also replace those of that name."""
         own = {new: old for old, new in names.items() if self.values.get(old) is not None}

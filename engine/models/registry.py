@@ -146,7 +146,7 @@ def bridged(request: LoadRequest) -> LanguageModel:
     if request.quantization != "none":
         raise BadInput(
             f"quantization {request.quantization!r}: {request.place.name} is run by transformers, so it "
-            "cannot be quantized; only models of the Llama family can"
+            "cannot be quantized; only models of native families can"
         )
     # Imported here because the native path does not need transformers.
     from engine.models.bridge.load import load_bridged

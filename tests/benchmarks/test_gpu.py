@@ -11,12 +11,15 @@ from rich.progress import Progress
 
 from benchmarks.gpu import gpu, gpu_attention, gpu_products, gpu_turns
 from engine.api.cache_spec import LayerSpec
+from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
 from engine.kernels.triton.attention import tiles
 from engine.models.layers.gpu import GpuKernels
+from engine.start import start
 from minichat.bench.harness import Bench
 from tests.engine.ledger import ledger_engine
 from tests.kernels.launches import recorded
+from tests.models.tiny import write_config
 from tests.outputs import Output
 
 
@@ -35,6 +38,19 @@ def test_the_time_of_a_step_is_not_that_of_a_call(monkeypatch: pytest.MonkeyPatc
     spent = gpu.steps_take(engine, calls)
     assert engine.scheduler.step - steps == calls // 2
     assert spent == pytest.approx(1 / (calls // 2))
+
+
+def test_each_step_is_beside_its_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    for name, value in {"PROMPT": 12, "SHORT": 2, "LONG": 4}.items():
+        monkeypatch.setattr(gpu, name, value)
+    write_config(tmp_path, vocab_size=10_000)
+    engine = start(EngineConfig(model=str(tmp_path), dummy_weights=True, device="cpu", blocks=64))
+    bench = Bench(warmup=0, repeats=1, progress=Progress(disable=True), keep=lambda _: None)
+    gpu.decode(bench, "tiny", engine, (1, 3))
+    expected = [f"tiny, {what}, B={rows}" for rows in (1, 3) for what in ("D", "limit by bytes")]
+    assert [each.name for each in bench.figures] == expected
+    assert all(each.median > 0 for each in bench.figures if "limit" in each.name)
 
 
 def test_a_tile_is_fixed() -> None:

@@ -10,10 +10,11 @@ from unittest.mock import patch
 import torch
 
 import engine.assembly
-from engine.api.errors import EngineError
+from engine.api.errors import EngineError, UnsupportedModel
 from engine.models.decoder import Decoder
-from tests.matrix.small import NotSmall, make
+from tests.matrix.small import NotSmall, config_of, make
 from tests.models.tiny import plain_attend
+from tests.runner.letters import byte_tokenizer
 from tests.runner.replies.test_transformers import PROMPT, WAYS, assert_as_in_transformers, generate
 from tests.runner.small import GREEDY, ask, drain, engine_on
 
@@ -34,11 +35,26 @@ def check(model_type: str) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         try:
             theirs = make(model_type, Path(folder))
-        except NotSmall as error:
-            return Result(model_type, "not checked", str(error))
         except Exception as error:  # its classes may need packages, or fields that small.py does not have
-            return Result(model_type, "not checked", f"transformers does not build it: {_first_line(error)}")
+            why = str(error) if isinstance(error, NotSmall) else f"transformers: {_first_line(error)}"
+            return refused_anyway(model_type, Path(folder)) or Result(model_type, "not checked", why)
         return compared(model_type, theirs, Path(folder))
+
+
+def refused_anyway(model_type: str, folder: Path) -> Result | None:
+    """Whether the engine refuses an architecture that transformers does not build, by its config.json."""
+    try:
+        config_of(model_type).save_pretrained(folder)
+        byte_tokenizer().save(str(folder / "tokenizer.json"))
+    except Exception:  # the config is not built either
+        return None
+    try:
+        engine_on(folder, dummy_weights=True)
+    except UnsupportedModel as error:
+        return Result(model_type, "refused", _reason(error, folder))
+    except EngineError:  # the config is not complete
+        return None
+    return None
 
 
 def compared(model_type: str, theirs: Any, folder: Path) -> Result:
@@ -50,7 +66,7 @@ def _compared(model_type: str, theirs: Any, folder: Path) -> Result:
     try:
         alone = engine_on(folder)
     except EngineError as error:
-        return Result(model_type, "refused", _first_line(error).replace(f"{folder}/config.json: ", ""))
+        return Result(model_type, "refused", _reason(error, folder))
     model = alone.runner.model
     failed = [] if _forward_agrees(model, theirs) else ["one forward"]
     for way, (run, config) in WAYS.items():
@@ -81,5 +97,9 @@ def _forward_agrees(model: Any, theirs: Any) -> bool:
     return torch.allclose(model.logits(hidden), expected, atol=1e-4, rtol=1e-4)
 
 
+def _reason(error: Exception, folder: Path) -> str:
+    return _first_line(error).replace(f"{folder}/config.json: ", "")
+
+
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return next((line for line in map(str.strip, str(error).splitlines()) if line), type(error).__name__)

@@ -5,13 +5,12 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tests.runner.letters import VOCAB, byte_tokenizer
 
-MODEL_TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
-MOST = 4_000_000  # parameters; a model with more is missing something below
-PARTS = ("text_config", "vision_config", "audio_config", "decoder", "audio_encoder")  # of multimodal configs
+MOST = 40_000_000  # parameters; a model with more is missing something below
 
 # What a config gets of these, if it has such a field. None is added to a config without it.
 FIELDS: dict[str, Any] = {
@@ -128,6 +127,20 @@ CHANGES: dict[str, dict[str, Any]] = {
         "attention_chunk_size": 21,
         "floor_scale": 30,
     },
+    "zaya": {"num_experts_per_tok": 1},
+    "zamba2": {"layer_types": ["linear_attention", "hybrid", "linear_attention"]},
+    "xlnet": {"d_head": 16, "d_inner": 96, "n_layer": 3, "n_head": 4},
+    "reformer": {"axial_pos_embds_dim": [16, 48], "axial_pos_shape": [16, 16]},
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 4.0,
+            "original_max_position_embeddings": 21,
+            "max_position_embeddings": 256,
+            "llama_4_scaling_beta": 0.5,
+        }
+    },
     "phi3": {"original_max_position_embeddings": 256},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_hidden_layers": 2, "window_size": 21},
     "qwen3_next": HYBRID,
@@ -142,31 +155,40 @@ class NotSmall(Exception):
     """The architecture cannot be made small by these fields."""
 
 
-VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
-LLAMA4_VISION = {
+# Sizes of what a model of several has beside its text model, as far as its config has such fields.
+SENSES: dict[str, Any] = {
+    "depth": 1,
     "hidden_size": 32,
+    "intermediate_size": 32,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
-    "intermediate_size": 128,
+    "num_key_value_heads": 2,
+    "num_heads": 2,
+    "head_dim": 16,
+    "out_hidden_size": 64,
+    "image_size": 28,
+    "patch_size": 14,
     "vision_output_dim": 64,
     "projector_input_dim": 64,
     "projector_output_dim": 64,
-    "image_size": 28,
+    "vocab_size": VOCAB,
 }
-# Models of several, of which the native decoder runs the one for text.
-SEVERAL = {"llama4": "llama4_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+# Published as models for images and text, of which the native decoder runs the one for text.
+BESIDE_IMAGES = ("mistral3",)
+MODEL_TYPES = tuple(sorted((*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *BESIDE_IMAGES)))
+
+
+ALONE = ("gemma3n",)
 
 
 def config_of(model_type: str) -> Any:
     kind = transformers.CONFIG_MAPPING[model_type]
-    if (text := SEVERAL.get(model_type)) is not None:
-        vision = LLAMA4_VISION if model_type == "llama4" else VISION
-        return kind(text_config=config_of(text).to_dict(), vision_config=vision)
     usual = kind().to_dict()
-    if parts := [part for part in PARTS if usual.get(part)]:
-        raise NotSmall(f"it is made of several models ({', '.join(parts)})")
     known = usual.keys() | getattr(kind, "attribute_map", {}).keys()
     given = {name: value for name, value in FIELDS.items() if name in known}
+    for part in kind.sub_configs:
+        if isinstance(usual.get(part), dict):
+            given[part] = part_of(usual[part], speaks=part == "text_config")
     if "head_dim" in known and "qk_rope_head_dim" not in known:
         given["head_dim"] = 16
     if "kv_lora_rank" in known:  # transformers makes keys and values for every head from a latent
@@ -185,12 +207,23 @@ def config_of(model_type: str) -> Any:
     return config
 
 
+def part_of(usual: dict[str, Any], *, speaks: bool) -> dict[str, Any]:
+    """One of several models in a config. `speaks`: whether it is that for text."""
+    model_type = usual["model_type"]
+    if speaks or model_type in MODEL_TYPES:
+        small: dict[str, Any] = config_of(model_type).to_dict()
+        return small
+    return {"model_type": model_type} | {name: SENSES[name] for name in SENSES if name in usual}
+
+
 def make(model_type: str, folder: Path) -> Any:
     """Save a random model and a tokenizer to the folder, and return transformers' model."""
     config = config_of(model_type)
+    alone = model_type in ALONE  # transformers lacks a package for the whole model
+    config, whole = (config.text_config, config) if alone else (config, None)
     kind = (
         transformers.AutoModelForImageTextToText
-        if model_type in SEVERAL
+        if model_type in (*BESIDE_IMAGES, "llama4", "qwen3_5", "qwen3_5_moe")
         else transformers.AutoModelForCausalLM
     )
     with torch.device("meta"):
@@ -206,5 +239,12 @@ def make(model_type: str, folder: Path) -> Any:
             elif tensor.dim() == 1 and tensor.is_floating_point():  # biases and norms start as constants
                 tensor.uniform_(*((0.5, 1.5) if "norm" in name and "bias" not in name else (-0.3, 0.3)))
     model.save_pretrained(folder)
+    if model.config.model_type != model_type:  # transformers runs only its text model
+        config.save_pretrained(folder)
+    if whole is not None:
+        whole.save_pretrained(folder)
+        tensors = load_file(folder / "model.safetensors")
+        moved = {name.replace("model.", "model.language_model.", 1): each for name, each in tensors.items()}
+        save_file(moved | {"model.vision_tower.weight": torch.zeros(1)}, folder / "model.safetensors")
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     return model

@@ -43,6 +43,7 @@ LLAMAS: dict[str, dict[str, Any]] = {
     "yarn-mscale": {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}},
     "yarn-unrounded": {"rope_parameters": YARN | {"truncate": False}},
 }
+GROWING = {"rope_parameters": YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5}}
 MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},

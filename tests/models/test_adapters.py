@@ -1,6 +1,7 @@
 """Adapters in PEFT's format: what they add, and which files are refused."""
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from engine.models.layers.step import StepContext
 from engine.models.registry import load_model
 from tests.models.families import reference
 from tests.models.lora import LLAMA, adapter_tensors, merge, random_adapter, write_adapter
+from tests.models.tiny import CONFIG as CONFIG_JSON
 from tests.models.tiny import checkpoint, plain_attend
 
 QUERY = "model.layers.0.self_attn.q_proj"
@@ -53,6 +55,23 @@ def logits(model: Decoder, adapters: products.StepAdapters | None = None, count:
     with torch.inference_mode():
         attend = plain_attend(model.config.layers)
         return model.logits(model.forward(ids, positions, attend, adapters=adapters))
+
+
+@pytest.mark.parametrize("root", ["language_model.model", "model.language_model"])
+def test_the_text_model_beside_images_under_either_name(root: str, tmp_path: Path) -> None:
+    """Checkpoints and older versions of transformers have the first one, PEFT saves the second one today."""
+    text = CONFIG_JSON | {"model_type": "mistral", "sliding_window": None}
+    values = {"model_type": "mistral3", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    targets = adapter_targets(read_config(tmp_path))
+    stored = "language_model.model."
+    tensors = {
+        name.replace(stored, f"{root}."): each for name, each in adapter_tensors(tmp_path, ["q_proj"]).items()
+    }
+    pattern = {"target_modules": rf".*{re.escape(root)}.*\.q_proj"}
+    for changes in ({"target_modules": ["q_proj"]}, pattern):
+        found = read_adapter(write_adapter(tmp_path / "a", tensors, **changes), targets, torch.float32)
+        assert len(found.products) == len(tensors) // 2 > 0
 
 
 def only(model: Decoder, adapter: Path) -> products.StepAdapters:

@@ -32,6 +32,7 @@ from tests.models.families import (
     GPT_OSS,
     GRANITE_HYBRID,
     GROUPED,
+    GROWING,
     LATENT,
     LFM2,
     LFM2_EXPERTS,
@@ -52,6 +53,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": 5}),
     "ministral": ("Ministral", {"sliding_window": 5, "head_dim": 16}),
+    "ministral3": ("Ministral3", GROWING | {"pad_token_id": 0}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 24, "attention_bias": True}),
     "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2, "pad_token_id": 0, "mlp_bias": True}),
@@ -87,7 +89,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("Dots1", GROUPED),
     "glm4_moe": ("Glm4Moe", GROUPED | {"head_dim": 24, "use_qk_norm": True}),
 }
-SEVERAL = {"llama4", "qwen3_5", "qwen3_5_moe"}  # the parts of others, under other names
+SEVERAL = {"llama4", "gemma3", "mistral3", "qwen3_5", "qwen3_5_moe"}  # the parts of others, under other names
 # A norm inside a part joins the ranks, or a part must know its rank: tests/distributed.
 JOINED = {"olmo2", "olmo3", "olmoe", "bloom", "mpt"}
 STACKED = {

@@ -1,7 +1,7 @@
 """Reads an adapter's folder. Everything in it is checked before it is used."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -37,8 +37,9 @@ def read_adapter(folder: Path, targets: Mapping[str, AdapterTarget], dtype: torc
     settings, file = read_settings(folder), folder / WEIGHTS
     if not file.is_file():
         raise BadCheckpoint(f"{folder} holds no {WEIGHTS}; other weight formats are refused")
-    modules = [name for name, target in targets.items() if settings.targeted(name, target.product[0])]
     with opened(file) as tensors:
+        targets = _named_as_in(tensors.keys(), targets)
+        modules = [name for name, target in targets.items() if settings.targeted(name, target.product[0])]
         headers = _headers(file, tensors, targets)
         _check(file, settings, modules, targets, headers)
         halves = {name: tensors.get_tensor(name) for name in headers}
@@ -49,6 +50,17 @@ def read_adapter(folder: Path, targets: Mapping[str, AdapterTarget], dtype: torc
     _refuse_non_finite(file, found)
     rank = max(settings.rank_of(module) for module in modules)
     return AdapterFiles(folder, found, rank, _digest(found))
+
+
+def _named_as_in(names: Iterable[str], targets: Mapping[str, AdapterTarget]) -> Mapping[str, AdapterTarget]:
+    """Modules of a text model beside others have another root in transformers than in checkpoints."""
+    stored, root = "language_model.model.", "model.language_model."
+    if not any(name.startswith(f"base_model.model.{root}") for name in names):
+        return targets
+    return {
+        root + name.removeprefix(stored) if name.startswith(stored) else name: target
+        for name, target in targets.items()
+    }
 
 
 def _headers(file: Path, tensors: object, targets: Mapping[str, AdapterTarget]) -> dict[str, Header]:

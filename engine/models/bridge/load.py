@@ -17,6 +17,9 @@ from engine.models.fields import MOST_TOKENS, MOST_WIDTH, Fields
 from engine.models.load_request import LoadRequest
 
 CONTEXTS = ("max_position_embeddings", "max_seq_len", "seq_length")  # the fields that may limit it
+# Published as models for images, text and sound, of which transformers builds the others only with packages
+# that are not installed: the text model runs alone. Where its tensors are, and where it has them.
+ALONE = {"gemma3n": {r"^model\.language_model\.": "model."}}
 UNLIMITED = 1 << 15  # the context if no field does
 
 
@@ -36,10 +39,11 @@ def load_bridged(request: LoadRequest) -> BridgedModel:
 
 def _their_config(request: LoadRequest, fields: Fields) -> Any:
     try:
-        return transformers.AutoConfig.from_pretrained(request.place.folder, trust_remote_code=False)
+        theirs = transformers.AutoConfig.from_pretrained(request.place.folder, trust_remote_code=False)
     except Exception as error:  # the configs raise errors of many types
         reason = str(error).partition("\n")[0]  # the other lines are installation advice
         raise fields.unsupported("model_type", f"transformers cannot read its config: {reason}") from error
+    return theirs.get_text_config(decoder=True) if theirs.model_type in ALONE else theirs
 
 
 def _described(theirs: Any, fields: Fields) -> ModelConfig:
@@ -61,8 +65,11 @@ def _described(theirs: Any, fields: Fields) -> ModelConfig:
 
 
 def _context(fields: Fields) -> int:
-    """Return the longest text. Models whose positions are relative, or that have none, may not limit it."""
-    key = next((key for key in CONTEXTS if fields.get(key) is not None), None)
+    """Return the longest text. Models whose positions are relative, or that have none, may not limit it.
+
+    XLNet has a -1 then.
+    """
+    key = next((key for key in CONTEXTS if fields.get(key) not in (None, -1)), None)
     return UNLIMITED if key is None else fields.whole(key, high=MOST_TOKENS)
 
 
@@ -92,6 +99,7 @@ def _filled(request: LoadRequest, theirs: Any, config: ModelConfig) -> Any:
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             config=theirs,
+            key_mapping=ALONE.get(config.family),
             dtype=request.dtype_of(config),
             attn_implementation=implementation_of(theirs),
             use_safetensors=True,

@@ -3,7 +3,7 @@
 Needs no torch until a class is requested.
 """
 
-from engine.models.kinds.attention import Chunked, Grouped
+from engine.models.kinds.attention import Chunked, Grouped, Lengthened
 from engine.models.kinds.base import PartKind
 from engine.models.kinds.ends import Ends, EndsBySize
 from engine.models.kinds.experts import (
@@ -32,6 +32,7 @@ __all__ = [
     "EndsBySize",
     "Grouped",
     "Latent",
+    "Lengthened",
     "Mamba",
     "OnlyMamba",
     "PartKind",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from engine.api.cache_spec import CacheSpec
 from engine.models.fields import MOST_HEAD_DIM, MOST_HEADS, MOST_TOKENS, MOST_WIDTH, Fields
 from engine.models.kinds.base import Flag, Real, optional
+from engine.models.kinds.rope import scaling_of
 from engine.models.kinds.windows import (
     Unrotated,
     Windows,
@@ -37,7 +38,7 @@ class Grouped:
     )
     head_dim: int | None = None  # None: hidden size / heads
     scale: Real | None = None  # of the scores; None: head_dim**-0.5
-    query_width: str = ""  # the field whose value replaces head_dim in that formula
+    query_width: Real | None = None  # the field whose value replaces head_dim in that formula
     softcap: tuple[str, float | None] | None = None
     gated: bool = False  # whether its output has a gate, made with the queries
     sinks: bool = False  # whether heads have a learned score beside those of the keys
@@ -86,7 +87,7 @@ class Grouped:
     def _scale(self, fields: Fields, dim: int) -> float:
         if self.scale is not None:
             return fields.real(*self.scale)
-        return (fields.real(self.query_width, dim) if self.query_width else dim) ** -0.5
+        return (fields.real(*self.query_width) if self.query_width else dim) ** -0.5
 
     def _head_dim(self, fields: Fields, heads: int) -> int:
         hidden, default = fields.whole("hidden_size", high=MOST_WIDTH), self.head_dim
@@ -128,6 +129,28 @@ class Chunked(Grouped):
         from engine.models.layers.attention import GrowingAttention
 
         return GrowingAttention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengthened(Grouped):
+    """The attention of Ministral 3: queries grow with each original context before them."""
+
+    def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
+        scaling, newer = scaling_of(fields), fields.get("model_type") == "ministral3"
+        if newer and not scaling.values:
+            raise fields.bad("rope_parameters", "must tell how positions are rotated")
+        beta, floor = "llama_4_scaling_beta", "original_max_position_embeddings"
+        growing = newer and scaling.get(beta) is not None
+        settings = {
+            "growth": scaling.real(beta, above=-1e-9) if growing else 0.0,
+            "floor": scaling.whole(floor, high=MOST_TOKENS) if growing else 1,
+        }
+        return {**Grouped.read(self, fields, layers), "settings": settings}
+
+    def part(self) -> type[Part]:
+        from engine.models.layers.attention import LengthenedAttention
+
+        return LengthenedAttention
 
 
 def _heads(fields: Fields) -> tuple[int, int]:

@@ -1,13 +1,13 @@
 """What a row of the table of families has. Needs no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from engine.models.kinds.base import PartKind
 from engine.models.kinds.ends import Ends
 from engine.models.kinds.linear import StateKind
-from engine.models.kinds.names import NAMES
+from engine.models.kinds.names import NAMES, beside
 from engine.models.kinds.rope import RopeKind
 
 # pre: each part norms what it reads. sandwich: also its term. post: only its term. parallel: both parts of a
@@ -28,6 +28,8 @@ class Family:
     inside: str = (
         ""  # the field of config.json with the text model's own, if there are other models beside it
     )
+    inner: tuple[str, ...] = ()  # what may be the model_type in there; the first one is the default
+    usual: Mapping[str, Any] = field(default_factory=dict)  # fields that config.json may lack
     fields: Mapping[str, str] = field(default_factory=dict)  # its own names of fields, and the usual ones
     root: str = ""  # of its tensors' names; some checkpoints leave it out
     mtp: Mapping[str, str] = field(default_factory=dict)  # names of its head for multi-token prediction
@@ -49,3 +51,10 @@ class Family:
     def chained(self) -> bool:
         """Whether a block is its parts, one after the other, as their GPU launches require."""
         return self.arrangement in ("pre", "lone")
+
+
+def beside_images(family: Family, *inner: str, usual: Mapping[str, Any] | None = None) -> Family:
+    """Return the family of a text model in a model for images and text; the others in there are not read."""
+    unread = ("vision_tower.", "vision_model.", "multi_modal_projector.")
+    names = beside("language_model", family.names)
+    return replace(family, inside="text_config", inner=inner, names=names, unread=unread, usual=usual or {})

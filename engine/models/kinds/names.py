@@ -88,6 +88,11 @@ def under(root: str, names: Mapping[str, str]) -> Mapping[str, str]:
     return {key: name.replace("model.", f"{root}.", 1) for key, name in names.items()}
 
 
+def beside(root: str, names: Mapping[str, str]) -> Mapping[str, str]:
+    """The same, with the head in there, too."""
+    return {**under(f"{root}.model", names), "head": f"{root}.lm_head"}
+
+
 MIXTRAL: Mapping[str, str] = {
     **NAMES,
     "router": "block_sparse_moe.gate",

@@ -26,6 +26,12 @@ def given_window(fields: Fields, layers: int) -> tuple[int | None, ...]:
     return _by_type(fields, layers, range(layers))
 
 
+def window_of_mistral(fields: Fields, layers: int) -> tuple[int | None, ...]:
+    """Ministral 3 has a window only if config.json has one."""
+    newer = fields.get("model_type") == "ministral3"
+    return given_window(fields, layers) if newer else one_window(fields, layers)
+
+
 def windows_by_layer(fields: Fields, layers: int) -> tuple[int | None, ...]:
     """Mixed full and sliding layers: listed by name, or sliding from one layer on."""
 

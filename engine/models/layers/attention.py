@@ -207,14 +207,38 @@ class GrowingAttention(GroupedAttention):
             qk = F.rms_norm(qk, qk.shape[-1:], None, self.eps)
         q, k = qk.split_with_sizes(self.heads, 1)
         if self.growth:
-            scale = ((step.positions + 1) // self.floor).float().log1p() * self.growth + 1.0
-            q = (q * scale[:, None, None]).to(q.dtype)
+            q = grown(q, step.positions + 1, self.floor, self.growth)
         return self.product("out", step.attend(self.index, q, k, v).flatten(1), step)
 
     fused = Part.fused
 
     def takes_single(self, gpu: "GpuKernels") -> bool:
         return False
+
+
+class LengthenedAttention(GroupedAttention):
+    """Queries grow with their position, after rotation, if the growth is not zero."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        self.floor: int = config.settings["floor"]
+        self.growth: float = config.settings["growth"]
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        qk, v = self.product("qkv", self.norm(x), step).view(self.shape).split_with_sizes(self.parts, 1)
+        self._rotate(qk, step)
+        q, k = qk.split_with_sizes(self.heads, 1)
+        if self.growth:
+            q = grown(q, step.positions, self.floor, self.growth)
+        return self.product("out", step.attend(self.index, q, k, v).flatten(1), step)
+
+    def _is_plain(self, gpu: "GpuKernels") -> bool:
+        return not self.growth and super()._is_plain(gpu)
+
+
+def grown(q: Tensor, positions: Tensor, floor: int, growth: float) -> Tensor:
+    scale = (positions // floor).float().log1p() * growth + 1.0
+    return (q * scale[:, None, None]).to(q.dtype)
 
 
 class SlopedAttention(GroupedAttention):
