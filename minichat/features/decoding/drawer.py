@@ -18,7 +18,7 @@ from minichat.ui.marks import Marks
 _LIVE = 5  # minimum lines for the live part: likeliest tokens or beams; with nothing to show it gets one
 _TREE = 24  # maximum lines of a beam tree
 _FIELDS = 14  # lines the fields get before the live part grows
-_HEADING = 3  # lines of the heading and its margins
+_HEADING = 3  # lines of the heading and its margins; one of them is above the fields
 
 
 class DecodingDrawer(VerticalScroll, can_focus=False):
@@ -51,10 +51,18 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
     def obey(self, marks: Marks) -> None:
         self.knobs.marks = self.likely.marks = self.beams.marks = marks
 
+    def on_mount(self) -> None:
+        self.watch(self.knobs, "params", self.on_resize, init=False)  # a strategy has fields of its own
+
     def on_resize(self) -> None:
-        """Divide the height. The fields scroll if they do not fit above the live part."""
+        """Divide the height. A live part with nothing to show leaves, if the fields need its lines. The
+        fields scroll if they do not fit above it.
+        """
         room = self.size.height - _HEADING - self.gains.display
         live = max(room - _FIELDS, _LIVE) if self._live else 1
+        self.heading.display = self._live or self.knobs.lines < room
+        if not self.heading.display:
+            room, live = room + _HEADING - 1, 0
         self.likely.styles.height, self.beams.styles.height = min(live, ROWS), min(live, _TREE)
         self.knobs.styles.max_height = max(room - min(live, ROWS), 4)
 
