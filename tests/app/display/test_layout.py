@@ -214,6 +214,18 @@ async def test_opening_something_else_restores_the_screen(bench: Callable[..., A
 
 
 @run
+async def test_on_a_low_screen_a_long_draft_leaves_its_lines_to_a_drawer(bench: Callable[..., Any]) -> None:
+    for rows, least in ((24, 15), (40, 25)):
+        async with bench((80, rows)) as it:
+            it.main.prompt.put("\n".join(map(str, range(20))))
+            await it.until(lambda: it.main.prompt.outer_size.height == 10)
+            await it.pilot.press("f3")
+            await it.until(lambda: it.drawer.size.height >= least)  # noqa: B023 (used within the loop)
+            await it.pilot.press("escape")
+            await it.until(lambda: it.main.prompt.outer_size.height == 10)
+
+
+@run
 async def test_a_short_screen_has_no_key_bar(bench: Callable[..., Any]) -> None:
     async with bench((80, SHORT - 1)) as it:
         assert not it.main.keybar.display and it.main.prompt.styles.border_top[0] == ""
