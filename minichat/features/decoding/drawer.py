@@ -34,6 +34,7 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
         self.knobs, self.likely, self.beams = Knobs(), LikelyTokens(), BeamTree()
         self.gains, self.heading = Static(classes="gains", markup=False), Static(classes="section")
         self._live = False  # whether the live part has something to show
+        self._past = False  # ... of a reply that has ended
 
     def compose(self) -> ComposeResult:
         yield self.knobs
@@ -55,12 +56,13 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
         self.watch(self.knobs, "params", self.on_resize, init=False)  # a strategy has fields of its own
 
     def on_resize(self) -> None:
-        """Divide the height. A live part with nothing to show leaves, if the fields need its lines. The
+        """Divide the height. A live part with nothing new to show leaves, if the fields need its lines. The
         fields scroll if they do not fit above it.
         """
         room = self.size.height - _HEADING - self.gains.display
         live = max(room - _FIELDS, _LIVE) if self._live else 1
-        self.heading.display = self._live or self.knobs.lines < room
+        fits = self.knobs.lines + (_LIVE if self._live else 1) <= room
+        self.heading.display = fits or (self._live and not self._past)
         if not self.heading.display:
             room, live = room + _HEADING - 1, 0
         self.likely.styles.height, self.beams.styles.height = min(live, ROWS), min(live, _TREE)
@@ -74,9 +76,9 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
             self.beams.display, self.likely.display = searching, not searching
             self.heading.update("beam tree" if searching else "next token")
         self.beams.show(view, words, over=over)
-        live = bool(view if searching else self.likely.rows)
-        if self._live is not live:
-            self._live = live
+        live, past = bool(view if searching else self.likely.rows), over and not searching
+        if (self._live, self._past) != (live, past):
+            self._live, self._past = live, past
             self.on_resize()
 
     def show_gains(self, speculation: Speculation | None) -> None:

@@ -133,8 +133,20 @@ async def test_an_empty_live_part_leaves_its_lines_to_the_fields(bench: Callable
         labels = [each if isinstance(each, str) else each.label for each in it.drawer.knobs.rows]
         await it.until(lambda: all(f"▏  {each} " in it.screen_text() for each in labels))
         assert "more" not in it.screen_text() and "next token" not in it.screen_text()
-        it.app.chats.active.tune(it.app.chats.active.chat.params.changed(temperature=0.0))
+        params = it.app.chats.active.chat.params
+        it.app.chats.active.tune(params.changed(temperature=0.0))
         await it.until(lambda: "next token" in it.screen_text())  # fewer fields leave room for it
+        it.app.chats.active.tune(params)
+        await it.pilot.press("escape")
+        reply = await it.say("hello")
+        await it.pilot.press("f3")
+        reply.say("x", logprobs=[TokenLogprob(7, -0.1, 1, ((7, -0.1), (8, -2.5)))])
+        await it.until(lambda: it.app.chats.active.likely)
+        it.main.wake()
+        await it.until(lambda: "word7" in it.screen_text() and "more" in it.screen_text())
+        await it.answered(reply)
+        it.main.wake()
+        await it.until(lambda: all(f"▏  {each} " in it.screen_text() for each in labels))
 
 
 @pytest.mark.parametrize(
