@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import stat
 import sys
 import time
@@ -18,7 +19,7 @@ from minichat.chats.model import Attachment, Message
 from minichat.commands.options import engine_config, failed, reply_adapter, running, sampling
 from minichat.models.progress import size
 from minichat.plural import plural
-from minichat.session.attachments import MOST, PIPED
+from minichat.session.attachments import MOST, PIPED, mentioned
 
 _RANDOM_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
 _BEAM_FIELDS = ("length_penalty", "early_stopping")
@@ -51,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
                 raw = True
             answer = _reply if params.n == 1 else _replies
             code = answer(host, _messages(options, text) if not raw else text, params, options)
+        if options.command == "generate" and not options.raw:
+            _warn_of_files(options)
         if sys.stderr.isatty() and unread_input():
             print("minichat: standard input was not read; add - to include it", file=sys.stderr)
         return code
@@ -93,6 +96,16 @@ def _prompt(options: argparse.Namespace) -> str:
     if not options.raw and not text.strip():
         raise BadInput("no text; pass it as an argument or on standard input")
     return text
+
+
+def _warn_of_files(options: argparse.Namespace) -> None:
+    """Name the files that an argument mentions. They are not attached: scripts pass texts of others."""
+    for name in mentioned(" ".join(options.text)):
+        print(
+            f"minichat: generate attaches no files, @{name} was sent as text; to attach it: "
+            f"minichat generate TEXT - < {shlex.quote(name)}",
+            file=sys.stderr,
+        )
 
 
 def unread_input() -> bool:

@@ -109,7 +109,7 @@ class ModelScreen(PickScreen[Model]):
             return
         if choice.value.name != self._noted:
             self._noted = choice.value.name
-            self.say(_model_note(choice.value))
+            self.say(_model_note(choice.value, self._runs(choice.value)))
 
     def take(self, model: Model) -> None:
         if reason := model.trouble or self._lifecycle.busy:
@@ -133,13 +133,15 @@ class ModelScreen(PickScreen[Model]):
             self.dismiss(None)
 
 
-def _model_note(model: Model) -> str:
+def _model_note(model: Model, runs: bool) -> str:
     """What the user should know before choosing the model."""
     if model.trouble:
         return one_line(f"{model.title}: {model.trouble}")
-    if model.support is not None and not model.support.native:
+    if model.support is None:
+        return ""
+    if not model.support.native:
         return one_line(f"{model.support.family} is not supported natively; it runs through transformers")
-    return ""
+    return f"{size(model.support.bytes)} on disk" + ("; F4 shows its size in memory" if runs else "")
 
 
 def choose(context: Context) -> None:

@@ -50,6 +50,12 @@ def attach(text: str, kept: Sequence[Attachment] = ()) -> tuple[Attachment, ...]
     return tuple(found.values())
 
 
+def mentioned(text: str) -> tuple[str, ...]:
+    """The existing files that the text mentions, which are not read."""
+    found = (_mentioned(mention) for mention in _MENTION.finditer(text))
+    return tuple(dict.fromkeys(name for name, path in found if os.path.isfile(path)))
+
+
 def listed(files: Sequence[Attachment]) -> str:
     """Their names and sizes."""
     return ", ".join(f"{each.name} ({size(len(each.text.encode()))})" for each in files)

@@ -21,6 +21,7 @@ class SavedPresets:
         report_all: Callable[[Sequence[object]], None],
     ) -> None:
         self.all: tuple[Preset, ...] = ()
+        self.names: frozenset[str] = frozenset()  # of the user's presets
         self._file, self._changed, self._notify, self._report_all = file, changed, notify, report_all
 
     @property
@@ -31,6 +32,7 @@ class SavedPresets:
     def read(self) -> None:
         presets = load_presets(self._file)
         self.all = tuple(Preset.of(*each) for each in presets.all.items())
+        self.names = frozenset(presets.own)
         self._report_all(presets.problems)
 
     def save(self, name: str, params: SamplingParams) -> None:

@@ -5,14 +5,19 @@ from pasted text; some, and tmux, do not.
 """
 
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from textual._xterm_parser import XTermParser
 from textual.drivers import linux_driver
 from textual.message import Message
 
-# Each key takes a millisecond to handle. This many at once are a paste that the terminal did not mark.
-_BURST = re.compile(r"[^\x00-\x1f\x7f-\x9f]{128,}")
+# Each key takes a millisecond to handle. This many at once are a paste that the terminal did not mark. Its
+# line breaks would send it line by line; one at the end may be the user's Enter.
+_LETTER, _INSIDE = r"[^\x00-\x1f\x7f-\x9f]", r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+_BURST = re.compile(rf"\t*{_LETTER}{_INSIDE}{{126,}}{_LETTER}")
+_REST = re.compile(rf"{_INSIDE}+{_LETTER}")  # what follows a burst at once belongs to it
+_AT_ONCE = 0.05  # seconds
 _REPLY = re.compile(r"\x1b[]PX^_][^\x07\x1b]*$")  # an unfinished answer of the terminal
 _BEGIN, _END, _ESCAPE, _SHOWN = "\x1b[200~", "\x1b[201~", "\x1b", "␛"
 
@@ -20,7 +25,8 @@ _BEGIN, _END, _ESCAPE, _SHOWN = "\x1b[200~", "\x1b[201~", "\x1b", "␛"
 class Pasting:
     """Filters the terminal input, which arrives in arbitrary pieces."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._burst = clock, -_AT_ONCE  # and when the last burst was read
         self._inside = False
         self._before = ""  # the end of the typed input: the start of a paste may be split
         self._held = ""  # a possible start of the end marker
@@ -55,7 +61,11 @@ class Pasting:
             return typed
         if _ESCAPE in self._before:  # perhaps a split key
             return typed
-        return _BURST.sub(lambda run: f"{_BEGIN}{run[0]}{_END}", typed)
+        now = self._clock()
+        follows = now - self._burst < _AT_ONCE
+        marked, count = (_REST if follows else _BURST).subn(lambda run: f"{_BEGIN}{run[0]}{_END}", typed)
+        self._burst = now if count else self._burst
+        return marked
 
 
 def _cut(text: str) -> str:

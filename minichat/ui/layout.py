@@ -5,6 +5,7 @@ from dataclasses import dataclass
 BESIDE = 120  # columns from which a side panel is beside the chats
 SEVERAL = 180  # columns from which chats are side by side
 SHORT = 20  # rows; a screen with fewer has no key bar and a prompt without a border
+LOW = 30  # rows; below that, a long draft leaves its lines to a drawer or the monitor
 MOST_PANES = 4
 _PANE = 57  # columns for each of them: two fit from SEVERAL on
 _CHAT = 60  # columns left for a chat between a drawer and the side panel

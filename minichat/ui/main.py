@@ -24,7 +24,7 @@ from minichat.ui.dialogs.dialog import closed_by
 from minichat.ui.drafts import SavedDrafts
 from minichat.ui.engine_watch import EngineWatch
 from minichat.ui.frames import FrameScreen
-from minichat.ui.layout import SHORT, layout
+from minichat.ui.layout import LOW, SHORT, layout
 from minichat.ui.marks import ASCII
 from minichat.ui.panels import Dock, Panels
 from minichat.ui.panes.banner import Banner
@@ -114,6 +114,8 @@ class MainScreen(FrameScreen[None]):
         self._panes.show(self.shown, list(self.chats))
         self.set_class(len(self.shown) > 1, "-several")
         self.set_class(self.size.height < SHORT, "-short")
+        beside = self.panels.drawer_open or not plan.chats
+        self.set_class(beside and self.size.height < LOW, "-low")
         self.label()
         self.wake()
 

@@ -100,6 +100,24 @@ def test_a_missing_file_is_bad_usage(run: Run) -> None:
     assert (ran.code, ran.err) == (2, "minichat: nothing was sent: no such file: ./nowhere.py\n")
 
 
+def test_generate_sends_the_name_of_a_file_as_text_and_warns(
+    run: Run, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipe: Callable[[bytes], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("secret")
+    pipe(b"")
+    words = ("--model", chat_model, *OPTIONS)
+    ran = run("generate", "sum up @notes.txt, please", "@nobody", *words)
+    assert (ran.code, ran.err) == (
+        0,
+        "minichat: generate attaches no files, @notes.txt was sent as text; to attach it: "
+        "minichat generate TEXT - < notes.txt\n",
+    )
+    assert run("generate", "--raw", "sum up @notes.txt", *words).err == ""
+    pipe(b"a mail from me to @notes.txt")
+    assert run("generate", "-", *words).err == ""
+
+
 @pytest.mark.parametrize("word", ["hello", "docter", "helo-there"])
 def test_one_word_is_no_question_but_a_possible_typo(run: Run, word: str) -> None:
     ran = run(word)

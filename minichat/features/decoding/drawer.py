@@ -18,7 +18,7 @@ from minichat.ui.marks import Marks
 _LIVE = 5  # minimum lines for the live part: likeliest tokens or beams; with nothing to show it gets one
 _TREE = 24  # maximum lines of a beam tree
 _FIELDS = 14  # lines the fields get before the live part grows
-_HEADING = 3  # lines of the heading and its margins
+_HEADING = 3  # lines of the heading and its margins; one of them is above the fields
 
 
 class DecodingDrawer(VerticalScroll, can_focus=False):
@@ -34,6 +34,7 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
         self.knobs, self.likely, self.beams = Knobs(), LikelyTokens(), BeamTree()
         self.gains, self.heading = Static(classes="gains", markup=False), Static(classes="section")
         self._live = False  # whether the live part has something to show
+        self._past = False  # ... of a reply that has ended
 
     def compose(self) -> ComposeResult:
         yield self.knobs
@@ -51,10 +52,19 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
     def obey(self, marks: Marks) -> None:
         self.knobs.marks = self.likely.marks = self.beams.marks = marks
 
+    def on_mount(self) -> None:
+        self.watch(self.knobs, "params", self.on_resize, init=False)  # a strategy has fields of its own
+
     def on_resize(self) -> None:
-        """Divide the height. The fields scroll if they do not fit above the live part."""
+        """Divide the height. A live part with nothing new to show leaves, if the fields need its lines. The
+        fields scroll if they do not fit above it.
+        """
         room = self.size.height - _HEADING - self.gains.display
         live = max(room - _FIELDS, _LIVE) if self._live else 1
+        fits = self.knobs.lines + (_LIVE if self._live else 1) <= room
+        self.heading.display = fits or (self._live and not self._past)
+        if not self.heading.display:
+            room, live = room + _HEADING - 1, 0
         self.likely.styles.height, self.beams.styles.height = min(live, ROWS), min(live, _TREE)
         self.knobs.styles.max_height = max(room - min(live, ROWS), 4)
 
@@ -66,9 +76,9 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
             self.beams.display, self.likely.display = searching, not searching
             self.heading.update("beam tree" if searching else "next token")
         self.beams.show(view, words, over=over)
-        live = bool(view if searching else self.likely.rows)
-        if self._live is not live:
-            self._live = live
+        live, past = bool(view if searching else self.likely.rows), over and not searching
+        if (self._live, self._past) != (live, past):
+            self._live, self._past = live, past
             self.on_resize()
 
     def show_gains(self, speculation: Speculation | None) -> None:

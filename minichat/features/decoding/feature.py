@@ -53,7 +53,7 @@ class DecodingPanel(DecodingDrawer):
         active = self.context.chats.active
         for each in self.context.chats:
             each.watch(self.display and each is active)
-        self.knobs.presets = self.context.presets.all
+        self.knobs.presets, self.knobs.own = self.context.presets.all, self.context.presets.names
         self.knobs.show_params(active.chat.params, active.strategies)
         self._show()
 
@@ -182,7 +182,7 @@ DECODING = Feature(
                 ("{decoding.less decoding.more}", "change it"),
                 ("{decoding.much_less decoding.much_more}", "change it by ten"),
                 ("0-9", "type a value"),
-                ("Delete", "reset to default; on a preset, delete it"),
+                ("Delete", "reset to default; delete your preset"),
                 ("Enter", "on grammar: enter a JSON schema file or /regex/"),
                 ("Ctrl+S", "save as a preset"),
             ),

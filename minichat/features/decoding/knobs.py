@@ -33,7 +33,6 @@ from minichat.ui.panes.keybar import Hints
 _LABEL = 13  # cells
 _NOTE = 2  # lines at the end for a hint or an error
 _STRATEGY, _PRESET = "strategy", "preset"
-_HINTS = {_STRATEGY: "Left or Right chooses another", _PRESET: "Left or Right chooses; Delete deletes"}
 
 
 @dataclass(slots=True)
@@ -85,6 +84,7 @@ class Knobs(Widget, can_focus=True):
 
     params: reactive[SamplingParams] = reactive(PLAIN, layout=True)
     presets: reactive[tuple[Preset, ...]] = reactive(())
+    own: reactive[frozenset[str]] = reactive(frozenset())  # the names of the presets that can be deleted
     kinds: reactive[tuple[str, ...]] = reactive(())  # speculation kinds of the engine; empty: unknown
     row: reactive[int] = reactive(0)
     trouble: reactive[str] = reactive("")
@@ -101,17 +101,28 @@ class Knobs(Widget, can_focus=True):
     def rows(self) -> Sequence[Knob | str]:
         return [_PRESET, _STRATEGY, *(knob for knob in KNOBS if knob.used(self.params))]
 
-    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+    @property
+    def lines(self) -> int:
+        """The height at which all fields are visible."""
         return len(self.rows) + _NOTE
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return self.lines
 
     def render(self) -> Content:
         chosen = self.rows[min(self.row, len(self.rows) - 1)]
-        hint = chosen.hint if isinstance(chosen, Knob) else _HINTS[chosen]
-        note, style = (self.trouble, "$text-error") if self.trouble else (hint, "$text-muted")
+        note, style = (self.trouble, "$text-error") if self.trouble else (self._hint(chosen), "$text-muted")
         blank = [Content("")] * (_NOTE - -(-len(note) // max(self.size.width, 1)))
         seen = self._shown()
         lines = [self._line(place, self.rows[place]) for place in seen]
         return Content("\n").join([*lines, *self._more(seen), *blank, Content.styled(note, style)])
+
+    def _hint(self, row: Knob | str) -> str:
+        if isinstance(row, Knob):
+            return row.hint
+        if row == _STRATEGY:
+            return "Left or Right chooses another"
+        return "Left or Right chooses" + ("; Delete deletes" if self.preset in self.own else "")
 
     def _shown(self) -> range:
         """The rows that fit, including the selected one."""

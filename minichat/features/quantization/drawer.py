@@ -307,9 +307,9 @@ def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple
     if there is None or target is None:
         return ()
     of = "cache" if of_cache else "weights"
-    title = Content.styled(f"{of} as {name}, {'current' if name == present else 'preview'}", "bold")
     if target.why_not:
-        return (title, Content.styled(target.why_not, "$text-muted"))
+        return (Content.styled(f"{of} as {name}", "bold"), Content.styled(target.why_not, "$text-muted"))
+    title = Content.styled(f"memory {'now,' if name == present else 'with'} {of} as {name}", "bold")
     blocks = len(shot.blocks.refs)
     blocks_then = target.blocks or blocks
     weights = weights_then = next((each.nbytes for each in of_weights if each.name == shot.quantization), 0)

@@ -82,7 +82,6 @@ QUANTIZATION = Feature(
     keyed=(("quantization", Schemes),),
     css="""
     #quantization Figures { height: auto; }
-    #quantization:focus-within .section { color: $text-accent; }
     #quantization Schemes { height: auto; border: none; padding: 0; background: $surface; }
     #quantization .preview { dock: bottom; height: 5; background: $surface; }
     #quantization.-unloaded .section, #quantization .unloaded { display: none; }

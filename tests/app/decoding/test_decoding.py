@@ -107,14 +107,14 @@ async def test_it_shows_that_more_fields_exist_than_fit(bench: Callable[..., Any
     config = tmp_path / ".config" / "minichat" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text('[keys]\n"decoding.down" = ["f9", "down"]\n')
-    async with bench((80, 24)) as it:
+    async with bench((80, 22)) as it:
         await it.pilot.press("f3")
         await it.until(lambda: "more" in it.screen_text())
         labels = [each if isinstance(each, str) else each.label for each in it.drawer.knobs.rows]
         drawn = [each for each in labels if f"▏  {each} " in it.screen_text()]
         hidden = len(labels) - len(drawn)
         assert hidden > 0 and drawn == labels[: len(drawn)]
-        assert it.drawer.knobs.size.height == it.drawer.size.height - 4, "all but a line is for the fields"
+        assert it.drawer.knobs.size.height == it.drawer.size.height - 1, "all but its margin"
         assert f"↓ {hidden} more" in it.screen_text() and "Up F9" in it.screen_text()
         await it.pilot.press(*["down"] * (len(labels) // 2))
         assert f"↑↓ {hidden} more" in it.screen_text()
@@ -123,7 +123,30 @@ async def test_it_shows_that_more_fields_exist_than_fit(bench: Callable[..., Any
     async with bench((120, 40)) as it:
         await it.pilot.press("f3")
         await it.until(lambda: all(f"▏  {each} " in it.screen_text() for each in labels))
-        assert "more" not in it.screen_text()
+        assert "more" not in it.screen_text() and "next token" in it.screen_text()
+
+
+@run
+async def test_an_empty_live_part_leaves_its_lines_to_the_fields(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        await it.pilot.press("f3")
+        labels = [each if isinstance(each, str) else each.label for each in it.drawer.knobs.rows]
+        await it.until(lambda: all(f"▏  {each} " in it.screen_text() for each in labels))
+        assert "more" not in it.screen_text() and "next token" not in it.screen_text()
+        params = it.app.chats.active.chat.params
+        it.app.chats.active.tune(params.changed(temperature=0.0))
+        await it.until(lambda: "next token" in it.screen_text())  # fewer fields leave room for it
+        it.app.chats.active.tune(params)
+        await it.pilot.press("escape")
+        reply = await it.say("hello")
+        await it.pilot.press("f3")
+        reply.say("x", logprobs=[TokenLogprob(7, -0.1, 1, ((7, -0.1), (8, -2.5)))])
+        await it.until(lambda: it.app.chats.active.likely)
+        it.main.wake()
+        await it.until(lambda: "word7" in it.screen_text() and "more" in it.screen_text())
+        await it.answered(reply)
+        it.main.wake()
+        await it.until(lambda: all(f"▏  {each} " in it.screen_text() for each in labels))
 
 
 @pytest.mark.parametrize(

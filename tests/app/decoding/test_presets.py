@@ -15,8 +15,11 @@ async def test_a_preset_is_saved_and_chosen(bench: Callable[..., Any]) -> None:
         await it.pilot.press("ctrl+s", *"mine", "enter")
         await it.until(lambda: "mine" in load_presets(it.app.paths.presets).own)
         await it.until(lambda: "preset       ‹ mine ›" in it.screen_text())
+        await it.until(lambda: "Delete deletes" in it.screen_text())
         await it.pilot.press("right")
         await it.until(lambda: it.app.chats.active.chat.params.greedy)
+        await it.until(lambda: "Left or Right chooses" in it.screen_text())
+        assert "Delete deletes" not in it.screen_text(), "built-in presets cannot be deleted"
         await it.pilot.press("left")
         await it.until(lambda: it.app.chats.active.chat.params.temperature == 0.7)
 

@@ -214,6 +214,23 @@ async def test_opening_something_else_restores_the_screen(bench: Callable[..., A
 
 
 @run
+async def test_on_a_low_screen_a_long_draft_leaves_its_lines_to_panels(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        prompt = it.main.prompt
+        prompt.put("\n".join(map(str, range(20))))
+        await it.until(lambda: prompt.outer_size.height == 10)
+        for key in ("f3", "f2"):
+            with case(key):
+                await it.pilot.press(key)
+                await it.until(lambda: prompt.outer_size.height == 5)
+                await it.pilot.press("escape")
+                await it.until(lambda: prompt.outer_size.height == 10)
+        await it.pilot.resize_terminal(80, 40)
+        await it.pilot.press("f3")
+        await it.until(lambda: it.drawer.display and prompt.outer_size.height == 10)
+
+
+@run
 async def test_a_short_screen_has_no_key_bar(bench: Callable[..., Any]) -> None:
     async with bench((80, SHORT - 1)) as it:
         assert not it.main.keybar.display and it.main.prompt.styles.border_top[0] == ""

@@ -283,6 +283,9 @@ async def test_a_folder_that_hangs_blocks_neither_keys_nor_other_sources(
 async def test_why_a_model_cannot_run_is_shown_below_it(bench: Callable[..., Any], tmp_path: Path) -> None:
     cached(tmp_path, "org/bert", model_type="bert", architectures=["BertForMaskedLM"])
     async with bench((120, 30)) as it:
+        await picker(it, "pocket")
+        await it.until(lambda: "11.0 MB on disk" in it.screen_text())
+        await it.pilot.press("escape")
         await picker(it, "bert", "org/bert")
         await it.until(lambda: "it has no language-modeling head" in it.screen_text())
         await it.pilot.press("enter")

@@ -269,7 +269,7 @@ async def test_the_scheme_under_the_cursor_is_previewed(bench: Callable[..., Any
         await it.pilot.press("f4")
         await it.until(shown)
         assert [" ".join(line.split()) for line in shown()] == [
-            "weights as none, current",
+            "memory now, weights as none",
             "weights 4.00 GB",
             "KV cache 134 MB",
             "tokens 1,024",
@@ -278,7 +278,7 @@ async def test_the_scheme_under_the_cursor_is_previewed(bench: Callable[..., Any
         await it.pilot.press("down")
         await it.until(lambda: "int8" in shown()[0])
         assert [" ".join(line.split()) for line in shown()] == [
-            "weights as int8, preview",
+            "memory with weights as int8",
             "weights 4.00 GB → 2.20 GB",
             "KV cache 134 MB → 268 MB",
             "tokens 1,024 → 2,048",
@@ -286,9 +286,9 @@ async def test_the_scheme_under_the_cursor_is_previewed(bench: Callable[..., Any
         ]
         assert "4.00 GB → 2.20 GB" in it.screen_text(), "without scrolling"
         await it.pilot.press("down")
-        await it.until(lambda: shown() == ["weights as fp8, preview", "needs a GPU"])
+        await it.until(lambda: shown() == ["weights as fp8", "needs a GPU"])
         await it.pilot.press("tab", "down")
-        await it.until(lambda: "cache as int8, preview" in shown())
+        await it.until(lambda: "memory with cache as int8" in shown())
         assert [" ".join(line.split()) for line in shown()[1:]] == [
             "weights 4.00 GB",
             "KV cache 134 MB",

@@ -3,8 +3,9 @@
 from textual.drivers import linux_driver
 from textual.events import Key, Paste
 
-from minichat.shell.pasting import PasteParser, install
+from minichat.shell.pasting import PasteParser, Pasting, install
 
+BEGIN, END = "\x1b[200~", "\x1b[201~"
 COLORED = "one\n\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1bOP end\n\x1b"
 SENT = f"ab\x1b[200~{COLORED}\x1b[201~c\x1b[A"
 
@@ -36,12 +37,33 @@ def test_keys_are_read_as_before() -> None:
 
 
 def test_an_unmarked_burst_of_text_is_a_paste() -> None:
-    """From a terminal that does not mark pastes. Enter stays a key, and short text is typed."""
+    """From a terminal that does not mark pastes. Short text is typed."""
     long = "word " * 40
     assert read([long]) == [long]
-    assert read(["a", long + "\r" + long, "b"]) == ["a", long, "enter", long, "b"]
+    assert read(["a", long, "b"]) == ["a", long, "b"]
     assert read([long[:100]]) == [{" ": "space"}.get(each, each) for each in long[:100]]
     assert read(["\x1b[A", "x", "yyyyy", long]) == ["up", "x", *"yyyyy", long]
+
+
+def test_lines_of_an_unmarked_paste_are_one_text() -> None:
+    """They would be sent one by one. Enter after the last one is a key."""
+    lines = "\r".join(f"\tline {number} of a log" for number in range(20))
+    assert read([lines]) == [lines]
+    assert read([lines + "\r"]) == [lines, "enter"]
+    assert read([lines, "\r"]) == [lines, "enter"]
+    assert read(["short\r", "lines\r"]) == [*"short", "enter", *"lines", "enter"]
+
+
+def test_the_rest_of_an_unmarked_paste_follows_at_once() -> None:
+    lines = "\r".join(f"line {number} of a log" for number in range(20))
+    now = 5.0
+    pasting = Pasting(lambda: now)
+    assert pasting.clean(lines) == f"{BEGIN}{lines}{END}"
+    now += 0.01
+    assert pasting.clean(" and\rits end\r") == f"{BEGIN} and\rits end{END}\r"
+    assert pasting.clean("\r") == "\r"
+    now += 1
+    assert pasting.clean("typed\rlater") == "typed\rlater"
 
 
 def test_a_long_answer_of_the_terminal_is_no_paste() -> None:
