@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.kv.tiers.disk_index import DiskIndex, DiskSlot
+from engine.kv.tiers.erasing import punch_hole
 from engine.sqlite import set_journal
 
 STRIDE = 4096
@@ -134,6 +135,57 @@ def test_a_block_owned_before_it_is_stored_is_deleted_with_its_chat(tmp_path: Pa
     assert index.own([name(1)], "a")
     put(index, 1)
     assert index.delete_chat("a") == 1 and not kept(index)
+
+
+@pytest.mark.parametrize("holes", [True, False])
+def test_the_bytes_of_a_deleted_chat_are_erased(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holes: bool
+) -> None:
+    """Also where a file system cannot give back a part of a file."""
+    if not holes:
+        monkeypatch.setattr("engine.kv.tiers.erasing.punch_hole", lambda file, offset, count: False)
+    index = DiskIndex(tmp_path, 64 * STRIDE)
+    put(index, 1, 2, 3)
+    index.own([name(1), name(2)], "a")
+    index.own([name(2), name(3)], "b")
+    index.delete_chat("a")
+    stored = (tmp_path / "1.kv").read_bytes()
+    assert [stored.count(each) for each in (1, 2, 3)] == [0, STRIDE, STRIDE]
+    put(index, 4)
+    assert index.own([name(4)], "a") is False, "stored after the chat was deleted"
+    assert bytes([4]) not in (tmp_path / "1.kv").read_bytes()
+    put(index, 5)
+    assert (tmp_path / "1.kv").read_bytes().count(5) == STRIDE, "the slot cannot be used again"
+
+
+def test_erasing_gives_the_room_back(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path, 1024 * STRIDE)
+    put(index, *range(1, 33))
+    with (tmp_path / "1.kv").open("r+b") as file:
+        if not punch_hole(file.fileno(), 31 * STRIDE, STRIDE):
+            pytest.skip("this file system does not give back parts of files")
+    index.own([name(each) for each in range(1, 31)], "a")
+    index.delete_chat("a")
+    assert (tmp_path / "1.kv").stat().st_blocks * 512 <= STRIDE
+
+
+def test_a_chat_whose_file_is_gone_can_be_deleted(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path, 1024 * STRIDE)
+    put(index, 1, 2)
+    index.own([name(1)], "a")
+    (tmp_path / "1.kv").unlink()
+    assert index.delete_chat("a") == 1 and kept(index) == {2}
+
+
+def test_owners_of_blocks_that_found_no_room_are_not_kept(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path, 4 * STRIDE)
+    index.own([name(each) for each in range(9)], "a")
+    assert index.contents().chats == 0, "it has no block yet"
+    stored = put(index, *range(9))
+    assert len(stored) == 4 and index.contents().chats == 1
+    with sqlite3.connect(tmp_path / "index.sqlite") as db:
+        assert db.execute("SELECT count(*) FROM owners").fetchone() == (4,)
+    db.close()
 
 
 def test_another_connection_is_noticed(tmp_path: Path) -> None:
