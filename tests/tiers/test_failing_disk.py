@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.kv.tiers.disk import reason_of
+from engine.kv.tiers.disk_index import reason_of
 from tests.tiers.disk_engine import ask, computed, disk_engine
 from tests.tiers.failing_disk import LONG, right_replies
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.api.events import log
 from engine.kv.tiers.cost import MeasuredCost
-from engine.kv.tiers.disk_index import DiskIndex, DiskSlot
+from engine.kv.tiers.disk_index import DiskIndex, DiskSlot, reason_of
 from engine.kv.tiers.tier import BlockName, DeviceBlocks, Tier, Transfer, front
 
 _PAGE = 4096  # slots start at multiples of it
@@ -280,13 +280,6 @@ def _checksum(name: BlockName, row: np.ndarray) -> bytes:
     digest = sha256(name)
     digest.update(row.data)
     return digest.digest()
-
-
-def reason_of(error: Exception) -> str:
-    """In the system's words, also where SQLite has its own for a full disk."""
-    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    number = ENOSPC if full else getattr(error, "errno", None)
-    return os.strerror(number) if number else str(error)
 
 
 def _lost(error: Exception) -> bool:

@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from errno import EIO, ENOSPC
 from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -308,9 +309,19 @@ def _remove(folder: Path) -> None:
         each.unlink(missing_ok=True)
 
 
+def reason_of(error: Exception) -> str:
+    """In the system's words, also where SQLite has its own for a full disk."""
+    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    number = ENOSPC if full else getattr(error, "errno", None)
+    return os.strerror(number) if number else str(error)
+
+
 def delete_chat(disk: DiskRoom, chat: str) -> int:
-    """Drop the blocks on disk that only this chat owns. Returns how many there were."""
+    """Drop the blocks on disk that only this chat owns. Returns how many there were. Raises OSError."""
     if not (disk.folder / _FILE).exists():
         return 0
-    with closing(DiskIndex(disk.folder, disk.nbytes)) as index:
-        return index.delete_chat(chat)
+    try:
+        with closing(DiskIndex(disk.folder, disk.nbytes)) as index:
+            return index.delete_chat(chat)
+    except sqlite3.Error as error:
+        raise OSError(EIO, reason_of(error), str(disk.folder)) from error
