@@ -156,7 +156,7 @@ class DiskTier(Tier):
         """Fill the device's blocks from the index `at` on; return when that ended."""
         if not all(name in self._slots or name in self._waiting for name in names):
             self._writer.submit(self._guarded, self._look).result()  # another engine may have stored them
-        rows = np.empty((len(names), self._nbytes), np.uint8)
+        rows = blocks.buffer(len(names), self._nbytes)
         files: dict[int, int] = {}
         try:
             for name, row in zip(names, rows, strict=True):
