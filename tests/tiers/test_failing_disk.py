@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.kv.tiers.disk import DiskTier
 from engine.kv.tiers.disk_index import reason_of
 from tests.engine.ledger import alone
 from tests.tiers.disk_engine import ask, computed, disk_engine
@@ -71,6 +72,19 @@ def test_a_folder_that_may_no_longer_be_written(tmp_path: Path) -> None:
             assert right_replies(engine, tier, 1)[-1] == f"{tmp_path}: Permission denied"
         finally:
             tmp_path.chmod(0o700)
+
+
+def test_room_for_less_than_a_block_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nbytes = 5_000_000
+    tier = DiskTier(tmp_path, 1_000_000, lambda: nbytes)
+    tier.flush()
+    assert tier.size == tier.room() == 0
+    assert tier.problem == f"{tmp_path}: a block takes 5.0 MB, and there is room for 1.0 MB"
+    assert tier.problem in caplog.text
+    nbytes = 500_000  # the cache in another scheme
+    tier.reset()
+    assert tier.size == 1 and not tier.problem
+    tier.close()
 
 
 def test_a_full_disk_has_one_reason_whichever_write_failed() -> None:

@@ -112,6 +112,9 @@ class DiskTier(Tier):
         self._slots: dict[BlockName, DiskSlot] = {}
         self._generation = -1
         self._look_at = 0.0
+        self.problem = self._too_small()
+        if self.problem:
+            log.warning("no blocks are stored on disk: %s", self.problem)
 
     def flush(self) -> None:
         """Wait until everything is written that was stored before."""
@@ -127,6 +130,13 @@ class DiskTier(Tier):
         self._ended = True
         for pool in self._readers, self._writer:
             pool.shutdown(wait=not working)
+
+    def _too_small(self) -> str:
+        """A sentence if there is not even room for one block."""
+        if self.size:
+            return ""
+        mb = self._stride / 1e6, self._room / 1e6
+        return f"{self._folder}: a block takes {mb[0]:,.1f} MB, and there is room for {mb[1]:,.1f} MB"
 
     def _behind(self, share: float, but: int = 0) -> str:
         """A sentence if this share of what may wait to be written does, `but` for these."""
