@@ -258,6 +258,17 @@ def test_clear_removes_all_files(tmp_path: Path) -> None:
     assert index.contents().blocks == 0 and not list(tmp_path.glob("*.kv"))
 
 
+def test_a_file_that_vanishes_while_the_contents_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when another engine makes room."""
+    index = DiskIndex(tmp_path, 64 * STRIDE)
+    put(index, 1)
+    before, listed = index.contents(), [*tmp_path.iterdir(), tmp_path / "2.kv"]
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter(listed))
+    assert index.contents() == before
+
+
 class Index(RuleBasedStateMachine):
     """Compared with a dictionary. Two connections take turns."""
 

@@ -103,7 +103,7 @@ class DiskIndex:
             " (SELECT count(DISTINCT chat) FROM owners JOIN blocks USING (name)),"
             " (SELECT min(used_at) FROM blocks)"
         ).fetchone()
-        nbytes = sum(each.stat().st_blocks * 512 for each in self.folder.iterdir())
+        nbytes = sum(map(_taken, self.folder.iterdir()))
         return Contents(one[0], nbytes, one[1], one[2] or 0.0)
 
     def put(
@@ -275,6 +275,14 @@ class DiskIndex:
             known = {row[0] for row in self._db.execute("SELECT id FROM segments")}
             numbers = (each.stem for each in self.folder.glob("*.kv"))
             dropped += [int(each) for each in numbers if each.isdecimal() and int(each) not in known]
+
+
+def _taken(file: Path) -> int:
+    """Bytes on disk. 0: another engine has removed it meanwhile."""
+    try:
+        return file.lstat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
 
 
 def _connected(folder: Path) -> sqlite3.Connection:
