@@ -1,6 +1,8 @@
 """The index of blocks on disk: room, owners, other engines, and damage."""
 
 import sqlite3
+import subprocess
+import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ from engine.kv.tiers.disk_index import DiskIndex, DiskSlot
 from engine.kv.tiers.erasing import punch_hole
 from engine.sqlite import set_journal
 
+ROOT = Path(__file__).parents[2]
 STRIDE = 4096
 
 
@@ -54,6 +57,31 @@ def test_connections_that_create_the_index_together_wait_for_each_other(tmp_path
         list(threads.map(opened, range(4)))
     index = DiskIndex(tmp_path / "0", 64 * STRIDE)
     assert kept(index) == {0, 1, 2, 3}
+    index.close()
+
+
+def test_another_connection_of_a_process_does_not_cancel_the_locks_of_the_first(tmp_path: Path) -> None:
+    """The system drops all locks of a process on a file when it closes that file once, as SQLite warns.
+
+    Then the next process that ends removes a journal that the first connection still writes to.
+    """
+    look = (
+        "import sys; from pathlib import Path; from engine.kv.tiers.disk_index import DiskIndex;"
+        f"index = DiskIndex(Path(sys.argv[1]), {64 * STRIDE}); print(index.contents().blocks); index.close()"
+    )
+
+    def found_by_another_process() -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", look, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        return int(done.stdout)
+
+    index = DiskIndex(tmp_path, 64 * STRIDE)
+    put(index, 1)
+    DiskIndex(tmp_path, 64 * STRIDE).close()  # as when a chat is deleted
+    assert found_by_another_process() == 1
+    put(index, 2)
+    assert found_by_another_process() == 2
     index.close()
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from engine.api.events import log
 from engine.api.places import DiskRoom
 from engine.kv.tiers.erasing import erase
-from engine.sqlite import set_journal
+from engine.sqlite import create_private, set_journal
 
 VERSION = 1
 _FILE = "index.sqlite"
@@ -287,7 +287,7 @@ def _taken(file: Path) -> int:
 
 def _connected(folder: Path) -> sqlite3.Connection:
     path = folder / _FILE
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    create_private(path)
     db = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
     try:
         set_journal(db, "WAL", _BUSY)
