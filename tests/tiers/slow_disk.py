@@ -73,8 +73,11 @@ def main(disk: Held, folder: Path) -> None:
         engine.scheduler.pool.forget_all()
         tier.cost.load.clear()
         seen.clear()
-        reply([*LONG, 1, 2], "a")
-        assert [each.blocks for each in seen if isinstance(each, Transferred) and each.load] == [5]
+        last = submit(engine, [*LONG, 1, 2], "a")
+        settle()  # the clock does not run, so that a busy machine cannot make it late
+        assert last.tokens == alone([*LONG, 1, 2], 4)
+        loads = [each for each in seen if isinstance(each, Transferred) and each.load]
+        assert [(each.blocks, each.error) for each in loads] == [(5, "")]
         held.enter_context(disk.held())
         reply([8] * 40, "d")
         engine.step()
