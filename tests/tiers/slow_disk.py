@@ -42,8 +42,10 @@ def main(disk: Held, folder: Path) -> None:
     with ExitStack() as held, disk_engine(folder, preemption="auto", clock=Clock(), **room) as (engine, tier):
         seen: list[Event] = []
         engine.bus.subscribe(seen.append)
-        for _ in range(5):
-            engine.scheduler.costs.observe_step(64, 0.5)  # so loading pays
+
+        def make_loading_pay() -> None:
+            for _ in range(5):  # all samples that count
+                engine.scheduler.costs.observe_step(64, 0.5)
 
         def reply(prompt: list[int], chat: str) -> None:
             assert until(engine, submit(engine, prompt, chat)) == alone(prompt, 4)
@@ -53,6 +55,7 @@ def main(disk: Held, folder: Path) -> None:
                 engine.step()
             tier.flush()
 
+        make_loading_pay()
         reply(LONG, "a")
         settle()
         engine.scheduler.pool.forget_all()
@@ -72,6 +75,7 @@ def main(disk: Held, folder: Path) -> None:
         print(tier.problem or "stores again")
         engine.scheduler.pool.forget_all()
         tier.cost.load.clear()
+        make_loading_pay()
         seen.clear()
         last = submit(engine, [*LONG, 1, 2], "a")
         settle()  # the clock does not run, so that a busy machine cannot make it late
