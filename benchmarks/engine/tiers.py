@@ -93,7 +93,8 @@ def replay(bench: Bench, *, trace: str, share: int) -> None:
         engines = {
             "device": device(),
             "with host": device(kv_host=0.1),
-            "with host and disk": device(kv_host=0.1, kv_disk=f"{folder}:2"),
+            "with disk": device(kv_disk=f"{folder}/alone:2"),
+            "with host and disk": device(kv_host=0.1, kv_disk=f"{folder}/below:2"),
         }
         loaded = {name: Counter[str]() for name in engines}
         for name, engine in engines.items():

@@ -9,12 +9,11 @@ and by kernels of some programs. `steps`: decode steps while such copies run all
 to copy blocks: staging, rectangles, and layers, which are rectangles that a step waits for layer by layer.
 """
 
-import os
 import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,6 +22,7 @@ from unittest.mock import patch
 
 import torch
 
+from benchmarks.engine.disk_loads import drop_from_page_cache
 from benchmarks.gpu import gpu
 from engine.api.events import Admitted, Event, TierProblem, Transferred
 from engine.execution.cache_blocks import SwapsBy, blocks_of, mover_on
@@ -172,7 +172,7 @@ def resume(
         else:
             engine.scheduler.pool.forget_all()
         if cold:
-            _drop_from_page_cache(folder)
+            drop_from_page_cache(folder)
         with nullcontext() if follow else patch.object(engine.runner, "follow", return_value=False):
             seconds = _first_token(engine, [*chats[length], *take(ids, MESSAGE)])
         offer = watches[name].admitted[-1]
@@ -236,15 +236,6 @@ def where(
         for part, taken in found.items():
             bench.note(f"{length} tokens from host memory: {part}", taken, "ms")
     rules.preemption = usual
-
-
-def _drop_from_page_cache(folder: Path) -> None:
-    for file in folder.glob("*.kv"):
-        fd = os.open(file, os.O_RDONLY)
-        with suppress(OSError):
-            os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
 
 
 def pressure(bench: Bench, engines: dict[str, Engine], length: int, chats: int) -> None:

@@ -231,13 +231,20 @@ class CacheBlocks:
             data[piece] = host.numpy()
         return data
 
+    def buffer(self, count: int, nbytes: int) -> np.ndarray:
+        """Pinned on a GPU. Torch keeps such memory, so only the first loads wait for pages."""
+        if self._stream is None:
+            return np.empty((count, nbytes), np.uint8)
+        with torch.cuda.device(self._device):
+            return torch.empty((count, nbytes), dtype=torch.uint8, pin_memory=True).numpy()
+
     @torch.inference_mode()
     def write(self, data: np.ndarray, at: int = 0) -> None:
         host = torch.from_numpy(data)
         if self._stream is None:
             self._spread(slice(at, at + len(data)), host)
             return
-        host = host.pin_memory()
+        host = host.pin_memory()  # the same memory if it came from `buffer`
         with torch.cuda.stream(self._stream):
             for piece in self._pieces(at, len(data), host.shape[1]):
                 part = host[piece.start - at : piece.stop - at]

@@ -108,15 +108,20 @@ class OpenChats:
         self._take_away(conversation)
         return kept
 
-    async def delete(self, conversation: Conversation) -> None:
-        """Delete the chat from the screen and the store."""
+    async def delete(self, conversation: Conversation) -> str:
+        """Delete the chat from the screen and the store. Returns its key, for `forget`."""
         await conversation.stop_and_wait()
-        await self.erase(conversation.chat.id)
+        key = self.erase(conversation.chat.id)
         self._take_away(conversation)
+        return key
 
-    async def erase(self, chat_id: int) -> None:
-        """Delete a chat from the store, and its cache blocks from the engine's disk."""
-        if key := self.services.store.delete_chat(chat_id):
+    def erase(self, chat_id: int) -> str:
+        """Delete a chat from the store. Returns its key, for `forget`."""
+        return self.services.store.delete_chat(chat_id)
+
+    async def forget(self, key: str) -> None:
+        """Delete the cache blocks of a deleted chat from the engine's disk."""
+        if key:
             await self.services.backend.forget_chat(key)
 
     def catch_up(self) -> None:

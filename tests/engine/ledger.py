@@ -67,6 +67,9 @@ class LedgerBlocks:
         data = self._cells[list(self.numbers)].view(np.uint8)
         return lambda: data
 
+    def buffer(self, count: int, nbytes: int) -> np.ndarray:
+        return np.empty((count, nbytes), np.uint8)
+
     def write(self, data: np.ndarray, at: int = 0) -> None:
         self._cells[list(self.numbers[at : at + len(data)])] = np.ascontiguousarray(data).view(np.int64)
 

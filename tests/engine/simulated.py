@@ -94,6 +94,9 @@ class _Blocks:
     def read(self) -> Callable[[], np.ndarray]:
         return lambda: np.zeros((len(self.numbers), 1), np.uint8)
 
+    def buffer(self, count: int, nbytes: int) -> np.ndarray:
+        return np.empty((count, nbytes), np.uint8)
+
     def write(self, data: np.ndarray, at: int = 0) -> None: ...
 
     def move(self, *works: Callable[[], None]) -> Transfer:

@@ -42,8 +42,10 @@ def main(disk: Held, folder: Path) -> None:
     with ExitStack() as held, disk_engine(folder, preemption="auto", clock=Clock(), **room) as (engine, tier):
         seen: list[Event] = []
         engine.bus.subscribe(seen.append)
-        for _ in range(5):
-            engine.scheduler.costs.observe_step(64, 0.5)  # so loading pays
+
+        def make_loading_pay() -> None:
+            for _ in range(5):  # all samples that count
+                engine.scheduler.costs.observe_step(64, 0.5)
 
         def reply(prompt: list[int], chat: str) -> None:
             assert until(engine, submit(engine, prompt, chat)) == alone(prompt, 4)
@@ -53,6 +55,7 @@ def main(disk: Held, folder: Path) -> None:
                 engine.step()
             tier.flush()
 
+        make_loading_pay()
         reply(LONG, "a")
         settle()
         engine.scheduler.pool.forget_all()
@@ -72,9 +75,13 @@ def main(disk: Held, folder: Path) -> None:
         print(tier.problem or "stores again")
         engine.scheduler.pool.forget_all()
         tier.cost.load.clear()
+        make_loading_pay()
         seen.clear()
-        reply([*LONG, 1, 2], "a")
-        assert [each.blocks for each in seen if isinstance(each, Transferred) and each.load] == [5]
+        last = submit(engine, [*LONG, 1, 2], "a")
+        settle()  # the clock does not run, so that a busy machine cannot make it late
+        assert last.tokens == alone([*LONG, 1, 2], 4)
+        loads = [each for each in seen if isinstance(each, Transferred) and each.load]
+        assert [(each.blocks, each.error) for each in loads] == [(5, "")]
         held.enter_context(disk.held())
         reply([8] * 40, "d")
         engine.step()

@@ -29,9 +29,19 @@ LONG = [*range(100, 180)]  # a prompt of five blocks
 
 
 class OneBlock(DeviceBlocks):
-    """A block of the device that can only be read."""
+    """A block of the device, and memory of its own for what is loaded."""
 
     numbers = (0,)
+
+    def __init__(self) -> None:
+        self.own, self.loaded = np.zeros((1, 8), np.uint8), False
+
+    def buffer(self, count: int, nbytes: int) -> np.ndarray:
+        assert self.own.shape == (count, nbytes)
+        return self.own
+
+    def write(self, data: np.ndarray, at: int = 0) -> None:
+        self.loaded = data is self.own
 
     def read(self) -> Callable[[], np.ndarray]:
         return lambda: np.full((1, 8), 7, np.uint8)
@@ -169,62 +179,6 @@ def test_a_block_damaged_while_the_engine_runs_is_computed_again(tmp_path: Path)
         assert computed(engine) - before < len(LONG)
 
 
-def test_a_full_disk_is_reported_until_a_write_succeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    with disk_engine(tmp_path) as (engine, tier):
-        ask(engine, LONG)
-        tier.flush()
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "pwrite", full)
-            other = [5, *LONG]
-            assert ask(engine, other) == alone(other, 4)
-            tier.flush()
-            assert tier.problem == f"{tmp_path}: No space left on device"
-            [view] = [each for each in engine.snapshot().tiers if each.name == "disk"]
-            assert view.problem == tier.problem and tier.room() == 0
-            tier.own([b"name"], "a chat")  # the index itself can still be written
-            tier.flush()
-            assert tier.problem and tier.room() == 0
-            assert ask(engine, [6, *LONG]) == alone([6, *LONG], 4)
-        assert tier.used == 5
-        engine.scheduler.pool.forget_all()
-        before = computed(engine)
-        ask(engine, LONG)
-        assert computed(engine) - before < len(LONG), "a full disk can still be read"
-
-
-def test_blocks_are_stored_again_once_there_is_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.kv.tiers.disk.PAUSE", 0.0)
-
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    with disk_engine(tmp_path) as (engine, tier):
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "pwrite", full)
-            ask(engine, LONG)
-            tier.flush()
-            assert tier.problem and not tier.used
-        ask(engine, LONG)
-        tier.flush()
-        assert not tier.problem and tier.used == 5
-
-
-def test_a_block_written_in_part_counts_as_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda file, data, offset: write(file, data[:10], offset))
-    with disk_engine(tmp_path) as (engine, tier):
-        assert ask(engine, LONG) == alone(LONG, 4)
-        tier.flush()
-        assert tier.problem == f"{tmp_path}: No space left on device" and not tier.used
-
-
 def test_an_unexpected_error_of_the_writer_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -326,6 +280,18 @@ def test_a_chat_larger_than_the_memory_that_waits_is_stored_from_its_start(tmp_p
     with disk_engine(tmp_path) as (engine, _):
         assert ask(engine, [*LONG, 1, 2]) == alone([*LONG, 1, 2], 4)
         assert computed(engine) < 10
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_block_is_read_into_memory_that_the_device_copies_from(tmp_path: Path, written: bool) -> None:
+    """Its own pinned memory, for a GPU: another copy would cost as much as reading."""
+    tier, block = DiskTier(tmp_path, 64 * 4096, lambda: 8), OneBlock()
+    tier.store([b"name"], block).result()
+    if written:
+        tier.flush()
+    tier.load([b"name"], block).result()
+    tier.close()
+    assert block.loaded and block.own.tolist() == [[7] * 8]
 
 
 @pytest.mark.parametrize("broken", [False, True])

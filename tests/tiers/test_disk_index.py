@@ -1,6 +1,8 @@
 """The index of blocks on disk: room, owners, other engines, and damage."""
 
 import sqlite3
+import subprocess
+import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.kv.tiers.disk_index import DiskIndex, DiskSlot
+from engine.kv.tiers.erasing import punch_hole
 from engine.sqlite import set_journal
 
+ROOT = Path(__file__).parents[2]
 STRIDE = 4096
 
 
@@ -53,6 +57,31 @@ def test_connections_that_create_the_index_together_wait_for_each_other(tmp_path
         list(threads.map(opened, range(4)))
     index = DiskIndex(tmp_path / "0", 64 * STRIDE)
     assert kept(index) == {0, 1, 2, 3}
+    index.close()
+
+
+def test_another_connection_of_a_process_does_not_cancel_the_locks_of_the_first(tmp_path: Path) -> None:
+    """The system drops all locks of a process on a file when it closes that file once, as SQLite warns.
+
+    Then the next process that ends removes a journal that the first connection still writes to.
+    """
+    look = (
+        "import sys; from pathlib import Path; from engine.kv.tiers.disk_index import DiskIndex;"
+        f"index = DiskIndex(Path(sys.argv[1]), {64 * STRIDE}); print(index.contents().blocks); index.close()"
+    )
+
+    def found_by_another_process() -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", look, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        return int(done.stdout)
+
+    index = DiskIndex(tmp_path, 64 * STRIDE)
+    put(index, 1)
+    DiskIndex(tmp_path, 64 * STRIDE).close()  # as when a chat is deleted
+    assert found_by_another_process() == 1
+    put(index, 2)
+    assert found_by_another_process() == 2
     index.close()
 
 
@@ -136,6 +165,57 @@ def test_a_block_owned_before_it_is_stored_is_deleted_with_its_chat(tmp_path: Pa
     assert index.delete_chat("a") == 1 and not kept(index)
 
 
+@pytest.mark.parametrize("holes", [True, False])
+def test_the_bytes_of_a_deleted_chat_are_erased(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holes: bool
+) -> None:
+    """Also where a file system cannot give back a part of a file."""
+    if not holes:
+        monkeypatch.setattr("engine.kv.tiers.erasing.punch_hole", lambda file, offset, count: False)
+    index = DiskIndex(tmp_path, 64 * STRIDE)
+    put(index, 1, 2, 3)
+    index.own([name(1), name(2)], "a")
+    index.own([name(2), name(3)], "b")
+    index.delete_chat("a")
+    stored = (tmp_path / "1.kv").read_bytes()
+    assert [stored.count(each) for each in (1, 2, 3)] == [0, STRIDE, STRIDE]
+    put(index, 4)
+    assert index.own([name(4)], "a") is False, "stored after the chat was deleted"
+    assert bytes([4]) not in (tmp_path / "1.kv").read_bytes()
+    put(index, 5)
+    assert (tmp_path / "1.kv").read_bytes().count(5) == STRIDE, "the slot cannot be used again"
+
+
+def test_erasing_gives_the_room_back(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path, 1024 * STRIDE)
+    put(index, *range(1, 33))
+    with (tmp_path / "1.kv").open("r+b") as file:
+        if not punch_hole(file.fileno(), 31 * STRIDE, STRIDE):
+            pytest.skip("this file system does not give back parts of files")
+    index.own([name(each) for each in range(1, 31)], "a")
+    index.delete_chat("a")
+    assert (tmp_path / "1.kv").stat().st_blocks * 512 <= STRIDE
+
+
+def test_a_chat_whose_file_is_gone_can_be_deleted(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path, 1024 * STRIDE)
+    put(index, 1, 2)
+    index.own([name(1)], "a")
+    (tmp_path / "1.kv").unlink()
+    assert index.delete_chat("a") == 1 and kept(index) == {2}
+
+
+def test_owners_of_blocks_that_found_no_room_are_not_kept(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path, 4 * STRIDE)
+    index.own([name(each) for each in range(9)], "a")
+    assert index.contents().chats == 0, "it has no block yet"
+    stored = put(index, *range(9))
+    assert len(stored) == 4 and index.contents().chats == 1
+    with sqlite3.connect(tmp_path / "index.sqlite") as db:
+        assert db.execute("SELECT count(*) FROM owners").fetchone() == (4,)
+    db.close()
+
+
 def test_another_connection_is_noticed(tmp_path: Path) -> None:
     one, other = (DiskIndex(tmp_path, 64 * STRIDE) for _ in range(2))
     before = one.generation
@@ -204,6 +284,17 @@ def test_clear_removes_all_files(tmp_path: Path) -> None:
     assert index.contents().blocks == 2 and index.contents().nbytes > 2 * STRIDE
     index.clear()
     assert index.contents().blocks == 0 and not list(tmp_path.glob("*.kv"))
+
+
+def test_a_file_that_vanishes_while_the_contents_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when another engine makes room."""
+    index = DiskIndex(tmp_path, 64 * STRIDE)
+    put(index, 1)
+    before, listed = index.contents(), [*tmp_path.iterdir(), tmp_path / "2.kv"]
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter(listed))
+    assert index.contents() == before
 
 
 class Index(RuleBasedStateMachine):

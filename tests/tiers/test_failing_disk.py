@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.kv.tiers.disk import reason_of
+from engine.kv.tiers.disk import DiskTier
+from engine.kv.tiers.disk_index import reason_of
+from tests.engine.ledger import alone
 from tests.tiers.disk_engine import ask, computed, disk_engine
 from tests.tiers.failing_disk import LONG, right_replies
 
@@ -72,9 +74,78 @@ def test_a_folder_that_may_no_longer_be_written(tmp_path: Path) -> None:
             tmp_path.chmod(0o700)
 
 
+def test_room_for_less_than_a_block_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nbytes = 5_000_000
+    tier = DiskTier(tmp_path, 1_000_000, lambda: nbytes)
+    tier.flush()
+    assert tier.size == tier.room() == 0
+    assert tier.problem == f"{tmp_path}: a block takes 5.0 MB, and there is room for 1.0 MB"
+    assert tier.problem in caplog.text
+    nbytes = 500_000  # the cache in another scheme
+    tier.reset()
+    assert tier.size == 1 and not tier.problem
+    tier.close()
+
+
 def test_a_full_disk_has_one_reason_whichever_write_failed() -> None:
     of_index = sqlite3.OperationalError("database or disk is full")
     of_index.sqlite_errorcode = sqlite3.SQLITE_FULL
     reasons = {reason_of(of_index), reason_of(OSError(ENOSPC, "full"))}
     assert reasons == {os.strerror(ENOSPC)}
     assert reason_of(sqlite3.DatabaseError("file is not a database")) == "file is not a database"
+
+
+def test_a_full_disk_is_reported_until_a_write_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with disk_engine(tmp_path) as (engine, tier):
+        ask(engine, LONG)
+        tier.flush()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwrite", full)
+            other = [5, *LONG]
+            assert ask(engine, other) == alone(other, 4)
+            tier.flush()
+            assert tier.problem == f"{tmp_path}: No space left on device"
+            [view] = [each for each in engine.snapshot().tiers if each.name == "disk"]
+            assert view.problem == tier.problem and tier.room() == 0
+            tier.own([b"name"], "a chat")  # the index itself can still be written
+            tier.flush()
+            assert tier.problem and tier.room() == 0
+            assert ask(engine, [6, *LONG]) == alone([6, *LONG], 4)
+        assert tier.used == 5
+        engine.scheduler.pool.forget_all()
+        before = computed(engine)
+        ask(engine, LONG)
+        assert computed(engine) - before < len(LONG), "a full disk can still be read"
+
+
+def test_blocks_are_stored_again_once_there_is_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.kv.tiers.disk.PAUSE", 0.0)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with disk_engine(tmp_path) as (engine, tier):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwrite", full)
+            ask(engine, LONG)
+            tier.flush()
+            assert tier.problem and not tier.used
+        ask(engine, LONG)
+        tier.flush()
+        assert not tier.problem and tier.used == 5
+
+
+def test_a_block_written_in_part_counts_as_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, offset: write(file, data[:10], offset))
+    with disk_engine(tmp_path) as (engine, tier):
+        assert ask(engine, LONG) == alone(LONG, 4)
+        tier.flush()
+        assert tier.problem == f"{tmp_path}: No space left on device" and not tier.used

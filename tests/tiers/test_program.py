@@ -4,6 +4,8 @@ import argparse
 import asyncio
 import os
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +13,7 @@ import pytest
 
 from engine.api.config import EngineConfig
 from engine.api.places import DiskRoom
-from engine.kv.tiers.disk_index import DiskIndex
+from engine.kv.tiers.disk_index import DiskIndex, delete_chat
 from minichat.clients.local import LocalBackend
 from minichat.commands import cache
 from minichat.shell import disk_room as rooms
@@ -71,6 +73,21 @@ def test_a_deleted_chat_is_forgotten_without_an_engine(tmp_path: Path) -> None:
     backend = LocalBackend(EngineConfig(model="pocket"), disk=disk)
     asyncio.run(backend.forget_chat("7 1.5"))
     assert kept(index) == {2}
+
+
+def test_a_chat_that_cannot_be_forgotten_says_why(tmp_path: Path) -> None:
+    """A damaged index is replaced, but one that is out of reach is not."""
+    disk = DiskRoom.parse(f"{tmp_path}:1")
+    (disk.folder / "index.sqlite").mkdir(parents=True)
+    with pytest.raises(OSError, match="Is a directory"):
+        delete_chat(disk, "a")
+    (disk.folder / "index.sqlite").rmdir()
+    DiskIndex(disk.folder, disk.nbytes).close()
+    with closing(sqlite3.connect(disk.folder / "index.sqlite")) as db:
+        db.execute("DROP TABLE owners")
+    with pytest.raises(OSError, match="no such table") as raised:
+        delete_chat(disk, "a")
+    assert raised.value.filename == str(disk.folder)
 
 
 def test_nothing_is_created_for_a_chat_that_was_never_kept(tmp_path: Path) -> None:

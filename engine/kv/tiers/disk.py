@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.api.events import log
 from engine.kv.tiers.cost import MeasuredCost
-from engine.kv.tiers.disk_index import DiskIndex, DiskSlot
+from engine.kv.tiers.disk_index import DiskIndex, DiskSlot, reason_of
 from engine.kv.tiers.tier import BlockName, DeviceBlocks, Tier, Transfer, front
 
 _PAGE = 4096  # slots start at multiples of it
@@ -112,6 +112,9 @@ class DiskTier(Tier):
         self._slots: dict[BlockName, DiskSlot] = {}
         self._generation = -1
         self._look_at = 0.0
+        self.problem = self._too_small()
+        if self.problem:
+            log.warning("no blocks are stored on disk: %s", self.problem)
 
     def flush(self) -> None:
         """Wait until everything is written that was stored before."""
@@ -127,6 +130,13 @@ class DiskTier(Tier):
         self._ended = True
         for pool in self._readers, self._writer:
             pool.shutdown(wait=not working)
+
+    def _too_small(self) -> str:
+        """A sentence if there is not even room for one block."""
+        if self.size:
+            return ""
+        mb = self._stride / 1e6, self._room / 1e6
+        return f"{self._folder}: a block takes {mb[0]:,.1f} MB, and there is room for {mb[1]:,.1f} MB"
 
     def _behind(self, share: float, but: int = 0) -> str:
         """A sentence if this share of what may wait to be written does, `but` for these."""
@@ -156,7 +166,7 @@ class DiskTier(Tier):
         """Fill the device's blocks from the index `at` on; return when that ended."""
         if not all(name in self._slots or name in self._waiting for name in names):
             self._writer.submit(self._guarded, self._look).result()  # another engine may have stored them
-        rows = np.empty((len(names), self._nbytes), np.uint8)
+        rows = blocks.buffer(len(names), self._nbytes)
         files: dict[int, int] = {}
         try:
             for name, row in zip(names, rows, strict=True):
@@ -280,13 +290,6 @@ def _checksum(name: BlockName, row: np.ndarray) -> bytes:
     digest = sha256(name)
     digest.update(row.data)
     return digest.digest()
-
-
-def reason_of(error: Exception) -> str:
-    """In the system's words, also where SQLite has its own for a full disk."""
-    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    number = ENOSPC if full else getattr(error, "errno", None)
-    return os.strerror(number) if number else str(error)
 
 
 def _lost(error: Exception) -> bool:

@@ -9,13 +9,15 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from itertools import islice
+from errno import EIO, ENOSPC
+from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 
 from engine.api.events import log
 from engine.api.places import DiskRoom
-from engine.sqlite import set_journal
+from engine.kv.tiers.erasing import erase
+from engine.sqlite import create_private, set_journal
 
 VERSION = 1
 _FILE = "index.sqlite"
@@ -97,10 +99,11 @@ class DiskIndex:
 
     def contents(self) -> Contents:
         one = self._db.execute(
-            "SELECT (SELECT count(*) FROM blocks), (SELECT count(DISTINCT chat) FROM owners),"
+            "SELECT (SELECT count(*) FROM blocks),"
+            " (SELECT count(DISTINCT chat) FROM owners JOIN blocks USING (name)),"
             " (SELECT min(used_at) FROM blocks)"
         ).fetchone()
-        nbytes = sum(each.stat().st_blocks * 512 for each in self.folder.iterdir())
+        nbytes = sum(map(_taken, self.folder.iterdir()))
         return Contents(one[0], nbytes, one[1], one[2] or 0.0)
 
     def put(
@@ -122,6 +125,8 @@ class DiskIndex:
                     "INSERT INTO blocks VALUES (?, ?, ?, ?, ?)", (names[at], file, slot, written, now)
                 )
                 stored[names[at]] = DiskSlot(file, slot * stride, written)
+            left = ((names[at],) for at in fresh[len(places) :])
+            self._db.executemany("DELETE FROM owners WHERE name = ?", left)
         return stored
 
     def touch(self, names: Iterable[bytes]) -> None:
@@ -139,8 +144,7 @@ class DiskIndex:
         """
         with self._transaction() as dropped:
             if self._db.execute("SELECT 1 FROM deleted WHERE chat = ?", (chat,)).fetchone():
-                self._drop_unowned(names)
-                dropped += self._empty_files()
+                self._drop_unowned(names, dropped)
                 return False
             rows = ((chat, each) for each in names)
             self._db.executemany("INSERT OR IGNORE INTO owners VALUES (?, ?)", rows)
@@ -152,14 +156,12 @@ class DiskIndex:
             dropped += self._empty_files()
 
     def delete_chat(self, chat: str) -> int:
-        """Drop the blocks that only this chat owns, now and later. Returns how many there were."""
+        """Drop and erase the blocks that only this chat owns, now and later. Returns how many there were."""
         with self._transaction() as dropped:
             self._db.execute("INSERT OR IGNORE INTO deleted VALUES (?)", (chat,))
             own = self._db.execute("SELECT name FROM owners WHERE chat = ?", (chat,)).fetchall()
             self._db.execute("DELETE FROM owners WHERE chat = ?", (chat,))
-            alone = self._drop_unowned(row[0] for row in own)
-            dropped += self._empty_files()
-            return alone
+            return self._drop_unowned((row[0] for row in own), dropped)
 
     def clear(self) -> None:
         """Drop all blocks."""
@@ -193,12 +195,33 @@ class DiskIndex:
                 if slot not in used and (file, slot) not in taken:
                     yield file, slot
 
-    def _drop_unowned(self, names: Iterable[bytes]) -> int:
-        return self._db.executemany(
-            "DELETE FROM blocks WHERE name = ?"
-            " AND NOT EXISTS (SELECT 1 FROM owners WHERE owners.name = blocks.name)",
-            ((each,) for each in names),
-        ).rowcount
+    def _drop_unowned(self, names: Iterable[bytes], dropped: list[int]) -> int:
+        """Drop the blocks that no chat owns, and erase them. Returns how many there were."""
+        query = (
+            "SELECT segment, slot * stride, stride FROM blocks JOIN segments ON segment = id WHERE name = ?"
+            " AND NOT EXISTS (SELECT 1 FROM owners WHERE owners.name = blocks.name)"
+        )
+        places = []
+        for name in names:
+            if found := self._db.execute(query, (name,)).fetchall():
+                places += found
+                self._db.execute("DELETE FROM blocks WHERE name = ?", (name,))
+        dropped += self._empty_files()
+        self._erase(place for place in sorted(places) if place[0] not in dropped)
+        return len(places)
+
+    def _erase(self, places: Iterable[tuple[int, int, int]]) -> None:
+        """Erase bytes of files: (file, offset, count), in order."""
+        for number, parts in groupby(places, lambda place: place[0]):
+            try:
+                file = os.open(self.path(number), os.O_WRONLY)
+            except FileNotFoundError:
+                continue
+            try:
+                for _, offset, count in parts:
+                    erase(file, offset, count)
+            finally:
+                os.close(file)
 
     def _files_bytes(self) -> int:
         return int(self._db.execute("SELECT coalesce(sum(stride * slots), 0) FROM segments").fetchone()[0])
@@ -254,9 +277,17 @@ class DiskIndex:
             dropped += [int(each) for each in numbers if each.isdecimal() and int(each) not in known]
 
 
+def _taken(file: Path) -> int:
+    """Bytes on disk. 0: another engine has removed it meanwhile."""
+    try:
+        return file.lstat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
 def _connected(folder: Path) -> sqlite3.Connection:
     path = folder / _FILE
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    create_private(path)
     db = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
     try:
         set_journal(db, "WAL", _BUSY)
@@ -286,9 +317,19 @@ def _remove(folder: Path) -> None:
         each.unlink(missing_ok=True)
 
 
+def reason_of(error: Exception) -> str:
+    """In the system's words, also where SQLite has its own for a full disk."""
+    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    number = ENOSPC if full else getattr(error, "errno", None)
+    return os.strerror(number) if number else str(error)
+
+
 def delete_chat(disk: DiskRoom, chat: str) -> int:
-    """Drop the blocks on disk that only this chat owns. Returns how many there were."""
+    """Drop the blocks on disk that only this chat owns. Returns how many there were. Raises OSError."""
     if not (disk.folder / _FILE).exists():
         return 0
-    with closing(DiskIndex(disk.folder, disk.nbytes)) as index:
-        return index.delete_chat(chat)
+    try:
+        with closing(DiskIndex(disk.folder, disk.nbytes)) as index:
+            return index.delete_chat(chat)
+    except sqlite3.Error as error:
+        raise OSError(EIO, reason_of(error), str(disk.folder)) from error

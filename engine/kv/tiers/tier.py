@@ -77,6 +77,9 @@ class DeviceBlocks(Protocol):
         [blocks, bytes per block] uint8.
         """
 
+    def buffer(self, count: int, nbytes: int) -> np.ndarray:
+        """Memory for `count` blocks of `nbytes`, from which `write` copies without another copy first."""
+
     def write(self, data: np.ndarray, at: int = 0) -> None:
         """Fill the blocks from the index `at` on with such bytes; return when they are on the device.
         Callable from any thread.

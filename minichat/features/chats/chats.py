@@ -53,11 +53,18 @@ async def delete(context: Context, chat_id: int) -> None:
     """Delete a chat permanently, whether it is open or closed."""
     context.workspace.keep_draft()
     if (conversation := context.chats.of(chat_id)) is None:
-        await context.chats.erase(chat_id)
+        key = context.chats.erase(chat_id)
     else:
-        await context.chats.delete(conversation)
+        key = await context.chats.delete(conversation)
         context.workspace.take_away(conversation)
     context.app.notify("Chat deleted")
+    context.program.ask(_forget(context, key))
+
+
+async def _forget(context: Context, key: str) -> None:
+    """The engine's disk may be slow, or fail: the chat is gone all the same."""
+    with context.program.reporting_errors():
+        await context.chats.forget(key)
 
 
 def ask_to_delete(context: Context, chat: Chat, then: Callable[[], None] = lambda: None) -> None:

@@ -53,6 +53,37 @@ async def test_a_chat_is_deleted_after_confirmation(bench: Callable[..., Any]) -
 
 
 @run
+async def test_a_chat_whose_blocks_cannot_be_deleted_is_gone_all_the_same(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await two_chats(it)
+
+        async def forget_chat(chat: str) -> None:
+            raise OSError(30, "Read-only file system", "/cache/minichat-kv")
+
+        it.backend.forget_chat = forget_chat
+        await it.pilot.press("alt+d", "down", "enter")
+        await it.until(lambda: titles(it) == ["first"])
+        await it.until(lambda: "/cache/minichat-kv: Read-only file system" in it.notices())
+        assert it.app.screen is it.main
+        assert it.texts()[-1] == ("assistant", "fine", "done")
+
+
+@run
+async def test_a_deleted_chat_leaves_the_screen_before_a_slow_disk_answers(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await two_chats(it)
+        answers = asyncio.Event()
+
+        async def forget_chat(chat: str) -> None:
+            await answers.wait()
+
+        it.backend.forget_chat = forget_chat
+        await it.pilot.press("alt+d", "down", "enter")
+        await it.until(lambda: titles(it) == ["first"] and "Chat deleted" in it.notices())
+        answers.set()
+
+
+@run
 async def test_deleting_stops_its_reply_and_the_last_chat_leaves_an_empty_one(
     bench: Callable[..., Any],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from itertools import chain
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -90,6 +91,28 @@ def test_to_the_host_and_back(scheme: KvSchemeName) -> None:
     plain.swap_in([(0, 5), (3, 8)])
     for mine, expected in zip(tensors(ours), tensors(plain), strict=True):
         assert torch.equal(mine.view(torch.uint8).cpu(), expected.view(torch.uint8).cpu())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("pinned", [True, False])
+def test_bytes_from_a_disk_reach_the_blocks(pinned: bool) -> None:
+    """From memory of `buffer`, which is not copied again, and from any other."""
+    from engine.execution.cache_blocks import blocks_of
+
+    ours = store("none", "cuda")
+    make = blocks_of(ours, torch.device("cuda"))
+    data = make((1, 7)).read()()
+    target = make((4, 2))
+    rows = target.buffer(*data.shape) if pinned else np.empty_like(data)
+    rows[:] = data
+    assert torch.from_numpy(rows).is_pinned() is pinned
+    target.write(rows)
+    torch.cuda.synchronize()
+    for each in (tensor for layer in ours.layers for tensor in layer.tensors()):
+        assert torch.equal(each[[4, 2]], each[[1, 7]])
+    again = target.buffer(*data.shape)
+    del rows, again
+    assert (make((4, 2)).read()() == data).all()
 
 
 @pytest.mark.cuda
