@@ -126,10 +126,10 @@ def stopped(apart: Apart) -> Iterator[None]:
         os.kill(source.pid, signal.SIGCONT)
 
 
-def shared_memory() -> int:
-    """How many pieces of nameless memory this process keeps."""
-    opened = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
-    return sum("memfd:minichat" in each for each in opened)
+def shared_memory() -> set[int]:
+    """The pieces of nameless memory that this process keeps. Those of earlier tests may end at any time."""
+    opened = [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    return {each.stat().st_ino for each in opened if "memfd:minichat" in os.readlink(each)}
 
 
 def test_replies_are_those_of_one_engine(apart: Apart, alone: EngineThread) -> None:
@@ -314,7 +314,7 @@ def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, alone: Engin
         return made
 
     made = Apart(start_apart_fleet([config()] * 2, 1, begin, tmp_path / "engine.log", 1, pauses=(0.0,)))
-    assert shared_memory() == before + 1
+    assert len(shared_memory() - before) == 1
     try:
         texts = [prompt(600 + at, 300) for at in range(2)]
         os.kill(pids[0], signal.SIGSTOP)
@@ -350,7 +350,7 @@ def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, alone: Engin
     finally:
         may_start.set()
         made.fleet.close()
-    assert shared_memory() == before
+    assert shared_memory() <= before
     assert found == [bytes(8)] * 2, "what the killed one had sent is not found"
 
 

@@ -69,6 +69,7 @@ def main(disk: Held, folder: Path) -> None:
             assert PATIENCE < late.seconds < PATIENCE + 1
             print(f"{late.blocks} blocks from {late.tier}: {late.error}")
             for each in range(4):
+                make_loading_pay()  # computing takes a millisecond by this clock, and storing real time
                 reply([each, *LONG], "c")
             print(tier.problem)
         settle()
