@@ -56,7 +56,7 @@ def run(bench: Bench, *, shape: str = "0.6B", starts: int = 3, model: str = "", 
 
 
 def _environment(cache: str) -> dict[str, str]:
-    """Kernels and bytecode are stored in the folder, also where Python is told to store none."""
+    """Store kernels and bytecode in the folder, even if the environment turns bytecode off."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return kept | {"TRITON_CACHE_DIR": f"{cache}/triton", "PYTHONPYCACHEPREFIX": f"{cache}/python"}
 

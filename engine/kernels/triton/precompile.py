@@ -81,8 +81,9 @@ def start_compiling(launches: Callable[[], object]) -> CompilingKernels:
 
     A kernel that does not compile raises the same error as its launch would.
     """
-    while _loading:  # both would only take turns, and `launches` is quicker after that
-        _loading.pop().join(_PATIENCE)
+    for each in _loading[:]:  # both would only take turns, and `launches` is quicker after that
+        each.join(_PATIENCE)
+    _loading.clear()
     # In a context of its own, where Triton's mode ends without waiting.
     return copy_context().run(_start_compiling, launches)
 
