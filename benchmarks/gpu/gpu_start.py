@@ -26,6 +26,7 @@ _NAMES = {
     "prompt": "prompts",
     "prompt_beside_a_row": "prompts",
     "capture": "graphs",
+    "measure": "steps timed again",
 }
 _COUNT = "of the kernels: loaded, how many"
 _LONGEST = 300.0  # seconds of a server's start
@@ -149,7 +150,7 @@ def _phases(config: EngineConfig) -> Seconds:
         part = warm_up.part
         warm_up.step()
         if warm_up.part != part or (first and part == "prompt"):
-            phases.note("the first step" if first and part == "prompt" else _NAMES[part])
+            phases.note("the first step" if first and part == "prompt" else _NAMES.get(part, part))
             first = first and part != "prompt"
     found = phases.seconds | {"ready": _since_the_process_began()}
     while not warm_up.over:

@@ -25,7 +25,7 @@ from engine.kernels.triton.experts.stacked import (
 from engine.kernels.triton.gemm import int4_gemm, int4_gemv, skinny_gemm
 from engine.kernels.triton.gemm.dequantize import dequantize_fp4, dequantize_int4, dequantize_int8
 from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
-from engine.kernels.triton.gemm.tma_gemm import Tiling, tma_fp8_tiling, tma_gemm
+from engine.kernels.triton.gemm.tma_gemm import Tiling, tma_fp8_tiling, tma_gemm, tma_int8_tiling
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.norm.norm import Normed
 from engine.kv.store import KVLayer
@@ -64,19 +64,31 @@ class GpuProduct(nn.Module, Product):
         return out if self.bias is None else out + self.bias
 
 
-class GemvProduct(GpuProduct):
-    """Has a kernel for a single row that also fuses the operations before and after it."""
+class TiledProduct(GpuProduct):
+    """In 8 bits. Its kernel for a single row also fuses the operations before and after it."""
 
     single = True
+    tiles = False  # whether tiles may be copied by TMA
+
+    def gpu_product(self, gpu: Launcher) -> Product:
+        self.tiles = gpu.tiles
+        return super().gpu_product(gpu)
+
+    def uses_tma(self, rows: int) -> bool:
+        return self.tiling(rows) is not None
+
+    @abstractmethod
+    def tiling(self, rows: int) -> Tiling | None:
+        """None: tiles are not copied by TMA."""
 
     @abstractmethod
     def gemv(self, x: Tensor, **around: Any) -> Tensor: ...
 
 
-class Int8Product(GemvProduct):
+class Int8Product(TiledProduct):
     """int8, with a scale per output."""
 
-    FEW = 128  # rows
+    FEW = 128  # up to this many rows they are not multiplied with a dequantized weight, even without TMA
 
     numbers: Tensor
     scale: Tensor
@@ -89,12 +101,17 @@ class Int8Product(GemvProduct):
         self.rows = max(1, DEQUANTIZE_ELEMENTS // numbers.shape[1])
         self.bias = bias
 
+    def tiling(self, rows: int) -> Tiling | None:
+        return tma_int8_tiling(rows, self.numbers) if self.tiles else None
+
     def gemv(self, x: Tensor, **around: Any) -> Tensor:
         return skinny_gemm.gemv(x, self.numbers, self.scale, **around)
 
     def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
         if len(x) == 1:
             return self.gemv(x, pdl=pdl).unsqueeze(0)
+        if how := self.tiling(len(x)):
+            return tma_gemm(Normed(x), self.numbers, how, self.scale, pdl=pdl)
         if len(x) <= self.FEW and (cut := skinny_gemm.int8_gemm_tiling(len(x), self.numbers)):
             return skinny_gemm.skinny_gemm(x, self.numbers, cut, self.scale, pdl=pdl)
         pieces = zip(self.numbers.split(self.rows), self.scale.split(self.rows), strict=True)
@@ -280,11 +297,10 @@ class Fp4Product(GpuProduct):
         return dequantize_fp4(self.words, grid, self.factor, self.inputs, dtype)
 
 
-class Fp8Product(ScaledFp8, GemvProduct):
+class Fp8Product(ScaledFp8, TiledProduct):
     """fp8: the single-row kernel rounds its input; more rows are rounded by a kernel before the product."""
 
     FEW = 64  # up to this many rows our product without TMA is faster than torch's
-    tiles = False  # whether tiles may be copied by TMA
 
     @property
     def fused(self) -> bool:
@@ -295,14 +311,7 @@ class Fp8Product(ScaledFp8, GemvProduct):
         """Whether the weight is not padded."""
         return self.weight.shape == (self.outputs, self.inputs)
 
-    def gpu_product(self, gpu: Launcher) -> Product:
-        self.tiles = gpu.tiles
-        return super().gpu_product(gpu)
-
-    def uses_tma(self, rows: int) -> bool:
-        return self._tiling(rows) is not None
-
-    def _tiling(self, rows: int) -> Tiling | None:
+    def tiling(self, rows: int) -> Tiling | None:
         return tma_fp8_tiling(rows, self.weight) if self.tiles and self._even else None
 
     def gemv(self, x: Tensor, **around: Any) -> Tensor:
@@ -321,7 +330,7 @@ class Fp8Product(ScaledFp8, GemvProduct):
         numbers, steps, dtype = x.values, x.steps, x.dtype
         if steps is None:
             return self.parts(numbers, pdl=pdl)
-        if how := self._tiling(len(numbers)):
+        if how := self.tiling(len(numbers)):
             return tma_gemm(x, self.weight, how, self.scale[0], pdl=pdl)
         few = self._even and len(numbers) <= self.FEW
         if few and (cut := skinny_gemm.int8_gemm_tiling(len(numbers), self.weight)):

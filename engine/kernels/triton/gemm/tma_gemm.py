@@ -1,9 +1,10 @@
-"""Products of 2 to 256 rows with a weight in 16 bits or FP8, with tiles copied by TMA.
+"""Products of 2 to 256 rows with a weight in 16 bits, int8 or FP8, with tiles copied by TMA.
 
 A tile of the weight is one operand of a tensor core product, a tile of x the other. If outputs are few, the
 inputs are split too, which leaves partial sums for the next kernel; with the MLP's activation, gate and up
 are computed together. qkv_rope.py and linear_residual_norm.py use the same tiles with other epilogues. Rows
 for an FP8 weight are in FP8, too, and Hopper's tensor cores add their products with 14 bits of precision.
+An int8 weight, offset by 128, is converted to the rows' dtype in registers, from where tensor cores read it.
 docs/gpu-steps.md and docs/quantization.md compare them with cuBLAS.
 """
 # mypy: disable-error-code=no-untyped-def
@@ -17,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engine.kernels.triton.gemm.skinny_gemm import ENOUGH, silu_mul
+from engine.kernels.triton.gemm.skinny_gemm import ENOUGH, SHORT, silu_mul
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import Normed, length_of
 from engine.kernels.triton.padding import padded_rows, readable_rows
@@ -46,13 +47,20 @@ class Tiling:
 def multiplied(
     tiles_of_x, tiles_of_weight, top, first, second, begin, end,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr, TWO: tl.constexpr, STAGES: tl.constexpr,
+    SHORT: tl.constexpr = None,
 ):  # fmt: skip
-    """[COLUMNS, ROWS] in float32: the outputs from `first` on and, if TWO, also those from `second` on."""
+    """[COLUMNS, ROWS] in float32: the outputs from `first` on and, if TWO, also those from `second` on.
+
+    SHORT: converts four numbers of an int8 weight.
+    """
     total = tl.zeros([COLUMNS, ROWS], tl.float32)
     beside = tl.zeros([COLUMNS, ROWS], tl.float32)
     for at in tl.range(begin, end, TURN, num_stages=STAGES):
         x = tiles_of_x.load([top, at]).T
-        total = tl.dot(tiles_of_weight.load([first, at]), x, total)
+        weight = tiles_of_weight.load([first, at])
+        if SHORT is not None:
+            weight = tl.inline_asm_elementwise(SHORT, "=r,=r,r", [weight], x.dtype, is_pure=True, pack=4)
+        total = tl.dot(weight, x, total)
         if TWO:
             beside = tl.dot(tiles_of_weight.load([second, at]), x, beside)
     return total, beside
@@ -62,8 +70,8 @@ def multiplied(
 def _tma_gemm(
     out, tiles_of_x, tiles_of_weight, squares, steps, scale, rows, outputs, share, eps,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr,
-    WIDTH: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    ROUNDED: tl.constexpr, SHORT: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
+    PADDED: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -77,13 +85,14 @@ def _tma_gemm(
         length = length_of(squares, row, rows, eps, WIDTH, PIECES, PADDED)
     total, total_up = multiplied(
         tiles_of_x, tiles_of_weight, top, first, outputs + first, part * share, part * share + share,
-        ROWS, COLUMNS, TURN, GATED, STAGES,
+        ROWS, COLUMNS, TURN, GATED, STAGES, SHORT,
     )  # fmt: skip
     if PIECES > 0:
         total *= length[None, :]
         total_up *= length[None, :]
     if SCALED:
         total *= tl.load(scale + output, mask=output < outputs, other=0.0)[:, None]
+    if ROUNDED:
         total *= tl.load(steps + row, mask=row < rows, other=0.0)[None, :]
     result = total.to(out.dtype.element_ty)
     if GATED:
@@ -103,8 +112,8 @@ def tma_gemm(
 ) -> Tensor:
     """[rows, inputs] -> [parts, rows, outputs], in float32 if there are several parts. `pdl` as in Tile.
 
-    `scale`: that of each output of an FP8 weight. `gated`: silu of the first half of the outputs, times the
-    second; in one part, with a weight in 16 bits.
+    `scale`: that of each output of a weight in 8 bits. `gated`: silu of the first half of the outputs, times
+    the second; in one part, with a weight in 16 bits.
     """
     assert not (gated and scale is not None)
     rows, inputs = x.values.shape
@@ -116,7 +125,8 @@ def tma_gemm(
     _tma_gemm[(triton.cdiv(outputs, how.outputs), how.parts, triton.cdiv(rows, how.rows))](
         out, *descriptors(x.values, weight, how), x.squares, x.steps, scale,
         rows, outputs, inputs // how.parts, x.eps,
-        COLUMNS=how.outputs, GATED=gated, SCALED=scale is not None, PDL=pdl, **constants(x, how),
+        COLUMNS=how.outputs, GATED=gated, SCALED=scale is not None, ROUNDED=x.steps is not None,
+        SHORT=SHORT[x.dtype] if weight.dtype is torch.uint8 else None, PDL=pdl, **constants(x, how),
         num_warps=how.warps, **launch(pdl),
     )  # fmt: skip
     return out
@@ -157,8 +167,14 @@ def tma_gemm_tiling(rows: int, weight: Tensor) -> Tiling | None:
 def tma_fp8_tiling(rows: int, weight: Tensor) -> Tiling | None:
     """Like tma_gemm_tiling, for rows and a weight in FP8."""
     outputs, inputs = weight.shape
-    if not 2 <= rows <= TALLEST or inputs % 128:
+    if not 2 <= rows <= MOST or inputs % 128:
         return None
+    if rows > TALLEST:
+        if outputs > 4096 or inputs % 512:
+            return None
+        if inputs > 2 * outputs:
+            return Tiling(256, 128, 128, warps=8, stages=4, parts=4)
+        return Tiling(128, 64, 256, warps=4, stages=4)
     tall = max(16, power(rows))
     if outputs >= WIDE:
         return Tiling(tall, 128, 128, warps=4, stages=3)
@@ -176,6 +192,19 @@ def tma_fp8_tiling(rows: int, weight: Tensor) -> Tiling | None:
         ((turn, stages) for turn, stages in turns if (64 + tall) * turn * stages <= room), (128, 3)
     )
     return Tiling(tall, 64, turn, warps=4, stages=stages, parts=parts)
+
+
+def tma_int8_tiling(rows: int, weight: Tensor) -> Tiling | None:
+    """Like tma_gemm_tiling, for a weight in int8."""
+    outputs, inputs = weight.shape
+    if not FEWEST <= rows <= MOST or inputs % 128:
+        return None
+    tall, parts = max(64, power(rows)), 1
+    wide = 128 if tall == 64 and outputs >= WIDE else 64
+    programs = -(-outputs // wide)
+    while programs * parts < ENOUGH - 4 and inputs % (parts * 256) == 0 and parts < 4:
+        parts *= 2
+    return Tiling(tall, wide, 128 if tall < 256 else 64, warps=4, stages=3 if tall < 256 else 4, parts=parts)
 
 
 def tma_swiglu_tiling(rows: int, weight: Tensor) -> Tiling | None:
