@@ -110,7 +110,7 @@ class Int8Product(TiledProduct):
     def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
         if len(x) == 1:
             return self.gemv(x, pdl=pdl).unsqueeze(0)
-        if how := self.tiling(len(x)):
+        if x.itemsize == 2 and (how := self.tiling(len(x))):
             return tma_gemm(Normed(x), self.numbers, how, self.scale, pdl=pdl)
         if len(x) <= self.FEW and (cut := skinny_gemm.int8_gemm_tiling(len(x), self.numbers)):
             return skinny_gemm.skinny_gemm(x, self.numbers, cut, self.scale, pdl=pdl)

@@ -3,6 +3,7 @@
 import gc
 import random
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,14 @@ def test_equals_the_product_with_the_dequantized_weight(name: str, dtype: torch.
     if name in THEIRS:
         skip_without_bitsandbytes()
     limit = 0.012 if name == "bnb-int8" else max(CLOSE[dtype], 5e-3 if name == "fp8" else 0)
-    for shape in (*SHAPES, (1024, 4096), (256, 14336)) if dtype is torch.bfloat16 else SHAPES:
+    for shape in (*SHAPES, (1024, 4096), (256, 14336), (3072, 8192)) if dtype is torch.bfloat16 else SHAPES:
         bias = rows_of(1, shape[0], dtype)[0].to(GPU)
         for added in (None, bias):
             made = named(name).make(weight_of(shape, dtype).to(GPU), added)
             kept = made.dequantized().double()
-            for count in ROWS:
+            for count, tiles in product(ROWS, (False, True)):
+                if isinstance(made, gpu_products.TiledProduct):
+                    made.tiles = tiles
                 x = rows_of(count, shape[1], dtype).to(GPU)
                 expected = multiplied(name, x) @ kept.T + (0 if added is None else added.double())
                 found = made(x)
@@ -117,8 +120,8 @@ def test_the_fused_forward_equals_the_decoder(rows: int, kv: Any, scheme: str) -
 
     with torch.inference_mode():
         prepared = backend.prepare(batch)
+        fused = FusedDecoder(model, layers(), backend)  # products of `model` use its tiles from now on
         reference = plain(model, others)
-        fused = FusedDecoder(model, layers(), backend)
         x = fused.embed(ids, torch.arange(len(ids), device=GPU), ids)
         got = fused.forward(x, batch.positions, batch.places, prepared)
         limit = 2e-2 if scheme != "fp8" else distance(plain(exact, layers()), reference).min()

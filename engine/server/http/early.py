@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.server.config import HEALTH, ServerConfig
 from engine.server.drain import Drain
+from engine.server.http.turns import Turns
 from engine.server.startup import Startup
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ class EarlyApplication:
 
     def __init__(self, startup: Startup, config: ServerConfig, drain: Drain) -> None:
         self._startup, self._config, self._drain = startup, config, drain
+        self._turns = Turns()
         self._serving: asyncio.Future[FastAPI] | None = None  # done once the application's own start is
 
     @property
@@ -34,6 +36,7 @@ class EarlyApplication:
         else:
             assert self._serving is not None
             app = await asyncio.shield(self._serving)
+            await self._turns.begin()
             await app(scope, receive, send)
 
     async def _live(self, scope: Any, receive: Any, send: Any) -> None:

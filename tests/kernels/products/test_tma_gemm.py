@@ -52,17 +52,40 @@ def test_products_in_fp8(call: Call, rows: int, parts: int) -> None:
     )
 
 
-@pytest.mark.parametrize("rows", [2, 16, 17, 33, 64, 65, 128])
-@pytest.mark.parametrize(
-    "shape", [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 3200)], ids=str
-)
-def test_tiles_in_fp8_fit(rows: int, shape: tuple[int, int]) -> None:
-    from engine.kernels.triton.gemm.tma_gemm import ROOM, tma_fp8_tiling
+@pytest.mark.parametrize(("rows", "parts"), [(5, 2), (40, 1), (70, 3)])
+def test_products_in_int8(call: Call, rows: int, parts: int) -> None:
+    from engine.kernels.triton.gemm.tma_gemm import Tiling
+    from engine.kernels.triton.norm.norm import Normed
 
-    how = tma_fp8_tiling(rows, torch.empty(shape, dtype=torch.uint8, device="meta"))
-    assert how is not None and how.rows >= rows
-    assert (how.rows + how.outputs) * how.inputs * how.stages <= ROOM
-    assert shape[1] % (how.parts * how.inputs) == 0
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (72, 384), generator=draw)
+    scale, x = torch.rand(72, generator=draw) / 100, numbers(rows, 384, seed=0, dtype=torch.float16)
+    how = Tiling(32, 64, 64, warps=4, stages=2, parts=parts)
+    offset = (weight + 128).to(torch.uint8)
+    found, _ = call("gemm.tma_gemm", "tma_gemm", Normed(x), offset, how, scale)
+    assert found.shape == (parts, rows, 72)
+    assert found.dtype == (torch.float32 if parts > 1 else torch.float16)
+    reference = F.linear(x.float(), weight.float()) * scale
+    torch.testing.assert_close(
+        found.float().sum(0), reference, rtol=2e-3, atol=2e-3 * float(reference.abs().max())
+    )
+
+
+@pytest.mark.parametrize("rows", [2, 16, 17, 33, 64, 65, 128, 129, 256])
+@pytest.mark.parametrize(
+    "shape", [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 3200), (128256, 4096)], ids=str
+)
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_tiles_in_eight_bits_fit(rows: int, shape: tuple[int, int], kind: str) -> None:
+    from engine.kernels.triton.gemm.tma_gemm import ROOM, tma_fp8_tiling, tma_int8_tiling
+
+    weight = torch.empty(shape, dtype=torch.uint8, device="meta")
+    how = (tma_fp8_tiling if kind == "fp8" else tma_int8_tiling)(rows, weight)
+    assert (how is None) == (rows > 128 and shape[0] != 4096 if kind == "fp8" else rows < 33)
+    if how is not None:
+        width = 1 if kind == "fp8" else 2
+        assert (how.rows * width + how.outputs) * how.inputs * how.stages <= ROOM
+        assert shape[1] % (how.parts * how.inputs) == 0
 
 
 def test_with_the_activation(call: Call) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.server.generation import Generation
+from engine.server.http.turns import Turns
 from tests.server.conftest import KEY, Served, dry, serving, user
 
 MANY = 5
@@ -95,3 +96,38 @@ def test_a_client_that_leaves_before_its_request_is_accepted(monkeypatch: pytest
         body = {"prompt": [5, 7, 11], "max_tokens": 3000, "ignore_eos": True}
         assert posted_together(served, "/v1/completions", leave=leave, body=body) == [499] * MANY
         assert served.becomes_idle()
+
+
+def test_requests_begin_in_order_and_are_answered_while_others_wait() -> None:
+    happened: list[tuple[str, int]] = []
+
+    async def request(turns: Turns, number: int) -> None:
+        await turns.begin()
+        happened.append(("begins", number))
+        await asyncio.sleep(0)
+        happened.append(("ends", number))
+
+    async def all_of_them() -> None:
+        turns = Turns()
+        tasks = [asyncio.create_task(request(turns, number)) for number in range(20)]
+        await asyncio.sleep(0)
+        tasks[7].cancel()  # while it waits
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(all_of_them())
+    others = [number for number in range(20) if number != 7]
+    assert [number for what, number in happened if what == "begins"] == others
+    assert happened.index(("ends", 0)) < happened.index(("begins", 8))
+    assert happened.index(("ends", 8)) < happened.index(("begins", 19))
+
+
+def test_a_request_alone_does_not_wait() -> None:
+    async def alone() -> None:
+        turns = Turns()
+        for _ in range(3):
+            with pytest.raises(StopIteration):
+                turns.begin().send(None)
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+    asyncio.run(alone())

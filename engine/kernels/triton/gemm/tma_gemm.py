@@ -170,10 +170,10 @@ def tma_fp8_tiling(rows: int, weight: Tensor) -> Tiling | None:
     if not 2 <= rows <= MOST or inputs % 128:
         return None
     if rows > TALLEST:
-        if outputs > 4096 or inputs % 512:
+        if not 3072 <= outputs <= 4096 or inputs % 256:  # torch's product is faster
             return None
         if inputs > 2 * outputs:
-            return Tiling(256, 128, 128, warps=8, stages=4, parts=4)
+            return Tiling(256, 64, 128, warps=4, stages=5, parts=2)
         return Tiling(128, 64, 256, warps=4, stages=4)
     tall = max(16, power(rows))
     if outputs >= WIDE:
@@ -200,11 +200,10 @@ def tma_int8_tiling(rows: int, weight: Tensor) -> Tiling | None:
     if not FEWEST <= rows <= MOST or inputs % 128:
         return None
     tall, parts = max(64, power(rows)), 1
-    wide = 128 if tall == 64 and outputs >= WIDE else 64
-    programs = -(-outputs // wide)
-    while programs * parts < ENOUGH - 4 and inputs % (parts * 256) == 0 and parts < 4:
+    turn, programs = 64 if tall == 256 else 128, -(-outputs // 64)
+    while programs * parts < 2 * ENOUGH and inputs % (2 * parts * turn) == 0 and parts < 4:
         parts *= 2
-    return Tiling(tall, wide, 128 if tall < 256 else 64, warps=4, stages=3 if tall < 256 else 4, parts=parts)
+    return Tiling(tall, 64, turn, warps=4, stages=3, parts=parts)
 
 
 def tma_swiglu_tiling(rows: int, weight: Tensor) -> Tiling | None:
