@@ -17,8 +17,10 @@ from torch import Tensor
 
 from engine.execution import cache_blocks
 from engine.execution.cache_blocks import OnStream, swap_runs
-from engine.execution.cuda import arrivals
+from engine.execution.cuda import arrivals, graphs
 from engine.execution.cuda.arrivals import Arrivals
+from engine.execution.cuda.recording import Recording
+from engine.execution.protocol import StepKind
 from engine.execution.runner import ModelRunner
 from engine.execution.transfers import TransferRunner
 from engine.kernels import driver
@@ -198,6 +200,29 @@ def test_a_message_that_comes_while_blocks_arrive_waits_for_none(llama: Path, st
     assert stream.queue and not stream.waits
     drain(engine)
     assert [each.reply for each in outputs] == [alone(llama, each).reply for each in (prompt, other)]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_graph_that_waits_is_captured_ahead(
+    llama: Path, stream: CopyStream, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """A warm-up asks for it. An engine whose loads arrive as a whole has none."""
+    prompt, made = [1, *range(30, 120)], list[Recording]()
+    engine = resumable(llama, stream, prompt)
+    assert isinstance(engine.runner, ModelRunner)
+
+    def recording(*given: Any) -> Recording:
+        made.append(Recording(*given))
+        return made[-1]
+
+    monkeypatch.setattr(graphs, "Recording", recording)
+    engine.runner.arrivals.by_layer = ahead
+    engine.runner.capture([StepKind(0, 10, long=True, pieces=True, waits=True)])
+    assert len(made) == ahead
+    engine.runner.arrivals.by_layer = True
+    resume(engine, prompt)
+    assert [left for _, left in stream.waits] == [2, 1, 0]
+    assert len(made) == 1, "the step has its graph"
 
 
 # Steps
