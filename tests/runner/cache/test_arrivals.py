@@ -63,7 +63,7 @@ class Event:
     def __init__(self, stream: CopyStream, **kinds: bool) -> None:
         self.stream, self.done, self.kinds = stream, True, kinds
 
-    def record(self) -> None:
+    def record(self, stream: CopyStream | None = None) -> None:
         assert self not in self.stream.queue, "something may still wait for the last record"
         self.done = False
         self.stream.queue.append(self)
@@ -103,7 +103,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> CopyStream:
     monkeypatch.setattr(cache_blocks, "LEAST_RUN", 1)
     monkeypatch.setattr(driver, "library", lambda: played)
     monkeypatch.setattr(torch.cuda, "Event", partial(Event, made))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: made)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: made)
     return made
 
 
@@ -301,6 +301,19 @@ def test_the_step_after_one_that_fails_waits_as_well(stream: CopyStream) -> None
 
 
 # Loads
+
+
+@pytest.mark.parametrize(
+    ("device", "blocks", "by_layer"), [("cuda", 4, True), ("cuda", 0, False), ("cpu", 4, False)]
+)
+def test_loads_from_host_memory_arrive_by_layer_on_a_gpu(
+    stream: CopyStream, device: str, blocks: int, by_layer: bool
+) -> None:
+    cpu = torch.device("cpu")
+    store = KVStore(LAYERS, blocks=2, block_size=16, host_blocks=blocks, dtype=torch.float16, device=cpu)
+    made = Arrivals.on(torch.device(device), store)
+    assert (made.by_layer, made.waiting is not None) == (by_layer, by_layer)
+    assert len(stream.queue) == 2 * by_layer, "a graph needs events that exist"
 
 
 def store_of(stream: CopyStream) -> tuple[KVStore, Arrivals, list[Event]]:
