@@ -4,6 +4,7 @@ The copy stream is played on a CPU: it copies nothing before something waits for
 numbers until then. `tests/kernels/attention/test_arrivals.py` has the same on a GPU.
 """
 
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -200,6 +201,24 @@ def test_a_message_that_comes_while_blocks_arrive_waits_for_none(llama: Path, st
     assert stream.queue and not stream.waits
     drain(engine)
     assert [each.reply for each in outputs] == [alone(llama, each).reply for each in (prompt, other)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_messages_get_the_same_replies(llama: Path, stream: CopyStream, seed: int) -> None:
+    draw, asked = random.Random(seed), list[tuple[int, Output]]()
+    prompts = [[1, *range(30, 120)], [1, *range(90, 20, -1)], [1, *range(30, 80), *range(140, 40, -1)]]
+    engine = resumable(llama, stream, *prompts, depth=seed % 2, graphs=seed % 3 > 0)
+    for number in draw.choices(range(3), k=10):
+        asked.append((number, ask(engine, prompts[number])[1]))
+        for _ in range(draw.randrange(6)):
+            turn(engine)
+        if draw.random() < 0.4:
+            drain(engine)
+            engine.scheduler.pool.forget_all()
+    drain(engine)
+    expected = [alone(llama, prompt).reply for prompt in prompts]
+    assert [output.reply for _, output in asked] == [expected[number] for number, _ in asked]
+    assert any(not event.kinds for event, _ in stream.waits), "no step waited by layer"
 
 
 @pytest.mark.parametrize("ahead", [True, False])
