@@ -2,13 +2,17 @@
 
 First each part of it, on one thread, then whole loads by all threads of the tier, from the page cache and
 from the disk. `fresh` memory is new for each load, `own` memory comes from the device's blocks, pinned on a
-GPU. It needs no model: the blocks are those of a cache with a model's shape. `--disk`: a folder on the disk.
+GPU. Then reads alone, by several threads (`--threads`), from the disk with and without O_DIRECT: where more
+threads read no faster, the disk is the limit, and io_uring would not help either. It needs no model: the
+blocks are those of a cache with a model's shape. `--disk`: a folder on the disk.
 """
 
+import mmap
 import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
 from hashlib import sha256
@@ -27,6 +31,7 @@ from minichat.bench.harness import Bench, note_all, rounds
 from minichat.bench.shapes import COMMON, SHAPES
 
 PART = 2**26  # bytes that a thread of the tier loads at a time
+PIECE = 2**21  # bytes of a read by several threads
 
 
 class Fresh:
@@ -42,7 +47,15 @@ class Fresh:
         return np.empty((count, nbytes), np.uint8)
 
 
-def run(bench: Bench, *, shape: str = "8B", blocks: int = 512, disk: str = ".", device: str = "") -> None:
+def run(
+    bench: Bench,
+    *,
+    shape: str = "8B",
+    blocks: int = 512,
+    disk: str = ".",
+    device: str = "",
+    threads: tuple[int, ...] = (1, 4, 8, 16, 32),
+) -> None:
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     store = _store(shape, blocks, place)
     make = blocks_of(store, place)
@@ -58,6 +71,7 @@ def run(bench: Bench, *, shape: str = "8B", blocks: int = 512, disk: str = ".", 
             bench.note("written", blocks * nbytes / (time.perf_counter() - began) / 1e9, "GB/s")
             parts(bench, make, nbytes, min(blocks, max(1, PART // nbytes)), Path(folder))
             whole(bench, tier, names, make, nbytes, Path(folder))
+            reads(bench, Path(folder), threads)
 
 
 def _store(shape: str, blocks: int, device: torch.device) -> KVStore:
@@ -124,6 +138,41 @@ def whole(
         "own memory, from the disk": partial(load, own, cold=True),
     }
     note_all(bench, "a load", rounds(bench, contenders), "GB/s")
+
+
+def reads(bench: Bench, folder: Path, threads: Sequence[int]) -> None:
+    """Gigabytes per second that threads read from the disk, a piece of 2 MB each at a time."""
+    pieces = [(file, at) for file in folder.glob("*.kv") for at in range(0, file.stat().st_size, PIECE)]
+    flags = {"through the page cache": 0}
+    with suppress(AttributeError, OSError):  # neither every system nor every file system has it
+        os.close(os.open(pieces[0][0], os.O_RDONLY | os.O_DIRECT))
+        flags["with O_DIRECT"] = os.O_DIRECT
+
+    def part(first: int, count: int, flag: int) -> int:
+        done = 0
+        with closing(mmap.mmap(-1, PIECE)) as memory:  # O_DIRECT needs aligned memory
+            for file, at in pieces[first::count]:
+                opened = os.open(file, os.O_RDONLY | flag)
+                try:
+                    done += os.preadv(opened, [memory], at)
+                finally:
+                    os.close(opened)
+        return done
+
+    def speed(count: int, flag: int) -> float:
+        drop_from_page_cache(folder)
+        with ThreadPoolExecutor(count) as pool:
+            began = time.perf_counter()
+            done = sum(pool.map(lambda first: part(first, count, flag), range(count)))
+            return done / (time.perf_counter() - began) / 1e9
+
+    contenders = {
+        f"{name}, {count} at once": partial(speed, count, flag)
+        for name, flag in flags.items()
+        for count in threads
+    }
+    for name, speeds in rounds(bench, contenders).items():
+        bench.note(f"reads {name}", speeds, "GB/s")
 
 
 def _speed(work: Callable[[], object], nbytes: int) -> float:

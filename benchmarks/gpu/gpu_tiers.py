@@ -54,7 +54,7 @@ def run(
     programs: tuple[int, ...] = (8, 32, 2**20),
     disk: str = ".",
     tiers: tuple[str, ...] = ("host", "disk"),
-    swaps: tuple[Way, ...] = ("rectangles",),
+    swaps: tuple[Way, ...] = ("layers",),
     only: tuple[str, ...] = PARTS,
 ) -> None:
     if not torch.cuda.is_available():
@@ -109,7 +109,7 @@ def _store(engine: Engine) -> KVStore:
 def _mover(engine: Engine, way: Way) -> Mover:
     """The engine's way to copy blocks from now on."""
     arrivals = _runner(engine).arrivals
-    arrivals.enable(GPU, by_layer=way == "layers")
+    arrivals.by_layer = way == "layers"
     return mover_on(GPU, "rectangles" if way == "layers" else way, arrivals)
 
 

@@ -76,7 +76,8 @@ class StepScores:
 
     def _norm(self, block: Tensor) -> Tensor:
         """The mean logarithm of the norms of a block's keys, so that each head's own scale cancels out."""
-        norms = [keys_of(layer, block).norm(dim=-1).clamp_min(1e-30).log().mean() for layer in self.layers]
+        at = block.to(self.layers[0].keys.device)  # once, not for each layer
+        norms = [keys_of(layer, at).norm(dim=-1).clamp_min(1e-30).log().mean() for layer in self.layers]
         return torch.stack(norms).mean(0, keepdim=True)
 
     def on_host(self) -> list[BlockScores]:

@@ -83,6 +83,7 @@ class StepKind(NamedTuple):
     filtered: bool = False  # whether a row uses top-k or top-p
     long: bool = False  # whether attention splits a context, which matters in graphs
     pieces: bool = False  # whether the prompt is in a graph
+    waits: bool = False  # whether its layers wait for blocks that arrive from host memory
 
 
 class Compilation(Protocol):
@@ -122,7 +123,10 @@ class Runner(Protocol):
         """Compile the kernels of such steps in parallel, without running them."""
 
     def capture(self, kinds: Sequence[StepKind]) -> None:
-        """Capture the graphs of such steps without running them, where their kernels are compiled."""
+        """Capture the graphs of such steps without running them, where their kernels are compiled.
+
+        There are none that wait if no step does.
+        """
 
     def launch(self, step: Step) -> Any:
         """Launch a step. Returns at once if the device runs asynchronously.

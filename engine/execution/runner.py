@@ -78,19 +78,19 @@ class ModelRunner:
         """`slots` rows of at most `width` blocks. `shared`: other ranks run them, too. `link`: to others."""
         # A rank cannot repeat a step alone, and a step that has changed states cannot be repeated.
         self._drafters, self._tries = drafters, 1 if shared or store.keeps_state else 2
-        self.model, self.attention, self.device, self._budget = model, attention, device, room
+        self.model, self.store, self.weights, self.attention = model, store, weights, attention
+        self.device, self._budget, self._eviction, self._scores = device, room, eviction, NO_SCORES
         self._tables, self._block_size = TableMirror(slots, width), block_size
         self.adapters, self._ends = AdapterBank(model, device), StageEnds(link)
         self._batches = BatchBuilder(self._tables, block_size, device, self.adapters)
         self._sampling_state = SamplingState(
             slots=slots, vocab=model.config.vocab, stop_ids=stop_ids, device=device
         )
-        self._eviction, self._scores = eviction, NO_SCORES  # of the current step
         self.graphs: bool | None = None
         self._inference = torch.inference_mode()  # created once: creating it costs as much as entering it
         self._speeds: Speeds | None = None
         self._load, self.splitter = LoadMeter.of(device), StepSplitter(model)
-        self.weights, self.store, self.arrivals = weights, store, Arrivals(store.layers)
+        self.arrivals = Arrivals(store.layers) if shared else Arrivals.on(device, store)  # no rank follows
         self._recordable = weights is None or weights.scheme.graphs  # whether a graph can hold the layers
         self._transfers = TransferRunner(tiers, blocks_of(store, device, self.arrivals))
         self._on_store()
@@ -131,13 +131,14 @@ class ModelRunner:
             launches[kind_of(piece, inputs)] = partial(self._launch_kernels, self._pack(piece), inputs)
         found = [self._stage and self._compiler.start(self._stage, launches)]
         if self._replayed is not None:
-            found.append(self._replayed.start_compiling([kind for kind in kinds if kind not in eager]))
+            others = [kind for kind in kinds if kind not in eager]
+            found.append(self._replayed.start_compiling(others, self.arrivals.waiting))
         return [each for each in found if each]
 
     @torch.inference_mode()
     def capture(self, kinds: Sequence[StepKind]) -> None:
         if self._replayed is not None:
-            self._replayed.capture(kinds)
+            self._replayed.capture(kinds, self.arrivals.waiting)
 
     def products_changed(self, *, recordable: bool) -> None:
         """The model's linear layers have been replaced. `recordable`: whether a graph can hold them."""

@@ -5,7 +5,9 @@ the others replay. The warm-up compiles most kernels in parallel, sends requests
 graphs of usual steps. Others come first: when one arrives, ours end, and the part they belong to runs again
 once the engine is idle. Graphs of rarer steps are captured when it has nothing else to do, one at a time: a
 step that needs one before then captures it. Those of steps with pieces of prompts are only compiled then,
-unless there is a limit on slowdowns: there are many, and few prompts need the same.
+unless there is a limit on slowdowns: there are many, and few prompts need the same. Of steps that wait for
+blocks from host memory, layer by layer, those of usual messages are captured: a capture takes longer than
+such a wait saves.
 """
 
 from collections import deque
@@ -24,6 +26,7 @@ from engine.serving.engine import Engine
 _TOGETHER = 8  # kinds of steps; commands wait until their kernels are handed to the compiler
 _PATIENCE = 0.02  # seconds that commands wait for the compiler
 _SCORED = 256  # tokens of a prompt whose log-probabilities are returned
+_MESSAGE = 256  # tokens of most messages in a chat
 _LIBRARY = 33  # tokens of a prompt from which products may come from a library, which loads its own kernels
 _PLAIN: dict[str, Any] = {"temperature": 1.0}
 _RARE = ({"frequency_penalty": 0.1, "logprobs": 5}, {"logit_bias": {0: 1.0}})  # compiled at one size
@@ -128,9 +131,11 @@ class WarmUp:
         pieces = [
             StepKind(rows, size - rows, long=long, pieces=True) for size in sizes for rows, long in beside
         ]
+        waiting = [StepKind(0, size, pieces=True, waits=True) for size in sizes if size <= _MESSAGE]
         later = [
             partial(self._capture, [kind for kind in batches if kind.filtered]),
-            partial(self._compile, pieces),
+            partial(self._compile, pieces + waiting),
+            partial(self._capture, waiting),
         ]
         if self._engine.scheduler.pace.factor is not None:  # then most steps with prompts have pieces
             later.append(partial(self._capture, pieces))

@@ -38,6 +38,7 @@ MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE messages ADD COLUMN attachments TEXT",
     "ALTER TABLE chats ADD COLUMN adapter TEXT NOT NULL DEFAULT ''",
     "ALTER TABLE chats ADD COLUMN own_params TEXT",
+    "CREATE TABLE deleted_chats (key TEXT PRIMARY KEY) WITHOUT ROWID",
 )
 
 

@@ -112,15 +112,24 @@ class Store:
 
         return self._database.write(work)
 
-    def delete_chat(self, chat_id: int) -> str:
-        """Delete the chat and its messages permanently. Return its key; empty if it no longer exists."""
+    def delete_chat(self, chat_id: int) -> None:
+        """Delete the chat and its messages permanently. Its key is kept for `deleted`."""
 
-        def work(db: Db) -> str:
+        def work(db: Db) -> None:
             query = "DELETE FROM chats WHERE id = ? RETURNING created_at"
-            row = db.execute(query, (chat_id,)).fetchone()
-            return chat_key(chat_id, row[0]) if row else ""
+            if row := db.execute(query, (chat_id,)).fetchone():
+                db.execute("INSERT OR IGNORE INTO deleted_chats VALUES (?)", (chat_key(chat_id, row[0]),))
 
-        return self._database.write(work)
+        self._database.write(work)
+
+    def deleted(self) -> list[str]:
+        """The keys of deleted chats whose cache blocks may still be on the engine's disk."""
+        query = "SELECT key FROM deleted_chats"
+        return self._database.read(lambda db: [row[0] for row in db.execute(query)])
+
+    def forgotten(self, key: str) -> None:
+        """The blocks of this deleted chat are gone."""
+        self._database.write(lambda db: db.execute("DELETE FROM deleted_chats WHERE key = ?", (key,)))
 
     def fork(self, chat_id: int, message_id: int) -> Chat:
         """Copy the chat up to and including this message."""

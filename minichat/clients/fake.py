@@ -221,8 +221,9 @@ class FakeBackend:
         self.replies.append(reply)
         return reply
 
-    async def forget_chat(self, chat: str) -> None:
+    async def forget_chat(self, chat: str) -> bool:
         self.forgotten.append(chat)
+        return True
 
     async def count(self, prompt: Prompt) -> int:
         return len((await self.layout(prompt)).ids)

@@ -177,9 +177,10 @@ class LocalBackend:
         await asyncio.wrap_future(stream.accepted)
         return LocalReply(stream)
 
-    async def forget_chat(self, chat: str) -> None:
+    async def forget_chat(self, chat: str) -> bool:
         if (disk := self._disk) is not None:
             await in_thread(lambda: delete_chat(disk, chat))
+        return disk is not None
 
     async def count(self, prompt: Prompt) -> int:
         return await in_thread(lambda: self._host.count(prompt))

@@ -114,8 +114,8 @@ class Backend(Protocol):
         """Continue from a running reply, sharing its blocks; `prompt_tokens` counts all tokens before it."""
         ...
 
-    async def forget_chat(self, chat: str) -> None:
-        """Delete the cache blocks on disk that belong to this chat alone."""
+    async def forget_chat(self, chat: str) -> bool:
+        """Delete the cache blocks on disk that belong to this chat alone. False: there is no disk here."""
         ...
 
     async def count(self, prompt: Prompt) -> int:

@@ -258,8 +258,9 @@ class RemoteBackend:
 
     # Text
 
-    async def forget_chat(self, chat: str) -> None:
+    async def forget_chat(self, chat: str) -> bool:
         """The server keeps no blocks by chat."""
+        return False
 
     async def count(self, prompt: Prompt) -> int:
         return len((await self._laid_out(prompt)).ids)

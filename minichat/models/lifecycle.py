@@ -142,6 +142,7 @@ class EngineLifecycle:
         else:
             file = program.paths.remembered
             Remembered.read(file).used(identity(self.model)).write(file)
+            program.ask(self._forget_deleted())
         if program.chats.first_ever or program.main.found:
             colors = None if program.app.no_color else program.app.console.color_system
             program.main.found = found_here(snapshot, terminal, colors)
@@ -149,6 +150,11 @@ class EngineLifecycle:
         program.main.label()
         if snapshot.state == "restarting":
             self.restarting(snapshot.error)
+
+    async def _forget_deleted(self) -> None:
+        """Those whose blocks an earlier screen could not delete."""
+        with self.program.reporting_errors():
+            await self.program.chats.forget()
 
     def _set_ready(self) -> None:
         self.ready.set()

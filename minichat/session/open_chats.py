@@ -108,21 +108,23 @@ class OpenChats:
         self._take_away(conversation)
         return kept
 
-    async def delete(self, conversation: Conversation) -> str:
-        """Delete the chat from the screen and the store. Returns its key, for `forget`."""
+    async def delete(self, conversation: Conversation) -> None:
+        """Delete the chat from the screen and the store."""
         await conversation.stop_and_wait()
-        key = self.erase(conversation.chat.id)
+        self.erase(conversation.chat.id)
         self._take_away(conversation)
-        return key
 
-    def erase(self, chat_id: int) -> str:
-        """Delete a chat from the store. Returns its key, for `forget`."""
-        return self.services.store.delete_chat(chat_id)
+    def erase(self, chat_id: int) -> None:
+        """Delete a chat from the store."""
+        self.services.store.delete_chat(chat_id)
 
-    async def forget(self, key: str) -> None:
-        """Delete the cache blocks of a deleted chat from the engine's disk."""
-        if key:
-            await self.services.backend.forget_chat(key)
+    async def forget(self) -> None:
+        """Delete the cache blocks of deleted chats from the engine's disk, also those left by earlier screens
+        that were killed before, or whose disk failed.
+        """
+        for key in self.services.store.deleted():
+            if await self.services.backend.forget_chat(key):
+                self.services.store.forgotten(key)
 
     def catch_up(self) -> None:
         """Load changes of other screens; a chat with a running reply is updated once it ends."""

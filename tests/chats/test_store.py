@@ -129,6 +129,16 @@ def test_a_fork_needs_a_message_of_the_chat(store: Store) -> None:
     assert len(store.open_chats()) == 2
 
 
+def test_the_key_of_a_deleted_chat_is_kept_until_its_blocks_are_gone(store: Store) -> None:
+    """As by a screen that was killed between the two."""
+    chat, other = store.create_chat(), store.create_chat()
+    for each in (chat, other, other):
+        store.delete_chat(each.id)
+    assert store.deleted() == sorted([chat.key, other.key])
+    store.forgotten(chat.key)
+    assert store.deleted() == [other.key]
+
+
 def test_a_deleted_chat_is_gone_permanently(store: Store, path: Path) -> None:
     chat = store.create_chat("secret")
     store.append(chat.id, "user", "the password is xyzzy")

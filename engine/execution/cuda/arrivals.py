@@ -4,8 +4,8 @@ The copies of a load are launched in the order of the layers. After those of eac
 recorded, and a step waits for it just before the first layer of the group, in a CUDA graph or without. The
 events are always the same ones, because a graph holds them.
 
-An engine does this only after `enable`: no GPU has measured it yet, and the first step of each size that
-waits captures a graph of its own.
+A step that waits has a graph of its own, so that other steps do not pay for the waits. A server's warm-up
+captures those of usual messages.
 
 A load that is ordered while a step is in flight, or while another one arrives by layer, is copied at once:
 its events would replace those that the step waits for. Steps wait for the whole of such a load.
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from engine.kernels.driver import copy_rectangles
-from engine.kv.store import KVLayer
+from engine.kv.store import KVLayer, KVStore
 from engine.scheduling.step import Step
 
 Wait = Callable[[int], None] | None  # have the current stream wait for a layer's blocks; None: all are there
@@ -31,26 +31,29 @@ class Arrivals:
 
     def __init__(self, layers: Sequence[KVLayer], events: Sequence[torch.cuda.Event] = ()) -> None:
         """`layers`: the device's cache. `events`: at most one for each of them; without any, as a whole."""
-        self._layers = layers
-        self._use(events)
+        self._layers, self._events, groups = layers, events, len(events)
+        self.by_layer = bool(events)  # False: loads from now on arrive as a whole
+        ends = (len(layers) * at // groups for at in range(groups + 1) if groups)
+        self._groups = [*pairwise(ends)]
+        self._before = {first: event for (first, _), event in zip(self._groups, events, strict=True)}
         self._collected: list[np.ndarray] | None = None  # None: copies are launched at once
         self._followed: list[torch.cuda.Event] = []
         self.wait: Wait = None  # of the current step
 
-    def _use(self, events: Sequence[torch.cuda.Event]) -> None:
-        layers, groups = len(self._layers), len(events)
-        self._events, self.by_layer = events, bool(events)
-        self._groups = [*pairwise(layers * at // groups for at in range(groups + 1))] if events else []
-        self._before = {first: event for (first, _), event in zip(self._groups, events, strict=True)}
+    @property
+    def waiting(self) -> Wait:
+        """What a step that waits by layer calls. None: no load arrives that way."""
+        return self._wait if self.by_layer else None
 
-    def enable(self, device: torch.device, *, by_layer: bool = True) -> None:
-        """Have loads arrive by layer, with the events of the first call, because graphs hold those."""
-        if not self._events:
-            events = [torch.cuda.Event(external=True) for _ in range(min(GROUPS, len(self._layers)))]
-            for event in events:
-                event.record(torch.cuda.current_stream(device))  # torch creates it now: a graph cannot
-            self._use(events)
-        self.by_layer = by_layer
+    @classmethod
+    def on(cls, device: torch.device, store: KVStore) -> "Arrivals":
+        """By layer, if it is a GPU with host memory below."""
+        if device.type != "cuda" or not store.host_blocks:
+            return cls(store.layers)
+        events = [torch.cuda.Event(external=True) for _ in range(min(GROUPS, len(store.layers)))]
+        for event in events:
+            event.record(torch.cuda.current_stream(device))  # torch creates it now: a graph cannot
+        return cls(store.layers, events)
 
     def launch(self, work: Callable[[], None]) -> bool:
         """Run a work that copies blocks, on the current stream. Whether steps can wait for its layers."""

@@ -203,19 +203,20 @@ class DecodeSteps:
             found = (sampled, *found)
         return tuple(each[:count] for each in found)
 
-    def start_compiling(self, kinds: Sequence[StepKind]) -> Compilation | None:
+    def start_compiling(self, kinds: Sequence[StepKind], wait: Wait = None) -> Compilation | None:
+        """`wait`: of those that wait; without one, there are none."""
         if self._recorder is None:
             return None
-        missing = [each for each in self._recordings_of(kinds) if not each.compiled]
+        missing = [each for each in self._recordings_of(kinds, wait) if not each.compiled]
         with self._recorder.launching():
             compilation = self._stage.start_compiling(lambda: [each.launches() for each in missing])
         for recording in missing:
             recording.compiled = True
         return compilation
 
-    def capture(self, kinds: Sequence[StepKind]) -> None:
+    def capture(self, kinds: Sequence[StepKind], wait: Wait = None) -> None:
         """Capture steps whose kernels are compiled: others would wait for the compiler."""
-        for recording in self._recordings_of(kinds):
+        for recording in self._recordings_of(kinds, wait):
             if recording.compiled:
                 recording.capture()
 
@@ -227,8 +228,9 @@ class DecodeSteps:
     def _size(self, rows: int) -> int:
         return self.sizes[bisect_left(self.sizes, rows)]
 
-    def _recordings_of(self, kinds: Sequence[StepKind]) -> list[Recording]:
-        return [self._recording(self._graph_of(kind), None) for kind in kinds]
+    def _recordings_of(self, kinds: Sequence[StepKind], wait: Wait) -> list[Recording]:
+        graphs = [self._graph_of(kind) for kind in kinds if wait is not None or not kind.waits]
+        return [self._recording(each, None, wait if each.waits else None) for each in graphs]
 
     def _graph_of(self, kind: StepKind) -> Graph:
         tokens = kind.rows + kind.prompt
@@ -236,7 +238,8 @@ class DecodeSteps:
             filtered = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
             flags = filtered if self._ends.samples else None  # an earlier stage has one graph for both
             return Graph(self._size(tokens), flags, kind.long)
-        return Graph(_piece_size(tokens), None, kind.long, pieces=True, decodes=kind.rows > 0)
+        size, decodes = _piece_size(tokens), kind.rows > 0
+        return Graph(size, None, kind.long, pieces=True, decodes=decodes, waits=kind.waits)
 
     def _recording(self, graph: Graph, seen: SeenTokens | None, wait: Wait = None) -> Recording:
         if graph not in self._recordings:

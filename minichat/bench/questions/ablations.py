@@ -1,5 +1,6 @@
 """What each technique is worth: switched off alone, by an engine option or by how requests are sent."""
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,7 +9,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from engine.api.errors import TemplateError
+from engine.kv.tiers.disk import DiskTier
 from engine.serving.engine import Engine
+from engine.serving.warm_up import WarmUp
 from engine.text.chat import ChatFormat
 from minichat.bench.cases import Case, CaseResult, CaseSkipped
 from minichat.bench.harness import Bench, rounds
@@ -20,6 +23,7 @@ from minichat.bench.traffic import ask, drain, seconds, submit, take
 _QUESTION = "Tell me a story about a fox and a lantern."
 _ROWS = 8
 _BRIEF = 16  # tokens of a prompt whose cost should not matter
+_TRIALS = 3  # calls after which an engine knows what its tiers cost
 
 Contenders = tuple[Callable[[], float], Callable[[], float]]  # with the technique, without it
 
@@ -113,12 +117,16 @@ def _ablations(setup: Setup) -> Iterator[Ablation]:
     yield Ablation("latency policy", "policy=fcfs", urgent, "s", _policy)
 
 
-def _replies(setup: Setup, engine: Engine) -> Callable[[], float]:
-    """Output tokens per second of the mixed requests."""
-    ids = setup.ids()
+def _replies(setup: Setup, engine: Engine, *, shuffled: bool = False) -> Callable[[], float]:
+    """Output tokens per second of the mixed requests. `shuffled`: each call has another order, the first one
+    of each engine the same, and so on: which requests are preempted, and end last, is luck.
+    """
+    ids, order = setup.ids(), random.Random(0)
 
     def call() -> float:
         sizes = setup.mixed()
+        if shuffled:
+            order.shuffle(sizes)
         spent = seconds(engine, [ask(engine, ids, size, count) for _, size, count in sizes])
         return sum(count for _, _, count in sizes) / spent
 
@@ -221,8 +229,22 @@ def _reserved(setup: Setup) -> Contenders:
 def _host(setup: Setup) -> Contenders:
     """The engine decides whether to swap or to compute again, as it does for a user."""
     blocks = _few_blocks(setup)
-    below = setup.engine(blocks=blocks, host_blocks=4 * blocks)
-    return _replies(setup, below), _replies(setup, setup.engine(blocks=blocks))
+    below, alone = setup.engine(blocks=blocks, host_blocks=4 * blocks), setup.engine(blocks=blocks)
+    return _decided(setup, below, alone, partial(_replies, shuffled=True))
+
+
+def _decided(
+    setup: Setup, below: Engine, alone: Engine, calls: Callable[[Setup, Engine], Callable[[], float]]
+) -> Contenders:
+    """Engines that are warmed up like a server's, and that have tried their tiers, which takes some calls."""
+    for engine in (below, alone):
+        warm_up = WarmUp(engine, engine.runner.graph_sizes)
+        while not warm_up.over or engine.busy:
+            warm_up.step()
+    found = calls(setup, below), calls(setup, alone)
+    for call in found * _TRIALS:
+        call()
+    return found
 
 
 def _second_turn(setup: Setup) -> Contenders:
@@ -231,8 +253,10 @@ def _second_turn(setup: Setup) -> Contenders:
     return _turned(engine, "prefix_cache", True, turn), _turned(engine, "prefix_cache", False, turn)
 
 
-def _turns(setup: Setup, engine: Engine, *, leave: bool = False) -> Callable[[], float]:
-    """The first token of a chat's second turn. `leave`: the first turn's blocks leave the device."""
+def _turns(
+    setup: Setup, engine: Engine, between: Callable[[Engine], None] = lambda engine: None
+) -> Callable[[], float]:
+    """The first token of a chat's second turn. `between`: is called after the first turn."""
     ids = setup.ids()
     prompt, _, _ = setup.sizes
 
@@ -240,8 +264,7 @@ def _turns(setup: Setup, engine: Engine, *, leave: bool = False) -> Callable[[],
         history = take(ids, 8 * prompt)
         first = submit(engine, history, 4)
         seconds(engine, [first])
-        if leave:
-            engine.scheduler.pool.forget_all()
+        between(engine)
         second = submit(engine, [*history, *first.tokens, *take(ids, 16)], 2)
         seconds(engine, [second])
         return second.ttft
@@ -251,8 +274,15 @@ def _turns(setup: Setup, engine: Engine, *, leave: bool = False) -> Callable[[],
 
 def _disk(setup: Setup) -> Contenders:
     """The engine decides whether to load or to compute, as it does for a user."""
+
+    def leave(engine: Engine) -> None:
+        """The blocks leave the device; those on disk are written: a user reads before the next turn."""
+        if isinstance(disk := engine.scheduler.transfers.tiers.get("disk"), DiskTier):
+            disk.flush()
+        engine.scheduler.pool.forget_all()
+
     kept = setup.engine(kv_disk=f"{setup.scratch}:1")
-    return _turns(setup, kept, leave=True), _turns(setup, setup.engine(), leave=True)
+    return _decided(setup, kept, setup.engine(), partial(_turns, between=leave))
 
 
 def _forks(setup: Setup) -> Contenders:

@@ -53,18 +53,18 @@ async def delete(context: Context, chat_id: int) -> None:
     """Delete a chat permanently, whether it is open or closed."""
     context.workspace.keep_draft()
     if (conversation := context.chats.of(chat_id)) is None:
-        key = context.chats.erase(chat_id)
+        context.chats.erase(chat_id)
     else:
-        key = await context.chats.delete(conversation)
+        await context.chats.delete(conversation)
         context.workspace.take_away(conversation)
     context.app.notify("Chat deleted")
-    context.program.ask(_forget(context, key))
+    context.program.ask(_forget(context))
 
 
-async def _forget(context: Context, key: str) -> None:
+async def _forget(context: Context) -> None:
     """The engine's disk may be slow, or fail: the chat is gone all the same."""
     with context.program.reporting_errors():
-        await context.chats.forget(key)
+        await context.chats.forget()
 
 
 def ask_to_delete(context: Context, chat: Chat, then: Callable[[], None] = lambda: None) -> None:

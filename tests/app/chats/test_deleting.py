@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -66,6 +67,24 @@ async def test_a_chat_whose_blocks_cannot_be_deleted_is_gone_all_the_same(bench:
         await it.until(lambda: "/cache/minichat-kv: Read-only file system" in it.notices())
         assert it.app.screen is it.main
         assert it.texts()[-1] == ("assistant", "fine", "done")
+        [key] = it.app.store.deleted()
+    async with bench() as it:
+        await it.until(lambda: it.backend.forgotten == [key])
+        await it.until(lambda: not it.app.store.deleted())
+
+
+@run
+async def test_a_chat_deleted_beside_a_server_is_forgotten_by_the_next_engine_here(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        await two_chats(it)
+        it.backend.forget_chat = AsyncMock(return_value=False)
+        await it.pilot.press("alt+d", "down", "enter")
+        await it.until(lambda: it.backend.forget_chat.await_count == 1)
+        [key] = it.app.store.deleted()
+    async with bench() as it:
+        await it.until(lambda: it.backend.forgotten == [key])
 
 
 @run

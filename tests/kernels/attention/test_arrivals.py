@@ -61,8 +61,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> tuple[KVStore, Arrivals]:
     monkeypatch.setattr(cache_blocks, "LEAST_RUN", 1)
     monkeypatch.setattr(arrivals, "copy_rectangles", slow)
     ours = store("none", "cuda")
-    found = Arrivals(ours.layers)
-    found.enable(GPU)
+    found = Arrivals.on(GPU, ours)
     ours.mover = mover_on(GPU, arrivals=found)
     return ours, found
 

@@ -109,7 +109,8 @@ def test_bytes_from_a_disk_reach_the_blocks(pinned: bool) -> None:
     target.write(rows)
     torch.cuda.synchronize()
     for each in (tensor for layer in ours.layers for tensor in layer.tensors()):
-        assert torch.equal(each[[4, 2]], each[[1, 7]])
+        found, expected = each[[4, 2]].view(torch.uint8), each[[1, 7]].view(torch.uint8)
+        assert torch.equal(found, expected)  # as bytes: random ones are NaN at times
     again = target.buffer(*data.shape)
     del rows, again
     assert (make((4, 2)).read()() == data).all()

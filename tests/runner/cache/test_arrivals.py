@@ -4,6 +4,7 @@ The copy stream is played on a CPU: it copies nothing before something waits for
 numbers until then. `tests/kernels/attention/test_arrivals.py` has the same on a GPU.
 """
 
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,10 @@ from torch import Tensor
 
 from engine.execution import cache_blocks
 from engine.execution.cache_blocks import OnStream, swap_runs
-from engine.execution.cuda import arrivals
+from engine.execution.cuda import arrivals, graphs
 from engine.execution.cuda.arrivals import Arrivals
+from engine.execution.cuda.recording import Recording
+from engine.execution.protocol import StepKind
 from engine.execution.runner import ModelRunner
 from engine.execution.transfers import TransferRunner
 from engine.kernels import driver
@@ -61,7 +64,7 @@ class Event:
     def __init__(self, stream: CopyStream, **kinds: bool) -> None:
         self.stream, self.done, self.kinds = stream, True, kinds
 
-    def record(self) -> None:
+    def record(self, stream: CopyStream | None = None) -> None:
         assert self not in self.stream.queue, "something may still wait for the last record"
         self.done = False
         self.stream.queue.append(self)
@@ -101,7 +104,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> CopyStream:
     monkeypatch.setattr(cache_blocks, "LEAST_RUN", 1)
     monkeypatch.setattr(driver, "library", lambda: played)
     monkeypatch.setattr(torch.cuda, "Event", partial(Event, made))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: made)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: made)
     return made
 
 
@@ -200,6 +203,47 @@ def test_a_message_that_comes_while_blocks_arrive_waits_for_none(llama: Path, st
     assert [each.reply for each in outputs] == [alone(llama, each).reply for each in (prompt, other)]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_random_messages_get_the_same_replies(llama: Path, stream: CopyStream, seed: int) -> None:
+    draw, asked = random.Random(seed), list[tuple[int, Output]]()
+    prompts = [[1, *range(30, 120)], [1, *range(90, 20, -1)], [1, *range(30, 80), *range(140, 40, -1)]]
+    engine = resumable(llama, stream, *prompts, depth=seed % 2, graphs=seed % 3 > 0)
+    for number in draw.choices(range(3), k=10):
+        asked.append((number, ask(engine, prompts[number])[1]))
+        for _ in range(draw.randrange(6)):
+            turn(engine)
+        if draw.random() < 0.4:
+            drain(engine)
+            engine.scheduler.pool.forget_all()
+    drain(engine)
+    expected = [alone(llama, prompt).reply for prompt in prompts]
+    assert [output.reply for _, output in asked] == [expected[number] for number, _ in asked]
+    assert any(not event.kinds for event, _ in stream.waits), "no step waited by layer"
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_graph_that_waits_is_captured_ahead(
+    llama: Path, stream: CopyStream, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """A warm-up asks for it. An engine whose loads arrive as a whole has none."""
+    prompt, made = [1, *range(30, 120)], list[Recording]()
+    engine = resumable(llama, stream, prompt)
+    assert isinstance(engine.runner, ModelRunner)
+
+    def recording(*given: Any) -> Recording:
+        made.append(Recording(*given))
+        return made[-1]
+
+    monkeypatch.setattr(graphs, "Recording", recording)
+    engine.runner.arrivals.by_layer = ahead
+    engine.runner.capture([StepKind(0, 10, long=True, pieces=True, waits=True)])
+    assert len(made) == ahead
+    engine.runner.arrivals.by_layer = True
+    resume(engine, prompt)
+    assert [left for _, left in stream.waits] == [2, 1, 0]
+    assert len(made) == 1, "the step has its graph"
+
+
 # Steps
 
 
@@ -276,6 +320,19 @@ def test_the_step_after_one_that_fails_waits_as_well(stream: CopyStream) -> None
 
 
 # Loads
+
+
+@pytest.mark.parametrize(
+    ("device", "blocks", "by_layer"), [("cuda", 4, True), ("cuda", 0, False), ("cpu", 4, False)]
+)
+def test_loads_from_host_memory_arrive_by_layer_on_a_gpu(
+    stream: CopyStream, device: str, blocks: int, by_layer: bool
+) -> None:
+    cpu = torch.device("cpu")
+    store = KVStore(LAYERS, blocks=2, block_size=16, host_blocks=blocks, dtype=torch.float16, device=cpu)
+    made = Arrivals.on(torch.device(device), store)
+    assert (made.by_layer, made.waiting is not None) == (by_layer, by_layer)
+    assert len(stream.queue) == 2 * by_layer, "a graph needs events that exist"
 
 
 def store_of(stream: CopyStream) -> tuple[KVStore, Arrivals, list[Event]]:

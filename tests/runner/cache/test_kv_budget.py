@@ -141,6 +141,19 @@ def test_captured_decode_steps_read_the_shorter_table(llama: Path) -> None:
     assert (stage.pieces, stage.sizes) == ([112] + [16] * 5, [1] * 39)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_norms_evict_the_same_blocks_on_a_gpu(llama: Path, depth: int, graphs: bool) -> None:
+    plain, engine = (
+        reply(engine_on(llama, **BUDGET), LONG),
+        engine_on(llama, device="cuda", depth=depth, **BUDGET),
+    )
+    engine.set_switch("graphs", graphs)
+    for _ in range(2):  # the second one replays graphs
+        assert reply(engine, LONG).reply == plain.reply
+
+
 def test_a_budget_longer_than_the_request_changes_nothing(llama: Path) -> None:
     plain = reply(engine_on(llama), LONG).reply
     assert reply(engine_on(llama, kv_budget=240), LONG).reply == plain

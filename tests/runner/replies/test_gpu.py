@@ -26,6 +26,7 @@ from engine.execution.cuda.graphs import DecodeSteps
 from engine.execution.runner import ModelRunner
 from engine.kv.host_memory import Pairs
 from engine.scheduling.step import Rows, Step
+from engine.serving.engine import Engine
 from engine.serving.warm_up import WarmUp
 from tests.outputs import Outputs
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
@@ -256,43 +257,72 @@ def test_a_step_that_is_launched_while_its_blocks_arrive_gives_the_same_reply(
     llama: Path, monkeypatch: pytest.MonkeyPatch, kv: str, graphs: bool, least: int
 ) -> None:
     """By layer, or, where blocks are gathered, as a whole."""
-    followed, by_layer = list[bool](), list[bool]()
-    follow, awaited = ModelRunner.follow, Arrivals.awaited
+    followed, by_layer, follow = list[bool](), waits_by_layer(monkeypatch), ModelRunner.follow
 
     def noted(runner: ModelRunner, transfer: int) -> bool:
         followed.append(follow(runner, transfer))
         return followed[-1]
 
-    @contextmanager
-    def watched(arrivals: Arrivals, step: Step, *, kernels: bool) -> Iterator[None]:
-        with awaited(arrivals, step, kernels=kernels):
-            by_layer.append(arrivals.wait is not None)
-            yield
-
     monkeypatch.setattr(ModelRunner, "follow", noted)
-    monkeypatch.setattr(Arrivals, "awaited", watched)
     monkeypatch.setattr(cache_blocks, "LEAST_RUN", least)
     engine = engine_on(
         llama, device="cuda", kv_scheme=kv, blocks=16, host_blocks=64, preemption="swap", prefix_cache=True
     )
     engine.set_switch("graphs", graphs)
-    engine.runner.arrivals.enable(torch.device("cuda"))
-    copy = engine.runner.store.mover
-
-    def slow(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], pairs: Pairs) -> None:
-        torch.cuda._sleep(10**8)  # so a load has not ended when the next step is launched
-        copy(sources, targets, pairs)
-
-    engine.runner.store.mover = slow
-    replies = []
-    for _ in range(4):
-        _, output = ask(engine, [1, *range(30, 120), *range(30, 120)])
-        drain(engine)
-        replies.append(output.reply)
-        engine.scheduler.pool.forget_all()
+    slow_copies(engine)
+    replies = [resumed(engine) for _ in range(4)]
     assert any(followed), "no step was launched while its blocks arrived"
     assert any(by_layer) == (least == 1)
     assert replies == replies[:1] * 4
+
+
+def test_a_step_that_waits_by_layer_has_its_graph_after_the_warm_up(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_blocks, "LEAST_RUN", 1)
+    engine = engine_on(llama, device="cuda", blocks=16, host_blocks=64, preemption="swap", prefix_cache=True)
+    warm_up = WarmUp(engine, engine.runner.graph_sizes)
+    while not warm_up.over:
+        warm_up.step()
+    first, by_layer, captured = resumed(engine), waits_by_layer(monkeypatch), list[object]()
+    slow_copies(engine)
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", lambda *given, **named: captured.append(named))
+    assert [resumed(engine) for _ in range(3)] == [first] * 3
+    assert any(by_layer) and not captured
+
+
+def waits_by_layer(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each step from now on waits by layer."""
+    found, awaited = list[bool](), Arrivals.awaited
+
+    @contextmanager
+    def watched(arrivals: Arrivals, step: Step, *, kernels: bool) -> Iterator[None]:
+        with awaited(arrivals, step, kernels=kernels):
+            found.append(arrivals.wait is not None)
+            yield
+
+    monkeypatch.setattr(Arrivals, "awaited", watched)
+    return found
+
+
+def slow_copies(engine: Engine) -> None:
+    """A load has not ended when the next step is launched."""
+    assert isinstance(engine.runner, ModelRunner)
+    copy = engine.runner.store.mover
+
+    def slow(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], pairs: Pairs) -> None:
+        torch.cuda._sleep(10**8)
+        copy(sources, targets, pairs)
+
+    engine.runner.store.mover = slow
+
+
+def resumed(engine: Engine) -> list[int]:
+    """The reply to a chat whose blocks are in host memory, after the first time."""
+    _, output = ask(engine, [1, *range(30, 120), *range(30, 120)])
+    drain(engine)
+    engine.scheduler.pool.forget_all()
+    return output.reply
 
 
 def test_engines_on_two_threads_capture_their_own_graphs(llama: Path) -> None:
