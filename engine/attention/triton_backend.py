@@ -42,7 +42,7 @@ from engine.kernels.triton.attention.write_fours import write_fours
 from engine.kernels.triton.padding import padded_rows
 
 WIDEST = 256  # head dimension; wider heads leave no shared memory for keys
-# Numbers of a latent, without those that positions rotate; in float32, wider products take minutes to compile.
+# Numbers of a latent that are values. In float32, wider products take minutes to compile.
 WIDEST_LATENT, WIDEST_FLOAT_LATENT = 512, 128
 PIECES = 16  # the most pieces of prompts in a graph
 CELLS = 3 * 2**17  # the most that their tiles read, each its own context: more takes longer than launching

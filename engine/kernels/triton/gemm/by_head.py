@@ -37,9 +37,7 @@ def _by_head(
         if PDL:
             tl.extra.cuda.gdc_wait()
         mask = there[:, None] & (at < INPUTS)[None, :]
-        total = tl.dot(
-            add_up(given, at[None, :], mask, x_part, PARTS).to(dtype), w, input_precision="ieee"
-        )
+        total = tl.dot(add_up(given, at[None, :], mask, x_part, PARTS).to(dtype), w, input_precision="ieee")
     else:
         if PDL:
             tl.extra.cuda.gdc_wait()
@@ -65,6 +63,8 @@ def by_head(x: Tensor, weight: Tensor, *, out: Tensor | None = None, pdl: bool =
     if out is None:
         out = padded_rows(tokens, heads, outputs, like=weight)
     rows, columns, turn, stages = TALL
+    if parts > 1:  # they are in float32, and all of them would be in flight
+        stages = 1
     if tokens <= FEW:
         rows, turn = max(NARROW, power(tokens)), max(NARROW, power(inputs))
         columns = max(NARROW, min(power(outputs), WHOLE // turn))

@@ -56,23 +56,22 @@ def _latent_cells(
     if first < QUERIES:
         head = first + tl.arange(0, HEADS)
         mask = (head < QUERIES)[:, None] & inside[None, :]
-        given = queries + token * q_token + head[:, None] * q_head
-        value = _turned(given, at, mask, q_part, cos, sin, ROTATED, INTERLEAVED, Q_PARTS, dtype)
+        of_heads = queries + token * q_token + head[:, None] * q_head
+        query = _turned(of_heads, at, mask, q_part, cos, sin, ROTATED, INTERLEAVED, Q_PARTS, dtype)
         line = (token * QUERIES + head[:, None]) * (RANK + ROTATED) + RANK
-        tl.store(out + line + at[None, :], value, mask=mask)
+        tl.store(out + line + at[None, :], query, mask=mask)
     else:  # the last program of a token
         given = latents + token * token_stride
-        value = add_up(given, at_rank, in_rank, part_stride, PARTS).to(dtype)
-        wide = value.to(tl.float32)
+        latent = add_up(given, at_rank, in_rank, part_stride, PARTS).to(dtype)
+        wide = latent.to(tl.float32)
         even = wide * tl.rsqrt(tl.sum(wide * wide) / RANK + eps)
-        value = norm_scaled(even, scale, weight, dtype)
         cell = cells + place * (RANK + ROTATED)
-        tl.store(cell + at_rank, value, mask=in_rank & (place >= 0))
+        tl.store(cell + at_rank, norm_scaled(even, scale, weight, dtype), mask=in_rank & (place >= 0))
         one = tl.arange(0, 1)[:, None]
-        key = _turned(
-            given + RANK + one, at, inside[None, :], part_stride, cos, sin, ROTATED, INTERLEAVED, PARTS, dtype
-        )
-        tl.store(cell + RANK + one + at[None, :], key, mask=inside[None, :] & (place >= 0))
+        there = inside[None, :]
+        of_key = given + RANK + one
+        key = _turned(of_key, at, there, part_stride, cos, sin, ROTATED, INTERLEAVED, PARTS, dtype)
+        tl.store(cell + RANK + one + at[None, :], key, mask=there & (place >= 0))
 
 
 def latent_cells(
