@@ -13,9 +13,8 @@ from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.experts.gemm import Gate
 from engine.kernels.triton.experts.route import MOST_EXPERTS, router_logits
 from engine.kernels.triton.experts.stacked import stacked
-from engine.kernels.triton.gemm.by_head import by_head
+from engine.kernels.triton.gemm.by_head import absorb, by_head
 from engine.kernels.triton.gemm.tma_gemm import ROOM
-from engine.kernels.triton.kv.latent_cells import latent_cells
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.linear import state_space
 from engine.kernels.triton.linear.convolve import StepSizes, convolve
@@ -37,7 +36,7 @@ class GpuKernels:
     """The kernels of a device, and the limits that choose between them."""
 
     rope_and_cache = staticmethod(rope_and_cache)
-    latent_cells = staticmethod(latent_cells)
+    absorb = staticmethod(absorb)
     by_head = staticmethod(by_head)
     sigmoid_gate = staticmethod(sigmoid_gate)
     relu2 = staticmethod(relu2)

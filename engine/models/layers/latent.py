@@ -91,13 +91,9 @@ class LatentAttention(Part):
             made = down.parts_of(x.normed(self.norm, gpu, rounded=rounded, pdl=pdl), pdl=pdl)
         queries, latents = made.split_with_sizes((self.parts[0], sum(self.parts[1:])), 2)
         q = self._queries(queries, x.stream.dtype, gpu, pdl=pdl).unflatten(2, (self.heads, -1))
-        absorbed = x.stream.new_empty(len(x.stream), self.heads, layer.spec.key_dim)
-        around = layer, *latent_norm, step.rope, step.positions, step.places
-        gpu.latent_cells(absorbed, q, latents, *around, interleaved=self.interleaved, pdl=pdl)
-        up = self._projections
-        gpu.by_head(q[..., : up.unrotated], up.of_keys, out=absorbed[..., : up.rank], pdl=pdl)
-        mixed = step.mix(absorbed, layer).unsqueeze(0)
-        values = gpu.by_head(mixed, up.of_values.transpose(1, 2), pdl=pdl)
+        up, around = self._projections, (layer, *latent_norm, step.rope, step.positions, step.places)
+        absorbed = gpu.absorb(q, latents, up.of_keys, *around, interleaved=self.interleaved, pdl=pdl)
+        values = gpu.by_head(step.mix(absorbed, layer), up.of_values.transpose(1, 2), pdl=pdl)
         return x.plus(gpu.product(self.out), values.flatten(1), step)
 
     def _queries(self, made: Tensor, dtype: torch.dtype, gpu: "GpuKernels", *, pdl: bool) -> Tensor:

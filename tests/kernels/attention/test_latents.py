@@ -56,46 +56,50 @@ def test_work_lists_of_a_graph_give_the_same(
     assert_near(found, expected, torch.float32)
 
 
-@pytest.mark.parametrize(("parts", "tokens"), [(1, 3), (2, 40)])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_products_by_head(call: Callable[..., Any], parts: int, tokens: int, transposed: bool) -> None:
+@pytest.mark.parametrize(("tokens", "transposed"), [(3, True), (40, False)])
+def test_products_by_head(call: Callable[..., Any], tokens: int, transposed: bool) -> None:
     """With numbers behind those of each head, and a weight within a larger one."""
     rng = torch.Generator().manual_seed(0)
-    x = torch.randn(parts, tokens, 3, 50, generator=rng).to(torch.float32 if parts > 1 else torch.float16)
     whole = torch.randn(3, 40, 36, generator=rng).half()
     weight = whole[:, 4:].transpose(1, 2) if transposed else whole[:, 4:]
-    given = x[..., : weight.shape[1]]
-    found, _ = call("gemm.by_head", "by_head", given, weight)
-    expected = torch.einsum("thi,hio->tho", given.sum(0).half().float(), weight.float())
+    x = torch.randn(tokens, 3, 50, generator=rng).half()[..., : weight.shape[1]]
+    found, _ = call("gemm.by_head", "by_head", x, weight)
+    expected = torch.einsum("thi,hio->tho", x.float(), weight.float())
     torch.testing.assert_close(found.float(), expected, rtol=2e-3, atol=1e-2)
 
 
-@pytest.mark.parametrize(("parts", "interleaved"), [(1, True), (2, False)])
-def test_cells_of_latents(call: Callable[..., Any], parts: int, interleaved: bool) -> None:
-    heads, rank, rotated, tokens = 11, 20, 6, 4
-    spec, rng = spec_of(heads, rank, (12, rotated, 10)), torch.Generator().manual_seed(0)
-    made = torch.randn(parts, tokens, heads * 18 + rank + rotated, generator=rng)
+@pytest.mark.parametrize(("tokens", "parts", "interleaved"), [(4, 1, True), (37, 2, False)])
+def test_absorbed_queries_and_cells_of_latents(
+    call: Callable[..., Any], tokens: int, parts: int, interleaved: bool
+) -> None:
+    heads, rank, (unrotated, rotated, _) = 5, 20, SMALL
+    spec, rng = spec_of(heads, rank, SMALL), torch.Generator().manual_seed(0)
+    width = unrotated + rotated
+    made = torch.randn(parts, tokens, heads * width + rank + rotated, generator=rng)
     made = made if parts > 1 else made.half()
-    queries, latents = made.split_with_sizes((heads * 18, rank + rotated), 2)
-    keys = torch.full((3, 16, 1, rank + rotated), torch.nan).half()
-    weight = torch.randn(rank, generator=rng).half()
+    queries, latents = made.split_with_sizes((heads * width, rank + rotated), 2)
+    keys = torch.full((4, 16, 1, rank + rotated), torch.nan).half()
+    weight = torch.randn(heads, unrotated + 10, rank, generator=rng).half()[:, :unrotated]
+    norm_weight = torch.randn(rank, generator=rng).half()
     table = rope_table(RopeSpec(theta=1e4, interleaved=interleaved), rotated, 50, torch.float16)
-    positions, places = torch.tensor([17, 0, 49, 3]), torch.tensor([3, -1, 40, 0])
-    out = torch.full((tokens, heads, rank + rotated), torch.nan).half()
-    q = queries.unflatten(2, (heads, 18))
-    given = out, q, latents, layer_of(spec, keys), weight, 1e-6, table, positions, places
-    _, (changed, _, _, layer, *_) = call("kv.latent_cells", "latent_cells", *given, interleaved=interleaved)
+    positions, places = torch.arange(tokens) * 7 % 50, torch.randperm(64, generator=rng)[:tokens]
+    places[1] = -1
+    given = queries.unflatten(2, (heads, width)), latents, weight, layer_of(spec, keys), norm_weight, 1e-6
+    named = {"interleaved": interleaved}
+    absorbed, after = call("gemm.by_head", "absorb", *given, table, positions, places, **named)
 
     cos, sin = table[positions].unsqueeze(1).chunk(2, -1)
-    turned, cell = q.sum(0).half()[..., 12:], latents.sum(0).half()
+    q, cell = queries.sum(0).half().unflatten(1, (heads, width)), latents.sum(0).half()
+    turned = q[..., unrotated:].clone()
     rotate(turned, cos, sin, interleaved=interleaved)
     rotate(cell[:, None, rank:], cos, sin, interleaved=interleaved)
-    cell[:, :rank] = torch.nn.functional.rms_norm(cell[:, :rank], (rank,), None, 1e-6) * weight
-    torch.testing.assert_close(changed[..., rank:], turned, rtol=2e-3, atol=2e-3)
-    assert changed[..., :rank].isnan().all()  # left to the product
-    flat = layer.keys.view(-1, rank + rotated)
-    torch.testing.assert_close(flat[[3, 40, 0]], cell[[0, 2, 3]], rtol=2e-3, atol=2e-3)
-    assert flat.isfinite().all(1).sum() == 3
+    cell[:, :rank] = torch.nn.functional.rms_norm(cell[:, :rank], (rank,), None, 1e-6) * norm_weight
+    expected = torch.einsum("thi,hio->tho", q[..., :unrotated].float(), weight.float())
+    torch.testing.assert_close(absorbed[..., :rank].float(), expected, rtol=2e-3, atol=1e-2)
+    torch.testing.assert_close(absorbed[..., rank:], turned, rtol=2e-3, atol=2e-3)
+    flat, written = after[3].keys.view(-1, rank + rotated), places >= 0
+    torch.testing.assert_close(flat[places[written]], cell[written], rtol=2e-3, atol=2e-3)
+    assert flat.isfinite().all(1).sum() == tokens - 1
 
 
 @pytest.mark.cuda

@@ -99,7 +99,7 @@ BEFORE = {
     "_gemv": {"weight", "weight_scale", "norm_weight"}, "_int4_gemv": {"words", "grid", "eye", "norm_weight"},
     "_norm": {"weight"}, "_linear_residual_norm": {"norm_weight"}, "_attend": {"items"},
     "_rope_and_cache": {"weight", "rope", "positions", "places"}, "_attend_latents": {"items"},
-    "_latent_cells": {"weight", "rope", "positions", "places"}, "_by_head": {"weight", "w_head"},
+    "_absorb": {"weight", "w_head", "norm_weight", "rope", "positions"}, "_by_head": {"weight", "w_head"},
     "_qkv_rope": {"rope", "positions", "places"},
     "_merge": {"merges"}, "_scan": {"columns"}, "_bound": {"columns"}, "_spread": {"columns"},
     "_gather": {"columns"}, "_find": {"columns"}, "_weigh": {"columns"}, "_pick": {"columns", "slots"},

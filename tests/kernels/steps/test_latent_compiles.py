@@ -44,7 +44,7 @@ LATENTS_OF_QUERIES = replace(  # of DeepSeek-V3, with fewer experts
 )  # fmt: skip
 def test_latents_that_decode(compiled: dict[str, int], config: DecoderConfig, rows: int, scheme: str) -> None:
     decode(config, rows, scheme, "none")
-    assert {"_latent_cells", "_by_head", "_attend_latents", "_router_logits"} <= compiled.keys()
+    assert {"_absorb", "_by_head", "_attend_latents", "_router_logits"} <= compiled.keys()
 
 
 @pytest.mark.parametrize("compiled", [90, *soak(80, 100, 120)], indirect=True)
