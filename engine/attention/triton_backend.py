@@ -20,6 +20,7 @@ from engine.attention.base import (
     state_runs,
     why_not_on,
 )
+from engine.attention.expansion import Expansion, expands
 from engine.attention.registry import register
 from engine.attention.short_conv import ShortConvolution
 from engine.attention.state_runs import RUN, DeviceRuns, StateRuns, write_runs
@@ -56,6 +57,8 @@ class TritonMetadata:
     tables: Tensor
     batch: Batch
     work: dict[LayerSpec, list[AttentionWork]] = field(default_factory=dict)
+    _expands: dict[LayerSpec, bool] = field(default_factory=dict)
+    _expansion: Expansion | None = None
     _states: DeviceRuns | None = None
     _plain_states: StateRuns | None = None
 
@@ -78,6 +81,14 @@ class TritonMetadata:
         """Which tokens are in which row of the tables, as `write_fours` takes it."""
         return {"starts": self.batch.starts, "contexts": self.batch.contexts}
 
+    def expansion(self, spec: LayerSpec, up: LatentProjections) -> Expansion | None:
+        """For prompts over latents, if they are to read keys and values."""
+        if spec not in self._expands:
+            self._expands[spec] = expands(self.batch, spec, up)
+        if self._expands[spec] and self._expansion is None:
+            self._expansion = Expansion.of(self.batch, TritonAttention().prepare)
+        return self._expansion if self._expands[spec] else None
+
     def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:
         if spec not in self.work:
             self.work[spec] = plan(self.batch, spec, itemsize, packed=packed)
@@ -97,6 +108,9 @@ class GraphMetadata:
     @property
     def rows(self) -> dict[str, Tensor]:
         return {"slots": self.slots, "contexts": self.contexts}
+
+    def expansion(self, spec: LayerSpec, up: LatentProjections) -> Expansion | None:
+        return None  # its sizes change from step to step
 
     def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:
         return self.work[spec]
@@ -171,6 +185,8 @@ class TritonAttention:
             return v.advance(q, k, layer, metadata.plain_states)
         if isinstance(v, LatentProjections):
             self.write(k, k, layer, metadata, places, pdl=False)
+            if (expansion := metadata.expansion(layer.spec, v)) is not None:
+                return expansion.mixed(q, v, layer, self.mix)
             return v.outputs(self.mix(v.absorbed(q), layer, metadata))
         self.write(k, v, layer, metadata, places, pdl=False)
         return self.mix(q, layer, metadata)

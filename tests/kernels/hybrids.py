@@ -43,7 +43,7 @@ SCALED = replace(
 LATENT = LayerSpec(heads=4, kv_heads=1, key_dim=46, value_dim=40, scale=0.25, latent=True)
 LATENTS = replace(
     DENSE, family="deepseek_v2", layers=(LATENT, LATENT), qk_norm=False, rope=RopeSpec(theta=1e4), dense=(0,),
-    latent=LatentSpec(rank=40, rotated=6, unrotated=10, value=12),
+    latent=LatentSpec(rank=40, rotated=6, unrotated=6, value=8),
 )  # fmt: skip
 MODELS = {
     "dense": DENSE,
@@ -70,7 +70,7 @@ MODELS = {
     "latents-of-queries": replace(
         LATENTS, family="deepseek_v3", rope=RopeSpec(theta=1e4, interleaved=True), dense=(0, 1),
         latent=LatentSpec(rank=40, rotated=6, unrotated=10, value=12, query_rank=20),
-        layers=(replace(LATENT, heads=40),) * 2,
+        layers=(replace(LATENT, heads=20),) * 2,
     ),
     "biased": replace(SCALED, out_bias=True, settings=MAMBA.settings | {"state_bias": True}),
 }  # fmt: skip

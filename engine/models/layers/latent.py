@@ -80,10 +80,13 @@ class LatentAttention(Part):
         return LatentProjections(self.kv_up.unflatten(0, (self.heads, -1)), self.sizes.unrotated)
 
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
-        latent_norm = gpu.norm_of(self.latent_norm)
+        latent_norm, layer, up = gpu.norm_of(self.latent_norm), step.layers[self.index], self._projections
         if latent_norm is None:
             return None
-        down, layer, pdl = gpu.product(self.down), step.layers[self.index], step.pdl
+        if step.expands(layer, up):  # long prompts gain less by launches than by keys and values
+            x.add(x.scaled(self.forward(x.total(), step)))
+            return x
+        down, pdl = gpu.product(self.down), step.pdl
         if step.single:
             made = x.norm_gemv(down, self.norm, gpu, pdl=pdl).unsqueeze(0)
         else:
@@ -91,7 +94,7 @@ class LatentAttention(Part):
             made = down.parts_of(x.normed(self.norm, gpu, rounded=rounded, pdl=pdl), pdl=pdl)
         queries, latents = made.split_with_sizes((self.parts[0], sum(self.parts[1:])), 2)
         q = self._queries(queries, x.stream.dtype, gpu, pdl=pdl).unflatten(2, (self.heads, -1))
-        up, around = self._projections, (layer, *latent_norm, step.rope, step.positions, step.places)
+        around = layer, *latent_norm, step.rope, step.positions, step.places
         absorbed = gpu.absorb(q, latents, up.of_keys, *around, interleaved=self.interleaved, pdl=pdl)
         values = gpu.by_head(step.mix(absorbed, layer), up.of_values.transpose(1, 2), pdl=pdl)
         return x.plus(gpu.product(self.out), values.flatten(1), step)

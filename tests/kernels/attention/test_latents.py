@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from engine.api.config import RopeSpec
+from engine.attention import expansion
+from engine.attention.expansion import expands
 from engine.models.rope import rope_table, rotate
 from tests.cases import soak
 from tests.kernels.interpreted import Interpreted
-from tests.kernels.latents import DEEPSEEK, SMALL, both, layer_of, replayed, spec_of
+from tests.kernels.latents import DEEPSEEK, SMALL, both, latent_case, layer_of, replayed, spec_of
 
 pytest.importorskip("triton", reason="no Triton here")
 
@@ -42,6 +44,33 @@ def test_equals_the_torch_backend(
         found, expected, *caches = kernels.run(both, spec, rows, SMALL, dtype, "cpu", block_size, tile)
         assert_near(found, expected, dtype)
         assert torch.equal(*(each.nan_to_num(7.0) for each in caches))
+
+
+@pytest.mark.parametrize("rows", [[(1, 30), (1, 5), (20, 20), (12, 40)], *soak([(17, 25)])])
+@pytest.mark.parametrize("limit", [{}, *soak({"window": 9, "kept": 2})])
+def test_prompts_read_keys_and_values(
+    kernels: Interpreted, rows: list[tuple[int, int]], limit: dict[str, int]
+) -> None:
+    """Beside rows of one token, which read latents."""
+    sizes = (4, 2, 3)
+    spec = spec_of(3, 16, sizes, **limit)
+    batch, _, _, _, up = latent_case(spec, rows, sizes, torch.float32, "cpu")
+    assert expands(batch, spec, up)
+    found, expected, *caches = kernels.run(both, spec, rows, sizes, torch.float32)
+    assert_near(found, expected, torch.float32)
+    assert torch.equal(*(each.nan_to_num(7.0) for each in caches))
+
+
+def test_contexts_are_expanded_if_that_takes_fewer_multiplications(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*rows: tuple[int, int]) -> bool:
+        batch, _, _, _, up = latent_case(spec, rows, DEEPSEEK, torch.float16, "cpu")
+        return expands(batch, spec, up)
+
+    spec = spec_of(2, 512, DEEPSEEK)
+    assert not found((1, 400)) and not found((170, 1000)) and found((200, 1000)) and found((400, 400))
+    assert found((1, 400), (200, 1000)) and not found((2, 900), (200, 400))
+    monkeypatch.setattr(expansion, "MOST", 1000 * 2 * 320 - 1)  # numbers of keys and values
+    assert found((400, 400)) and not found((200, 1000))
 
 
 @pytest.mark.parametrize(

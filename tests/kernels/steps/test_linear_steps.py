@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="no Triton here")
 QUICK = {
     "dense": ("drafts",), "experts": ("one",), "mamba": ("one",),
     "lone": (), "lone-experts": (), "states": (), "scaled": ("one",), "scaled-experts": (),
-    "biased": (), "latents": ("one", "pieces"), "latents-of-queries": ("drafts",),
+    "biased": (), "latents": ("one",), "latents-of-queries": ("one",),
     "convolutions": ("drafts",), "beside": ("decodes",),
 }  # fmt: skip
 CASES = [
