@@ -26,7 +26,7 @@ GPU = torch.device("cuda")
 SPEC = LayerSpec(heads=16, kv_heads=1, key_dim=576, value_dim=512, scale=192**-0.5, latent=True)
 LITE = DecoderConfig(  # the attention of DeepSeek-V2-Lite
     family="deepseek_v2", dtype="bfloat16", hidden=2048, layers=(SPEC,) * 3, vocab=5000, max_context=9000,
-    mlp=3072, norm_eps=1e-6, rope=RopeSpec(theta=1e4, interleaved=True), dense=(0, 1, 2),
+    mlp=3072, norm_eps=1e-6, rope=RopeSpec(theta=1e4, interleaved=True), tied=True, dense=(0, 1, 2),
     latent=LatentSpec(rank=512, rotated=64, unrotated=128, value=128),
 )  # fmt: skip
 WIDE = replace(  # of DeepSeek-V3
