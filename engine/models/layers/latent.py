@@ -24,7 +24,7 @@ EPS = 1e-6  # of the norms of latents, whatever config.json has for the others
 
 
 class LatentAttention(Part):
-    pdl = True
+    pdl = interleaves = True
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
