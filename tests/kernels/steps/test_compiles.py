@@ -295,9 +295,12 @@ def test_steps_with_prompts(compiled: dict[str, int], kv: KvSchemeName) -> None:
     prompts(kv)
 
 
-def prompts(kv: KvSchemeName, config: DecoderConfig = SMALL, block_size: int = 16) -> None:
-    rows = [(1, 400), (1, 30), (4, 90), (300, 300)]  # tokens, and their context
-    tables = [list(range(each * 8, each * 8 + 25)) for each in range(len(rows))]
+def prompts(
+    kv: KvSchemeName, config: DecoderConfig = SMALL, block_size: int = 16, longest: int = 300
+) -> None:
+    rows = [(1, 400), (1, 30), (4, 90), (longest, longest)]  # tokens, and their context
+    tables = [list(range(each * 8, each * 8 + 25)) for each in range(len(rows) - 1)]
+    tables.append(list(range(-(-longest // block_size))))
     batch = make_batch(rows, tables, block_size)
     with META, torch.inference_mode():
         stage = stage_of(config, "none", kv, block_size)

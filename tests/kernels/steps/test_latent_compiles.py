@@ -53,3 +53,10 @@ def test_latents_with_prompts(compiled: dict[str, int], config: DecoderConfig) -
     prompts("none", config)
     pieces(config, 64, "none")
     assert "_attend_latents" in compiled
+
+
+@pytest.mark.parametrize("compiled", [90, *soak(80, 100, 120)], indirect=True)
+def test_prompts_that_read_keys_and_values(compiled: dict[str, int]) -> None:
+    prompts("none", LATENTS, longest=900)
+    assert {"_attend", "_attend_latents"} <= compiled.keys()  # of prompts, and of rows of one token
+    assert "_absorb" not in compiled
