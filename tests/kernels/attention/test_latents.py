@@ -32,6 +32,7 @@ def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     [
         (3, 16, {}, torch.float32), (20, 40, {}, torch.float16),
         (3, 16, {"window": 20, "kept": 3}, torch.float32),
+        (2, 300, {}, torch.float16),  # two programs merge one head
         *soak((70, 16, {}, torch.float16), (2, 64, {"window": 5}, torch.float16)),
     ],
 )  # fmt: skip
