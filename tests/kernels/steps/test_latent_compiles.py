@@ -35,7 +35,8 @@ LATENTS_OF_QUERIES = replace(  # of DeepSeek-V3, with fewer experts
         (90, LATENTS, 1, "none"),
         *soak(
             (90, LATENTS, 8, "none"), (90, LATENTS, 128, "none"), (90, LATENTS, 1, "int8"),
-            (90, LATENTS, 4, "int4"), (90, LATENTS, 1, "int4"), (90, LATENTS, 40, "fp8"), (90, LATENTS_OF_QUERIES, 1, "none"),
+            (90, LATENTS, 4, "int4"), (90, LATENTS, 1, "int4"), (90, LATENTS, 40, "fp8"),
+            (90, LATENTS_OF_QUERIES, 1, "none"),
             (90, LATENTS_OF_QUERIES, 16, "fp8"), (80, LATENTS, 8, "none"), (120, LATENTS, 8, "none"),
             (100, LATENTS_OF_QUERIES, 40, "none"),
         ),
