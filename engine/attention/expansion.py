@@ -64,9 +64,12 @@ class Expansion:
         return KVLayer(spec, keys.unsqueeze(1), values.contiguous().unsqueeze(1))
 
 
-def expands(batch: Batch, spec: LayerSpec, up: LatentProjections) -> bool:
-    """Whether that takes fewer multiplications than projecting the queries, and little enough memory."""
-    if batch.single == len(batch.contexts):
+def expands(batch: Batch, spec: LayerSpec, up: LatentProjections, *, widest: int) -> bool:
+    """Whether that takes fewer multiplications than projecting the queries, and little enough memory.
+
+    `widest`: the most numbers of a key or a value that the kernel reads.
+    """
+    if batch.single == len(batch.contexts) or max(up.unrotated + spec.rotary_dim, up.value) > widest:
         return False
     counts = np.diff(batch.host_starts[batch.single :]).astype(np.int64)
     contexts = batch.host_contexts[batch.single :].astype(np.int64)

@@ -84,7 +84,7 @@ class TritonMetadata:
     def expansion(self, spec: LayerSpec, up: LatentProjections) -> Expansion | None:
         """For prompts over latents, if they are to read keys and values."""
         if spec not in self._expands:
-            self._expands[spec] = expands(self.batch, spec, up)
+            self._expands[spec] = expands(self.batch, spec, up, widest=WIDEST)
         if self._expands[spec] and self._expansion is None:
             self._expansion = Expansion.of(self.batch, TritonAttention().prepare)
         return self._expansion if self._expands[spec] else None

@@ -56,7 +56,7 @@ def test_prompts_read_keys_and_values(
     sizes = (4, 2, 3)
     spec = spec_of(3, 16, sizes, **limit)
     batch, _, _, _, up = latent_case(spec, rows, sizes, torch.float32, "cpu")
-    assert expands(batch, spec, up)
+    assert expands(batch, spec, up, widest=6)
     found, expected, *caches = kernels.run(both, spec, rows, sizes, torch.float32)
     assert_near(found, expected, torch.float32)
     assert torch.equal(*(each.nan_to_num(7.0) for each in caches))
@@ -65,13 +65,15 @@ def test_prompts_read_keys_and_values(
 def test_contexts_are_expanded_if_that_takes_fewer_multiplications(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(*rows: tuple[int, int]) -> bool:
         batch, _, _, _, up = latent_case(spec, rows, DEEPSEEK, torch.float16, "cpu")
-        return expands(batch, spec, up)
+        return expands(batch, spec, up, widest=widest)
 
-    spec = spec_of(2, 512, DEEPSEEK)
+    spec, widest = spec_of(2, 512, DEEPSEEK), 256
     assert not found((1, 400)) and not found((170, 1000)) and found((200, 1000)) and found((400, 400))
     assert found((1, 400), (200, 1000)) and not found((2, 900), (200, 400))
     monkeypatch.setattr(expansion, "MOST", 1000 * 2 * 320 - 1)  # numbers of keys and values
     assert found((400, 400)) and not found((200, 1000))
+    widest = 191  # numbers of a key that the kernel reads
+    assert not found((400, 400))
 
 
 @pytest.mark.parametrize(
