@@ -30,6 +30,16 @@ class LatentProjections:
         """The numbers of a head's value."""
         return self.weight.shape[1] - self.unrotated
 
+    @property
+    def of_keys(self) -> Tensor:
+        """[heads, unrotated, rank]"""
+        return self.weight[:, : self.unrotated]
+
+    @property
+    def of_values(self) -> Tensor:
+        """[heads, value, rank]"""
+        return self.weight[:, self.unrotated :]
+
     def exact(self) -> "LatentProjections":
         """Return them in float32, as a CPU multiplies bfloat16 far more slowly."""
         return LatentProjections(self.weight.float(), self.unrotated)
@@ -45,13 +55,12 @@ class LatentProjections:
     def absorbed(self, q: Tensor) -> Tensor:
         """Project queries [tokens, heads, unrotated + rotated] to latents [tokens, heads, rank + rotated]."""
         unrotated, rotated = q.split([self.unrotated, q.shape[2] - self.unrotated], -1)
-        compressed = torch.bmm(unrotated.transpose(0, 1), self.weight[:, : self.unrotated])
+        compressed = torch.bmm(unrotated.transpose(0, 1), self.of_keys)
         return torch.cat((compressed.transpose(0, 1), rotated), -1)
 
     def outputs(self, mixed: Tensor) -> Tensor:
         """Make values [tokens, heads, value] from weighted sums of latents [tokens, heads, rank]."""
-        values = self.weight[:, self.unrotated :].transpose(1, 2)
-        return torch.bmm(mixed.transpose(0, 1), values).transpose(0, 1)
+        return torch.bmm(mixed.transpose(0, 1), self.of_values.transpose(1, 2)).transpose(0, 1)
 
     def expanded(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         """Make keys [tokens, heads, unrotated + rotated] and values from latents [tokens, 1, ...]."""

@@ -11,12 +11,22 @@ from torch import Tensor
 from triton.runtime import driver
 
 from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec, keeps_state
-from engine.attention.base import Batch, KVLayer, Recurrence, Values, state_runs, why_not_on
+from engine.attention.base import (
+    Batch,
+    KVLayer,
+    LatentProjections,
+    Recurrence,
+    Values,
+    state_runs,
+    why_not_on,
+)
+from engine.attention.expansion import Expansion, expands
 from engine.attention.registry import register
 from engine.attention.short_conv import ShortConvolution
 from engine.attention.state_runs import RUN, DeviceRuns, StateRuns, write_runs
 from engine.attention.state_space import StateSpace
 from engine.kernels.triton.attention import tiles
+from engine.kernels.triton.attention.latents import attend_latents
 from engine.kernels.triton.attention.paged import attend
 from engine.kernels.triton.attention.work_plan import (
     ITEM,
@@ -33,6 +43,8 @@ from engine.kernels.triton.attention.write_fours import write_fours
 from engine.kernels.triton.padding import padded_rows
 
 WIDEST = 256  # head dimension; wider heads leave no shared memory for keys
+# Numbers of a latent that are values. In float32, wider products take minutes to compile.
+WIDEST_LATENT, WIDEST_FLOAT_LATENT = 512, 128
 PIECES = 16  # the most pieces of prompts in a graph
 CELLS = 3 * 2**17  # the most that their tiles read, each its own context: more takes longer than launching
 LONGEST_RUN = 64  # tokens of a piece over recurrent states: in a graph, a program has all tokens of a run
@@ -45,6 +57,8 @@ class TritonMetadata:
     tables: Tensor
     batch: Batch
     work: dict[LayerSpec, list[AttentionWork]] = field(default_factory=dict)
+    _expands: dict[LayerSpec, bool] = field(default_factory=dict)
+    _expansion: Expansion | None = None
     _states: DeviceRuns | None = None
     _plain_states: StateRuns | None = None
 
@@ -67,6 +81,14 @@ class TritonMetadata:
         """Which tokens are in which row of the tables, as `write_fours` takes it."""
         return {"starts": self.batch.starts, "contexts": self.batch.contexts}
 
+    def expansion(self, spec: LayerSpec, up: LatentProjections) -> Expansion | None:
+        """For prompts over latents, if they are to read keys and values."""
+        if spec not in self._expands:
+            self._expands[spec] = expands(self.batch, spec, up, widest=WIDEST)
+        if self._expands[spec] and self._expansion is None:
+            self._expansion = Expansion.of(self.batch, TritonAttention().prepare)
+        return self._expansion if self._expands[spec] else None
+
     def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:
         if spec not in self.work:
             self.work[spec] = plan(self.batch, spec, itemsize, packed=packed)
@@ -86,6 +108,9 @@ class GraphMetadata:
     @property
     def rows(self) -> dict[str, Tensor]:
         return {"slots": self.slots, "contexts": self.contexts}
+
+    def expansion(self, spec: LayerSpec, up: LatentProjections) -> Expansion | None:
+        return None  # its sizes change from step to step
 
     def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:
         return self.work[spec]
@@ -107,6 +132,8 @@ class TritonAttention:
             return problem
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):
             return f"it supports float16, bfloat16 and float32, not {dtype}"
+        if spec.latent:
+            return _why_not_latents(spec, dtype)
         if (widest := max(spec.key_dim, spec.value_dim)) > WIDEST:
             return f"it supports head dimensions up to {WIDEST}, not {widest}"
         return None
@@ -119,6 +146,11 @@ class TritonAttention:
         pdl = metadata.launches(layer.spec, q.dtype.itemsize, packed=packed)[0].tile.pdl
         self.write(k, v, layer, metadata, metadata.batch.places, pdl=pdl)
         return self.mix(q, layer, metadata)
+
+    def attend_latents(
+        self, q: Tensor, k: Tensor, up: LatentProjections, layer: KVLayer, metadata: TritonMetadata
+    ) -> Tensor:
+        return self.attend_plainly(q, k, up, layer, metadata, metadata.batch.places)
 
     def write(
         self,
@@ -151,17 +183,33 @@ class TritonAttention:
         if isinstance(v, Recurrence):
             assert isinstance(metadata, TritonMetadata)
             return v.advance(q, k, layer, metadata.plain_states)
-        assert isinstance(v, Tensor), "it supports no latents"
+        if isinstance(v, LatentProjections):
+            self.write(k, k, layer, metadata, places, pdl=False)
+            if (expansion := metadata.expansion(layer.spec, v)) is not None:
+                return expansion.mixed(q, v, layer, self.mix)
+            return v.outputs(self.mix(v.absorbed(q), layer, metadata))
         self.write(k, v, layer, metadata, places, pdl=False)
         return self.mix(q, layer, metadata)
 
     def mix(self, q: Tensor, layer: KVLayer, metadata: TritonMetadata | GraphMetadata) -> Tensor:
-        """Attend over keys and values that are already written."""
+        """Attend over keys and values that are already written, or over latents from absorbed queries."""
         spec, packed = layer.spec, layer.key_scales is not None
         out = padded_rows(len(q), spec.heads, spec.value_dim, like=q)
         for work in metadata.launches(spec, q.dtype.itemsize, packed=packed):
-            attend(out, q, layer, metadata.tables, work)
+            if spec.latent:
+                attend_latents(out, q, layer, metadata.tables, work)
+            else:
+                attend(out, q, layer, metadata.tables, work)
         return out
+
+
+def _why_not_latents(spec: LayerSpec, dtype: torch.dtype) -> str | None:
+    if spec.softcap or spec.sinks or spec.chunk or spec.slopes:
+        return "it supports latents without soft caps, sinks, chunks or slopes"
+    widest = WIDEST_FLOAT_LATENT if dtype is torch.float32 else WIDEST_LATENT
+    if max(spec.value_dim, spec.rotary_dim) > widest:
+        return f"it supports latents of up to {widest} numbers in {dtype}, not {spec.value_dim}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,7 @@ class FusedDecoder:
             write=write,
             mix=mix,
             states=lambda: metadata.states,
+            expands=lambda layer, up: metadata.expansion(layer.spec, up) is not None,
             single=rows == 1 and self._collective is None and all(map(self._takes_single, self.model.blocks)),
             pdl=self.pdl(rows),
         )

@@ -276,7 +276,7 @@ def _family(name: str) -> str:
         return (
             "on a GPU, its blocks run as plain torch around attention, as their parts are not a plain chain"
         )
-    if family.rope.interleaved:
+    if family.rope.interleaved and not parts[0].interleaves:
         plain.insert(0, f"{parts[0].__name__} (interleaved positions)")
     if not plain + own:
         return "all parts have their own GPU kernels"

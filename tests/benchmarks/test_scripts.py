@@ -57,6 +57,7 @@ GPU = {
     "gpu": "--shape 0.6B --rows 2 --only check decode anatomy mixed cuda_graphs overlap draws",
     "gpu_attention": "--tile 32 1 4 264 --only '1 x 128' '5 tokens at 656'",
     "gpu_experts": "--shapes qwen3-30b --schemes none --rows 1",
+    "gpu_latents": "--only '1 x 656' '512 tokens at 4096'",
     "gpu_linear": "--rows 1 --prompts 32",
     "gpu_peers": "--rows 1 --only decode",
     "gpu_products": "--shape 0.6B --rows 2 256 --only out",

@@ -153,6 +153,7 @@ def test_the_doctor_lists_parts_that_run_as_plain_torch() -> None:
     plain = "on a GPU, 1 of 2 parts run as plain torch"
     assert found["families"]["gemma"] == f"{plain}: GatedMLP"
     assert found["families"]["glm"] == f"{plain}: GroupedAttention (interleaved positions)"
+    assert found["families"]["deepseek_v3"] == "all parts have their own GPU kernels"  # interleaved, too
 
 
 def test_a_scheme_quantizes_plain_products_and_skips_operators(folder: Path) -> None:

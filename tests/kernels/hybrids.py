@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.api.cache_spec import CacheSpec, LayerSpec, StateSpec
-from engine.api.config import DecoderConfig, ExpertsSpec, RopeSpec
+from engine.api.config import DecoderConfig, ExpertsSpec, LatentSpec, RopeSpec
 from engine.attention.torch_backend import TorchAttention
 from engine.kv.store import KVStore
 from tests.attention.cases import make_batch
@@ -40,6 +40,11 @@ SCALED = replace(
     MAMBA, family="granitemoehybrid", dense=(0, 1), residual_scale=0.3, embed_scale=2.0,
     settings=MAMBA.settings | {"conv_bias": False},
 )  # fmt: skip
+LATENT = LayerSpec(heads=4, kv_heads=1, key_dim=46, value_dim=40, scale=0.25, latent=True)
+LATENTS = replace(
+    DENSE, family="deepseek_v2", layers=(LATENT, LATENT), qk_norm=False, rope=RopeSpec(theta=1e4), dense=(0,),
+    latent=LatentSpec(rank=40, rotated=6, unrotated=6, value=8),
+)  # fmt: skip
 MODELS = {
     "dense": DENSE,
     "experts": replace(DENSE, family="qwen3_next", experts=EXPERTS),
@@ -61,6 +66,12 @@ MODELS = {
     "states": replace(MAMBA, family="mamba2", layers=(SPACE, SPACE)),
     "scaled": SCALED,
     "scaled-experts": replace(SCALED, dense=(), experts=EXPERTS),
+    "latents": replace(LATENTS, experts=replace(EXPERTS, groups=2, chosen_groups=1, scaling=1.5)),
+    "latents-of-queries": replace(
+        LATENTS, family="deepseek_v3", rope=RopeSpec(theta=1e4, interleaved=True), dense=(0, 1),
+        latent=LatentSpec(rank=40, rotated=6, unrotated=10, value=12, query_rank=20),
+        layers=(replace(LATENT, heads=20),) * 2,
+    ),
     "biased": replace(SCALED, out_bias=True, settings=MAMBA.settings | {"state_bias": True}),
 }  # fmt: skip
 SIZE, BLOCKS = 16, 12

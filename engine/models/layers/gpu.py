@@ -1,18 +1,20 @@
 """The kernels that parts launch on a GPU, and the residual stream between parts."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engine.api.config import ExpertsSpec
+from engine.attention.latent import LatentProjections
 from engine.attention.state_runs import DeviceRuns
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.experts.gemm import Gate
 from engine.kernels.triton.experts.route import MOST_EXPERTS, router_logits
 from engine.kernels.triton.experts.stacked import stacked
+from engine.kernels.triton.gemm.by_head import absorb, by_head
 from engine.kernels.triton.gemm.tma_gemm import ROOM
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.linear import state_space
@@ -35,6 +37,8 @@ class GpuKernels:
     """The kernels of a device, and the limits that choose between them."""
 
     rope_and_cache = staticmethod(rope_and_cache)
+    absorb = staticmethod(absorb)
+    by_head = staticmethod(by_head)
     sigmoid_gate = staticmethod(sigmoid_gate)
     relu2 = staticmethod(relu2)
     router_logits = staticmethod(router_logits)
@@ -92,6 +96,10 @@ class GpuStep(StepContext):
     states: Callable[[], DeviceRuns]  # where layers with a recurrent state find and store it
     single: bool  # one row, and all parts have a faster path for it
     pdl: bool  # whether the part's kernels may start before the previous kernel ends
+    # Whether prompts read keys and values that are made from latents.
+    expands: Callable[[KVLayer, LatentProjections], bool] = field(
+        default=lambda layer, up: False, kw_only=True
+    )
 
     def cells(self, layer: KVLayer, dtype: torch.dtype) -> tuple[KVLayer, Tensor]:
         """Where a kernel that rotates keys writes them, too, and in which cells: the cache, or, if that takes

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,10 +17,15 @@ from engine.models.layers.step import StepContext
 from engine.models.rope import rotate
 from engine.quant.linear import parameter
 
+if TYPE_CHECKING:
+    from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
+
 EPS = 1e-6  # of the norms of latents, whatever config.json has for the others
 
 
 class LatentAttention(Part):
+    pdl = interleaves = True
+
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
         assert config.latent is not None
@@ -66,6 +72,40 @@ class LatentAttention(Part):
         cell = torch.cat((self.latent_norm(latent), rotated), 1).unsqueeze(1)
         for part in (q[..., self.sizes.unrotated :], cell[..., self.sizes.rank :]):
             rotate(part, *step.angles, interleaved=self.interleaved)
-        up = LatentProjections(self.kv_up.unflatten(0, (self.heads, -1)), self.sizes.unrotated)
-        out: Tensor = self.out(step.attend(self.index, q, cell, up).flatten(1))
+        out: Tensor = self.out(step.attend(self.index, q, cell, self._projections).flatten(1))
         return out
+
+    @property
+    def _projections(self) -> LatentProjections:
+        return LatentProjections(self.kv_up.unflatten(0, (self.heads, -1)), self.sizes.unrotated)
+
+    def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
+        latent_norm, layer, up = gpu.norm_of(self.latent_norm), step.layers[self.index], self._projections
+        if latent_norm is None:
+            return None
+        if step.expands(layer, up):  # long prompts gain less by launches than by keys and values
+            x.add(x.scaled(self.forward(x.total(), step)))
+            return x
+        down, pdl = gpu.product(self.down), step.pdl
+        if step.single:
+            made = x.norm_gemv(down, self.norm, gpu, pdl=pdl).unsqueeze(0)
+        else:
+            rounded = down.rounds(len(x.stream))
+            made = down.parts_of(x.normed(self.norm, gpu, rounded=rounded, pdl=pdl), pdl=pdl)
+        queries, latents = made.split_with_sizes((self.parts[0], sum(self.parts[1:])), 2)
+        q = self._queries(queries, x.stream.dtype, gpu, pdl=pdl).unflatten(2, (self.heads, -1))
+        around = layer, *latent_norm, step.rope, step.positions, step.places
+        absorbed = gpu.absorb(q, latents, up.of_keys, *around, interleaved=self.interleaved, pdl=pdl)
+        values = gpu.by_head(step.mix(absorbed, layer), up.of_values.transpose(1, 2), pdl=pdl)
+        return x.plus(gpu.product(self.out), values.flatten(1), step)
+
+    def _queries(self, made: Tensor, dtype: torch.dtype, gpu: "GpuKernels", *, pdl: bool) -> Tensor:
+        """Return the parts of the queries, given those of the first product."""
+        if self.q_norm is None or self.q_up is None:
+            return made
+        latent = made[0] if len(made) == 1 else made.sum(0).to(dtype)
+        return gpu.product(self.q_up).parts(self.q_norm(latent), pdl=pdl)
+
+    def takes_single(self, gpu: "GpuKernels") -> bool:
+        norms = gpu.norm_of(self.norm), gpu.norm_of(self.latent_norm)
+        return None not in norms and gpu.product(self.down).single and gpu.product(self.out).single

@@ -98,7 +98,8 @@ BESIDE = replace(
 BEFORE = {
     "_gemv": {"weight", "weight_scale", "norm_weight"}, "_int4_gemv": {"words", "grid", "eye", "norm_weight"},
     "_norm": {"weight"}, "_linear_residual_norm": {"norm_weight"}, "_attend": {"items"},
-    "_rope_and_cache": {"weight", "rope", "positions", "places"},
+    "_rope_and_cache": {"weight", "rope", "positions", "places"}, "_attend_latents": {"items"},
+    "_absorb": {"weight", "w_head", "norm_weight", "rope", "positions"}, "_by_head": {"weight", "w_head"},
     "_qkv_rope": {"rope", "positions", "places"},
     "_merge": {"merges"}, "_scan": {"columns"}, "_bound": {"columns"}, "_spread": {"columns"},
     "_gather": {"columns"}, "_find": {"columns"}, "_weigh": {"columns"}, "_pick": {"columns", "slots"},
@@ -294,9 +295,12 @@ def test_steps_with_prompts(compiled: dict[str, int], kv: KvSchemeName) -> None:
     prompts(kv)
 
 
-def prompts(kv: KvSchemeName, config: DecoderConfig = SMALL, block_size: int = 16) -> None:
-    rows = [(1, 400), (1, 30), (4, 90), (300, 300)]  # tokens, and their context
-    tables = [list(range(each * 8, each * 8 + 25)) for each in range(len(rows))]
+def prompts(
+    kv: KvSchemeName, config: DecoderConfig = SMALL, block_size: int = 16, longest: int = 300
+) -> None:
+    rows = [(1, 400), (1, 30), (4, 90), (longest, longest)]  # tokens, and their context
+    tables = [list(range(each * 8, each * 8 + 25)) for each in range(len(rows) - 1)]
+    tables.append(list(range(-(-longest // block_size))))
     batch = make_batch(rows, tables, block_size)
     with META, torch.inference_mode():
         stage = stage_of(config, "none", kv, block_size)

@@ -13,7 +13,8 @@ pytest.importorskip("triton", reason="no Triton here")
 QUICK = {
     "dense": ("drafts",), "experts": ("one",), "mamba": ("one",),
     "lone": (), "lone-experts": (), "states": (), "scaled": ("one",), "scaled-experts": (),
-    "biased": (), "convolutions": ("drafts",), "beside": ("decodes",),
+    "biased": (), "latents": ("one",), "latents-of-queries": ("one",),
+    "convolutions": ("drafts",), "beside": ("decodes",),
 }  # fmt: skip
 CASES = [
     pytest.param(family, name, marks=() if name in QUICK[family] else pytest.mark.soak)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.api.cache_spec import LayerSpec
 from engine.kernels.triton.attention.fours import fold_fours
 from engine.kernels.triton.attention.gather import gather
 from engine.kernels.triton.attention.online_softmax import fold, oldest
@@ -25,6 +26,7 @@ from engine.kv.store import KVLayer
 
 LOG2_E = math.log2(math.e)
 MERGED = 8192  # elements of partial results that a merge loads at once
+WIDEST = 256  # numbers of a value that a program merges
 FEW = 16  # pieces it loads at once if there are no more; 32 take 1 to 2 us longer than 64
 
 
@@ -152,7 +154,8 @@ def _merge(
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    head = tl.program_id(0)
+    PIECES: tl.constexpr = (VALUE_DIM + VALUE_PAD - 1) // VALUE_PAD
+    head = tl.program_id(0) // PIECES
     nth = tl.program_id(1)
     merge = merges + tl.program_id(2) * 4
     token = tl.load(merge).to(tl.int64)
@@ -162,7 +165,7 @@ def _merge(
     if PDL:
         tl.extra.cuda.gdc_wait()
     if nth < queries:
-        value_at = tl.arange(0, VALUE_PAD)
+        value_at = tl.program_id(0) % PIECES * VALUE_PAD + tl.arange(0, VALUE_PAD)
         best = -1e30
         total = 0.0
         mixed = tl.zeros([VALUE_PAD], tl.float32)
@@ -193,9 +196,7 @@ def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Attenti
     spec, tile = layer.spec, work.tile
     group, channels = spec.heads // spec.kv_heads, layer.channels
     key_pad, value_pad = dim_padded(spec.key_dim), dim_padded(spec.value_dim)
-    lines = (work.partials, tile.queries, spec.heads)
-    mixes = torch.empty(*lines, spec.value_dim, dtype=torch.float32, device=q.device)
-    sums = torch.empty(*lines, 2, dtype=torch.float32, device=q.device)
+    mixes, sums = empty_partials(spec, work, q.device)
     cap = spec.softcap or 0.0
     keys, values, key_scales, value_scales = layer.keys, layer.values, layer.key_scales, layer.value_scales
     even = odd = None
@@ -223,11 +224,24 @@ def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Attenti
         FOURS=channels is not None,
         num_warps=tile.warps, **launch(tile.pdl, tile.registers),
     )  # fmt: skip
-    if work.partials:
-        merge_pad = dim_padded(spec.value_dim)
-        _merge[(spec.heads, tile.queries, len(work.merges))](
-            out, mixes, sums, work.merges,
-            HEADS=spec.heads, VALUE_DIM=spec.value_dim, VALUE_PAD=merge_pad, QUERIES=tile.queries,
-            PARTS=min(FEW if work.most <= FEW else MERGED, MERGED // merge_pad), PDL=tile.pdl,
-            num_warps=2, **launch(tile.pdl),
-        )  # fmt: skip
+    merge(out, mixes, sums, spec, work)
+
+
+def empty_partials(spec: LayerSpec, work: AttentionWork, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return room for the partial results of split contexts: mixed values, and the sums of the softmax."""
+    lines = (work.partials, work.tile.queries, spec.heads)
+    mixes = torch.empty(*lines, spec.value_dim, dtype=torch.float32, device=device)
+    return mixes, torch.empty(*lines, 2, dtype=torch.float32, device=device)
+
+
+def merge(out: Tensor, mixes: Tensor, sums: Tensor, spec: LayerSpec, work: AttentionWork) -> None:
+    """Fill the rows of `out` whose contexts were split."""
+    if not work.partials:
+        return
+    pad, tile = min(WIDEST, dim_padded(spec.value_dim)), work.tile
+    _merge[(spec.heads * triton.cdiv(spec.value_dim, pad), tile.queries, len(work.merges))](
+        out, mixes, sums, work.merges,
+        HEADS=spec.heads, VALUE_DIM=spec.value_dim, VALUE_PAD=pad, QUERIES=tile.queries,
+        PARTS=min(FEW if work.most <= FEW else MERGED, MERGED // pad), PDL=tile.pdl,
+        num_warps=2, **launch(tile.pdl),
+    )  # fmt: skip

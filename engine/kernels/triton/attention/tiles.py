@@ -16,6 +16,10 @@ LONG = 2048  # context length from which the masked corner of a tall tile is rel
 # take at most this many bytes.
 GATHERED, MOST_GATHERED = 1536, 2**27
 GATHERED_PACKED = 160  # lower, since gathering also dequantizes once
+# Over latents: shared memory for tiles of four times NARROW; the most pieces that a context is split into if
+# there are few rows, as each leaves a partial result of all heads; the rows up to which PDL is used; and rows
+# that fill the GPU, as those of a prompt do.
+ROOM_FOR_TALL, MOST_PIECES, FEW, FULL = 200 * 2**10, 64, 32, 264
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ MANY_PACKED_TOKENS = (32, 1, 8, 264, False)
 
 def for_tokens(spec: LayerSpec, rows: int, gpu: GpuLimits, itemsize: int, *, packed: bool = False) -> Tile:
     """Return the tile for rows of one token each. They are memory-bound, so much has to be in flight."""
+    if spec.latent:
+        return _for_latents(spec, rows, 1, gpu, itemsize)
     whole, pairs = rows * spec.kv_heads, packed and by_pairs(spec, itemsize)
     table, many = (PACKED_TOKENS, MANY_PACKED_TOKENS) if pairs else (TOKENS, MANY_TOKENS)
     keys, warps, stages, programs, pdl = next((how for most, how in table if whole <= most), many)
@@ -85,6 +91,8 @@ def for_chunks(
     spec: LayerSpec, longest: int, mean: float, gpu: GpuLimits, itemsize: int, *, packed: bool = False
 ) -> Tile:
     """Return the tile for rows of several tokens: tall tiles, so that each key is read for many queries."""
+    if spec.latent:
+        return _for_latents(spec, FULL, longest, gpu, itemsize)
     padded = power(spec.heads // spec.kv_heads)
     if packed and by_pairs(spec, itemsize):
         return _for_packed_chunks(spec, padded, longest, gpu)
@@ -109,6 +117,24 @@ def for_chunks(
         room -= keys * dim_padded(spec.value_dim) * itemsize
     keys, stages = _within(room, row_bytes(spec, itemsize), keys, stages)
     return Tile(height // padded, padded, keys, warps, stages, programs, False, ahead, registers)
+
+
+def _for_latents(spec: LayerSpec, rows: int, longest: int, gpu: GpuLimits, itemsize: int) -> Tile:
+    """Return a tile over latents: some heads of a token or, if there are few heads, of several tokens.
+
+    `rows`: how many there are of at most `longest` tokens. No GPU has measured these figures yet.
+    """
+    tallest = NARROW if itemsize > 2 else 4 * NARROW if gpu.room >= ROOM_FOR_TALL else 2 * NARROW
+    padded = min(tallest, max(NARROW, power(spec.heads)))
+    queries = min(tallest // padded, power(longest))
+    height, keys = queries * padded, NARROW if itemsize > 2 else 2 * NARROW
+    key_bytes = (dim_padded(spec.value_dim) + dim_padded(spec.rotary_dim)) * itemsize
+    held = max(1, min(2, (gpu.room - height * key_bytes) // (keys * key_bytes)))  # turns
+    programs = min(MOST_PIECES * rows, 264 if height == NARROW else 132)
+    each = -(-spec.heads // padded)  # programs of an item
+    stages = 2 * held + 1  # blocks of a turn are read as many turns before its latents
+    warps = 4 if height == NARROW else 8
+    return Tile(queries, padded, keys, warps, stages, max(1, programs // each), gpu.overlaps and rows <= FEW)
 
 
 def _for_packed_chunks(spec: LayerSpec, padded: int, longest: int, gpu: GpuLimits) -> Tile:

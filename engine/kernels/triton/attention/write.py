@@ -49,11 +49,12 @@ def write(layer: KVLayer, k: Tensor, v: Tensor, places: Tensor, *, pdl: bool) ->
     """Write `k` and `v` [tokens, kv_heads, dim], possibly strided, to the layer's cells; none at place -1.
 
     A compressed cache packs them. The reference is `CacheCells.write` of the torch backend. `pdl` as in Tile.
+    In a cache of latents, `v` is `k`, and its cell is written twice.
     """
     tokens, heads, key_dim = k.shape
-    value_dim = v.shape[2]
+    value_dim, values = v.shape[2], layer.keys if layer.spec.latent else layer.values
     _write[(tokens,)](
-        layer.keys, layer.values, layer.key_scales, layer.value_scales, k, v, places,
+        layer.keys, values, layer.key_scales, layer.value_scales, k, v, places,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, LINES=power(heads),
         KEYS=power(key_dim), VALUES=power(value_dim), MOST=most(layer.keys.dtype), PDL=pdl,
