@@ -27,8 +27,6 @@ PAGE = 4096  # bytes of the host memory that kernels read: the stop word, then a
 def why_not_peers(config: EngineConfig, device: torch.device) -> str:
     """Return why the GPUs from `device` on cannot be the ranks of one model; empty if they can."""
     first, ranks = device.index or 0, config.tp
-    if config.quantization != "none":
-        return f"ranks on GPUs do not support the quantization {config.quantization!r} yet; use none"
     if config.attention not in ("auto", "triton"):
         return f"ranks on GPUs do not support the attention backend {config.attention!r}; use triton"
     if problem := _why_too_few(first, ranks):

@@ -32,7 +32,7 @@ def problem(first: int, **config: Any) -> str:
 def test_gpus_that_can_be_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 4, apart=(0,))
     assert problem(1, tp=3) == ""
-    assert problem(2, tp=2, attention="triton") == ""
+    assert problem(2, tp=2, attention="triton", quantization="int8") == ""
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,6 @@ def test_gpus_that_can_be_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         (4, 3, {"tp": 2}, "2 ranks need 2 GPUs from cuda:3 on, and there are 4"),
         (4, 1, {"tp": 3}, "cuda:1 cannot access the memory of cuda:3"),
         (2, 0, {"tp": 2, "attention": "flashinfer"}, "ranks on GPUs do not support the attention backend"),
-        (2, 0, {"tp": 2, "quantization": "int8"}, "ranks on GPUs do not support the quantization 'int8' yet"),
     ],
 )
 def test_gpus_that_cannot_are_refused_by_name(

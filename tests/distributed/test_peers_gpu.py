@@ -165,6 +165,59 @@ def test_replies_in_bfloat16(tmp_path: Path) -> None:
     assert (logits[len(prompt) - 1 : -1].amax(1) - chosen).max() < 0.1
 
 
+WIDE = {
+    "hidden_size": 256,
+    "intermediate_size": 2048,
+    "head_dim": 64,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+
+
+def scored(engine: Engine) -> list[float]:
+    draw = random.Random(1)
+    return [each for _ in range(4) for each in likelihoods(engine, [draw.randrange(96) for _ in range(60)])]
+
+
+def mean_distance(one: list[float], other: list[float]) -> float:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int4-32", "fp8"])
+def test_quantized_ranks_are_as_exact_as_one_gpu(tmp_path: Path, scheme: str) -> None:
+    """Requests of all kinds run, in whose steps the ranks' tokens are compared."""
+    write_config(tmp_path, **WIDE)
+    dummy: dict[str, Any] = {"dummy_weights": True, "blocks": 64, "prefix_cache": False}
+    exact = scored(engine_on(tmp_path, "cuda", 1, **dummy))
+    alone = scored(engine_on(tmp_path, "cuda", 1, quantization=scheme, **dummy))
+    engine = engine_on(tmp_path, "cuda", 2, quantization=scheme, **dummy)
+    try:
+        found = scored(engine)
+        assert mean_distance(found, exact) < 1.5 * mean_distance(alone, exact)
+        assert scored(engine) == found
+        assert len(replies(engine)) == 20
+    finally:
+        engine.ranks.close()
+
+
+def test_the_scheme_of_ranks_changes_while_they_reply(tmp_path: Path) -> None:
+    write_config(tmp_path, **WIDE)
+    engine = engine_on(tmp_path, "cuda", 2, dummy_weights=True, blocks=64, prefix_cache=False)
+    try:
+        before, found = scored(engine), dict[str, list[float]]()
+        for scheme in ("int8", "int4", "fp8", "none"):
+            engine.submit([1, 5, 9, 30], GREEDY.changed(max_tokens=60), output := Output())
+            engine.step()
+            engine.set_quantization(scheme)
+            finish(engine)
+            assert engine.runner.weights_scheme == scheme and output.finish and not output.error
+            found[scheme] = scored(engine)
+        assert found["none"] == before
+        assert len({tuple(each) for each in found.values()}) == 4
+    finally:
+        engine.ranks.close()
+
+
 def _attend(index: int, q: torch.Tensor, k: torch.Tensor, v: Any) -> torch.Tensor:
     group = q.shape[1] // k.shape[1]
     k, v = (each.repeat_interleave(group, 1).transpose(0, 1)[None] for each in (k, v))

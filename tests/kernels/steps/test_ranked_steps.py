@@ -61,7 +61,8 @@ def of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         *soak(
             (LARGE, 1, "none"), (SMALL, 40, "none"), (SMALL, 1, "none"), (SMALL, 8, "none"),
             (LARGE, 8, "none"), (LARGE, 32, "none"), (LARGE, 128, "none"), (LARGE, 8, "fp8"),
-            (LARGE, 128, "fp8"),
+            (LARGE, 128, "fp8"), (LARGE, 1, "fp8"), (LARGE, 1, "int8"), (LARGE, 32, "int8"),
+            (LARGE, 1, "int4"), (LARGE, 8, "int4"), (LARGE, 256, "int4"),
         )
     ],
 )  # fmt: skip
