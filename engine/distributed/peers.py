@@ -54,14 +54,6 @@ def _why_too_few(first: int, ranks: int) -> str:
     return "" if enough else f"{ranks} ranks need {ranks} GPUs from cuda:{first} on, and there are {there}"
 
 
-def visible_to(rank: int, device: torch.device) -> str:
-    """The GPUs of a rank's process, in an order that gives its own GPU the name of rank 0's, `device`."""
-    first = device.index or 0
-    names = [f"GPU-{torch.cuda.get_device_properties(n).uuid}" for n in range(torch.cuda.device_count())]
-    names[first], names[first + rank] = names[first + rank], names[first]
-    return ",".join(names)
-
-
 class PeerCollective:
     """For tensors on a GPU. One thread of each rank uses it, except for `interrupt`."""
 

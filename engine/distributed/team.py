@@ -30,7 +30,7 @@ from engine.distributed.collective import (
     memory_size,
     wires,
 )
-from engine.distributed.identity import check_same, identity
+from engine.distributed.identity import Gpu, check_same, identity, order_of
 from engine.distributed.member import ENDS, Member, beats, spawn, tail
 from engine.distributed.memory import anonymous
 from engine.distributed.messages import Kind
@@ -55,9 +55,9 @@ class Team:
     silence = 5.0  # seconds without a heartbeat after which a rank has stopped
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "engine.distributed.rank")
 
-    def __init__(self, config: EngineConfig, place: ModelPlace, visible: Sequence[str] = ()) -> None:
-        """`visible`: by rank, the GPUs of its process (CUDA_VISIBLE_DEVICES)."""
-        self._config, self._place = config, place
+    def __init__(self, config: EngineConfig, place: ModelPlace, gpus: Sequence[Sequence[Gpu]] = ()) -> None:
+        """`gpus`: by rank, those of its process, in its order. Empty on CPUs."""
+        self._config, self._place, self._gpus = config, place, gpus
         self.ranks, self.lost = config.ranks, ""  # why the team has ended; set from the watching thread
         self._gone, self._closing, self._started = threading.Event(), threading.Event(), False
         self._losing = threading.Lock()
@@ -75,9 +75,9 @@ class Team:
             self._peers: PeerCollective | None = None
             self.link: PipelineLink | None = None  # to the other stages
             for rank, (_, theirs) in enumerate(ends, 1):
-                gpus = {"visible": visible[rank], "device": config.device} if visible else {}
+                on = {"visible": [each.uuid for each in gpus[rank]], "device": config.device} if gpus else {}
                 self.members.append(
-                    spawn(self.command, rank, steps, self._meeting, theirs, all_wires[rank], **gpus)
+                    spawn(self.command, rank, steps, self._meeting, theirs, all_wires[rank], **on)
                 )
             self._ring = RingWriter(steps, self._ends, self.check)
         except BaseException:
@@ -103,6 +103,7 @@ class Team:
             "model": place.name,
             "folder": str(place.folder),
             "meeting": self._meeting,
+            "gpus": bool(gpus),
         }
         for member in self.members:
             self._tell(member, start)
@@ -110,11 +111,12 @@ class Team:
     # While the engine starts
 
     def check_identities(self) -> None:
-        """Wait until every rank has started. Raises if one differs from this process."""
+        """Wait until every rank has started. Raises if one differs from this process, or has other GPUs."""
         own = identity(self._config, self._place)
         for member in self.members:
             hello = self._reported(member, "hello", _STARTS)
-            check_same(member.rank, own, hello)
+            given = order_of(self._gpus[member.rank]) if self._gpus else {}
+            check_same(member.rank, own | given, hello)
             member.beating = True
 
     def connect(self, device: torch.device) -> None:

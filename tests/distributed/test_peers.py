@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine.api.config import EngineConfig
+from engine.distributed.identity import Gpu, gpus_of_rank
 
 pytest.importorskip("triton", reason="no Triton here")
 
@@ -19,7 +20,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, gpus: int, apart: tuple[int, ...] =
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", reaches)
-    properties: Any = lambda n: SimpleNamespace(uuid=f"id-{n}", multi_processor_count=size)  # noqa: E731
+    properties: Any = lambda n: SimpleNamespace(multi_processor_count=size)  # noqa: E731
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
 
 
@@ -74,9 +75,7 @@ def test_gpus_that_can_be_stages(
     assert why_not_stages(EngineConfig(model="any", **config), torch.device("cuda")) == reason
 
 
-def test_a_ranks_own_gpu_has_the_name_of_rank_0s(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.distributed.peers import visible_to
-
-    machine(monkeypatch, 4)
-    assert visible_to(0, torch.device("cuda", 1)) == "GPU-id-0,GPU-id-1,GPU-id-2,GPU-id-3"
-    assert visible_to(2, torch.device("cuda", 1)) == "GPU-id-0,GPU-id-3,GPU-id-2,GPU-id-1"
+def test_a_ranks_own_gpu_has_the_number_of_rank_0s() -> None:
+    gpus = [Gpu(f"GPU-{n}", "NVIDIA H200") for n in range(4)]
+    assert gpus_of_rank(0, 1, gpus) == gpus
+    assert [each.uuid for each in gpus_of_rank(2, 1, gpus)] == ["GPU-0", "GPU-3", "GPU-2", "GPU-1"]
