@@ -23,11 +23,10 @@ from engine.attention.registry import block_size_for
 from engine.attention.registry import choose as choose_attention
 from engine.cache_plan import block_size_with, cache_budget, memory_share, refuse_forgetting, windowed
 from engine.devices import free_host_memory, pick, use
-from engine.distributed.identity import Gpu, gpus_of_rank, visible_gpus
 from engine.distributed.pipelined import PipelinedRunner
 from engine.distributed.runner import RankedRunner
 from engine.distributed.stages import PipelineLink
-from engine.distributed.team import Team
+from engine.distributed.team import Team, gpus_of_ranks
 from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels, find_draft_models
 from engine.execution.runner import ModelRunner
@@ -97,18 +96,6 @@ def assemble(
     except BaseException:
         team.close()
         raise
-
-
-def gpus_of_ranks(config: EngineConfig) -> list[list[Gpu]]:
-    """The GPUs of each rank's process; empty on CPUs. Raises if the ranks cannot have one each."""
-    if (device := pick(config.device)).type == "cpu":
-        return []
-    # Imports Triton, which is only installed with a GPU.
-    from engine.distributed.peers import why_not_peers, why_not_stages
-
-    if problem := why_not_peers(config, device) if config.pp == 1 else why_not_stages(config, device):
-        raise BadInput(f"{'tp' if config.pp == 1 else 'pp'}: {problem}")
-    return [gpus_of_rank(rank, device.index or 0, visible_gpus()) for rank in range(config.ranks)]
 
 
 def _assembled(

@@ -48,8 +48,8 @@ def spawn(
     meeting: int,
     ring: RingEnds,
     wires: Wires,
-    visible: Sequence[str] = (),
-    device: str = "cpu",
+    visible: Sequence[str],
+    device: str,
 ) -> Member:
     """Start a rank's process. `visible`: the GPUs that it sees, if any. `device`: of those, its own."""
     link, their_link = socket.socketpair()

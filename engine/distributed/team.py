@@ -20,9 +20,10 @@ import torch
 
 from engine.api import wire
 from engine.api.config import EngineConfig, ModelPlace
-from engine.api.errors import EngineDead, EngineError
+from engine.api.errors import BadInput, EngineDead, EngineError
 from engine.api.events import log
 from engine.api.snapshot import RankView
+from engine.devices import pick
 from engine.distributed.collective import (
     LIMIT,
     RankCollective,
@@ -30,7 +31,14 @@ from engine.distributed.collective import (
     memory_size,
     wires,
 )
-from engine.distributed.identity import Gpu, check_same, identity, order_of
+from engine.distributed.identity import (
+    Gpu,
+    check_same,
+    gpus_of_rank,
+    identity,
+    order_of,
+    visible_gpus,
+)
 from engine.distributed.member import ENDS, Member, beats, spawn, tail
 from engine.distributed.memory import anonymous
 from engine.distributed.messages import Kind
@@ -47,6 +55,18 @@ _LOOK = 0.5  # seconds between checks of the heartbeats
 _STARTS = 120.0  # seconds until a process has imported everything
 _LOADS = 3600.0  # seconds to load its weights, while its heart beats
 _CLOSES = 4.0  # seconds all of them have to write what their tiers hold, before they are killed
+
+
+def gpus_of_ranks(config: EngineConfig) -> list[list[Gpu]]:
+    """The GPUs of each rank's process; empty on CPUs. Raises if the ranks cannot have one each."""
+    if (device := pick(config.device)).type == "cpu":
+        return []
+    # Imports Triton, which is only installed with a GPU.
+    from engine.distributed.peers import why_not_peers, why_not_stages
+
+    if problem := why_not_peers(config, device) if config.pp == 1 else why_not_stages(config, device):
+        raise BadInput(f"{'tp' if config.pp == 1 else 'pp'}: {problem}")
+    return [gpus_of_rank(rank, device.index or 0, visible_gpus()) for rank in range(config.ranks)]
 
 
 class Team:
@@ -75,10 +95,13 @@ class Team:
             self._peers: PeerCollective | None = None
             self.link: PipelineLink | None = None  # to the other stages
             for rank, (_, theirs) in enumerate(ends, 1):
-                on = {"visible": [each.uuid for each in gpus[rank]], "device": config.device} if gpus else {}
+                visible = [each.uuid for each in gpus[rank]] if gpus else []
                 self.members.append(
-                    spawn(self.command, rank, steps, self._meeting, theirs, all_wires[rank], **on)
-                )
+                    spawn(
+                        self.command, rank, steps, self._meeting, theirs, all_wires[rank], visible,
+                        config.device if gpus else "cpu",
+                    )
+                )  # fmt: skip
             self._ring = RingWriter(steps, self._ends, self.check)
         except BaseException:
             self._kill()
