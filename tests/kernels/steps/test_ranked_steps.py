@@ -1,6 +1,6 @@
 """The kernels of a rank's steps, compiled without a GPU, as in test_compiles.py."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,6 +13,9 @@ from engine.quant.registry import named
 from tests.cases import soak
 from tests.kernels.steps import test_compiles
 from tests.kernels.steps.test_compiles import LARGE, META, SMALL, compiled, decode, pieces, prompts
+
+if TYPE_CHECKING:
+    from tests.kernels.steps.recording_driver import RecordingDriver
 
 pytest.importorskip("triton", reason="no Triton here")
 
@@ -84,3 +87,19 @@ def test_steps_with_prompts_and_with_many_rows(compiled: dict[str, int]) -> None
     with META, torch.inference_mode():
         decode(LARGE, 512, "none", "none")
     assert {"_exchange_bulk", "_norm"} <= compiled.keys()
+
+
+@pytest.mark.parametrize("scheme", ["none", *soak("int8", "fp8", "int4")])
+def test_no_kernel_of_a_step_compiles_beside_its_exchanges(gpu: "RecordingDriver", scheme: str) -> None:
+    """The runner compiles the kernels of a step, then launches them (tests/distributed/test_ranks.py)."""
+    from tests.kernels.steps.recording_driver import precompile
+
+    def step() -> None:
+        decode(SMALL, 4, scheme, "none")
+
+    precompile(step)
+    compiled = set(gpu.missing)
+    assert {"_embed_share", "_sum_ranks", "_sum_norm"} <= compiled and not gpu.launched
+    gpu.missing.clear()
+    step()
+    assert not gpu.missing and set(gpu.launched) == compiled
