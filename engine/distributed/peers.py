@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.api.config import EngineConfig
-from engine.distributed.collective import Interrupted, SharedMemoryCollective
-from engine.distributed.device_memory import DeviceMemory, MappedPages, closed, opened
+from engine.distributed.collective import Exchanged, Interrupted, SharedMemoryCollective
+from engine.distributed.device_memory import Counters, DeviceMemory, MappedPages, closed, opened
 from engine.kernels.triton.collective import bulk
 from engine.kernels.triton.collective.exchange import (
     PROGRAMS,
@@ -62,15 +62,21 @@ class PeerCollective:
     def __init__(self, host: SharedMemoryCollective, device: torch.device) -> None:
         """`host`: between the same ranks. The stop word is in its memory, and it is not used otherwise."""
         self.rank, self.ranks, self._host, self._device = host.rank, host.ranks, host, device
-        self.seconds = 0.0  # a GPU does not measure how long it waits
         self._memory = DeviceMemory(8 * (inbox_words(self.ranks) + bulk.bulk_words(self.ranks)), device)
         self._flags = host.memory[:PAGE].view(torch.int32)
         self._seen = MappedPages(self._flags.data_ptr(), PAGE, device)
         seen = self._seen.address
-        self._control = torch.tensor([0, seen, seen + 4 * (1 + self.rank)], device=device)
+        self._control = torch.tensor([0, seen, seen + 4 * (1 + self.rank), 0, 0], device=device)
+        self._counters = Counters(self._control[3:])
         self._counts = torch.zeros(2 * PROGRAMS, dtype=torch.int32, device=device)
         self._inbox: Inbox | None = None
         self._others: list[int] = []
+
+    @property
+    def exchanged(self) -> Exchanged:
+        """As of a moment ago: the kernels add this up."""
+        nanoseconds, sent = self._counters.values()
+        return Exchanged(nanoseconds / 1e9, sent)
 
     def handle(self) -> str:
         """What another rank needs to open this rank's inbox."""

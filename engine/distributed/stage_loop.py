@@ -55,5 +55,6 @@ class StageLoop(RankLoop):
 
     def _report(self, number: int, error: Exception | None, digest: int) -> None:
         wire = None if error is None else error_to_wire(self._rank, error)
-        spent = {"busy": self.link.busy, "joined": self._collective.seconds}
+        seconds, sent = self._collective.exchanged
+        spent = {"busy": self.link.busy, "exchanged": [seconds, sent + self.link.sent]}
         self._link.send({"step": number, "error": wire, "digest": digest} | spent)

@@ -259,6 +259,7 @@ class Team:
                 self.meters.joining[rank],
                 stage_of(rank, self._config) if piped else None,
                 self.meters.bubble(rank) if piped else 0.0,
+                self.meters.traffic[rank],
             )
             for rank, pid in enumerate(pids)
         )

@@ -101,6 +101,8 @@ def test_replies_equal_those_of_one_device(
     engine = engine_on(tmp_path, "cuda", 2, depth=depth)
     try:
         assert same_replies(one, engine) >= same
+        ranks = engine.snapshot().ranks
+        assert all(0 < each.joining < 1 and each.traffic > 0 for each in ranks), ranks
     finally:
         engine.ranks.close()
 

@@ -210,5 +210,21 @@ def test_kernels_are_compiled_before_the_first_exchange_of_a_step(llama: Path) -
         _, output = ask(engine, PROMPT[:7])
         drain(engine)
         assert output.reply == alone(llama, PROMPT[:7]).reply
+        layers, shot = len(runner.model.config.layers), engine.snapshot()
     assert [each for each, _ in groupby(noted)] == 2 * ["starts to compile", "compiled", "sum"]
-    assert noted.count("sum") == (2 * len(runner.model.config.layers) + 1) * GREEDY.max_tokens
+    assert noted.count("sum") == (2 * layers + 1) * GREEDY.max_tokens
+    assert shot.joining > 0 and all(each.traffic > 0 for each in shot.ranks)
+
+
+def test_the_bytes_of_a_step_are_counted(llama: Path) -> None:
+    """Each sum takes a row for a token, in float32, and the logits a share of the vocabulary."""
+    with ranked(llama, prefix_cache=False) as engine:
+        config, sums, sent = engine.runner.own.model.config, engine.ranks.sums, list[int]()
+        for count in (1, 2, 7):
+            before = sums.exchanged.sent
+            ask(engine, PROMPT[:5], GREEDY.changed(max_tokens=count))
+            drain(engine)
+            sent.append(sums.exchanged.sent - before)
+    of_token = 4 * (2 * len(config.layers) + 1) * config.hidden
+    of_logits = 4 * -(-config.vocab // 2)
+    assert sent == [(4 + count) * of_token + count * of_logits for count in (1, 2, 7)]

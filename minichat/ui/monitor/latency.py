@@ -41,7 +41,8 @@ class Latency(Pane):
             facts.append(f"TTFT target {shot.latency_target * 1e3:g} ms")
         if shot.prompt_limit:
             facts.append(f"prompts {shot.prompt_limit:,} a step")
-        heading = self.heading(*facts, right=_bubbles(shot.bubbles) or _load(shot.load) or _ranks(shot))
+        shared, load = _bubbles(shot.bubbles) or _ranks(shot), _load(shot.load)
+        heading = self.heading(*facts, load if shared else "", right=shared or load)
         if not _measured(shot) and height == 2:
             return (heading, ((" no measurements yet", "muted"),))
         return (
@@ -93,11 +94,11 @@ def _parts(times: StepTimes, signs: str, width: int) -> Row:
 
 
 def _ranks(shot: Snapshot) -> str:
-    """The ranks that share the model, and the mean share of a step in which they join, if it is measured."""
+    """The ranks that share the model: the share of the time in which they join, and what each one sends."""
     if not shot.ranks:
         return ""
     joining = f"  joining {shot.joining:.0%}" if shot.joining else ""
-    return f"{len(shot.ranks)} ranks{joining}"
+    return f"{len(shot.ranks)} ranks{joining}" + (f"  {size(shot.traffic)}/s" if shot.traffic else "")
 
 
 def _bubbles(bubbles: Sequence[float]) -> str:

@@ -29,7 +29,7 @@ def a_collective() -> Any:
     from engine.kernels.triton.collective.exchange import PROGRAMS, Inbox
 
     made = object.__new__(PeerCollective)
-    numbers = [torch.empty(count, dtype=torch.int64) for count in (2, 2, 3)]
+    numbers = [torch.empty(count, dtype=torch.int64) for count in (2, 2, 5)]
     counts = torch.empty(2 * PROGRAMS, dtype=torch.int32)
     made.rank, made.ranks = 1, 2
     made.attach(Inbox(1, 2, numbers[0], numbers[1], counts, numbers[2]))
