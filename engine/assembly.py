@@ -112,11 +112,7 @@ def _assembled(
     policy = choose_policy(config.policy, config.latency_target)
     if team is not None:
         team.check_identities()
-        device = pick(config.device)
-        if config.pp > 1:
-            team.connect_stages(device)
-        elif device.type == "cuda":
-            team.connect(device)
+        team.connect(pick(config.device))
     sums, link = (None, None) if team is None else (team.sums, team.link)
     phase("loading the weights")
     loaded = load_share(config, place, sums, progress, stage=config.pp - 1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import permutations
 
 import torch
 import torch.nn.functional as F
@@ -24,34 +25,25 @@ from engine.kernels.triton.norm.norm import Normed, normed
 PAGE = 4096  # bytes of the host memory that kernels read: the stop word, then a report of each rank
 
 
-def why_not_peers(config: EngineConfig, device: torch.device) -> str:
+def why_not(config: EngineConfig, device: torch.device) -> str:
     """Return why the GPUs from `device` on cannot be the ranks of one model; empty if they can."""
-    first, ranks = device.index or 0, config.tp
-    if config.attention not in ("auto", "triton"):
+    first, ranks, there = device.index or 0, config.ranks, torch.cuda.device_count()
+    if config.tp > 1 and config.attention not in ("auto", "triton"):
         return f"ranks on GPUs do not support the attention backend {config.attention!r}; use triton"
-    if problem := _why_too_few(first, ranks):
-        return problem
-    devices = range(first, first + ranks)
-    for one in devices:
+    if first + ranks > there:
+        return f"{ranks} ranks need {ranks} GPUs from cuda:{first} on, and there are {there}"
+    stages = (range(at, at + config.tp) for at in range(first, first + ranks, config.tp))
+    return next(filter(None, map(_why_apart, stages)), "")
+
+
+def _why_apart(devices: range) -> str:
+    """Return why these GPUs cannot sum their numbers."""
+    for one, other in permutations(devices, 2):
         if (programs := torch.cuda.get_device_properties(one).multi_processor_count) < PROGRAMS:
             return f"cuda:{one} has {programs} multiprocessors, and the sums of ranks need {PROGRAMS}"
-        for other in devices:
-            if one != other and not torch.cuda.can_device_access_peer(one, other):
-                return f"cuda:{one} cannot access the memory of cuda:{other}"
+        if not torch.cuda.can_device_access_peer(one, other):
+            return f"cuda:{one} cannot access the memory of cuda:{other}"
     return ""
-
-
-def why_not_stages(config: EngineConfig, device: torch.device) -> str:
-    """Return why the GPUs from `device` on cannot be the stages of a pipeline; empty if they can."""
-    if config.tp > 1:
-        return "stages of several ranks (tp) run on CPUs only so far"
-    return _why_too_few(device.index or 0, config.pp)
-
-
-def _why_too_few(first: int, ranks: int) -> str:
-    there = torch.cuda.device_count()
-    enough = first + ranks <= there
-    return "" if enough else f"{ranks} ranks need {ranks} GPUs from cuda:{first} on, and there are {there}"
 
 
 class PeerCollective:

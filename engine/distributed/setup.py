@@ -51,7 +51,7 @@ def _loop(rank: int, link: RankLink, collective: SharedMemoryCollective, ring: R
     device, stages = pick(config.device), None
     if config.pp > 1:
         stages = PipelineLink(rank, config, device, start["meeting"])
-    elif device.type == "cuda":
+    if config.tp > 1 and device.type == "cuda":
         # Imports Triton, which is only installed with a GPU.
         from engine.distributed.peers import PeerCollective
 

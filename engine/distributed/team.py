@@ -62,11 +62,12 @@ def gpus_of_ranks(config: EngineConfig) -> list[list[Gpu]]:
     if (device := pick(config.device)).type == "cpu":
         return []
     # Imports Triton, which is only installed with a GPU.
-    from engine.distributed.peers import why_not_peers, why_not_stages
+    from engine.distributed.peers import why_not
 
-    if problem := why_not_peers(config, device) if config.pp == 1 else why_not_stages(config, device):
+    if problem := why_not(config, device):
         raise BadInput(f"{'tp' if config.pp == 1 else 'pp'}: {problem}")
-    return [gpus_of_rank(rank, device.index or 0, visible_gpus()) for rank in range(config.ranks)]
+    gpus = visible_gpus()
+    return [gpus_of_rank(rank, device.index or 0, gpus) for rank in range(config.ranks)]
 
 
 class Team:
@@ -143,20 +144,21 @@ class Team:
             member.beating = True
 
     def connect(self, device: torch.device) -> None:
-        """Let the ranks' GPUs write into each other's memory."""
+        """Connect the stages of a pipeline, and let the GPUs of each write into each other's memory."""
+        if self._config.pp > 1:
+            self.link = PipelineLink(0, self._config, device, self._meeting)
+        if self._config.tp == 1 or device.type == "cpu":
+            return
         # Imports Triton, which is only installed with a GPU.
         from engine.distributed.peers import PeerCollective
 
         self.sums = self._peers = peers = PeerCollective(self.collective, device)
         theirs = [self._reported(member, "handle", _STARTS) for member in self.members]
-        handles = [peers.handle(), *theirs]
+        handles, tp = [peers.handle(), *theirs], self._config.tp
         for member in self.members:
-            self._tell(member, {"handles": handles})
-        peers.connect(handles)
-
-    def connect_stages(self, device: torch.device) -> None:
-        """Connect the stages of a pipeline."""
-        self.link = PipelineLink(0, self._config, device, self._meeting)
+            first = member.rank - member.rank % tp
+            self._tell(member, {"handles": handles[first : first + tp]})
+        peers.connect(handles[:tp])
 
     def agree(self, budget: CacheBudget, stop_ids: frozenset[int]) -> CacheBudget:
         """Wait until every rank has loaded its share. All get as many blocks as the one with the least

@@ -25,9 +25,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, gpus: int, apart: tuple[int, ...] =
 
 
 def problem(first: int, **config: Any) -> str:
-    from engine.distributed.peers import why_not_peers
+    from engine.distributed.peers import why_not
 
-    return why_not_peers(EngineConfig(model="any", **config), torch.device("cuda", first))
+    return why_not(EngineConfig(model="any", **config), torch.device("cuda", first))
 
 
 def test_gpus_that_can_be_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,17 +62,23 @@ def test_small_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"pp": 2, "quantization": "int8", "attention": "flashinfer"}, ""),
         ({"pp": 3}, "3 ranks need 3 GPUs from cuda:0 on, and there are 2"),
-        ({"pp": 2, "tp": 2}, "stages of several ranks (tp) run on CPUs only so far"),
+        ({"pp": 2, "tp": 2}, "4 ranks need 4 GPUs from cuda:0 on, and there are 2"),
     ],
 )
 def test_gpus_that_can_be_stages(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], reason: str
 ) -> None:
     """They need not reach each other's memory."""
-    from engine.distributed.peers import why_not_stages
+    machine(monkeypatch, 2, apart=(0, 1), size=80)
+    assert problem(0, **config) == reason
 
-    machine(monkeypatch, 2, apart=(0, 1))
-    assert why_not_stages(EngineConfig(model="any", **config), torch.device("cuda")) == reason
+
+def test_only_the_gpus_of_a_stage_reach_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 8)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: one // 2 == other // 2)
+    assert problem(0, tp=2, pp=4) == problem(2, tp=2, pp=3) == ""
+    assert problem(1, tp=2, pp=2) == "cuda:1 cannot access the memory of cuda:2"
+    assert problem(0, tp=4, pp=2) == "cuda:0 cannot access the memory of cuda:2"
 
 
 def test_a_ranks_own_gpu_has_the_number_of_rank_0s() -> None:

@@ -28,6 +28,7 @@ pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
+FOUR = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
 FOLDER = Path(__file__).parent
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
@@ -108,16 +109,22 @@ def test_replies_equal_those_of_one_device(
 
 
 @pytest.mark.parametrize(
-    ("family", "depth", "device", "same"),
-    [("qwen3", 1, "cpu", 19), ("qwen3", 0, "cpu", 19), ("gemma3", 1, "cuda", 18)],
+    ("family", "depth", "device", "same", "tp"),
+    [
+        ("qwen3", 1, "cpu", 19, 1),
+        ("qwen3", 0, "cpu", 19, 1),
+        ("gemma3", 1, "cuda", 18, 1),
+        pytest.param("qwen3", 1, "cpu", 19, 2, marks=FOUR),
+        pytest.param("gemma3", 1, "cuda", 18, 2, marks=FOUR),
+    ],
 )
 def test_replies_of_stages_equal_those_of_one_device(
-    tmp_path: Path, family: str, depth: int, device: str, same: int
+    tmp_path: Path, family: str, depth: int, device: str, same: int, tp: int
 ) -> None:
-    """Over NCCL; steps that decode are graphs in both stages."""
+    """Over NCCL; steps that decode are graphs in all stages."""
     make(family, tmp_path)
     one = engine_on(tmp_path, device, 1, depth=depth)
-    engine = engine_on(tmp_path, "cuda", 1, pp=2, depth=depth)
+    engine = engine_on(tmp_path, "cuda", tp, pp=2, depth=depth)
     try:
         assert same_replies(one, engine) >= same
         engine.submit([1, 5, 9, 30], GREEDY.changed(max_tokens=100), Output())
@@ -252,7 +259,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(tmp_path: Path, monkeypatch:
         engine.ranks.close()
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), pytest.param(2, 2, marks=FOUR)])
 def test_a_rank_that_dies_ends_the_engine(tmp_path: Path, tp: int, pp: int) -> None:
     make("qwen3", tmp_path)
     engine = engine_on(tmp_path, "cuda", tp, pp=pp)
