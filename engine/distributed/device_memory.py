@@ -143,9 +143,10 @@ class Counters:
 
     def values(self) -> list[int]:
         """What they were at the latest copy that has arrived, which was started at most two periods ago."""
-        if time.monotonic() >= self._due and self._event.query():
-            self._values, self._due = self._copied.tolist(), time.monotonic() + PERIOD
-            with torch.cuda.stream(self._stream):
-                self._copied.copy_(self._counted, non_blocking=True)
-                self._event.record()
+        with suppress(RuntimeError):  # if the GPU is lost, the step reports it
+            if time.monotonic() >= self._due and self._event.query():
+                self._values, self._due = self._copied.tolist(), time.monotonic() + PERIOD
+                with torch.cuda.stream(self._stream):
+                    self._copied.copy_(self._counted, non_blocking=True)
+                    self._event.record()
         return self._values
