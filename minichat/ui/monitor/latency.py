@@ -37,6 +37,8 @@ class Latency(Pane):
             return super().rows(width, height)
         times = shot.step_times
         facts = [f"step {duration(times.total)}"]
+        if shot.traffic:
+            facts.append(f"sends {size(shot.traffic)}/s")
         if shot.latency_target is not None:
             facts.append(f"TTFT target {shot.latency_target * 1e3:g} ms")
         if shot.prompt_limit:
@@ -94,11 +96,11 @@ def _parts(times: StepTimes, signs: str, width: int) -> Row:
 
 
 def _ranks(shot: Snapshot) -> str:
-    """The ranks that share the model: the share of the time in which they join, and what each one sends."""
+    """The ranks that share the model, and the share of the time in which they join."""
     if not shot.ranks:
         return ""
     joining = f"  joining {shot.joining:.0%}" if shot.joining else ""
-    return f"{len(shot.ranks)} ranks{joining}" + (f"  {size(shot.traffic)}/s" if shot.traffic else "")
+    return f"{len(shot.ranks)} ranks{joining}"
 
 
 def _bubbles(bubbles: Sequence[float]) -> str:
