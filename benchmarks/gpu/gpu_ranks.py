@@ -92,19 +92,23 @@ def measure(
             if "decode" in only:
                 for each in rows:
                     bench.note(f"{label}, D, B={each}", step_times(engine, each, bench.repeats), "ms")
-                    bubbles(bench, f"{label}, D, B={each}", engine)
+                    shares(bench, f"{label}, D, B={each}", engine)
             if "anatomy" in only:
                 anatomy(bench, label, engine, rows)
             if "mixed" in only:
                 mixed(bench, label, engine, requests)
-                bubbles(bench, f"{label}, N", engine)
+                shares(bench, f"{label}, N", engine)
 
 
-def bubbles(bench: Bench, label: str, engine: Engine) -> None:
-    """Note the share of the last steps' time in which each stage had nothing to do."""
-    for each in sorted(engine.snapshot().ranks, key=lambda each: each.stage or 0):
+def shares(bench: Bench, label: str, engine: Engine) -> None:
+    """Note the share of the last steps' time in which each stage had nothing to do, or ranks exchanged."""
+    shot = engine.snapshot()
+    for each in sorted(shot.ranks, key=lambda each: each.stage or 0):
         if each.stage is not None:
             bench.note(f"{label}, bubble of stage {each.stage + 1}", 100 * each.bubble, "%")
+    if shot.joining:
+        bench.note(f"{label}, in exchanges", [100 * each.joining for each in shot.ranks], "%")
+        bench.note(f"{label}, sent by a rank", shot.traffic / 1e9, "GB/s")
 
 
 @contextmanager
