@@ -134,10 +134,8 @@ class Counters:
 
     def __init__(self, counted: Tensor) -> None:
         """`counted`: on a GPU. The copies run on a stream of their own."""
-        self._counted, self._copied = (
-            counted,
-            torch.zeros(counted.shape, dtype=counted.dtype, pin_memory=True),
-        )
+        self._counted = counted
+        self._copied = torch.zeros(counted.shape, dtype=counted.dtype, pin_memory=True)
         self._stream, self._event = torch.cuda.Stream(counted.device), torch.cuda.Event()
         self._values, self._due = self._copied.tolist(), 0.0
 

@@ -11,10 +11,8 @@ class RankMeters:
     def __init__(self, ranks: int) -> None:
         # Running means: the share of the time spent in collectives, and bytes sent per second.
         self.joining, self.traffic = [0.0] * ranks, [0.0] * ranks
-        self._exchanged, self._since = (
-            [Exchanged()] * ranks,
-            [0.0] * ranks,
-        )  # the latest change, seconds since
+        self._exchanged = [Exchanged()] * ranks  # at the latest change
+        self._since = [0.0] * ranks  # seconds since then
         # Decaying sums: seconds that each rank worked, and the time in which it did, with steps in flight.
         self._worked, self._passed = [0.0] * ranks, 0.0
 
