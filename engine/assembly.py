@@ -26,7 +26,7 @@ from engine.devices import free_host_memory, pick, use
 from engine.distributed.pipelined import PipelinedRunner
 from engine.distributed.runner import RankedRunner
 from engine.distributed.stages import PipelineLink
-from engine.distributed.team import Team
+from engine.distributed.team import Team, gpus_of_ranks
 from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels, find_draft_models
 from engine.execution.runner import ModelRunner
@@ -98,18 +98,6 @@ def assemble(
         raise
 
 
-def gpus_of_ranks(config: EngineConfig) -> list[str]:
-    """The GPUs of each rank's process; empty on CPUs. Raises if the ranks cannot have one each."""
-    if (device := pick(config.device)).type == "cpu":
-        return []
-    # Imports Triton, which is only installed with a GPU.
-    from engine.distributed.peers import visible_to, why_not_peers, why_not_stages
-
-    if problem := why_not_peers(config, device) if config.pp == 1 else why_not_stages(config, device):
-        raise BadInput(f"{'tp' if config.pp == 1 else 'pp'}: {problem}")
-    return [visible_to(rank, device) for rank in range(config.ranks)]
-
-
 def _assembled(
     config: EngineConfig,
     place: ModelPlace,
@@ -124,11 +112,7 @@ def _assembled(
     policy = choose_policy(config.policy, config.latency_target)
     if team is not None:
         team.check_identities()
-        device = pick(config.device)
-        if config.pp > 1:
-            team.connect_stages(device)
-        elif device.type == "cuda":
-            team.connect(device)
+        team.connect(pick(config.device))
     sums, link = (None, None) if team is None else (team.sums, team.link)
     phase("loading the weights")
     loaded = load_share(config, place, sums, progress, stage=config.pp - 1)

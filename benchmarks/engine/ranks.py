@@ -127,10 +127,10 @@ def sums(bench: Bench) -> None:
         engine = pocket(blocks=64, threads=1, tp=2, model=folder, dummy_weights=True)
         collective = cast(Team, engine.ranks).collective
         _begin(engine, 1)
-        before = collective.seconds
+        before = collective.exchanged.seconds
         for _ in range(STEPS):
             engine.step()
-        each = (collective.seconds - before) / (STEPS * 6)  # the embedding, four terms, the logits
+        each = (collective.exchanged.seconds - before) / (STEPS * 6)  # the embedding, four terms, the logits
         bench.note("a sum or gather, with the wait for the other rank", each, "s")
         drain(engine)
         engine.ranks.close()

@@ -2,7 +2,8 @@
 
 The shapes and workloads are those of `gpu.py`, and one GPU is measured, too. `check` compares the greedy
 replies with transformers in float32 on the same weights, and with those of one GPU. `sums`: the exchanges
-of ranks alone. `anatomy`: the kernels of a step on the first GPU.
+of ranks alone. `anatomy`: the kernels of a step on the first GPU. `--quantization none fp8` measures each
+scheme of the weights.
 """
 
 import json
@@ -13,11 +14,24 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.gpu import BLOCKS, CONTEXT, GAP, LONG, SHORT, anatomy, drawn, finish, largest_gap, oracle
+from benchmarks.gpu.gpu import (
+    BLOCKS,
+    CONTEXT,
+    GAP,
+    LONG,
+    SHORT,
+    anatomy,
+    drawn,
+    finish,
+    labeled,
+    largest_gap,
+    oracle,
+)
 from engine.api.config import EngineConfig
 from engine.serving.engine import Engine
 from engine.start import start
@@ -36,6 +50,7 @@ def run(
     rows: tuple[int, ...] = (1, 8, 32, 128, 256),
     ranks: tuple[int, ...] = (2, 1),
     stages: tuple[int, ...] = (2,),
+    quantization: tuple[str, ...] = ("none",),
     requests: int = 256,
     only: tuple[str, ...] = PARTS[:3],
 ) -> None:
@@ -48,49 +63,70 @@ def run(
     if "sums" in only:
         for more in ((), ("--others",)):
             subprocess.run([sys.executable, "-m", "benchmarks.gpu.peer_sums", *more], check=True)
-    for name in shape if set(only) - {"sums"} else ():
-        replies: dict[str, Replies] = {}
-        contenders = [(1, count) for count in stages if count > 1] + [(count, 1) for count in ranks if count]
-        for tp, pp in contenders:
-            with started(bench, name, tp, pp) as engine:
-                kind = f"{pp} stages" if pp > 1 else f"{tp} GPU" + "s" * (tp > 1)
-                label = f"{name}, {kind}"
-                if "check" in only:
-                    replies[kind] = greedy(engine)
-                    if kind == ONE:
-                        compare(bench, name, engine, replies)
-                if "decode" in only:
-                    for each in rows:
-                        bench.note(f"{label}, D, B={each}", step_times(engine, each, bench.repeats), "ms")
-                        bubbles(bench, f"{label}, D, B={each}", engine)
-                if "anatomy" in only:
-                    anatomy(bench, label, engine, rows)
-                if "mixed" in only:
-                    mixed(bench, label, engine, requests)
-                    bubbles(bench, f"{label}, N", engine)
+    contenders = [(1, count) for count in stages if count > 1] + [(count, 1) for count in ranks if count]
+    for name, scheme in product(shape, quantization) if set(only) - {"sums"} else ():
+        # Replies from quantized weights are not checked: their rounding is not an error.
+        parts = only if scheme == "none" else tuple(each for each in only if each != "check")
+        measure(bench, name, scheme, contenders, rows, requests, parts)
 
 
-def bubbles(bench: Bench, label: str, engine: Engine) -> None:
-    """Note the share of the last steps' time in which each stage had nothing to do."""
-    for each in sorted(engine.snapshot().ranks, key=lambda each: each.stage or 0):
+def measure(
+    bench: Bench,
+    name: str,
+    scheme: str,
+    contenders: Sequence[tuple[int, int]],
+    rows: tuple[int, ...],
+    requests: int,
+    only: tuple[str, ...],
+) -> None:
+    """Measure an engine for each number of ranks and stages, with weights in this scheme."""
+    replies: dict[str, Replies] = {}
+    for tp, pp in contenders:
+        with started(bench, name, scheme, tp, pp) as engine:
+            kind = f"{pp} stages" if pp > 1 else f"{tp} GPU" + "s" * (tp > 1)
+            label = f"{labeled(name, scheme, 'none')}, {kind}"
+            if "check" in only:
+                replies[kind] = greedy(engine)
+                if kind == ONE:
+                    compare(bench, name, engine, replies)
+            if "decode" in only:
+                for each in rows:
+                    bench.note(f"{label}, D, B={each}", step_times(engine, each, bench.repeats), "ms")
+                    shares(bench, f"{label}, D, B={each}", engine)
+            if "anatomy" in only:
+                anatomy(bench, label, engine, rows)
+            if "mixed" in only:
+                mixed(bench, label, engine, requests)
+                shares(bench, f"{label}, N", engine)
+
+
+def shares(bench: Bench, label: str, engine: Engine) -> None:
+    """Note the share of the last steps' time in which each stage had nothing to do, or ranks exchanged."""
+    shot = engine.snapshot()
+    for each in sorted(shot.ranks, key=lambda each: each.stage or 0):
         if each.stage is not None:
             bench.note(f"{label}, bubble of stage {each.stage + 1}", 100 * each.bubble, "%")
+    if shot.joining:
+        bench.note(f"{label}, in exchanges", [100 * each.joining for each in shot.ranks], "%")
+        bench.note(f"{label}, sent by a rank", shot.traffic / 1e9, "GB/s")
 
 
 @contextmanager
-def started(bench: Bench, name: str, tp: int, pp: int) -> Iterator[Engine]:
+def started(bench: Bench, name: str, scheme: str, tp: int, pp: int) -> Iterator[Engine]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[name]))
         began = time.perf_counter()
         engine = start(
             EngineConfig(
                 model=folder, dummy_weights=True, max_context=CONTEXT, prefix_cache=False, blocks=BLOCKS,
-                host_blocks=0, seed=0, tp=tp, pp=pp,
+                host_blocks=0, seed=0, tp=tp, pp=pp, quantization=scheme,
             )
         )  # fmt: skip
         finish(engine, [[1, 2, 3]], [2])
         bench.note(
-            f"{name}, tp {tp}, pp {pp}, from start to the first reply", time.perf_counter() - began, "s"
+            f"{labeled(name, scheme, 'none')}, tp {tp}, pp {pp}, from start to the first reply",
+            time.perf_counter() - began,
+            "s",
         )
         yield engine
         engine.ranks.close()

@@ -260,9 +260,10 @@ class RankView:
     device: str
     pid: int
     cache: int  # bytes of its share of the cache
-    joining: float = 0.0  # share of a step that it adds and gathers, which includes waiting for the others
+    joining: float = 0.0  # share of the time that it adds and gathers, which includes waiting for the others
     stage: int | None = None  # of a pipeline, from 0; None: there is none
     bubble: float = 0.0  # share of the time with steps in flight in which its stage had nothing to do
+    traffic: float = 0.0  # bytes that it sends to the others per second with steps in flight
 
 
 class ReplicaView(NamedTuple):
@@ -348,8 +349,13 @@ class Snapshot:
 
     @property
     def joining(self) -> float:
-        """The mean share of a step that the ranks add and gather; 0 where it is not measured, as on GPUs."""
+        """The mean share of the time that the ranks add and gather."""
         return sum(each.joining for each in self.ranks) / len(self.ranks) if self.ranks else 0.0
+
+    @property
+    def traffic(self) -> float:
+        """The mean of the bytes that a rank sends to the others per second."""
+        return sum(each.traffic for each in self.ranks) / len(self.ranks) if self.ranks else 0.0
 
     def form_time(self, weights: str, cache: str) -> FormTime | None:
         """How long a step takes in this form, with about as many rows as the newest one had."""

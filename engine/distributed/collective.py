@@ -58,13 +58,23 @@ def wires(ranks: int, memory: int) -> list[Wires]:
     ]
 
 
+class Exchanged(NamedTuple):
+    """What a rank has exchanged so far."""
+
+    seconds: float = 0.0  # spent in sums and gathers, most of it waiting for the others
+    sent: int = 0  # bytes, to all others
+
+
 class RankCollective(Protocol):
     """A collective of processes, and how its calls are stopped when one of them fails."""
 
     rank: int
     ranks: int
-    seconds: float  # spent in sums and gathers, most of it waiting for the others
     deferred: bool  # whether a call may run after it has returned, on a GPU
+
+    @property
+    def exchanged(self) -> Exchanged:
+        """What this rank has spent and sent so far."""
 
     def sum(self, term: Tensor) -> Tensor: ...
 
@@ -92,7 +102,7 @@ class SharedMemoryCollective:
     deferred = False
 
     def __init__(self, rank: int, wires: Wires, limit: float = LIMIT) -> None:
-        self.rank, self.ranks, self.seconds = rank, len(wires.wake), 0.0
+        self.rank, self.ranks, self.exchanged = rank, len(wires.wake), Exchanged()
         self._wires, self._limit, self._turn = wires, limit, 0
         size = memory_size(self.ranks)
         whole = torch.frombuffer(mapped(wires.memory, size), dtype=torch.uint8)
@@ -146,13 +156,15 @@ class SharedMemoryCollective:
             piece = flat[at : at + most]
             places = self._places[self._turn, :, : piece.nbytes].view(flat.dtype)
             places[self.rank] = piece
+            began = time.perf_counter()
             self._meet()
+            seconds, sent = self.exchanged
+            self.exchanged = Exchanged(seconds + time.perf_counter() - began, sent + piece.nbytes)
             self._turn = 1 - self._turn
             yield slice(at, at + len(piece)), list(places)
 
     def _meet(self) -> None:
         """Report this rank's part, and wait until all others have reported theirs."""
-        began = time.perf_counter()
         for fd in self._wires.wake:
             if fd >= 0:
                 try:
@@ -171,4 +183,3 @@ class SharedMemoryCollective:
                     if not os.read(fd, 1):
                         raise Interrupted(f"rank {self._sources[fd]} has ended")
                     missing.discard(fd)
-        self.seconds += time.perf_counter() - began

@@ -5,6 +5,7 @@ process ends, the memory stays until all others have given it back.
 """
 
 import ctypes
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from engine.kernels.driver import ask
 _LAZY_PEER_ACCESS = 1
 _MAPPED = 2
 HANDLE = 64  # bytes
+PERIOD = 0.1  # seconds between two readings of counters
 
 _Handle = ctypes.c_char * HANDLE
 
@@ -125,3 +127,24 @@ class MappedPages:
 
     def close(self) -> None:
         ask("cuMemHostUnregister", ctypes.c_void_p(self._here))
+
+
+class Counters:
+    """Numbers that kernels add up, read now and then without waiting for a kernel."""
+
+    def __init__(self, counted: Tensor) -> None:
+        """`counted`: on a GPU. The copies run on a stream of their own."""
+        self._counted = counted
+        self._copied = torch.zeros(counted.shape, dtype=counted.dtype, pin_memory=True)
+        self._stream, self._event = torch.cuda.Stream(counted.device), torch.cuda.Event()
+        self._values, self._due = self._copied.tolist(), 0.0
+
+    def values(self) -> list[int]:
+        """What they were at the latest copy that has arrived, which was started at most two periods ago."""
+        with suppress(RuntimeError):  # if the GPU is lost, the step reports it
+            if time.monotonic() >= self._due and self._event.query():
+                self._values, self._due = self._copied.tolist(), time.monotonic() + PERIOD
+                with torch.cuda.stream(self._stream):
+                    self._copied.copy_(self._counted, non_blocking=True)
+                    self._event.record()
+        return self._values

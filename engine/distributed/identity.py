@@ -1,9 +1,14 @@
-"""What all ranks must have in common: the code, the libraries, the model's files, the configuration."""
+"""What all ranks must have in common: the code, the libraries, the model's files, the configuration.
+
+Each also reports which GPUs it sees, since the first rank has chosen those and their order.
+"""
 
 import json
 import platform
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -16,8 +21,29 @@ from engine.models.config_json import config_fields
 Identity = dict[str, str]
 
 
-def identity(config: EngineConfig, place: ModelPlace) -> Identity:
-    return {
+class Gpu(NamedTuple):
+    """A GPU as a process sees it, whatever number it has there."""
+
+    uuid: str
+    name: str
+
+
+def visible_gpus() -> list[Gpu]:
+    """The GPUs of this process, by their numbers."""
+    every = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [Gpu(f"GPU-{each.uuid}", each.name) for each in every]
+
+
+def gpus_of_rank(rank: int, first: int, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs of a rank's process, in an order that gives its own GPU the number of rank 0's, `first`."""
+    found = [*gpus]
+    found[first], found[first + rank] = found[first + rank], found[first]
+    return found
+
+
+def identity(config: EngineConfig, place: ModelPlace, gpus: Sequence[Gpu] = ()) -> Identity:
+    """`gpus`: that this process sees, if its ranks run on GPUs."""
+    return order_of(gpus) | {
         "engine": _digest(*(each.read_bytes() for each in sorted(_code()))),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -26,8 +52,13 @@ def identity(config: EngineConfig, place: ModelPlace) -> Identity:
     }
 
 
+def order_of(gpus: Sequence[Gpu]) -> Identity:
+    """The part of an identity that names the GPUs."""
+    return {"order of GPUs": ", ".join(f"{each.uuid} ({each.name})" for each in gpus) or "no GPU"}
+
+
 def check_same(rank: int, own: Identity, other: Identity) -> None:
-    """Raise if rank `rank` differs from rank 0, which would make its sums wrong."""
+    """Raise if rank `rank` differs from rank 0, or has other GPUs: its sums would be wrong."""
     for name, value in own.items():
         if (found := other.get(name)) != value:
             raise EngineError(f"rank {rank} has a different {name} than rank 0: {found} instead of {value}")

@@ -158,5 +158,5 @@ class RankLoop:
 
     def _answer(self, message: int, error: BaseException | None = None, tokens: int = 0) -> None:
         wire = None if error is None else error_to_wire(self._rank, error)
-        joined = self._collective.seconds
-        self._link.send({"to": message, "error": wire, "digest": tokens, "joined": joined})
+        exchanged = self._collective.exchanged
+        self._link.send({"to": message, "error": wire, "digest": tokens, "exchanged": exchanged})

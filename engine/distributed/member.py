@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
@@ -47,10 +48,10 @@ def spawn(
     meeting: int,
     ring: RingEnds,
     wires: Wires,
-    visible: str = "",
-    device: str = "cpu",
+    visible: Sequence[str],
+    device: str,
 ) -> Member:
-    """Start a rank's process. `visible`: the GPUs that it sees. `device`: of those, its own."""
+    """Start a rank's process. `visible`: the GPUs that it sees, if any. `device`: of those, its own."""
     link, their_link = socket.socketpair()
     pulse, their_pulse = socket.socketpair()
     given = {
@@ -69,7 +70,7 @@ def spawn(
             stdout=output,
             stderr=output,
             pass_fds=[their_link.fileno(), their_pulse.fileno(), steps, meeting, *ring, *wires.fds()],
-            env=child_environment() | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {}),
+            env=child_environment() | ({"CUDA_VISIBLE_DEVICES": ",".join(visible)} if visible else {}),
             start_new_session=True,  # it must not receive Ctrl+C or the terminal's hangup
         )
     return Member(rank, process, RankLink(link), pulse, output)

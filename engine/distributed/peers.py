@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import permutations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.api.config import EngineConfig
-from engine.distributed.collective import Interrupted, SharedMemoryCollective
-from engine.distributed.device_memory import DeviceMemory, MappedPages, closed, opened
+from engine.distributed.collective import Exchanged, Interrupted, SharedMemoryCollective
+from engine.distributed.device_memory import Counters, DeviceMemory, MappedPages, closed, opened
 from engine.kernels.triton.collective import bulk
 from engine.kernels.triton.collective.exchange import (
     PROGRAMS,
@@ -24,44 +25,25 @@ from engine.kernels.triton.norm.norm import Normed, normed
 PAGE = 4096  # bytes of the host memory that kernels read: the stop word, then a report of each rank
 
 
-def why_not_peers(config: EngineConfig, device: torch.device) -> str:
+def why_not(config: EngineConfig, device: torch.device) -> str:
     """Return why the GPUs from `device` on cannot be the ranks of one model; empty if they can."""
-    first, ranks = device.index or 0, config.tp
-    if config.quantization != "none":
-        return f"ranks on GPUs do not support the quantization {config.quantization!r} yet; use none"
-    if config.attention not in ("auto", "triton"):
+    first, ranks, there = device.index or 0, config.ranks, torch.cuda.device_count()
+    if config.tp > 1 and config.attention not in ("auto", "triton"):
         return f"ranks on GPUs do not support the attention backend {config.attention!r}; use triton"
-    if problem := _why_too_few(first, ranks):
-        return problem
-    devices = range(first, first + ranks)
-    for one in devices:
+    if first + ranks > there:
+        return f"{ranks} ranks need {ranks} GPUs from cuda:{first} on, and there are {there}"
+    stages = (range(at, at + config.tp) for at in range(first, first + ranks, config.tp))
+    return next(filter(None, map(_why_apart, stages)), "")
+
+
+def _why_apart(devices: range) -> str:
+    """Return why these GPUs cannot sum their numbers."""
+    for one, other in permutations(devices, 2):
         if (programs := torch.cuda.get_device_properties(one).multi_processor_count) < PROGRAMS:
             return f"cuda:{one} has {programs} multiprocessors, and the sums of ranks need {PROGRAMS}"
-        for other in devices:
-            if one != other and not torch.cuda.can_device_access_peer(one, other):
-                return f"cuda:{one} cannot access the memory of cuda:{other}"
+        if not torch.cuda.can_device_access_peer(one, other):
+            return f"cuda:{one} cannot access the memory of cuda:{other}"
     return ""
-
-
-def why_not_stages(config: EngineConfig, device: torch.device) -> str:
-    """Return why the GPUs from `device` on cannot be the stages of a pipeline; empty if they can."""
-    if config.tp > 1:
-        return "stages of several ranks (tp) run on CPUs only so far"
-    return _why_too_few(device.index or 0, config.pp)
-
-
-def _why_too_few(first: int, ranks: int) -> str:
-    there = torch.cuda.device_count()
-    enough = first + ranks <= there
-    return "" if enough else f"{ranks} ranks need {ranks} GPUs from cuda:{first} on, and there are {there}"
-
-
-def visible_to(rank: int, device: torch.device) -> str:
-    """The GPUs of a rank's process, in an order that gives its own GPU the name of rank 0's, `device`."""
-    first = device.index or 0
-    names = [f"GPU-{torch.cuda.get_device_properties(n).uuid}" for n in range(torch.cuda.device_count())]
-    names[first], names[first + rank] = names[first + rank], names[first]
-    return ",".join(names)
 
 
 class PeerCollective:
@@ -72,15 +54,21 @@ class PeerCollective:
     def __init__(self, host: SharedMemoryCollective, device: torch.device) -> None:
         """`host`: between the same ranks. The stop word is in its memory, and it is not used otherwise."""
         self.rank, self.ranks, self._host, self._device = host.rank, host.ranks, host, device
-        self.seconds = 0.0  # a GPU does not measure how long it waits
         self._memory = DeviceMemory(8 * (inbox_words(self.ranks) + bulk.bulk_words(self.ranks)), device)
         self._flags = host.memory[:PAGE].view(torch.int32)
         self._seen = MappedPages(self._flags.data_ptr(), PAGE, device)
         seen = self._seen.address
-        self._control = torch.tensor([0, seen, seen + 4 * (1 + self.rank)], device=device)
+        self._control = torch.tensor([0, seen, seen + 4 * (1 + self.rank), 0, 0], device=device)
+        self._counters = Counters(self._control[3:])
         self._counts = torch.zeros(2 * PROGRAMS, dtype=torch.int32, device=device)
         self._inbox: Inbox | None = None
         self._others: list[int] = []
+
+    @property
+    def exchanged(self) -> Exchanged:
+        """As of a moment ago: the kernels add this up."""
+        nanoseconds, sent = self._counters.values()
+        return Exchanged(nanoseconds / 1e9, sent)
 
     def handle(self) -> str:
         """What another rank needs to open this rank's inbox."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.api.errors import BadInput, EngineDead, EngineError
 from engine.api.snapshot import SchemeView
+from engine.distributed.collective import Exchanged
 from engine.distributed.messages import Kind, digest, draft_digest
 from engine.distributed.runner import RankedRunner
 from engine.distributed.stages import PipelineLink, StageLost
@@ -188,10 +189,11 @@ class PipelinedRunner(RankedRunner):
 
     def _account(self, reports: dict[int, dict[str, Any]]) -> None:
         """Report how long each rank worked since the last collected step, while steps were in flight."""
-        now, own = time.monotonic(), {"busy": self._link.busy, "joined": self._team.sums.seconds}
+        now, (seconds, sent) = time.monotonic(), self._team.sums.exchanged
+        own = {"busy": self._link.busy, "exchanged": [seconds, sent + self._link.sent]}
         all_ranks = [own, *(reports[member.rank] for member in self._team.members)]
         busy = [float(each["busy"]) for each in all_ranks]
         passed, self._since = now - self._since, now
         self._team.meters.note_work((b - before for b, before in zip(busy, self._busy, strict=True)), passed)
         self._busy = busy
-        self._note_joined([float(each["joined"]) for each in all_ranks], passed)
+        self._team.meters.note_exchanges([Exchanged(*each["exchanged"]) for each in all_ranks], passed)

@@ -5,12 +5,13 @@ outside of the sums. Questions are answered by rank 0 alone: the ranks agree on 
 """
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from engine.api.cache_spec import KvSchemeName
 from engine.api.errors import EngineDead, EngineError
-from engine.distributed.collective import LIMIT, Interrupted
+from engine.distributed.collective import LIMIT, Exchanged, Interrupted
 from engine.distributed.member import Member
 from engine.distributed.messages import STEP_KINDS, Kind, digest
 from engine.distributed.team import Team
@@ -22,7 +23,7 @@ from engine.scheduling.step import Masks, Step
 from engine.scheduling.step_bytes import encode
 from engine.serving.recordings.runner_bytes import decode_end, encode_change, encode_masks, encode_order
 
-Handle = tuple[int, Any]  # the step's number, and the handle of rank 0's runner
+Handle = tuple[int, float, Any]  # the step's number, when it was launched, the handle of rank 0's runner
 
 
 class RankAnswer(NamedTuple):
@@ -30,7 +31,7 @@ class RankAnswer(NamedTuple):
 
     error: EngineError | None
     digest: int  # of the tokens it has sampled
-    joined: float  # seconds that it has spent in collectives so far
+    exchanged: Exchanged  # so far
 
 
 class RankedRunner:
@@ -38,7 +39,7 @@ class RankedRunner:
         self.own, self._team = own, team
         self._ended: dict[int, dict[int, TransferEnd]] = {}  # of each transfer in flight, by rank
         self._launched = self._stopped = -1  # the latest step, and the latest that was stopped on the GPUs
-        self._dead, self._joined = "", [0.0] * team.ranks  # seconds that each rank has spent in collectives
+        self._dead, self._accounted = "", 0.0  # why the engine cannot go on; the time of the last account
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.own, name)  # questions
@@ -52,12 +53,12 @@ class RankedRunner:
         self.own.capture(kinds)
 
     def launch(self, step: Step) -> Handle:
-        self._launched = step.number
+        self._launched, began = step.number, time.monotonic()
         self._team.send(Kind.STEP, encode(step))
-        return step.number, self._together(lambda: self.own.launch(step))
+        return step.number, began, self._together(lambda: self.own.launch(step))
 
     def supply(self, handle: Handle, masks: Masks) -> None:
-        number, own = handle
+        number, _, own = handle
         self._team.send(Kind.MASKS, encode_masks(number, masks))
         self._together(lambda: self.own.supply(own, masks))
 
@@ -67,7 +68,7 @@ class RankedRunner:
 
     def collect(self, handle: Handle) -> StepResult:
         """Wait for a step on all ranks. Raises EngineDead if they did not sample the same tokens."""
-        number, own = handle
+        number, began, own = handle
         message = self._team.send(Kind.COLLECT, number.to_bytes(8, "little"))
         problem: Exception | None = None
         try:
@@ -87,14 +88,11 @@ class RankedRunner:
             if each.digest != digest(result):
                 self._dead = f"rank {rank} sampled different tokens than rank 0 in step {number}"
                 raise EngineDead(self._dead)
-        self._note_joined([self._team.sums.seconds, *(each.joined for each in answers)], result.seconds)
+        now = time.monotonic()
+        passed, self._accounted = now - max(began, self._accounted), now
+        exchanged = [self._team.sums.exchanged, *(each.exchanged for each in answers)]
+        self._team.meters.note_exchanges(exchanged, passed)
         return result
-
-    def _note_joined(self, seconds: list[float], step: float) -> None:
-        """Report the share of the step that each rank has spent in collectives."""
-        spent = [now - before for now, before in zip(seconds, self._joined, strict=True)]
-        self._joined = seconds
-        self._team.meters.note_joining(min(1.0, each / step) if step > 0 else 0.0 for each in spent)
 
     def apply(self, change: RunnerChange) -> None:
         """Apply a change on all ranks. If it fails on one, the others keep a change that can be repeated."""
@@ -156,7 +154,9 @@ class RankedRunner:
             error = frame["error"]
             found.append(
                 RankAnswer(
-                    None if error is None else EngineError.from_wire(error), frame["digest"], frame["joined"]
+                    None if error is None else EngineError.from_wire(error),
+                    frame["digest"],
+                    Exchanged(*frame["exchanged"]),
                 )
             )
         return found

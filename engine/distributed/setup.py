@@ -11,7 +11,7 @@ from engine.api.errors import EngineError
 from engine.assembly import build_runner, load_share
 from engine.devices import pick
 from engine.distributed.collective import RankCollective, SharedMemoryCollective, Wires
-from engine.distributed.identity import identity
+from engine.distributed.identity import identity, visible_gpus
 from engine.distributed.link import RankLink
 from engine.distributed.loop import RankLoop
 from engine.distributed.messages import error_to_wire
@@ -46,12 +46,12 @@ def _loop(rank: int, link: RankLink, collective: SharedMemoryCollective, ring: R
     start = _received(link)
     config = wire.config_from_json(start["config"])
     place = ModelPlace(start["model"], Path(start["folder"]))
-    link.send({"hello": identity(config, place)})
+    link.send({"hello": identity(config, place, visible_gpus() if start["gpus"] else ())})
     sums: RankCollective = collective
     device, stages = pick(config.device), None
     if config.pp > 1:
         stages = PipelineLink(rank, config, device, start["meeting"])
-    elif device.type == "cuda":
+    if config.tp > 1 and device.type == "cuda":
         # Imports Triton, which is only installed with a GPU.
         from engine.distributed.peers import PeerCollective
 

@@ -25,7 +25,7 @@ class StageLoop(RankLoop):
             if step.guided and self.link.last:
                 self._launched[step.number] = step, handle
                 return
-            self._report(step.number, None, self._digest(handle))
+            self._report_done(step.number, handle)
         except Exception as error:
             self._fail_step(step.number, error)
 
@@ -36,15 +36,16 @@ class StageLoop(RankLoop):
         _, handle = self._launched.pop(number)
         try:
             self._runner.supply(handle, masks)
-            self._report(number, None, self._digest(handle))
+            self._report_done(number, handle)
         except Exception as error:
             self._fail_step(number, error)
 
-    def _digest(self, handle: Any) -> int:
-        """What must be equal on all ranks: the tokens of those that sample, else the drafts."""
-        if self.link.last:
-            return digest(self._runner.collect(handle))
-        return draft_digest(handle.drafts)
+    def _report_done(self, number: int, handle: Any) -> None:
+        """With what must be equal on all ranks: the tokens of those that sample, else the drafts."""
+        last = self.link.last
+        found = digest(self._runner.collect(handle)) if last else draft_digest(handle.drafts)
+        self._collective.check()  # of a stage that does not sample: earlier steps
+        self._report(number, None, found)
 
     def _fail_step(self, number: int, error: Exception) -> None:
         """Report it. Other stages go on with a blank stream; ranks of this stage would wait for this one."""
@@ -55,5 +56,6 @@ class StageLoop(RankLoop):
 
     def _report(self, number: int, error: Exception | None, digest: int) -> None:
         wire = None if error is None else error_to_wire(self._rank, error)
-        spent = {"busy": self.link.busy, "joined": self._collective.seconds}
+        seconds, sent = self._collective.exchanged
+        spent = {"busy": self.link.busy, "exchanged": [seconds, sent + self.link.sent]}
         self._link.send({"step": number, "error": wire, "digest": digest} | spent)

@@ -53,6 +53,7 @@ class PipelineLink:
         store = FileStore(f"/proc/self/fd/{meeting}", config.ranks)
         self._group = _group(store, rank, config.ranks, device)
         self._received = self._sent = False
+        self.sent = 0  # bytes, to the next stage
         self._sends: deque[tuple[Any, Tensor]] = deque()
         self.carry(1, torch.float32)
         with self.step(1):  # NCCL connects with the first exchange
@@ -60,6 +61,7 @@ class PipelineLink:
             if not self.last:
                 self.send(stream)
         self._clock.reset()
+        self.sent = 0
 
     def carry(self, hidden: int, dtype: torch.dtype) -> None:
         """Set the width and the type of the streams."""
@@ -104,6 +106,7 @@ class PipelineLink:
 
     def send(self, stream: Tensor) -> None:
         self._sent = True
+        self.sent += stream.nbytes
         if self._device.type == "cuda":
             stream = stream.clone()  # the next replay of a graph overwrites it
         try:

@@ -20,9 +20,10 @@ import torch
 
 from engine.api import wire
 from engine.api.config import EngineConfig, ModelPlace
-from engine.api.errors import EngineDead, EngineError
+from engine.api.errors import BadInput, EngineDead, EngineError
 from engine.api.events import log
 from engine.api.snapshot import RankView
+from engine.devices import pick
 from engine.distributed.collective import (
     LIMIT,
     RankCollective,
@@ -30,7 +31,14 @@ from engine.distributed.collective import (
     memory_size,
     wires,
 )
-from engine.distributed.identity import check_same, identity
+from engine.distributed.identity import (
+    Gpu,
+    check_same,
+    gpus_of_rank,
+    identity,
+    order_of,
+    visible_gpus,
+)
 from engine.distributed.member import ENDS, Member, beats, spawn, tail
 from engine.distributed.memory import anonymous
 from engine.distributed.messages import Kind
@@ -49,15 +57,28 @@ _LOADS = 3600.0  # seconds to load its weights, while its heart beats
 _CLOSES = 4.0  # seconds all of them have to write what their tiers hold, before they are killed
 
 
+def gpus_of_ranks(config: EngineConfig) -> list[list[Gpu]]:
+    """The GPUs of each rank's process; empty on CPUs. Raises if the ranks cannot have one each."""
+    if (device := pick(config.device)).type == "cpu":
+        return []
+    # Imports Triton, which is only installed with a GPU.
+    from engine.distributed.peers import why_not
+
+    if problem := why_not(config, device):
+        raise BadInput(f"{'tp' if config.pp == 1 else 'pp'}: {problem}")
+    gpus = visible_gpus()
+    return [gpus_of_rank(rank, device.index or 0, gpus) for rank in range(config.ranks)]
+
+
 class Team:
     """Used by the engine's thread, unless a docstring says otherwise."""
 
     silence = 5.0  # seconds without a heartbeat after which a rank has stopped
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "engine.distributed.rank")
 
-    def __init__(self, config: EngineConfig, place: ModelPlace, visible: Sequence[str] = ()) -> None:
-        """`visible`: by rank, the GPUs of its process (CUDA_VISIBLE_DEVICES)."""
-        self._config, self._place = config, place
+    def __init__(self, config: EngineConfig, place: ModelPlace, gpus: Sequence[Sequence[Gpu]] = ()) -> None:
+        """`gpus`: by rank, those of its process, in its order. Empty on CPUs."""
+        self._config, self._place, self._gpus = config, place, gpus
         self.ranks, self.lost = config.ranks, ""  # why the team has ended; set from the watching thread
         self._gone, self._closing, self._started = threading.Event(), threading.Event(), False
         self._losing = threading.Lock()
@@ -75,10 +96,13 @@ class Team:
             self._peers: PeerCollective | None = None
             self.link: PipelineLink | None = None  # to the other stages
             for rank, (_, theirs) in enumerate(ends, 1):
-                gpus = {"visible": visible[rank], "device": config.device} if visible else {}
+                visible = [each.uuid for each in gpus[rank]] if gpus else []
                 self.members.append(
-                    spawn(self.command, rank, steps, self._meeting, theirs, all_wires[rank], **gpus)
-                )
+                    spawn(
+                        self.command, rank, steps, self._meeting, theirs, all_wires[rank], visible,
+                        config.device if gpus else "cpu",
+                    )
+                )  # fmt: skip
             self._ring = RingWriter(steps, self._ends, self.check)
         except BaseException:
             self._kill()
@@ -103,6 +127,7 @@ class Team:
             "model": place.name,
             "folder": str(place.folder),
             "meeting": self._meeting,
+            "gpus": bool(gpus),
         }
         for member in self.members:
             self._tell(member, start)
@@ -110,28 +135,30 @@ class Team:
     # While the engine starts
 
     def check_identities(self) -> None:
-        """Wait until every rank has started. Raises if one differs from this process."""
+        """Wait until every rank has started. Raises if one differs from this process, or has other GPUs."""
         own = identity(self._config, self._place)
         for member in self.members:
             hello = self._reported(member, "hello", _STARTS)
-            check_same(member.rank, own, hello)
+            given = order_of(self._gpus[member.rank]) if self._gpus else {}
+            check_same(member.rank, own | given, hello)
             member.beating = True
 
     def connect(self, device: torch.device) -> None:
-        """Let the ranks' GPUs write into each other's memory."""
+        """Connect the stages of a pipeline, and let the GPUs of each write into each other's memory."""
+        if self._config.pp > 1:
+            self.link = PipelineLink(0, self._config, device, self._meeting)
+        if self._config.tp == 1 or device.type == "cpu":
+            return
         # Imports Triton, which is only installed with a GPU.
         from engine.distributed.peers import PeerCollective
 
         self.sums = self._peers = peers = PeerCollective(self.collective, device)
         theirs = [self._reported(member, "handle", _STARTS) for member in self.members]
-        handles = [peers.handle(), *theirs]
+        handles, tp = [peers.handle(), *theirs], self._config.tp
         for member in self.members:
-            self._tell(member, {"handles": handles})
-        peers.connect(handles)
-
-    def connect_stages(self, device: torch.device) -> None:
-        """Connect the stages of a pipeline."""
-        self.link = PipelineLink(0, self._config, device, self._meeting)
+            first = member.rank - member.rank % tp
+            self._tell(member, {"handles": handles[first : first + tp]})
+        peers.connect(handles[:tp])
 
     def agree(self, budget: CacheBudget, stop_ids: frozenset[int]) -> CacheBudget:
         """Wait until every rank has loaded its share. All get as many blocks as the one with the least
@@ -234,6 +261,7 @@ class Team:
                 self.meters.joining[rank],
                 stage_of(rank, self._config) if piped else None,
                 self.meters.bubble(rank) if piped else 0.0,
+                self.meters.traffic[rank],
             )
             for rank, pid in enumerate(pids)
         )

@@ -16,6 +16,8 @@ from engine.quant.fp4 import Mxfp4Plain
 from engine.quant.linear import Linear
 from engine.quant.registry import choose, named, of_head
 
+NOT_ON_GPU_RANKS = frozenset[str]()  # schemes that ranks on GPUs refuse
+
 
 class PlainSource:
     """Creates them from plain weights. At most one layer is unconverted at any time."""
@@ -36,6 +38,12 @@ class PlainSource:
     def scheme(self, name: str) -> Scheme:
         scheme = choose(name, self.device, self.dtype)
         if self.collective is not None:
+            if self.device.type == "cuda" and scheme.name in NOT_ON_GPU_RANKS:
+                raise BadInput(
+                    f"quantization {name!r}: ranks on GPUs do not support it; use none",
+                    field="scheme",
+                    value=name,
+                )
             self._check_groups(scheme, self.collective.ranks)
         return scheme
 

@@ -63,7 +63,7 @@ GPU = {
     "gpu_products": "--shape 0.6B --rows 2 256 --only out",
     "gpu_prompts": "--shape 0.6B --lengths 64 --chunks 32 --rows 1 --verified 2 --only first verify",
     "gpu_quantization": "--shape 0.6B --schemes none int4 --rows 1",
-    "gpu_ranks": "--shape 0.6B --rows 1 --ranks 1 --stages 1 --only decode anatomy",
+    "gpu_ranks": "--shape 0.6B --rows 1 --ranks 1 --stages 1 --quantization none int8 --only decode anatomy",
     "gpu_start": "--starts 1",
     "gpu_tiers": "--shape 0.6B --tokens 64 --rows 1 --programs 8 --only resume steps",
     "gpu_turns": f"--other {ROOT} --shape 0.6B --rows 1 --only decode",

@@ -1,4 +1,4 @@
-"""A rank of another version. It starts quickly, as it never loads anything."""
+"""A rank with another identity, its first argument. It starts quickly, as it never loads anything."""
 
 import json
 import socket
@@ -7,7 +7,7 @@ import sys
 from engine.distributed.link import RankLink
 
 if __name__ == "__main__":
-    link = RankLink(socket.socket(fileno=json.loads(sys.argv[1])["link"]))
+    link = RankLink(socket.socket(fileno=json.loads(sys.argv[-1])["link"]))
     link.receive()
-    link.send({"hello": {"engine": "0.0", "python": "2.7"}})
+    link.send({"hello": json.loads(sys.argv[1])})
     link.receive()

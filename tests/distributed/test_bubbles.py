@@ -1,4 +1,4 @@
-"""What counts as work of a stage, and how the time without work becomes a share."""
+"""What counts as work of a stage, and how the time without work, or in exchanges, becomes a share."""
 
 import os
 import threading
@@ -9,6 +9,7 @@ import torch
 
 from engine.api.config import EngineConfig
 from engine.distributed import stages
+from engine.distributed.collective import Exchanged
 from engine.distributed.rank_meters import RankMeters
 from engine.distributed.stages import PipelineLink
 
@@ -65,3 +66,13 @@ def test_a_bubble_is_the_share_of_recent_time_without_work() -> None:
     assert meters.bubble(1) == pytest.approx(3 * newest / passed)
     meters.note_work((9.0, 0.0), 1.0)  # a late report: more work than time
     assert meters.bubble(0) == 0
+
+
+def test_exchanges_become_a_share_of_the_time_and_a_rate() -> None:
+    """The second rank's figures are those of a GPU, which are read every fourth step."""
+    meters, steps = RankMeters(2), 400
+    for step in range(1, steps + 1):
+        read = step // 4 * 4
+        meters.note_exchanges([Exchanged(0.25 * step, 100 * step), Exchanged(0.5 * read, 200 * read)], 1.0)
+    assert meters.joining == pytest.approx([0.25, 0.5], rel=1e-3)
+    assert meters.traffic == pytest.approx([100, 200], rel=1e-3)

@@ -40,6 +40,13 @@ def test_a_sum_adds_in_rank_order_to_the_bit(ranks: int, dtype: torch.dtype) -> 
     assert all(each.ranks == ranks for each in members)
 
 
+def test_time_and_bytes_are_added_up() -> None:
+    members = team(2)
+    together(members, lambda each: [each.sum(torch.ones(PLACE // 4 + 3)), each.gather(torch.ones(2, 5))])
+    assert [each.exchanged.sent for each in members] == [PLACE + 12 + 40] * 2
+    assert all(each.exchanged.seconds > 0 for each in members)
+
+
 def test_many_sums_in_a_row_do_not_mix() -> None:
     def work(each: SharedMemoryCollective) -> Tensor:
         return torch.stack([each.sum(torch.full((5,), float(n + each.rank))) for n in range(200)])

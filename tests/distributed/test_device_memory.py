@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from engine.distributed.device_memory import opened_bytes
+from engine.distributed.device_memory import Counters, opened_bytes
 from tests.waiting import becomes
 
 pytestmark = pytest.mark.cuda
@@ -50,3 +50,12 @@ def test_memory_of_a_killed_process_stays_until_it_is_given_back(reader: int) ->
     del part
     gc.collect()
     assert becomes(lambda: torch.cuda.mem_get_info(0)[0] >= before + NBYTES // 2), "it is free again"
+
+
+def test_counters_are_read_while_kernels_add_to_them() -> None:
+    counted = torch.zeros(2, dtype=torch.int64, device="cuda")
+    counters = Counters(counted)
+    assert counters.values() == [0, 0]
+    for _ in range(3):
+        counted += torch.tensor([1, 10], device="cuda")
+    assert becomes(lambda: counters.values() == [3, 30])

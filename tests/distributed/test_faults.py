@@ -1,5 +1,6 @@
 """A rank that fails, differs, or cannot start. test_restart.py has those that die and hang."""
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import BadInput, EngineDead, EngineError
 from engine.distributed.collective import Interrupted, SharedMemoryCollective
+from engine.distributed.identity import Gpu, gpus_of_rank, identity
 from engine.distributed.runner import RankedRunner
 from engine.distributed.team import Team
 from engine.serving.engine import Engine
@@ -87,12 +90,34 @@ def test_a_step_launched_before_one_that_failed_is_not_collected_from_gpus(
             engine.runner.collect(before)
 
 
+def other_rank(identity: dict[str, str]) -> tuple[str, ...]:
+    return sys.executable, "-P", str(FOLDER / "other_rank.py"), json.dumps(identity)
+
+
 def test_a_rank_of_another_version_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Team, "command", (sys.executable, "-P", str(FOLDER / "other_rank.py")))
+    monkeypatch.setattr(Team, "command", other_rank({"order of GPUs": "no GPU", "engine": "0.0"}))
     with pytest.raises(
         EngineError, match=r"rank 1 has a different engine than rank 0: 0\.0 instead of \w{16}"
     ):
         engine_on(llama, tp=2)
+
+
+def test_a_rank_with_another_order_of_gpus_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 of two is to have the second GPU under the number 0. It finds them as rank 0 does."""
+    gpus = [Gpu("GPU-a", "NVIDIA H200"), Gpu("GPU-b", "NVIDIA H100")]
+    found = identity(EngineConfig(model=str(llama)), ModelPlace("llama", llama), gpus)
+    monkeypatch.setattr(Team, "command", other_rank(found))
+    config = EngineConfig(model=str(llama), tp=2)
+    team = Team(config, ModelPlace("llama", llama), [gpus_of_rank(rank, 0, gpus) for rank in range(2)])
+    try:
+        with pytest.raises(
+            EngineError,
+            match=r"rank 1 has a different order of GPUs than rank 0: "
+            r"GPU-a \(NVIDIA H200\), GPU-b \(NVIDIA H100\) instead of GPU-b .*, GPU-a",
+        ):
+            team.check_identities()
+    finally:
+        team.close()
 
 
 def test_a_rank_that_cannot_start_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine.api.config import EngineConfig
+from engine.distributed.identity import Gpu, gpus_of_rank
 
 pytest.importorskip("triton", reason="no Triton here")
 
@@ -19,20 +20,20 @@ def machine(monkeypatch: pytest.MonkeyPatch, gpus: int, apart: tuple[int, ...] =
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", reaches)
-    properties: Any = lambda n: SimpleNamespace(uuid=f"id-{n}", multi_processor_count=size)  # noqa: E731
+    properties: Any = lambda n: SimpleNamespace(multi_processor_count=size)  # noqa: E731
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
 
 
 def problem(first: int, **config: Any) -> str:
-    from engine.distributed.peers import why_not_peers
+    from engine.distributed.peers import why_not
 
-    return why_not_peers(EngineConfig(model="any", **config), torch.device("cuda", first))
+    return why_not(EngineConfig(model="any", **config), torch.device("cuda", first))
 
 
 def test_gpus_that_can_be_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 4, apart=(0,))
     assert problem(1, tp=3) == ""
-    assert problem(2, tp=2, attention="triton") == ""
+    assert problem(2, tp=2, attention="triton", quantization="int8") == ""
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,6 @@ def test_gpus_that_can_be_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         (4, 3, {"tp": 2}, "2 ranks need 2 GPUs from cuda:3 on, and there are 4"),
         (4, 1, {"tp": 3}, "cuda:1 cannot access the memory of cuda:3"),
         (2, 0, {"tp": 2, "attention": "flashinfer"}, "ranks on GPUs do not support the attention backend"),
-        (2, 0, {"tp": 2, "quantization": "int8"}, "ranks on GPUs do not support the quantization 'int8' yet"),
     ],
 )
 def test_gpus_that_cannot_are_refused_by_name(
@@ -62,22 +62,26 @@ def test_small_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"pp": 2, "quantization": "int8", "attention": "flashinfer"}, ""),
         ({"pp": 3}, "3 ranks need 3 GPUs from cuda:0 on, and there are 2"),
-        ({"pp": 2, "tp": 2}, "stages of several ranks (tp) run on CPUs only so far"),
+        ({"pp": 2, "tp": 2}, "4 ranks need 4 GPUs from cuda:0 on, and there are 2"),
     ],
 )
 def test_gpus_that_can_be_stages(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], reason: str
 ) -> None:
     """They need not reach each other's memory."""
-    from engine.distributed.peers import why_not_stages
-
-    machine(monkeypatch, 2, apart=(0, 1))
-    assert why_not_stages(EngineConfig(model="any", **config), torch.device("cuda")) == reason
+    machine(monkeypatch, 2, apart=(0, 1), size=80)
+    assert problem(0, **config) == reason
 
 
-def test_a_ranks_own_gpu_has_the_name_of_rank_0s(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.distributed.peers import visible_to
+def test_only_the_gpus_of_a_stage_reach_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 8)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: one // 2 == other // 2)
+    assert problem(0, tp=2, pp=4) == problem(2, tp=2, pp=3) == ""
+    assert problem(1, tp=2, pp=2) == "cuda:1 cannot access the memory of cuda:2"
+    assert problem(0, tp=4, pp=2) == "cuda:0 cannot access the memory of cuda:2"
 
-    machine(monkeypatch, 4)
-    assert visible_to(0, torch.device("cuda", 1)) == "GPU-id-0,GPU-id-1,GPU-id-2,GPU-id-3"
-    assert visible_to(2, torch.device("cuda", 1)) == "GPU-id-0,GPU-id-3,GPU-id-2,GPU-id-1"
+
+def test_a_ranks_own_gpu_has_the_number_of_rank_0s() -> None:
+    gpus = [Gpu(f"GPU-{n}", "NVIDIA H200") for n in range(4)]
+    assert gpus_of_rank(0, 1, gpus) == gpus
+    assert [each.uuid for each in gpus_of_rank(2, 1, gpus)] == ["GPU-0", "GPU-3", "GPU-2", "GPU-1"]

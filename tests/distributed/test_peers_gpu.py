@@ -28,6 +28,7 @@ pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
+FOUR = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
 FOLDER = Path(__file__).parent
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
@@ -101,21 +102,29 @@ def test_replies_equal_those_of_one_device(
     engine = engine_on(tmp_path, "cuda", 2, depth=depth)
     try:
         assert same_replies(one, engine) >= same
+        ranks = engine.snapshot().ranks
+        assert all(0 < each.joining < 1 and each.traffic > 0 for each in ranks), ranks
     finally:
         engine.ranks.close()
 
 
 @pytest.mark.parametrize(
-    ("family", "depth", "device", "same"),
-    [("qwen3", 1, "cpu", 19), ("qwen3", 0, "cpu", 19), ("gemma3", 1, "cuda", 18)],
+    ("family", "depth", "device", "same", "tp"),
+    [
+        ("qwen3", 1, "cpu", 19, 1),
+        ("qwen3", 0, "cpu", 19, 1),
+        ("gemma3", 1, "cuda", 18, 1),
+        pytest.param("qwen3", 1, "cpu", 19, 2, marks=FOUR),
+        pytest.param("gemma3", 1, "cuda", 18, 2, marks=FOUR),
+    ],
 )
 def test_replies_of_stages_equal_those_of_one_device(
-    tmp_path: Path, family: str, depth: int, device: str, same: int
+    tmp_path: Path, family: str, depth: int, device: str, same: int, tp: int
 ) -> None:
-    """Over NCCL; steps that decode are graphs in both stages."""
+    """Over NCCL; steps that decode are graphs in all stages."""
     make(family, tmp_path)
     one = engine_on(tmp_path, device, 1, depth=depth)
-    engine = engine_on(tmp_path, "cuda", 1, pp=2, depth=depth)
+    engine = engine_on(tmp_path, "cuda", tp, pp=2, depth=depth)
     try:
         assert same_replies(one, engine) >= same
         engine.submit([1, 5, 9, 30], GREEDY.changed(max_tokens=100), Output())
@@ -165,6 +174,59 @@ def test_replies_in_bfloat16(tmp_path: Path) -> None:
     assert (logits[len(prompt) - 1 : -1].amax(1) - chosen).max() < 0.1
 
 
+WIDE = {
+    "hidden_size": 256,
+    "intermediate_size": 2048,
+    "head_dim": 64,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+
+
+def scored(engine: Engine) -> list[float]:
+    draw = random.Random(1)
+    return [each for _ in range(4) for each in likelihoods(engine, [draw.randrange(96) for _ in range(60)])]
+
+
+def mean_distance(one: list[float], other: list[float]) -> float:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int4-32", "fp8"])
+def test_quantized_ranks_are_as_exact_as_one_gpu(tmp_path: Path, scheme: str) -> None:
+    """Requests of all kinds run, in whose steps the ranks' tokens are compared."""
+    write_config(tmp_path, **WIDE)
+    dummy: dict[str, Any] = {"dummy_weights": True, "blocks": 64, "prefix_cache": False}
+    exact = scored(engine_on(tmp_path, "cuda", 1, **dummy))
+    alone = scored(engine_on(tmp_path, "cuda", 1, quantization=scheme, **dummy))
+    engine = engine_on(tmp_path, "cuda", 2, quantization=scheme, **dummy)
+    try:
+        found = scored(engine)
+        assert mean_distance(found, exact) < 1.5 * mean_distance(alone, exact)
+        assert scored(engine) == found
+        assert len(replies(engine)) == 20
+    finally:
+        engine.ranks.close()
+
+
+def test_the_scheme_of_ranks_changes_while_they_reply(tmp_path: Path) -> None:
+    write_config(tmp_path, **WIDE)
+    engine = engine_on(tmp_path, "cuda", 2, dummy_weights=True, blocks=64, prefix_cache=False)
+    try:
+        before, found = scored(engine), dict[str, list[float]]()
+        for scheme in ("int8", "int4", "fp8", "none"):
+            engine.submit([1, 5, 9, 30], GREEDY.changed(max_tokens=60), output := Output())
+            engine.step()
+            engine.set_quantization(scheme)
+            finish(engine)
+            assert engine.runner.weights_scheme == scheme and output.finish and not output.error
+            found[scheme] = scored(engine)
+        assert found["none"] == before
+        assert len({tuple(each) for each in found.values()}) == 4
+    finally:
+        engine.ranks.close()
+
+
 def _attend(index: int, q: torch.Tensor, k: torch.Tensor, v: Any) -> torch.Tensor:
     group = q.shape[1] // k.shape[1]
     k, v = (each.repeat_interleave(group, 1).transpose(0, 1)[None] for each in (k, v))
@@ -197,7 +259,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(tmp_path: Path, monkeypatch:
         engine.ranks.close()
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), pytest.param(2, 2, marks=FOUR)])
 def test_a_rank_that_dies_ends_the_engine(tmp_path: Path, tp: int, pp: int) -> None:
     make("qwen3", tmp_path)
     engine = engine_on(tmp_path, "cuda", tp, pp=pp)

@@ -122,6 +122,7 @@ def test_a_snapshot_names_the_stages_and_their_bubbles(staged: Engine) -> None:
     # Each has worked. How waiting is counted is tested without a clock: on busy cores, a share may be zero.
     assert 0 <= first.bubble < 1 and 0 <= last.bubble < 1
     assert first.cache == 2 * last.cache, "the first stage has two of the three layers"
+    assert first.traffic > 0 and last.traffic == 0, "tokens are sent with the steps"
 
 
 def test_a_stage_that_dies_ends_the_requests(staged: Engine) -> None:

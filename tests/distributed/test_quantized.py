@@ -10,6 +10,8 @@ from torch import Tensor
 from engine.api.cache_spec import KV_SCHEMES
 from engine.api.config import ModelPlace
 from engine.api.errors import BadCheckpoint, BadInput
+from engine.models import source
+from engine.models.config_json import read_config
 from engine.models.registry import load_model
 from engine.quant.registry import names, why_not
 from tests.cases import soak
@@ -18,7 +20,7 @@ from tests.distributed.test_families import assert_shared, load, logits
 from tests.distributed.threads import ranked
 from tests.models.gguf.test_gguf import made
 from tests.models.test_mxfp4 import published
-from tests.models.tiny import CONFIG, checkpoint
+from tests.models.tiny import CONFIG, checkpoint, write_config
 from tests.quant.packers import Awq, Compressed, Fp4, Fp8, Gptq, write
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.small import ask, drain, engine_on, turn
@@ -118,6 +120,21 @@ def test_a_scheme_whose_groups_cross_the_ranks_is_refused(tmp_path: Path) -> Non
         load(tmp_path, team(2)[0], "int4-32")
     with pytest.raises(BadInput, match="4 query heads and 2 KV heads cannot be split over 5 ranks"):
         load_model(ModelPlace("tiny", tmp_path), collective=team(5)[0])
+
+
+def test_a_scheme_can_be_refused_for_ranks_on_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def nothing(*_: Any) -> None:
+        raise AssertionError("nothing is loaded")
+
+    monkeypatch.setattr(source, "NOT_ON_GPU_RANKS", frozenset({"int8"}))
+    config, gpu = read_config(write_config(tmp_path, **SHAPE)), torch.device("cuda")
+    alone, shared = (
+        source.PlainSource(config, torch.bfloat16, gpu, nothing, nothing, ranks)
+        for ranks in (None, team(2)[0])
+    )
+    assert alone.scheme("int8").name == "int8" and shared.scheme("int4-32").name == "int4-32"
+    with pytest.raises(BadInput, match="'int8': ranks on GPUs do not support it"):
+        shared.scheme("int8")
 
 
 def test_schemes_of_a_quantized_checkpoint_and_of_the_cache_change_at_run_time(

@@ -2,8 +2,9 @@
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from engine.api.errors import EngineDead
 from engine.api.events import Delta, Died, Transferred
@@ -25,6 +27,7 @@ from engine.serving.recordings.replay import replay
 from tests.distributed.conftest import CONFIG
 from tests.distributed.threads import ranked
 from tests.outputs import Output
+from tests.runner.graphs.test_precompile import Stage
 from tests.runner.replies.test_company import Workload, assert_nothing_changes, workloads
 from tests.runner.rows.test_pooling import MEAN, embed
 from tests.runner.rows.test_speculation import KINDS, LETTERS, always_draft, speculative
@@ -173,3 +176,55 @@ def test_all_ranks_capture_the_same_graphs(llama: Path, monkeypatch: pytest.Monk
         engine.runner.capture(kinds)
         assert becomes(lambda: len(captured) == 2)
     assert captured == [kinds] * 2
+
+
+class Compiling(Stage):
+    """Only notes what it is to compile, and when that is done."""
+
+    def __init__(self, runner: ModelRunner, noted: list[str]) -> None:
+        super().__init__(runner)
+        self.noted = noted
+
+    def start_compiling(self, launches: Callable[[], object]) -> Any:
+        self.noted.append("starts to compile")
+        return self
+
+    def wait(self, seconds: float | None = None) -> bool:
+        self.noted.append("compiled")
+        return True
+
+
+def test_kernels_are_compiled_before_the_first_exchange_of_a_step(llama: Path) -> None:
+    """A rank that compiled between two exchanges would let the kernels of the others wait."""
+    noted = list[str]()
+    with ranked(llama) as engine:
+        runner, sums = engine.runner.own, engine.ranks.sums
+        add = sums.sum
+
+        def noting(term: Tensor) -> Tensor:
+            noted.append("sum")
+            return add(term)
+
+        sums.sum = noting
+        runner.use_stages(Compiling(runner, noted), None)
+        _, output = ask(engine, PROMPT[:7])
+        drain(engine)
+        assert output.reply == alone(llama, PROMPT[:7]).reply
+        layers, shot = len(runner.model.config.layers), engine.snapshot()
+    assert [each for each, _ in groupby(noted)] == 2 * ["starts to compile", "compiled", "sum"]
+    assert noted.count("sum") == (2 * layers + 1) * GREEDY.max_tokens
+    assert shot.joining > 0 and all(each.traffic > 0 for each in shot.ranks)
+
+
+def test_the_bytes_of_a_step_are_counted(llama: Path) -> None:
+    """Each sum takes a row for a token, in float32, and the logits a share of the vocabulary."""
+    with ranked(llama, prefix_cache=False) as engine:
+        config, sums, sent = engine.runner.own.model.config, engine.ranks.sums, list[int]()
+        for count in (1, 2, 7):
+            before = sums.exchanged.sent
+            ask(engine, PROMPT[:5], GREEDY.changed(max_tokens=count))
+            drain(engine)
+            sent.append(sums.exchanged.sent - before)
+    of_token = 4 * (2 * len(config.layers) + 1) * config.hidden
+    of_logits = 4 * -(-config.vocab // 2)
+    assert sent == [(4 + count) * of_token + count * of_logits for count in (1, 2, 7)]

@@ -53,7 +53,7 @@ class RankThread:
 
 
 def spawn(
-    command: tuple[str, ...], rank: int, steps: int, meeting: int, ring: RingEnds, wires: Wires
+    command: tuple[str, ...], rank: int, steps: int, meeting: int, ring: RingEnds, wires: Wires, *gpus: Any
 ) -> Member:
     link, their_link = socket.socketpair()
     pulse, their_pulse = socket.socketpair()

@@ -14,7 +14,7 @@ def exchanged(
     """Run an exchange of one rank in the interpreter's process.
 
     Returns its result, the changed stream if there is one, whether it sent `parts[rank]` to all others and
-    nothing else, and its counts after it.
+    nothing else, and its counts after it, with the time and the bytes at the end.
     """
     from engine.kernels.triton.collective import exchange
 
@@ -27,12 +27,13 @@ def exchanged(
             _fill(inboxes[rank], sender, places)
     addresses = torch.tensor([each.data_ptr() for each in inboxes])
     counts = torch.full((exchange.PROGRAMS,), turns, dtype=torch.int32)
-    inbox = exchange.Inbox(rank, ranks, inboxes[rank], addresses, counts, torch.zeros(3, dtype=torch.int64))
+    control = torch.zeros(5, dtype=torch.int64)
+    inbox = exchange.Inbox(rank, ranks, inboxes[rank], addresses, counts, control)
     with torch.inference_mode():
         found = getattr(exchange, call)(*own, inbox, **({} if rounded is None else {"rounded": rounded}))
     _fill(before, rank, parts[rank])
     sent = all(torch.equal(each, before) for other, each in enumerate(inboxes) if other != rank)
-    return found, own[0], sent, counts
+    return found, own[0], sent, torch.cat((counts, control[3:]))
 
 
 def _fill(inbox: Tensor, sender: int, places: Places) -> None:
@@ -40,8 +41,9 @@ def _fill(inbox: Tensor, sender: int, places: Places) -> None:
         inbox[program, turn & 1, sender, : len(words)] = (turn << 32) | (words.long() & 0xFFFFFFFF)
 
 
-def exchanged_bulk(rank: int, turns: int, terms: list[Tensor], ahead: int) -> tuple[Tensor, bool]:
-    """Run a sum of long tensors. Returns it, and whether the own pieces and signals were sent.
+def exchanged_bulk(rank: int, turns: int, terms: list[Tensor], ahead: int) -> tuple[Tensor, bool, int]:
+    """Run a sum of long tensors. Returns it, whether the own pieces and signals were sent, and how many bytes
+    it has counted.
 
     `ahead`: turns that the other ranks are ahead by, so their signals are those of later turns.
     """
@@ -64,10 +66,11 @@ def exchanged_bulk(rank: int, turns: int, terms: list[Tensor], ahead: int) -> tu
             fill(inboxes[rank], sender, ahead)
     addresses = torch.tensor([each.data_ptr() for each in inboxes])
     counts = torch.full((2 * programs,), turns, dtype=torch.int32)
-    control = torch.zeros(3, dtype=torch.int64)
+    control = torch.zeros(5, dtype=torch.int64)
     with torch.inference_mode():
         inbox = exchange.Inbox(rank, ranks, inboxes[rank], addresses, counts, control)
         found = bulk.sum_bulk(terms[rank], inbox)
     expected = torch.zeros_like(inboxes[0])
     fill(expected, rank)
-    return found, all(torch.equal(each, expected) for other, each in enumerate(inboxes) if other != rank)
+    sent = all(torch.equal(each, expected) for other, each in enumerate(inboxes) if other != rank)
+    return found, sent, int(control[4])

@@ -7,6 +7,7 @@ short contexts.
 import io
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -157,6 +158,8 @@ def _assembly(
     """Run inline assembly for each `pack` adjacent numbers, as many as fit into the registers."""
     from triton.runtime.interpreter import TensorHandle, _get_np_dtype
 
+    if "%globaltimer" in text:
+        return Outputs([TensorHandle(np.array([time.monotonic_ns()]), kinds[0].scalar)])
     shape = given[0].data.shape
     registers = [
         register

@@ -56,16 +56,18 @@ def test_a_sum(
     assert torch.equal(found, total(given))
     assert sent
     latest = dict(sorted(parts[0], key=lambda each: (each[0], each[1] - turns)))  # by program
-    assert counts.tolist() == [latest.get(each, turns) for each in range(128)]
+    *turned, nanoseconds, nbytes = counts.tolist()
+    assert turned == [latest.get(each, turns) for each in range(128)]
+    assert nanoseconds > 0 and nbytes == 2 * given[0].nbytes * (ranks - 1), "a word has its turn"
 
 
 @pytest.mark.parametrize(("ranks", "rank", "rows"), [(2, 0, 1), (2, 1, 130), (3, 1, 4)])
 def test_a_gather(kernels: Interpreted, ranks: int, rank: int, rows: int) -> None:
     given = terms(ranks, rows, 90)
     parts = [by_tile(each, 5) for each in given]
-    found, _, sent, _ = kernels.run(exchanged, rank, 5, "exchange_gather", (given[rank],), parts)
+    found, _, sent, counts = kernels.run(exchanged, rank, 5, "exchange_gather", (given[rank],), parts)
     assert torch.equal(found, torch.cat(given, 1))
-    assert sent
+    assert sent and counts[-1] == 2 * given[0].nbytes * (ranks - 1)
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
@@ -81,12 +83,12 @@ def test_a_sum_and_the_norm_after_it(
     shrink = torch.rsqrt(expected.float().square().mean(1, keepdim=True) + eps)
     normed = (expected.float() * shrink).bfloat16() * weight[0]
     parts = [by_row(each, 9) for each in whole]
-    found, stream, sent, _ = kernels.run(
+    found, stream, sent, counts = kernels.run(
         exchanged, rank, 9, "exchange_sum_norm", (x, given[rank], weight[0], eps), parts, False
     )
     assert torch.equal(stream, expected)
     torch.testing.assert_close(found.values, normed, rtol=0.01, atol=0.01)
-    assert sent
+    assert sent and counts[-1] == 2 * x.nbytes * (ranks - 1)
 
 
 def test_the_norm_after_a_sum_is_rounded(kernels: Interpreted) -> None:
@@ -111,14 +113,14 @@ def test_a_sum_of_a_long_tensor(
     kernels: Interpreted, dtype: torch.dtype, ranks: int, rank: int, size: int
 ) -> None:
     given = terms(ranks, size, dtype=dtype)
-    found, sent = kernels.run(exchanged_bulk, rank, 3, given, 0)
+    found, sent, nbytes = kernels.run(exchanged_bulk, rank, 3, given, 0)
     assert torch.equal(found, total(given))
-    assert sent
+    assert sent and nbytes == given[0].nbytes * (ranks - 1)
 
 
 def test_a_rank_that_is_a_turn_ahead_has_sent(kernels: Interpreted) -> None:
     """It has this rank's pieces, so it may signal its next turn before this rank has seen the last."""
     given = terms(2, 3000)
-    found, sent = kernels.run(exchanged_bulk, 0, 3, given, 1)
+    found, sent, _ = kernels.run(exchanged_bulk, 0, 3, given, 1)
     assert torch.equal(found, total(given))
     assert sent

@@ -226,6 +226,15 @@ def _add_state(page: MetricsPage, shot: Snapshot) -> None:
         about = "Share of the time with steps in flight in which a stage of the pipeline had nothing to do."
         values = {str(stage): bubble for stage, bubble in enumerate(bubbles, 1)}
         page.split("gauge", "pipeline_bubble", about, "stage", values)
+    if shot.ranks:
+        about = (
+            "Share of the time with steps in flight that a rank spends in sums and gathers with the others."
+        )
+        joining = {str(rank): each.joining for rank, each in enumerate(shot.ranks)}
+        page.split("gauge", "rank_joining", about, "rank", joining)
+        about = "Bytes that a rank sends to the others per second with steps in flight."
+        traffic = {str(rank): each.traffic for rank, each in enumerate(shot.ranks)}
+        page.split("gauge", "rank_sent_bytes_per_second", about, "rank", traffic)
     page.gauge("engine_up", "1 while the engine is alive, else 0.", int(shot.state != "dead"))
     if shot.state != "dead":
         states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}

@@ -111,6 +111,9 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
         lines += _use("arithmetic", speed.arithmetic, " FLOP/s", width, signs)
     rows = f"{speed.rows:.1f} rows, {speed.tokens:.1f} tokens per step, {speed.steps:.0f} steps/s"
     lines.append(Content.assemble(("batch".ljust(_LABEL), "$text-muted"), "idle" if speed.idle else rows))
+    if speed.traffic:
+        sent = f"{speed.joining:.0%} of the time; each of {speed.ranks} ranks sends {size(speed.traffic)}/s"
+        lines.append(Content.assemble(("exchanges".ljust(_LABEL), "$text-muted"), sent))
     return Content("\n").join(lines)
 
 

@@ -39,6 +39,9 @@ class Speed:
     memory: Use
     arithmetic: Use  # zero if the scheme's operations are not known
     split: StepSplit | None = None  # of the launch, on a CPU
+    ranks: int = 0  # that share the model
+    joining: float = 0.0  # the share of the time that they spend in exchanges
+    traffic: float = 0.0  # bytes per second that each sends to the others
 
     @property
     def idle(self) -> bool:
@@ -67,6 +70,9 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         memory=memory,
         arithmetic=arithmetic,
         split=shot.split,
+        ranks=len(shot.ranks),
+        joining=shot.joining,
+        traffic=shot.traffic,
     )
 
 

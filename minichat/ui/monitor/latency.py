@@ -37,11 +37,14 @@ class Latency(Pane):
             return super().rows(width, height)
         times = shot.step_times
         facts = [f"step {duration(times.total)}"]
+        if shot.traffic:
+            facts.append(f"sends {size(shot.traffic)}/s")
         if shot.latency_target is not None:
             facts.append(f"TTFT target {shot.latency_target * 1e3:g} ms")
         if shot.prompt_limit:
             facts.append(f"prompts {shot.prompt_limit:,} a step")
-        heading = self.heading(*facts, right=_bubbles(shot.bubbles) or _load(shot.load) or _ranks(shot))
+        shared, load = _bubbles(shot.bubbles) or _ranks(shot), _load(shot.load)
+        heading = self.heading(*facts, load if shared else "", right=shared or load)
         if not _measured(shot) and height == 2:
             return (heading, ((" no measurements yet", "muted"),))
         return (
@@ -93,7 +96,7 @@ def _parts(times: StepTimes, signs: str, width: int) -> Row:
 
 
 def _ranks(shot: Snapshot) -> str:
-    """The ranks that share the model, and the mean share of a step in which they join, if it is measured."""
+    """The ranks that share the model, and the share of the time in which they join."""
     if not shot.ranks:
         return ""
     joining = f"  joining {shot.joining:.0%}" if shot.joining else ""

@@ -74,6 +74,13 @@ def test_exchanges_of_ranks_are_the_reason(joining: tuple[float, ...], sentence:
     assert explain(shot(StepTimes(launch=0.0125), ranks=ranks), SPEEDS).sentence == sentence
 
 
+def test_what_ranks_send_is_shown() -> None:
+    ranks = tuple(RankView(n, "cpu", n, 0, joining=0.1, traffic=1e9 * n) for n in (1, 2))
+    text = described(explain(shot(StepTimes(launch=0.0125), ranks=ranks), SPEEDS), 72, ASCII).plain
+    assert text.endswith("exchanges   10% of the time; each of 2 ranks sends 1.5 GB/s")
+    assert "exchanges" not in described(explain(shot(StepTimes(launch=0.0125)), SPEEDS), 72, ASCII).plain
+
+
 def test_one_row_is_bound_by_reading_weights() -> None:
     speed = explain(shot(StepTimes(launch=0.0125)), SPEEDS)
     assert speed.memory.share == pytest.approx((100_000_000 + 1007 * 1000) / 0.0125 / 10e9)

@@ -1,6 +1,6 @@
 """The kernels of a rank's steps, compiled without a GPU, as in test_compiles.py."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,6 +14,9 @@ from tests.cases import soak
 from tests.kernels.steps import test_compiles
 from tests.kernels.steps.test_compiles import LARGE, META, SMALL, compiled, decode, pieces, prompts
 
+if TYPE_CHECKING:
+    from tests.kernels.steps.recording_driver import RecordingDriver
+
 pytest.importorskip("triton", reason="no Triton here")
 
 __all__ = ["compiled"]  # a fixture
@@ -26,7 +29,7 @@ def a_collective() -> Any:
     from engine.kernels.triton.collective.exchange import PROGRAMS, Inbox
 
     made = object.__new__(PeerCollective)
-    numbers = [torch.empty(count, dtype=torch.int64) for count in (2, 2, 3)]
+    numbers = [torch.empty(count, dtype=torch.int64) for count in (2, 2, 5)]
     counts = torch.empty(2 * PROGRAMS, dtype=torch.int32)
     made.rank, made.ranks = 1, 2
     made.attach(Inbox(1, 2, numbers[0], numbers[1], counts, numbers[2]))
@@ -61,7 +64,8 @@ def of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         *soak(
             (LARGE, 1, "none"), (SMALL, 40, "none"), (SMALL, 1, "none"), (SMALL, 8, "none"),
             (LARGE, 8, "none"), (LARGE, 32, "none"), (LARGE, 128, "none"), (LARGE, 8, "fp8"),
-            (LARGE, 128, "fp8"),
+            (LARGE, 128, "fp8"), (LARGE, 1, "fp8"), (LARGE, 1, "int8"), (LARGE, 32, "int8"),
+            (LARGE, 1, "int4"), (LARGE, 8, "int4"), (LARGE, 256, "int4"),
         )
     ],
 )  # fmt: skip
@@ -83,3 +87,19 @@ def test_steps_with_prompts_and_with_many_rows(compiled: dict[str, int]) -> None
     with META, torch.inference_mode():
         decode(LARGE, 512, "none", "none")
     assert {"_exchange_bulk", "_norm"} <= compiled.keys()
+
+
+@pytest.mark.parametrize("scheme", ["none", *soak("int8", "fp8", "int4")])
+def test_no_kernel_of_a_step_compiles_beside_its_exchanges(gpu: "RecordingDriver", scheme: str) -> None:
+    """The runner compiles the kernels of a step, then launches them (tests/distributed/test_ranks.py)."""
+    from tests.kernels.steps.recording_driver import precompile
+
+    def step() -> None:
+        decode(SMALL, 4, scheme, "none")
+
+    precompile(step)
+    compiled = set(gpu.missing)
+    assert {"_embed_share", "_sum_ranks", "_sum_norm"} <= compiled and not gpu.launched
+    gpu.missing.clear()
+    step()
+    assert not gpu.missing and set(gpu.launched) == compiled

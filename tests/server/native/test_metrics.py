@@ -230,6 +230,15 @@ def test_how_much_each_stage_waits(served: Served) -> None:
     assert (found.value(stage="1"), found.value(stage="2")) == (2.5 / 8, 0.5 / 8)
 
 
+def test_what_each_rank_exchanges(served: Served) -> None:
+    shot = served.host.snapshot()
+    assert "rank_" not in served.state.metrics.text(shot), "the model is not shared"
+    ranks = tuple(RankView(n, "cpu", n, 0, joining=n / 4, traffic=1e9 * n) for n in range(2))
+    found = families(served.state.metrics.text(replace(shot, ranks=ranks)))
+    assert [found["minichat:rank_joining"].value(rank=each) for each in "01"] == [0, 0.25]
+    assert [found["minichat:rank_sent_bytes_per_second"].value(rank=each) for each in "01"] == [0, 1e9]
+
+
 def test_rejections_by_reason() -> None:
     def rejected() -> tuple[float, ...]:
         family = scrape(client)["admission_rejections_total"]

@@ -17,9 +17,11 @@ from engine.kernels.triton.collective.exchange import (
     LOOKS,
     PROGRAMS,
     Inbox,
+    clock,
     high,
     inbox_words,
     low,
+    note,
     paired,
 )
 from engine.kernels.triton.launch import power
@@ -61,6 +63,7 @@ def _exchange_bulk(
     RANK: tl.constexpr, RANKS: tl.constexpr, SKIPPED: tl.constexpr, PLACE: tl.constexpr, PIECE: tl.constexpr,
     TILE: tl.constexpr, PROGRAMS: tl.constexpr, PAIRS: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
+    began = clock()
     program = tl.program_id(0)
     turn = tl.load(counts + PROGRAMS + program)
     lane = tl.arange(0, TILE)
@@ -113,6 +116,7 @@ def _exchange_bulk(
                 tl.store(out + at + lane, total, mask=there)
     tl.debug_barrier()
     tl.store(counts + PROGRAMS + program, turn)
+    note(control, began, size, RANKS - 1)
 
 
 def piece_of(size: int) -> int:

@@ -31,6 +31,7 @@ FEW = 32  # programs, up to which each polls all its words
 TILE = 2048  # words of a turn, where rows do not matter
 LIMIT = tl.constexpr(60 * 10**9)  # nanoseconds
 LOOKS = tl.constexpr(1024)  # polls between two looks at the stop word, which is in host memory
+CLOCKED = tl.constexpr(True)  # whether exchanges add up their time and what they send
 
 
 class Inbox(NamedTuple):
@@ -41,11 +42,43 @@ class Inbox(NamedTuple):
     words: Tensor  # the own inbox, int64
     addresses: Tensor  # of all ranks' inboxes, as this GPU sees them, int64
     counts: Tensor  # turns of each program so far, here and in bulk.py, int32
-    control: Tensor  # int64: whether a program has given up; addresses of the stop word and of the report
+    # int64: whether a program has given up; addresses of the stop word and of the report; nanoseconds in
+    # exchanges, and bytes sent
+    control: Tensor
 
 
 def inbox_words(ranks: int) -> int:
     return PROGRAMS * 2 * ranks * WORDS
+
+
+@triton.jit
+def nanoseconds():
+    """Like globaltimer of Triton, which its interpreter lacks."""
+    return tl.inline_asm_elementwise(
+        "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def clock():
+    """When an exchange begins, in nanoseconds. Its first program is the one that is timed."""
+    now = tl.full([], 0, tl.int64)
+    if CLOCKED:  # noqa: SIM102  it is known to the compiler
+        if tl.program_id(0) == 0:
+            now = nanoseconds()
+    return now
+
+
+@triton.jit
+def note(control, began, size, COPIES: tl.constexpr):
+    """Add an exchange to the time and the bytes so far. `size`: its words of 4 bytes, sent `COPIES` times.
+
+    Atomic, as nothing waits for such an addition: a load before a store would take as long as a sum.
+    """
+    if CLOCKED:  # noqa: SIM102  it is known to the compiler
+        if tl.program_id(0) == 0:
+            tl.atomic_add(control + 3, nanoseconds() - began, sem="relaxed")
+            tl.atomic_add(control + 4, tl.cast(size, tl.int64) * (4 * COPIES), sem="relaxed")
 
 
 @triton.jit
@@ -135,6 +168,7 @@ def _sum_ranks(
     RANK: tl.constexpr, RANKS: tl.constexpr, WORDS: tl.constexpr, TILE: tl.constexpr, PAIRS: tl.constexpr,
     PROBE: tl.constexpr,
 ):  # fmt: skip
+    began = clock()
     turn = tl.load(counts + tl.program_id(0))
     for begin in range(tl.program_id(0) * TILE, size, tl.num_programs(0) * TILE):
         turn += 1
@@ -159,6 +193,7 @@ def _sum_ranks(
         tl.store(out + begin + at, total, mask=there)
     tl.debug_barrier()  # every thread has read the count
     tl.store(counts + tl.program_id(0), turn)
+    note(control, began, size, 2 * (RANKS - 1))  # with the turn in each word
 
 
 def exchange_sum(term: Tensor, inbox: Inbox) -> Tensor:
@@ -182,6 +217,7 @@ def _gather_ranks(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    began = clock()
     turn = tl.load(counts + tl.program_id(0))
     for begin in range(tl.program_id(0) * TILE, size, tl.num_programs(0) * TILE):
         turn += 1
@@ -199,6 +235,7 @@ def _gather_ranks(
                 tl.store(to + rank * share, found, mask=there)
     tl.debug_barrier()
     tl.store(counts + tl.program_id(0), turn)
+    note(control, began, size, 2 * (RANKS - 1))
 
 
 def exchange_gather(part: Tensor, inbox: Inbox, *, pdl: bool = False) -> Tensor:
@@ -229,6 +266,7 @@ def _sum_norm(
     scale = tl.load(weight + at, mask=there, other=0)
     if PDL:
         tl.extra.cuda.gdc_wait()
+    began = clock()
     turn = tl.load(counts + tl.program_id(0))
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         turn += 1
@@ -270,6 +308,7 @@ def _sum_norm(
         tl.store(out + here, result, mask=there)
     tl.debug_barrier()
     tl.store(counts + tl.program_id(0), turn)
+    note(control, began, rows * HALF, 2 * (RANKS - 1))
 
 
 def exchange_sum_norm(
