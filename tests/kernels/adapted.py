@@ -1,0 +1,68 @@
+"""Random adapters of one joined product; in a file of its own, since the interpreter's process imports it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.models.adapters.files import AdapterFiles, AdapterPart
+from engine.models.adapters.matrices import AdapterMatrices
+from engine.models.adapters.products import LowRank, Upload
+from engine.models.adapters.table import AdapterTable
+from engine.models.adapters.targets import AdapterTarget
+
+INPUTS, MODULES = 200, ((0, 150), (150, 24), (174, 24))  # the first output and the outputs of each
+OUTPUTS = sum(outputs for _, outputs in MODULES)
+TARGETS = [
+    AdapterTarget((layer, "qkv"), INPUTS, *module, OUTPUTS) for layer in range(2) for module in MODULES
+]
+Ranks = tuple[int, int, int]  # of each module; 0: the adapter has none for it
+
+
+def random_files(ranks: Ranks, seed: int, dtype: torch.dtype) -> AdapterFiles:
+    """Make an adapter for the product of the second layer."""
+    generator = torch.Generator().manual_seed(seed)
+    total, key = sum(ranks), (1, "qkv")
+    down = torch.randn(total, INPUTS, generator=generator) / INPUTS**0.5
+    up, top = torch.zeros(total, OUTPUTS), 0
+    parts = [AdapterPart(*module, rank) for module, rank in zip(MODULES, ranks, strict=True) if rank]
+    for first, outputs, rank in parts:
+        up[top : top + rank, first : first + outputs] = torch.randn(rank, outputs, generator=generator)
+        top += rank
+    pair = LowRank(down.to(dtype), (up / max(ranks) ** 0.5).to(dtype))
+    return AdapterFiles(Path("adapter"), {key: pair}, {key: tuple(parts)}, max(ranks), b"")
+
+
+def adapters(ranks: Mapping[int, Ranks], dtype: torch.dtype) -> dict[int, AdapterFiles]:
+    return {number: random_files(each, number, dtype) for number, each in ranks.items()}
+
+
+def here(device: torch.device | str) -> Upload:
+    return lambda arrays: [torch.from_numpy(each).to(device) for each in arrays]
+
+
+def added(ranks: Mapping[int, Ranks], rows: Sequence[int], x: Tensor, out: Tensor) -> Tensor:
+    """Add to `out` what the kernels add; a product that no adapter has does not change."""
+    table = AdapterTable(TARGETS, x.dtype, x.device)
+    for number, files in adapters(ranks, x.dtype).items():
+        table.put(number, files)
+    places = table.places(np.array(rows))
+    step = table.of_step(places, np.ones(len(rows), np.int64), here(x.device))
+    step.add(1, "qkv", x, out)
+    step.add(1, "down", x, out)
+    return out
+
+
+def expected(ranks: Mapping[int, Ranks], rows: Sequence[int], x: Tensor, out: Tensor) -> Tensor:
+    """The same by torch in float32, with the same rounded matrices."""
+    matrices, wide = AdapterMatrices(torch.device("cpu")), out.float().cpu()
+    for number, files in adapters(ranks, x.dtype).items():
+        exact = {key: LowRank(*(half.float() for half in pair)) for key, pair in files.products.items()}
+        matrices.put(number, replace(files, products=exact))
+    if any(rows):
+        step = matrices.of_step(np.array(rows), np.ones(len(rows), np.int64), here("cpu"))
+        step.add(1, "qkv", x.float().cpu(), wide)
+    return wide
