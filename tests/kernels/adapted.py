@@ -1,4 +1,4 @@
-"""Random adapters of one joined product; in a file of its own, since the interpreter's process imports it."""
+"""Random adapters; in a file of its own, since the interpreter's process imports it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.api.config import DecoderConfig
 from engine.models.adapters.files import AdapterFiles, AdapterPart
 from engine.models.adapters.matrices import AdapterMatrices
-from engine.models.adapters.products import LowRank, Upload
+from engine.models.adapters.products import LowRank, ProductKey, Upload
 from engine.models.adapters.table import AdapterTable
-from engine.models.adapters.targets import AdapterTarget
+from engine.models.adapters.targets import AdapterTarget, adapter_targets
 
 INPUTS, MODULES = 200, ((0, 150), (150, 24), (174, 24))  # the first output and the outputs of each
 OUTPUTS = sum(outputs for _, outputs in MODULES)
@@ -66,3 +67,32 @@ def expected(ranks: Mapping[int, Ranks], rows: Sequence[int], x: Tensor, out: Te
         step = matrices.of_step(np.array(rows), np.ones(len(rows), np.int64), here("cpu"))
         step.add(1, "qkv", x.float().cpu(), wide)
     return wide
+
+
+def empty_adapter(config: DecoderConfig, rank: int, products: int = 4) -> AdapterFiles:
+    """Make an adapter of the first products of each layer, on the current default device."""
+    parts: dict[ProductKey, tuple[AdapterPart, ...]] = {}
+    shapes: dict[ProductKey, tuple[int, int]] = {}
+    for each in adapter_targets(config).values():
+        key = each.product
+        if key in parts or sum(layer == key[0] for layer, _ in parts) < products:
+            parts[key] = (*parts.get(key, ()), AdapterPart(each.first, each.outputs, rank))
+            shapes[key] = each.inputs, each.whole
+    pairs = {
+        key: LowRank(*(torch.empty(rank * len(parts[key]), width) for width in widths))
+        for key, widths in shapes.items()
+    }
+    return AdapterFiles(Path("adapter"), pairs, parts, rank, b"")
+
+
+def random_adapter(config: DecoderConfig, rank: int, seed: int, dtype: torch.dtype) -> AdapterFiles:
+    """Make an adapter of all products, as large as rounding allows to compare."""
+    generator, files = torch.Generator().manual_seed(seed), empty_adapter(config, rank)
+    for key, (down, up) in files.products.items():
+        down.normal_(0, down.shape[1] ** -0.5, generator=generator)
+        up.zero_()
+        for nth, part in enumerate(files.parts[key]):
+            rows, outputs = up[nth * rank : (nth + 1) * rank], slice(part.first, part.first + part.outputs)
+            rows[:, outputs].normal_(0, 0.1, generator=generator)
+    pairs = {key: LowRank(*(half.to(dtype) for half in pair)) for key, pair in files.products.items()}
+    return replace(files, products=pairs)

@@ -56,9 +56,12 @@ class AdapterBank:
         if found.digest != digest:
             raise BadInput(f"the adapter in {folder} has changed since it was read")
         try:
-            self._loaded.put(number, found)
+            self.put(number, found)
         except (RuntimeError, MemoryError) as error:
             raise BadInput(f"no room for the adapter in {folder}: {error}") from None
+
+    def put(self, number: int, files: AdapterFiles) -> None:
+        self._loaded.put(number, files)
 
     def drop(self, number: int) -> None:
         """Release an adapter. No step in flight may use it."""

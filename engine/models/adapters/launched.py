@@ -34,7 +34,7 @@ class LaunchedAdapters(StepAdapters):
         if modules is None or name not in layout.products:
             return None
         own = table.numbers[:, modules.columns]
-        return Places(own, self.rows, layout.rank, modules.widest, table.dtype)
+        return Places(own, self.rows, layout.rank, modules.widest, modules.aligned, table.dtype)
 
 
 class AdaptedProduct(Product):

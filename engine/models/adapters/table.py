@@ -6,6 +6,8 @@ are only needed if the layout changes: a larger rank, another product, or more a
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from math import gcd
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +48,11 @@ class Modules:
     def widest(self) -> int:
         return max(outputs for _, outputs in self.parts)
 
+    @property
+    def aligned(self) -> int:
+        """A power of two that divides where they begin and end."""
+        return gcd(_ALIGNED, *chain(*self.parts))
+
 
 class AdapterTable:
     """Gives each loaded adapter a place, by its number."""
@@ -55,10 +62,9 @@ class AdapterTable:
         self.layout, self.dtype = Layout(), dtype
         self.modules = _modules(targets)
         parts = [part for each in self.modules.values() for part in each.parts]
-        blank = np.zeros((len(parts), FIELDS), np.int64)
-        blank[:, 3:5] = parts
-        self._blank, self._device = torch.from_numpy(blank), device
-        self.numbers = self._blank.to(device).repeat(self.layout.places, 1, 1)  # [places, modules, FIELDS]
+        self._blank, self._device = np.zeros((len(parts), FIELDS), np.int64), device
+        self._blank[:, 3:5] = parts
+        self.numbers = self._empty(self.layout.places)  # [places, modules, FIELDS]
         self._places: dict[int, int] = {0: 0}
         self._held: dict[int, list[Tensor]] = {}  # the matrices of each adapter
 
@@ -87,7 +93,7 @@ class AdapterTable:
     def put(self, number: int, files: AdapterFiles) -> None:
         """Copy an adapter to the device."""
         held: list[Tensor] = []
-        row = self._blank.clone()
+        row = self._blank.copy()
         for key, parts in files.parts.items():
             modules, (down, up), top = self.modules[key], files.products[key], 0
             for part in parts:
@@ -96,11 +102,14 @@ class AdapterTable:
                 halves = (down[rows], F.pad(own, (0, -part.outputs % _ALIGNED)))
                 held += (there := [half.contiguous().to(self._device) for half in halves])
                 at = modules.first + modules.parts.index((part.first, part.outputs))
-                row[at, :3] = torch.tensor([*(each.data_ptr() for each in there), part.rank])
+                row[at, :3] = *(each.data_ptr() for each in there), part.rank
         self._make_room(files)
         place = min({*range(1, self.layout.places)} - {*self._places.values()})
-        self.numbers[place].copy_(row)
+        self.numbers[place].copy_(torch.from_numpy(row))
         self._places[number], self._held[number] = place, held
+
+    def _empty(self, places: int) -> Tensor:
+        return torch.from_numpy(self._blank).to(self._device).repeat(places, 1, 1)
 
     def drop(self, number: int) -> None:
         """Release an adapter. No step in flight may use it."""
@@ -110,8 +119,7 @@ class AdapterTable:
         """Change the layout if this adapter needs another one."""
         places, rank, products = self.layout if self._held else Layout(self.layout.places)
         if len(self._places) == places:
-            more = self._blank.to(self._device).repeat(places, 1, 1)
-            self.numbers, places = torch.cat([self.numbers, more]), 2 * places
+            self.numbers, places = torch.cat([self.numbers, self._empty(places)]), 2 * places
         rank = max(rank, 1 << (files.rank - 1).bit_length())
         self.layout = Layout(places, rank, products | {name for _, name in files.products})
 

@@ -16,6 +16,7 @@ import torch
 from engine.api.cache_spec import CacheSpec, KvSchemeName, LayerSpec, StateSpec
 from engine.api.config import DecoderConfig, ExpertsSpec, RopeSpec
 from engine.kv.store import KVLayer, KVStore
+from engine.models.adapters.bank import AdapterBank
 from engine.models.decoder import Decoder
 from engine.models.source import finalize
 from engine.quant.registry import named, of_head
@@ -23,6 +24,7 @@ from engine.sampling.rows import COLUMNS
 from tests.attention.cases import make_batch
 from tests.cases import soak
 from tests.kernels import ptx
+from tests.kernels.adapted import empty_adapter
 
 pytest.importorskip("triton", reason="no Triton here")
 
@@ -99,7 +101,8 @@ BEFORE = {
     "_gemv": {"weight", "weight_scale", "norm_weight"}, "_int4_gemv": {"words", "grid", "eye", "norm_weight"},
     "_norm": {"weight"}, "_linear_residual_norm": {"norm_weight"}, "_attend": {"items"},
     "_rope_and_cache": {"weight", "rope", "positions", "places"},
-    "_qkv_rope": {"rope", "positions", "places"},
+    "_qkv_rope": {"rope", "positions", "places"}, "_shrink": {"places", "table"},
+    "_expand": {"places", "table"},
     "_merge": {"merges"}, "_scan": {"columns"}, "_bound": {"columns"}, "_spread": {"columns"},
     "_gather": {"columns"}, "_find": {"columns"}, "_weigh": {"columns"}, "_pick": {"columns", "slots"},
 }  # fmt: skip
@@ -183,7 +186,10 @@ def read_early(made: Any) -> set[str]:
     return {names[at] for at in ptx.reached_before(made.asm["ptx"], "griddepcontrol.wait")}
 
 
-def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName, block_size: int = 16) -> Any:
+def stage_of(
+    config: DecoderConfig, scheme: str, kv: KvSchemeName, block_size: int = 16, rank: int = 0
+) -> Any:
+    """`rank`: of an adapter of all products; 0: there is none."""
     from engine.attention.triton_backend import TritonAttention
     from engine.execution.cuda.stage import GpuStage
 
@@ -195,7 +201,10 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName, block_size: i
         model.head = of_head(named(scheme)).make(model.head.weight, None)  # type: ignore[arg-type]
     room: dict[str, Any] = {"blocks": 64, "block_size": block_size, "host_blocks": 0, "dtype": torch.bfloat16}
     store = KVStore(config.layers, device=META, scheme=kv, **room)
-    return GpuStage(model, store, TritonAttention())
+    adapters = AdapterBank(model, META)
+    if rank:
+        adapters.put(1, empty_adapter(config, rank))
+    return GpuStage(model, store, TritonAttention(), adapters)
 
 
 @pytest.mark.parametrize(
@@ -241,9 +250,9 @@ def test_on_other_gpus(compiled: dict[str, int], config: DecoderConfig, rows: in
     decode(config, rows, scheme, "none")
 
 
-def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName) -> None:
+def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName, rank: int = 0) -> None:
     with META, torch.inference_mode():
-        launch(stage_of(config, scheme, kv), rows, filtered=rows == 8, cut=rows < 32)
+        launch(stage_of(config, scheme, kv, rank=rank), rows, filtered=rows == 8, cut=rows < 32)
 
 
 @pytest.mark.parametrize(
@@ -278,6 +287,8 @@ def launch(stage: Any, rows: int, *, filtered: bool, cut: bool, pieces: bool = F
         work = stage.work(rows, pieces=pieces)
         names = ("ids", "positions", "places", "slots", "contexts", "tokens")
         fields = {name: torch.empty(rows, dtype=torch.int64) for name in names}
+        if stage.adapters.nbytes:
+            fields["adapters"] = torch.empty(rows, dtype=torch.int64)
         fields["columns"] = torch.empty(len(COLUMNS), rows, dtype=torch.float64)
         tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
         where = torch.empty(work.numbers, dtype=torch.int32), tables, fields["slots"], fields["contexts"]
@@ -287,6 +298,25 @@ def launch(stage: Any, rows: int, *, filtered: bool, cut: bool, pieces: bool = F
             return
         logits = stage.logits(fields, last_ids, prepared)
         stage.sample(logits, fields, last_ids, SamplingFlags(filtered, False, False, False), None)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "config", "rows", "scheme", "rank"),
+    [
+        (90, LARGE, 1, "none", 16),
+        *soak(
+            (90, LARGE, 32, "none", 64), (90, SMALL, 128, "none", 256), (90, LARGE, 8, "int4", 16),
+            (90, LARGE, 8, "fp8", 16), (90, HYBRID, 8, "none", 16), (90, SPACES, 8, "none", 16),
+            (80, SMALL, 8, "none", 64), (100, SMALL, 40, "none", 16), (120, SMALL, 128, "none", 64),
+        ),
+    ],
+    indirect=["compiled"],
+)  # fmt: skip
+def test_steps_with_adapters(
+    compiled: dict[str, int], config: DecoderConfig, rows: int, scheme: str, rank: int
+) -> None:
+    decode(config, rows, scheme, "none", rank)
+    assert {"_shrink", "_expand"} <= compiled.keys()
 
 
 @pytest.mark.parametrize("kv", ["none", "int4", *soak("int8", "fp8")])

@@ -39,6 +39,7 @@ class Places:
     rows: Tensor  # [rows]: each one's place in the table
     rank: int  # the largest, a power of two
     widest: int  # outputs of the widest module
+    aligned: int  # a power of two that divides where modules begin and end, at most 16
     dtype: torch.dtype  # of the matrices
 
 
@@ -97,7 +98,7 @@ def _shrink(
 def _expand(
     out, narrow, places, table, rows, out_stride, table_stride,
     PARTS: tl.constexpr, RANK: tl.constexpr, DEEP: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
-    KIND: tl.constexpr, PDL: tl.constexpr,
+    ALIGNED: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -107,7 +108,8 @@ def _expand(
     place = tl.load(places + row, mask=row < rows, other=0).to(tl.int32)
     current = _next(place, 0)
     of_module = table + module * _FIELDS
-    first, outputs = tl.load(of_module + 3), tl.load(of_module + 4).to(tl.int32)
+    first = tl.multiple_of(tl.load(of_module + 3).to(tl.int32), ALIGNED)
+    outputs = tl.multiple_of(tl.load(of_module + 4).to(tl.int32), ALIGNED)
     up, rank = _matrix(of_module, current, table_stride, 1)
     across = tl.multiple_of((outputs + 15) // 16 * 16, 16)  # numbers from one row of `up` to the next
     if PDL:
@@ -120,10 +122,10 @@ def _expand(
     while current < NONE:
         weight = tl.multiple_of(up.to(tl.pointer_type(KIND)), 16)
         found = tl.zeros([ROWS, WIDE], tl.float32)
-        for begin in tl.range(0, rank, DEEP):
+        for begin in tl.range(0, rank, DEEP, num_stages=1):
             deep = begin + tl.arange(0, DEEP)
             v = add_up(narrow, of_narrow[:, None] + deep[None, :], mine[:, None], part_stride, PARTS)
-            fits = (deep < rank)[:, None] & (output < outputs)[None, :]
+            fits = (deep < rank)[:, None] & (output < across)[None, :]
             w = tl.load(weight + deep[:, None] * across + output[None, :], mask=fits, other=0.0)
             found = tl.dot(v.to(KIND), w, found, input_precision="ieee")
         total = tl.where((place == current)[:, None], found, total)
@@ -161,8 +163,8 @@ def expand(out: Tensor, narrow: Tensor, places: Places, *, pdl: bool = False) ->
     tall = _tall(rows)
     _expand[(triton.cdiv(rows, tall), triton.cdiv(places.widest, _WIDE), modules)](
         out, narrow, places.rows, places.table, rows, out.stride(0), places.table.stride(0),
-        PARTS=parts, RANK=rank, DEEP=min(rank, _DEEP), ROWS=tall, WIDE=_WIDE, KIND=KINDS[places.dtype],
-        PDL=pdl, num_warps=_WARPS, **launch(pdl),
+        PARTS=parts, RANK=rank, DEEP=min(rank, _DEEP), ROWS=tall, WIDE=_WIDE, ALIGNED=places.aligned,
+        KIND=KINDS[places.dtype], PDL=pdl, num_warps=_WARPS, **launch(pdl),
     )  # fmt: skip
 
 
