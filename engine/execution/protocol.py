@@ -83,6 +83,7 @@ class StepKind(NamedTuple):
     filtered: bool = False  # whether a row uses top-k or top-p
     long: bool = False  # whether attention splits a context, which matters in graphs
     pieces: bool = False  # whether the prompt is in a graph
+    adapted: bool = False  # whether a row has an adapter, which matters in graphs
 
 
 class Compilation(Protocol):

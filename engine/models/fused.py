@@ -20,7 +20,6 @@ from engine.attention.triton_backend import GraphMetadata, TritonAttention, Trit
 from engine.kernels.triton.norm.embed import embed, embed_share
 from engine.kernels.triton.precompile import once, precompiling
 from engine.kv.store import KVLayer
-from engine.models.adapters.launched import LaunchedAdapters
 from engine.models.adapters.products import StepAdapters
 from engine.models.decoder import Decoder
 from engine.models.layers.block import Block
@@ -64,7 +63,7 @@ class FusedDecoder:
         `wait`: is called before each layer, whose cached blocks may still arrive.
         """
         step = self._step(len(x), positions, places, metadata, adapters)
-        if not (adapters is None or isinstance(adapters, LaunchedAdapters)):
+        if adapters is not None and not adapters.launches:
             return self._adapted(x, replace(step, pdl=False), wait)
         without_pdl = replace(step, pdl=False)
         residual = Residual(x, self._collective, self.model.config.residual_scale)

@@ -5,7 +5,8 @@ the others replay. The warm-up compiles most kernels in parallel, sends requests
 graphs of usual steps. Others come first: when one arrives, ours end, and the part they belong to runs again
 once the engine is idle. Graphs of rarer steps are captured when it has nothing else to do, one at a time: a
 step that needs one before then captures it. Those of steps with pieces of prompts are only compiled then,
-unless there is a limit on slowdowns: there are many, and few prompts need the same.
+unless there is a limit on slowdowns: there are many, and few prompts need the same. Steps with adapters have
+graphs of their own, which it captures once an adapter is loaded.
 """
 
 from collections import deque
@@ -15,7 +16,7 @@ from itertools import product, takewhile
 from typing import Any
 
 from engine.api.errors import EngineError
-from engine.api.events import Delta, log
+from engine.api.events import AdapterChanged, Delta, Event, log
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.execution.protocol import Compilation, StepKind
@@ -44,6 +45,20 @@ class WarmUp:
         self._total, self._later = len(parts), len(later)
         self._parts = deque([*parts, *later])
         self._running: Iterator[None] | None = None
+        if sizes:
+            engine.bus.subscribe(self._hear)
+        if sizes and engine.adapters.loads:
+            self._add_adapted()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, AdapterChanged) and event.loaded:
+            self._add_adapted()
+
+    def _add_adapted(self) -> None:
+        """Have an idle engine prepare decodes with adapters, which takes no time if it has their graphs."""
+        kinds = [StepKind(size, long=long, adapted=True) for size in self._sizes for long in (False, True)]
+        self._parts += [partial(self._compile, kinds), partial(self._capture, kinds)]
+        self._later += 2
 
     @property
     def share(self) -> float:

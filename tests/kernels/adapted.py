@@ -47,11 +47,12 @@ def here(device: torch.device | str) -> Upload:
 
 def added(ranks: Mapping[int, Ranks], rows: Sequence[int], x: Tensor, out: Tensor) -> Tensor:
     """Add to `out` what the kernels add; a product that no adapter has does not change."""
+    from engine.models.adapters.launched import LaunchedAdapters
+
     table = AdapterTable(TARGETS, x.dtype, x.device)
     for number, files in adapters(ranks, x.dtype).items():
         table.put(number, files)
-    places = table.places(np.array(rows))
-    step = table.of_step(places, np.ones(len(rows), np.int64), here(x.device))
+    step = LaunchedAdapters(table, torch.from_numpy(table.places(np.array(rows))).to(x.device))
     step.add(1, "qkv", x, out)
     step.add(1, "down", x, out)
     return out

@@ -243,15 +243,19 @@ class DecodeSteps:
         return self.sizes[bisect_left(self.sizes, rows)]
 
     def _recordings_of(self, kinds: Sequence[StepKind]) -> list[Recording]:
-        return [self._recording(self._graph_of(kind), None) for kind in kinds]
+        mine = (kind for kind in kinds if self.adapts or not kind.adapted)
+        return [self._recording(self._graph_of(kind), None) for kind in mine]
 
     def _graph_of(self, kind: StepKind) -> Graph:
         tokens = kind.rows + kind.prompt
+        adapters = self._stage.adapters if kind.adapted else None
+        layout = adapters and adapters.layout
         if not kind.pieces:
             filtered = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
             flags = filtered if self._ends.samples else None  # an earlier stage has one graph for both
-            return Graph(self._size(tokens), flags, kind.long)
-        return Graph(_piece_size(tokens), None, kind.long, pieces=True, decodes=kind.rows > 0)
+            return Graph(self._size(tokens), flags, kind.long, adapted=kind.adapted, layout=layout)
+        size, decodes = _piece_size(tokens), kind.rows > 0
+        return Graph(size, None, kind.long, True, decodes, adapted=kind.adapted, layout=layout)
 
     def _recording(self, graph: Graph, seen: SeenTokens | None, wait: Wait = None) -> Recording:
         if graph not in self._recordings:

@@ -85,9 +85,17 @@ class AdapterBank:
 
     def of_step(self, adapters: np.ndarray, lengths: np.ndarray, upload: Upload) -> StepAdapters | None:
         """Return the adapters of a step's tokens, given those of its rows; None if no row has one."""
-        return self._loaded.of_step(self.places(adapters), lengths, upload) if adapters.any() else None
+        if not adapters.any():
+            return None
+        places = self.places(adapters)
+        if isinstance(self._loaded, AdapterMatrices):
+            return self._loaded.of_step(places, lengths, upload)
+        return self.at(*upload([np.repeat(places, lengths)]))
 
     def at(self, places: Tensor) -> StepAdapters:
         """Return the adapters of tokens by their places, which kernels read from the device."""
+        # Imports Triton, which is only installed with a GPU.
+        from engine.models.adapters.launched import LaunchedAdapters
+
         assert isinstance(self._loaded, AdapterTable)
-        return self._loaded.at(places)
+        return LaunchedAdapters(self._loaded, places)

@@ -1,51 +1,53 @@
 """The adapters of a step on a GPU, by kernels that a graph can hold."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
-from engine.kernels.triton.gemm.low_rank import Places, expand, shrink
+from engine.kernels.triton.gemm.low_rank import RowAdapters, expand, shrink
 from engine.models.adapters.products import StepAdapters
-from engine.models.adapters.table import AdapterTable, Layout
+from engine.models.adapters.table import AdapterLayout, AdapterTable
 from engine.quant.product import Product
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedAdapters(StepAdapters):
     table: AdapterTable
-    rows: Tensor  # [tokens]: the place of each one's adapter in the table
+    places: Tensor  # [tokens]: where each one's adapter is in the table
+    launches: ClassVar[bool] = True
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> AdapterLayout:
         return self.table.layout
 
     def add(self, layer: int, product: str, x: Tensor, out: Tensor) -> None:
-        if (places := self._places(layer, product)) is not None:
-            expand(out, shrink(x, places), places)
+        if (adapters := self._of(layer, product)) is not None:
+            expand(out, shrink(x, adapters), adapters)
 
     def around(self, layer: int, name: str, product: Product) -> Product:
-        places = self._places(layer, name)
-        return product if places is None else AdaptedProduct(product, places)
+        adapters = self._of(layer, name)
+        return product if adapters is None else AdaptedProduct(product, adapters)
 
-    def _places(self, layer: int, name: str) -> Places | None:
+    def _of(self, layer: int, name: str) -> RowAdapters | None:
         """None: no adapter adds to this product."""
-        table, layout = self.table, self.table.layout
+        table, layout = self.table, self.layout
         modules = table.modules.get((layer, name))
         if modules is None or name not in layout.products:
             return None
         own = table.numbers[:, modules.columns]
-        return Places(own, self.rows, layout.rank, modules.widest, modules.aligned, table.dtype)
+        return RowAdapters(own, self.places, layout.rank, modules.widest, modules.aligned, table.dtype)
 
 
 class AdaptedProduct(Product):
     """A product with what adapters add to it. It reads complete norms, which are not rounded."""
 
-    def __init__(self, product: Product, places: Places) -> None:
-        self._product, self._places = product, places
+    def __init__(self, product: Product, adapters: RowAdapters) -> None:
+        self._product, self._adapters = product, adapters
         self.scales = product.scales
 
     def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
-        narrow = shrink(x, self._places, pdl=pdl)
+        narrow = shrink(x, self._adapters, pdl=pdl)
         parts = self._product.parts(x, pdl=pdl)
-        expand(parts[0], narrow, self._places, pdl=pdl)
+        expand(parts[0], narrow, self._adapters, pdl=pdl)
         return parts

@@ -7,7 +7,7 @@ stored in any scheme.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -85,6 +85,7 @@ class StepAdapters(ABC):
     """The adapters of a step's tokens."""
 
     __slots__ = ()
+    launches: ClassVar[bool] = False  # whether kernels add them, in the chain of a step's launches
 
     @property
     def layout(self) -> Hashable:
@@ -96,7 +97,7 @@ class StepAdapters(ABC):
         """Add to a product of [tokens, inputs], in place, what each token's adapter adds to it."""
 
     def around(self, layer: int, name: str, product: "Product") -> "Product":
-        """Return a product of GPU launches with what adapters add to it. Only those of kernels have it."""
+        """Return a product of the chain with what adapters add to it, if kernels add them."""
         raise NotImplementedError
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.models.adapters.files import AdapterFiles
-from engine.models.adapters.products import ProductKey, StepAdapters, Upload
+from engine.models.adapters.products import ProductKey
 from engine.models.adapters.targets import AdapterTarget
 
 FIELDS = 8  # of a module: the addresses of down and up, the rank, its first output, its outputs; 3 unused
@@ -25,7 +25,7 @@ _LOWEST = 16  # the smallest rank of a tensor core product
 _ALIGNED = 16  # numbers: a row of `up` begins at a multiple
 
 
-class Layout(NamedTuple):
+class AdapterLayout(NamedTuple):
     """What the launches of a step with adapters depend on."""
 
     places: int = _FEWEST + 1  # the first one is for rows without an adapter
@@ -59,7 +59,7 @@ class AdapterTable:
 
     def __init__(self, targets: Iterable[AdapterTarget], dtype: torch.dtype, device: torch.device) -> None:
         """`dtype`: of the matrices."""
-        self.layout, self.dtype = Layout(), dtype
+        self.layout, self.dtype = AdapterLayout(), dtype
         self.modules = _modules(targets)
         parts = [part for each in self.modules.values() for part in each.parts]
         self._blank, self._device = np.zeros((len(parts), FIELDS), np.int64), device
@@ -78,17 +78,6 @@ class AdapterTable:
     def places(self, numbers: np.ndarray) -> np.ndarray:
         """The places of adapters; 0 for none."""
         return np.array([self._places[number] for number in numbers.tolist()], np.int64)
-
-    def of_step(self, places: np.ndarray, lengths: np.ndarray, upload: Upload) -> StepAdapters:
-        """Return the adapters of a step's tokens, given the places of its rows' adapters."""
-        return self.at(*upload([np.repeat(places, lengths)]))
-
-    def at(self, places: Tensor) -> StepAdapters:
-        """Return the adapters of tokens, given their places on the device."""
-        # Imports Triton, which is only installed with a GPU.
-        from engine.models.adapters.launched import LaunchedAdapters
-
-        return LaunchedAdapters(self, places)
 
     def put(self, number: int, files: AdapterFiles) -> None:
         """Copy an adapter to the device."""
@@ -117,11 +106,11 @@ class AdapterTable:
 
     def _make_room(self, files: AdapterFiles) -> None:
         """Change the layout if this adapter needs another one."""
-        places, rank, products = self.layout if self._held else Layout(self.layout.places)
+        places, rank, products = self.layout if self._held else AdapterLayout(self.layout.places)
         if len(self._places) == places:
             self.numbers, places = torch.cat([self.numbers, self._empty(places)]), 2 * places
         rank = max(rank, 1 << (files.rank - 1).bit_length())
-        self.layout = Layout(places, rank, products | {name for _, name in files.products})
+        self.layout = AdapterLayout(places, rank, products | {name for _, name in files.products})
 
 
 def _modules(targets: Iterable[AdapterTarget]) -> Mapping[ProductKey, Modules]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.models.adapters.table import AdapterTable, Layout
+from engine.models.adapters.table import AdapterLayout, AdapterTable
 from tests.kernels.adapted import INPUTS, MODULES, OUTPUTS, TARGETS, Ranks, added, expected, random_files
 from tests.kernels.interpreted import Interpreted
 
@@ -103,12 +103,12 @@ def test_a_table_knows_where_the_modules_of_each_product_are() -> None:
 
 def test_the_layout_changes_for_a_larger_rank_and_for_more_adapters() -> None:
     table = table_of((1, (4, 0, 4)))
-    assert table.layout == Layout(17, 16, frozenset({"qkv"}))
+    assert table.layout == AdapterLayout(17, 16, frozenset({"qkv"}))
     table.put(2, random_files((40, 0, 0), 2, torch.float32))
     assert table.layout.rank == 64
     for number in range(3, 18):
         table.put(number, random_files((1, 1, 1), number, torch.float32))
-    assert table.layout == Layout(34, 64, frozenset({"qkv"})) and len(table.numbers) == 34
+    assert table.layout == AdapterLayout(34, 64, frozenset({"qkv"})) and len(table.numbers) == 34
     assert table.numbers[17, 3:6, 2].tolist() == [1, 1, 1]
     for number in range(1, 18):
         table.drop(number)

@@ -300,25 +300,6 @@ def launch(stage: Any, rows: int, *, filtered: bool, cut: bool, pieces: bool = F
         stage.sample(logits, fields, last_ids, SamplingFlags(filtered, False, False, False), None)
 
 
-@pytest.mark.parametrize(
-    ("compiled", "config", "rows", "scheme", "rank"),
-    [
-        (90, LARGE, 1, "none", 16),
-        *soak(
-            (90, LARGE, 32, "none", 64), (90, SMALL, 128, "none", 256), (90, LARGE, 8, "int4", 16),
-            (90, LARGE, 8, "fp8", 16), (90, HYBRID, 8, "none", 16), (90, SPACES, 8, "none", 16),
-            (80, SMALL, 8, "none", 64), (100, SMALL, 40, "none", 16), (120, SMALL, 128, "none", 64),
-        ),
-    ],
-    indirect=["compiled"],
-)  # fmt: skip
-def test_steps_with_adapters(
-    compiled: dict[str, int], config: DecoderConfig, rows: int, scheme: str, rank: int
-) -> None:
-    decode(config, rows, scheme, "none", rank)
-    assert {"_shrink", "_expand"} <= compiled.keys()
-
-
 @pytest.mark.parametrize("kv", ["none", "int4", *soak("int8", "fp8")])
 def test_steps_with_prompts(compiled: dict[str, int], kv: KvSchemeName) -> None:
     prompts(kv)

@@ -135,10 +135,12 @@ def test_a_step_with_adapters_of_torch_leaves_the_chain(rows: int) -> None:
 
 def launched(rows: int, products: int, config: DecoderConfig = QWEN) -> StepAdapters:
     """An adapter of the first products of each layer, by kernels, in a step of so many rows."""
+    from engine.models.adapters.launched import LaunchedAdapters
+
     table = AdapterTable(adapter_targets(config).values(), torch.bfloat16, META)
     with META:
         table.put(1, empty_adapter(config, 16, products=products))
-        return table.at(torch.empty(rows, dtype=torch.int64))
+        return LaunchedAdapters(table, torch.empty(rows, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("products", [1, 4])

@@ -32,11 +32,11 @@ _WARPS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RowAdapters:
     """Where the kernels find the adapters of a product's modules, and of each row."""
 
     table: Tensor  # [places, modules, fields]: the modules of one product
-    rows: Tensor  # [rows]: each one's place in the table
+    places: Tensor  # [rows]: where each one's adapter is in the table
     rank: int  # the largest, a power of two
     widest: int  # outputs of the widest module
     aligned: int  # a power of two that divides where modules begin and end, at most 16
@@ -138,33 +138,33 @@ def _expand(
         tl.store(to, (before + total).to(out.dtype.element_ty), mask=there)
 
 
-def shrink(x: Tensor, places: Places, *, pdl: bool = False) -> Tensor:
+def shrink(x: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> Tensor:
     """[rows, inputs] -> [parts, rows, modules, rank] in float32. `pdl` as in Tile."""
-    (rows, inputs), modules = x.shape, places.table.shape[1]
-    tall, deep = _tall(rows), min(places.rank, _DEEP)
-    turn = _BYTES // (max(tall, deep) * max(x.itemsize, places.dtype.itemsize))
+    (rows, inputs), modules = x.shape, adapters.table.shape[1]
+    tall, deep = _tall(rows), min(adapters.rank, _DEEP)
+    turn = _BYTES // (max(tall, deep) * max(x.itemsize, adapters.dtype.itemsize))
     turn = min(256, turn, max(16, power(inputs)))
-    tiles, slices, turns = triton.cdiv(rows, tall), places.rank // deep, triton.cdiv(inputs, turn)
+    tiles, slices, turns = triton.cdiv(rows, tall), adapters.rank // deep, triton.cdiv(inputs, turn)
     parts = 1
     while tiles * modules * slices * parts < _ENOUGH and 4 * parts <= turns:
         parts *= 2
-    narrow = torch.empty(parts, rows, modules, places.rank, dtype=torch.float32, device=x.device)
+    narrow = torch.empty(parts, rows, modules, adapters.rank, dtype=torch.float32, device=x.device)
     _shrink[(tiles, parts, modules * slices)](
-        narrow, x, places.rows, places.table, rows, x.stride(0), places.table.stride(0),
-        INPUTS=inputs, SHARE=triton.cdiv(turns, parts) * turn, RANK=places.rank, DEEP=deep, ROWS=tall,
-        TURN=turn, KIND=KINDS[places.dtype], STAGES=3, PDL=pdl, num_warps=_WARPS, **launch(pdl),
+        narrow, x, adapters.places, adapters.table, rows, x.stride(0), adapters.table.stride(0),
+        INPUTS=inputs, SHARE=triton.cdiv(turns, parts) * turn, RANK=adapters.rank, DEEP=deep, ROWS=tall,
+        TURN=turn, KIND=KINDS[adapters.dtype], STAGES=3, PDL=pdl, num_warps=_WARPS, **launch(pdl),
     )  # fmt: skip
     return narrow
 
 
-def expand(out: Tensor, narrow: Tensor, places: Places, *, pdl: bool = False) -> None:
+def expand(out: Tensor, narrow: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> None:
     """Add to `out` [rows, outputs] what each row's adapter adds. `narrow`: from `shrink`."""
     parts, rows, modules, rank = narrow.shape
     tall = _tall(rows)
-    _expand[(triton.cdiv(rows, tall), triton.cdiv(places.widest, _WIDE), modules)](
-        out, narrow, places.rows, places.table, rows, out.stride(0), places.table.stride(0),
-        PARTS=parts, RANK=rank, DEEP=min(rank, _DEEP), ROWS=tall, WIDE=_WIDE, ALIGNED=places.aligned,
-        KIND=KINDS[places.dtype], PDL=pdl, num_warps=_WARPS, **launch(pdl),
+    _expand[(triton.cdiv(rows, tall), triton.cdiv(adapters.widest, _WIDE), modules)](
+        out, narrow, adapters.places, adapters.table, rows, out.stride(0), adapters.table.stride(0),
+        PARTS=parts, RANK=rank, DEEP=min(rank, _DEEP), ROWS=tall, WIDE=_WIDE, ALIGNED=adapters.aligned,
+        KIND=KINDS[adapters.dtype], PDL=pdl, num_warps=_WARPS, **launch(pdl),
     )  # fmt: skip
 
 
