@@ -1,9 +1,11 @@
 """What LoRA adapters add to a product: x @ down @ up, with other matrices for each row.
 
-Two kernels, with the product between them, so that `shrink` overlaps with the loads of its weight: `shrink`
-multiplies x by each row's `down`, and `expand` adds the result times `up` to the product, in place. Rows
-are in tiles. A program multiplies its tile by the matrices of each adapter in it, and keeps the adapter's own
-rows: a tile of a prompt has one, and a tile without adapters is left alone.
+Two kernels, with the product between them: `shrink` multiplies x by each row's `down`, and `expand` adds the
+result times `up` to the product, in place. The product loads its weight during `shrink`, and `expand` loads
+`up` while the product ends.
+
+Rows are in tiles. A program multiplies its tile by the matrices of each adapter in it, and keeps the
+adapter's own rows: a tile of a prompt has one, and a tile without adapters is left alone.
 
 A table has the addresses of the matrices. Kernels read it, and the place of each row's adapter in it, on the
 device, so a captured graph runs any adapters. Its first place is for rows without an adapter.
@@ -94,6 +96,16 @@ def _shrink(
     tl.store(narrow + to[:, None] + deep[None, :], total, mask=(row < rows)[:, None])
 
 
+@triton.jit
+def _rows_of(up, begin, rank, output, outputs, DEEP: tl.constexpr, KIND: tl.constexpr):
+    """Rows of an adapter's `up`, which begin at multiples of 16."""
+    across = tl.multiple_of((outputs + 15) // 16 * 16, 16)
+    deep = begin + tl.arange(0, DEEP)
+    weight = tl.multiple_of(up.to(tl.pointer_type(KIND)), 16)
+    fits = (deep < rank)[:, None] & (output < across)[None, :]
+    return tl.load(weight + deep[:, None] * across + output[None, :], mask=fits, other=0.0)
+
+
 @triton.jit(do_not_specialize=["rows", "table_stride"])
 def _expand(
     out, narrow, places, table, rows, out_stride, table_stride,
@@ -106,36 +118,31 @@ def _expand(
     output = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     module, modules = tl.program_id(2), tl.num_programs(2)
     place = tl.load(places + row, mask=row < rows, other=0).to(tl.int32)
-    current = _next(place, 0)
     of_module = table + module * _FIELDS
     first = tl.multiple_of(tl.load(of_module + 3).to(tl.int32), ALIGNED)
     outputs = tl.multiple_of(tl.load(of_module + 4).to(tl.int32), ALIGNED)
+    current, begin = _next(place, 0), 0
     up, rank = _matrix(of_module, current, table_stride, 1)
-    across = tl.multiple_of((outputs + 15) // 16 * 16, 16)  # numbers from one row of `up` to the next
+    w = _rows_of(up, begin, rank, output, outputs, DEEP, KIND)
     if PDL:
         tl.extra.cuda.gdc_wait()
     mine = (place > 0) & (row < rows)
+    to = out + row.to(tl.int64)[:, None] * out_stride + (first + output)[None, :]
+    there = mine[:, None] & (output < outputs)[None, :]
+    before = tl.load(to, mask=there, other=0.0).to(tl.float32)
     of_narrow = (row.to(tl.int64) * modules + module) * RANK
-    part_stride = rows * modules * RANK
     total = tl.zeros([ROWS, WIDE], tl.float32)
-    some = current < NONE
-    while current < NONE:
-        weight = tl.multiple_of(up.to(tl.pointer_type(KIND)), 16)
-        found = tl.zeros([ROWS, WIDE], tl.float32)
-        for begin in tl.range(0, rank, DEEP, num_stages=1):
-            deep = begin + tl.arange(0, DEEP)
-            v = add_up(narrow, of_narrow[:, None] + deep[None, :], mine[:, None], part_stride, PARTS)
-            fits = (deep < rank)[:, None] & (output < across)[None, :]
-            w = tl.load(weight + deep[:, None] * across + output[None, :], mask=fits, other=0.0)
-            found = tl.dot(v.to(KIND), w, found, input_precision="ieee")
-        total = tl.where((place == current)[:, None], found, total)
-        current = _next(place, current)
+    while current < NONE:  # through the ranks of each adapter
+        at = of_narrow[:, None] + (begin + tl.arange(0, DEEP))[None, :]
+        v = add_up(narrow, at, mine[:, None], rows * modules * RANK, PARTS)
+        found = tl.dot(v.to(KIND), w, input_precision="ieee")
+        total += tl.where((place == current)[:, None], found, 0.0)
+        begin += DEEP
+        if begin >= rank:
+            current, begin = _next(place, current), 0
         up, rank = _matrix(of_module, current, table_stride, 1)
-    if some:
-        to = out + row.to(tl.int64)[:, None] * out_stride + (first + output)[None, :]
-        there = mine[:, None] & (output < outputs)[None, :]
-        before = tl.load(to, mask=there, other=0.0).to(tl.float32)
-        tl.store(to, (before + total).to(out.dtype.element_ty), mask=there)
+        w = _rows_of(up, begin, rank, output, outputs, DEEP, KIND)
+    tl.store(to, (before + total).to(out.dtype.element_ty), mask=there)
 
 
 def shrink(x: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> Tensor:
