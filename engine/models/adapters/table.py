@@ -97,6 +97,7 @@ class AdapterTable:
         self.numbers[place].copy_(torch.from_numpy(row))
         self._places[number], self._held[number] = place, held
 
+    @torch.inference_mode(False)
     def _empty(self, places: int) -> Tensor:
         return torch.from_numpy(self._blank).to(self._device).repeat(places, 1, 1)
 
@@ -104,6 +105,7 @@ class AdapterTable:
         """Release an adapter. No step in flight may use it."""
         del self._places[number], self._held[number]
 
+    @torch.inference_mode(False)  # whose tensors could not be changed outside of it
     def _make_room(self, files: AdapterFiles) -> None:
         """Change the layout if this adapter needs another one."""
         places, rank, products = self.layout if self._held else AdapterLayout(self.layout.places)

@@ -94,6 +94,17 @@ def test_a_place_is_used_again_and_the_table_stays_where_it_is() -> None:
     assert (table.layout, table.numbers.data_ptr()) == (layout, address)
 
 
+def test_a_table_that_a_step_has_made_can_be_changed_between_steps() -> None:
+    """Steps run in torch's inference mode, whose tensors cannot be changed outside of it."""
+    with torch.inference_mode():
+        table = table_of((1, (4, 0, 4)))
+    for number in range(2, 20):
+        table.put(number, random_files((1, 1, 1), number, torch.float32))
+    with torch.inference_mode():
+        table.put(20, random_files((2, 2, 2), 20, torch.float32))
+    assert table.numbers[table.places(np.array([20])), 3:6, 2].tolist() == [[2, 2, 2]]
+
+
 def test_a_table_knows_where_the_modules_of_each_product_are() -> None:
     table = table_of()
     assert table.numbers[:, 3:, 3:5].tolist() == [[[*module] for module in MODULES]] * len(table.numbers)
