@@ -20,6 +20,7 @@ from engine.attention.triton_backend import GraphMetadata, TritonAttention, Trit
 from engine.kernels.triton.norm.embed import embed, embed_share
 from engine.kernels.triton.precompile import once, precompiling
 from engine.kv.store import KVLayer
+from engine.models.adapters.launched import AdaptedKernels
 from engine.models.adapters.products import StepAdapters
 from engine.models.decoder import Decoder
 from engine.models.layers.block import Block
@@ -155,7 +156,8 @@ class FusedDecoder:
         return self.model.ended(x)
 
     def _through(self, part: Part, x: Residual, step: GpuStep) -> Residual:
-        if (found := part.fused(x, step, self._gpu)) is not None:
+        gpu = self._gpu if step.adapters is None else AdaptedKernels(self._gpu, part, step.adapters)
+        if (found := part.fused(x, step, gpu)) is not None:
             return found
         self._count(part)
         stream = x.total()

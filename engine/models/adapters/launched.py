@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.kernels.triton.gemm.low_rank import RowAdapters, expand, shrink
 from engine.models.adapters.products import StepAdapters
 from engine.models.adapters.table import AdapterLayout, AdapterTable
+from engine.models.layers.gpu import GpuKernels
+from engine.models.layers.part import Part
 from engine.quant.product import Product
 
 
@@ -37,6 +39,19 @@ class LaunchedAdapters(StepAdapters):
             return None
         own = table.numbers[:, modules.columns]
         return RowAdapters(own, self.places, layout.rank, modules.widest, modules.aligned, table.dtype)
+
+
+class AdaptedKernels(GpuKernels):
+    """The kernels that a part launches in a step with adapters."""
+
+    def __init__(self, gpu: GpuKernels, part: Part, adapters: StepAdapters) -> None:
+        self.overlaps, self.tiles = gpu.overlaps, gpu.tiles
+        self._layer, self._adapters = part.index, adapters
+        self._names = {id(getattr(part, name)): name for name in part.adaptable}
+
+    def product(self, module: nn.Module) -> Product:
+        found, name = super().product(module), self._names.get(id(module))
+        return found if name is None else self._adapters.around(self._layer, name, found)
 
 
 class AdaptedProduct(Product):

@@ -98,7 +98,7 @@ class GroupedAttention(Part):
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
         if not self._is_plain(gpu):
             return None
-        layer, qkv = step.layers[self.index], self.launched("qkv", step, gpu)
+        layer, qkv = step.layers[self.index], gpu.product(self.qkv)
         cells, places = step.cells(layer, x.stream.dtype)
         around = (cells, *self._head_norm(gpu), self._table(step), step.positions, places)
         if step.single:
@@ -110,7 +110,7 @@ class GroupedAttention(Part):
             q = qkv.qkv_rope(given, around, pdl=step.pdl)
         if cells is not layer:
             step.write(cells.keys[:, 0], cells.values[:, 0], layer)
-        return x.plus(self.launched("out", step, gpu), step.mix(q, layer).flatten(1), step)
+        return x.plus(gpu.product(self.out), step.mix(q, layer).flatten(1), step)
 
     def _head_norm(self, gpu: "GpuKernels") -> tuple[Tensor | None, float]:
         found = None if self.qk_norm is None else gpu.norm_of(self.qk_norm)
@@ -293,7 +293,7 @@ class GatedAttention(GroupedAttention):
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
         if not self._is_plain(gpu):
             return None
-        layer, qkv, pdl = step.layers[self.index], self.launched("qkv", step, gpu), step.pdl
+        layer, qkv, pdl = step.layers[self.index], gpu.product(self.qkv), step.pdl
         cells, places = step.cells(layer, x.stream.dtype)
         around = (cells, *self._head_norm(gpu), self._table(step), step.positions, places)
         if step.single:
@@ -305,7 +305,7 @@ class GatedAttention(GroupedAttention):
         if cells is not layer:
             step.write(cells.keys[:, 0], cells.values[:, 0], layer)
         gated = gpu.sigmoid_gate(step.mix(q, layer), made, pdl=pdl)
-        return x.plus(self.launched("out", step, gpu), gated.flatten(1), step)
+        return x.plus(gpu.product(self.out), gated.flatten(1), step)
 
 
 def of_rank(spec: CacheSpec, build: Build) -> CacheSpec:

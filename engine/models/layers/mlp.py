@@ -70,8 +70,7 @@ class DenseMLP(GatedMLP):
     pdl = True
 
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual":
-        gate_up, down = (self.launched(name, step, gpu) for name in self.adaptable)
-        rows, pdl = len(x.stream), step.pdl
+        gate_up, down, rows, pdl = gpu.product(self.gate_up), gpu.product(self.down), len(x.stream), step.pdl
         if step.single:
             act = x.norm_gemv(gate_up, self.norm, gpu, gated=True, pdl=pdl)
         elif x.collective is not None and rows == 1 and gate_up.single:
@@ -130,13 +129,13 @@ class Relu2MLP(UngatedMLP):
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
         if not self._squares:
             return None
-        up, down = (self.launched(name, step, gpu) for name in self.adaptable)
+        up = gpu.product(self.up)
         if step.single:
             made = x.norm_gemv(up, self.norm, gpu, pdl=step.pdl).unsqueeze(0)
         else:
             given = x.normed(self.norm, gpu, rounded=up.rounds(len(x.stream)), pdl=step.pdl)
             made = up.parts_of(given, pdl=step.pdl)
-        return x.plus(down, gpu.relu2(made, x.stream.dtype, pdl=step.pdl), step)
+        return x.plus(gpu.product(self.down), gpu.relu2(made, x.stream.dtype, pdl=step.pdl), step)
 
     def takes_single(self, gpu: "GpuKernels") -> bool:
         products = gpu.product(self.up), gpu.product(self.down)

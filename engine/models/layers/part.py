@@ -14,7 +14,6 @@ from engine.models.layers.step import StepContext
 if TYPE_CHECKING:  # gpu.py imports Triton, which may be missing without a GPU
     from engine.models.layers.build import Build
     from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
-    from engine.quant.product import Product
 
 PDL_ROWS = 32  # up to this many rows PDL helps with any product
 
@@ -63,11 +62,6 @@ class Part(nn.Module):
         if step.adapters is not None:
             step.adapters.add(self.index, name, x, out)
         return out
-
-    def launched(self, name: str, step: "GpuStep", gpu: "GpuKernels") -> "Product":
-        """Return what launches one of the `adaptable` products, with what the adapters add to it."""
-        found = gpu.product(getattr(self, name))
-        return found if step.adapters is None else step.adapters.around(self.index, name, found)
 
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
         """Like `forward`, with its own kernels. None: `forward` runs, and `doctor` reports that."""
