@@ -20,6 +20,8 @@ OUTPUTS = sum(outputs for _, outputs in MODULES)
 TARGETS = [
     AdapterTarget((layer, "qkv"), INPUTS, *module, OUTPUTS) for layer in range(2) for module in MODULES
 ]
+WIDTH = 150  # of gate and up
+GATED = [AdapterTarget((0, "gate_up"), INPUTS, first, WIDTH, 2 * WIDTH) for first in (0, WIDTH)]
 Ranks = tuple[int, int, int]  # of each module; 0: the adapter has none for it
 
 
@@ -68,6 +70,54 @@ def expected(ranks: Mapping[int, Ranks], rows: Sequence[int], x: Tensor, out: Te
         step = matrices.of_step(np.array(rows), np.ones(len(rows), np.int64), here("cpu"))
         step.add(1, "qkv", x.float().cpu(), wide)
     return wide
+
+
+def gated_adapters(ranks: Mapping[int, tuple[int, int]], dtype: torch.dtype) -> dict[int, AdapterFiles]:
+    """Make adapters of gate and up."""
+    found = {}
+    for number, pair in ranks.items():
+        generator, key = torch.Generator().manual_seed(number), (0, "gate_up")
+        down = torch.randn(sum(pair), INPUTS, generator=generator) / INPUTS**0.5
+        up = torch.zeros(sum(pair), 2 * WIDTH)
+        up[: pair[0], :WIDTH] = torch.randn(pair[0], WIDTH, generator=generator) / 4
+        up[pair[0] :, WIDTH:] = torch.randn(pair[1], WIDTH, generator=generator) / 4
+        parts = tuple(
+            AdapterPart(first, WIDTH, rank) for first, rank in zip((0, WIDTH), pair, strict=True) if rank
+        )
+        low_rank = LowRank(down.to(dtype), up.to(dtype))
+        found[number] = AdapterFiles(Path("adapter"), {key: low_rank}, {key: parts}, max(pair), b"")
+    return found
+
+
+def activated(ranks: Mapping[int, tuple[int, int]], rows: Sequence[int], x: Tensor, parts: Tensor) -> Tensor:
+    """The activation by kernels, of a product with these parts and of adapters."""
+    from engine.kernels.triton.norm.norm import Normed
+    from engine.models.adapters.launched import LaunchedAdapters
+    from engine.quant.product import Product
+
+    class Given(Product):
+        def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
+            return parts
+
+    table = AdapterTable(GATED, x.dtype, x.device)
+    for number, files in gated_adapters(ranks, x.dtype).items():
+        table.put(number, files)
+    step = LaunchedAdapters(table, torch.from_numpy(table.places(np.array(rows))).to(x.device))
+    return step.around(0, "gate_up", Given()).swiglu(Normed(x))
+
+
+def expected_activation(
+    ranks: Mapping[int, tuple[int, int]], rows: Sequence[int], x: Tensor, parts: Tensor
+) -> Tensor:
+    """The same by torch in float32, with the same rounded matrices."""
+    matrices, wide = AdapterMatrices(torch.device("cpu")), parts.float().cpu().sum(0)
+    for number, files in gated_adapters(ranks, x.dtype).items():
+        exact = {key: LowRank(*(half.float() for half in pair)) for key, pair in files.products.items()}
+        matrices.put(number, replace(files, products=exact))
+    step = matrices.of_step(np.array(rows), np.ones(len(rows), np.int64), here("cpu"))
+    step.add(0, "gate_up", x.float().cpu(), wide)
+    gate, up = wide.chunk(2, 1)
+    return torch.nn.functional.silu(gate) * up
 
 
 def empty_adapter(config: DecoderConfig, rank: int, products: int = 4) -> AdapterFiles:

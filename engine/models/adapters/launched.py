@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from engine.kernels.triton.gemm.low_rank import RowAdapters, expand, shrink
+from engine.kernels.triton.gemm.low_rank import RowAdapters, expand, expand_swiglu, shrink
+from engine.kernels.triton.norm.norm import Normed
 from engine.models.adapters.products import StepAdapters
 from engine.models.adapters.table import AdapterLayout, AdapterTable
 from engine.models.layers.gpu import GpuKernels
@@ -66,3 +67,11 @@ class AdaptedProduct(Product):
         parts = self._product.parts(x, pdl=pdl)
         expand(parts[0], narrow, self._adapters, pdl=pdl)
         return parts
+
+    def swiglu(self, x: Normed, *, pdl: bool = False) -> Tensor:
+        """In one kernel with `expand`, if gate and up are modules of their own."""
+        if self._adapters.table.shape[1] != 2:
+            return super().swiglu(x, pdl=pdl)
+        narrow = shrink(x.values, self._adapters, pdl=pdl)
+        parts = self._product.parts(x.values, pdl=pdl)
+        return expand_swiglu(parts, narrow, self._adapters, pdl=pdl)

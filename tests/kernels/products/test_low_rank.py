@@ -6,7 +6,19 @@ import torch
 from torch import Tensor
 
 from engine.models.adapters.table import AdapterLayout, AdapterTable
-from tests.kernels.adapted import INPUTS, MODULES, OUTPUTS, TARGETS, Ranks, added, expected, random_files
+from tests.kernels.adapted import (
+    INPUTS,
+    MODULES,
+    OUTPUTS,
+    TARGETS,
+    WIDTH,
+    Ranks,
+    activated,
+    added,
+    expected,
+    expected_activation,
+    random_files,
+)
 from tests.kernels.interpreted import Interpreted
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -41,6 +53,36 @@ def test_rows_get_what_their_adapters_add(
     torch.testing.assert_close(found.float(), wanted, rtol=tolerance, atol=tolerance)
     without = np.array(ROWS[rows]) == 0
     assert torch.equal(found[without], out[without])
+
+
+GATED: dict[int, tuple[int, int]] = {1: (8, 8), 2: (0, 5), 4: (70, 3)}
+
+
+def gated(parts: int, dtype: torch.dtype, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
+    """Inputs of five rows, and the parts of their product."""
+    generator = torch.Generator().manual_seed(0)
+    x, made = (torch.randn(*shape, generator=generator) for shape in ((5, INPUTS), (parts, 5, 2 * WIDTH)))
+    return x.to(device, dtype), made.to(device, torch.float32 if parts > 1 else dtype)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 1e-2)], ids=str)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_an_activation_includes_what_adapters_add(
+    kernels: Interpreted, parts: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    given = GATED, [1, 0, 4, 2, 4], *gated(parts, dtype)
+    found = kernels.run(activated, *given)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected_activation(*given), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_an_activation_on_a_gpu(dtype: torch.dtype) -> None:
+    tolerance = 4e-2 if dtype is torch.bfloat16 else 1e-4
+    given = GATED, [1, 0, 4, 2, 4], *gated(1, dtype, torch.device("cuda"))
+    found = activated(*given).float().cpu()
+    torch.testing.assert_close(found, expected_activation(*given), rtol=tolerance, atol=tolerance)
 
 
 def test_ranks_of_several_slices(kernels: Interpreted) -> None:

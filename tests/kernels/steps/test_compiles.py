@@ -102,7 +102,7 @@ BEFORE = {
     "_norm": {"weight"}, "_linear_residual_norm": {"norm_weight"}, "_attend": {"items"},
     "_rope_and_cache": {"weight", "rope", "positions", "places"},
     "_qkv_rope": {"rope", "positions", "places"}, "_shrink": {"places", "table"},
-    "_expand": {"places", "table"},
+    "_expand": {"places", "table"}, "_expand_swiglu": {"places", "table"},
     "_merge": {"merges"}, "_scan": {"columns"}, "_bound": {"columns"}, "_spread": {"columns"},
     "_gather": {"columns"}, "_find": {"columns"}, "_weigh": {"columns"}, "_pick": {"columns", "slots"},
 }  # fmt: skip

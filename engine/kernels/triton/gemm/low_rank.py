@@ -2,7 +2,7 @@
 
 Two kernels, with the product between them: `shrink` multiplies x by each row's `down`, and `expand` adds the
 result times `up` to the product, in place. The product loads its weight during `shrink`, and `expand` loads
-`up` while the product ends.
+`up` while the product ends. `expand_swiglu` adds to gate and up, and is their activation, too.
 
 Rows are in tiles. A program multiplies its tile by the matrices of each adapter in it, and keeps the
 adapter's own rows: a tile of a prompt has one, and a tile without adapters is left alone.
@@ -20,9 +20,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.triton.gemm.skinny_gemm import silu_mul
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import add_up
 from engine.kernels.triton.norm.swiglu import KINDS
+from engine.kernels.triton.padding import padded_rows
 
 NONE = tl.constexpr(2**30)  # after the last adapter of a tile
 _FIELDS = tl.constexpr(8)  # numbers for each module of an adapter: see table.py of the adapters
@@ -106,6 +108,27 @@ def _rows_of(up, begin, rank, output, outputs, DEEP: tl.constexpr, KIND: tl.cons
     return tl.load(weight + deep[:, None] * across + output[None, :], mask=fits, other=0.0)
 
 
+@triton.jit
+def _term(
+    narrow, at, part_stride, place, module, table_stride, output, outputs, rank, w,
+    PARTS: tl.constexpr, DEEP: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """What the adapters of a tile add to outputs of a module. `rank`, `w`: of the first one, loaded ahead."""
+    total = tl.zeros([place.shape[0], output.shape[0]], tl.float32)
+    current, begin = _next(place, 0), 0
+    while current < NONE:  # through the ranks of each adapter
+        deep = at[:, None] + (begin + tl.arange(0, DEEP))[None, :]
+        v = add_up(narrow, deep, (place > 0)[:, None], part_stride, PARTS)
+        found = tl.dot(v.to(KIND), w, input_precision="ieee")
+        total += tl.where((place == current)[:, None], found, 0.0)
+        begin += DEEP
+        if begin >= rank:
+            current, begin = _next(place, current), 0
+        up, rank = _matrix(module, current, table_stride, 1)
+        w = _rows_of(up, begin, rank, output, outputs, DEEP, KIND)
+    return total
+
+
 @triton.jit(do_not_specialize=["rows", "table_stride"])
 def _expand(
     out, narrow, places, table, rows, out_stride, table_stride,
@@ -116,33 +139,59 @@ def _expand(
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     output = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    module, modules = tl.program_id(2), tl.num_programs(2)
+    nth, modules = tl.program_id(2), tl.num_programs(2)
     place = tl.load(places + row, mask=row < rows, other=0).to(tl.int32)
-    of_module = table + module * _FIELDS
-    first = tl.multiple_of(tl.load(of_module + 3).to(tl.int32), ALIGNED)
-    outputs = tl.multiple_of(tl.load(of_module + 4).to(tl.int32), ALIGNED)
-    current, begin = _next(place, 0), 0
-    up, rank = _matrix(of_module, current, table_stride, 1)
-    w = _rows_of(up, begin, rank, output, outputs, DEEP, KIND)
+    module = table + nth * _FIELDS
+    first = tl.multiple_of(tl.load(module + 3).to(tl.int32), ALIGNED)
+    outputs = tl.multiple_of(tl.load(module + 4).to(tl.int32), ALIGNED)
+    up, rank = _matrix(module, _next(place, 0), table_stride, 1)
+    w = _rows_of(up, 0, rank, output, outputs, DEEP, KIND)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    mine = (place > 0) & (row < rows)
     to = out + row.to(tl.int64)[:, None] * out_stride + (first + output)[None, :]
-    there = mine[:, None] & (output < outputs)[None, :]
+    there = (place > 0)[:, None] & (output < outputs)[None, :]
     before = tl.load(to, mask=there, other=0.0).to(tl.float32)
-    of_narrow = (row.to(tl.int64) * modules + module) * RANK
-    total = tl.zeros([ROWS, WIDE], tl.float32)
-    while current < NONE:  # through the ranks of each adapter
-        at = of_narrow[:, None] + (begin + tl.arange(0, DEEP))[None, :]
-        v = add_up(narrow, at, mine[:, None], rows * modules * RANK, PARTS)
-        found = tl.dot(v.to(KIND), w, input_precision="ieee")
-        total += tl.where((place == current)[:, None], found, 0.0)
-        begin += DEEP
-        if begin >= rank:
-            current, begin = _next(place, current), 0
-        up, rank = _matrix(of_module, current, table_stride, 1)
-        w = _rows_of(up, begin, rank, output, outputs, DEEP, KIND)
+    total = _term(
+        narrow, (row.to(tl.int64) * modules + nth) * RANK, rows * modules * RANK, place, module, table_stride,
+        output, outputs, rank, w, PARTS, DEEP, KIND,
+    )  # fmt: skip
     tl.store(to, (before + total).to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["rows", "table_stride"])
+def _expand_swiglu(
+    out, parts, narrow, places, table, rows, table_stride,
+    WIDTH: tl.constexpr, PRODUCT_PARTS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
+    DEEP: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    place = tl.load(places + row, mask=row < rows, other=0).to(tl.int32)
+    first, outputs = _next(place, 0), tl.load(table + 4).to(tl.int32)
+    up, rank = _matrix(table, first, table_stride, 1)
+    w = _rows_of(up, 0, rank, output, outputs, DEEP, KIND)
+    up, up_rank = _matrix(table + _FIELDS, first, table_stride, 1)
+    up_w = _rows_of(up, 0, up_rank, output, outputs, DEEP, KIND)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    there = (row < rows)[:, None] & (output < WIDTH)[None, :]
+    of_row = row.to(tl.int64)
+    at = of_row[:, None] * (2 * WIDTH) + output[None, :]
+    stride = rows.to(tl.int64) * (2 * WIDTH)
+    of_narrow, narrow_stride = of_row * (2 * RANK), rows * (2 * RANK)
+    gate = add_up(parts, at, there, stride, PRODUCT_PARTS) + _term(
+        narrow, of_narrow, narrow_stride, place, table, table_stride, output, outputs, rank, w,
+        PARTS, DEEP, KIND,
+    )  # fmt: skip
+    dtype = out.dtype.element_ty
+    more = add_up(parts, at + WIDTH, there, stride, PRODUCT_PARTS) + _term(
+        narrow, of_narrow + RANK, narrow_stride, place, table + _FIELDS, table_stride, output, outputs,
+        up_rank, up_w, PARTS, DEEP, KIND,
+    )  # fmt: skip
+    act = silu_mul(gate.to(dtype), more.to(dtype))
+    tl.store(out + of_row[:, None] * WIDTH + output[None, :], act, mask=there)
 
 
 def shrink(x: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> Tensor:
@@ -173,6 +222,19 @@ def expand(out: Tensor, narrow: Tensor, adapters: RowAdapters, *, pdl: bool = Fa
         PARTS=parts, RANK=rank, DEEP=min(rank, _DEEP), ROWS=tall, WIDE=_WIDE, ALIGNED=adapters.aligned,
         KIND=KINDS[adapters.dtype], PDL=pdl, num_warps=_WARPS, **launch(pdl),
     )  # fmt: skip
+
+
+def expand_swiglu(parts: Tensor, narrow: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> Tensor:
+    """Like `swiglu` of a product of two modules, gate and up, with what each row's adapter adds to it."""
+    narrow_parts, rows, _, rank = narrow.shape
+    width, tall = adapters.widest, _tall(rows)
+    out = padded_rows(rows, width, like=parts, dtype=adapters.dtype)
+    _expand_swiglu[(triton.cdiv(rows, tall), triton.cdiv(width, _WIDE))](
+        out, parts, narrow, adapters.places, adapters.table, rows, adapters.table.stride(0),
+        WIDTH=width, PRODUCT_PARTS=len(parts), PARTS=narrow_parts, RANK=rank, DEEP=min(rank, _DEEP),
+        ROWS=tall, WIDE=_WIDE, KIND=KINDS[adapters.dtype], PDL=pdl, num_warps=_WARPS, **launch(pdl),
+    )  # fmt: skip
+    return out
 
 
 def _tall(rows: int) -> int:
