@@ -15,7 +15,7 @@ from engine.models.adapters.products import LowRank, ProductKey, Upload
 from engine.models.adapters.table import AdapterTable
 from engine.models.adapters.targets import AdapterTarget, adapter_targets
 
-INPUTS, MODULES = 200, ((0, 150), (150, 24), (174, 24))  # the first output and the outputs of each
+INPUTS, MODULES = 384, ((0, 150), (150, 24), (174, 24))  # the first output and the outputs of each
 OUTPUTS = sum(outputs for _, outputs in MODULES)
 TARGETS = [
     AdapterTarget((layer, "qkv"), INPUTS, *module, OUTPUTS) for layer in range(2) for module in MODULES
@@ -104,6 +104,24 @@ def activated(ranks: Mapping[int, tuple[int, int]], rows: Sequence[int], x: Tens
         table.put(number, files)
     step = LaunchedAdapters(table, torch.from_numpy(table.places(np.array(rows))).to(x.device))
     return step.around(0, "gate_up", Given()).swiglu(Normed(x))
+
+
+def shrunk_beside(
+    ranks: Mapping[int, Ranks], rows: Sequence[int], x: Tensor, weight: Tensor, parts: int
+) -> tuple[Tensor, ...]:
+    """A product and `shrink` in one launch, and in one each."""
+    from engine.kernels.triton.gemm import low_rank
+    from engine.kernels.triton.gemm.skinny_gemm import ProductTiling, skinny_gemm
+
+    table = AdapterTable(TARGETS, x.dtype, x.device)
+    for number, files in adapters(ranks, x.dtype).items():
+        table.put(number, files)
+    modules, places = table.modules[1, "qkv"], torch.from_numpy(table.places(np.array(rows))).to(x.device)
+    own, rank = table.numbers[:, modules.columns], table.layout.rank
+    given = low_rank.RowAdapters(own, places, rank, modules.widest, modules.aligned, x.dtype)
+    cut = ProductTiling(64, 64, warps=4, stages=2, parts=parts)
+    both = low_rank.skinny_gemm_shrink(x, weight, cut, given)
+    return *both, skinny_gemm(x, weight, cut), low_rank.shrink(x, given)
 
 
 def expected_activation(

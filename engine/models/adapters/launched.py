@@ -63,8 +63,7 @@ class AdaptedProduct(Product):
         self.scales = product.scales
 
     def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
-        narrow = shrink(x, self._adapters, pdl=pdl)
-        parts = self._product.parts(x, pdl=pdl)
+        parts, narrow = self._product.parts_and_shrunk(x, self._adapters, pdl=pdl)
         expand(parts[0], narrow, self._adapters, pdl=pdl)
         return parts
 
@@ -72,6 +71,5 @@ class AdaptedProduct(Product):
         """In one kernel with `expand`, if gate and up are modules of their own."""
         if self._adapters.table.shape[1] != 2:
             return super().swiglu(x, pdl=pdl)
-        narrow = shrink(x.values, self._adapters, pdl=pdl)
-        parts = self._product.parts(x.values, pdl=pdl)
+        parts, narrow = self._product.parts_and_shrunk(x.values, self._adapters, pdl=pdl)
         return expand_swiglu(parts, narrow, self._adapters, pdl=pdl)

@@ -18,6 +18,7 @@ from tests.kernels.adapted import (
     expected,
     expected_activation,
     random_files,
+    shrunk_beside,
 )
 from tests.kernels.interpreted import Interpreted
 
@@ -53,6 +54,29 @@ def test_rows_get_what_their_adapters_add(
     torch.testing.assert_close(found.float(), wanted, rtol=tolerance, atol=tolerance)
     without = np.array(ROWS[rows]) == 0
     assert torch.equal(found[without], out[without])
+
+
+def beside(kind: torch.dtype, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(rows, INPUTS, generator=generator) for rows in (7, 100))
+    return x.to(device, kind), (weight / INPUTS**0.5).to(device, kind)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("ranks", [RANKS, {1: (70, 3, 0), 2: (0, 0, 8), 5: (1, 1, 1)}])
+def test_a_product_of_few_rows_is_in_one_launch_with_shrink(
+    kernels: Interpreted, ranks: dict[int, Ranks], parts: int
+) -> None:
+    out, narrow, *alone = kernels.run(shrunk_beside, ranks, ROWS["some"], *beside(torch.float16), parts)
+    assert torch.equal(out, alone[0]) and torch.equal(narrow, alone[1])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_product_in_one_launch_with_shrink_on_a_gpu(parts: int) -> None:
+    given = beside(torch.bfloat16, torch.device("cuda"))
+    out, narrow, *alone = shrunk_beside(RANKS, ROWS["some"], *given, parts)
+    assert torch.equal(out, alone[0]) and torch.equal(narrow, alone[1])
 
 
 GATED: dict[int, tuple[int, int]] = {1: (8, 8), 2: (0, 5), 4: (70, 3)}

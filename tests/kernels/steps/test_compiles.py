@@ -103,6 +103,7 @@ BEFORE = {
     "_rope_and_cache": {"weight", "rope", "positions", "places"},
     "_qkv_rope": {"rope", "positions", "places"}, "_shrink": {"places", "table"},
     "_expand": {"places", "table"}, "_expand_swiglu": {"places", "table"},
+    "_skinny_gemm_shrink": {"places", "table"},
     "_merge": {"merges"}, "_scan": {"columns"}, "_bound": {"columns"}, "_spread": {"columns"},
     "_gather": {"columns"}, "_find": {"columns"}, "_weigh": {"columns"}, "_pick": {"columns", "slots"},
 }  # fmt: skip

@@ -1,8 +1,8 @@
 """What LoRA adapters add to a product: x @ down @ up, with other matrices for each row.
 
 Two kernels, with the product between them: `shrink` multiplies x by each row's `down`, and `expand` adds the
-result times `up` to the product, in place. The product loads its weight during `shrink`, and `expand` loads
-`up` while the product ends. `expand_swiglu` adds to gate and up, and is their activation, too.
+result times `up` to the product, in place. It loads `up` while the product ends. A product of few rows is in
+one launch with `shrink` (`skinny_gemm_shrink`). `expand_swiglu` adds to gate and up, and is their activation.
 
 Rows are in tiles. A program multiplies its tile by the matrices of each adapter in it, and keeps the
 adapter's own rows: a tile of a prompt has one, and a tile without adapters is left alone.
@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.triton.gemm.skinny_gemm import silu_mul
+from engine.kernels.triton.gemm.skinny_gemm import ProductTiling, multiplied_rows, silu_mul
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import add_up
 from engine.kernels.triton.norm.swiglu import KINDS
@@ -59,19 +59,17 @@ def _matrix(table, place, stride, half: tl.constexpr):
     return tl.load(at + half), tl.load(at + 2).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["rows", "table_stride"])
-def _shrink(
-    narrow, x, places, table, rows, x_stride, table_stride,
-    INPUTS: tl.constexpr, SHARE: tl.constexpr, RANK: tl.constexpr, DEEP: tl.constexpr, ROWS: tl.constexpr,
-    TURN: tl.constexpr, KIND: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+@triton.jit
+def _shrunk(
+    narrow, x, places, table, rows, x_stride, table_stride, tile, part, nth,
+    MODULES: tl.constexpr, INPUTS: tl.constexpr, SHARE: tl.constexpr, RANK: tl.constexpr, DEEP: tl.constexpr,
+    ROWS: tl.constexpr, TURN: tl.constexpr, KIND: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    part = tl.program_id(1)
+    """A tile of rows times a part of the inputs of `nth`: some ranks of a module."""
+    row = tile * ROWS + tl.arange(0, ROWS)
     SLICES: tl.constexpr = RANK // DEEP
-    module = tl.program_id(2) // SLICES
-    deep = tl.program_id(2) % SLICES * DEEP + tl.arange(0, DEEP)
+    module = nth // SLICES
+    deep = nth % SLICES * DEEP + tl.arange(0, DEEP)
     place = tl.load(places + row, mask=row < rows, other=0).to(tl.int32)
     current = _next(place, 0)
     down, rank = _matrix(table + module * _FIELDS, current, table_stride, 0)
@@ -93,9 +91,49 @@ def _shrink(
         total = tl.where((place == current)[:, None], found, total)
         current = _next(place, current)
         down, rank = _matrix(table + module * _FIELDS, current, table_stride, 0)
-    modules = tl.num_programs(2) // SLICES
-    to = ((part * rows + row).to(tl.int64) * modules + module) * RANK
+    to = ((part * rows + row).to(tl.int64) * MODULES + module) * RANK
     tl.store(narrow + to[:, None] + deep[None, :], total, mask=(row < rows)[:, None])
+
+
+@triton.jit(do_not_specialize=["rows", "table_stride"])
+def _shrink(
+    narrow, x, places, table, rows, x_stride, table_stride,
+    MODULES: tl.constexpr, INPUTS: tl.constexpr, SHARE: tl.constexpr, RANK: tl.constexpr, DEEP: tl.constexpr,
+    ROWS: tl.constexpr, TURN: tl.constexpr, KIND: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    _shrunk(
+        narrow, x, places, table, rows, x_stride, table_stride,
+        tl.program_id(0), tl.program_id(1), tl.program_id(2),
+        MODULES, INPUTS, SHARE, RANK, DEEP, ROWS, TURN, KIND, STAGES, PDL,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows", "table_stride"])
+def _skinny_gemm_shrink(
+    out, narrow, x, weight, places, table, rows, table_stride,
+    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, WEIGHT_TURN: tl.constexpr, WEIGHT_PARTS: tl.constexpr,
+    WEIGHT_STAGES: tl.constexpr, COUNT: tl.constexpr, AHEAD: tl.constexpr,
+    MODULES: tl.constexpr, INPUTS: tl.constexpr, SHARE: tl.constexpr, RANK: tl.constexpr, DEEP: tl.constexpr,
+    ROWS: tl.constexpr, TURN: tl.constexpr, KIND: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    tile = tl.program_id(0) - AHEAD
+    if tile >= 0:
+        multiplied_rows(
+            out, x, weight, x, x, rows, tile, OUTPUTS, INPUTS, ROWS, COLUMNS, WEIGHT_TURN,
+            False, False, None, WEIGHT_PARTS, 1, WEIGHT_STAGES, PDL,
+        )  # fmt: skip
+    else:
+        nth = tl.program_id(0) * WEIGHT_PARTS + tl.program_id(1)
+        EACH: tl.constexpr = MODULES * (RANK // DEEP)
+        if nth < COUNT:
+            _shrunk(
+                narrow, x, places, table, rows, INPUTS, table_stride, 0, nth // EACH, nth % EACH,
+                MODULES, INPUTS, SHARE, RANK, DEEP, ROWS, TURN, KIND, STAGES, PDL,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -196,21 +234,50 @@ def _expand_swiglu(
 
 def shrink(x: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> Tensor:
     """[rows, inputs] -> [parts, rows, modules, rank] in float32. `pdl` as in Tile."""
+    rows = len(x)
+    how, parts = _shrinking(x, adapters)
+    narrow = torch.empty(parts, rows, how["MODULES"], adapters.rank, dtype=torch.float32, device=x.device)
+    slices = how["MODULES"] * (adapters.rank // how["DEEP"])
+    _shrink[(triton.cdiv(rows, how["ROWS"]), parts, slices)](
+        narrow, x, adapters.places, adapters.table, rows, x.stride(0), adapters.table.stride(0),
+        **how, KIND=KINDS[adapters.dtype], PDL=pdl, num_warps=_WARPS, **launch(pdl),
+    )  # fmt: skip
+    return narrow
+
+
+def skinny_gemm_shrink(
+    x: Tensor, weight: Tensor, cut: ProductTiling, adapters: RowAdapters, *, pdl: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Launch `skinny_gemm` of a plain weight and `shrink` of the same rows, at most NARROW, at once."""
+    rows, outputs = len(x), len(weight)
+    how, parts = _shrinking(x, adapters)
+    kind = torch.float32 if cut.parts > 1 else x.dtype
+    out = torch.empty(cut.parts, rows, outputs, dtype=kind, device=x.device)
+    narrow = torch.empty(parts, rows, how["MODULES"], adapters.rank, dtype=torch.float32, device=x.device)
+    count = parts * how["MODULES"] * (adapters.rank // how["DEEP"])
+    ahead = triton.cdiv(count, cut.parts)
+    _skinny_gemm_shrink[(ahead + triton.cdiv(outputs, cut.outputs), cut.parts)](
+        out, narrow, x, weight, adapters.places, adapters.table, rows, adapters.table.stride(0),
+        OUTPUTS=outputs, COLUMNS=cut.outputs, WEIGHT_TURN=cut.inputs, WEIGHT_PARTS=cut.parts,
+        WEIGHT_STAGES=cut.stages, COUNT=count, AHEAD=ahead, **how, KIND=KINDS[adapters.dtype], PDL=pdl,
+        num_warps=cut.warps, **launch(pdl),
+    )  # fmt: skip
+    return out, narrow
+
+
+def _shrinking(x: Tensor, adapters: RowAdapters) -> tuple[dict[str, int], int]:
+    """The tiles of `shrink`, and in how many parts it cuts the inputs."""
     (rows, inputs), modules = x.shape, adapters.table.shape[1]
     tall, deep = _tall(rows), min(adapters.rank, _DEEP)
     turn = _BYTES // (max(tall, deep) * max(x.itemsize, adapters.dtype.itemsize))
     turn = min(256, turn, max(16, power(inputs)))
-    tiles, slices, turns = triton.cdiv(rows, tall), adapters.rank // deep, triton.cdiv(inputs, turn)
+    programs, turns = triton.cdiv(rows, tall) * modules * (adapters.rank // deep), triton.cdiv(inputs, turn)
     parts = 1
-    while tiles * modules * slices * parts < _ENOUGH and 4 * parts <= turns:
+    while programs * parts < _ENOUGH and 4 * parts <= turns:
         parts *= 2
-    narrow = torch.empty(parts, rows, modules, adapters.rank, dtype=torch.float32, device=x.device)
-    _shrink[(tiles, parts, modules * slices)](
-        narrow, x, adapters.places, adapters.table, rows, x.stride(0), adapters.table.stride(0),
-        INPUTS=inputs, SHARE=triton.cdiv(turns, parts) * turn, RANK=adapters.rank, DEEP=deep, ROWS=tall,
-        TURN=turn, KIND=KINDS[adapters.dtype], STAGES=3, PDL=pdl, num_warps=_WARPS, **launch(pdl),
-    )  # fmt: skip
-    return narrow
+    share = triton.cdiv(turns, parts) * turn
+    sizes = {"MODULES": modules, "INPUTS": inputs, "SHARE": share, "RANK": adapters.rank}
+    return {**sizes, "DEEP": deep, "ROWS": tall, "TURN": turn, "STAGES": 3}, parts
 
 
 def expand(out: Tensor, narrow: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> None:
