@@ -108,7 +108,7 @@ class PlainProduct(Product):
         self, x: Tensor, adapters: RowAdapters, *, pdl: bool = False
     ) -> tuple[Tensor, Tensor]:
         rows, weight = len(x), self._weight
-        cut = skinny_gemm_tiling(rows, weight) if 1 < rows <= NARROW else None
+        cut = skinny_gemm_tiling(rows, weight) if rows <= NARROW else None
         if cut is None or (self._tiles and tma_gemm_tiling(rows, weight)):
             return super().parts_and_shrunk(x, adapters, pdl=pdl)
         return skinny_gemm_shrink(x, weight, cut, adapters, pdl=pdl)

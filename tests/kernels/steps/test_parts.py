@@ -148,7 +148,7 @@ def launched(rows: int, products: int, config: DecoderConfig = QWEN) -> StepAdap
 def test_adapters_by_kernels_are_added_around_products_in_the_chain(rows: int, products: int) -> None:
     """And only around products that an adapter has. Each kernel starts early."""
     found = run_changed(rows, lambda *_: None, adapters=launched(rows, products))
-    layers, joined = len(QWEN.layers), rows == 8  # a few rows are multiplied in one launch
+    layers, joined = len(QWEN.layers), rows <= 8  # a few rows are multiplied in one launch
     assert found.fused.plain == {}
     assert found.names.count("_skinny_gemm_shrink" if joined else "_shrink") == products * layers
     assert found.names.count("_expand_swiglu") == (layers if products == 4 else 0)
