@@ -21,7 +21,7 @@ from engine.serving.engine import Engine
 from minichat.bench.harness import Bench
 
 MIXES = {"no adapter": ("",), "one": ("a",), "two and none": ("a", "b", "")}
-PROMPT, STEPS, TURNS = 64, 60, 3
+PROMPT, STEPS, TURNS = 64, 40, 3
 
 
 def run(
