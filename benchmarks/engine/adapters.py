@@ -33,12 +33,12 @@ TARGETS = {
 }
 
 
-def random_adapter(folder: Path, modules: Sequence[str], rank: int, seed: int) -> Path:
-    """Write an adapter in PEFT's format for the built-in model."""
+def random_adapter(folder: Path, base: Path, modules: Sequence[str], rank: int, seed: int) -> Path:
+    """Write an adapter in PEFT's format for the model in `base`."""
     folder.mkdir(parents=True)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, target in adapter_targets(read_config(BUILT_IN)).items():
+    for name, target in adapter_targets(read_config(base)).items():
         if name.rpartition(".")[2] in modules:
             tensors[key(name, "A")] = torch.randn(rank, target.inputs, generator=generator) * 0.02
             tensors[key(name, "B")] = torch.randn(target.outputs, rank, generator=generator) * 0.02
@@ -75,7 +75,9 @@ def run(bench: Bench, *, ranks: str = "8,16", rows: str = "3,12") -> None:
         for rank in map(int, ranks.split(",")):
             for what, modules in TARGETS.items():
                 folders = {
-                    name: random_adapter(Path(place) / f"{name}-{rank}-{len(modules)}", modules, rank, seed)
+                    name: random_adapter(
+                        Path(place) / f"{name}-{rank}-{len(modules)}", BUILT_IN, modules, rank, seed
+                    )
                     for seed, name in enumerate("abc")
                 }
                 for count in map(int, rows.split(",")):

@@ -36,6 +36,7 @@ from engine.grammar.grammars import Grammars
 from engine.kv.pool import BlockPool
 from engine.kv.store import KVStore
 from engine.kv.tables import BlockTables
+from engine.models.adapters.bank import AdapterBank
 from engine.sampling.penalties import SeenTokens
 from engine.scheduling.policy import choose
 from engine.scheduling.scheduler import Scheduler
@@ -93,6 +94,7 @@ class HollowStage:
     """The stage of a graph without a model: every row samples the same token."""
 
     longest = 0  # launching a large step is no wait
+    adapters: AdapterBank | None = None
 
     def work(self, tokens: int, *, pieces: bool = False) -> NoWork:
         return NoWork()

@@ -9,6 +9,7 @@ import numpy as np
 from engine.execution.cuda.graphs import SamplingFlags, Stage
 from engine.execution.in_flight import ModelInput
 from engine.execution.protocol import Compilation, StepKind
+from engine.models.adapters.products import StepAdapters
 from engine.sampling.rows import COLUMNS, SamplingInputs
 from engine.scheduling.step import Rows, StepRow
 
@@ -41,10 +42,12 @@ class StepCompiler:
         self._compiled.clear()
 
 
-def kind_of(piece: ModelInput, inputs: SamplingInputs | None) -> Hashable:
+def kind_of(
+    piece: ModelInput, inputs: SamplingInputs | None, adapters: StepAdapters | None = None
+) -> Hashable:
     """What the kernels of a step depend on; its size matters roughly by powers of two."""
     size = min((len(piece.ids) - 1).bit_length(), _LARGE)
-    return size, piece.single > 0, inputs and SamplingFlags.of(inputs)
+    return size, piece.single > 0, inputs and SamplingFlags.of(inputs), adapters and adapters.layout
 
 
 def sampling_kind(inputs: SamplingInputs) -> Hashable:

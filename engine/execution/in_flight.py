@@ -69,10 +69,10 @@ class ModelInput(NamedTuple):
     spans: SpanRows = ()
 
     def replayable(self, most: int) -> bool:
-        """Whether a graph of at most `most` rows can hold it: each decodes one token, none has an adapter."""
+        """Whether a graph of at most `most` rows can hold it: each decodes one token."""
         if self.sampling_rows is not self.rows or self.single != len(self.rows) or len(self.rows) > most:
             return False
-        return not (self.spans or self.adapted)
+        return not self.spans
 
     @property
     def adapted(self) -> bool:

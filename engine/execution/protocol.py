@@ -84,6 +84,7 @@ class StepKind(NamedTuple):
     long: bool = False  # whether attention splits a context, which matters in graphs
     pieces: bool = False  # whether the prompt is in a graph
     waits: bool = False  # whether its layers wait for blocks that arrive from host memory
+    adapted: bool = False  # whether a row has an adapter, which matters in graphs
 
 
 class Compilation(Protocol):

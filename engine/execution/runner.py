@@ -97,7 +97,7 @@ class ModelRunner:
 
     def _on_store(self) -> None:
         """Rebuild what depends on the cache's scheme."""
-        stage = stage_on(self.device, self.model, self.store, self.attention)
+        stage = stage_on(self.device, self.model, self.store, self.attention, self.adapters)
         self.use_stages(stage, stage)
         self._memory = MemoryMeter(self.model, self.store, self.device)
         for drafter in self._drafters.values():
@@ -363,8 +363,9 @@ class ModelRunner:
     def _hidden(self, piece: ModelInput, inputs: SamplingInputs | None) -> Hidden:
         """Launch the model's kernels one by one."""
         packed = self._pack(piece)
-        if self._stage is not None and packed.adapters is None:
-            self._compiler.compile(self._stage, kind_of(piece, inputs), self._launch_kernels, packed, inputs)
+        if self._stage is not None and (packed.adapters is None or self.adapters.launches):
+            kind = kind_of(piece, inputs, packed.adapters)
+            self._compiler.compile(self._stage, kind, self._launch_kernels, packed, inputs)
         packed.stream = self._ends.enter(len(piece.ids))
         return Hidden(self._forward(packed), packed.ends, packed.slots, packed.batch)
 

@@ -20,6 +20,7 @@ from engine.attention.triton_backend import GraphMetadata, TritonAttention, Trit
 from engine.kernels.triton.norm.embed import embed, embed_share
 from engine.kernels.triton.precompile import once, precompiling
 from engine.kv.store import KVLayer
+from engine.models.adapters.launched import AdaptedKernels
 from engine.models.adapters.products import StepAdapters
 from engine.models.decoder import Decoder
 from engine.models.layers.block import Block
@@ -59,12 +60,12 @@ class FusedDecoder:
         """Run from the embeddings [tokens, hidden], which are overwritten, to the output of the last norm.
 
         A stage of a pipeline runs from the output of the stage before it, or to its own.
-        With adapters, all blocks run their plain forward, around the attention kernel.
+        With adapters that do not run by kernels, all blocks run their plain forward, around the attention's.
         `wait`: is called before each layer, whose cached blocks may still arrive.
         """
-        step = self._step(len(x), positions, places, metadata)
-        if adapters is not None:
-            return self._adapted(x, replace(step, pdl=False, adapters=adapters), wait)
+        step = self._step(len(x), positions, places, metadata, adapters)
+        if adapters is not None and not adapters.launches:
+            return self._adapted(x, replace(step, pdl=False), wait)
         without_pdl = replace(step, pdl=False)
         residual = Residual(x, self._collective, self.model.config.residual_scale)
         for block in once(self, self._different_blocks) if precompiling() else self._blocks(wait):
@@ -90,8 +91,15 @@ class FusedDecoder:
         return self._gpu.overlaps and self.model.blocks[0].parts[-1].gains_by_pdl(tokens, self._gpu)
 
     def _step(
-        self, rows: int, positions: Tensor, places: Tensor, metadata: TritonMetadata | GraphMetadata
+        self,
+        rows: int,
+        positions: Tensor,
+        places: Tensor,
+        metadata: TritonMetadata | GraphMetadata,
+        adapters: StepAdapters | None,
     ) -> GpuStep:
+        alone = rows == 1 and self._collective is None and adapters is None
+
         def mix(q: Tensor, layer: KVLayer) -> Tensor:
             return self._attention.mix(q, layer, metadata)
 
@@ -112,8 +120,9 @@ class FusedDecoder:
             mix=mix,
             states=lambda: metadata.states,
             expands=lambda layer, up: metadata.expansion(layer.spec, up) is not None,
-            single=rows == 1 and self._collective is None and all(map(self._takes_single, self.model.blocks)),
+            single=alone and all(map(self._takes_single, self.model.blocks)),
             pdl=self.pdl(rows),
+            adapters=adapters,
         )
 
     def _takes_single(self, block: Block) -> bool:
@@ -148,7 +157,8 @@ class FusedDecoder:
         return self.model.ended(x)
 
     def _through(self, part: Part, x: Residual, step: GpuStep) -> Residual:
-        if (found := part.fused(x, step, self._gpu)) is not None:
+        gpu = self._gpu if step.adapters is None else AdaptedKernels(self._gpu, part, step.adapters)
+        if (found := part.fused(x, step, gpu)) is not None:
             return found
         self._count(part)
         stream = x.total()

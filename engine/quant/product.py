@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.kernels.triton.gemm.linear_residual_norm import linear_residual_norm, linear_residual_norm_tiling
+from engine.kernels.triton.gemm.low_rank import RowAdapters, shrink, skinny_gemm_shrink
 from engine.kernels.triton.gemm.qkv_rope import qkv_rope, qkv_rope_tiling
-from engine.kernels.triton.gemm.skinny_gemm import gemv, skinny_gemm, skinny_gemm_tiling
+from engine.kernels.triton.gemm.skinny_gemm import NARROW, gemv, skinny_gemm, skinny_gemm_tiling
 from engine.kernels.triton.gemm.tma_gemm import tma_gemm, tma_gemm_tiling, tma_swiglu_tiling
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.norm.norm import Normed
@@ -42,6 +43,13 @@ class Product(ABC):
     def parts_of(self, x: Normed, *, pdl: bool = False) -> Tensor:
         """Like `parts`."""
         return self.parts(x.values, pdl=pdl)
+
+    def parts_and_shrunk(
+        self, x: Tensor, adapters: RowAdapters, *, pdl: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return `parts`, and what adapters make of the same rows (low_rank.py)."""
+        narrow = shrink(x, adapters, pdl=pdl)
+        return self.parts(x, pdl=pdl), narrow
 
     def gemv(self, x: Tensor, **around: Any) -> Tensor:
         """Compute one row, with the arguments of skinny_gemm.gemv."""
@@ -95,6 +103,15 @@ class PlainProduct(Product):
         if cut := skinny_gemm_tiling(rows, weight):
             return skinny_gemm(x, weight, cut, pdl=pdl)
         return F.linear(x, weight).unsqueeze(0)
+
+    def parts_and_shrunk(
+        self, x: Tensor, adapters: RowAdapters, *, pdl: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        rows, weight = len(x), self._weight
+        cut = skinny_gemm_tiling(rows, weight) if rows <= NARROW else None
+        if cut is None or (self._tiles and tma_gemm_tiling(rows, weight)):
+            return super().parts_and_shrunk(x, adapters, pdl=pdl)
+        return skinny_gemm_shrink(x, weight, cut, adapters, pdl=pdl)
 
     def gemv(self, x: Tensor, **around: Any) -> Tensor:
         return gemv(x, self._weight, **around)

@@ -7,7 +7,7 @@ once the engine is idle. Graphs of rarer steps are captured when it has nothing 
 step that needs one before then captures it. Those of steps with pieces of prompts are only compiled then,
 unless there is a limit on slowdowns: there are many, and few prompts need the same. Of steps that wait for
 blocks from host memory, layer by layer, those of usual messages are captured: a capture takes longer than
-such a wait saves.
+such a wait saves. Steps with adapters have graphs of their own, which it captures once an adapter is loaded.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from itertools import product, takewhile
 from typing import Any
 
 from engine.api.errors import EngineError
-from engine.api.events import Delta, log
+from engine.api.events import AdapterChanged, Delta, Event, log
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.execution.protocol import Compilation, StepKind
@@ -47,6 +47,20 @@ class WarmUp:
         self._total, self._later = len(parts), len(later)
         self._parts = deque([*parts, *later])
         self._running: Iterator[None] | None = None
+        if sizes:
+            engine.bus.subscribe(self._hear)
+        if sizes and engine.adapters.loads:
+            self._add_adapted()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, AdapterChanged) and event.loaded:
+            self._add_adapted()
+
+    def _add_adapted(self) -> None:
+        """Have an idle engine prepare decodes with adapters, which takes no time if it has their graphs."""
+        kinds = [StepKind(size, long=long, adapted=True) for size in self._sizes for long in (False, True)]
+        self._parts += [partial(self._compile, kinds), partial(self._capture, kinds)]
+        self._later += 2
 
     @property
     def share(self) -> float:

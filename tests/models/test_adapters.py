@@ -187,7 +187,7 @@ def test_masked_and_grouped_tokens_give_what_each_adapter_gives(
         bank.load(number, folder, bank.read(folder).digest)
     rows, lengths = np.array([1, 0, 2, 1]), np.array([2, 3, 1, 3])
     for most, kind in (64, MaskedAdapters), (0, GroupedAdapters):
-        monkeypatch.setattr("engine.models.adapters.bank.MASKED_TOKENS", most)
+        monkeypatch.setattr("engine.models.adapters.matrices.MASKED_TOKENS", most)
         step = bank.of_step(rows, lengths, lambda arrays: [torch.from_numpy(each) for each in arrays])
         assert isinstance(step, kind)
         for product, inputs, outputs in ("qkv", 32, 64), ("down", 48, 32), ("out", 32, 32):

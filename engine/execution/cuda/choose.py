@@ -6,6 +6,7 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.kv.store import KVStore
+from engine.models.adapters.bank import AdapterBank
 from engine.models.base import LanguageModel
 
 if TYPE_CHECKING:
@@ -13,7 +14,11 @@ if TYPE_CHECKING:
 
 
 def stage_on(
-    device: torch.device, model: LanguageModel, store: KVStore, attention: AttentionBackend
+    device: torch.device,
+    model: LanguageModel,
+    store: KVStore,
+    attention: AttentionBackend,
+    adapters: AdapterBank,
 ) -> "GpuStage | None":
     """None: steps use the model's own forward pass."""
     if device.type != "cuda":
@@ -21,4 +26,4 @@ def stage_on(
     # Imports Triton, which is only installed with a GPU.
     from engine.execution.cuda.stage import stage_for
 
-    return stage_for(model, store, attention)
+    return stage_for(model, store, attention, adapters)

@@ -10,7 +10,7 @@ ends with the hidden states, because few of the tokens are sampled after.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from engine.execution.cuda.recording import Recorder, Recording
 from engine.execution.cuda.staging import BEHIND, Fields, StagingBuffers, upload
 from engine.execution.protocol import PIECE_SIZES, Compilation, StepKind
 from engine.kv.tables import TableMirror
+from engine.models.adapters.bank import AdapterBank
 from engine.models.layers.stage_link import StageEnds
 from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import COLUMNS, SamplingInputs
@@ -31,7 +32,8 @@ SIZES = (1, 2, 4, *range(8, 513, 8))  # batch sizes of graphs
 PENALTIES = slice(COLUMNS.index("repetition"), COLUMNS.index("frequency") + 1)
 UNPENALIZED = np.array([[1.0], [0.0], [0.0]])
 # The slot of a padding row is unused.
-PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0, "contexts": 0}
+PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0, "contexts": 0, "adapters": 0}
+ADAPTERS = list(PADDING).index("adapters")
 _USUAL = 512  # tokens of the largest graph with pieces of prompts, if launching a larger step is no wait
 BIASES = 2048  # maximum for all rows of a step; with more, sampling is not part of the graph
 
@@ -69,6 +71,7 @@ class Stage(Protocol):
     """The device work of a step that is captured."""
 
     longest: int  # tokens of a step with a prompt that takes about as long to compute as to launch
+    adapters: AdapterBank | None  # that its launches add, at the places in the field of this name
 
     def work(self, tokens: int, *, pieces: bool = False) -> MetadataBuilder: ...
 
@@ -108,6 +111,8 @@ class Graph(NamedTuple):
     pieces: bool = False  # of prompts
     decodes: bool = True
     waits: bool = False  # for blocks, layer by layer
+    adapted: bool = False  # whether a row has an adapter
+    layout: Hashable = None  # of the adapters, see AdapterBank
 
 
 class DecodeSteps:
@@ -136,6 +141,11 @@ class DecodeSteps:
         self._forms: dict[tuple[int, bool, bool], tuple[StagingBuffers, MetadataBuilder]] = {}
         self._recordings: dict[Graph, Recording] = {}
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
+
+    @property
+    def adapts(self) -> bool:
+        """Whether rows may have adapters."""
+        return self._stage.adapters is not None
 
     @property
     def captures(self) -> int:
@@ -195,7 +205,12 @@ class DecodeSteps:
             write_sampling(fields, inputs)
         self._send_table_changes(fields["news"])
         decodes = not pieces or bool((rows.lengths == 1).any())
-        graph = Graph(size, flags, cut, pieces, decodes, waits=wait is not None)
+        adapters = self._stage.adapters if rows.rare and rows.adapters.any() else None
+        if adapters is not None:
+            places = np.repeat(adapters.places(rows.adapters), rows.lengths)
+            fields["rows"][ADAPTERS, :count] = places
+        waits, layout = wait is not None, adapters and adapters.layout
+        graph = Graph(size, flags, cut, pieces, decodes, waits, adapters is not None, layout)
         found = self._recording(graph, None if inputs is None else inputs.seen, wait).run()
         self._tables.sent()  # not earlier: a step that runs out of memory is launched again
         sampled = form.advance()
@@ -229,17 +244,20 @@ class DecodeSteps:
         return self.sizes[bisect_left(self.sizes, rows)]
 
     def _recordings_of(self, kinds: Sequence[StepKind], wait: Wait) -> list[Recording]:
-        graphs = [self._graph_of(kind) for kind in kinds if wait is not None or not kind.waits]
+        mine = (kind for kind in kinds if self.adapts or not kind.adapted)
+        graphs = [self._graph_of(kind) for kind in mine if wait is not None or not kind.waits]
         return [self._recording(each, None, wait if each.waits else None) for each in graphs]
 
     def _graph_of(self, kind: StepKind) -> Graph:
         tokens = kind.rows + kind.prompt
+        adapters = self._stage.adapters if kind.adapted else None
+        layout = adapters and adapters.layout
         if not kind.pieces:
             filtered = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
             flags = filtered if self._ends.samples else None  # an earlier stage has one graph for both
-            return Graph(self._size(tokens), flags, kind.long)
+            return Graph(self._size(tokens), flags, kind.long, adapted=kind.adapted, layout=layout)
         size, decodes = _piece_size(tokens), kind.rows > 0
-        return Graph(size, None, kind.long, pieces=True, decodes=decodes, waits=kind.waits)
+        return Graph(size, None, kind.long, True, decodes, kind.waits, kind.adapted, layout)
 
     def _recording(self, graph: Graph, seen: SeenTokens | None, wait: Wait = None) -> Recording:
         if graph not in self._recordings:
@@ -277,14 +295,16 @@ class DecodeSteps:
         blocks, offsets = np.divmod(contexts - 1, self._block_size)
         places = self._tables.grid[slots, blocks].astype(np.int64) * self._block_size + offsets
         numbers = fields["rows"]
-        for row, values in enumerate((ids, starts, places, slots, contexts)):
+        for row, values in enumerate((ids, starts, places, slots, contexts, 0)):
             numbers[row, :count] = values
         numbers[:, count:] = self._padding
 
     def _launches(
         self, form: StagingBuffers, work: MetadataBuilder, graph: Graph, seen: SeenTokens | None, wait: Wait
     ) -> Callable[[], tuple[Tensor, ...]]:
-        fields, stage, last_ids, flags = form.on_device, self._stage, self._last_ids, graph.flags
+        fields, stage, last_ids, flags = dict(form.on_device), self._stage, self._last_ids, graph.flags
+        if not graph.adapted:
+            del fields["adapters"]
         where = fields["work"], self._mirror, fields["slots"], fields["contexts"]
         metadata = work.metadata(*where, cut=graph.cut, decodes=graph.decodes)
 

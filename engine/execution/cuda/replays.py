@@ -34,7 +34,7 @@ class Replays(NamedTuple):
 
     def decode(self, piece: ModelInput, launched: InFlightStep) -> bool:
         """Run a step of decodes, and set `launched.sample`. False: it is another, or no graph holds it."""
-        if not piece.replayable(self.steps.sizes[-1]):
+        if not piece.replayable(self.steps.sizes[-1]) or not self._adapts(piece):
             return False
         if not self.steps.hand_on(piece.rows, piece.ids):
             launched.sample = self._sampled(piece)
@@ -51,9 +51,13 @@ class Replays(NamedTuple):
         (slots,) = upload([rows.slots], self.device)
         return sampler(self.sampling, self.steps.logits(rows, piece.ids).float(), slots, piece)
 
+    def _adapts(self, piece: ModelInput) -> bool:
+        """Whether a graph can hold the step's adapters."""
+        return self.steps.adapts or not piece.adapted
+
     def hidden(self, piece: ModelInput, wait: Wait) -> Hidden | None:
         """Run the model up to its hidden states, valid until the next step. None: no graph holds it."""
-        if piece.adapted or (states := self.steps.hidden(piece.rows, piece.ids, wait)) is None:
+        if not self._adapts(piece) or (states := self.steps.hidden(piece.rows, piece.ids, wait)) is None:
             return None
         samples = piece.rows.samples
         ends = np.cumsum(piece.rows.lengths)[samples] - 1

@@ -14,6 +14,7 @@ from engine.kernels.triton.sampling.edits import edit, note
 from engine.kernels.triton.sampling.sample import sample
 from engine.kernels.triton.sampling.top_logprobs import top_logprobs
 from engine.kv.store import KVStore
+from engine.models.adapters.bank import AdapterBank
 from engine.models.adapters.products import StepAdapters
 from engine.models.decoder import Decoder
 from engine.models.fused import FusedDecoder
@@ -26,11 +27,18 @@ _LAUNCHED = 2**36
 class GpuStage:
     """A native decoder with Triton attention. DecodeSteps captures it; ModelRunner calls it directly too."""
 
-    def __init__(self, model: Decoder, store: KVStore, attention: TritonAttention) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        store: KVStore,
+        attention: TritonAttention,
+        adapters: AdapterBank | None = None,
+    ) -> None:
         self._decoder = FusedDecoder(model, store.layers, attention)
         self._attention, self._store = attention, store
         self._dtype, self._device = model.embed.dtype, model.embed.device
         self.compilations = 0  # that were started
+        self.adapters = adapters if adapters is not None and adapters.launches else None
         # The weights that a token is multiplied by are about 12 hidden squared in most models.
         self.longest = _LAUNCHED // (12 * model.config.hidden**2)
 
@@ -63,13 +71,17 @@ class GpuStage:
             x = self._decoder.embed(fields["ids"], fields["slots"], last_ids)
         else:
             x = stream.clone()  # the forward overwrites it, padding included
-        return self._decoder.forward(x, fields["positions"], fields["places"], metadata, wait=wait)
+        places, adapters = fields.get("adapters"), None
+        if places is not None and self.adapters is not None:
+            adapters = self.adapters.at(places)
+        return self._decoder.forward(x, fields["positions"], fields["places"], metadata, adapters, wait)
 
-    @staticmethod
-    def _kernels(fields: Mapping[str, Tensor], metadata: GraphMetadata) -> Hashable:
+    def _kernels(self, fields: Mapping[str, Tensor], metadata: GraphMetadata) -> Hashable:
         """What the launches depend on: one size has the same tiles and alignments."""
         lists = (each for launches in metadata.work.values() for each in launches)
-        return len(fields["ids"]), *((each.items.shape, each.merges.shape, each.most) for each in lists)
+        layout = self.adapters.layout if self.adapters and "adapters" in fields else None
+        tokens = len(fields["ids"])
+        return tokens, layout, *((each.items.shape, each.merges.shape, each.most) for each in lists)
 
     def sample(
         self,
@@ -108,7 +120,7 @@ class GpuStage:
         stream: Tensor | None = None,
         wait: Wait = None,
     ) -> Tensor:
-        """A step that is not pure decode, or that has adapters: [tokens, hidden].
+        """A step that is not in a graph: [tokens, hidden].
 
         `stream`: from an earlier stage. `wait`: see Stage (graphs.py).
         """
@@ -120,8 +132,10 @@ class GpuStage:
         return self._decoder.logits(hidden)
 
 
-def stage_for(model: object, store: KVStore, attention: AttentionBackend) -> GpuStage | None:
+def stage_for(
+    model: object, store: KVStore, attention: AttentionBackend, adapters: AdapterBank
+) -> GpuStage | None:
     """None: steps use the model's own forward pass."""
     if isinstance(model, Decoder) and isinstance(attention, TritonAttention):
-        return GpuStage(model, store, attention)
+        return GpuStage(model, store, attention, adapters)
     return None

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,12 +19,21 @@ from engine.models.checkpoint import FLOATS, Header, check, opened
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 
 
+class AdapterPart(NamedTuple):
+    """What an adapter has for one module of a product, in the order of their ranks."""
+
+    first: int  # of its outputs in the product
+    outputs: int
+    rank: int
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
     """An adapter in main memory, ready for a device."""
 
     folder: Path
     products: LowRanks
+    parts: Mapping[ProductKey, tuple[AdapterPart, ...]]  # of each product
     rank: int  # the largest of any module
     digest: bytes  # of everything that it computes with
 
@@ -48,8 +58,12 @@ def read_adapter(folder: Path, targets: Mapping[str, AdapterTarget], dtype: torc
         products.setdefault(targets[module].product, []).append((module, targets[module]))
     found = {key: _low_rank(parts, halves, settings, dtype) for key, parts in products.items()}
     _refuse_non_finite(file, found)
+    parts = {
+        key: tuple(AdapterPart(each.first, each.outputs, settings.rank_of(module)) for module, each in those)
+        for key, those in products.items()
+    }
     rank = max(settings.rank_of(module) for module in modules)
-    return AdapterFiles(folder, found, rank, _digest(found))
+    return AdapterFiles(folder, found, parts, rank, _digest(found))
 
 
 def _named_as_in(names: Iterable[str], targets: Mapping[str, AdapterTarget]) -> Mapping[str, AdapterTarget]:

@@ -5,18 +5,23 @@ stored in any scheme.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.kernels.cpu.many_rows import linear, needs_float32
 
+if TYPE_CHECKING:  # product.py imports Triton, which may be missing without a GPU
+    from engine.quant.product import Product
+
 # Up to this many tokens, one product over the ranks of all adapters, masked, is faster than one per adapter.
 MASKED_TOKENS = 64
 
+Upload = Callable[[Sequence[np.ndarray]], list[Tensor]]  # copies arrays to the device without waiting
 ProductKey = tuple[int, str]  # a layer, and a product's attribute in one of its parts
 
 
@@ -80,10 +85,20 @@ class StepAdapters(ABC):
     """The adapters of a step's tokens."""
 
     __slots__ = ()
+    launches: ClassVar[bool] = False  # whether kernels add them, in the chain of a step's launches
+
+    @property
+    def layout(self) -> Hashable:
+        """What their launches depend on, if they run by kernels."""
+        return None
 
     @abstractmethod
     def add(self, layer: int, product: str, x: Tensor, out: Tensor) -> None:
         """Add to a product of [tokens, inputs], in place, what each token's adapter adds to it."""
+
+    def around(self, layer: int, name: str, product: "Product") -> "Product":
+        """Return a product of the chain with what adapters add to it, if kernels add them."""
+        raise NotImplementedError
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api.events import Event, Finished
+from engine.api.events import AdapterChanged, Event, Finished
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.api.wire import encode_snapshot
@@ -89,6 +89,22 @@ def test_an_idle_engine_captures_graphs_of_rarer_steps_one_at_a_time(
     assert {*engine.runner.compiled} >= {*PIECES, *WAITING}
     assert max(after - before for before, after in pairwise(counts)) == 1
     assert len(engine.runner.steps) == steps
+
+
+def test_an_idle_engine_captures_graphs_of_steps_with_adapters_once_one_is_loaded() -> None:
+    engine = ledger_engine(slots=8, step_tokens=64)
+    warm_up, captured = WarmUp(engine, SIZES), engine.runner.captured
+    run(engine, warm_up)
+    while not warm_up.over:
+        warm_up.step()
+    before, wanted = len(captured), [kind._replace(adapted=True) for kind in USUAL]
+    for loaded in (False, True):
+        engine.bus.emit(AdapterChanged(0, 0.0, "a", loaded))
+        assert warm_up.over is not loaded and warm_up.share == 1
+    while not warm_up.over:
+        warm_up.step()
+    assert [kind for _, kind in captured[before:]] == wanted
+    assert {*engine.runner.compiled} >= {*wanted}
 
 
 def test_requests_come_before_graphs_of_rarer_steps() -> None:

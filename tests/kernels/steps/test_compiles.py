@@ -16,6 +16,7 @@ import torch
 from engine.api.cache_spec import CacheSpec, KvSchemeName, LayerSpec, StateSpec
 from engine.api.config import DecoderConfig, ExpertsSpec, RopeSpec
 from engine.kv.store import KVLayer, KVStore
+from engine.models.adapters.bank import AdapterBank
 from engine.models.decoder import Decoder
 from engine.models.source import finalize
 from engine.quant.registry import named, of_head
@@ -23,6 +24,7 @@ from engine.sampling.rows import COLUMNS
 from tests.attention.cases import make_batch
 from tests.cases import soak
 from tests.kernels import ptx
+from tests.kernels.adapted import empty_adapter
 
 pytest.importorskip("triton", reason="no Triton here")
 
@@ -100,7 +102,9 @@ BEFORE = {
     "_norm": {"weight"}, "_linear_residual_norm": {"norm_weight"}, "_attend": {"items"},
     "_rope_and_cache": {"weight", "rope", "positions", "places"}, "_attend_latents": {"items"},
     "_absorb": {"weight", "w_head", "norm_weight", "rope", "positions"}, "_by_head": {"weight", "w_head"},
-    "_qkv_rope": {"rope", "positions", "places"},
+    "_qkv_rope": {"rope", "positions", "places"}, "_shrink": {"places", "table"},
+    "_expand": {"places", "table"}, "_expand_swiglu": {"places", "table"},
+    "_skinny_gemm_shrink": {"places", "table"},
     "_merge": {"merges"}, "_scan": {"columns"}, "_bound": {"columns"}, "_spread": {"columns"},
     "_gather": {"columns"}, "_find": {"columns"}, "_weigh": {"columns"}, "_pick": {"columns", "slots"},
 }  # fmt: skip
@@ -184,7 +188,10 @@ def read_early(made: Any) -> set[str]:
     return {names[at] for at in ptx.reached_before(made.asm["ptx"], "griddepcontrol.wait")}
 
 
-def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName, block_size: int = 16) -> Any:
+def stage_of(
+    config: DecoderConfig, scheme: str, kv: KvSchemeName, block_size: int = 16, rank: int = 0
+) -> Any:
+    """`rank`: of an adapter of all products; 0: there is none."""
     from engine.attention.triton_backend import TritonAttention
     from engine.execution.cuda.stage import GpuStage
 
@@ -196,7 +203,10 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName, block_size: i
         model.head = of_head(named(scheme)).make(model.head.weight, None)  # type: ignore[arg-type]
     room: dict[str, Any] = {"blocks": 64, "block_size": block_size, "host_blocks": 0, "dtype": torch.bfloat16}
     store = KVStore(config.layers, device=META, scheme=kv, **room)
-    return GpuStage(model, store, TritonAttention())
+    adapters = AdapterBank(model, META)
+    if rank:
+        adapters.put(1, empty_adapter(config, rank))
+    return GpuStage(model, store, TritonAttention(), adapters)
 
 
 @pytest.mark.parametrize(
@@ -242,9 +252,9 @@ def test_on_other_gpus(compiled: dict[str, int], config: DecoderConfig, rows: in
     decode(config, rows, scheme, "none")
 
 
-def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName) -> None:
+def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName, rank: int = 0) -> None:
     with META, torch.inference_mode():
-        launch(stage_of(config, scheme, kv), rows, filtered=rows == 8, cut=rows < 32)
+        launch(stage_of(config, scheme, kv, rank=rank), rows, filtered=rows == 8, cut=rows < 32)
 
 
 @pytest.mark.parametrize(
@@ -279,6 +289,8 @@ def launch(stage: Any, rows: int, *, filtered: bool, cut: bool, pieces: bool = F
         work = stage.work(rows, pieces=pieces)
         names = ("ids", "positions", "places", "slots", "contexts", "tokens")
         fields = {name: torch.empty(rows, dtype=torch.int64) for name in names}
+        if stage.adapters.nbytes:
+            fields["adapters"] = torch.empty(rows, dtype=torch.int64)
         fields["columns"] = torch.empty(len(COLUMNS), rows, dtype=torch.float64)
         tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
         where = torch.empty(work.numbers, dtype=torch.int32), tables, fields["slots"], fields["contexts"]

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from engine.api.config import DecoderConfig, RopeSpec
 from engine.kv.store import KVLayer, KVStore
 from engine.models.adapters.products import StepAdapters
+from engine.models.adapters.table import AdapterTable
+from engine.models.adapters.targets import adapter_targets
 from engine.models.decoder import Decoder
 from engine.models.layers.mlp import DenseMLP
+from tests.kernels.adapted import empty_adapter
 from tests.kernels.launches import Record, recorded
 from tests.kernels.steps.test_launches import META, QWEN
 
@@ -116,7 +119,7 @@ class SeenAdapters(StepAdapters):
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-def test_a_step_with_adapters_leaves_the_chain(rows: int) -> None:
+def test_a_step_with_adapters_of_torch_leaves_the_chain(rows: int) -> None:
     """Every product runs on its own, so that an adapter can add to it, around the attention kernels."""
     adapters = SeenAdapters()
     found = run_changed(rows, lambda *_: None, adapters=adapters)
@@ -128,6 +131,31 @@ def test_a_step_with_adapters_leaves_the_chain(rows: int) -> None:
     assert found.fused.plain == {}, "nothing is missing, so doctor has nothing to report"
     assert not any(map(starts_early, found.record.lines))
     assert found.names.count("linear") == 4 * len(QWEN.layers)
+
+
+def launched(rows: int, products: int, config: DecoderConfig = QWEN) -> StepAdapters:
+    """An adapter of the first products of each layer, by kernels, in a step of so many rows."""
+    from engine.models.adapters.launched import LaunchedAdapters
+
+    table = AdapterTable(adapter_targets(config).values(), torch.bfloat16, META)
+    with META:
+        table.put(1, empty_adapter(config, 16, products=products))
+        return LaunchedAdapters(table, torch.empty(rows, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("products", [1, 4])
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_adapters_by_kernels_are_added_around_products_in_the_chain(rows: int, products: int) -> None:
+    """And only around products that an adapter has. Each kernel starts early."""
+    found = run_changed(rows, lambda *_: None, adapters=launched(rows, products))
+    layers, joined = len(QWEN.layers), rows <= 8  # a few rows are multiplied in one launch
+    assert found.fused.plain == {}
+    assert found.names.count("_skinny_gemm_shrink" if joined else "_shrink") == products * layers
+    assert found.names.count("_expand_swiglu") == (layers if products == 4 else 0)
+    assert all(map(starts_early, (line for line in found.record.lines if line.startswith("_"))))
+    shrinks = [at for at, name in enumerate(found.names) if name.endswith("_shrink")]
+    ends = [found.names[at + (1 if joined else 2)] for at in shrinks]  # else the product is in between
+    assert all(name.startswith("_expand") for name in ends)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])

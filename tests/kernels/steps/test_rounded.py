@@ -11,7 +11,7 @@ from engine.api.config import DecoderConfig
 from engine.models.source import finalize
 from engine.quant.registry import named
 from tests.kernels.steps.test_launches import LLAMA, Case, record_of
-from tests.kernels.steps.test_parts import SeenAdapters, run_changed
+from tests.kernels.steps.test_parts import SeenAdapters, launched, run_changed
 from tests.kernels.steps.test_ranked_steps import a_collective
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -125,6 +125,13 @@ def test_the_norm_of_a_sum_over_ranks_is_rounded(rows: int) -> None:
 def test_adapters_get_rows_that_are_not_rounded() -> None:
     names = run_changed(128, in_fp8(), LLAMA, SeenAdapters()).names
     assert names.count("_quantize_fp8") == 4 and "_rounded_swiglu" not in names
+
+
+def test_adapters_by_kernels_get_rows_that_are_not_rounded() -> None:
+    found = run_changed(128, in_fp8(), LLAMA, launched(128, 4, LLAMA))
+    shrinks = [line for line in found.record.lines if line.startswith("_shrink")]
+    assert len(shrinks) == 4 * len(LLAMA.layers) and not any("float8" in line for line in shrinks)
+    assert found.names.count("_quantize_fp8") == 4 and "_rounded_swiglu" not in found.names
 
 
 def test_a_rounded_term_is_scaled_by_its_scales() -> None:

@@ -1,7 +1,7 @@
 """Decode steps through staging buffers, run directly on a CPU: bit for bit the plain runner's results."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from engine.execution.cuda.recording import Recording
 from engine.execution.protocol import Compilation
 from engine.execution.runner import ModelRunner
 from engine.kv.tables import TableMirror
+from engine.models.adapters.bank import AdapterBank
 from engine.models.decoder import Decoder
 from engine.models.layers.stage_link import StageEnds, StageLink
 from engine.sampling.logprobs import read_logprobs
@@ -73,6 +74,8 @@ class PlainStage:
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.attention = runner, TorchAttention()
+        self.adapters: AdapterBank | None = runner.adapters
+        self.adapted: list[int] = []  # the size of each forward with adapters
         self.sizes: list[int] = []  # of each forward of decodes
         self.pieces: list[int] = []  # of each forward with pieces of prompts
         self.most: int | None = None  # pieces of prompts in a step
@@ -129,11 +132,17 @@ class PlainStage:
             out[:tokens] = self.attention.attend(q[:tokens], k[:tokens], v[:tokens], layers[layer], step)
             return out
 
-        model, stream = self.runner.model, fields.get("stream")
-        if stream is None:
+        model, stream, adapters = self.runner.model, fields.get("stream"), None
+        if (of_tokens := fields.get("adapters")) is not None:
+            self.adapted.append(len(ids))
+            numbers = of_tokens.numpy().copy()
+            adapters = self.runner.adapters.of_step(numbers, np.ones_like(numbers), upload_here)
+        if stream is None and adapters is None:
             return model.forward(batch.ids, batch.positions, attend)
-        # From an earlier stage of a pipeline.
-        return cast(Decoder, model).forward(batch.ids, batch.positions, attend, stream=stream.clone())
+        if stream is not None:  # from an earlier stage of a pipeline
+            stream = stream.clone()
+        decoder = cast(Decoder, model)
+        return decoder.forward(batch.ids, batch.positions, attend, adapters=adapters, stream=stream)
 
     def sample(
         self,
@@ -165,6 +174,10 @@ class PlainStage:
         asked = [(row, min(20, logits.shape[1])) for row in range(rows)]
         found = read_logprobs(logits[:rows], sampled.ids, tuple(asked))
         return found.chosen, found.ranks, found.ids, found.values
+
+
+def upload_here(arrays: Sequence[np.ndarray]) -> list[Tensor]:
+    return [torch.from_numpy(each) for each in arrays]
 
 
 def edits(fields: Mapping[str, Tensor], vocab: int) -> Edits:

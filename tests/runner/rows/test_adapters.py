@@ -180,10 +180,32 @@ def test_adapters_are_loaded_and_dropped_while_requests_run(world: Adapters) -> 
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_step_with_an_adapter_runs_outside_the_graphs(world: Adapters, depth: int) -> None:
+def test_a_step_with_adapters_has_a_graph_of_its_own(world: Adapters, depth: int) -> None:
+    """Each row finds its adapter in the buffers of the step, and steps without any have none there."""
+    engine = world.engine(depth=depth)
+    stage, plain = staged(engine), submit(engine, "")
+    run_to(engine, plain, 6)
+    replayed = len(stage.sizes)
+    assert replayed > 0 and not stage.adapted
+    adapted = {name: submit(engine, name, params=LOGPROBS.changed(max_tokens=5)) for name in "ab"}
+    turn_until(engine, lambda: all(each.finish for each in adapted.values()))
+    with_adapters = len(stage.adapted)
+    assert with_adapters >= 5 and len(stage.sizes) + len(stage.pieces) >= replayed + with_adapters
+    drain(engine)
+    assert len(stage.adapted) == with_adapters, "the last steps have no adapter"
+    assert plain.tokens == alone(world.base, PROMPT, LOGPROBS).tokens
+    for name, output in adapted.items():
+        expected = alone(world.merged[name], PROMPT, LOGPROBS)
+        assert output.tokens == expected.tokens[:5]
+        assert close_to(output.logprobs, expected.logprobs[:5])
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_without_kernels_a_step_with_an_adapter_runs_outside_the_graphs(world: Adapters, depth: int) -> None:
     """Other steps, before and after it, are replayed."""
     engine = world.engine(depth=depth)
     stage, plain = staged(engine), submit(engine, "")
+    stage.adapters = None
     run_to(engine, plain, 6)
     replayed = len(stage.sizes)
     adapted = submit(engine, "a", params=LOGPROBS.changed(max_tokens=5))

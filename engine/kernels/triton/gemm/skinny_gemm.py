@@ -220,20 +220,19 @@ def gemv(
     return out
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _skinny_gemm(
-    out, x, weight, weight_scale, x_scale, rows,
+@triton.jit
+def multiplied_rows(
+    out, x, weight, weight_scale, x_scale, rows, tile,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     TURN: tl.constexpr, SCALED: tl.constexpr, ROUNDED: tl.constexpr, SHORT: tl.constexpr,
     PARTS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    """The tile of a program, and of its part of the inputs."""
     part = tl.program_id(1)
     # Programs that read the same weights with other rows are adjacent.
-    output = tl.program_id(0) // TILES * COLUMNS + tl.arange(0, COLUMNS)
+    output = tile // TILES * COLUMNS + tl.arange(0, COLUMNS)
     there = output < OUTPUTS
-    row = tl.program_id(0) % TILES * ROWS + tl.arange(0, ROWS)
+    row = tile % TILES * ROWS + tl.arange(0, ROWS)
     SHARE: tl.constexpr = INPUTS // PARTS
     at = part * SHARE + tl.arange(0, TURN)
     of_weight = weight + output.to(tl.int64)[:, None] * INPUTS + at[None, :]
@@ -258,6 +257,21 @@ def _skinny_gemm(
         total *= tl.load(x_scale + row, mask=row < rows, other=0.0)[None, :]
     to = (part * rows + row).to(tl.int64)[None, :] * OUTPUTS + output[:, None]
     tl.store(out + to, total.to(out.dtype.element_ty), mask=there[:, None] & (row < rows)[None, :])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _skinny_gemm(
+    out, x, weight, weight_scale, x_scale, rows,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TURN: tl.constexpr, SCALED: tl.constexpr, ROUNDED: tl.constexpr, SHORT: tl.constexpr,
+    PARTS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    multiplied_rows(
+        out, x, weight, weight_scale, x_scale, rows, tl.program_id(0), OUTPUTS, INPUTS, ROWS, COLUMNS, TURN,
+        SCALED, ROUNDED, SHORT, PARTS, TILES, STAGES, PDL,
+    )  # fmt: skip
 
 
 def skinny_gemm(

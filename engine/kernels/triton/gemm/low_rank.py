@@ -1,0 +1,308 @@
+"""What LoRA adapters add to a product: x @ down @ up, with other matrices for each row.
+
+Two kernels, with the product between them: `shrink` multiplies x by each row's `down`, and `expand` adds the
+result times `up` to the product, in place. It loads `up` while the product ends. A product of few rows is in
+one launch with `shrink` (`skinny_gemm_shrink`). `expand_swiglu` adds to gate and up, and is their activation.
+
+Rows are in tiles. A program multiplies its tile by the matrices of each adapter in it, and keeps the
+adapter's own rows: a tile of a prompt has one, and a tile without adapters is left alone.
+
+A table has the addresses of the matrices. Kernels read it, and the place of each row's adapter in it, on the
+device, so a captured graph runs any adapters. Its first place is for rows without an adapter.
+"""
+# mypy: disable-error-code=no-untyped-def
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.gemm.skinny_gemm import ProductTiling, multiplied_rows, silu_mul
+from engine.kernels.triton.launch import launch, power
+from engine.kernels.triton.norm.norm import add_up
+from engine.kernels.triton.norm.swiglu import KINDS
+from engine.kernels.triton.padding import padded_rows
+
+NONE = tl.constexpr(2**30)  # after the last adapter of a tile
+_FIELDS = tl.constexpr(8)  # numbers for each module of an adapter: see table.py of the adapters
+_DEEP = 64  # ranks per program of `shrink`, and per turn of `expand`
+_BYTES = 2**14  # of a tile in shared memory
+_WIDE = 128  # outputs per program of `expand`
+_ENOUGH = 64  # programs
+_WARPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RowAdapters:
+    """Where the kernels find the adapters of a product's modules, and of each row."""
+
+    table: Tensor  # [places, modules, fields]: the modules of one product
+    places: Tensor  # [rows]: where each one's adapter is in the table
+    rank: int  # the largest, a power of two
+    widest: int  # outputs of the widest module
+    aligned: int  # a power of two that divides where modules begin and end, at most 16
+    dtype: torch.dtype  # of the matrices
+
+
+@triton.jit
+def _next(place, after):
+    return tl.min(tl.where(place > after, place, NONE), 0)
+
+
+@triton.jit
+def _matrix(table, place, stride, half: tl.constexpr):
+    """The address and the rank of a module's matrix: `half` is 0 for down, 1 for up."""
+    at = table + tl.where(place < NONE, place, 0) * stride
+    return tl.load(at + half), tl.load(at + 2).to(tl.int32)
+
+
+@triton.jit
+def _shrunk(
+    narrow, x, places, table, rows, x_stride, table_stride, tile, part, nth,
+    MODULES: tl.constexpr, INPUTS: tl.constexpr, SHARE: tl.constexpr, RANK: tl.constexpr, DEEP: tl.constexpr,
+    ROWS: tl.constexpr, TURN: tl.constexpr, KIND: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A tile of rows times a part of the inputs of `nth`: some ranks of a module."""
+    row = tile * ROWS + tl.arange(0, ROWS)
+    SLICES: tl.constexpr = RANK // DEEP
+    module = nth // SLICES
+    deep = nth % SLICES * DEEP + tl.arange(0, DEEP)
+    place = tl.load(places + row, mask=row < rows, other=0).to(tl.int32)
+    current = _next(place, 0)
+    down, rank = _matrix(table + module * _FIELDS, current, table_stride, 0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    of_x = x + row.to(tl.int64)[:, None] * x_stride
+    total = tl.zeros([ROWS, DEEP], tl.float32)
+    while current < NONE:
+        weight = tl.multiple_of(down.to(tl.pointer_type(KIND)), 16)
+        found = tl.zeros([ROWS, DEEP], tl.float32)
+        end = tl.where(rank > 0, SHARE, 0)
+        for begin in tl.range(0, end, TURN, num_stages=STAGES):
+            at = part * SHARE + begin + tl.arange(0, TURN)
+            fits = at < INPUTS
+            v = tl.load(of_x + at[None, :], mask=(row < rows)[:, None] & fits[None, :], other=0.0)
+            of_weight = weight + deep[None, :] * INPUTS + at[:, None]
+            w = tl.load(of_weight, mask=(deep < rank)[None, :] & fits[:, None], other=0.0)
+            found = tl.dot(v.to(KIND), w, found, input_precision="ieee")
+        total = tl.where((place == current)[:, None], found, total)
+        current = _next(place, current)
+        down, rank = _matrix(table + module * _FIELDS, current, table_stride, 0)
+    to = ((part * rows + row).to(tl.int64) * MODULES + module) * RANK
+    tl.store(narrow + to[:, None] + deep[None, :], total, mask=(row < rows)[:, None])
+
+
+@triton.jit(do_not_specialize=["rows", "table_stride"])
+def _shrink(
+    narrow, x, places, table, rows, x_stride, table_stride,
+    MODULES: tl.constexpr, INPUTS: tl.constexpr, SHARE: tl.constexpr, RANK: tl.constexpr, DEEP: tl.constexpr,
+    ROWS: tl.constexpr, TURN: tl.constexpr, KIND: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    _shrunk(
+        narrow, x, places, table, rows, x_stride, table_stride,
+        tl.program_id(0), tl.program_id(1), tl.program_id(2),
+        MODULES, INPUTS, SHARE, RANK, DEEP, ROWS, TURN, KIND, STAGES, PDL,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows", "table_stride"])
+def _skinny_gemm_shrink(
+    out, narrow, x, weight, places, table, rows, table_stride,
+    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, WEIGHT_TURN: tl.constexpr, WEIGHT_PARTS: tl.constexpr,
+    WEIGHT_STAGES: tl.constexpr, COUNT: tl.constexpr, AHEAD: tl.constexpr,
+    MODULES: tl.constexpr, INPUTS: tl.constexpr, SHARE: tl.constexpr, RANK: tl.constexpr, DEEP: tl.constexpr,
+    ROWS: tl.constexpr, TURN: tl.constexpr, KIND: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    tile = tl.program_id(0) - AHEAD
+    if tile >= 0:
+        multiplied_rows(
+            out, x, weight, x, x, rows, tile, OUTPUTS, INPUTS, ROWS, COLUMNS, WEIGHT_TURN,
+            False, False, None, WEIGHT_PARTS, 1, WEIGHT_STAGES, PDL,
+        )  # fmt: skip
+    else:
+        nth = tl.program_id(0) * WEIGHT_PARTS + tl.program_id(1)
+        EACH: tl.constexpr = MODULES * (RANK // DEEP)
+        if nth < COUNT:
+            _shrunk(
+                narrow, x, places, table, rows, INPUTS, table_stride, 0, nth // EACH, nth % EACH,
+                MODULES, INPUTS, SHARE, RANK, DEEP, ROWS, TURN, KIND, STAGES, PDL,
+            )  # fmt: skip
+
+
+@triton.jit
+def _rows_of(up, begin, rank, output, outputs, DEEP: tl.constexpr, KIND: tl.constexpr):
+    """Rows of an adapter's `up`, which begin at multiples of 16."""
+    across = tl.multiple_of((outputs + 15) // 16 * 16, 16)
+    deep = begin + tl.arange(0, DEEP)
+    weight = tl.multiple_of(up.to(tl.pointer_type(KIND)), 16)
+    fits = (deep < rank)[:, None] & (output < across)[None, :]
+    return tl.load(weight + deep[:, None] * across + output[None, :], mask=fits, other=0.0)
+
+
+@triton.jit
+def _term(
+    narrow, at, part_stride, place, module, table_stride, output, outputs, rank, w,
+    PARTS: tl.constexpr, DEEP: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """What the adapters of a tile add to outputs of a module. `rank`, `w`: of the first one, loaded ahead."""
+    total = tl.zeros([place.shape[0], output.shape[0]], tl.float32)
+    current, begin = _next(place, 0), 0
+    while current < NONE:  # through the ranks of each adapter
+        deep = at[:, None] + (begin + tl.arange(0, DEEP))[None, :]
+        v = add_up(narrow, deep, (place > 0)[:, None], part_stride, PARTS)
+        found = tl.dot(v.to(KIND), w, input_precision="ieee")
+        total += tl.where((place == current)[:, None], found, 0.0)
+        begin += DEEP
+        if begin >= rank:
+            current, begin = _next(place, current), 0
+        up, rank = _matrix(module, current, table_stride, 1)
+        w = _rows_of(up, begin, rank, output, outputs, DEEP, KIND)
+    return total
+
+
+@triton.jit(do_not_specialize=["rows", "table_stride"])
+def _expand(
+    out, narrow, places, table, rows, out_stride, table_stride,
+    PARTS: tl.constexpr, RANK: tl.constexpr, DEEP: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    ALIGNED: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    nth, modules = tl.program_id(2), tl.num_programs(2)
+    place = tl.load(places + row, mask=row < rows, other=0).to(tl.int32)
+    module = table + nth * _FIELDS
+    first = tl.multiple_of(tl.load(module + 3).to(tl.int32), ALIGNED)
+    outputs = tl.multiple_of(tl.load(module + 4).to(tl.int32), ALIGNED)
+    up, rank = _matrix(module, _next(place, 0), table_stride, 1)
+    w = _rows_of(up, 0, rank, output, outputs, DEEP, KIND)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    to = out + row.to(tl.int64)[:, None] * out_stride + (first + output)[None, :]
+    there = (place > 0)[:, None] & (output < outputs)[None, :]
+    before = tl.load(to, mask=there, other=0.0).to(tl.float32)
+    total = _term(
+        narrow, (row.to(tl.int64) * modules + nth) * RANK, rows * modules * RANK, place, module, table_stride,
+        output, outputs, rank, w, PARTS, DEEP, KIND,
+    )  # fmt: skip
+    tl.store(to, (before + total).to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["rows", "table_stride"])
+def _expand_swiglu(
+    out, parts, narrow, places, table, rows, table_stride,
+    WIDTH: tl.constexpr, PRODUCT_PARTS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
+    DEEP: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    place = tl.load(places + row, mask=row < rows, other=0).to(tl.int32)
+    first, outputs = _next(place, 0), tl.load(table + 4).to(tl.int32)
+    up, rank = _matrix(table, first, table_stride, 1)
+    w = _rows_of(up, 0, rank, output, outputs, DEEP, KIND)
+    up, up_rank = _matrix(table + _FIELDS, first, table_stride, 1)
+    up_w = _rows_of(up, 0, up_rank, output, outputs, DEEP, KIND)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    there = (row < rows)[:, None] & (output < WIDTH)[None, :]
+    of_row = row.to(tl.int64)
+    at = of_row[:, None] * (2 * WIDTH) + output[None, :]
+    stride = rows.to(tl.int64) * (2 * WIDTH)
+    of_narrow, narrow_stride = of_row * (2 * RANK), rows * (2 * RANK)
+    gate = add_up(parts, at, there, stride, PRODUCT_PARTS) + _term(
+        narrow, of_narrow, narrow_stride, place, table, table_stride, output, outputs, rank, w,
+        PARTS, DEEP, KIND,
+    )  # fmt: skip
+    dtype = out.dtype.element_ty
+    more = add_up(parts, at + WIDTH, there, stride, PRODUCT_PARTS) + _term(
+        narrow, of_narrow + RANK, narrow_stride, place, table + _FIELDS, table_stride, output, outputs,
+        up_rank, up_w, PARTS, DEEP, KIND,
+    )  # fmt: skip
+    act = silu_mul(gate.to(dtype), more.to(dtype))
+    tl.store(out + of_row[:, None] * WIDTH + output[None, :], act, mask=there)
+
+
+def shrink(x: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> Tensor:
+    """[rows, inputs] -> [parts, rows, modules, rank] in float32. `pdl` as in Tile."""
+    rows = len(x)
+    how, parts = _shrinking(x, adapters)
+    narrow = torch.empty(parts, rows, how["MODULES"], adapters.rank, dtype=torch.float32, device=x.device)
+    slices = how["MODULES"] * (adapters.rank // how["DEEP"])
+    _shrink[(triton.cdiv(rows, how["ROWS"]), parts, slices)](
+        narrow, x, adapters.places, adapters.table, rows, x.stride(0), adapters.table.stride(0),
+        **how, KIND=KINDS[adapters.dtype], PDL=pdl, num_warps=_WARPS, **launch(pdl),
+    )  # fmt: skip
+    return narrow
+
+
+def skinny_gemm_shrink(
+    x: Tensor, weight: Tensor, cut: ProductTiling, adapters: RowAdapters, *, pdl: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Launch `skinny_gemm` of a plain weight and `shrink` of the same rows, at most NARROW, at once."""
+    rows, outputs = len(x), len(weight)
+    how, parts = _shrinking(x, adapters)
+    kind = torch.float32 if cut.parts > 1 else x.dtype
+    out = torch.empty(cut.parts, rows, outputs, dtype=kind, device=x.device)
+    narrow = torch.empty(parts, rows, how["MODULES"], adapters.rank, dtype=torch.float32, device=x.device)
+    count = parts * how["MODULES"] * (adapters.rank // how["DEEP"])
+    ahead = triton.cdiv(count, cut.parts)
+    _skinny_gemm_shrink[(ahead + triton.cdiv(outputs, cut.outputs), cut.parts)](
+        out, narrow, x, weight, adapters.places, adapters.table, rows, adapters.table.stride(0),
+        OUTPUTS=outputs, COLUMNS=cut.outputs, WEIGHT_TURN=cut.inputs, WEIGHT_PARTS=cut.parts,
+        WEIGHT_STAGES=cut.stages, COUNT=count, AHEAD=ahead, **how, KIND=KINDS[adapters.dtype], PDL=pdl,
+        num_warps=cut.warps, **launch(pdl),
+    )  # fmt: skip
+    return out, narrow
+
+
+def _shrinking(x: Tensor, adapters: RowAdapters) -> tuple[dict[str, int], int]:
+    """The tiles of `shrink`, and in how many parts it cuts the inputs."""
+    (rows, inputs), modules = x.shape, adapters.table.shape[1]
+    tall, deep = _tall(rows), min(adapters.rank, _DEEP)
+    turn = _BYTES // (max(tall, deep) * max(x.itemsize, adapters.dtype.itemsize))
+    turn = min(256, turn, max(16, power(inputs)))
+    programs, turns = triton.cdiv(rows, tall) * modules * (adapters.rank // deep), triton.cdiv(inputs, turn)
+    parts = 1
+    while programs * parts < _ENOUGH and 4 * parts <= turns:
+        parts *= 2
+    share = triton.cdiv(turns, parts) * turn
+    sizes = {"MODULES": modules, "INPUTS": inputs, "SHARE": share, "RANK": adapters.rank}
+    return {**sizes, "DEEP": deep, "ROWS": tall, "TURN": turn, "STAGES": 3}, parts
+
+
+def expand(out: Tensor, narrow: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> None:
+    """Add to `out` [rows, outputs] what each row's adapter adds. `narrow`: from `shrink`."""
+    parts, rows, modules, rank = narrow.shape
+    tall = _tall(rows)
+    _expand[(triton.cdiv(rows, tall), triton.cdiv(adapters.widest, _WIDE), modules)](
+        out, narrow, adapters.places, adapters.table, rows, out.stride(0), adapters.table.stride(0),
+        PARTS=parts, RANK=rank, DEEP=min(rank, _DEEP), ROWS=tall, WIDE=_WIDE, ALIGNED=adapters.aligned,
+        KIND=KINDS[adapters.dtype], PDL=pdl, num_warps=_WARPS, **launch(pdl),
+    )  # fmt: skip
+
+
+def expand_swiglu(parts: Tensor, narrow: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> Tensor:
+    """Like `swiglu` of a product of two modules, gate and up, with what each row's adapter adds to it."""
+    narrow_parts, rows, _, rank = narrow.shape
+    width, tall = adapters.widest, _tall(rows)
+    out = padded_rows(rows, width, like=parts, dtype=adapters.dtype)
+    _expand_swiglu[(triton.cdiv(rows, tall), triton.cdiv(width, _WIDE))](
+        out, parts, narrow, adapters.places, adapters.table, rows, adapters.table.stride(0),
+        WIDTH=width, PRODUCT_PARTS=len(parts), PARTS=narrow_parts, RANK=rank, DEEP=min(rank, _DEEP),
+        ROWS=tall, WIDE=_WIDE, KIND=KINDS[adapters.dtype], PDL=pdl, num_warps=_WARPS, **launch(pdl),
+    )  # fmt: skip
+    return out
+
+
+def _tall(rows: int) -> int:
+    return 16 if rows <= 16 else 32 if rows <= 32 else 64

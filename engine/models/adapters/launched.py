@@ -1,0 +1,75 @@
+"""The adapters of a step on a GPU, by kernels that a graph can hold."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from engine.kernels.triton.gemm.low_rank import RowAdapters, expand, expand_swiglu, shrink
+from engine.kernels.triton.norm.norm import Normed
+from engine.models.adapters.products import StepAdapters
+from engine.models.adapters.table import AdapterLayout, AdapterTable
+from engine.models.layers.gpu import GpuKernels
+from engine.models.layers.part import Part
+from engine.quant.product import Product
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedAdapters(StepAdapters):
+    table: AdapterTable
+    places: Tensor  # [tokens]: where each one's adapter is in the table
+    launches: ClassVar[bool] = True
+
+    @property
+    def layout(self) -> AdapterLayout:
+        return self.table.layout
+
+    def add(self, layer: int, product: str, x: Tensor, out: Tensor) -> None:
+        if (adapters := self._of(layer, product)) is not None:
+            expand(out, shrink(x, adapters), adapters)
+
+    def around(self, layer: int, name: str, product: Product) -> Product:
+        adapters = self._of(layer, name)
+        return product if adapters is None else AdaptedProduct(product, adapters)
+
+    def _of(self, layer: int, name: str) -> RowAdapters | None:
+        """None: no adapter adds to this product."""
+        table, layout = self.table, self.layout
+        modules = table.modules.get((layer, name))
+        if modules is None or name not in layout.products:
+            return None
+        own = table.numbers[:, modules.columns]
+        return RowAdapters(own, self.places, layout.rank, modules.widest, modules.aligned, table.dtype)
+
+
+class AdaptedKernels(GpuKernels):
+    """The kernels that a part launches in a step with adapters."""
+
+    def __init__(self, gpu: GpuKernels, part: Part, adapters: StepAdapters) -> None:
+        self.overlaps, self.tiles = gpu.overlaps, gpu.tiles
+        self._layer, self._adapters = part.index, adapters
+        self._names = {id(getattr(part, name)): name for name in part.adaptable}
+
+    def product(self, module: nn.Module) -> Product:
+        found, name = super().product(module), self._names.get(id(module))
+        return found if name is None else self._adapters.around(self._layer, name, found)
+
+
+class AdaptedProduct(Product):
+    """A product with what adapters add to it. It reads complete norms, which are not rounded."""
+
+    def __init__(self, product: Product, adapters: RowAdapters) -> None:
+        self._product, self._adapters = product, adapters
+        self.scales = product.scales
+
+    def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
+        parts, narrow = self._product.parts_and_shrunk(x, self._adapters, pdl=pdl)
+        expand(parts[0], narrow, self._adapters, pdl=pdl)
+        return parts
+
+    def swiglu(self, x: Normed, *, pdl: bool = False) -> Tensor:
+        """In one kernel with `expand`, if gate and up are modules of their own."""
+        if self._adapters.table.shape[1] != 2:
+            return super().swiglu(x, pdl=pdl)
+        parts, narrow = self._product.parts_and_shrunk(x.values, self._adapters, pdl=pdl)
+        return expand_swiglu(parts, narrow, self._adapters, pdl=pdl)

@@ -1,0 +1,31 @@
+"""The kernels of steps with adapters, compiled without a GPU."""
+
+import pytest
+
+from engine.api.config import DecoderConfig
+from tests.cases import soak
+from tests.kernels.steps import test_compiles as steps
+from tests.kernels.steps.test_compiles import BESIDE, HYBRID, LARGE, NARROW, SLOPED, SMALL, SPACES, decode
+
+compiled = steps.compiled
+
+
+@pytest.mark.parametrize(
+    ("compiled", "config", "rows", "scheme", "rank"),
+    [
+        (90, LARGE, 8, "none", 16),
+        *soak(
+            (90, LARGE, 1, "none", 8), (90, LARGE, 32, "none", 64), (90, SMALL, 128, "none", 256),
+            (90, LARGE, 8, "int4", 16), (90, LARGE, 8, "fp8", 16),
+            (90, HYBRID, 8, "none", 16), (90, SPACES, 8, "none", 16),
+            (90, SLOPED, 8, "none", 16), (90, BESIDE, 8, "none", 16), (90, NARROW, 8, "none", 16),
+            (80, SMALL, 8, "none", 64), (100, SMALL, 40, "none", 16), (120, SMALL, 128, "none", 64),
+        ),
+    ],
+    indirect=["compiled"],
+)  # fmt: skip
+def test_steps_with_adapters(
+    compiled: dict[str, int], config: DecoderConfig, rows: int, scheme: str, rank: int
+) -> None:
+    decode(config, rows, scheme, "none", rank)
+    assert {"_shrink", "_skinny_gemm_shrink"} & compiled.keys() and "_expand" in compiled
