@@ -111,6 +111,7 @@ class FusedDecoder:
             write=write,
             mix=mix,
             states=lambda: metadata.states,
+            tally=None if (tally := self.model.tally) is None else tally._replace(places=places),
             single=rows == 1 and self._collective is None and all(map(self._takes_single, self.model.blocks)),
             pdl=self.pdl(rows),
         )

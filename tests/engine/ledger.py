@@ -324,6 +324,9 @@ class LedgerRunner:
     def load(self) -> None:
         return None
 
+    def experts(self) -> None:
+        return None
+
     def reads(self) -> Reads:
         return Reads()
 
