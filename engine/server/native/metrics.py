@@ -226,6 +226,10 @@ def _add_state(page: MetricsPage, shot: Snapshot) -> None:
         about = "Share of the time with steps in flight in which a stage of the pipeline had nothing to do."
         values = {str(stage): bubble for stage, bubble in enumerate(bubbles, 1)}
         page.split("gauge", "pipeline_bubble", about, "stage", values)
+    if shot.experts is not None:
+        about = "Tokens of a layer's busiest expert since the start, divided by the mean of its experts."
+        most = zip(shot.experts.layers, shot.experts.imbalance().tolist(), strict=True)
+        page.split("gauge", "expert_imbalance", about, "layer", {str(layer): value for layer, value in most})
     page.gauge("engine_up", "1 while the engine is alive, else 0.", int(shot.state != "dead"))
     if shot.state != "dead":
         states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}

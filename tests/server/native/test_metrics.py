@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from websockets.sync.client import connect
 
 from engine.api.events import Admitted, Died, Event, Finished, FirstToken, Preempted, Queued
+from engine.api.expert_load import ExpertLoad
 from engine.api.snapshot import Change, RankView
 from tests.server.conftest import KEY, MODEL, Served, dry, serving, user
 from tests.server.exposition import MetricFamily, families
@@ -228,6 +230,14 @@ def test_how_much_each_stage_waits(served: Served) -> None:
     ranks = [RankView(n, "cpu", n, 0, stage=1 - n // 2, bubble=n / 8) for n in range(4)]
     found = families(served.state.metrics.text(replace(shot, ranks=tuple(ranks))))["minichat:pipeline_bubble"]
     assert (found.value(stage="1"), found.value(stage="2")) == (2.5 / 8, 0.5 / 8)
+
+
+def test_how_unevenly_experts_are_used(served: Served) -> None:
+    shot = served.host.snapshot()
+    assert "expert_imbalance" not in served.state.metrics.text(shot), "there are no experts"
+    load = ExpertLoad((1, 3), 2, 1, np.array([30, 10, 5, 5]))
+    found = families(served.state.metrics.text(replace(shot, experts=load)))["minichat:expert_imbalance"]
+    assert (found.value(layer="1"), found.value(layer="3")) == (1.5, 1.0)
 
 
 def test_rejections_by_reason() -> None:
