@@ -19,6 +19,7 @@ from engine.api.config import ModelConfig
 from engine.api.errors import UnsupportedModel
 from engine.models.bridge.adapters import ADAPTERS
 from engine.models.bridge.interface import BridgedModel, implementation_of
+from engine.models.bridge.products import BridgedProducts
 from engine.models.fields import Fields
 
 PASSAGE, CUT = 12, 7  # length of the passage, and where the second chunk begins
@@ -147,6 +148,27 @@ def probe(bridged: BridgedModel, fields: Fields) -> None:
             "results depend on the use of the cache"
         )
     bridged.set_layers(layers, recorder.sinks, hidden=ours.shape[1])
+
+
+@torch.inference_mode()
+def probe_products(bridged: BridgedModel, products: BridgedProducts, fields: Fields) -> None:
+    """Find out whether the model's code does more with its linear layers than to call them."""
+    positions = torch.arange(min(PASSAGE, bridged.config.max_context), device=bridged.model.device)
+    ids = (positions * 37 + 5) % bridged.config.vocab
+
+    def logits() -> Tensor:
+        recorder = ProbeRecorder(bridged.model.config, fields)
+        return bridged.logits(bridged.walk(ids, positions, recorder.visit))
+
+    expected = logits()
+    try:
+        with products.wrapped():
+            found = logits()
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+        products.problem = f"transformers does not only call its linear layers ({_first_line(error)})"
+    else:
+        if not _agree(found, expected, found.dtype == torch.float32 == bridged.model.dtype):
+            products.problem = "its results differ if its linear layers are called with rows"
 
 
 def _by_their_attention(bridged: BridgedModel, ids: Tensor) -> tuple[Tensor, Tensor]:
