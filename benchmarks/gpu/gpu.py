@@ -162,8 +162,8 @@ def heard(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[Sam
 def decode(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
     """A step at so many rows, and the time in which the device reads its bytes."""
     runner = engine.runner
-    assert isinstance(runner, ModelRunner) and isinstance(runner.model, Decoder)
-    speed = measure(runner.model.embed.device, torch.bfloat16, 1 << 32).read
+    assert isinstance(runner, ModelRunner)
+    speed = measure(runner.device, torch.bfloat16, 1 << 32).read
     for count in rows:
         bench.note(f"{name}, D, B={count}", step_times(engine, count), "ms")
         limit = bytes_of_step(runner.model, count, PROMPT + LONG // 2) / speed

@@ -47,6 +47,9 @@ class FusedDecoder:
         own = embed_share(table, ids, slots, last_ids, first=collective.rank * len(table))
         return self.model.scaled(collective.sum(own))
 
+    def embedded(self, ids: Tensor) -> Tensor:
+        return self.model.embedded(ids)
+
     def forward(
         self,
         x: Tensor,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from engine.api.expert_load import ExpertLoad
 from engine.models.decoder import Decoder
@@ -30,6 +31,24 @@ def test_each_token_counts_once_for_each_expert_that_it_chose(family: str, tmp_p
     tokens = 11 + 4 + 2 * 5  # the last token of a reply is not computed with
     assert after.since(before).table.sum(1).tolist() == [tokens * after.chosen] * len(layers)
     assert after.imbalance().min() >= 1
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "qwen3_next"])
+def test_a_gpu_counts_the_same_without_padding(family: str, tmp_path: Path) -> None:
+    """Five rows run in graphs of eight."""
+    make(family, tmp_path)
+    engine = engine_on(tmp_path, device="cuda")
+    for _ in range(2):
+        for first in range(5):
+            ask(engine, range(3 + first, 14), GREEDY.changed(max_tokens=6))
+        drain(engine)
+    engine.snapshot()
+    torch.cuda.synchronize()
+    load = engine.snapshot().experts
+    assert load is not None and engine.runner.graph_sizes
+    tokens = 2 * (11 + 10 + 9 + 8 + 7 + 5 * 5)
+    assert load.table.sum(1).tolist() == [tokens * load.chosen] * len(load.layers)
 
 
 def test_a_model_without_experts_has_none(tmp_path: Path) -> None:
