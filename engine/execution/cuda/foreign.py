@@ -64,7 +64,7 @@ class ForeignDecoder:
         return False
 
 
-class Inputs:
+class TrialInputs:
     """The inputs of a step of `ROWS` decodes at fixed addresses. It fills cells of two blocks."""
 
     def __init__(self, stage: Stage, store: KVStore, device: torch.device, context: int) -> None:
@@ -99,7 +99,7 @@ def can_be_captured(stage: Stage, store: KVStore, model: LanguageModel, device: 
     """Capture a step on trial, and log the reason if that fails. The cache must be empty."""
     if store.layers[0].block_size < 2 or len(store.layers[0].keys) < ROWS:
         return False
-    inputs, recorder = Inputs(stage, store, device, model.config.max_context), Recorder(device)
+    inputs, recorder = TrialInputs(stage, store, device, model.config.max_context), Recorder(device)
 
     def launches() -> tuple[Tensor, ...]:
         return (stage.logits(inputs.fields, inputs.last_ids, inputs.metadata),)

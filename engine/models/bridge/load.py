@@ -34,9 +34,9 @@ def load_bridged(request: LoadRequest) -> BridgedModel:
 
     model = _dummy(request, theirs, config) if request.dummy else _filled(request, theirs, config)
     bridged = BridgedModel(model.requires_grad_(False).eval(), config)
-    probe(bridged, fields)
+    logits = probe(bridged, fields)
     bridged.products = BridgedProducts(model, bridged.trunk, None if request.dummy else request.place.folder)
-    probe_products(bridged, bridged.products, fields)
+    probe_products(bridged, bridged.products, fields, logits)
     bridged.products.use(request.quantization)
     return bridged
 

@@ -36,11 +36,11 @@ class FoldedProduct(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.product(x.reshape(-1, x.shape[-1]))
-        return out.view(*x.shape[:-1], -1)
+        return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LinearPlace:
     """Where a linear layer of transformers is."""
 
     owner: nn.Module
@@ -83,10 +83,10 @@ class BridgedProducts:
         found = (each for each in trunk.modules() if isinstance(each, nn.ModuleList) and len(each) == count)
         stacks = list(next(found, ()))
         self.layers = [_places(layer, names) for layer in stacks]
-        self._head: Place | None = None
+        self._head: LinearPlace | None = None
         if type(own) is nn.Linear and own.weight is not embedding.weight:
             prefix, _, attribute = names[own].rpartition(".")
-            self._head = Place(model.get_submodule(prefix), attribute, own, f"{names[own]}.weight")
+            self._head = LinearPlace(model.get_submodule(prefix), attribute, own, f"{names[own]}.weight")
         every = [place for places in self.layers for place in places]
         every += [] if self._head is None else [self._head]
         held = {id(each): each.nbytes for each in (*model.parameters(), *model.buffers())}
@@ -158,30 +158,32 @@ class BridgedProducts:
     def replace(self, part: int, scheme: Scheme) -> None:
         """Make a part in this scheme: a layer, or after the last one the head."""
         head = part == len(self.layers)
-        places: Sequence[Place] = self.layers[part] if not head else [self._head] if self._head else []
+        places: Sequence[LinearPlace] = self.layers[part] if not head else [self._head] if self._head else []
         for place in places:
             if place.module.weight.is_meta:
                 setattr(place.owner, place.attribute, None)  # there may not be memory for both
                 place.module.weight = nn.Parameter(self._read(place), requires_grad=False)
             place.make(self.of_head(scheme) if head else scheme)
 
-    def _read(self, place: Place) -> Tensor:
+    def _read(self, place: LinearPlace) -> Tensor:
         name, header = self._files[place.name]
         with opened(header.file) as tensors:
             read: Tensor = tensors.get_tensor(name)
         return read.to(self.device, self.dtype)
 
 
-def _places(layer: nn.Module, names: Mapping[nn.Module, str]) -> list[Place]:
+def _places(layer: nn.Module, names: Mapping[nn.Module, str]) -> list[LinearPlace]:
     found = []
     for owner in layer.modules():
         for attribute, child in owner.named_children():
             if type(child) in _KINDS and attribute not in _CHOOSERS:
-                found.append(Place(owner, attribute, child, f"{names[child]}.weight"))
+                found.append(LinearPlace(owner, attribute, child, f"{names[child]}.weight"))
     return found
 
 
-def _found(places: Sequence[Place], folder: Path, prefix: str) -> tuple[dict[str, tuple[str, Header]], str]:
+def _found(
+    places: Sequence[LinearPlace], folder: Path, prefix: str
+) -> tuple[dict[str, tuple[str, Header]], str]:
     """Find the weights in the files, and return the name of the first that has another form there, or ""."""
     known, found = headers(folder), dict[str, tuple[str, Header]]()
     for place in places:
