@@ -14,6 +14,7 @@ from engine.attention.torch_backend import TorchAttention
 from engine.kv.store import KVStore
 from tests.attention.cases import make_batch
 from tests.kernels.hybrids import BLOCKS, SIZE, STEPS, TABLES
+from tests.models.tiny import plain_attend
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -81,3 +82,29 @@ def replayed(stage: Any, batch: Any, requests: list[int]) -> Tensor:
     else:
         found = stage.logits(fields, last_ids, metadata)
     return found[:count]
+
+
+def tried(model_type: str) -> tuple[str, Tensor, Tensor]:
+    """What the trial of a capture says, its last logits, and those of the plain forward."""
+    from contextlib import nullcontext
+
+    from engine.attention.triton_backend import TritonAttention
+    from engine.execution.cuda.foreign import TrialInputs, why_not_captured
+    from engine.execution.cuda.stage import GpuStage
+
+    model, device = foreign(model_type), torch.device("cpu")
+    room: dict[str, Any] = {"blocks": BLOCKS, "block_size": SIZE, "host_blocks": 0, "dtype": torch.float32}
+    store = KVStore(model.config.layers, device=device, **room)
+    stage = GpuStage(model, store, TritonAttention())
+    inputs, seen = TrialInputs(stage, store, device, model.config.max_context), list[tuple[Tensor, Tensor]]()
+
+    def launches() -> tuple[Tensor, ...]:
+        seen.append((inputs.fields["ids"].clone(), inputs.fields["positions"].clone()))
+        return (stage.logits(inputs.fields, inputs.last_ids, inputs.metadata),)
+
+    problem = why_not_captured(launches, launches, inputs.fill, nullcontext())
+    ids, positions = (torch.stack([seen[0][at], seen[-1][at]], 1).flatten() for at in (0, 1))
+    with torch.inference_mode():
+        found = launches()[0]
+        attend = plain_attend(model.config.layers, [2] * len(found))
+        return problem, found, model.logits(model.forward(ids, positions, attend))[1::2]

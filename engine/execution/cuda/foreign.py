@@ -5,6 +5,7 @@ for the device nor takes numbers of the step from the host. Nothing promises tha
 """
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -146,7 +147,9 @@ def why_not_captured(
 @contextmanager
 def waits_refused() -> Iterator[None]:
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():  # that torch does not find every wait
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

@@ -7,19 +7,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cases import soak
-from tests.kernels.foreign import steps
+from tests.kernels.foreign import steps, tried
 from tests.kernels.interpreted import Interpreted
 
 pytest.importorskip("triton", reason="no Triton here")
 
 
+@pytest.mark.soak  # the interpreter's process loads transformers
 @pytest.mark.parametrize(
-    ("model", "name"),
-    [("phi", "decodes"), *soak(("phi", "prompts"), ("phi", "pieces"), ("gpt2", "decodes"))],
+    ("model", "name"), [("phi", "decodes"), ("phi", "prompts"), ("phi", "pieces"), ("gpt2", "decodes")]
 )
 def test_a_step_equals_the_plain_forward(kernels: Interpreted, model: str, name: str) -> None:
     found, expected = kernels.run(steps, name, model)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
+
+
+def test_the_inputs_of_the_trial_are_two_tokens_of_each_row(kernels: Interpreted) -> None:
+    problem, found, expected = kernels.run(tried, "phi")
+    assert problem == ""
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
 
 
