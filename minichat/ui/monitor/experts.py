@@ -32,12 +32,15 @@ class Experts(Pane):
 
     def remember(self, snapshot: Snapshot) -> None:
         """Record the counts, also while hidden."""
-        if (load := snapshot.experts) is None or not (self._loads and load.like(self._loads[-1][1])):
+        load, before = snapshot.experts, self._loads[-1][1] if self._loads else None
+        if load is None:
             self._loads.clear()
-        elif np.array_equal(load.counts, self._loads[-1][1].counts):
             return
-        if load is not None:
-            self._loads.append((snapshot.at, load))
+        if before is not None and np.array_equal(load.counts, before.counts) and load.like(before):
+            return
+        if before is None or not load.like(before) or (load.counts < before.counts).any():
+            self._loads.clear()  # another model, or an engine that was started again
+        self._loads.append((snapshot.at, load))
         while len(self._loads) > 2 and self._loads[1][0] < snapshot.at - _WINDOW:
             self._loads.popleft()
 

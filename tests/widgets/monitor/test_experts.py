@@ -50,6 +50,13 @@ async def test_the_last_seconds_count() -> None:
         assert shown(pane, shot((1, 0, 0, 0), at=100))[0].endswith("since the start"), "another model"
 
 
+async def test_counts_that_start_again_are_those_of_another_engine() -> None:
+    pane = Experts(ascii=True)
+    async with staged(pane, (60, 6), focus=False):
+        heading, layer, *_ = shown(pane, shot((90, 0, 0), at=1), shot((99, 0, 4), at=2), shot((1, 8, 3), at=3))
+        assert heading.endswith("since the start") and layer.endswith("2.0x  #1")
+
+
 async def test_layers_and_experts_share_lines_and_bars() -> None:
     pane = Experts(ascii=True)
     many = [tuple(3 * (expert == layer) + 1 for expert in range(64)) for layer in range(8)]
