@@ -53,7 +53,8 @@ async def test_the_last_seconds_count() -> None:
 async def test_counts_that_start_again_are_those_of_another_engine() -> None:
     pane = Experts(ascii=True)
     async with staged(pane, (60, 6), focus=False):
-        heading, layer, *_ = shown(pane, shot((90, 0, 0), at=1), shot((99, 0, 4), at=2), shot((1, 8, 3), at=3))
+        before = shot((90, 0, 0), at=1), shot((99, 0, 4), at=2)
+        heading, layer, *_ = shown(pane, *before, shot((1, 8, 3), at=3))
         assert heading.endswith("since the start") and layer.endswith("2.0x  #1")
 
 
