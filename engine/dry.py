@@ -217,6 +217,9 @@ class DryRunner:
     def load(self) -> None:
         return None
 
+    def experts(self) -> None:
+        return None
+
     def reads(self) -> Reads:
         return Reads()
 

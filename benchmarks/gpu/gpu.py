@@ -39,7 +39,7 @@ from engine.models.loader import decoder_slots
 from engine.serving.engine import Engine
 from engine.start import start
 from minichat.bench.harness import Bench
-from minichat.bench.shapes import COMMON, EVERY, HYBRIDS, SHAPES, WINDOWED
+from minichat.bench.shapes import COMMON, EVERY, FOREIGN, HYBRIDS, SHAPES, WINDOWED
 
 CONTEXT = 4096
 BLOCKS = 256 * 2048 // 16  # for the whole mixed workload; the check needs the other memory
@@ -133,7 +133,8 @@ def labeled(name: str, quantization: str, kv: KvSchemeName) -> str:
 
 def opened(name: str, folder: str, **config: Any) -> tuple[Engine, float]:
     """An engine of this shape, and the seconds from start to its first reply."""
-    blocks = None if name in HYBRIDS | WINDOWED else BLOCKS  # None: as many as fit; these are larger
+    larger = HYBRIDS | WINDOWED | FOREIGN
+    blocks = None if name in larger else BLOCKS  # None: as many as fit
     usual = {"max_context": CONTEXT, "prefix_cache": False, "blocks": blocks, "host_blocks": 0, "seed": 0}
     (Path(folder) / "config.json").write_text(json.dumps(COMMON | EVERY[name]))
     began = time.perf_counter()
@@ -162,8 +163,8 @@ def heard(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[Sam
 def decode(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
     """A step at so many rows, and the time in which the device reads its bytes."""
     runner = engine.runner
-    assert isinstance(runner, ModelRunner) and isinstance(runner.model, Decoder)
-    speed = measure(runner.model.embed.device, torch.bfloat16, 1 << 32).read
+    assert isinstance(runner, ModelRunner)
+    speed = measure(runner.device, torch.bfloat16, 1 << 32).read
     for count in rows:
         bench.note(f"{name}, D, B={count}", step_times(engine, count), "ms")
         limit = bytes_of_step(runner.model, count, PROMPT + LONG // 2) / speed

@@ -28,6 +28,7 @@ from engine.models.decoder import build_of
 from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
 from engine.models.layers.moe import ClampedMoE, GroupedMoE, MoE, SharedMoE
 from engine.models.layers.routed import RoutedExperts
+from engine.models.layers.step import ExpertTally
 from engine.models.source import finalize
 from engine.quant.experts import ExpertsLinear, ExpertsProduct
 from engine.quant.fp4 import NUMBERS, Mxfp4Experts, Mxfp4Plain
@@ -36,7 +37,7 @@ from engine.quant.registry import named
 from minichat.bench.harness import Bench
 
 LAYERS = 6
-PLAIN = (1, 8, 128)  # rows at which plain torch is measured too
+PLAIN = (1, 8, 128)  # rows at which plain torch, and counting the tokens of experts, are measured too
 EARLY = (64, 128, 256)  # rows at which PDL is measured too, which such steps do not use
 WRONG = {"fp8": 8e-2}  # relative error from which on the result is wrong, 2e-2 for other schemes
 HEADS = LayerSpec(heads=1, kv_heads=1, key_dim=64, value_dim=64, scale=1.0)
@@ -187,8 +188,16 @@ def measure(bench: Bench, name: str, made: Layers, rows: Sequence[int], speed: f
             early = made.step(count, pdl=made.kernels.overlaps)
             bench.note(f"{label}, with PDL", layer_times(bench, made, x, early), "us")
         if count in PLAIN:
+            counting = replace(step, tally=tally_of(made, count))
+            bench.note(f"{label}, counting", layer_times(bench, made, x, counting), "us")
             bench.note(f"{label}, plain torch", plain_times(bench, made.parts[:2], x, step), "us")
     return " ".join(line)
+
+
+def tally_of(made: Layers, rows: int) -> ExpertTally:
+    part, device = made.parts[0], made.parts[0].router.weight.device
+    counts = torch.zeros(1, part.spec.count, dtype=torch.int64, device=device)
+    return ExpertTally(counts, torch.arange(rows, device=device))
 
 
 def layer_times(bench: Bench, made: Layers, x: Tensor, step: GpuStep) -> list[float]:

@@ -6,18 +6,18 @@ from torch import nn
 
 from engine.api.cache_spec import CacheSpec
 from engine.execution.traffic import weights_read
-from engine.models.decoder import Decoder
+from engine.models.base import LanguageModel
 from engine.models.layers.moe import MoE
 
 
-def bytes_of_step(model: Decoder, rows: int, context: int) -> int:
+def bytes_of_step(model: LanguageModel, rows: int, context: int) -> int:
     """Weights, of experts those that rows with random choices need, and the cache of `rows` contexts."""
     spared = 0.0
     for part in model.modules():
         if isinstance(part, MoE):
             missed = (1 - part.spec.chosen / part.spec.count) ** rows  # the share of experts that none chose
             spared += missed * (_nbytes(part.gate_up) + _nbytes(part.down))
-    itemsize = model.embed.dtype.itemsize
+    itemsize = next(iter(model.parameters())).dtype.itemsize
     cache = sum(_cached(spec, context, itemsize) for spec in model.config.layers)
     return round(weights_read(model) - spared + rows * cache)
 

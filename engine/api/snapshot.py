@@ -6,6 +6,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from engine.api.expert_load import ExpertLoad
 from engine.api.histogram import Counts
 
 
@@ -335,6 +336,7 @@ class Snapshot:
     prompt_limit: int = 0  # the prompt tokens of a step that `max_slowdown` allows; 0: as many as there are
     replicas: tuple[ReplicaView, ...] = ()  # of a fleet; none if this is one engine
     form_times: tuple[FormTime, ...] = ()  # of all forms so far; the one of the newest step is first
+    experts: ExpertLoad | None = None  # tokens by expert; None: the model has none
 
     @property
     def bubbles(self) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""GPU utilization and power draw, from the NVML library of NVIDIA's driver."""
+"""How busy the GPU is, from the NVML library of NVIDIA's driver, and the experts of a model."""
 
 import ctypes
 import threading
@@ -6,9 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
+from engine.api.expert_load import ExpertLoad
 from engine.api.snapshot import Load
+from engine.models.base import LanguageModel
+from engine.models.decoder import Decoder
+from engine.models.layers.moe import MoE
 
 _EVERY = 1.0  # seconds; the driver averages over about as long
 _LIBRARY = "libnvidia-ml.so.1"
@@ -87,3 +92,41 @@ class LoadMeter:
             self._found = self._look()
         except OSError:  # it can no longer be measured
             self._found = None
+
+
+class ExpertMeter:
+    """Reads a model's counters of the tokens of its experts, without waiting for the device."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._load: ExpertLoad | None = None
+        if not isinstance(model, Decoder) or model.tally is None or (spec := model.config.experts) is None:
+            return
+        self._counts = model.tally.counts
+        self._rows = [
+            each.index for each in model.blocks if any(isinstance(part, MoE) for part in each.parts)
+        ]
+        on_gpu = self._counts.device.type == "cuda"
+        self._host = torch.zeros(self._counts.shape, dtype=torch.int64, pin_memory=on_gpu)
+        self._arrived: torch.cuda.Event | None = None
+        layers = tuple(model.config.before + row for row in self._rows)
+        self._load = ExpertLoad(layers, spec.count, spec.chosen, self._column())
+
+    def read(self) -> ExpertLoad | None:
+        """The counts up to now; on a GPU, up to an earlier read. None: the model has no experts."""
+        if self._load is None:
+            return None
+        if self._counts.device.type != "cuda":
+            self._host.copy_(self._counts)
+            self._load = self._load._replace(counts=self._column())
+        elif self._arrived is None or self._arrived.query():
+            self._load = self._load._replace(counts=self._column())
+            self._host.copy_(self._counts, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        return self._load
+
+    def _column(self) -> np.ndarray:
+        """A copy of what has arrived."""
+        column: np.ndarray = self._host.numpy()[self._rows].reshape(-1)
+        column.setflags(write=False)
+        return column

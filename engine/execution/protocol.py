@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from engine.api.events import TokenLogprob
+from engine.api.expert_load import ExpertLoad
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
 from engine.execution.changes import RunnerChange
 from engine.kv.tiers.tier import TransferEnd, TransferOrder
@@ -195,6 +196,9 @@ class Runner(Protocol):
 
     def load(self) -> Load | None:
         """How busy the device is; None if it cannot be measured. Never waits."""
+
+    def experts(self) -> ExpertLoad | None:
+        """How many tokens each expert got; None if there are none. Never waits: it may be a read behind."""
 
     def split(self) -> StepSplit | None:
         """Time by part of a step; None on a GPU, or if `speeds` was not called recently."""

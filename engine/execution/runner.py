@@ -29,7 +29,7 @@ from engine.execution.cuda.replays import Hidden, Replays, preparations, sampler
 from engine.execution.draft.drafting import Drafter, SmallModel, draft_stores, with_drafts
 from engine.execution.draft.verification import unroll_drafts
 from engine.execution.in_flight import InFlightStep, ModelInput
-from engine.execution.load import LoadMeter
+from engine.execution.load import ExpertMeter, LoadMeter
 from engine.execution.memory import MemoryMeter, T, with_memory
 from engine.execution.pooling import span_rows, sum_spans
 from engine.execution.prompt_logprobs import read_prompts, target_rows
@@ -90,6 +90,7 @@ class ModelRunner:
         self._inference = torch.inference_mode()  # created once: creating it costs as much as entering it
         self._speeds: Speeds | None = None
         self._load, self.splitter = LoadMeter.of(device), StepSplitter(model)
+        self.experts = ExpertMeter(model).read
         self.arrivals = Arrivals(store.layers) if shared else Arrivals.on(device, store)  # no rank follows
         self._recordable = weights is None or weights.scheme.graphs  # whether a graph can hold the layers
         self._transfers = TransferRunner(tiers, blocks_of(store, device, self.arrivals))

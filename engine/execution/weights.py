@@ -11,14 +11,14 @@ from engine.api.snapshot import SchemeView
 from engine.devices import give_back
 from engine.execution.protocol import WeightsPlan
 from engine.kernels.cpu.packed import why_not as why_not_packed
-from engine.models.base import LanguageModel
+from engine.models.base import ForeignProducts, LanguageModel
 from engine.models.decoder import Decoder, Linear, block
 from engine.quant.base import Scheme
 from engine.quant.registry import named, names, why_not
 
 BlocksWith = Callable[[int], int | None]  # bytes more -> how many blocks fit; None if the number is fixed
 
-_FOREIGN = "this model runs through transformers, and its weights cannot be changed"
+_FOREIGN = "the weights of this model cannot be changed"
 
 
 class Weights:
@@ -60,16 +60,18 @@ class Weights:
         """
         if (model := self._model) is None:
             raise BadInput(_FOREIGN)
-        source, new, last = model.source, self._named(scheme), len(model.layers)
+        new, last = self._named(scheme), len(model.layers)
         if not 0 <= part <= last:
             raise BadInput(f"weights have the parts 0 to {last}, and no part {part}")
-        if part == last:
+        if not isinstance(model, Decoder):
+            model.replace(part, new)
+        elif part == last:
             model.head = None  # type: ignore[assignment]
             model.head = model.new_head(new)
         else:
             model.layers[part] = None  # type: ignore[assignment]
-            model.layers[part] = source.layer(part, new)
-        if source.device.type == "cpu":
+            model.layers[part] = model.source.layer(part, new)
+        if model.source.device.type == "cpu":
             give_back()  # fragmentation leaves holes too small for the next part's tensors
 
     def settle(self, scheme: str) -> int:
@@ -86,7 +88,7 @@ class Weights:
             return self._known[scheme]
         return named(scheme) if self._model is None else self._model.source.scheme(scheme)
 
-    def _freed_bytes(self, model: Decoder, scheme: Scheme) -> int:
+    def _freed_bytes(self, model: Decoder | ForeignProducts, scheme: Scheme) -> int:
         return int((nbytes(model, self.scheme) - nbytes(model, scheme)) * self._share)
 
     def _view(self, name: str, blocks_with: BlocksWith) -> SchemeView:
@@ -105,8 +107,10 @@ class Weights:
         return SchemeView(name, "", nbytes(model, scheme), blocks or 0)
 
 
-def nbytes(model: Decoder, scheme: Scheme) -> int:
+def nbytes(model: Decoder | ForeignProducts, scheme: Scheme) -> int:
     """The approximate size of the weights under a scheme; exact if they are unquantized."""
+    if not isinstance(model, Decoder):
+        return model.nbytes(scheme)
     config, dtype = model.config, model.embed.dtype
     ranks = 1 if model.collective is None else model.collective.ranks
     total = sum({id(each): each.nbytes for each in _outside(model)}.values())

@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import accumulate
 
 import numpy as np
 
+from engine.api.expert_load import ExpertLoad
 from engine.api.histogram import Counts
 from engine.api.snapshot import (
     AdapterView,
@@ -94,10 +96,17 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
         tiers=_tiers(shots),
         adapters=_adapters(first, shots),
         form_times=_form_times(shots),
+        experts=_experts([shot.experts for shot in shots]),
         load=_load([shot.load for shot in shots]),
         warmed=min(shot.warmed for shot in ready or shots),
         replicas=tuple(views),
     )
+
+
+def _experts(loads: Sequence[ExpertLoad | None]) -> ExpertLoad | None:
+    """The sum over the replicas of one model."""
+    found = [each for each in loads if each is not None]
+    return reduce(ExpertLoad.plus, (each for each in found if each.like(found[0]))) if found else None
 
 
 def _state_of_none(views: Sequence[ReplicaView]) -> str:

@@ -25,7 +25,7 @@ from engine.models.layers.collective import Collective
 from engine.models.layers.next_token import NextTokenHead
 from engine.models.layers.norm import Norm
 from engine.models.layers.sharding import VOCABULARY, WHOLE, Sharding
-from engine.models.layers.step import StepContext
+from engine.models.layers.step import ExpertTally, StepContext
 from engine.models.rope import rope_table
 from engine.quant.base import Scheme
 from engine.quant.linear import Linear, parameter
@@ -165,6 +165,10 @@ class Decoder(nn.Module):
         self.embed_norm: nn.Module | None = build.norm(config.hidden) if normed else None
         self.mtp: NextTokenHead | None = None  # set by the loader, if the head is to draft
         self.taps: dict[int, Tensor | None] = {}  # what these layers read in the newest forward
+        self.tally: ExpertTally | None = None
+        if config.experts is not None:
+            counters = torch.zeros(len(config.layers), config.experts.count, dtype=torch.int64)
+            self.tally = ExpertTally(counters)
         self.head: nn.Module = nn.Identity() if config.after else Linear(self.embed if own is None else own)
         self._embed_scale = float(torch.tensor(config.embed_scale, dtype=dtype, device="cpu"))
         for name, spec in (("rope", config.rope), ("local_rope", config.local_rope)):
@@ -207,7 +211,9 @@ class Decoder(nn.Module):
         returns its own.
         """
         x = self.embedded(ids) if stream is None else stream
-        step = StepContext(positions, self.rope, attend, local_rope=self.local_rope, adapters=adapters)
+        step = StepContext(
+            positions, self.rope, attend, local_rope=self.local_rope, adapters=adapters, tally=self.tally
+        )
         for at, each in enumerate(islice(self.layers, layers)):
             if at in self.taps:
                 self.taps[at] = x.clone()

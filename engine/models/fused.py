@@ -48,6 +48,9 @@ class FusedDecoder:
         own = embed_share(table, ids, slots, last_ids, first=collective.rank * len(table))
         return self.model.scaled(collective.sum(own))
 
+    def embedded(self, ids: Tensor) -> Tensor:
+        return self.model.embedded(ids)
+
     def forward(
         self,
         x: Tensor,
@@ -120,6 +123,7 @@ class FusedDecoder:
             mix=mix,
             states=lambda: metadata.states,
             expands=lambda layer, up: metadata.expansion(layer.spec, up) is not None,
+            tally=None if (tally := self.model.tally) is None else tally._replace(places=places),
             single=alone and all(map(self._takes_single, self.model.blocks)),
             pdl=self.pdl(rows),
             adapters=adapters,

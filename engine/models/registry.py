@@ -143,11 +143,6 @@ def bridged(request: LoadRequest) -> LanguageModel:
             f"tp: {request.place.name} is run by transformers, which cannot share it between "
             f"{request.collective.ranks} ranks; leave tp at 1"
         )
-    if request.quantization != "none":
-        raise BadInput(
-            f"quantization {request.quantization!r}: {request.place.name} is run by transformers, so it "
-            "cannot be quantized; only models of native families can"
-        )
     # Imported here because the native path does not need transformers.
     from engine.models.bridge.load import load_bridged
 

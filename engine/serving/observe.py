@@ -102,6 +102,7 @@ def snapshot(
         load=None if error else runner.load(),
         split=None if error else runner.split(),
         adapters=adapters,
+        experts=None if error else runner.experts(),
     )
 
 

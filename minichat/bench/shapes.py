@@ -230,4 +230,20 @@ HYBRIDS: dict[str, dict[str, Any]] = {  # most layers keep a state instead of ke
         "tie_word_embeddings": True,
     },
 }
-EVERY = SHAPES | MIXTURES | WINDOWED | HYBRIDS
+FOREIGN: dict[str, dict[str, Any]] = {  # that transformers runs
+    "Apertus-8B": {
+        "model_type": "apertus",
+        "architectures": ["ApertusForCausalLM"],
+        "vocab_size": 131072,
+        "hidden_size": 4096,
+        "intermediate_size": 21504,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "hidden_act": "xielu",
+        "max_position_embeddings": 65536,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 12000000.0},
+        "tie_word_embeddings": False,
+    },
+}
+EVERY = SHAPES | MIXTURES | WINDOWED | HYBRIDS | FOREIGN

@@ -123,7 +123,8 @@ MONITOR = Feature(
             "In the monitor ({view.to_monitor})",
             (
                 (
-                    "{monitor.pane_1 monitor.pane_2 monitor.pane_3 monitor.pane_4 monitor.pane_5}",
+                    "{monitor.pane_1 monitor.pane_2 monitor.pane_3 "
+                    "monitor.pane_4 monitor.pane_5 monitor.pane_6}",
                     "maximize a pane, or show all",
                 ),
                 (

@@ -1,5 +1,6 @@
 """The shapes that are measured on a GPU, and the bytes that limit their steps."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ from engine.execution.traffic import weights_read
 from engine.models.config_json import decoder_config
 from engine.models.decoder import Decoder
 from engine.models.fields import Fields
-from minichat.bench.shapes import COMMON, EVERY
+from minichat.bench.shapes import COMMON, EVERY, FOREIGN
 from tests.models.tiny import CONFIG
 
 BILLIONS = {
     "0.6B": 0.6, "8B": 8.0, "335M": 0.305, "30B-A3B": 30.5, "gpt-oss-20b": 20.9, "DeepSeek-V2-Lite": 15.7,
     "Gemma-3-12B": 11.8, "Qwen3.5-4B": 4.2, "Nemotron-H-8B": 8.1, "Nemotron-3-Nano": 31.6,
-    "Granite-4.0-H-Tiny": 6.9,
+    "Granite-4.0-H-Tiny": 6.9, "Apertus-8B": 8.05,
 }  # fmt: skip
 
 
@@ -27,10 +28,21 @@ def hollow(values: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> Decod
         return Decoder(config, dtype)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in FOREIGN])
 def test_a_shape_has_the_parameters_of_its_model(name: str) -> None:
     count = sum(each.numel() for each in hollow(COMMON | EVERY[name]).parameters())
     assert count / 1e9 == pytest.approx(BILLIONS[name], rel=0.02)
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_shape_that_transformers_runs_has_them_too(name: str, tmp_path: Path) -> None:
+    import transformers  # seconds, which every test process would spend
+
+    (tmp_path / "config.json").write_text(json.dumps(COMMON | EVERY[name]))
+    with torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(tmp_path)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert sum(each.numel() for each in model.parameters()) / 1e9 == pytest.approx(BILLIONS[name], rel=0.02)
 
 
 def test_a_dense_model_reads_all_weights_and_the_cache() -> None:

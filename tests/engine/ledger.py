@@ -318,11 +318,11 @@ class LedgerRunner:
     def plan_weights(self, scheme: str) -> None:
         return None
 
-    def split(self) -> None:
-        return None
+    def split(self) -> None: ...
 
-    def load(self) -> None:
-        return None
+    def load(self) -> None: ...
+
+    def experts(self) -> None: ...
 
     def reads(self) -> Reads:
         return Reads()

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.api.config import ModelPlace
-from engine.api.errors import BadCheckpoint, BadInput, UnsupportedModel
-from engine.execution.weights import Weights
+from engine.api.errors import BadCheckpoint, UnsupportedModel
 from engine.models.load_request import LoadRequest
 from engine.models.registry import bridged, load_model
 from tests.cases import one_of
@@ -270,21 +269,6 @@ def test_dummy_weights_are_determined_by_the_seed(tmp_path: Path) -> None:
     assert first.dtype == torch.bfloat16
     assert torch.equal(first, made(1))
     assert not torch.equal(first, made(2))
-
-
-def test_the_weights_cannot_change(tmp_path: Path) -> None:
-    model = load_model(config_only(tmp_path, "gpt2"), dummy=True, dtype="bfloat16")
-    weights = Weights(model, "none", share=1.0)
-    reasons = {view.name: view.why_not for view in weights.schemes("none", lambda more: None)}
-    assert reasons.pop("none") == ""
-    assert reasons and all("runs through transformers" in why for why in reasons.values())
-    for change in (
-        lambda: weights.plan("int8", lambda more: None),
-        lambda: weights.replace(0, "int8"),
-        lambda: weights.settle("int8"),
-    ):
-        with pytest.raises(BadInput, match="runs through transformers, and its weights cannot be changed"):
-            change()
 
 
 def test_broken_checkpoints_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from engine.api.config import ModelPlace
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder, block
 from engine.models.layers.moe import MoE
+from engine.models.layers.step import ExpertTally, StepContext
 from engine.models.registry import load_model
 from engine.quant.experts import ExpertsLinear, ExpertsProduct, all_rows, own_rows
 from engine.quant.registry import named
@@ -22,7 +23,7 @@ from tests.models.tiny import plain_attend
 from tests.quant.packers import Fp8, Gptq, write
 
 WIDE = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "head_dim": 16}
-NO_STEP: Any = None  # these parts read nothing of a step
+NO_STEP = StepContext(*[cast(Any, None)] * 3)  # these parts read nothing of it
 
 
 def loaded(folder: Path, scheme: str = "none") -> Decoder:
@@ -150,3 +151,9 @@ def test_a_router_is_exact_in_half_precision(tmp_path: Path) -> None:
     assert weights.dtype is torch.float32
     assert torch.equal(chosen, scores.topk(2).indices)
     torch.testing.assert_close(weights.sum(-1), torch.ones(30))
+
+
+def test_padding_is_not_counted() -> None:
+    tally = ExpertTally(torch.zeros(2, 4, dtype=torch.int64), torch.tensor([7, 0, -1]))
+    tally.add(1, torch.tensor([[0, 3], [3, 1], [2, 3]]))
+    assert tally.counts.tolist() == [[0, 0, 0, 0], [1, 1, 0, 2]]

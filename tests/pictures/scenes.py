@@ -14,7 +14,7 @@ from engine.models.support import Support
 from minichat.features.chats import chats
 from minichat.features.tour.panel import TourPanel
 from minichat.models.catalog import Model
-from tests.pictures.world import Device, Sitting, World, course, rest
+from tests.pictures.world import Device, Sitting, World, course, rest, with_experts
 
 MODELS = [
     Model("Qwen/Qwen3-8B", "hub cache", Support("qwen3", 16_400_000_000, True), recent=True),
@@ -236,6 +236,11 @@ SITTINGS = {
         1,
         {"beams": beams, "tokens": tokens},
         lambda: {"backend": StoryDevice([rest()])},
+    ),
+    "experts": Sitting(
+        1,
+        {"monitor-experts": monitor, "experts": pane(6)},
+        lambda: {"backend": Device([with_experts(rest())])},
     ),
     "broadcast": Sitting(2, {"parting": parting}),
     "first": Sitting(0, {"empty": plain}),

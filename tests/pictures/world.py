@@ -11,6 +11,7 @@ import pytest
 
 from engine.api.commands import MeasureSpeeds
 from engine.api.events import Admitted, Event, Finished, FirstToken, Preempted, Queued, Resumed, TokenLogprob
+from engine.api.expert_load import ExpertLoad
 from engine.api.params import SamplingParams
 from engine.api.snapshot import (
     BlockView,
@@ -104,6 +105,14 @@ def rest() -> Snapshot:
     owner = np.where((blocks >= 200) & (blocks < 240), 9, -1)
     view = BlockView(BLOCKS, 0 * blocks, owner, np.where(owner < 0, 0, 16), 0 * blocks, 0, 40, 7)
     return replace(_moment(1), blocks=view, requests=(), waiting=0, running=0, rates=Throughput())
+
+
+def with_experts(shot: Snapshot) -> Snapshot:
+    """Of a model with 48 layers of 128 experts, some of which are used more than others."""
+    layer, expert = np.arange(48)[:, None], np.arange(128)
+    counts = 400 + 300 * np.sin(layer * 1.7 + expert * 0.9) + 900 * (expert * 7 % 128 == layer * 3 % 128)
+    load = ExpertLoad(tuple(range(48)), 128, 8, counts.astype(np.int64).reshape(-1))
+    return replace(shot, model="Qwen3-30B-A3B", experts=load)
 
 
 def _moment(step: int) -> Snapshot:

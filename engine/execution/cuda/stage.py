@@ -7,6 +7,7 @@ from torch import Tensor
 from engine.attention.base import AttentionBackend, Batch
 from engine.attention.triton_backend import GraphMetadata, GraphWork, TritonAttention
 from engine.execution.cuda.arrivals import Wait
+from engine.execution.cuda.foreign import ForeignDecoder, can_be_captured
 from engine.execution.cuda.graphs import SamplingFlags
 from engine.execution.protocol import Compilation
 from engine.kernels.triton.precompile import once, start_compiling
@@ -16,27 +17,35 @@ from engine.kernels.triton.sampling.top_logprobs import top_logprobs
 from engine.kv.store import KVStore
 from engine.models.adapters.bank import AdapterBank
 from engine.models.adapters.products import StepAdapters
+from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
 from engine.models.fused import FusedDecoder
 from engine.sampling.penalties import SeenTokens
 
 # Multiplications, by the weights of a layer, that take about as long as launching its kernels one by one.
 _LAUNCHED = 2**36
+FOREIGN = True  # whether models that transformers runs have graphs and our sampling, if a trial succeeds
 
 
 class GpuStage:
-    """A native decoder with Triton attention. DecodeSteps captures it; ModelRunner calls it directly too."""
+    """A model with Triton attention. DecodeSteps captures it; ModelRunner calls it directly too."""
 
     def __init__(
         self,
-        model: Decoder,
+        model: LanguageModel,
         store: KVStore,
         attention: TritonAttention,
         adapters: AdapterBank | None = None,
     ) -> None:
-        self._decoder = FusedDecoder(model, store.layers, attention)
+        self._decoder: FusedDecoder | ForeignDecoder
+        if isinstance(model, Decoder):
+            self._decoder = FusedDecoder(model, store.layers, attention)
+        else:
+            self._decoder = ForeignDecoder(model, store.layers, attention)
         self._attention, self._store = attention, store
-        self._dtype, self._device = model.embed.dtype, model.embed.device
+        first = next(iter(model.parameters()))
+        self._dtype, self.device = first.dtype, first.device
+        self._ends_early = isinstance(model, Decoder) and model.config.after > 0
         self.compilations = 0  # that were started
         self.adapters = adapters if adapters is not None and adapters.launches else None
         # The weights that a token is multiplied by are about 12 hidden squared in most models.
@@ -44,7 +53,7 @@ class GpuStage:
 
     def work(self, tokens: int, *, pieces: bool = False) -> GraphWork:
         specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"
-        return GraphWork(specs, tokens, self._dtype, self._device, packed=packed, pieces=pieces)
+        return GraphWork(specs, tokens, self._dtype, self.device, packed=packed, pieces=pieces)
 
     def start_compiling(self, launches: Callable[[], object]) -> Compilation:
         self.compilations += 1
@@ -56,7 +65,7 @@ class GpuStage:
 
     def _logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
         hidden = self._hidden(fields, last_ids, metadata)
-        return hidden if self._decoder.model.config.after else self.head(hidden)
+        return hidden if self._ends_early else self.head(hidden)
 
     def hidden(
         self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata, wait: Wait
@@ -124,7 +133,7 @@ class GpuStage:
 
         `stream`: from an earlier stage. `wait`: see Stage (graphs.py).
         """
-        x = self._decoder.model.embedded(batch.ids) if stream is None else stream
+        x = self._decoder.embedded(batch.ids) if stream is None else stream
         metadata = self._attention.prepare(batch)
         return self._decoder.forward(x, batch.positions, batch.places, metadata, adapters, wait)
 
@@ -133,9 +142,12 @@ class GpuStage:
 
 
 def stage_for(
-    model: object, store: KVStore, attention: AttentionBackend, adapters: AdapterBank
+    model: LanguageModel, store: KVStore, attention: AttentionBackend, adapters: AdapterBank
 ) -> GpuStage | None:
     """None: steps use the model's own forward pass."""
-    if isinstance(model, Decoder) and isinstance(attention, TritonAttention):
-        return GpuStage(model, store, attention, adapters)
+    if not isinstance(attention, TritonAttention):
+        return None
+    stage = GpuStage(model, store, attention, adapters)
+    if isinstance(model, Decoder) or (FOREIGN and can_be_captured(stage, store, model, stage.device)):
+        return stage
     return None

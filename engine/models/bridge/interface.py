@@ -15,6 +15,7 @@ from engine.api.cache_spec import LayerSpec
 from engine.api.config import ModelConfig
 from engine.attention.base import Attend
 from engine.models.bridge.adapters import ADAPTERS, adapt
+from engine.models.bridge.products import BridgedProducts
 
 NAME = "minichat"  # the name our attention is registered under; without a mask function, no masks are built
 
@@ -73,13 +74,14 @@ class BridgedModel(nn.Module):
         self.config = config
         self.sinks: Mapping[int, Tensor] = {}
         self.output_type: type = BaseModelOutputWithPast
+        self.products: BridgedProducts | None = None  # set once the model is known to run
         for part in model.modules():
             if isinstance(part, transformers.PreTrainedModel):  # the check reads ids back from the device
                 part.warn_if_padding_and_no_attention_mask = lambda *args, **kwargs: None
 
     @property
-    def requantizable(self) -> None:
-        """transformers has made the layers, and cannot make them again."""
+    def requantizable(self) -> BridgedProducts | None:
+        return self.products
 
     def set_layers(self, layers: tuple[LayerSpec, ...], sinks: Mapping[int, Tensor], *, hidden: int) -> None:
         """Set what only a probe run can find out."""

@@ -10,7 +10,8 @@ from safetensors import SafetensorError
 from engine.api.config import ModelConfig
 from engine.api.errors import BadCheckpoint
 from engine.models.bridge.interface import BridgedModel, implementation_of
-from engine.models.bridge.probe import probe, probe_without_weights
+from engine.models.bridge.probe import probe, probe_products, probe_without_weights
+from engine.models.bridge.products import BridgedProducts
 from engine.models.checkpoint import shards
 from engine.models.config_json import checkpoint_dtype, read_generation, refuse_quantized, start_id, stop_ids
 from engine.models.fields import MOST_TOKENS, MOST_WIDTH, Fields
@@ -33,7 +34,10 @@ def load_bridged(request: LoadRequest) -> BridgedModel:
 
     model = _dummy(request, theirs, config) if request.dummy else _filled(request, theirs, config)
     bridged = BridgedModel(model.requires_grad_(False).eval(), config)
-    probe(bridged, fields)
+    logits = probe(bridged, fields)
+    bridged.products = BridgedProducts(model, bridged.trunk, None if request.dummy else request.place.folder)
+    probe_products(bridged, bridged.products, fields, logits)
+    bridged.products.use(request.quantization)
     return bridged
 
 

@@ -19,6 +19,7 @@ from engine.api.config import ModelConfig
 from engine.api.errors import UnsupportedModel
 from engine.models.bridge.adapters import ADAPTERS
 from engine.models.bridge.interface import BridgedModel, implementation_of
+from engine.models.bridge.products import BridgedProducts
 from engine.models.fields import Fields
 
 PASSAGE, CUT = 12, 7  # length of the passage, and where the second chunk begins
@@ -123,22 +124,20 @@ def probe_without_weights(theirs: Any, config: ModelConfig, fields: Fields) -> N
 
 
 @torch.inference_mode()
-def probe(bridged: BridgedModel, fields: Fields) -> None:
-    """Check the model with its own weights, and complete its config."""
+def probe(bridged: BridgedModel, fields: Fields) -> Tensor:
+    """Check the model with its own weights, and complete its config. Return the logits of the passage."""
     recorder = ProbeRecorder(bridged.model.config, fields)
-    length = min(PASSAGE, bridged.config.max_context)
-    positions = torch.arange(length, device=bridged.model.device)
-    ids = (positions * 37 + 5) % bridged.config.vocab
+    ids, positions = _passage(bridged)
     with _explained(recorder, (RuntimeError,)):
         reached, logits = _by_their_attention(bridged, ids)
         parts = []
-        for part in (slice(0, CUT), slice(CUT, length)):
+        for part in (slice(0, CUT), slice(CUT, None)):
             if len(ids[part]):
                 parts.append(bridged.walk(ids[part], positions[part], recorder.visit))
                 recorder.end_pass()
         ours = torch.cat(parts)
-        exact = ours.dtype == torch.float32
-        if not (_agree(ours, reached, exact) and _agree(bridged.logits(ours), logits, exact)):
+        exact, own_logits = ours.dtype == torch.float32, bridged.logits(ours)
+        if not (_agree(ours, reached, exact) and _agree(own_logits, logits, exact)):
             raise recorder.refusal("its results over the paged cache differ from those of transformers")
     layers = tuple(recorder.layers[index] for index in range(recorder.count))
     if recorder.kinds is None and recorder.window and any(spec.window is None for spec in layers):
@@ -147,6 +146,35 @@ def probe(bridged: BridgedModel, fields: Fields) -> None:
             "results depend on the use of the cache"
         )
     bridged.set_layers(layers, recorder.sinks, hidden=ours.shape[1])
+    return own_logits
+
+
+@torch.inference_mode()
+def probe_products(
+    bridged: BridgedModel, products: BridgedProducts, fields: Fields, expected: Tensor
+) -> None:
+    """Find out whether the model's code does more with its linear layers than to call them.
+
+    `expected`: what `probe` returned.
+    """
+    recorder = ProbeRecorder(bridged.model.config, fields)
+    ids, positions = _passage(bridged)
+    kinds = _NOT_PLAIN + (RuntimeError,)  # noqa: RUF005  mypy
+    try:
+        with products.wrapped():
+            found = bridged.logits(bridged.walk(ids, positions, recorder.visit))
+    except kinds as error:
+        products.problem = f"transformers does not only call its linear layers ({_first_line(error)})"
+    else:
+        if not _agree(found, expected, bridged.model.dtype == torch.float32):
+            products.problem = "its results differ if its linear layers are called with rows"
+
+
+def _passage(bridged: BridgedModel) -> tuple[Tensor, Tensor]:
+    """Return ids and positions."""
+    length = min(PASSAGE, bridged.config.max_context)
+    positions = torch.arange(length, device=bridged.model.device)
+    return (positions * 37 + 5) % bridged.config.vocab, positions
 
 
 def _by_their_attention(bridged: BridgedModel, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from engine.models.layers.activations import ACTIVATE, sigmoid
 from engine.models.layers.build import Build
 from engine.models.layers.part import Part, SourceTensor
 from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE, Sharding, segments
-from engine.models.layers.step import StepContext
+from engine.models.layers.step import ExpertTally, StepContext
 from engine.quant.experts import ExactLinear
 from engine.quant.linear import parameter
 
@@ -59,11 +59,13 @@ class MoE(Part):
         }
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
-        return self.mixed(self.norm(x))
+        return self.mixed(self.norm(x), step.tally)
 
-    def mixed(self, x: Tensor) -> Tensor:
+    def mixed(self, x: Tensor, tally: ExpertTally | None = None) -> Tensor:
         """[tokens, hidden] -> the weighted sum of the chosen experts' outputs."""
         weights, experts = self.routed(x)
+        if tally is not None:
+            tally.add(self.index, experts)
         chosen = self.spec.chosen
         order = experts.flatten().argsort(stable=True)
         counts = torch.zeros(self.spec.count, dtype=torch.int64, device=x.device)
@@ -87,6 +89,8 @@ class MoE(Part):
         pdl = step.pdl
         given = x.normed(self.norm, gpu, pdl=pdl).values
         how: dict[str, Any] = {"best": self.best, "sigmoid": self.sigmoid, "bias": self.choice_bias()}
+        if step.tally is not None:
+            how["counts"], how["places"] = step.tally.counts[self.index], step.tally.places
         weights, ids = experts.routed(given, self.router.weight, self.router.bias, **how, pdl=pdl)
         self.add_shared(x, given, step, gpu)
         if self.weighs_inputs:
@@ -149,7 +153,7 @@ class SharedMoE(MoE):
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
         normed = self.norm(x)
-        return self.mixed(normed) + self.shared(normed)
+        return self.mixed(normed, step.tally) + self.shared(normed)
 
     def add_shared(self, x: "Residual", given: Tensor, step: "GpuStep", gpu: "GpuKernels") -> None:
         products = gpu.product(self.shared_gate_up), gpu.product(self.shared_down)

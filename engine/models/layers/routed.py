@@ -54,14 +54,20 @@ class RoutedExperts:
         best: int,
         sigmoid: bool,
         bias: Tensor | None,
+        counts: Tensor | None = None,
+        places: Tensor | None = None,
         pdl: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Return each row's weights and experts. `best` as in Routing; `bias` takes part in the choice."""
+        """Return each row's weights and experts. `best` as in Routing; `bias` takes part in the choice.
+
+        `counts`: of the layer, and `places`: see ExpertTally.
+        """
         spec = self.spec
         how = Routing(
             spec.chosen, sigmoid, spec.groups, spec.chosen_groups, best, spec.normalized, spec.scaling
         )
-        return route(router_logits(x, router, pdl=pdl), how, logit_bias, bias, pdl=pdl)
+        logits = router_logits(x, router, pdl=pdl)
+        return route(logits, how, logit_bias, bias, counts, places, pdl=pdl)
 
     def activated(
         self, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate, *, pdl: bool

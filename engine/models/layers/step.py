@@ -2,11 +2,28 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from engine.attention.base import Attend
 from engine.models.adapters.products import StepAdapters
+
+
+class ExpertTally(NamedTuple):
+    """Counts the tokens that each expert gets, on the device and without waiting for it."""
+
+    counts: Tensor  # [layers, experts] int64
+    places: Tensor | None = None  # [tokens]: where each is cached; -1: padding of a graph. None: all count
+
+    def add(self, layer: int, experts: Tensor) -> None:
+        """Count a step's choices in a layer, [tokens, chosen]."""
+        if self.places is None:
+            given = torch.ones_like(experts, dtype=torch.int64)
+        else:
+            given = (self.places >= 0).long()[:, None].expand(experts.shape)
+        self.counts[layer].scatter_add_(0, experts.long().flatten(), given.flatten())
 
 
 @dataclass
@@ -19,6 +36,7 @@ class StepContext:
     # The table of sliding layers, if they have their own.
     local_rope: Tensor | None = field(default=None, kw_only=True)
     adapters: StepAdapters | None = field(default=None, kw_only=True)  # None: no token has one
+    tally: ExpertTally | None = field(default=None, kw_only=True)  # of experts; None: they are not counted
 
     @cached_property
     def angles(self) -> tuple[Tensor, Tensor]:

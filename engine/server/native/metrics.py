@@ -235,6 +235,10 @@ def _add_state(page: MetricsPage, shot: Snapshot) -> None:
         about = "Bytes that a rank sends to the others per second with steps in flight."
         traffic = {str(rank): each.traffic for rank, each in enumerate(shot.ranks)}
         page.split("gauge", "rank_sent_bytes_per_second", about, "rank", traffic)
+    if shot.experts is not None:
+        about = "Tokens of a layer's busiest expert since the start, divided by the mean of its experts."
+        most = zip(shot.experts.layers, shot.experts.imbalance().tolist(), strict=True)
+        page.split("gauge", "expert_imbalance", about, "layer", {str(layer): value for layer, value in most})
     page.gauge("engine_up", "1 while the engine is alive, else 0.", int(shot.state != "dead"))
     if shot.state != "dead":
         states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}

@@ -1,4 +1,4 @@
-"""The monitor's panes: KV blocks, queues, rates, latencies, events."""
+"""The monitor's panes: KV blocks, queues, rates, latencies, events, experts."""
 
 from minichat.ui.monitor.engine_line import EngineLine
 from minichat.ui.monitor.events import EventLog

@@ -4,7 +4,7 @@ from textual.binding import Binding, BindingType
 
 from minichat.ui.monitor.arrange import PANES
 
-_NAMES = ("KV map", "queues", "rates", "latency", "events")
+_NAMES = ("KV map", "queues", "rates", "latency", "events", "experts")
 
 
 def up(action: str) -> Binding:

@@ -1,4 +1,4 @@
-"""The monitor: five panes that show the engine's snapshots and events."""
+"""The monitor: panes that show the engine's snapshots and events."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -15,6 +15,7 @@ from engine.api.snapshot import Snapshot
 from minichat.ui.monitor.arrange import KVMAP, PANES, Place, arrange
 from minichat.ui.monitor.bindings import KEYS
 from minichat.ui.monitor.events import EventLog
+from minichat.ui.monitor.experts import Experts
 from minichat.ui.monitor.kvmap import KVMap
 from minichat.ui.monitor.latency import Latency
 from minichat.ui.monitor.owners import Owner
@@ -67,8 +68,10 @@ class MonitorPanel(Widget):
             Latency(ascii=ascii),
             EventLog(ascii=ascii),
         )
+        self.experts = Experts(ascii=ascii)
         self.panes: dict[int, Pane] = {
-            pane.number: pane for pane in (self.kvmap, self.queues, self.rates, self.latency, self.event_log)
+            pane.number: pane
+            for pane in (self.kvmap, self.queues, self.rates, self.latency, self.event_log, self.experts)
         }
         self.maximized: int | None = None
         self.paused = False
@@ -87,6 +90,7 @@ class MonitorPanel(Widget):
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
         self._latest = snapshot, owners
         self.rates.remember(snapshot)
+        self.experts.remember(snapshot)
         self._show_latest()
 
     def forget(self) -> None:
@@ -149,7 +153,11 @@ class MonitorPanel(Widget):
         for number, pane in self.panes.items():
             pane.display = number in self._placed
             pane.left_out = ""
-        missing = [str(number) for number in PANES if number not in self._placed]
+        missing = [
+            str(number)
+            for number in PANES
+            if number not in self._placed and self.panes[number].useful_lines != 0
+        ]
         if missing and self.maximized is None:
             self.panes[max(self._placed)].left_out = f"{' '.join(missing)} hidden"
         self.kvmap.refresh(layout=True)  # on a child, since the panel's own layout is cached

@@ -264,7 +264,7 @@ async def test_help_lists_the_current_keys(bench: Callable[..., Any], tmp_path: 
             "^T c l map: order, color by, letters",
             "Stepping through tokens (F6, or the message menu)",
             "Alt+1 F11 Alt+3 Alt+4 Alt+5 Alt+6 Alt+7 Alt+8 Alt+9",
-            "v 2 3 4 5 maximize a pane, or show all",
+            "v 2 3 4 5 6 maximize a pane, or show all",
             "Shift+Left Shift+Right K Shift+Down",
             "Terminals and tmux intercept some keys. F12 lists every command.",
         ):

@@ -204,6 +204,18 @@ def expected_route(
     return (kept / kept.sum(1, keepdim=True) if how.normalized else kept) * how.scaling, ids
 
 
+def test_the_rows_of_each_expert_are_counted(kernels: Interpreted) -> None:
+    """Except those without a place, which pad a graph."""
+    from engine.kernels.triton.experts.route import Routing
+
+    parts = numbers(1, 4, 6, seed=0, dtype=torch.float32)
+    counts, places = torch.arange(6), torch.tensor([3, -1, 0, 9])
+    for where, counted in ((places, places >= 0), (None, slice(None))):
+        given = (parts, Routing(2), None, None, counts, where)
+        (_, ids), (*_, after, _) = kernels.call("experts.route", "route", *given)
+        assert torch.equal(after, counts + torch.bincount(ids[counted].flatten(), minlength=6))
+
+
 def test_a_row_of_nan_chooses_experts_that_exist(kernels: Interpreted) -> None:
     from engine.kernels.triton.experts.route import Routing
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from websockets.sync.client import connect
 
 from engine.api.events import Admitted, Died, Event, Finished, FirstToken, Preempted, Queued
+from engine.api.expert_load import ExpertLoad
 from engine.api.snapshot import Change, RankView
 from tests.server.conftest import KEY, MODEL, Served, dry, serving, user
 from tests.server.exposition import MetricFamily, families
@@ -237,6 +239,14 @@ def test_what_each_rank_exchanges(served: Served) -> None:
     found = families(served.state.metrics.text(replace(shot, ranks=ranks)))
     assert [found["minichat:rank_joining"].value(rank=each) for each in "01"] == [0, 0.25]
     assert [found["minichat:rank_sent_bytes_per_second"].value(rank=each) for each in "01"] == [0, 1e9]
+
+
+def test_how_unevenly_experts_are_used(served: Served) -> None:
+    shot = served.host.snapshot()
+    assert "expert_imbalance" not in served.state.metrics.text(shot), "there are no experts"
+    load = ExpertLoad((1, 3), 2, 1, np.array([30, 10, 5, 5]))
+    found = families(served.state.metrics.text(replace(shot, experts=load)))["minichat:expert_imbalance"]
+    assert (found.value(layer="1"), found.value(layer="3")) == (1.5, 1.0)
 
 
 def test_rejections_by_reason() -> None:

@@ -1,7 +1,9 @@
 """The panes together: their layout and their keys."""
 
+from dataclasses import replace
 from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,15 +11,17 @@ from textual.color import Color
 from textual.geometry import Region
 
 from engine.api import events
+from engine.api.expert_load import ExpertLoad
 from engine.api.snapshot import Quantiles, StepTimes, Throughput
 from minichat.ui.monitor import MonitorPanel, Queues
-from minichat.ui.monitor.arrange import PANES, arrange
+from minichat.ui.monitor.arrange import EXPERTS, PANES, arrange
 from minichat.ui.monitor.pane import Pane
 from tests.waiting import until
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import lines, received, staged
 
 SHOT = snapshot(640, [request(number, blocks=range(number * 9, number * 9 + 9)) for number in range(6)])
+EVEN = ExpertLoad((0, 1), 4, 2, np.ones(8, np.int64))
 IDLE = snapshot(640, rates=Throughput(), ttft=Quantiles(), itl=Quantiles(), step_times=StepTimes())
 
 
@@ -30,16 +34,18 @@ def test_panes_neither_overlap_nor_leave_gaps(width: int, height: int, maximized
     assert not any(one.overlaps(other) for one, other in combinations(places, 2))
 
 
-def test_common_sizes_show_all_five_panes() -> None:
+def test_common_sizes_show_all_panes() -> None:
     for size in ((50, 33), (66, 53), (120, 20), (300, 80)):
+        assert sorted(arrange(*size, useful_lines={EXPERTS: 0})) == list(PANES[:-1])
+    for size in ((50, 38), (66, 53), (120, 24), (300, 80)):
         assert sorted(arrange(*size)) == list(PANES)
     assert sorted(arrange(40, 12)) == [1, 2]
 
 
 async def test_all_panes_show_content() -> None:
     panel = MonitorPanel()
-    async with staged(panel, (66, 40)) as pilot:
-        panel.update_from(SHOT, OWNERS)
+    async with staged(panel, (66, 45)) as pilot:
+        panel.update_from(replace(SHOT, experts=EVEN), OWNERS)
         panel.add_event(events.Queued(1, 0.0, 3, 120))
         await pilot.pause()
         for number, pane in panel.panes.items():
@@ -58,7 +64,7 @@ async def test_panes_that_do_not_fit_are_named() -> None:
         assert [heading.endswith("4 5 hidden") for heading in headings] == [False, False, True]
         await pilot.resize_terminal(80, 60)
         await pilot.pause()
-        assert not any("hidden" in lines(pane)[0] for pane in panel.panes.values())
+        assert not any("hidden" in lines(pane)[0] for pane in panel.panes.values() if pane.display)
         await pilot.resize_terminal(80, 19)
         panel.maximize(5)
         await pilot.pause()
@@ -108,8 +114,8 @@ async def test_a_number_maximizes_a_pane_and_restores_it() -> None:
             await until(lambda seen=pane: seen.size == (66, 40) and lines(seen)[1].strip())
             assert [each.number for each in panel.panes.values() if each.display] == [number]
             assert pane.has_focus
-        await pilot.press("5")
-        assert all(pane.display for pane in panel.panes.values())
+        await pilot.press("6")
+        assert [number for number, pane in panel.panes.items() if pane.display] == list(PANES[:-1])
         await pilot.press("2", "escape")
         assert panel.maximized is None
         assert not received(pilot, MonitorPanel.LeaveRequested)
@@ -190,7 +196,7 @@ async def test_panes_with_little_content_give_their_lines_to_others() -> None:
     async with staged(panel, (66, 40)):
 
         def heights() -> list[int]:
-            return [pane.size.height for pane in panel.panes.values()]
+            return [pane.size.height for pane in panel.panes.values() if pane.display]
 
         panel.update_from(IDLE, OWNERS)
         await until(lambda: heights()[1:] == [2, 2, 2, 2])
@@ -207,7 +213,7 @@ async def test_panes_with_little_content_give_their_lines_to_others() -> None:
 
 
 def test_lines_go_only_to_panes_that_can_use_them() -> None:
-    few = dict.fromkeys((2, 4, 5), 2)
+    few = dict.fromkeys((2, 4, 5, 6), 2)
     for size in ((50, 33), (120, 20), (300, 80)):
         places = arrange(*size, useful_lines=few)
         assert sorted(places) == list(PANES)

@@ -80,9 +80,10 @@ def router_logits(x: Tensor, weight: Tensor, *, pdl: bool = False) -> Tensor:
 
 @triton.jit
 def _route(
-    weights, ids, parts, logit_bias, choice_bias, part_stride,
+    weights, ids, parts, logit_bias, choice_bias, counts, places, part_stride,
     EXPERTS: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, CHOSEN: tl.constexpr,
     SLOTS: tl.constexpr, SIGMOID: tl.constexpr, LOGIT_BIAS: tl.constexpr, CHOICE_BIAS: tl.constexpr,
+    COUNTS: tl.constexpr, PLACES: tl.constexpr,
     GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, GROUP_SLOTS: tl.constexpr, BEST: tl.constexpr,
     NORMALIZED: tl.constexpr, SCALING: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -137,6 +138,11 @@ def _route(
         kept = kept / (tl.sum(kept, 0) + 1e-20)
     tl.store(ids + row * CHOSEN + slot, found, mask=slot < CHOSEN)
     tl.store(weights + row * CHOSEN + slot, kept * SCALING, mask=slot < CHOSEN)
+    if COUNTS:
+        counted = slot < CHOSEN
+        if PLACES:
+            counted &= tl.load(places + row) >= 0
+        tl.atomic_add(counts + found, tl.full([SLOTS], 1, tl.int64), mask=counted, sem="relaxed")
 
 
 def route(
@@ -144,20 +150,24 @@ def route(
     how: Routing,
     logit_bias: Tensor | None = None,
     choice_bias: Tensor | None = None,
+    counts: Tensor | None = None,
+    places: Tensor | None = None,
     *,
     pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return each row's weights in float32 and experts in int32, [rows, chosen] each.
 
     `parts` as router_logits returns them. `choice_bias` takes part in the choice, but not in the weights.
+    `counts`: [experts] in int64, to which each expert's rows are added, except rows whose place is negative.
     """
     count, rows, experts = parts.shape
     weights = torch.empty(rows, how.chosen, dtype=torch.float32, device=parts.device)
     ids = torch.empty(rows, how.chosen, dtype=torch.int32, device=parts.device)
     _route[(rows,)](
-        weights, ids, parts, logit_bias, choice_bias, parts.stride(0),
+        weights, ids, parts, logit_bias, choice_bias, counts, places, parts.stride(0),
         EXPERTS=experts, PADDED=power(experts), PARTS=count, CHOSEN=how.chosen, SLOTS=power(how.chosen),
         SIGMOID=how.sigmoid, LOGIT_BIAS=logit_bias is not None, CHOICE_BIAS=choice_bias is not None,
+        COUNTS=counts is not None, PLACES=counts is not None and places is not None,
         GROUPS=how.groups, CHOSEN_GROUPS=how.chosen_groups, GROUP_SLOTS=power(how.groups), BEST=how.best,
         NORMALIZED=how.normalized, SCALING=how.scaling, PDL=pdl, num_warps=1, **launch(pdl),
     )  # fmt: skip
