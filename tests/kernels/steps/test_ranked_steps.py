@@ -38,7 +38,8 @@ def a_collective() -> Any:
 
 @pytest.fixture(autouse=True)
 def of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stage_of(config: DecoderConfig, scheme: str, kv: Any, block_size: int = 16) -> Any:
+    def stage_of(config: DecoderConfig, scheme: str, kv: Any, block_size: int = 16, rank: int = 0) -> Any:
+        assert rank == 0, "models on several ranks have no adapters"
         from engine.attention.triton_backend import TritonAttention
         from engine.execution.cuda.stage import GpuStage
 
