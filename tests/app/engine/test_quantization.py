@@ -360,7 +360,7 @@ async def test_the_measured_time_of_a_step_is_beside_each_scheme(
 async def test_the_list_never_has_a_scrollbar_in_the_scrolling_drawer(
     bench: Callable[..., Any], size: tuple[int, int]
 ) -> None:
-    """For one frame, too: the list would wrap its lines for the scrollbar, and keep them after it has gone."""
+    """Not even for a frame: lines that were wrapped for a scrollbar stayed wrapped without it."""
     many = tuple(SchemeView(f"int{bits}", "", 1_300_000_000) for bits in range(30))
     kind = {"schemes": many, "kv_schemes": FORMS, "quantization": "int8"}
     async with bench(size, backend=FakeBackend([snapshot(**kind)])) as it:
