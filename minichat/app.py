@@ -282,6 +282,7 @@ class MinichatApp(App[object], inherit_bindings=False):
     def clear_notifications(self) -> None:
         self._noticed = "", 0.0  # the next one repeats nothing that is visible
         super().clear_notifications()
+        self.main.query("ToastHolder").remove()  # Textual would leave an empty row of each
 
     def report(self, sentence: str) -> None:
         self.notify(one_line(sentence), severity="error", timeout=8)

@@ -64,7 +64,9 @@ def main() -> None:
     try:
         loop = begin(given)
     except EngineError:
-        os._exit(1)  # it has been reported
+        from engine.distributed.member import REFUSED
+
+        os._exit(REFUSED)
     try:
         loop.run()
     except EOFError:

@@ -39,7 +39,7 @@ from engine.distributed.identity import (
     order_of,
     visible_gpus,
 )
-from engine.distributed.member import ENDS, Member, beats, spawn, tail
+from engine.distributed.member import ENDS, REFUSED, Member, beats, spawn, tail
 from engine.distributed.memory import anonymous
 from engine.distributed.messages import Kind
 from engine.distributed.rank_meters import RankMeters
@@ -324,7 +324,8 @@ class Team:
             return
         hung = f"did not respond for {self.silence:g} seconds and was killed"
         problem = hung if code is None else describe_exit(code)
-        log.error("rank %d %s; the end of its log:\n%s", member.rank, problem, tail(member.log))
+        if code != REFUSED:
+            log.error("rank %d %s; the end of its log:\n%s", member.rank, problem, tail(member.log))
         self._kill()
         with self._losing:
             self.lost = f"rank {member.rank} {problem}"

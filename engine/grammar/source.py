@@ -10,6 +10,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from engine.api.errors import BadParams
 from engine.api.params import Grammar
+from engine.grammar.matcher import reason
 
 _UNUSABLE = {
     "json": "is not a usable JSON schema",
@@ -38,6 +39,12 @@ def source(grammar: Grammar) -> str:
         return _source(grammar)
     except ValueError as error:  # a number or a character that is valid JSON but not valid in llguidance
         raise unusable(grammar, str(error)) from None
+
+
+def check(grammar: Grammar) -> None:
+    """Raise BadParams if the grammar is invalid, before it meets a model."""
+    if wrong := LLMatcher.validate_grammar(source(grammar)):
+        raise unusable(grammar, reason(wrong))
 
 
 def _source(grammar: Grammar) -> str:

@@ -132,6 +132,11 @@ def title_from(text: str, width: int = 40) -> str:
     return f"{head or line[: width - 1]}…"
 
 
+def own_title(title: str, first: str) -> bool:
+    """Whether the user chose the title. If not, it is empty, or from the first message (and of a fork)."""
+    return not title.startswith(title_from(first)) if first else bool(title)
+
+
 def fork_title(title: str) -> str:
     """The title of a fork; a fork of a fork gets a number instead of a longer suffix."""
     if not (fork := _FORK.search(title)):

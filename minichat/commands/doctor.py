@@ -19,6 +19,7 @@ from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.api.errors import BadInput, EngineError
 from engine.attention import registry
 from engine.devices import free_host_memory, host_memory, host_speeds
+from engine.execution.draft.drafters import FOLDER
 from engine.kv.tiers.speeds import TierSpeeds, disk_speeds
 from engine.models import families
 from engine.models.config_json import read_config
@@ -29,6 +30,8 @@ from engine.scheduling import policy
 from minichat import __version__
 from minichat.features import installed
 from minichat.features.table import bound
+from minichat.models.progress import size
+from minichat.plural import plural
 from minichat.settings import load
 from minichat.settings.keymap import keymap
 from minichat.settings.nearest import unknown
@@ -276,12 +279,15 @@ def _family(name: str) -> str:
         return (
             "on a GPU, its blocks run as plain torch around attention, as their parts are not a plain chain"
         )
-    if family.rope.interleaved and not parts[0].interleaves:
-        plain.insert(0, f"{parts[0].__name__} (interleaved positions)")
+    first = parts[0]
+    if family.rope.interleaved and not first.interleaves:
+        others = (each for each in plain if each != first.__name__)
+        plain = [f"{first.__name__} (interleaved positions)", *others]
     if not plain + own:
         return "all parts have their own GPU kernels"
-    some = f"{len(plain)} of {len(parts)} parts" if plain else "custom operators"
-    return f"on a GPU, {some} run as plain torch: {', '.join(plain + own)}"
+    some = f"{len(plain)} of {plural(len(parts), 'part')}" if plain else "custom operators"
+    run = "runs" if len(plain) == 1 else "run"
+    return f"on a GPU, {some} {run} as plain torch: {', '.join(plain + own)}"
 
 
 def _dtype(device: torch.device) -> torch.dtype:
@@ -329,6 +335,8 @@ def _built_in() -> str:
         folder = find_model(None).folder
     except EngineError as error:
         return str(error)
-    return (
-        f"{folder} ({sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) / 1e6:.1f} MB)"
-    )
+    return f"{folder} ({_weights(folder)}, and {_weights(folder / FOLDER)} for its draft model)"
+
+
+def _weights(folder: Path) -> str:
+    return size(sum(file.stat().st_size for file in folder.glob("*.safetensors")))

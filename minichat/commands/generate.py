@@ -125,8 +125,8 @@ def _piped() -> str:
         raise BadInput(f"standard input is larger than {size(MOST)}, the limit for one message")
     try:
         return piped.decode()
-    except UnicodeDecodeError as error:
-        raise BadInput(f"standard input is not UTF-8 text: {error}") from None
+    except UnicodeDecodeError:
+        raise BadInput("standard input is not UTF-8 text") from None
 
 
 def _form(options: argparse.Namespace) -> str:
@@ -150,8 +150,8 @@ def _grammar(options: argparse.Namespace) -> Grammar | None:
             named = options.json_schema[:_QUOTED]
             raise BadInput(f"--json-schema takes the name of a file, got the text {named!r}") from None
         raise BadInput(f"cannot read --json-schema {options.json_schema}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise BadInput(f"--json-schema {options.json_schema} is not UTF-8 text: {error}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"--json-schema {options.json_schema} is not UTF-8 text") from None
 
 
 def _deadline(options: argparse.Namespace) -> float | None:

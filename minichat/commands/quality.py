@@ -117,8 +117,8 @@ def _text(name: str | None) -> str:
         text = Path(name).read_text(encoding="utf-8")
     except OSError as error:
         raise BadInput(f"cannot read --text {name}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise BadInput(f"--text {name} is not UTF-8 text: {error}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"--text {name} is not UTF-8 text") from None
     if not text.strip():
         raise BadInput(f"--text {name} is empty")
     return text

@@ -74,8 +74,8 @@ class Resident:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            allowed = "letters, digits, '.', '_' and '-', 40 at most"
-            raise BadInput(f"an engine name must have {allowed}, got {self.name!r}")
+            allowed = "1 to 40 letters, digits, '.', '_' or '-'"
+            raise BadInput(f"an engine name must consist of {allowed}, not {self.name!r}")
 
     @property
     def up(self) -> str:

@@ -15,7 +15,7 @@ from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from minichat.chats.errors import StoreError
 from minichat.chats.letters import color_index
-from minichat.chats.model import TOO_LONG, Attachment, Chat, Message, State, title_from
+from minichat.chats.model import TOO_LONG, Attachment, Chat, Message, State, own_title, title_from
 from minichat.clients.protocol import Past, Reply
 from minichat.session.background_calls import BackgroundCalls
 from minichat.session.decoding import changed_from_default
@@ -76,10 +76,11 @@ class Conversation:
         """Send a message and start a reply. If a message is being edited, replace it."""
         if self.streaming:
             return
+        own = own_title(self.chat.title, self.chat.messages[0].text if self.chat.messages else "")
         if self.editing is not None:
             self._cut(self.editing)
             self.editing = None
-        if not self.chat.messages and not self.chat.earlier:
+        if not own and not self.chat.messages and not self.chat.earlier:
             self.rename(title_from(text))
         self._append(self.services.store.append(self.chat.id, "user", text, attachments=attachments))
         self._answer()

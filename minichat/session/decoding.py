@@ -199,16 +199,25 @@ def grammar_of(answer: str) -> Grammar | None:
     if not answer:
         return None
     if len(answer) > 1 and answer[0] == answer[-1] == "/" and not Path(answer).is_file():
-        return Grammar("regex", answer[1:-1])
+        grammar = Grammar("regex", answer[1:-1])
+    else:
+        grammar = Grammar("json", _schema(answer))
+    from engine.grammar.source import check  # a first frame needs no grammars
+
+    check(grammar)
+    return grammar
+
+
+def _schema(file: str) -> str:
     try:
-        return Grammar("json", read_file(expanded(answer)))
+        return read_file(expanded(file))
     except OSError as error:
         why = error.strerror or str(error)
         raise BadParams(
-            "grammar", f"cannot read {answer}: {why}. A regex is written between slashes: /[a-z]+/"
+            "grammar", f"cannot read {file}: {why}. A regex is written between slashes: /[a-z]+/"
         ) from None
     except UnicodeDecodeError:
-        raise BadParams("grammar", f"cannot read {answer}: not UTF-8 text") from None
+        raise BadParams("grammar", f"cannot read {file}: not UTF-8 text") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,6 +186,7 @@ def bench(tmp_path: Path) -> Callable[..., Any]:
     async def opened(size: tuple[int, int] = (80, 24), **more: Any) -> AsyncIterator[Bench]:
         paths = locate({"HOME": str(tmp_path)})
         backend = more.pop("backend", None) or FakeBackend([snapshot()])
+        shows = more.pop("shows_notices", False)  # over the screen; without, tests can still read them
         store = Store(paths.chats, more.pop("wall_clock", time.time))
         keywords = {
             "params": SamplingParams(temperature=0.7),
@@ -207,7 +208,7 @@ def bench(tmp_path: Path) -> Callable[..., Any]:
         log, failures = logging.getLogger("minichat.app"), Failures()
         log.addHandler(failures)
         try:
-            async with app.run_test(size=size, message_hook=see):
+            async with app.run_test(size=size, message_hook=see, notifications=shows):
                 pilot = impatient.ImpatientPilot(app)
                 await pilot.pause()
                 yield Bench(app, pilot, backend, notices, failures.errors)

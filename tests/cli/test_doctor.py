@@ -26,7 +26,11 @@ def test_it_prints_a_report(run: Run) -> None:
     assert (ran.code, ran.err) == (0, "")
     for part in (f"minichat {__version__}", "Devices", "Packages", torch.__version__, "Attention on cpu"):
         assert part in ran.out
-    assert "Built-in model: " in ran.out
+    assert "(11.0 MB, and 1.97 MB for its draft model)" in ran.out
+    plain = "on a GPU, 1 of 2 parts runs as plain torch"
+    assert f"gemma: {plain}: GatedMLP" in ran.out
+    assert f"glm: {plain}: GroupedAttention (interleaved positions)" in ran.out
+    assert f"llama4: {plain}: GrowingAttention (interleaved positions)\n" in ran.out
     assert "  int8: available; integer products" in ran.out and "  fp8: FP8 products need" in ran.out
     assert "  int8               attention torch" in ran.out
     assert re.search(

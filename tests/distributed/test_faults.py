@@ -130,16 +130,29 @@ def test_the_reason_of_a_rank_that_ends_first_is_reported(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank finds that the heads do not divide, and ends, while the engine waits for what it reports."""
-    check = Team.check_identities
+    monkeypatch.setattr(Team, "check_identities", _late(Team.check_identities))
+    with pytest.raises(BadInput, match=r"rank [12]: .* cannot be split over 3 ranks"), ranked(llama, tp=3):
+        pass
+
+
+def test_a_refusal_is_not_also_logged_as_a_crash(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Team, "check_identities", _late(Team.check_identities))
+    with pytest.raises(BadInput, match=r"rank [12]: .* cannot be split over 3 ranks"):
+        engine_on(llama, tp=3)
+    assert "exit code" not in caplog.text
+
+
+def _late(check: Callable[[Team], None]) -> Callable[[Team], None]:
+    """Have the engine ask only after a rank has ended."""
 
     def late(team: Team) -> None:
         check(team)
         assert becomes(lambda: team.lost)
         team._reported(team.members[1], "nbytes", 10.0)
 
-    monkeypatch.setattr(Team, "check_identities", late)
-    with pytest.raises(BadInput, match=r"rank [12]: .* cannot be split over 3 ranks"), ranked(llama, tp=3):
-        pass
+    return late
 
 
 @pytest.mark.parametrize(("ranks", "problem"), [(3, "cannot be split over 3 ranks")])

@@ -149,10 +149,12 @@ def ask_for_grammar(context: Context) -> None:
                 active.tune(active.chat.params.changed(grammar=grammar_of(answer)))
             except EngineError as error:
                 context.program.report(str(error))
+                ask(answer)  # to be corrected
 
-    given = f"/{held.text}/" if held and held.kind == "regex" else ""
-    question = "Grammar: the file of a JSON schema, or a /regex/"
-    context.app.push_screen(AskScreen(question, given), take)
+    def ask(given: str) -> None:
+        context.app.push_screen(AskScreen("Grammar: the file of a JSON schema, or a /regex/", given), take)
+
+    ask(f"/{held.text}/" if held and held.kind == "regex" else "")
 
 
 SAVE = ScreenCommand("decoding.save", "View", "Save the decoding settings as a preset", save_preset)

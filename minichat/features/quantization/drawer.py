@@ -59,6 +59,12 @@ class Figures(Widget):
 class Schemes(Options):
     """The available schemes: the current one marked, and why others are unavailable."""
 
+    DEFAULT_CSS = """
+    Schemes {
+        max-height: 1000;
+        overflow-y: hidden;
+    }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "cursor_up", "Previous scheme", id="quantization.up", show=False),
         Binding("down", "cursor_down", "Next scheme", id="quantization.down", show=False),

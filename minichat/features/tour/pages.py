@@ -141,7 +141,7 @@ PAGES = (
     ),
     Page(
         "A reply",
-        "Chat A asks for a story.",
+        "Chat A asks for a story. Replies of the tour have about 150 tokens, even if the story ends sooner.",
         "Look at {where}: the request waits (W), prefills its prompt (P), decodes (D), and fills blocks.",
         _first_reply,
     ),
@@ -166,7 +166,7 @@ PAGES = (
     Page(
         "Changing decoding settings",
         "A reply at temperature 0.7 switches to greedy while it streams.",
-        "Look at the line above the chat: it changes from T 0.7 to greedy in the middle of a sentence.",
+        "Look at the title of the prompt: it changes from T 0.7 to greedy in the middle of a sentence.",
         _decoding,
     ),
     Page(

@@ -138,6 +138,27 @@ async def test_rename(bench: Callable[..., Any]) -> None:
 
 
 @run
+async def test_a_title_that_the_user_chose_is_kept(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("alt+t", *"mine", "enter")
+        await it.until(lambda: titles(it) == ["mine"])
+        await it.answered(await it.say("first"))
+        assert titles(it) == ["mine"]
+        it.app.chats.active.edit()
+        it.app.chats.active.send("changed")
+        assert titles(it) == ["mine"]
+
+
+@run
+async def test_a_title_from_the_first_message_changes_with_it(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("first"))
+        it.app.chats.active.edit()
+        it.app.chats.active.send("changed")
+        assert titles(it) == ["changed"]
+
+
+@run
 async def test_system_prompt(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("alt+s", *"rhyme", "ctrl+s")

@@ -3,23 +3,21 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from textual.widgets import Input
 
 from engine.api.commands import Update
 from engine.api.errors import BadParams
 from engine.api.events import Delta, TokenLogprob
-from engine.api.params import SPECULATION, Grammar, SamplingParams
+from engine.api.params import SPECULATION, SamplingParams
 from engine.api.request import Finish
 from engine.api.snapshot import BeamsView, HypothesisView, Speculation
 from minichat.clients.fake import FakeBackend
 from minichat.features.decoding.beam_tree import lines_of
-from minichat.session.decoding import KNOBS, grammar_of, shown, stepped
+from minichat.session.decoding import KNOBS, shown, stepped
 from minichat.session.strategies import NAMES, Strategies, name_of
 from tests import impatient
 from tests.app.conftest import run, snapshot
@@ -243,45 +241,6 @@ async def test_the_gain_of_speculation_is_shown_in_the_drawer(bench: Callable[..
         await it.say("hello")
         await it.pilot.press("f3")
         await it.until(lambda: "75% accepted  4.0 tok/step  1.80x" in it.screen_text())
-
-
-@run
-async def test_a_schema_from_a_file_constrains_the_reply(bench: Callable[..., Any], tmp_path: Path) -> None:
-    file = tmp_path / "person.json"
-    file.write_text('{"type": "object"}')
-    async with bench((100, 40)) as it:
-        reply = await it.say("hello")
-        await it.pilot.press("f3")
-        row(it, "grammar")
-        await it.pilot.press("enter")
-        await it.until(lambda: "Grammar: the file of a JSON schema" in it.screen_text())
-        it.app.screen.query_one(Input).value = str(file)
-        await it.pilot.press("enter")
-        await it.until(lambda: reply.params.grammar == Grammar("json", '{"type": "object"}'))
-        assert it.app.store.chat(it.app.chats.active.chat.id).params.grammar, "stored with the chat"
-        row(it, "speculate")
-        await it.pilot.press("right")
-        await it.until(lambda: "grammar" in it.drawer.knobs.trouble)
-        row(it, "grammar")
-        await it.pilot.press("delete")
-        await it.until(lambda: reply.params.grammar is None)
-        await it.pilot.press("enter")
-        await it.until(lambda: "Grammar: the file of a JSON schema" in it.screen_text())
-        it.app.screen.query_one(Input).value = "nowhere.json"
-        await it.pilot.press("enter")
-        await it.until(
-            lambda: any(
-                "cannot read nowhere.json: No such file or directory. A regex" in notice
-                for notice in it.notices()
-            )
-        )
-
-
-def test_a_grammar_as_the_user_writes_it() -> None:
-    assert grammar_of(" /[0-9]+/ ") == Grammar("regex", "[0-9]+")
-    assert grammar_of("  ") is None
-    with pytest.raises(BadParams, match="cannot read"):
-        grammar_of("/")
 
 
 @pytest.mark.parametrize("knob", [knob for knob in KNOBS if knob.choices], ids=lambda knob: knob.field)

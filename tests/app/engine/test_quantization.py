@@ -356,6 +356,27 @@ async def test_the_measured_time_of_a_step_is_beside_each_scheme(
 
 
 @run
+@pytest.mark.parametrize("size", SIZES)
+async def test_the_list_never_has_a_scrollbar_in_the_scrolling_drawer(
+    bench: Callable[..., Any], size: tuple[int, int]
+) -> None:
+    """Not even for a frame: lines that were wrapped for a scrollbar stayed wrapped without it."""
+    many = tuple(SchemeView(f"int{bits}", "", 1_300_000_000) for bits in range(30))
+    kind = {"schemes": many, "kv_schemes": FORMS, "quantization": "int8"}
+    async with bench(size, backend=FakeBackend([snapshot(**kind)])) as it:
+        bars: list[bool] = []
+        for each in (it.quantization.schemes, it.quantization.forms):
+            it.app.watch(each, "show_vertical_scrollbar", bars.append, init=False)
+        await it.pilot.press("f4")
+        await it.until(lambda: "int4" in it.screen_text())
+        it.main.show_snapshot(snapshot(**kind, form_times=TIMES))
+        await it.until(lambda: "9.14 ms a step" in it.screen_text())
+        assert not any(bars)
+        await it.pilot.press("end")
+        await it.until(lambda: "int29" in it.screen_text())
+
+
+@run
 async def test_a_new_time_does_not_scroll_the_drawer(bench: Callable[..., Any]) -> None:
     kind = {"schemes": WEIGHTS, "kv_schemes": FORMS, "quantization": "int8"}
     async with bench((80, 24), backend=FakeBackend([snapshot(**kind, form_times=TIMES)])) as it:

@@ -1,4 +1,4 @@
-"""Notices over the screen: how they go."""
+"""Where notices are shown on the screen."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,11 @@ from tests.app.conftest import run
 
 
 @run
-async def test_escape_removes_notices_so_that_the_same_one_is_shown_again(bench: Callable[..., Any]) -> None:
-    async with bench() as it:
-        for count in (1, 2):
-            it.app.notify("a key is bound twice", timeout=60)
-            it.app.notify("a key is bound twice", timeout=60)
-            await it.until(lambda count=count: it.notices() == ["a key is bound twice"] * count)
+async def test_a_notice_after_others_that_were_cleared_is_at_the_top(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24), shows_notices=True) as it:
+        for number in range(4):
+            it.app.notify(f"notice {number}")
+            await it.until(lambda number=number: f"notice {number}" in it.screen_text())
+            assert f"notice {number}" in it.screen_text().splitlines()[1]
             await it.pilot.press("escape")
+            await it.until(lambda: "notice" not in it.screen_text())
