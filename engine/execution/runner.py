@@ -89,8 +89,11 @@ class ModelRunner:
         self.graphs: bool | None = None
         self._inference = torch.inference_mode()  # created once: creating it costs as much as entering it
         self._speeds: Speeds | None = None
-        self._load, self.splitter = LoadMeter.of(device), StepSplitter(model)
-        self.experts = ExpertMeter(model).read
+        self._load, self.splitter, self.experts = (
+            LoadMeter.of(device),
+            StepSplitter(model),
+            ExpertMeter(model),
+        )
         self.arrivals = Arrivals(store.layers) if shared else Arrivals.on(device, store)  # no rank follows
         self._recordable = weights is None or weights.scheme.graphs  # whether a graph can hold the layers
         self._transfers = TransferRunner(tiers, blocks_of(store, device, self.arrivals))
@@ -345,15 +348,14 @@ class ModelRunner:
             found = self._hidden(piece, inputs)
         elif self._stage is not None and inputs is not None:
             self._compiler.compile(self._stage, sampling_kind(inputs), self._launch_sampling, found, inputs)
-        hidden = found.states
         for drafter in self._drafters.values():
-            drafter.keep(hidden, piece.rows, found.batch)
-        if self._ends.leave(hidden):
+            drafter.keep(found.states, piece.rows, found.batch)
+        if self._ends.leave(found.states):
             return
         if piece.targets:
-            launched.prompts = read_prompts(self.model.logits, hidden, piece.targets).to_host()
+            launched.prompts = read_prompts(self.model.logits, found.states, piece.targets).to_host()
         if piece.spans:
-            launched.sums = sum_spans(hidden, piece.spans).to_host()
+            launched.sums = sum_spans(found.states, piece.spans).to_host()
         if piece.targets or piece.spans:
             launched.mark_arrival(self.device)
         if isinstance(last := self._launch_sampling(found, inputs), SampledTokens):

@@ -99,14 +99,12 @@ BESIDE = replace(
 # that, still runs: weights, and the staging buffers of the step. Other arguments must wait.
 BEFORE = {
     "_gemv": {"weight", "weight_scale", "norm_weight"}, "_int4_gemv": {"words", "grid", "eye", "norm_weight"},
-    "_norm": {"weight"}, "_linear_residual_norm": {"norm_weight"}, "_attend": {"items"},
-    "_rope_and_cache": {"weight", "rope", "positions", "places"}, "_attend_latents": {"items"},
+    "_norm": {"weight"}, "_linear_residual_norm": {"norm_weight"}, "_merge": {"merges"},
+    "_rope_and_cache": {"weight", "rope", "positions", "places"}, "_qkv_rope": {"rope", "positions", "places"},
     "_absorb": {"weight", "w_head", "norm_weight", "rope", "positions"}, "_by_head": {"weight", "w_head"},
-    "_qkv_rope": {"rope", "positions", "places"}, "_shrink": {"places", "table"},
-    "_expand": {"places", "table"}, "_expand_swiglu": {"places", "table"},
-    "_skinny_gemm_shrink": {"places", "table"},
-    "_merge": {"merges"}, "_scan": {"columns"}, "_bound": {"columns"}, "_spread": {"columns"},
-    "_gather": {"columns"}, "_find": {"columns"}, "_weigh": {"columns"}, "_pick": {"columns", "slots"},
+    **dict.fromkeys(("_skinny_gemm_shrink", "_shrink", "_expand", "_expand_swiglu"), {"places", "table"}),
+    **dict.fromkeys(("_scan", "_bound", "_spread", "_gather", "_find", "_weigh"), {"columns"}),
+    **dict.fromkeys(("_attend", "_attend_latents"), {"items"}), "_pick": {"columns", "slots"},
 }  # fmt: skip
 
 
