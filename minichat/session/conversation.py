@@ -317,8 +317,8 @@ class Conversation:
             self._restart_text(run)
         now = self.services.clock()
         fresh = [delta for delta in batch if delta.tokens]
-        if fresh and run.first is None:
-            run.first = now
+        if fresh:
+            run.first, run.last = now if run.first is None else run.first, now
         run.tokens += sum(len(delta.tokens) for delta in fresh)
         added = run.parts.push("".join(delta.text for delta in batch))
         run.pieces += [(len(delta.tokens), delta.text) for delta in batch]
@@ -350,7 +350,7 @@ class Conversation:
             self.view.add_text(added, "")
         if run.trace is not None:
             run.trace.begins, run.trace.shown = run.parts.begins, len(run.parts.text)
-        stats = run.stats(self.services.clock(), self.chat.params)
+        stats = run.stats(run.last or self.services.clock(), self.chat.params)
         message = run.settled(self._written(run), finish, error, stats)
         self.run = None
         self.reading.full = finish is Finish.LENGTH and run.sent.max_tokens is None

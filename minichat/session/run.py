@@ -59,7 +59,8 @@ class RunningReply:
     parts: ReplyText = field(default_factory=ReplyText)
     reply: Reply | None = None
     handed: asyncio.Event = field(default_factory=asyncio.Event)  # the engine has accepted the request
-    first: float | None = None
+    first: float | None = None  # the time of its first token
+    last: float | None = None  # and of its newest
     tokens: int = 0  # the copied ones, too
     copied: int = 0  # tokens of the reply that it was forked from
     blocks: int = 0  # the last known number of its blocks

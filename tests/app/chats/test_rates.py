@@ -1,0 +1,33 @@
+"""The rate of a reply, after its end."""
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.api.request import Finish
+from tests.app.conftest import run
+
+
+@run
+async def test_tokens_that_arrive_all_at_once_have_no_rate(bench: Callable[..., Any]) -> None:
+    """A beam search may only be certain of its text at its end."""
+    async with bench((100, 30)) as it:
+        reply = await it.say("hello")
+        reply.say("many tokens", tokens=37)
+        await it.answered(reply, "")
+        stats = it.app.chats.active.chat.messages[-1].stats
+        assert stats.tokens >= 37 and stats.rate == 0
+
+
+@run
+async def test_the_rate_of_a_reply_that_was_lost_ends_with_its_last_token(bench: Callable[..., Any]) -> None:
+    now = 100.0
+    async with bench((100, 30), clock=lambda: now) as it:
+        reply = await it.say("hello")
+        for token in ("one ", "two ", "three"):
+            reply.say(token)
+            await it.until(lambda token=token: token.strip() in it.screen_text())
+            now += 0.5
+        now += 60
+        reply.end(Finish.FAILED, error="lost")
+        await it.until(lambda: not it.app.chats.active.streaming)
+        assert it.app.chats.active.chat.messages[-1].stats.rate == 2
