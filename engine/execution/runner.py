@@ -89,11 +89,8 @@ class ModelRunner:
         self.graphs: bool | None = None
         self._inference = torch.inference_mode()  # created once: creating it costs as much as entering it
         self._speeds: Speeds | None = None
-        self._load, self.splitter, self.experts = (
-            LoadMeter.of(device),
-            StepSplitter(model),
-            ExpertMeter(model),
-        )
+        self._load, self.splitter = LoadMeter.of(device), StepSplitter(model)
+        self.experts = ExpertMeter(model).read
         self.arrivals = Arrivals(store.layers) if shared else Arrivals.on(device, store)  # no rank follows
         self._recordable = weights is None or weights.scheme.graphs  # whether a graph can hold the layers
         self._transfers = TransferRunner(tiers, blocks_of(store, device, self.arrivals))
@@ -331,8 +328,7 @@ class ModelRunner:
     def speeds(self) -> Speeds:
         if self.device.type == "cpu":
             self.splitter.ask()
-        if self._speeds is None:
-            self._speeds = measure(self.device, self.store.dtype, weights_read(self.model))
+        self._speeds = self._speeds or measure(self.device, self.store.dtype, weights_read(self.model))
         return self._speeds
 
     def _run(self, piece: ModelInput, launched: InFlightStep) -> None:

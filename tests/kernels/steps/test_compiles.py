@@ -99,12 +99,12 @@ BESIDE = replace(
 # that, still runs: weights, and the staging buffers of the step. Other arguments must wait.
 BEFORE = {
     "_gemv": {"weight", "weight_scale", "norm_weight"}, "_int4_gemv": {"words", "grid", "eye", "norm_weight"},
-    "_norm": {"weight"}, "_linear_residual_norm": {"norm_weight"}, "_merge": {"merges"},
-    "_rope_and_cache": {"weight", "rope", "positions", "places"}, "_qkv_rope": {"rope", "positions", "places"},
-    "_absorb": {"weight", "w_head", "norm_weight", "rope", "positions"}, "_by_head": {"weight", "w_head"},
-    **dict.fromkeys(("_skinny_gemm_shrink", "_shrink", "_expand", "_expand_swiglu"), {"places", "table"}),
-    **dict.fromkeys(("_scan", "_bound", "_spread", "_gather", "_find", "_weigh"), {"columns"}),
-    **dict.fromkeys(("_attend", "_attend_latents"), {"items"}), "_pick": {"columns", "slots"},
+    "_norm": {"weight"}, "_qkv_rope": {"rope", "positions", "places"}, "_by_head": {"weight", "w_head"},
+    "_linear_residual_norm": {"norm_weight"}, "_rope_and_cache": {"weight", "rope", "positions", "places"},
+    "_absorb": {"weight", "w_head", "norm_weight", "rope", "positions"}, "_pick": {"columns", "slots"},
+    **{key: {"places", "table"} for key in ("_skinny_gemm_shrink", "_shrink", "_expand", "_expand_swiglu")},
+    **{key: {"columns"} for key in ("_scan", "_bound", "_spread", "_gather", "_find", "_weigh")},
+    **{key: {"items"} for key in ("_attend", "_attend_latents")}, "_merge": {"merges"},
 }  # fmt: skip
 
 
@@ -287,7 +287,7 @@ def launch(stage: Any, rows: int, *, filtered: bool, cut: bool, pieces: bool = F
         work = stage.work(rows, pieces=pieces)
         names = ("ids", "positions", "places", "slots", "contexts", "tokens")
         fields = {name: torch.empty(rows, dtype=torch.int64) for name in names}
-        if stage.adapters.nbytes:
+        if stage.adapters is not None and stage.adapters.nbytes:
             fields["adapters"] = torch.empty(rows, dtype=torch.int64)
         fields["columns"] = torch.empty(len(COLUMNS), rows, dtype=torch.float64)
         tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
