@@ -120,10 +120,10 @@ def test_the_fused_forward_equals_the_decoder(rows: int, kv: Any, scheme: str) -
 
     with torch.inference_mode():
         prepared = backend.prepare(batch)
-        fused = FusedDecoder(model, layers(), backend)  # products of `model` use its tiles from now on
-        reference = plain(model, others)
+        fused = FusedDecoder(model, layers(), backend)
         x = fused.embed(ids, torch.arange(len(ids), device=GPU), ids)
         got = fused.forward(x, batch.positions, batch.places, prepared)
+        reference = plain(model, others)  # its products use the same tiles from now on
         limit = 2e-2 if scheme != "fp8" else distance(plain(exact, layers()), reference).min()
     error = distance(got, reference)
     assert error.max() < limit, f"{error.max():.1e} at {error.argmax()}"

@@ -268,7 +268,7 @@ def skinny_gemm_shrink(
 def _shrinking(x: Tensor, adapters: RowAdapters) -> tuple[dict[str, int], int]:
     """The tiles of `shrink`, and in how many parts it cuts the inputs."""
     (rows, inputs), modules = x.shape, adapters.table.shape[1]
-    tall, deep = _tall(rows), min(adapters.rank, _DEEP)
+    tall, deep = _tall(rows, adapters.dtype), min(adapters.rank, _DEEP)
     turn = _BYTES // (max(tall, deep) * max(x.itemsize, adapters.dtype.itemsize))
     turn = min(256, turn, max(16, power(inputs)))
     programs, turns = triton.cdiv(rows, tall) * modules * (adapters.rank // deep), triton.cdiv(inputs, turn)
@@ -283,7 +283,7 @@ def _shrinking(x: Tensor, adapters: RowAdapters) -> tuple[dict[str, int], int]:
 def expand(out: Tensor, narrow: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> None:
     """Add to `out` [rows, outputs] what each row's adapter adds. `narrow`: from `shrink`."""
     parts, rows, modules, rank = narrow.shape
-    tall = _tall(rows)
+    tall = _tall(rows, adapters.dtype)
     _expand[(triton.cdiv(rows, tall), triton.cdiv(adapters.widest, _WIDE), modules)](
         out, narrow, adapters.places, adapters.table, rows, out.stride(0), adapters.table.stride(0),
         PARTS=parts, RANK=rank, DEEP=min(rank, _DEEP), ROWS=tall, WIDE=_WIDE, ALIGNED=adapters.aligned,
@@ -294,7 +294,7 @@ def expand(out: Tensor, narrow: Tensor, adapters: RowAdapters, *, pdl: bool = Fa
 def expand_swiglu(parts: Tensor, narrow: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> Tensor:
     """Like `swiglu` of a product of two modules, gate and up, with what each row's adapter adds to it."""
     narrow_parts, rows, _, rank = narrow.shape
-    width, tall = adapters.widest, _tall(rows)
+    width, tall = adapters.widest, _tall(rows, adapters.dtype)
     out = padded_rows(rows, width, like=parts, dtype=adapters.dtype)
     _expand_swiglu[(triton.cdiv(rows, tall), triton.cdiv(width, _WIDE))](
         out, parts, narrow, adapters.places, adapters.table, rows, adapters.table.stride(0),
@@ -304,5 +304,6 @@ def expand_swiglu(parts: Tensor, narrow: Tensor, adapters: RowAdapters, *, pdl: 
     return out
 
 
-def _tall(rows: int) -> int:
-    return 16 if rows <= 16 else 32 if rows <= 32 else 64
+def _tall(rows: int, dtype: torch.dtype) -> int:
+    """Rows per program. Few in float32: the compiler unrolls such products, which takes minutes."""
+    return 16 if rows <= 16 or dtype is torch.float32 else 32 if rows <= 32 else 64
