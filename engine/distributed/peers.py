@@ -22,12 +22,15 @@ from engine.kernels.triton.collective.exchange import (
 )
 from engine.kernels.triton.norm.norm import Normed, normed
 
+STAGES_OF_RANKS = False  # whether GPUs may be that: it has not run on four of them yet
 PAGE = 4096  # bytes of the host memory that kernels read: the stop word, then a report of each rank
 
 
 def why_not(config: EngineConfig, device: torch.device) -> str:
     """Return why the GPUs from `device` on cannot be the ranks of one model; empty if they can."""
     first, ranks, there = device.index or 0, config.ranks, torch.cuda.device_count()
+    if config.tp > 1 and config.pp > 1 and not STAGES_OF_RANKS:
+        return "stages of several ranks (tp) run on CPUs only so far"
     if config.tp > 1 and config.attention not in ("auto", "triton"):
         return f"ranks on GPUs do not support the attention backend {config.attention!r}; use triton"
     if first + ranks > there:

@@ -16,7 +16,7 @@ from engine.quant.fp4 import Mxfp4Plain
 from engine.quant.linear import Linear
 from engine.quant.registry import choose, named, of_head
 
-NOT_ON_GPU_RANKS = frozenset[str]()  # schemes that ranks on GPUs refuse
+ON_GPU_RANKS = frozenset({"none"})  # schemes that ranks on GPUs take; the others have not run on two GPUs yet
 
 
 class PlainSource:
@@ -38,7 +38,7 @@ class PlainSource:
     def scheme(self, name: str) -> Scheme:
         scheme = choose(name, self.device, self.dtype)
         if self.collective is not None:
-            if self.device.type == "cuda" and scheme.name in NOT_ON_GPU_RANKS:
+            if self.device.type == "cuda" and scheme.name not in ON_GPU_RANKS:
                 raise BadInput(
                     f"quantization {name!r}: ranks on GPUs do not support it; use none",
                     field="scheme",

@@ -62,7 +62,7 @@ def test_small_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"pp": 2, "quantization": "int8", "attention": "flashinfer"}, ""),
         ({"pp": 3}, "3 ranks need 3 GPUs from cuda:0 on, and there are 2"),
-        ({"pp": 2, "tp": 2}, "4 ranks need 4 GPUs from cuda:0 on, and there are 2"),
+        ({"pp": 2, "tp": 2}, "stages of several ranks (tp) run on CPUs only so far"),
     ],
 )
 def test_gpus_that_can_be_stages(
@@ -74,7 +74,11 @@ def test_gpus_that_can_be_stages(
 
 
 def test_only_the_gpus_of_a_stage_reach_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.distributed import peers
+
     machine(monkeypatch, 8)
+    assert problem(0, tp=2, pp=4) == "stages of several ranks (tp) run on CPUs only so far"
+    monkeypatch.setattr(peers, "STAGES_OF_RANKS", True)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: one // 2 == other // 2)
     assert problem(0, tp=2, pp=4) == problem(2, tp=2, pp=3) == ""
     assert problem(1, tp=2, pp=2) == "cuda:1 cannot access the memory of cuda:2"

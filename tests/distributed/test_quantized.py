@@ -126,7 +126,7 @@ def test_a_scheme_can_be_refused_for_ranks_on_gpus(monkeypatch: pytest.MonkeyPat
     def nothing(*_: Any) -> None:
         raise AssertionError("nothing is loaded")
 
-    monkeypatch.setattr(source, "NOT_ON_GPU_RANKS", frozenset({"int8"}))
+    monkeypatch.setattr(source, "ON_GPU_RANKS", frozenset({"none", "int4-32"}))
     config, gpu = read_config(write_config(tmp_path, **SHAPE)), torch.device("cuda")
     alone, shared = (
         source.PlainSource(config, torch.bfloat16, gpu, nothing, nothing, ranks)

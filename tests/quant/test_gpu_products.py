@@ -58,7 +58,11 @@ def test_equals_the_product_with_the_dequantized_weight(name: str, dtype: torch.
     if name in THEIRS:
         skip_without_bitsandbytes()
     limit = 0.012 if name == "bnb-int8" else max(CLOSE[dtype], 5e-3 if name == "fp8" else 0)
-    for shape in (*SHAPES, (1024, 4096), (256, 14336), (3072, 8192)) if dtype is torch.bfloat16 else SHAPES:
+    for shape in (
+        (*SHAPES, (1024, 4096), (256, 14336), (3072, 8192), (4096, 4096))
+        if dtype is torch.bfloat16
+        else SHAPES
+    ):
         bias = rows_of(1, shape[0], dtype)[0].to(GPU)
         for added in (None, bias):
             made = named(name).make(weight_of(shape, dtype).to(GPU), added)
