@@ -17,8 +17,8 @@ from engine.models.adapters.table import AdapterTable
 from engine.models.adapters.targets import adaptable, adapter_targets
 from engine.models.base import LanguageModel
 
-# On a GPU: whether kernels multiply, and graphs have adapters. Else torch multiplies, outside of graphs. To be
-# turned on when all of tests/kernels/steps/adapters/test_adapters_gpu.py pass on a GPU.
+# On a GPU: whether kernels multiply, and graphs have adapters. Else torch multiplies, outside of graphs.
+# To be turned on when all of tests/kernels/steps/adapters/test_adapters_gpu.py pass on a GPU.
 KERNELS = False
 
 
