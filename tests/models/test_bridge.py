@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.api.config import ModelPlace
 from engine.api.errors import BadCheckpoint, UnsupportedModel
@@ -217,6 +218,25 @@ def test_a_missing_package_is_named_in_one_line(tmp_path: Path, monkeypatch: pyt
 def test_falcon_with_alibi_is_refused_for_it(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="ALiBi, which adds a bias for each distance"):
         load_model(config_only(tmp_path, "falcon", alibi=True))
+
+
+@pytest.mark.parametrize("name", ["falcon", "falcon-new"])
+def test_falcon_has_no_lists_as_indices(name: str, tmp_path: Path) -> None:
+    """The host would wait for the copy of a list to a GPU, and no graph could hold the step."""
+    family, changes = BRIDGED[name]
+    reference(family, changes, tmp_path)
+    model, run = load_bridged("falcon", tmp_path), list[str]()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            run.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    ids = torch.arange(3, 9)
+    with torch.inference_mode(), Watch():
+        model.forward(ids, torch.arange(6), plain_attend(model.config.layers))
+    assert "matmul" in run, "their linear layers have run"
+    assert "index" not in run
 
 
 def test_an_error_in_their_forward_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from engine.sampling.penalties import SeenTokens
 # Multiplications, by the weights of a layer, that take about as long as launching its kernels one by one.
 _LAUNCHED = 2**36
 # Whether models that transformers runs have graphs and our sampling, if a trial succeeds. To be turned on
-# when all of tests/runner/replies/test_gpu_foreign.py pass on a GPU; Falcon's replies did not.
+# when all of tests/runner/replies/test_gpu_foreign.py pass on a GPU; Falcon's test did not.
 FOREIGN = False
 
 

@@ -4,7 +4,7 @@ Outside of a visit the original one runs, which is what the probe compares with.
 """
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -47,8 +47,8 @@ def _falcon(attention: Attention, module: Any) -> None:
     ) -> tuple[Tensor, Any]:
         if alibi is not None:
             raise ValueError("ALiBi, which adds a bias for each distance to attention, is not supported")
-        parts = (each.transpose(1, 2) for each in self._split_heads(self.query_key_value(hidden_states)))
-        query, key, value = parts
+        parts = _falcon_heads(self, self.query_key_value(hidden_states))
+        query, key, value = (each.transpose(1, 2) for each in parts)
         query, key = apply_rotary_pos_emb(query, key, *named["position_embeddings"])
         out = attention(self, query, key, value, scaling=self.head_dim**-0.5)
         if out is None:
@@ -57,6 +57,20 @@ def _falcon(attention: Attention, module: Any) -> None:
         return self.dense(out.flatten(2)), None
 
     module.forward = types.MethodType(forward, module)
+
+
+def _falcon_heads(module: Any, fused: Tensor) -> Sequence[Tensor]:
+    """Like their `_split_heads`, without lists as indices: the host waits while one is copied to a GPU."""
+    new: bool = module.new_decoder_architecture
+    if not new and not module.multi_query:
+        plain: Sequence[Tensor] = module._split_heads(fused)
+        return plain
+    queries = module.num_heads // module.num_kv_heads if new else module.num_heads
+    groups = fused.unflatten(2, (-1, queries + 2, module.head_dim))
+    query, key, value = groups[..., :-2, :], groups[..., -2:-1, :], groups[..., -1:, :]
+    if new:
+        key, value = key.expand_as(query), value.expand_as(query)
+    return [each.flatten(2, 3) for each in (query, key, value)]
 
 
 def _is_scored(module: nn.Module) -> bool:
