@@ -45,7 +45,7 @@ def tiny(name: str, folder: Path, scheme: str = "none") -> Tensor:
 
 @cache
 def of_stories(scheme: str) -> Tensor:
-    return logits_of(loaded(find_model("pocket"), scheme), torch.tensor(stories()[0][:240])).log_softmax(-1)
+    return logits_of(loaded(find_model("pocket"), scheme), torch.tensor(stories()[0])).log_softmax(-1)
 
 
 @pytest.mark.parametrize("scheme", ["int8", "fp8", "int4", *soak("int4-32", "fp32")])
