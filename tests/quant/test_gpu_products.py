@@ -43,6 +43,14 @@ THEIRS = ("bnb-int8", "bnb-nf4", "bnb-fp4")
 ROWS = (1, 2, 9, 17, 33, 65, 129, 300)  # on both sides of every switch of kernels
 
 
+@pytest.fixture(autouse=True)
+def tiles_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of weights in 8 bits, which are off."""
+    from engine.kernels.triton.gemm import tma_gemm
+
+    monkeypatch.setattr(tma_gemm, "MOST_IN_EIGHT_BITS", tma_gemm.MOST)
+
+
 def multiplied(name: str, x: Tensor) -> Tensor:
     """Return the rows as the scheme rounds them before the product."""
     if name != "fp8":
@@ -91,7 +99,7 @@ def test_up_to_seven_other_rows_change_no_bit(name: str) -> None:
     ("scheme", "kv"),
     [*((each, "none") for each in OURS), ("none", "int8"), ("none", "fp8"), ("int4", "int8")],
 )
-@pytest.mark.parametrize("rows", [1, 17, 100])
+@pytest.mark.parametrize("rows", [1, 17, 100, 200])
 def test_the_fused_forward_equals_the_decoder(rows: int, kv: Any, scheme: str) -> None:
     """In fp8 a number may round the other way, which moves a few rows by as much as rounding itself."""
     from engine.attention.triton_backend import TritonAttention
