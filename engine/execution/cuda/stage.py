@@ -24,9 +24,6 @@ from engine.sampling.penalties import SeenTokens
 
 # Multiplications, by the weights of a layer, that take about as long as launching its kernels one by one.
 _LAUNCHED = 2**36
-# Whether models that transformers runs have graphs and our sampling, if a trial succeeds. To be turned on
-# when all of tests/runner/replies/test_gpu_foreign.py pass on a GPU; Falcon's test did not.
-FOREIGN = False
 
 
 class GpuStage:
@@ -150,6 +147,6 @@ def stage_for(
     if not isinstance(attention, TritonAttention):
         return None
     stage = GpuStage(model, store, attention, adapters)
-    if isinstance(model, Decoder) or (FOREIGN and can_be_captured(stage, store, model, stage.device)):
+    if isinstance(model, Decoder) or can_be_captured(stage, store, model, stage.device):
         return stage
     return None
