@@ -257,7 +257,6 @@ def build_runner(
         device=room.device,
         weights=Weights(model, config.quantization, share=memory_share(room.device)),
         tiers=tiers,
-        eviction=None if room.budget is None else room.budget.policy,
         shared=config.ranks > 1,
         link=link,
     )
