@@ -1,5 +1,6 @@
 """Steps of a small decoder that sum up attention by block, launched one by one and as in a graph."""
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ CONFIG = DecoderConfig(
     family="qwen3", dtype="float32", hidden=64, layers=(SPEC,) * 2, vocab=50, max_context=128, mlp=64,
     norm_eps=1e-6, rope=RopeSpec(theta=1e6), tied=True, qk_norm=True,
 )  # fmt: skip
-SIZE, WIDTH, SLOTS = 16, 8, 6
+SIZE, WIDTH, SLOTS, DTYPE = 16, 8, 6, torch.float32
 
 
 def summed(
@@ -36,16 +37,11 @@ def summed(
     from engine.execution.cuda.stage import GpuStage
 
     where = torch.device(device)
-    model = Decoder(CONFIG, torch.float32).eval()
+    model = Decoder(CONFIG, DTYPE).eval()
     random_weights(model, seed=0)
     rng, order = torch.Generator().manual_seed(3), np.random.default_rng(0).permutation(len(rows) * WIDTH)
     tables = order.reshape(-1, WIDTH).astype(np.int32)
-    room: dict[str, Any] = {
-        "blocks": order.size,
-        "block_size": SIZE,
-        "host_blocks": 0,
-        "dtype": torch.float32,
-    }
+    room: dict[str, Any] = {"blocks": order.size, "block_size": SIZE, "host_blocks": 0, "dtype": DTYPE}
     here, there = (
         KVStore(CONFIG.layers, device=each, scheme=kv, **room) for each in (torch.device("cpu"), where)
     )
@@ -54,6 +50,8 @@ def summed(
     for mine, theirs in zip(here.layers, there.layers, strict=True):
         for one, other in zip(mine.tensors(), theirs.tensors(), strict=True):
             other.view(torch.uint8).copy_(one.view(torch.uint8))
+
+    stage = GpuStage(deepcopy(model).to(where), there, TritonAttention())
 
     batch = make_batch(rows, tables.tolist(), SIZE)
     batch.ids.copy_(torch.arange(len(batch.ids)) * 7 % 50)
@@ -64,11 +62,7 @@ def summed(
         attend = attending(TorchAttention(), here.layers, batch)
         model.forward(batch.ids, batch.positions, plain.watching(attend))
 
-        model = model.to(where)
-        stage, scores = (
-            GpuStage(model, there, TritonAttention()),
-            StepScores("attention", there.layers, filled, listed, WIDTH),
-        )
+        scores = StepScores("attention", there.layers, filled, listed, WIDTH)
         for name in ("ids", "positions", "places", "starts", "contexts", "tables"):
             setattr(batch, name, getattr(batch, name).to(where))
         batch.observers = scores.observing()

@@ -19,7 +19,7 @@ from tests.attention.cases import Case, make_case
 from tests.cases import soak
 from tests.kernels import fours
 from tests.kernels.attention.observed import summed
-from tests.kernels.cases import packed
+from tests.kernels.cases import make_long_case, packed
 from tests.kernels.interpreted import Interpreted
 from tests.kernels.steps.test_compiles import GIVEN, META, compiled
 
@@ -100,6 +100,24 @@ def test_many_observers_and_long_contexts_take_turns(call: Call, sizes: dict[str
     check(call, written(make_case(SPEC, ROWS, shuffled=True)), blocks=7, **sizes)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("scheme", ["none", "int8", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("spec", [GIVEN, HEADS_OF_256], ids=["128", "256"])
+def test_long_contexts_on_a_gpu(spec: LayerSpec, dtype: torch.dtype, scheme: KvSchemeName) -> None:
+    from engine.kernels.triton.attention.received import receive
+
+    rows, device = [(1, 4096)] * 3 + [(1, 1600), (300, 2080)], torch.device("cuda")
+    case = written(make_long_case(spec, rows, block_size=16, dtype=dtype, device=device))
+    case = case if scheme == "none" else packed(case, scheme)
+    filled = filled_blocks(np.diff(case.batch.host_starts), case.batch.host_contexts, 16)
+    with torch.inference_mode():
+        observers = Observers.of(filled, 256, 16, device)
+        receive(case.q, case.layer, case.batch.tables, observers)
+        for mine, theirs in zip(observers.totals, oracle(case, filled), strict=True):
+            torch.testing.assert_close(mine[: len(theirs)], theirs, rtol=2e-3, atol=1e-5)
+
+
 def test_queries_may_be_strided_and_no_block_be_filled(call: Call) -> None:
     case = written(make_case(SPEC, [(1, 32), (16, 48)], shuffled=True))
     qk = torch.cat((case.q, case.k), 1)
@@ -141,14 +159,15 @@ def test_steps_sum_it_up_over_layers(
 @pytest.mark.parametrize("kv", ["none", "int8", "fp8", "int4"])
 @pytest.mark.parametrize("rows", [[(1, 96), (1, 33), (1, 64)], [(1, 48), (20, 70), (7, 39)]])
 def test_steps_sum_it_up_on_a_gpu(rows: list[tuple[int, int]], kv: KvSchemeName) -> None:
-    same(*summed(rows, kv, "cuda"))
+    """A number whose rounding differs may be stored as another one in a packed cache."""
+    same(*summed(rows, kv, "cuda"), tolerance=1e-3 if kv == "none" else 2e-2)
 
 
-def same(expected: list[Tensor], *others: list[Tensor]) -> None:
+def same(expected: list[Tensor], *others: list[Tensor], tolerance: float = 1e-3) -> None:
     assert expected
     for found in others:
         for mine, theirs in zip(found, expected, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
