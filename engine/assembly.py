@@ -206,7 +206,7 @@ def load_share(
     caches = model.config.layers if collective is None else cast(Decoder, model).caches
     draft_models = find_draft_models(place, model, device, config)
     specs = windowed((*caches, *draft_models.caches), config)
-    refuse_forgetting(config, caches, device)
+    refuse_forgetting(config, caches)
     config = replace(config, block_size=block_size_with(specs, config.block_size))
     attention = choose_attention(config.attention, device, specs, dtype, config.kv_scheme, config.block_size)
     return LoadedModel(
@@ -257,7 +257,6 @@ def build_runner(
         device=room.device,
         weights=Weights(model, config.quantization, share=memory_share(room.device)),
         tiers=tiers,
-        eviction=None if room.budget is None else room.budget.policy,
         shared=config.ranks > 1,
         link=link,
     )

@@ -97,7 +97,7 @@ def block_size_with(specs: tuple[LayerSpec, ...], preferred: int) -> int:
     return max(preferred, BLOCK_SIZES[-1]) if KVStore.state_bytes(specs) >= _LARGE_STATE else preferred
 
 
-def refuse_forgetting(config: EngineConfig, specs: tuple[LayerSpec, ...], device: torch.device) -> None:
+def refuse_forgetting(config: EngineConfig, specs: tuple[LayerSpec, ...]) -> None:
     """Raise if this model cannot run with the configured window or budget."""
     if config.forgets and keeps_state(specs):
         name = "kv_budget" if config.kv_window is None else "kv_window"
@@ -115,8 +115,6 @@ def refuse_forgetting(config: EngineConfig, specs: tuple[LayerSpec, ...], device
         raise BadInput("kv_budget is not available: scores of this model fall with the distance of tokens")
     if any(spec.latent for spec in specs):
         raise BadInput("kv_budget is not available: this model caches latents")
-    if config.kv_eviction == "attention" and device.type == "cuda":
-        raise BadInput("kv_eviction attention runs on CPUs only; use norms on a GPU")
 
 
 def memory_share(device: torch.device) -> float:

@@ -21,6 +21,7 @@ from engine.attention.base import (
     why_not_on,
 )
 from engine.attention.expansion import Expansion, expands
+from engine.attention.observers import Observers
 from engine.attention.registry import register
 from engine.attention.short_conv import ShortConvolution
 from engine.attention.state_runs import RUN, DeviceRuns, StateRuns, write_runs
@@ -28,6 +29,7 @@ from engine.attention.state_space import StateSpace
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.latents import attend_latents
 from engine.kernels.triton.attention.paged import attend
+from engine.kernels.triton.attention.received import receive
 from engine.kernels.triton.attention.work_plan import (
     ITEM,
     MERGE,
@@ -61,6 +63,10 @@ class TritonMetadata:
     _expansion: Expansion | None = None
     _states: DeviceRuns | None = None
     _plain_states: StateRuns | None = None
+
+    @property
+    def observers(self) -> Observers | None:
+        return self.batch.observers
 
     @property
     def states(self) -> DeviceRuns:
@@ -104,6 +110,7 @@ class GraphMetadata:
     slots: Tensor  # of the tokens
     contexts: Tensor
     states: DeviceRuns
+    observers: Observers | None = None
 
     @property
     def rows(self) -> dict[str, Tensor]:
@@ -200,6 +207,8 @@ class TritonAttention:
                 attend_latents(out, q, layer, metadata.tables, work)
             else:
                 attend(out, q, layer, metadata.tables, work)
+        if metadata.observers is not None:
+            receive(q, layer, metadata.tables, metadata.observers)
         return out
 
 

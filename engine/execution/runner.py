@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from engine.api.cache_spec import KvSchemeName
-from engine.api.config import EvictionName
 from engine.api.errors import BadInput
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
 from engine.attention.base import AttentionBackend, attending, why_no_kv_scheme
 from engine.devices import give_back, lost, use
 from engine.execution import changes
 from engine.execution.batch import BatchBuilder, PackedBatch
-from engine.execution.block_scores import NO_SCORES, StepScores
+from engine.execution.block_scores import NO_SCORES, StepScores, most_observed
 from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of, mover_on
 from engine.execution.compiling import Launches, StepCompiler, example, kind_of, sampling_kind
@@ -71,7 +70,6 @@ class ModelRunner:
         room: CacheBudget | None = None,
         weights: Weights | None = None,
         tiers: Sequence[Tier] = (),
-        eviction: EvictionName | None = None,
         shared: bool = False,
         link: StageLink | None = None,
     ) -> None:
@@ -79,7 +77,7 @@ class ModelRunner:
         # A rank cannot repeat a step alone, and a step that has changed states cannot be repeated.
         self._drafters, self._tries = drafters, 1 if shared or store.keeps_state else 2
         self.model, self.store, self.weights, self.attention = model, store, weights, attention
-        self.device, self._budget, self._eviction, self._scores = device, room, eviction, NO_SCORES
+        self.device, self._budget, self._scores = device, room, NO_SCORES
         self._tables, self._block_size = TableMirror(slots, width), block_size
         self.adapters, self._ends = AdapterBank(model, device), StageEnds(link)
         self._batches = BatchBuilder(self._tables, block_size, device, self.adapters)
@@ -111,7 +109,8 @@ class ModelRunner:
         self._stage, self._compiler, self._steps = stage, StepCompiler(), None
         if decode is not None:
             tables, size, last_ids = self._tables, self._block_size, self._sampling_state.last_ids
-            self._steps = DecodeSteps(decode, self._ends, tables=tables, block_size=size, last_ids=last_ids)
+            steps = partial(DecodeSteps, decode, self._ends, observed=most_observed(self._budget, tables))
+            self._steps = steps(tables=tables, block_size=size, last_ids=last_ids)
         if (self._steps is None) is not (self.graphs is None):  # graphs became available, or unavailable
             self.graphs = None if self._steps is None else True
 
@@ -280,9 +279,9 @@ class ModelRunner:
         launched = InFlightStep(sampling_rows := rows.sampling, began, drafts)
         if len(rows):  # a step may consist of block copies only
             targets, spans = target_rows(step) if step.targets else (), span_rows(step)
-            self._scores = StepScores.of(self._eviction, self.store.layers, rows, self._tables)
+            self._scores = StepScores.of(self._budget, self.store.layers, rows, self._tables)
             self._run(ModelInput(rows, ids, single, sampling_rows, drafts, targets, spans), launched)
-            if self._scores.finish():
+            if self._scores.finish(self._steps.received if self._steps else None):
                 launched.scores = self._scores
                 launched.mark_arrival(self.device)
         if not step.guided:
@@ -395,6 +394,7 @@ class ModelRunner:
 
     def _forward(self, packed: PackedBatch) -> Tensor:
         if self._stage is not None:
+            packed.batch.observers = self._scores.observing()
             return self._stage.forward(packed.batch, packed.adapters, packed.stream, self.arrivals.wait)
         attend = attending(self.attention, self.store.layers, packed.batch)
         return packed.through(self.model, self._scores.watching(self.splitter.clocked(attend)))

@@ -120,7 +120,7 @@ def add_model(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--kv-eviction",
         choices=["norms", "attention"],
-        help="how --kv-budget finds what is important: by key norms or, on CPUs, by the attention received "
+        help="how --kv-budget finds what is important: by key norms or by the attention received "
         "(default: norms)",
     )
     group.add_argument(

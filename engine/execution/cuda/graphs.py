@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention import observers
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.recording import Recorder, Recording
 from engine.execution.cuda.staging import BEHIND, Fields, StagingBuffers, upload
 from engine.execution.protocol import PIECE_SIZES, Compilation, StepKind
+from engine.kv.eviction import filled_blocks
 from engine.kv.tables import TableMirror
 from engine.models.adapters.bank import AdapterBank
 from engine.models.layers.stage_link import StageEnds
@@ -113,6 +115,7 @@ class Graph(NamedTuple):
     waits: bool = False  # for blocks, layer by layer
     adapted: bool = False  # whether a row has an adapter
     layout: Hashable = None  # of the adapters, see AdapterBank
+    observed: bool = False  # whether attention is summed up by block
 
 
 class DecodeSteps:
@@ -126,8 +129,9 @@ class DecodeSteps:
         tables: TableMirror,
         block_size: int,
         last_ids: Tensor,
+        observed: int = 0,
     ) -> None:
-        """`ends`: of a stage of a pipeline."""
+        """`ends`: of a stage of a pipeline. `observed`: see `most_observed`."""
         self._ends = ends or StageEnds(None)
         self.piece_sizes = PIECE_SIZES[: bisect_right(PIECE_SIZES, max(_USUAL, stage.longest))]
         most = max(len(tables.grid), self.piece_sizes[-1])  # tokens of a graph
@@ -140,6 +144,9 @@ class DecodeSteps:
         self._padding = np.array(list((PADDING | {"slots": rows}).values()))[:, None]
         self._forms: dict[tuple[int, bool, bool], tuple[StagingBuffers, MetadataBuilder]] = {}
         self._recordings: dict[Graph, Recording] = {}
+        groups = observed * observers.groups_in(block_size)
+        # The totals of the last step's observers (attention/observers.py).
+        self.received = torch.zeros(self._observers(most), groups, device=self._device) if observed else None
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
 
     @property
@@ -209,8 +216,9 @@ class DecodeSteps:
         if adapters is not None:
             places = np.repeat(adapters.places(rows.adapters), rows.lengths)
             fields["rows"][ADAPTERS, :count] = places
+        observed = self.received is not None and self._observe(fields["observers"], rows)
         waits, layout = wait is not None, adapters and adapters.layout
-        graph = Graph(size, flags, cut, pieces, decodes, waits, adapters is not None, layout)
+        graph = Graph(size, flags, cut, pieces, decodes, waits, adapters is not None, layout, observed)
         found = self._recording(graph, None if inputs is None else inputs.seen, wait).run()
         self._tables.sent()  # not earlier: a step that runs out of memory is launched again
         sampled = form.advance()
@@ -246,6 +254,8 @@ class DecodeSteps:
     def _recordings_of(self, kinds: Sequence[StepKind], wait: Wait) -> list[Recording]:
         mine = (kind for kind in kinds if self.adapts or not kind.adapted)
         graphs = [self._graph_of(kind) for kind in mine if wait is not None or not kind.waits]
+        if self.received is not None:
+            graphs += [each._replace(observed=True) for each in graphs]
         return [self._recording(each, None, wait if each.waits else None) for each in graphs]
 
     def _graph_of(self, kind: StepKind) -> Graph:
@@ -280,11 +290,15 @@ class DecodeSteps:
         fields["columns"] = ((len(COLUMNS), size), np.dtype(np.float64))
         fields["asked"] = ((size,), np.dtype(np.int32))
         fields["work"] = ((work.numbers,), np.dtype(np.int32))
+        if self.received is not None:
+            fields["observers"] = ((1 + self._observers(size), observers.FIELDS), np.dtype(np.int32))
         if biased:
             fields["bias_at"] = ((BIASES,), np.dtype(np.int64))
             fields["biases"] = ((BIASES,), np.dtype(np.float32))
         form = StagingBuffers(fields, size, self._mirror, max(BEHIND, self._ends.stages))
         form.on_device |= dict(zip(PADDING, form.on_device["rows"], strict=True))
+        if self.received is not None:
+            form.on_device["received"] = self.received[: self._observers(size)]
         if self._streams is not None:
             form.on_device["stream"] = self._streams[:size]
         return form, work
@@ -299,12 +313,24 @@ class DecodeSteps:
             numbers[row, :count] = values
         numbers[:, count:] = self._padding
 
+    def _observers(self, tokens: int) -> int:
+        """The most blocks that so many tokens fill."""
+        return min(tokens, len(self._tables.grid) + tokens // self._block_size)
+
+    def _observe(self, listed: np.ndarray, rows: Rows) -> bool:
+        """Write the rows' observers. Whether there are any."""
+        filled = filled_blocks(rows.lengths, rows.contexts, self._block_size)
+        observers.write_observers(listed, filled, rows.slots[filled[:, 1]])
+        return len(filled) > 0
+
     def _launches(
         self, form: StagingBuffers, work: MetadataBuilder, graph: Graph, seen: SeenTokens | None, wait: Wait
     ) -> Callable[[], tuple[Tensor, ...]]:
         fields, stage, last_ids, flags = dict(form.on_device), self._stage, self._last_ids, graph.flags
         if not graph.adapted:
             del fields["adapters"]
+        if not graph.observed:
+            fields.pop("observers", None)
         where = fields["work"], self._mirror, fields["slots"], fields["contexts"]
         metadata = work.metadata(*where, cut=graph.cut, decodes=graph.decodes)
 

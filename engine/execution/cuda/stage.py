@@ -1,10 +1,12 @@
 """A step's work on a GPU: the fused forward pass, and sampling on the device."""
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend, Batch
+from engine.attention.observers import Observers
 from engine.attention.triton_backend import GraphMetadata, GraphWork, TritonAttention
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.foreign import ForeignDecoder, can_be_captured
@@ -82,6 +84,8 @@ class GpuStage:
         places, adapters = fields.get("adapters"), None
         if places is not None and self.adapters is not None:
             adapters = self.adapters.at(places)
+        if (listed := fields.get("observers")) is not None:
+            metadata = replace(metadata, observers=Observers(listed, fields["received"].zero_()))
         return self._decoder.forward(x, fields["positions"], fields["places"], metadata, adapters, wait)
 
     def _kernels(self, fields: Mapping[str, Tensor], metadata: GraphMetadata) -> Hashable:
@@ -89,7 +93,8 @@ class GpuStage:
         lists = (each for launches in metadata.work.values() for each in launches)
         layout = self.adapters.layout if self.adapters and "adapters" in fields else None
         tokens = len(fields["ids"])
-        return tokens, layout, *((each.items.shape, each.merges.shape, each.most) for each in lists)
+        kind = tokens, layout, "observers" in fields
+        return *kind, *((each.items.shape, each.merges.shape, each.most) for each in lists)
 
     def sample(
         self,

@@ -34,6 +34,7 @@ from engine.scheduling.step import Rows, StepRow
 from engine.serving.engine import Engine
 from tests.cases import one_of, soak
 from tests.examples import examples
+from tests.runner.graphs.observing import observers_in, observing
 from tests.runner.replies.test_company import Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.replies.test_transformers import PROMPT, WAYS, assert_as_in_transformers
 from tests.runner.rows.test_speculation import always_draft
@@ -132,6 +133,7 @@ class PlainStage:
             out[:tokens] = self.attention.attend(q[:tokens], k[:tokens], v[:tokens], layers[layer], step)
             return out
 
+        attend = observing(attend, observers_in(fields), layers, self.mirror)
         model, stream, adapters = self.runner.model, fields.get("stream"), None
         if (of_tokens := fields.get("adapters")) is not None:
             self.adapted.append(len(ids))
