@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 
 from engine.api.errors import NoMemory
-from engine.devices import free_host_memory, host_memory
 from engine.kv.store import KVStore
+from engine.main_memory import free_host_memory, host_memory
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
 
