@@ -9,6 +9,7 @@ engine, and prints in which functions each phase computes or waits.
 """
 
 import cProfile
+import gc
 import http.client
 import json
 import os
@@ -154,6 +155,7 @@ class _Kernels:
 
 
 def _phases(config: EngineConfig, *, profile: bool) -> Seconds:
+    gc.disable()  # like the process of a server's engine
     phases, kernels = _Phases(profile=profile), _Kernels()
     phases.note("Python and this benchmark")
 
@@ -180,7 +182,10 @@ def _phases(config: EngineConfig, *, profile: bool) -> Seconds:
             phases.note(doing)
         doing = name
 
-    engine = start(config, phase=phase)
+    engine = start(config, imported=gc.freeze, phase=phase)
+    gc.collect()
+    gc.freeze()
+    gc.enable()
     phases.note(doing)
     from engine.serving.warm_up import WarmUp
 
