@@ -25,7 +25,7 @@ class Span(NamedTuple):
 spans: list[Span] = []  # of this process, in the order of their ends
 
 
-class Watch:
+class Stopwatch:
     """Notes how long something takes. Begin and end it on the same thread."""
 
     def __init__(self, what: str) -> None:
@@ -40,7 +40,7 @@ class Watch:
 @contextmanager
 def timed(what: str) -> Iterator[None]:
     """Note how long this block takes, also if it fails."""
-    watch = Watch(what)
+    watch = Stopwatch(what)
     try:
         yield
     finally:

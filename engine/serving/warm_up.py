@@ -22,7 +22,7 @@ from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.execution.protocol import Compilation, StepKind
 from engine.serving.engine import Engine
-from engine.timeline import Watch
+from engine.timeline import Stopwatch
 
 _TOGETHER = 8  # kinds of steps; commands wait until their kernels are handed to the compiler
 _PATIENCE = 0.02  # seconds that commands wait for the compiler
@@ -48,7 +48,7 @@ class WarmUp:
         self._total, self._later = len(parts), len(later)
         self._parts = deque([*parts, *later])
         self._running: Iterator[None] | None = None
-        self._watch = Watch(self.part)
+        self._watch = Stopwatch(self.part)
         if sizes:
             engine.bus.subscribe(self._hear)
         if sizes and engine.adapters.loads:
@@ -104,7 +104,7 @@ class WarmUp:
     def _advance(self) -> None:
         try:
             if self._running is None:
-                self._running, self._watch = self._parts[0](), Watch(f"warming: {self.part}")
+                self._running, self._watch = self._parts[0](), Stopwatch(f"warming: {self.part}")
             next(self._running)
         except StopIteration:
             self._watch.end()

@@ -15,6 +15,7 @@ import torch
 
 from engine import early
 from engine.api.config import EngineConfig, ModelPlace
+from engine.devices import begin_products
 from tests.waiting import LIMIT, becomes
 
 
@@ -173,3 +174,17 @@ def test_an_engine_starts_without_triton(monkeypatch: pytest.MonkeyPatch, proble
     monkeypatch.setattr(assembly, "_load", loads)
     with pytest.raises(FileNotFoundError):
         assembly.load_share(EngineConfig(model="m"), ModelPlace("m", Path()))
+
+
+def test_without_a_gpu_no_product_is_computed_ahead() -> None:
+    before = threading.active_count()
+    begin_products(torch.device("cpu"))()
+    assert threading.active_count() == before
+
+
+@pytest.mark.cuda
+def test_products_work_after_the_first_one_on_another_thread() -> None:
+    gpu = torch.device("cuda", 0)
+    begin_products(gpu)()
+    ones = torch.ones(64, 64, dtype=torch.bfloat16, device=gpu)
+    assert torch.mm(ones, ones).unique().tolist() == [64]
