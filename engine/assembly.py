@@ -198,14 +198,16 @@ def load_share(
     if collective is not None and collective.ranks == 1:
         collective = None  # a stage of one rank
     config = replace(config, block_size=block_size_for(config.attention, config.block_size))
-    use(device := pick(config.device))
+    with timed("torch on the device"):
+        use(device := pick(config.device))
+        name = _device_name(device)
     products = begin_products(device)
     if device.type == "cuda":
         # Without Triton, or a driver for it, they are left out.
         with suppress(ImportError, RuntimeError), timed("the kernels' modules"), quick_sources():
             from engine.kernels.triton.precompile import load_ahead
 
-            load_ahead(replace(config, seed=None, first_request=0), place, _device_name(device))
+            load_ahead(replace(config, seed=None, first_request=0), place, name)
     with timed("the weights"):
         model = _load(config, place, device, progress, collective, stage)
     with timed("waiting for cuBLAS"):
