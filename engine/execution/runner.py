@@ -319,7 +319,7 @@ class ModelRunner:
         return self._load.read() if self._load else None
 
     def reads(self) -> Reads:
-        return Reads(weights_read(self.model), self.store.read_per_token())
+        return self._memory.reads()
 
     def split(self) -> StepSplit | None:
         return self.splitter.means
