@@ -90,7 +90,7 @@ def application(startup: Startup, config: ServerConfig, drain: Drain) -> FastAPI
     openai = (completions, chat, responses_api, embeddings, models, tokens)
     ollama = (ollama_chat, ollama_embeddings, ollama_models)
     for part in (*openai, messages, *ollama, control, commands, attach, layout, events, ws):
-        app.include_router(part.router)
+        app.router.routes += part.router.routes  # an included router would search twice
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(EngineError, _engine_error)
     app.add_exception_handler(HTTPException, _http_error)

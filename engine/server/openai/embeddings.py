@@ -14,7 +14,7 @@ from engine.server.embedding import Embedded, embed
 from engine.server.http.bodies import GONE, read_as
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError
-from engine.server.http.renaming import RenamingRoute
+from engine.server.http.routes import RenamingRoute
 from engine.server.http.sse import encoded, unless_gone
 from engine.server.openai.cutting import cut_prompts
 from engine.server.openai.schema import CutFields
