@@ -25,6 +25,8 @@ def quoted(text: str) -> bytes:
 
 def encoded(value: Any) -> bytes:
     """Return a value as JSON. A lone surrogate, which a client or a model may have escaped, becomes "?"."""
+    if value is None:
+        return b"null"
     return _encoder.encode(value).encode(errors="replace")
 
 
@@ -49,11 +51,11 @@ class EventStream(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await unless_gone(scope, receive, self._write(send, scope.get(SEND, send)))
+            await unless_gone(scope, receive, self._write(scope.get(SEND, send)))
         finally:
             self._close()
 
-    async def _write(self, send: Any, send_chunk: Any) -> None:
+    async def _write(self, send: Any) -> None:
         async for chunk in self._chunks:
-            await send_chunk({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
