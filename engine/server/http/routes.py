@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
+from starlette.routing import request_response
 
 from engine.api.errors import BadInput
 from engine.server.http.errors import renamed
@@ -19,12 +20,18 @@ class DirectRoute(APIRoute):
     and dependencies in each request, which takes a tenth of a short request's time.
     """
 
-    def get_route_handler(self) -> Handler:
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        if self._is_direct:  # Starlette's call, without FastAPI's stacks of what dependencies leave open
+            self.app = request_response(self.get_route_handler())
+
+    @property
+    def _is_direct(self) -> bool:
         signature = inspect.signature(self.endpoint)
-        if [*signature.parameters] == ["request"] and signature.return_annotation is Response:
-            endpoint: Handler = self.endpoint
-            return endpoint
-        return super().get_route_handler()
+        return [*signature.parameters] == ["request"] and signature.return_annotation is Response
+
+    def get_route_handler(self) -> Handler:
+        return self.endpoint if self._is_direct else super().get_route_handler()
 
 
 class RenamingRoute(DirectRoute):
