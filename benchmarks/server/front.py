@@ -1,8 +1,8 @@
 """The front's processor time a streamed request, of this tree and of another one, alternating.
 
-The `minichat serve --dry-run` of this tree, and of the one in the folder `--other`, gets `--requests` at once,
-which ask for `--tokens` each. The event loop's thread has a part of the time; the rest is that of threads that
-encode prompts and talk to the engine's process.
+The `minichat serve --dry-run` of this tree, and of the one in the folder `--other`, gets `--requests` at
+once, which ask for `--tokens` each. The event loop's thread has a part of the time; the rest is that of
+threads that encode prompts and talk to the engine's process.
 """
 
 import multiprocessing
