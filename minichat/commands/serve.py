@@ -24,6 +24,7 @@ from minichat import __version__
 from minichat.clients.address import is_loopback
 from minichat.commands.arguments import REQUESTS_A_REPLICA
 from minichat.commands.options import check_replicas, engine_config, failed, show_progress
+from minichat.shell import interpreter
 from minichat.shell.paths import locate, private_folder
 from minichat.shell.server_keys import find_keys
 
@@ -218,6 +219,7 @@ def listen(
             while_it_runs.callback(host.subscribe(partial(_on_event, callbacks)))
             if (scaling := _autoscaler(options, host)) is not None:
                 while_it_runs.callback(scaling.close)
+            interpreter.serve()
             announce(options, keys, bound, uds)
             callbacks.ready()
 
