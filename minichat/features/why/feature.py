@@ -92,7 +92,7 @@ class WhyScreen(Dialog[None]):
         self._sheet.border_title = title
         width = max(20, self._sheet.size.width - 2)
         lines = described(explain(shot, self._speeds), width, self._signs, self._trouble)
-        late = shot is not self._engine.latest and shot.device == "cpu" and shot.split is None
+        late = shot is not self._engine.latest and shot.on_cpu and shot.split is None
         self._text.update(Content.assemble(lines, "\n", (_LATE, "$text-muted")) if late else lines)
 
 
