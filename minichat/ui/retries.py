@@ -70,6 +70,9 @@ class Retries:
         elif then == now or (failed.refused not in ("", TOO_LONG) and not now.accepts(failed.refused, then)):
             return
         self._seen[chat.id] = failed.id, now
+        if chat.adapter and not loaded:
+            self._replace(conversation, failed, "adapter")
+            return
         self._context.app.run_worker(self._measure(conversation, failed, shot), group="retries")
 
     async def _measure(self, conversation: Conversation, failed: Message, shot: Snapshot) -> None:
