@@ -215,6 +215,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.main.took(conversation, request, role)
 
     def _changed(self, conversation: Conversation) -> None:
+        self._show_notices()
         self.main.changed(conversation)
 
     def _spread(self, conversation: Conversation, others: list[Message]) -> None:

@@ -21,7 +21,13 @@ class Database:
         self.notices: list[str] = []
         self._seen = 0
         self._lock = RLock()
+        self._to_file = path is not None
         self._adopt(open_database(path) if path else in_memory())
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether the chats should be in a file and are in memory only."""
+        return self._to_file and self._opened.path is None
 
     @property
     def path(self) -> Path | None:
