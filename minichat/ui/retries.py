@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from engine.api.errors import EngineError
@@ -12,6 +13,7 @@ from minichat.chats.rows import plain_params
 from minichat.features.feature import Context
 from minichat.session.conversation import Conversation
 from minichat.session.fitting import fit_of, small
+from minichat.shell.background import begin
 
 
 class _Basis(NamedTuple):
@@ -73,7 +75,7 @@ class Retries:
         if chat.adapter and not loaded:
             self._replace(conversation, failed, "adapter")
             return
-        self._context.app.run_worker(self._measure(conversation, failed, shot), group="retries")
+        begin(self._context.app, partial(self._measure, conversation, failed, shot), group="retries")
 
     async def _measure(self, conversation: Conversation, failed: Message, shot: Snapshot) -> None:
         asked, refused = conversation.chat.messages[-2], ""
