@@ -282,9 +282,8 @@ class TestBadInput:
         assert "300 tokens; " in error and " takes 127. Shorten the prompt or choose a larger" in error
 
     def test_an_unknown_model(self, run: Run) -> None:
-        assert "no-such-owner/no-such-model is not on this machine" in self.error(
-            run, "no-such-owner/no-such-model"
-        )
+        name = "no-such-owner/no-such-model"
+        assert f"{name} is not on this machine" in self.error(run, name)
         for name in ("./nothing", "nothing.gguf", "folder/nothing.gguf"):
             assert f"there is no folder or GGUF file {name!r}" in self.error(run, name)
 
