@@ -60,7 +60,7 @@ def _file(name: str | None, *, must_exist: bool = False) -> CaseFile | None:
     path = Path(name)
     if must_exist and not os.path.isfile(path):
         raise BadInput(f"--compare {name}: no such file")
-    if not path.absolute().parent.is_dir():
+    if not os.path.isdir(path.absolute().parent):
         raise BadInput(f"--json {name}: the folder {path.absolute().parent} does not exist")
     return CaseFile(path)
 
