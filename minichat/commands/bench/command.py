@@ -120,7 +120,9 @@ def _peer(text: str) -> tuple[str, str]:
 @contextmanager
 def _progress() -> Iterator[Progress]:
     # Refreshed after each call, never from a separate thread during a timed call.
-    with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
+    console = Console(stderr=True)
+    hidden = not console.is_terminal  # else a blank line is left of it in a file
+    with Progress(console=console, transient=True, auto_refresh=False, disable=hidden) as progress:
         yield progress
 
 
