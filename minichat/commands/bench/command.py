@@ -121,8 +121,10 @@ def _peer(text: str) -> tuple[str, str]:
 def _progress() -> Iterator[Progress]:
     # Refreshed after each call, never from a separate thread during a timed call.
     console = Console(stderr=True)
-    hidden = not console.is_terminal  # else a blank line is left of it in a file
-    with Progress(console=console, transient=True, auto_refresh=False, disable=hidden) as progress:
+    if not console.is_terminal:  # a file would get a blank line at the end
+        yield Progress(disable=True)
+        return
+    with Progress(console=console, transient=True, auto_refresh=False) as progress:
         yield progress
 
 
