@@ -1,5 +1,6 @@
 """The database connection: one transaction at a time, from any thread, with recovery from damage."""
 
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +40,11 @@ class Database:
 
     def write(self, work: Work[T]) -> T:
         """Run a write transaction atomically; return its result."""
-        return self._run("BEGIN IMMEDIATE", work)
+        with self._lock:
+            opened = self._opened
+            if opened.path is not None and not os.path.exists(opened.path):  # SQLite would not notice
+                self._adopt(in_memory(f"{opened.path} was deleted", copy=opened.connection))
+            return self._run("BEGIN IMMEDIATE", work)
 
     def changed(self) -> bool:
         with self._lock:

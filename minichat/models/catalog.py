@@ -102,7 +102,10 @@ def _built_in() -> list[Model]:
 
 def _in_folder(folder: str) -> list[Model]:
     """The folder if it is a checkpoint, and the checkpoints and GGUF files directly inside it."""
-    path = Path(identity(folder))
+    try:
+        path = Path(identity(folder))
+    except FileNotFoundError:  # the current folder was deleted
+        return []
     found = [
         Model(str(each), "folder", looked)
         for each in [path, *_children(path)]
