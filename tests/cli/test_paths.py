@@ -1,4 +1,4 @@
-"""A path that is longer than any file's name is refused in a sentence; pathlib raises an exception for it."""
+"""Paths that cannot be examined are refused in a sentence; pathlib raises exceptions for them."""
 
 from pathlib import Path
 
@@ -23,6 +23,17 @@ def test_it_is_refused_as_an_argument(run: Run, words: tuple[str, ...]) -> None:
     assert ran.code == 2
     lines = ran.err.splitlines()  # bench may first warn about uncommitted changes
     assert LONG in lines[-1] and all(line.startswith("minichat: ") for line in lines)
+
+
+def test_a_current_folder_that_was_deleted(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert run("generate", "hi") == (
+        2,
+        "",
+        "minichat: the current folder was deleted; go to another one first\n",
+    )
 
 
 def test_it_is_refused_as_a_draft_model(run: Run, model: Path) -> None:
