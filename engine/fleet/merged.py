@@ -50,7 +50,7 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
     """One snapshot of a fleet. Blocks are numbered through, in the order of the replicas.
 
     Counts and rates are sums, and quantiles those of the slowest replica. What all replicas share, such as
-    schemes and switches, is that of the first one that is ready.
+    the chosen schemes and switches, is that of the first one that is ready.
     """
     takes_prompts = any(view.state == "ready" for view in views)
     running = ("ready", "draining")
