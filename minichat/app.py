@@ -293,7 +293,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         for problem in problems[:_PROBLEMS]:
             self.report(str(problem))
         if (rest := len(problems) - _PROBLEMS) > 0:
-            self.report(f"{rest} more problems: fix these to see them")
+            self.report(f"{rest} more problem{'s' * (rest > 1)}: fix these first")
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
