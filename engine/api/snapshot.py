@@ -339,6 +339,10 @@ class Snapshot:
     experts: ExpertLoad | None = None  # tokens by expert; None: the model has none
 
     @property
+    def on_cpu(self) -> bool:
+        return (self.replicas[0].device if self.replicas else self.device) == "cpu"
+
+    @property
     def bubbles(self) -> tuple[float, ...]:
         """Of each stage of a pipeline: the share of the time with steps in flight in which it had nothing to
         do. None without a pipeline.

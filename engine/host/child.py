@@ -15,6 +15,7 @@ import threading
 def main() -> None:
     faulthandler.enable()
     gc.disable()  # startup objects are permanent, and each collection would traverse all of them
+    need_folder()
     connection, pipe, device, pinned = sys.argv[1:]
     if pipe:
         threading.Thread(target=_end_with, args=(int(pipe),), name="lifeline", daemon=True).start()
@@ -29,6 +30,14 @@ def main() -> None:
         import_torch()
     running.join()
     sys.exit(1)  # its exception is in the log
+
+
+def need_folder() -> None:
+    """Leave a current folder that was deleted: torch's libraries would end the process."""
+    try:
+        os.getcwd()
+    except OSError:
+        os.chdir("/")
 
 
 def _run(connection: int) -> None:

@@ -92,7 +92,7 @@ def check(options: argparse.Namespace) -> None:
     if bool(options.tls_cert) != bool(options.tls_key):
         raise BadInput("--tls-cert and --tls-key must be used together")
     for name in ("tls_cert", "tls_key"):
-        if (file := getattr(options, name)) and not Path(file).is_file():
+        if (file := getattr(options, name)) and not os.path.isfile(file):
             raise BadInput(f"--{name.replace('_', '-')}: {file} does not exist")
     if options.no_key and options.api_key_file:
         raise BadInput("--no-key and --api-key-file cannot be combined")

@@ -4,8 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from engine import timeline
 from engine.api.config import EngineConfig
+from engine.host.child import need_folder
 from engine.host.launching import launch_here, launching_now
 from engine.host.process import EngineProcess
 from engine.start import start
@@ -98,3 +101,15 @@ def test_the_phases_of_a_start_are_reported(tmp_path: Path) -> None:
     EngineProcess(config, tmp_path / "engine.log", phase=seen.append).close()
     assert set(seen) <= set(phases), "of phases that follow each other at once, only the last is sent"
     assert "importing torch" in seen
+
+
+def test_a_process_leaves_a_current_folder_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_folder()
+    assert Path.cwd() != Path("/")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    need_folder()
+    assert Path.cwd() == Path("/")

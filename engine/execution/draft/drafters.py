@@ -1,5 +1,6 @@
 """Finds the draft models for a model, and prepares them."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -96,7 +97,7 @@ def _small(
         return None
     if name is None:
         folder = place.folder / FOLDER
-        if config.dummy_weights or not (folder / CONFIG).is_file():
+        if config.dummy_weights or not os.path.isfile(folder / CONFIG):
             return None
         name = str(folder)
     if not name:

@@ -1,5 +1,6 @@
 """EAGLE-3 heads, read from a folder: a layer that reads a token and what three of the model's have read."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -112,7 +113,7 @@ def eagle_folder(name: str) -> Path | None:
     """Return the folder if it holds an EAGLE-3 head."""
     folder = expanded(name)
     config = folder / CONFIG
-    return folder if config.is_file() and Fields.read(config).given(VOCAB) else None
+    return folder if os.path.isfile(config) and Fields.read(config).given(VOCAB) else None
 
 
 @torch.no_grad()
