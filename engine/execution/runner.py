@@ -22,11 +22,10 @@ from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of, mover_on
 from engine.execution.compiling import Launches, StepCompiler, example, kind_of, sampling_kind
 from engine.execution.cuda.arrivals import Arrivals
-from engine.execution.cuda.choose import stage_on
+from engine.execution.cuda.choose import replay_drafts, stage_on
 from engine.execution.cuda.graphs import DecodeSteps, Stage
 from engine.execution.cuda.replays import Hidden, Replays, preparations, sampler
 from engine.execution.draft.drafting import Drafter, SmallModel, draft_stores, with_drafts
-from engine.execution.draft.verification import unroll_drafts
 from engine.execution.in_flight import InFlightStep, ModelInput
 from engine.execution.load import ExpertMeter, LoadMeter
 from engine.execution.memory import MemoryMeter, T, with_memory
@@ -101,6 +100,7 @@ class ModelRunner:
         self._memory = MemoryMeter(self.model, self.store, self.device)
         for drafter in self._drafters.values():
             drafter.serve(self.store)
+        replay_drafts(self.device, self._drafters.values(), self._steps, self._sampling_state)
         for each in (self.store, *draft_stores(self._drafters)):
             each.mover = mover_on(self.device, arrivals=self.arrivals)
 
@@ -132,7 +132,7 @@ class ModelRunner:
         found = [self._stage and self._compiler.start(self._stage, launches)]
         if self._replayed is not None:
             others = [kind for kind in kinds if kind not in eager]
-            found.append(self._replayed.start_compiling(others, self.arrivals.waiting))
+            found += self._replayed.start_compiling(others, self.arrivals.waiting)
         return [each for each in found if each]
 
     @torch.inference_mode()
@@ -274,8 +274,8 @@ class ModelRunner:
         """Run the model for a step. Sampling may have to wait for masks."""
         rows, ids, single, drafts = step.rows, step.ids, step.single, step.drafts
         if drafts:
-            drafts, ids = with_drafts(step, self._drafters, self._batches, self._sampling_state)
-            rows, single = unroll_drafts(rows, single)
+            given = step, self._drafters, self._batches, self._sampling_state
+            drafts, ids, rows, single = with_drafts(*given, replay=self._replayed is not None)
         launched = InFlightStep(sampling_rows := rows.sampling, began, drafts)
         if len(rows):  # a step may consist of block copies only
             targets, spans = target_rows(step) if step.targets else (), span_rows(step)

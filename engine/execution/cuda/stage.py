@@ -146,7 +146,7 @@ class GpuStage:
 
 
 def stage_for(
-    model: LanguageModel, store: KVStore, attention: AttentionBackend, adapters: AdapterBank
+    model: LanguageModel, store: KVStore, attention: AttentionBackend, adapters: AdapterBank | None
 ) -> GpuStage | None:
     """None: steps use the model's own forward pass."""
     if not isinstance(attention, TritonAttention):

@@ -18,8 +18,9 @@ from engine.api.params import SamplingParams
 from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
 from engine.execution.cuda.arrivals import Wait
-from engine.execution.cuda.graphs import BIASES, DecodeSteps, SamplingFlags, each_token, write_sampling
+from engine.execution.cuda.graphs import BIASES, DecodeSteps, SamplingFlags, each_token
 from engine.execution.cuda.recording import Recording
+from engine.execution.cuda.sampling_fields import write_sampling
 from engine.execution.protocol import Compilation
 from engine.execution.runner import ModelRunner
 from engine.kv.tables import TableMirror
