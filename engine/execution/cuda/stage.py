@@ -37,7 +37,9 @@ class GpuStage:
         store: KVStore,
         attention: TritonAttention,
         adapters: AdapterBank | None = None,
+        states: Tensor | None = None,
     ) -> None:
+        """`states`: where decodes in graphs leave their hidden states."""
         self._decoder: FusedDecoder | ForeignDecoder
         if isinstance(model, Decoder):
             self._decoder = FusedDecoder(model, store.layers, attention)
@@ -46,7 +48,7 @@ class GpuStage:
         self._attention, self._store = attention, store
         first = next(iter(model.parameters()))
         self._dtype, self.device = first.dtype, first.device
-        self._ends_early = isinstance(model, Decoder) and model.config.after > 0
+        self._states = states
         self.compilations = 0  # that were started
         self.adapters = adapters if adapters is not None and adapters.launches else None
         # The weights that a token is multiplied by are about 12 hidden squared in most models.
@@ -62,11 +64,13 @@ class GpuStage:
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
         key = (self, "logits", self._kernels(fields, metadata))
-        return once(key, lambda: self.head(self._hidden(fields, last_ids, metadata)))
+        return once(key, lambda: self._logits(fields, last_ids, metadata))
 
     def _logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
         hidden = self._hidden(fields, last_ids, metadata)
-        return hidden if self._ends_early else self.head(hidden)
+        if self._states is not None:
+            self._states[: len(hidden)].copy_(hidden)
+        return self.head(hidden)
 
     def hidden(
         self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata, wait: Wait
@@ -146,12 +150,16 @@ class GpuStage:
 
 
 def stage_for(
-    model: LanguageModel, store: KVStore, attention: AttentionBackend, adapters: AdapterBank | None
+    model: LanguageModel,
+    store: KVStore,
+    attention: AttentionBackend,
+    adapters: AdapterBank | None,
+    states: Tensor | None,
 ) -> GpuStage | None:
     """None: steps use the model's own forward pass."""
     if not isinstance(attention, TritonAttention):
         return None
-    stage = GpuStage(model, store, attention, adapters)
+    stage = GpuStage(model, store, attention, adapters, states)
     if isinstance(model, Decoder) or can_be_captured(stage, store, model, stage.device):
         return stage
     return None

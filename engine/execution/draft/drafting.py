@@ -4,7 +4,7 @@ A draft is sampled with the random number of its position in the reply, so it of
 token even in a sampled reply.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,17 +12,16 @@ import torch
 from torch import Tensor
 
 from engine.api.errors import BadWire
-from engine.attention.base import AttentionBackend, Batch, attending
+from engine.attention.base import AttentionBackend, attending
 from engine.execution.batch import BatchBuilder, PackedBatch
 from engine.execution.cuda.drafts import DraftReplays
 from engine.execution.draft.heads import HeadDrafter
 from engine.execution.draft.next_tokens import NextTokens
-from engine.execution.draft.verification import unroll_drafts
 from engine.execution.sampling_state import SamplingState
 from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
-from engine.scheduling.step import LAST, Drafts, Rows, SlotTokens, Step, StepRow
+from engine.scheduling.step import LAST, Rows, SlotTokens, StepRow
 
 PIECE = 512  # tokens that a draft model computes at a time when it catches up on a prompt
 
@@ -35,22 +34,13 @@ class EarlyExit:
     def __init__(self, model: Decoder, store: KVStore, attention: AttentionBackend, layers: int) -> None:
         self._model, self._store, self._attention, self._layers = model, store, attention, layers
 
-    def serve(self, store: KVStore) -> None:
-        """Nothing to do: the cache is the model's own."""
-
-    def read(self, tokens: SlotTokens) -> None:
-        """Nothing to do: the model's own cache holds the tokens."""
-
-    def keep(self, hidden: Tensor, rows: Rows, batch: Batch | None) -> None:
-        """Nothing to do: it computes hidden states of its own."""
-
     def begin(self, row: StepRow, token: int) -> DraftRow:
         return row._replace(length=1, samples=True, drafted=0), [token]
 
     def observe(self, row: StepRow, drafts: tuple[int, ...]) -> None:
         """Nothing to do: the step itself overwrites the cache."""
 
-    def hidden(self, packed: PackedBatch) -> Tensor:
+    def hidden(self, packed: PackedBatch, rows: Rows) -> Tensor:
         batch = packed.batch
         attend = attending(self._attention, self._store.layers, batch)
         return self._model.forward(batch.ids, batch.positions, attend, self._layers, packed.adapters)
@@ -112,9 +102,6 @@ class SmallModel:
             raise BadWire(f"the step has tokens of slot {tokens.slot} from {tokens.at}, without those before")
         held.tokens[tokens.at :] = tokens.tokens
 
-    def keep(self, hidden: Tensor, rows: Rows, batch: Batch | None) -> None:
-        """Nothing to do: it computes hidden states of its own."""
-
     def begin(self, row: StepRow, token: int) -> DraftRow:
         """A row from the end of the cache to the step's token."""
         held = self._held.get(row.slot)
@@ -129,7 +116,7 @@ class SmallModel:
         held = self._held[row.slot]
         held.known, held.drafts = row.start + 1, drafts[:-1]
 
-    def hidden(self, packed: PackedBatch) -> Tensor:
+    def hidden(self, packed: PackedBatch, rows: Rows) -> Tensor:
         batch = packed.batch
         attend = attending(self.attention, self.store.layers, batch)
         return self.model.forward(batch.ids, batch.positions, attend)
@@ -142,43 +129,7 @@ CachedDrafter = EarlyExit | SmallModel | NextTokens
 Drafter = CachedDrafter | HeadDrafter
 
 
-def with_drafts(
-    step: Step,
-    drafters: Mapping[str, Drafter],
-    batches: BatchBuilder,
-    sampling_state: SamplingState,
-    *,
-    replay: bool,
-) -> tuple[Mapping[int, Drafts], np.ndarray, Rows, int]:
-    """The step's drafts and ids, filled in with the drafts that models make here. Then its unrolled rows, and
-    how many have one token.
-
-    `replay`: whether graphs may run the draft models.
-    """
-    made, ids = dict(step.drafts), step.ids
-    drafted = step.rows[step.single : step.single + len(made)]
-    ends = step.single + np.cumsum(drafted.lengths)
-    places = {row.request: slice(end - row.drafted, end) for row, end in zip(drafted, ends, strict=True)}
-    for kind, drafter in drafters.items():
-        rows = [
-            (row, int(ids[places[row.request].start - 1]))
-            for row in drafted
-            if made[row.request].kind == kind
-        ]
-        if rows:
-            if isinstance(drafter, HeadDrafter):
-                found = drafter.drafts([row for row, _ in rows], sampling_state.guess)
-            else:
-                found = _Forwards(drafter, batches, sampling_state, replay).drafts(rows)
-            sampling_state.apply(step.sampling)  # drafts were counted as text
-            ids = ids.copy()
-            for request, tokens in found.items():
-                made[request] = made[request]._replace(tokens=tokens)
-                ids[places[request]] = tokens
-    return made, ids, *unroll_drafts(step.rows, step.single)
-
-
-class _Forwards:
+class Forwards:
     """The forwards of a drafter for one step."""
 
     def __init__(
@@ -216,7 +167,7 @@ class _Forwards:
         if self._replays is not None and self._replays.sample(rows, ids):
             return
         packed = self._pack(rows, ids)
-        hidden = self._drafter.hidden(packed)
+        hidden = self._drafter.hidden(packed, rows)
         if packed.ends is not None:
             hidden = hidden[packed.ends]
         self._sampling.guess(self._drafter.logits(hidden), packed.slots, rows)
@@ -226,7 +177,7 @@ class _Forwards:
         while row.length > PIECE:
             rows, ids = _packed([(row._replace(length=PIECE, samples=False), tokens[:PIECE])])
             if self._replays is None or not self._replays.cache(rows, ids):
-                self._drafter.hidden(self._pack(rows, ids))
+                self._drafter.hidden(self._pack(rows, ids), rows)
             row = row._replace(start=row.start + PIECE, length=row.length - PIECE)
             tokens = tokens[PIECE:]
         return row, tokens
@@ -238,8 +189,3 @@ class _Forwards:
 def _packed(draft_rows: Sequence[DraftRow]) -> tuple[Rows, np.ndarray]:
     ids = np.concatenate([np.asarray(tokens, np.int64) for _, tokens in draft_rows])
     return Rows.of([row for row, _ in draft_rows]), ids
-
-
-def draft_stores(drafters: Mapping[str, Drafter]) -> list[KVStore]:
-    """The caches of draft models, which use the same block numbers as the model's."""
-    return [each.store for each in drafters.values() if isinstance(each, SmallModel)]

@@ -119,7 +119,7 @@ def eagle_folder(name: str) -> Path | None:
 def read_eagle(folder: Path, model: object, device: torch.device, ranks: int = 1) -> EagleHead:
     """Read a head for this model. Raises if it does not fit it, or cannot run here."""
     fields = Fields.read(folder / CONFIG)
-    decoder, config = host_of(NAME, model, device, ranks), _config(fields)
+    decoder, config = host_of(NAME, model, device, ranks, on_gpus=False), _config(fields)
     theirs = decoder.config
     if (config.hidden, config.vocab) != (theirs.hidden, theirs.vocab):
         raise BadCheckpoint(

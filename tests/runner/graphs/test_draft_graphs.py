@@ -36,7 +36,12 @@ class DraftStage(PlainStage):
 
     def __init__(self, small: SmallModel) -> None:
         super().__init__(
-            cast(ModelRunner, SimpleNamespace(model=small.model, store=small.store, adapters=None))
+            cast(
+                ModelRunner,
+                SimpleNamespace(
+                    model=small.model, store=small.store, adapters=None, _drafts=SimpleNamespace(states=None)
+                ),
+            )
         )
         self.sampled = 0  # calls of `head`
 
@@ -60,8 +65,7 @@ class DraftStage(PlainStage):
 
 def draft_model(engine: Engine) -> SmallModel:
     assert isinstance(engine.runner, ModelRunner)
-    small = engine.runner._drafters["draft"]
-    assert isinstance(small, SmallModel)
+    (small,) = engine.runner._drafts.small
     return small
 
 

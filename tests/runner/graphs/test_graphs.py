@@ -93,6 +93,8 @@ class PlainStage:
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         self.sizes.append(len(fields["ids"]))
         hidden, model = self._forward(fields, last_ids, metadata), self.runner.model
+        if (states := self.runner._drafts.states) is not None:
+            states[: len(hidden)].copy_(hidden)
         return hidden if getattr(model.config, "after", 0) else model.logits(hidden)
 
     def hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any, wait: Wait) -> Tensor:
