@@ -344,7 +344,7 @@ class ModelRunner:
             found = self._hidden(piece, inputs)
         elif self._stage is not None and inputs is not None:
             self._compiler.compile(self._stage, sampling_kind(inputs), self._launch_sampling, found, inputs)
-        self._drafts.keep(found.states, piece.rows, found.batch, self.arrivals.wait)
+        self._drafts.keep(found.states, piece.rows, found.batch, self.arrivals.wait, found.replayed)
         if self._ends.leave(found.states):
             return
         if piece.targets:

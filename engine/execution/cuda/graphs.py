@@ -137,7 +137,7 @@ class DecodeSteps:
         `beside`: steps of another model with the same blocks and slots.
         """
         self._ends = ends or StageEnds(None)
-        self.piece_sizes = PIECE_SIZES[: bisect_right(PIECE_SIZES, max(_USUAL, stage.longest))]
+        self.piece_sizes = piece_sizes(stage.longest)
         most = max(len(tables.grid), self.piece_sizes[-1])  # tokens of a graph
         self._streams = self._ends.blank(most)  # what an earlier stage has computed
         self._stage, self._tables = stage, tables
@@ -374,6 +374,11 @@ class DecodeSteps:
         else:
             at, values = upload([cells, blocks], self._device)
             self._mirror.view(-1)[at] = values
+
+
+def piece_sizes(longest: int) -> tuple[int, ...]:
+    """The sizes of graphs with pieces of prompts. `longest`: see Stage."""
+    return PIECE_SIZES[: bisect_right(PIECE_SIZES, max(_USUAL, longest))]
 
 
 def _piece_size(tokens: int) -> int:

@@ -25,6 +25,7 @@ class Hidden(NamedTuple):
     ends: Tensor | None  # index of the last token of each row that samples; None: every token
     slots: Tensor  # of the rows that sample
     batch: Batch | None = None  # None: no drafter reads the states
+    replayed: bool = False
 
 
 class Replays(NamedTuple):
@@ -65,7 +66,7 @@ class Replays(NamedTuple):
         samples = piece.rows.samples
         ends = np.cumsum(piece.rows.lengths)[samples] - 1
         slots, at = upload([piece.rows.slots[samples], ends], self.device)
-        return Hidden(states, at, slots, batch)
+        return Hidden(states, at, slots, batch, replayed=True)
 
 
 def preparations(stage: "GpuStage | None", steps: DecodeSteps | None) -> tuple[int, int]:

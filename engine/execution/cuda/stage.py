@@ -10,7 +10,7 @@ from engine.attention.observers import Observers
 from engine.attention.triton_backend import GraphMetadata, GraphWork, TritonAttention
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.foreign import ForeignDecoder, can_be_captured
-from engine.execution.cuda.graphs import SamplingFlags
+from engine.execution.cuda.graphs import SamplingFlags, piece_sizes
 from engine.execution.protocol import Compilation
 from engine.kernels.triton.precompile import once, start_compiling
 from engine.kernels.triton.sampling.edits import edit, note
@@ -53,6 +53,9 @@ class GpuStage:
         self.adapters = adapters if adapters is not None and adapters.launches else None
         # The weights that a token is multiplied by are about 12 hidden squared in most models.
         self.longest = _LAUNCHED // (12 * model.config.hidden**2)
+        if states is not None and isinstance(model, Decoder):
+            most = max(len(states), piece_sizes(self.longest)[-1])
+            model.tap_buffers = {layer: states.new_zeros(most, states.shape[1]) for layer in model.taps}
 
     def work(self, tokens: int, *, pieces: bool = False) -> GraphWork:
         specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"

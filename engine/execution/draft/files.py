@@ -13,13 +13,11 @@ from engine.models.decoder import Decoder
 ON_GPUS = True  # False: heads are refused there
 
 
-def host_of(
-    heads: str, model: object, device: torch.device, ranks: int, *, on_gpus: bool = ON_GPUS
-) -> Decoder:
+def host_of(heads: str, model: object, device: torch.device, ranks: int) -> Decoder:
     """Return the model. Raises if such heads cannot run beside it."""
     if ranks > 1:
         raise BadInput(f"draft: {heads} run in one process only; leave tp and pp at 1")
-    if device.type != "cpu" and not on_gpus:
+    if device.type != "cpu" and not ON_GPUS:
         raise BadInput(f"draft: {heads} run on CPUs only so far; add --device cpu")
     if not isinstance(model, Decoder):
         raise BadInput(f"draft: {heads} need a model that runs natively")

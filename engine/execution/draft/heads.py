@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from engine.api.params import MAX_DRAFT
-from engine.attention.base import Batch
-from engine.execution.cuda.arrivals import Wait
 from engine.execution.draft.medusa import MedusaHeads
 from engine.scheduling.step import Rows, StepRow
 
@@ -68,7 +66,7 @@ class HeadDrafter:
         """As a hidden state."""
         return self._heads.blank
 
-    def keep(self, hidden: Tensor, rows: Rows, batch: Batch, wait: Wait = None) -> None:
+    def keep(self, hidden: Tensor, rows: Rows) -> None:
         """Keep the last state of each row. Drafts are rows of their own, so each of theirs is kept."""
         for row, tokens in by_row(rows):
             self._states.keep(row, hidden[tokens])

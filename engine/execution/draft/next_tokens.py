@@ -23,8 +23,8 @@ class ChainedHead(Protocol):
 
     spec: CacheSpec  # of its layer, which follows the model's
 
-    def states(self, hidden: Tensor) -> Tensor:
-        """The states after the tokens of a step of the model, which has just run."""
+    def states(self, hidden: Tensor, replayed: bool) -> Tensor:
+        """The states after the tokens of a step of the model, which has just run. `replayed`: by a graph."""
 
     def forward(self, ids: Tensor, before: Tensor, at: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
         """What logits are computed from, and the states. `at`: the positions."""
@@ -41,7 +41,7 @@ class OwnHead:
     def __init__(self, model: Decoder, head: NextTokenHead) -> None:
         self._model, self._head, self.spec = model, head, head.spec
 
-    def states(self, hidden: Tensor) -> Tensor:
+    def states(self, hidden: Tensor, replayed: bool) -> Tensor:
         return hidden
 
     def forward(self, ids: Tensor, before: Tensor, at: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
@@ -80,11 +80,11 @@ class NextTokens:
         self._states = HiddenStates(blank, block_size)
         self._fed: dict[int, Tensor] = {}  # by slot: the state before the next token that is drafted from
 
-    def keep(self, hidden: Tensor, rows: Rows, batch: Batch, wait: Wait = None) -> None:
+    def keep(self, hidden: Tensor, rows: Rows, batch: Batch, wait: Wait, replayed: bool) -> None:
         """Cache the step's tokens, each with the state before it. `wait`: for blocks of the head's layer."""
         if wait is not None:
             wait(self._layer)
-        states = self._head.states(hidden)
+        states = self._head.states(hidden, replayed)
         before = states.roll(1, 0)
         for row, tokens in by_row(rows):
             before[tokens.start] = self._states.before(row)

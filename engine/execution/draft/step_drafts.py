@@ -76,12 +76,25 @@ class StepDrafts:
         """What `keep` needs of a step that a graph runs, before it samples. None: nothing."""
         return pack().batch if self._readers else None
 
-    def keep(self, states: Tensor | None, rows: Rows, batch: Batch | None, wait: Wait = None) -> None:
-        """Read the hidden states of a step. `states` None: a graph of decodes has left them."""
+    def keep(
+        self,
+        states: Tensor | None,
+        rows: Rows,
+        batch: Batch | None,
+        wait: Wait = None,
+        replayed: bool = True,
+    ) -> None:
+        """Read the hidden states of a step. `states` None: a graph of decodes has left them.
+
+        `replayed`: whether a graph has run the model.
+        """
         if not self._readers:
             return
         assert batch is not None and self.states is not None
         if states is None:
             states = self.states[: len(batch.ids)]
         for each in self._readers:
-            each.keep(states, rows, batch, wait)
+            if isinstance(each, HeadDrafter):
+                each.keep(states, rows)
+            else:
+                each.keep(states, rows, batch, wait, replayed)

@@ -143,7 +143,11 @@ class PlainStage:
             numbers = of_tokens.numpy().copy()
             adapters = self.runner.adapters.of_step(numbers, np.ones_like(numbers), upload_here)
         if stream is None and adapters is None:
-            return model.forward(batch.ids, batch.positions, attend)
+            hidden = model.forward(batch.ids, batch.positions, attend)
+            if isinstance(model, Decoder):
+                model.tap_buffers = {layer: x for layer, x in model.taps.items() if x is not None}
+                model.taps = dict.fromkeys(model.taps)
+            return hidden
         if stream is not None:  # from an earlier stage of a pipeline
             stream = stream.clone()
         decoder = cast(Decoder, model)

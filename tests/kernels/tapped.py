@@ -1,0 +1,51 @@
+"""What the layers of a small model read, in its plain forward, in the fused one and in a step of a graph."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+TAPS = (0, 1, 2)
+
+
+def taps_of(rows: int) -> tuple[dict[int, Tensor], ...]:
+    from engine.api.cache_spec import LayerSpec
+    from engine.api.config import DecoderConfig, RopeSpec
+    from engine.attention.base import attending
+    from engine.attention.torch_backend import TorchAttention
+    from engine.attention.triton_backend import GraphWork, TritonAttention
+    from engine.kv.store import KVStore
+    from engine.models.decoder import Decoder
+    from engine.models.fused import FusedDecoder
+    from engine.models.loader import random_weights
+    from tests.attention.cases import make_batch
+    from tests.kernels.hybrids import replayed
+
+    spec = LayerSpec(heads=2, kv_heads=1, key_dim=16, value_dim=16, scale=0.25)
+    plain: dict[str, Any] = {
+        "family": "llama", "dtype": "float32", "hidden": 32, "layers": (spec,) * 3, "vocab": 50,
+        "max_context": 64, "mlp": 48, "norm_eps": 1e-6, "rope": RopeSpec(theta=1e4), "tied": True,
+    }  # fmt: skip
+    model = Decoder(DecoderConfig(**plain), torch.float32).eval()
+    random_weights(model, seed=0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.3)
+    room: dict[str, Any] = {"blocks": 8, "block_size": 16, "host_blocks": 0, "dtype": torch.float32}
+    stores = [KVStore(model.caches, device=torch.device("cpu"), **room).layers for _ in range(3)]
+    requests = list(range(rows))
+    batch = make_batch([(1, 1)] * rows, [[each + 1, 0, 0] for each in requests], 16)
+    ids = torch.arange(rows) * 7 + 3
+    model.taps = dict.fromkeys(TAPS)
+    model.tap_buffers = {layer: torch.zeros(rows + 1, 32) for layer in TAPS}
+    with torch.inference_mode():
+        model.forward(ids, batch.positions, attending(TorchAttention(), stores[0], batch))
+        expected = dict(model.taps)
+        fused = FusedDecoder(model, stores[1], TritonAttention())
+        fused.forward(model.embedded(ids), batch.positions, batch.places, TritonAttention().prepare(batch))
+        launched = dict(model.taps)
+        replayed(
+            FusedDecoder(model, stores[2], TritonAttention()), GraphWork, model.caches, batch, ids, requests
+        )
+    found = {layer: buffer[:rows].clone() for layer, buffer in model.tap_buffers.items()}
+    return cast(dict[int, Tensor], expected), cast(dict[int, Tensor], launched), found
