@@ -73,7 +73,7 @@ class FusedDecoder:
         residual = Residual(x, self._collective, self.model.config.residual_scale)
         for block in once(self, self._different_blocks) if precompiling() else self._blocks(wait):
             if block.index in self.model.taps:
-                self._tap(block.index, residual.total(), replayed=isinstance(metadata, GraphMetadata))
+                self.model.taps[block.index] = residual.total().clone()
             if not block.chained:
                 residual = self._plain(block, residual, without_pdl)
                 continue
@@ -157,12 +157,6 @@ class FusedDecoder:
             if wait is not None:
                 wait(block.index)
             yield block
-
-    def _tap(self, layer: int, x: Tensor, *, replayed: bool) -> None:
-        if replayed:
-            self.model.tap_buffers[layer][: len(x)].copy_(x)
-        else:
-            self.model.taps[layer] = x.clone()
 
     def _adapted(self, x: Tensor, step: GpuStep, wait: Callable[[int], None] | None) -> Tensor:
         for block in self._blocks(wait):

@@ -36,7 +36,7 @@ class DraftReplays:
             return True
         if (states := self._steps.hidden(rows, ids)) is None:
             return False
-        slots, ends = upload([rows.slots, np.cumsum(rows.lengths) - 1], self._device)
+        slots, ends = upload([rows.slots.copy(), np.cumsum(rows.lengths) - 1], self._device)
         if self._device.type == "cuda":
             given = states, ends, slots, inputs
             self._compiler.compile(self._stage, sampling_kind(inputs), self._sample_ends, *given)

@@ -53,9 +53,11 @@ class GpuStage:
         self.adapters = adapters if adapters is not None and adapters.launches else None
         # The weights that a token is multiplied by are about 12 hidden squared in most models.
         self.longest = _LAUNCHED // (12 * model.config.hidden**2)
+        self._tapped: Decoder | None = None
         if states is not None and isinstance(model, Decoder):
             most = max(len(states), piece_sizes(self.longest)[-1])
             model.tap_buffers = {layer: states.new_zeros(most, states.shape[1]) for layer in model.taps}
+            self._tapped = model
 
     def work(self, tokens: int, *, pieces: bool = False) -> GraphWork:
         specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"
@@ -93,7 +95,17 @@ class GpuStage:
             adapters = self.adapters.at(places)
         if (listed := fields.get("observers")) is not None:
             metadata = replace(metadata, observers=Observers(listed, fields["received"].zero_()))
-        return self._decoder.forward(x, fields["positions"], fields["places"], metadata, adapters, wait)
+        found = self._decoder.forward(x, fields["positions"], fields["places"], metadata, adapters, wait)
+        if self._tapped is not None:
+            self._leave_taps(self._tapped)
+        return found
+
+    def _leave_taps(self, model: Decoder) -> None:
+        """Copy what layers have read to where it stays until the next step."""
+        for layer, buffer in model.tap_buffers.items():
+            if (read := model.taps[layer]) is not None:  # None: this layer's kernels are compiled already
+                buffer[: len(read)].copy_(read)
+                model.taps[layer] = None
 
     def _kernels(self, fields: Mapping[str, Tensor], metadata: GraphMetadata) -> Hashable:
         """What the launches depend on: one size has the same tiles and alignments."""

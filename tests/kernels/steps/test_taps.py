@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.interpreted import Interpreted
-from tests.kernels.tapped import TAPS, taps_of
+from tests.kernels.steps.tapped import TAPS, taps_of
 
 pytest.importorskip("triton", reason="no Triton here")
 

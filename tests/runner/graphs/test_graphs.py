@@ -35,7 +35,7 @@ from engine.scheduling.step import Rows, StepRow
 from engine.serving.engine import Engine
 from tests.cases import one_of, soak
 from tests.examples import examples
-from tests.runner.graphs.observing import observers_in, observing
+from tests.runner.graphs.observing import leave_for_heads, observers_in, observing
 from tests.runner.replies.test_company import Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.replies.test_transformers import PROMPT, WAYS, assert_as_in_transformers
 from tests.runner.rows.test_speculation import always_draft
@@ -93,13 +93,12 @@ class PlainStage:
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         self.sizes.append(len(fields["ids"]))
         hidden, model = self._forward(fields, last_ids, metadata), self.runner.model
-        if (states := self.runner._drafts.states) is not None:
-            states[: len(hidden)].copy_(hidden)
+        leave_for_heads(model, hidden, self.runner._drafts.states)
         return hidden if getattr(model.config, "after", 0) else model.logits(hidden)
 
     def hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any, wait: Wait) -> Tensor:
         self.pieces.append(len(fields["ids"]))
-        return self._forward(fields, last_ids, metadata, wait)
+        return leave_for_heads(self.runner.model, self._forward(fields, last_ids, metadata, wait))
 
     def _forward(
         self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any, wait: Wait = None
@@ -143,11 +142,7 @@ class PlainStage:
             numbers = of_tokens.numpy().copy()
             adapters = self.runner.adapters.of_step(numbers, np.ones_like(numbers), upload_here)
         if stream is None and adapters is None:
-            hidden = model.forward(batch.ids, batch.positions, attend)
-            if isinstance(model, Decoder):
-                model.tap_buffers = {layer: x for layer, x in model.taps.items() if x is not None}
-                model.taps = dict.fromkeys(model.taps)
-            return hidden
+            return model.forward(batch.ids, batch.positions, attend)
         if stream is not None:  # from an earlier stage of a pipeline
             stream = stream.clone()
         decoder = cast(Decoder, model)

@@ -37,7 +37,6 @@ def taps_of(rows: int) -> tuple[dict[int, Tensor], ...]:
     batch = make_batch([(1, 1)] * rows, [[each + 1, 0, 0] for each in requests], 16)
     ids = torch.arange(rows) * 7 + 3
     model.taps = dict.fromkeys(TAPS)
-    model.tap_buffers = {layer: torch.zeros(rows + 1, 32) for layer in TAPS}
     with torch.inference_mode():
         model.forward(ids, batch.positions, attending(TorchAttention(), stores[0], batch))
         expected = dict(model.taps)
@@ -47,5 +46,6 @@ def taps_of(rows: int) -> tuple[dict[int, Tensor], ...]:
         replayed(
             FusedDecoder(model, stores[2], TritonAttention()), GraphWork, model.caches, batch, ids, requests
         )
-    found = {layer: buffer[:rows].clone() for layer, buffer in model.tap_buffers.items()}
-    return cast(dict[int, Tensor], expected), cast(dict[int, Tensor], launched), found
+    found = cast(dict[int, Tensor], model.taps)
+    padded = {layer: read[:rows].clone() for layer, read in found.items()}
+    return cast(dict[int, Tensor], expected), cast(dict[int, Tensor], launched), padded
