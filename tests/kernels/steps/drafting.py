@@ -1,6 +1,9 @@
-"""What the layers of a small model read, in its plain forward, in the fused one and in a step of a graph."""
+"""Runs small models as a GPU does; in a file of its own, since the interpreter's process imports it."""
 
+import shutil
+from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -9,6 +12,7 @@ TAPS = (0, 1, 2)
 
 
 def taps_of(rows: int) -> tuple[dict[int, Tensor], ...]:
+    """What the layers of a model read: in its plain forward, in the fused one and in a step of a graph."""
     from engine.api.cache_spec import LayerSpec
     from engine.api.config import DecoderConfig, RopeSpec
     from engine.attention.base import attending
@@ -49,3 +53,43 @@ def taps_of(rows: int) -> tuple[dict[int, Tensor], ...]:
     found = cast(dict[int, Tensor], model.taps)
     padded = {layer: read[:rows].clone() for layer, read in found.items()}
     return cast(dict[int, Tensor], expected), cast(dict[int, Tensor], launched), padded
+
+
+def drafts_of(folder: Path) -> list[tuple[list[list[int]], list[tuple[int, tuple[int, ...]]]]]:
+    """Two replies with a draft model, and its drafts: by torch, and by kernels with the buffers of graphs."""
+    from engine.attention.triton_backend import TritonAttention
+    from engine.execution.cuda.drafts import DraftReplays
+    from engine.execution.cuda.stage import GpuStage
+    from engine.execution.draft.drafting import SmallModel
+    from engine.execution.runner import ModelRunner
+    from tests.runner.rows.test_speculation import LETTERS, always_draft
+    from tests.runner.small import GREEDY, ask, drain, engine_on, make
+
+    for name, each in (("llama", folder / "model"), ("qwen2", folder / "small")):
+        each.mkdir()
+        make(name, each)
+    shutil.copytree(folder / "small", folder / "model" / "draft")
+    params = GREEDY.changed(max_tokens=9, speculate="draft", draft_tokens=3, logit_bias=LETTERS)
+    found = []
+    for by_kernels in (False, True):
+        seen: list[tuple[int, tuple[int, ...]]] = []
+        engine = always_draft(engine_on(folder / "model", max_running=4, prefix_cache=False))
+        runner = engine.runner
+        assert isinstance(runner, ModelRunner)
+        if by_kernels:
+            runner.use_stages(None, GpuStage(runner.model, runner.store, TritonAttention()))
+            assert runner._steps is not None
+            for small in runner._drafts.small:
+                stage = GpuStage(small.model, small.store, TritonAttention())
+                small.replays = DraftReplays(stage, runner._steps.beside(stage), runner._sampling_state)
+        observe = SmallModel.observe
+
+        def noted(small: Any, row: Any, drafts: Any, observe: Any = observe, seen: Any = seen) -> None:
+            seen.append((row.start, drafts))
+            observe(small, row, drafts)
+
+        with patch.object(SmallModel, "observe", noted):
+            outputs = [ask(engine, [1, *range(40, 48 + number)], params)[1] for number in range(2)]
+            drain(engine)
+        found.append(([each.reply for each in outputs], sorted(seen)))
+    return found
