@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from rich.box import SIMPLE
@@ -19,6 +20,7 @@ import engine
 from engine.api.config import EngineConfig
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
+from engine.execution.cuda import choose
 from engine.serving.engine import Engine
 from engine.speculation.gain import Prices
 from engine.start import start
@@ -104,7 +106,10 @@ def break_even(bench: Bench, tokens: int, draft: str | None) -> None:
 
 
 def gpu(bench: Bench, tokens: int, draft: str | None) -> None:
-    """On a GPU: the engine decides when to draft, then it drafts in every step."""
+    """On a GPU: the engine decides when to draft, also with a draft model without graphs of its own.
+
+    Then it drafts in every step.
+    """
     running = started(draft=draft, device="cuda")
     greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     prompts = prompts_of(running, [[ask] for ask in map(user, QUESTIONS)])
@@ -113,6 +118,9 @@ def gpu(bench: Bench, tokens: int, draft: str | None) -> None:
     for kind in ("ngram", "draft"):
         against(bench, f"{kind}, greedy replies on a GPU", running, prompts, greedy, kind, clock)
     against(bench, "ngram, a question asked again on a GPU", running, again, greedy, "ngram", clock)
+    with patch.object(choose, "REPLAYS_DRAFTS", False):
+        launched = started(draft=draft, device="cuda")
+    against(bench, "draft, greedy replies, launched one by one", launched, prompts, greedy, "draft", clock)
     show(
         [
             line
