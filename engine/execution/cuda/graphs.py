@@ -11,6 +11,7 @@ ends with the hidden states, because few of the tokens are sampled after.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 from engine.attention import observers
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.recording import Recorder, Recording
+from engine.execution.cuda.sampling_fields import write_sampling
 from engine.execution.cuda.staging import BEHIND, Fields, StagingBuffers, upload
 from engine.execution.protocol import PIECE_SIZES, Compilation, StepKind
 from engine.kv.eviction import filled_blocks
@@ -31,8 +33,6 @@ from engine.sampling.rows import COLUMNS, SamplingInputs
 from engine.scheduling.step import Rows
 
 SIZES = (1, 2, 4, *range(8, 513, 8))  # batch sizes of graphs
-PENALTIES = slice(COLUMNS.index("repetition"), COLUMNS.index("frequency") + 1)
-UNPENALIZED = np.array([[1.0], [0.0], [0.0]])
 # The slot of a padding row is unused.
 PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0, "contexts": 0, "adapters": 0}
 ADAPTERS = list(PADDING).index("adapters")
@@ -130,24 +130,36 @@ class DecodeSteps:
         block_size: int,
         last_ids: Tensor,
         observed: int = 0,
+        beside: "DecodeSteps | None" = None,
     ) -> None:
-        """`ends`: of a stage of a pipeline. `observed`: see `most_observed`."""
+        """`ends`: of a stage of a pipeline. `observed`: see `most_observed`.
+
+        `beside`: steps of another model with the same blocks and slots.
+        """
         self._ends = ends or StageEnds(None)
-        self.piece_sizes = PIECE_SIZES[: bisect_right(PIECE_SIZES, max(_USUAL, stage.longest))]
+        self.piece_sizes = piece_sizes(stage.longest)
         most = max(len(tables.grid), self.piece_sizes[-1])  # tokens of a graph
         self._streams = self._ends.blank(most)  # what an earlier stage has computed
         self._stage, self._tables = stage, tables
         self._block_size, self._last_ids, self._device = block_size, last_ids, last_ids.device
         rows, width = tables.grid.shape
         self.sizes = [*(size for size in SIZES if size < rows), rows]
-        self._mirror = torch.zeros(rows, width, dtype=torch.int32, device=self._device)
+        blank = partial(torch.zeros, rows, width, dtype=torch.int32, device=self._device)
+        self._mirror: Tensor = beside._mirror if beside else blank()
         self._padding = np.array(list((PADDING | {"slots": rows}).values()))[:, None]
         self._forms: dict[tuple[int, bool, bool], tuple[StagingBuffers, MetadataBuilder]] = {}
         self._recordings: dict[Graph, Recording] = {}
         groups = observed * observers.groups_in(block_size)
         # The totals of the last step's observers (attention/observers.py).
         self.received = torch.zeros(self._observers(most), groups, device=self._device) if observed else None
-        self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
+        self._recorder: Recorder | None = beside._recorder if beside else self._new_recorder()
+        self._beside: list[DecodeSteps] = []
+
+    def beside(self, stage: Stage) -> "DecodeSteps":
+        """Steps of another model, prepared and forgotten with these. No two run at the same time."""
+        steps = partial(DecodeSteps, stage, tables=self._tables, beside=self)
+        self._beside.append(steps(block_size=self._block_size, last_ids=self._last_ids))
+        return self._beside[-1]
 
     @property
     def adapts(self) -> bool:
@@ -226,27 +238,34 @@ class DecodeSteps:
             found = (sampled, *found)
         return tuple(each[:count] for each in found)
 
-    def start_compiling(self, kinds: Sequence[StepKind], wait: Wait = None) -> Compilation | None:
+    def start_compiling(self, kinds: Sequence[StepKind], wait: Wait = None) -> list[Compilation]:
         """`wait`: of those that wait; without one, there are none."""
         if self._recorder is None:
-            return None
+            return []
         missing = [each for each in self._recordings_of(kinds, wait) if not each.compiled]
         with self._recorder.launching():
             compilation = self._stage.start_compiling(lambda: [each.launches() for each in missing])
         for recording in missing:
             recording.compiled = True
-        return compilation
+        return [compilation, *(found for each in self._beside for found in each.start_compiling(kinds))]
 
     def capture(self, kinds: Sequence[StepKind], wait: Wait = None) -> None:
         """Capture steps whose kernels are compiled: others would wait for the compiler."""
         for recording in self._recordings_of(kinds, wait):
             if recording.compiled:
                 recording.capture()
+        for each in self._beside:
+            each.capture(kinds)
 
     def forget(self) -> None:
         """Drop all captures, because a weight or product has been replaced."""
-        self._recordings.clear()
-        self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
+        self._recorder = self._new_recorder()
+        for each in (self, *self._beside):
+            each._recordings.clear()
+            each._recorder = self._recorder
+
+    def _new_recorder(self) -> Recorder | None:
+        return Recorder(self._device) if self._device.type == "cuda" else None
 
     def _size(self, rows: int) -> int:
         return self.sizes[bisect_left(self.sizes, rows)]
@@ -357,6 +376,11 @@ class DecodeSteps:
             self._mirror.view(-1)[at] = values
 
 
+def piece_sizes(longest: int) -> tuple[int, ...]:
+    """The sizes of graphs with pieces of prompts. `longest`: see Stage."""
+    return PIECE_SIZES[: bisect_right(PIECE_SIZES, max(_USUAL, longest))]
+
+
 def _piece_size(tokens: int) -> int:
     return PIECE_SIZES[bisect_left(PIECE_SIZES, tokens)]
 
@@ -369,30 +393,3 @@ def each_token(rows: Rows) -> Rows:
     wide[:, 2] += np.arange(len(wide)) - np.repeat(begins, lengths)
     wide[:, 3] = 1
     return Rows(wide)
-
-
-def write_sampling(fields: Mapping[str, np.ndarray], inputs: SamplingInputs) -> None:
-    """Write the rows' sampling parameters into the buffers."""
-    columns, count = fields["columns"], len(inputs.numbers)
-    columns[:, :count] = inputs.numbers.T
-    columns[:, count:] = inputs.numbers[:1].T  # padding samples like the first row, without penalties
-    columns[PENALTIES, count:] = UNPENALIZED
-    write_logprob_counts(fields["asked"], inputs)
-    if inputs.edits is not None:
-        at, values = logit_biases(inputs)
-        fields["bias_at"][:] = -1
-        fields["bias_at"][: len(at)], fields["biases"][: len(at)] = at, values
-
-
-def write_logprob_counts(asked: np.ndarray, inputs: SamplingInputs) -> None:
-    """Write how many of the likeliest tokens each row requests, -1 for none."""
-    asked.fill(-1)
-    for row, count in inputs.logprobs:
-        asked[row] = count
-
-
-def logit_biases(inputs: SamplingInputs) -> tuple[np.ndarray, np.ndarray]:
-    """Indices into the flattened [rows, vocab], and the values to add there."""
-    assert inputs.edits is not None
-    rows, ids, values = inputs.edits
-    return rows * inputs.vocab + ids, values

@@ -10,7 +10,7 @@ from engine.attention.observers import Observers
 from engine.attention.triton_backend import GraphMetadata, GraphWork, TritonAttention
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.foreign import ForeignDecoder, can_be_captured
-from engine.execution.cuda.graphs import SamplingFlags
+from engine.execution.cuda.graphs import SamplingFlags, piece_sizes
 from engine.execution.protocol import Compilation
 from engine.kernels.triton.precompile import once, start_compiling
 from engine.kernels.triton.sampling.edits import edit, note
@@ -37,7 +37,9 @@ class GpuStage:
         store: KVStore,
         attention: TritonAttention,
         adapters: AdapterBank | None = None,
+        states: Tensor | None = None,
     ) -> None:
+        """`states`: where decodes in graphs leave their hidden states."""
         self._decoder: FusedDecoder | ForeignDecoder
         if isinstance(model, Decoder):
             self._decoder = FusedDecoder(model, store.layers, attention)
@@ -46,11 +48,16 @@ class GpuStage:
         self._attention, self._store = attention, store
         first = next(iter(model.parameters()))
         self._dtype, self.device = first.dtype, first.device
-        self._ends_early = isinstance(model, Decoder) and model.config.after > 0
+        self._states = states
         self.compilations = 0  # that were started
         self.adapters = adapters if adapters is not None and adapters.launches else None
         # The weights that a token is multiplied by are about 12 hidden squared in most models.
         self.longest = _LAUNCHED // (12 * model.config.hidden**2)
+        self._tapped: Decoder | None = None
+        if states is not None and isinstance(model, Decoder):
+            most = max(len(states), piece_sizes(self.longest)[-1])
+            model.tap_buffers = {layer: states.new_zeros(most, states.shape[1]) for layer in model.taps}
+            self._tapped = model
 
     def work(self, tokens: int, *, pieces: bool = False) -> GraphWork:
         specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"
@@ -62,11 +69,13 @@ class GpuStage:
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
         key = (self, "logits", self._kernels(fields, metadata))
-        return once(key, lambda: self.head(self._hidden(fields, last_ids, metadata)))
+        return once(key, lambda: self._logits(fields, last_ids, metadata))
 
     def _logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
         hidden = self._hidden(fields, last_ids, metadata)
-        return hidden if self._ends_early else self.head(hidden)
+        if self._states is not None:
+            self._states[: len(hidden)].copy_(hidden)
+        return self.head(hidden)
 
     def hidden(
         self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata, wait: Wait
@@ -86,7 +95,17 @@ class GpuStage:
             adapters = self.adapters.at(places)
         if (listed := fields.get("observers")) is not None:
             metadata = replace(metadata, observers=Observers(listed, fields["received"].zero_()))
-        return self._decoder.forward(x, fields["positions"], fields["places"], metadata, adapters, wait)
+        found = self._decoder.forward(x, fields["positions"], fields["places"], metadata, adapters, wait)
+        if self._tapped is not None:
+            self._leave_taps(self._tapped)
+        return found
+
+    def _leave_taps(self, model: Decoder) -> None:
+        """Copy what layers have read to where it stays until the next step."""
+        for layer, buffer in model.tap_buffers.items():
+            if (read := model.taps[layer]) is not None:  # None: this layer's kernels are compiled already
+                buffer[: len(read)].copy_(read)
+                model.taps[layer] = None
 
     def _kernels(self, fields: Mapping[str, Tensor], metadata: GraphMetadata) -> Hashable:
         """What the launches depend on: one size has the same tiles and alignments."""
@@ -146,12 +165,16 @@ class GpuStage:
 
 
 def stage_for(
-    model: LanguageModel, store: KVStore, attention: AttentionBackend, adapters: AdapterBank
+    model: LanguageModel,
+    store: KVStore,
+    attention: AttentionBackend,
+    adapters: AdapterBank | None,
+    states: Tensor | None,
 ) -> GpuStage | None:
     """None: steps use the model's own forward pass."""
     if not isinstance(attention, TritonAttention):
         return None
-    stage = GpuStage(model, store, attention, adapters)
+    stage = GpuStage(model, store, attention, adapters, states)
     if isinstance(model, Decoder) or can_be_captured(stage, store, model, stage.device):
         return stage
     return None

@@ -71,7 +71,7 @@ def read_medusa(folder: Path, model: object, device: torch.device, ranks: int = 
     outs = {f"{head}.{len(layers)}.weight": (decoder.config.vocab, width) for head in heads}
     with opened(file) as tensors:
         shared = outs.keys().isdisjoint(tensors.keys())
-    found = read_exactly(file, shapes if shared else shapes | outs, dtype, NAME)
+    found = read_exactly(file, shapes if shared else shapes | outs, dtype, NAME, device=device)
     blocks = [
         (
             torch.stack([found[f"{head}.{layer}.linear.weight"] for head in heads]),

@@ -7,6 +7,8 @@ from torch import Tensor
 from engine.attention.base import Attend, KVLayer
 from engine.attention.observers import Observers
 from engine.execution.block_scores import received
+from engine.models.base import LanguageModel
+from engine.models.decoder import Decoder
 
 
 def observers_in(fields: Mapping[str, Tensor]) -> Observers | None:
@@ -32,3 +34,13 @@ def observing(
         return out
 
     return observed
+
+
+def leave_for_heads(model: LanguageModel, hidden: Tensor, states: Tensor | None = None) -> Tensor:
+    """Leave what heads that draft read of a step, as graphs do, and nowhere else. `states`: of decodes."""
+    if states is not None:
+        states[: len(hidden)].copy_(hidden)
+    if isinstance(model, Decoder):
+        model.tap_buffers = {layer: read for layer, read in model.taps.items() if read is not None}
+        model.taps = dict.fromkeys(model.taps)
+    return hidden

@@ -18,8 +18,9 @@ from engine.api.params import SamplingParams
 from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
 from engine.execution.cuda.arrivals import Wait
-from engine.execution.cuda.graphs import BIASES, DecodeSteps, SamplingFlags, each_token, write_sampling
+from engine.execution.cuda.graphs import BIASES, DecodeSteps, SamplingFlags, each_token
 from engine.execution.cuda.recording import Recording
+from engine.execution.cuda.sampling_fields import write_sampling
 from engine.execution.protocol import Compilation
 from engine.execution.runner import ModelRunner
 from engine.kv.tables import TableMirror
@@ -34,7 +35,7 @@ from engine.scheduling.step import Rows, StepRow
 from engine.serving.engine import Engine
 from tests.cases import one_of, soak
 from tests.examples import examples
-from tests.runner.graphs.observing import observers_in, observing
+from tests.runner.graphs.observing import leave_for_heads, observers_in, observing
 from tests.runner.replies.test_company import Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.replies.test_transformers import PROMPT, WAYS, assert_as_in_transformers
 from tests.runner.rows.test_speculation import always_draft
@@ -92,11 +93,12 @@ class PlainStage:
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         self.sizes.append(len(fields["ids"]))
         hidden, model = self._forward(fields, last_ids, metadata), self.runner.model
+        leave_for_heads(model, hidden, self.runner._drafts.states)
         return hidden if getattr(model.config, "after", 0) else model.logits(hidden)
 
     def hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any, wait: Wait) -> Tensor:
         self.pieces.append(len(fields["ids"]))
-        return self._forward(fields, last_ids, metadata, wait)
+        return leave_for_heads(self.runner.model, self._forward(fields, last_ids, metadata, wait))
 
     def _forward(
         self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any, wait: Wait = None
