@@ -19,7 +19,8 @@ class Waiters:
         waiter = asyncio.get_running_loop().create_future()
         self._waiting.add(waiter)
         try:
-            await asyncio.wait_for(waiter, timeout)
+            async with asyncio.timeout(timeout):  # wait_for may lose a cancellation in Python 3.11
+                await waiter
         except TimeoutError:
             return False
         finally:

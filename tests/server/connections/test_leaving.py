@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.server.http.leaving import CLIENT, Client, unless_gone
+from engine.server.waiters import Waiters
 
 ended: list[str] = []
 
@@ -131,3 +132,18 @@ def test_a_server_that_tells_only_those_who_receive(
         return found
 
     assert asyncio.run(all_of_it()) == result
+
+
+def test_a_reader_that_is_woken_and_canceled_at_once_ends() -> None:
+    """wait_for of Python 3.11 would forget that it was canceled, and a reply would go on without a client."""
+
+    async def run() -> bool:
+        waiters = Waiters()
+        reading = asyncio.ensure_future(waiters.wait(60))
+        await asyncio.sleep(0)
+        waiters.wake()
+        reading.cancel()
+        await asyncio.wait([reading])
+        return reading.cancelled()
+
+    assert asyncio.run(run())
