@@ -8,7 +8,7 @@ nothing. Rows with a grammar run one step ahead, as on a GPU.
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -85,7 +85,15 @@ class NoWork:
         return False
 
     def metadata(
-        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool, decodes: bool
+        self,
+        numbers: Tensor,
+        tables: Tensor,
+        slots: Tensor,
+        contexts: Tensor,
+        *,
+        cut: bool,
+        decodes: bool,
+        others: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> None:
         return None
 

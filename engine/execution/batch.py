@@ -1,6 +1,6 @@
 """Packs a step's rows into the tensors that a model and its attention read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -57,11 +57,13 @@ class BatchBuilder:
             positions = np.repeat(firsts - starts[:-1], counts) + np.arange(len(ids))
             token_slots = np.repeat(slots, counts)
             cells = positions - np.repeat(rows.skipped, counts)
-        grid = self._tables.grid
         blocks, offsets = np.divmod(cells, self._block_size)
-        places = grid[token_slots, blocks].astype(np.int64) * self._block_size + offsets
         widest = -(-int(contexts.max()) // self._block_size)
-        tables = grid[slots, :widest]
+        groups = [
+            (grid[token_slots, blocks].astype(np.int64) * self._block_size + offsets, grid[slots, :widest])
+            for grid in self._tables.grids
+        ]
+        (places, tables), *others = groups
         contexts = contexts.astype(np.int32)
 
         (pending,) = (ids[:single] == LAST).nonzero()
@@ -76,7 +78,10 @@ class BatchBuilder:
         if len(pending) and not all_pending:
             arrays[0] = ids.copy()  # on a CPU the tensor shares the array's memory
             arrays += [pending, slots[pending]]
+        count = len(arrays)
+        arrays += [array for group in others for array in group]
         sent = upload(arrays, self._device)
+        sent, more = sent[:count], sent[count:]
         if all_pending:
             sent[0] = last_ids[sent[6]]
         elif len(pending):
@@ -94,6 +99,11 @@ class BatchBuilder:
             host_contexts=contexts,
             host_tables=tables,
         )
+        if others:
+            batch.others = tuple(
+                replace(batch, places=more[2 * at], tables=more[2 * at + 1], host_tables=host_tables)
+                for at, (_, host_tables) in enumerate(others)
+            )
         adapters = None
         if rows.rare:
             adapters = self._adapters.of_step(rows.adapters, counts, partial(upload, device=self._device))

@@ -60,13 +60,17 @@ class BlockPool:
     def can_allocate(self, count: int) -> bool:
         return count <= self.available
 
-    def allocate(self, count: int, owner: int, place: int = 0) -> list[int]:
-        """Give `count` blocks to `owner`, at its indices from `place` on: free ones first, then LRU."""
+    def allocate(self, count: int, owner: int, place: int | Sequence[int] = 0) -> list[int]:
+        """Give `count` blocks to `owner`, at its index `place` and those after it, or at these indices.
+
+        Free ones first, then the least recently used.
+        """
         if not self.can_allocate(count):
             raise ValueError(f"cannot allocate {count} blocks: {self.available} of {self.size} are available")
         # In order, so that neighbors can be copied together.
         taken = sorted(self._free.popleft() if self._free else self._evict() for _ in range(count))
-        for at, block in enumerate(taken, place):
+        places = range(place, place + count) if isinstance(place, int) else place
+        for at, block in zip(places, taken, strict=True):
             self.refs[block] = 1
             self.left[block] = False
             self.moved[block] = 0

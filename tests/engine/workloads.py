@@ -49,7 +49,8 @@ class EngineSetup:
             preemption=self.preemption,
             chunked_prefill=self.chunked,
             prefix_cache=self.prefix_cache,
-            keeps_state=self.keeps_state and not (more.get("window") or more.get("budget")),
+            keeps_state=self.keeps_state
+            and not any(more.get(each) for each in ("window", "budget", "groups")),
             **more,
         )
         engine.scheduler.pace.limit(self.slowdown)

@@ -34,6 +34,7 @@ UNPENALIZED = np.array([[1.0], [0.0], [0.0]])
 # The slot of a padding row is unused.
 PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0, "contexts": 0, "adapters": 0}
 ADAPTERS = list(PADDING).index("adapters")
+PER_GROUP = 2  # more rows of numbers for the places of each further group of layers: they begin at 16 bytes
 _USUAL = 512  # tokens of the largest graph with pieces of prompts, if launching a larger step is no wait
 BIASES = 2048  # maximum for all rows of a step; with more, sampling is not part of the graph
 
@@ -63,7 +64,15 @@ class MetadataBuilder(Protocol):
         """Write a step's lists from columns of its rows. Whether the context of a decode is split."""
 
     def metadata(
-        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool, decodes: bool
+        self,
+        numbers: Tensor,
+        tables: Tensor,
+        slots: Tensor,
+        contexts: Tensor,
+        *,
+        cut: bool,
+        decodes: bool,
+        others: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> Any: ...
 
 
@@ -137,7 +146,8 @@ class DecodeSteps:
         rows, width = tables.grid.shape
         self.sizes = [*(size for size in SIZES if size < rows), rows]
         self._mirror = torch.zeros(rows, width, dtype=torch.int32, device=self._device)
-        self._padding = np.array(list((PADDING | {"slots": rows}).values()))[:, None]
+        others = len(tables.grids) - 1
+        self._padding = np.array([*(PADDING | {"slots": rows}).values(), *[-1] * PER_GROUP * others])[:, None]
         self._forms: dict[tuple[int, bool, bool], tuple[StagingBuffers, MetadataBuilder]] = {}
         self._recordings: dict[Graph, Recording] = {}
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
@@ -276,7 +286,7 @@ class DecodeSteps:
 
     def _new_form(self, size: int, biased: bool, pieces: bool) -> tuple[StagingBuffers, MetadataBuilder]:
         work = self._stage.work(size, pieces=pieces)
-        fields: Fields = {"rows": ((len(PADDING), size), np.dtype(np.int64))}
+        fields: Fields = {"rows": ((len(self._padding), size), np.dtype(np.int64))}
         fields["columns"] = ((len(COLUMNS), size), np.dtype(np.float64))
         fields["asked"] = ((size,), np.dtype(np.int32))
         fields["work"] = ((work.numbers,), np.dtype(np.int32))
@@ -284,7 +294,7 @@ class DecodeSteps:
             fields["bias_at"] = ((BIASES,), np.dtype(np.int64))
             fields["biases"] = ((BIASES,), np.dtype(np.float32))
         form = StagingBuffers(fields, size, self._mirror, max(BEHIND, self._ends.stages))
-        form.on_device |= dict(zip(PADDING, form.on_device["rows"], strict=True))
+        form.on_device |= dict(zip(PADDING, form.on_device["rows"], strict=False))
         if self._streams is not None:
             form.on_device["stream"] = self._streams[:size]
         return form, work
@@ -293,10 +303,14 @@ class DecodeSteps:
         """Write rows of one token each into the buffers."""
         count, slots, starts, contexts = len(rows), rows.slots, rows.starts, rows.contexts
         blocks, offsets = np.divmod(contexts - 1, self._block_size)
-        places = self._tables.grid[slots, blocks].astype(np.int64) * self._block_size + offsets
+        places, *others = (
+            grid[slots, blocks].astype(np.int64) * self._block_size + offsets for grid in self._tables.grids
+        )
         numbers = fields["rows"]
         for row, values in enumerate((ids, starts, places, slots, contexts, 0)):
             numbers[row, :count] = values
+        for at, more in enumerate(others):
+            numbers[len(PADDING) + PER_GROUP * at, :count] = more
         numbers[:, count:] = self._padding
 
     def _launches(
@@ -305,8 +319,11 @@ class DecodeSteps:
         fields, stage, last_ids, flags = dict(form.on_device), self._stage, self._last_ids, graph.flags
         if not graph.adapted:
             del fields["adapters"]
-        where = fields["work"], self._mirror, fields["slots"], fields["contexts"]
-        metadata = work.metadata(*where, cut=graph.cut, decodes=graph.decodes)
+        tables, *others = self._mirror.split(self._tables.grids[0].shape[1], 1)
+        places = fields["rows"][len(PADDING) :: PER_GROUP]
+        where = fields["work"], tables, fields["slots"], fields["contexts"]
+        groups = list(zip(others, places, strict=True))
+        metadata = work.metadata(*where, cut=graph.cut, decodes=graph.decodes, others=groups)
 
         def launches() -> tuple[Tensor, ...]:
             form.copy_in()

@@ -5,7 +5,8 @@ from collections.abc import Callable, Hashable, Mapping
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend, Batch
-from engine.attention.triton_backend import GraphMetadata, GraphWork, TritonAttention
+from engine.attention.graph_work import GraphMetadata, GraphWork
+from engine.attention.triton_backend import TritonAttention
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.foreign import ForeignDecoder, can_be_captured
 from engine.execution.cuda.graphs import SamplingFlags

@@ -69,7 +69,7 @@ def run_changed(
     collective: Any = None,
 ) -> RecordedRun:
     """Run a step of a decoder whose second block was changed."""
-    from engine.attention import triton_backend
+    from engine.attention import graph_work, triton_backend
     from engine.attention.triton_backend import TritonAttention
     from engine.kernels.triton.attention.tiles import GpuLimits
     from engine.models import fused
@@ -77,6 +77,7 @@ def run_changed(
     facts = GpuLimits(227 * 2**10, overlaps=True)
     with (
         META,
+        patch.object(graph_work, "gpu", lambda _: facts),
         patch.object(triton_backend, "gpu", lambda _: facts),
         patch.object(fused, "gpu", lambda _: facts),
     ):

@@ -15,7 +15,7 @@ from engine.api.errors import BadInput
 from engine.api.events import Delta
 from engine.serving.engine import Engine
 from tests.outputs import Output
-from tests.runner.graphs.test_graphs import staged
+from tests.runner.graphs.plain_stage import staged
 from tests.runner.small import GREEDY, ask, drain, engine_on, run_to
 
 LONG = [1, *(40 + n * 7 % 150 for n in range(189))]
