@@ -103,6 +103,7 @@ def snapshot(
         split=None if error else runner.split(),
         adapters=adapters,
         experts=None if error else runner.experts(),
+        block_groups=scheduler.kv.each,
     )
 
 
