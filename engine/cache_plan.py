@@ -22,6 +22,9 @@ from engine.models.base import LanguageModel
 _GPU_SHARE, _HOST_SHARE = 0.85, 0.25
 _PINNED = 2 * 2**30  # bytes of host memory for blocks on a GPU machine, unless kv_host asks for more
 _LARGE_STATE = 2**20  # bytes, which a few tokens' keys and values do not take
+# Whether groups of layers have their own blocks on GPUs. To be turned off if
+# `pytest -m cuda tests/runner/cache/test_kv_groups.py` fails there.
+GROUPS_ON_GPUS = True
 _STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # small enough not to stall concurrent decodes for long
 _FULL_CONTEXTS = 32  # on a CPU, blocks for more full-length requests than this would never be used
 
@@ -86,6 +89,8 @@ def block_groups(
     alone = BlockGroups(config.block_size, (window,))
     drafts = draft_models.small is not None or draft_models.chained is not None
     if drafts or config.pp > 1 or config.exchange is not None or config.kv_budget is not None:
+        return alone
+    if device.type == "cuda" and not GROUPS_ON_GPUS:
         return alone
     piece = step_tokens(config, device) if window is None else window.size
     return grouped(specs, config.block_size, longest, piece) or alone

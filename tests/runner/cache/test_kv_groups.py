@@ -54,6 +54,21 @@ def test_a_long_reply_is_that_of_transformers(checkpoint: Made, family: str) -> 
     assert output.tokens == generate(theirs, LONG, COUNT)
 
 
+@pytest.mark.parametrize("family", [*FAMILIES, *soak("mistral")])
+def test_blocks_that_left_a_window_are_never_read(checkpoint: Made, family: str) -> None:
+    """In the tables, block 0 takes their places; here it holds what would spoil every sum."""
+    folder, theirs = checkpoint(family)
+    engine = engine_on(folder, depth=1, max_step_tokens=40)
+    assert engine.scheduler.pool.allocate(1, owner=-1) == [0]
+    for layer in engine.runner.store.memory:  # type: ignore[attr-defined]
+        for tensor in layer.tensors():
+            tensor[0] = torch.nan
+    _, output = ask(engine, LONG, REPLY)
+    while engine.busy:
+        engine.step()
+    assert output.tokens == generate(theirs, LONG, COUNT)
+
+
 def test_a_model_whose_layers_all_have_a_window_holds_that(checkpoint: Made) -> None:
     folder, theirs = checkpoint("mistral")
     engine = engine_on(folder)
@@ -167,6 +182,36 @@ def test_blocks_on_disk_are_found_by_the_next_engine(checkpoint: Made, tmp_path:
     assert engine.scheduler.cached_tokens >= len(turns) - 32
     assert again.tokens == generate(theirs, LONG, COUNT)[-5:]
     engine.close()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("scheme", ["none", "int8", "int4"])
+@pytest.mark.parametrize("family", ["gemma3", "gpt_oss", "cohere2", "llama4", "mistral"])
+def test_replies_on_a_gpu_are_those_of_a_cpu(checkpoint: Made, family: str, scheme: str) -> None:
+    """In graphs and without: beside others, preempted, from the prefix cache, forked."""
+    folder, _ = checkpoint(family)
+    config = {"kv_scheme": scheme, "depth": 1}
+    short, expected = LONG[:60], reply(engine_on(folder, prefix_cache=False, **config)).tokens
+    beside = reply(engine_on(folder, prefix_cache=False, **config), short).tokens
+    engine = engine_on(folder, device="cuda", blocks=24, host_blocks=30, preemption="swap", **config)
+    assert engine.runner.graphs
+    for graphs in (True, True, False):
+        engine.set_switch("graphs", graphs)
+        (id, first), (_, second), child = ask(engine, LONG, REPLY), ask(engine, short, REPLY), Output()
+        run_to(engine, first, 20)
+        engine.fork(id, child)
+        forked = len(engine.scheduler.requests[id].tokens) - len(LONG)
+        run_to(engine, first, 30)
+        engine.preempt(id)
+        drain(engine)
+        assert first.tokens == expected and second.tokens == beside
+        assert child.tokens == expected[forked:]
+        turns = [*LONG, *first.tokens[:-5]]
+        id, again = ask(engine, turns, replace(REPLY, max_tokens=5))
+        turn(engine)
+        assert engine.scheduler.requests[id].cached_tokens >= len(turns) - 32
+        drain(engine)
+        assert again.tokens == expected[-5:]
 
 
 @pytest.mark.parametrize(
