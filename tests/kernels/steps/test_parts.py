@@ -1,6 +1,7 @@
 """Third-party parts in the fused chain: what runs instead of kernels, and which kernels wait."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -90,7 +91,8 @@ def run_changed(
         x = torch.empty(rows, config.hidden, dtype=torch.bfloat16)
         positions, places = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
         with recorded() as record:
-            chain.forward(x, positions, places, None, adapters)  # type: ignore[arg-type]
+            one_group: Any = SimpleNamespace(of=lambda layer, places: (None, places))
+            chain.forward(x, positions, places, one_group, adapters)
     return RecordedRun(record, chain)
 
 
