@@ -1,5 +1,6 @@
 """Packs a step's rows into the tensors that a model and its attention read."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -57,13 +58,11 @@ class BatchBuilder:
             positions = np.repeat(firsts - starts[:-1], counts) + np.arange(len(ids))
             token_slots = np.repeat(slots, counts)
             cells = positions - np.repeat(rows.skipped, counts)
+        grid, *others = self._tables.grids
         blocks, offsets = np.divmod(cells, self._block_size)
+        places = grid[token_slots, blocks].astype(np.int64) * self._block_size + offsets
         widest = -(-int(contexts.max()) // self._block_size)
-        groups = [
-            (grid[token_slots, blocks].astype(np.int64) * self._block_size + offsets, grid[slots, :widest])
-            for grid in self._tables.grids
-        ]
-        (places, tables), *others = groups
+        tables = grid[slots, :widest]
         contexts = contexts.astype(np.int32)
 
         (pending,) = (ids[:single] == LAST).nonzero()
@@ -78,10 +77,7 @@ class BatchBuilder:
         if len(pending) and not all_pending:
             arrays[0] = ids.copy()  # on a CPU the tensor shares the array's memory
             arrays += [pending, slots[pending]]
-        count = len(arrays)
-        arrays += [array for group in others for array in group]
         sent = upload(arrays, self._device)
-        sent, more = sent[:count], sent[count:]
         if all_pending:
             sent[0] = last_ids[sent[6]]
         elif len(pending):
@@ -100,11 +96,27 @@ class BatchBuilder:
             host_tables=tables,
         )
         if others:
-            batch.others = tuple(
-                replace(batch, places=more[2 * at], tables=more[2 * at + 1], host_tables=host_tables)
-                for at, (_, host_tables) in enumerate(others)
-            )
+            where = token_slots, blocks, offsets, slots
+            batch.others = tuple(self._others(batch, others, *where))
         adapters = None
         if rows.rare:
             adapters = self._adapters.of_step(rows.adapters, counts, partial(upload, device=self._device))
         return PackedBatch(batch, ends=None if every else sent[7], slots=sent[6], adapters=adapters)
+
+    def _others(
+        self,
+        batch: Batch,
+        grids: Sequence[np.ndarray],
+        token_slots: np.ndarray,
+        blocks: np.ndarray,
+        offsets: np.ndarray,
+        slots: np.ndarray,
+    ) -> Iterator[Batch]:
+        """The same step in the blocks of the other groups of layers."""
+        widest, arrays = batch.host_tables.shape[1], list[np.ndarray]()
+        for grid in grids:
+            places = grid[token_slots, blocks].astype(np.int64) * self._block_size + offsets
+            arrays += [places, grid[slots, :widest]]
+        sent = upload(arrays, self._device)
+        for at in range(0, len(arrays), 2):
+            yield replace(batch, places=sent[at], tables=sent[at + 1], host_tables=arrays[at + 1])

@@ -34,6 +34,8 @@ class KVManager(BlockNames):
         super().__init__(groups or BlockGroups(pool.block_size), kv_scheme)
         self.keeps_state = keeps_state
         self.pool, self.tables, self.budget = pool, tables, budget
+        # Tokens for each block of a request. Slightly less than a fraction, so that no sum is rounded up.
+        self.cells = pool.block_size if self.each == 1 else pool.block_size / self.each * (1 - 1e-12)
         self._windows: dict[Window, list[int]] = {}  # and the groups that have it
         for group, window in enumerate(self.groups.windows):
             if window is not None:
@@ -78,7 +80,7 @@ class KVManager(BlockNames):
             fresh = self.pool.allocate(count, request.id, at)
         else:  # neighbors in a group are neighbors in memory
             places = [place for group in range(each) for place in range(at + group, at + count, each)]
-            taken = zip(places, self.pool.allocate(count, request.id, places), strict=True)
+            taken = zip(places, self.pool.allocate_at(places, request.id), strict=True)
             fresh = [block for _, block in sorted(taken)]
         self._write(request, at, fresh)
         request.blocks += fresh
@@ -262,7 +264,7 @@ class KVManager(BlockNames):
         """Take the blocks of so many tokens that the request needs and was not given."""
         blocks = request.blocks + [GONE] * (self.blocks_for(tokens) - len(request.blocks))
         places = [at for at in self.groups.places(tokens, request.trimmed) if blocks[at] == GONE]
-        taken = self.pool.allocate(len(places), request.id, places)
+        taken = self.pool.allocate_at(places, request.id)
         for at, block in zip(places, taken, strict=True):
             blocks[at] = block
         request.blocks, request.gone = blocks, blocks.count(GONE)
@@ -281,7 +283,8 @@ class KVManager(BlockNames):
                 if (report := request.evidence.reports.get(at)) is None:
                     continue
                 self._reports[request.chain[at]] = report
-            self.pool.publish(request.blocks[at], self.key(request.chain, at))
+            key = request.chain[at] if self.each == 1 else self.key(request.chain, at)
+            self.pool.publish(request.blocks[at], key)
         if len(self._reports) > 2 * self.pool.size:  # most are of blocks that were evicted since
             self._reports = {
                 key: each for key, each in self._reports.items() if self.pool.find(key) is not None

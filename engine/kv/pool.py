@@ -60,22 +60,24 @@ class BlockPool:
     def can_allocate(self, count: int) -> bool:
         return count <= self.available
 
-    def allocate(self, count: int, owner: int, place: int | Sequence[int] = 0) -> list[int]:
-        """Give `count` blocks to `owner`, at its index `place` and those after it, or at these indices.
-
-        Free ones first, then the least recently used.
-        """
+    def allocate(self, count: int, owner: int, place: int = 0) -> list[int]:
+        """Give `count` blocks to `owner`, at its indices from `place` on: free ones first, then LRU."""
         if not self.can_allocate(count):
             raise ValueError(f"cannot allocate {count} blocks: {self.available} of {self.size} are available")
         # In order, so that neighbors can be copied together.
         taken = sorted(self._free.popleft() if self._free else self._evict() for _ in range(count))
-        places = range(place, place + count) if isinstance(place, int) else place
-        for at, block in zip(places, taken, strict=True):
+        for at, block in enumerate(taken, place):
             self.refs[block] = 1
             self.left[block] = False
             self.moved[block] = 0
             self.owner[block] = owner
             self.place[block] = at
+        return taken
+
+    def allocate_at(self, places: Sequence[int], owner: int) -> list[int]:
+        """Give a block to `owner` at each of these indices."""
+        taken = self.allocate(len(places), owner)
+        self.place[taken] = places
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:

@@ -104,7 +104,7 @@ class Scheduler:
         """Schedule the running requests, except prompts that a waiting request overtakes: these come last."""
         prefilling, speculating = [], []
         unscored = self.kv.trim(self.running, cached=self.rules.prefix_cache)
-        size, each = self.pool.block_size, self.kv.each
+        cells = self.kv.cells
         for request in microbatch(self.running, self.rules):
             tokens, start = request.tokens, request.launched
             known = len(tokens) + request.pending
@@ -118,8 +118,8 @@ class Scheduler:
                 continue
             elif request.params.speculate:
                 speculating.append(request)
-            elif not (request.shares_tail or request.params.pooling) and (
-                start * each < len(request.blocks) * size
+            elif (
+                start < len(request.blocks) * cells and not request.shares_tail and not request.params.pooling
             ):
                 token = LAST if request.pending else tokens[start]
                 builder.decode(request, start, token)

@@ -383,7 +383,7 @@ class StepBuilder:
             rows=Rows(numbers, bool(self._rare)),
             ids=ids,
             single=single,
-            copies=tuple(chain.from_iterable(self.copies.values())),
+            copies=tuple(chain.from_iterable(self.copies.values())) if self.copies else (),
             tables=tables,
             sampling=sampling,
             history=history,

@@ -303,14 +303,14 @@ class DecodeSteps:
         """Write rows of one token each into the buffers."""
         count, slots, starts, contexts = len(rows), rows.slots, rows.starts, rows.contexts
         blocks, offsets = np.divmod(contexts - 1, self._block_size)
-        places, *others = (
-            grid[slots, blocks].astype(np.int64) * self._block_size + offsets for grid in self._tables.grids
-        )
+        grid, *others = self._tables.grids
+        places = grid[slots, blocks].astype(np.int64) * self._block_size + offsets
         numbers = fields["rows"]
         for row, values in enumerate((ids, starts, places, slots, contexts, 0)):
             numbers[row, :count] = values
-        for at, more in enumerate(others):
-            numbers[len(PADDING) + PER_GROUP * at, :count] = more
+        for at, grid in enumerate(others):
+            places = grid[slots, blocks].astype(np.int64) * self._block_size + offsets
+            numbers[len(PADDING) + PER_GROUP * at, :count] = places
         numbers[:, count:] = self._padding
 
     def _launches(
