@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from engine.api.cache_spec import CacheSpec, StateSpec
 from engine.api.params import SamplingParams
+from engine.api.request import Finish
+from engine.execution.protocol import StepResult
 from engine.kv.groups import BlockGroups, grouped
 from engine.kv.tables import BlockTables, TableMirror
 from engine.kv.window import GONE, Window, held
@@ -217,6 +219,44 @@ def test_a_preempted_request_resumes_from_what_it_held() -> None:
     assert request.launched >= launched, "it was computed again"
     drain(engine)
     assert reply.tokens == alone(PROMPT, 60)
+
+
+def test_blocks_of_a_failed_step_are_not_found_after_they_left_a_window() -> None:
+    """Those of a step in flight are published when they leave. A request that starts from them fails, too."""
+    engine = ledger_engine(blocks=200, groups=GROUPS, context=2000, depth=1, step_tokens=64)
+    kv, pool = engine.scheduler.kv, engine.scheduler.pool
+    reply = ask(engine, PROMPT, 5)
+    engine.step()
+    engine.step()  # the second step is in flight; the first one's blocks have left the window
+    [request] = engine.scheduler.running
+    assert request.gone and kv.left(request), "nothing was published before it left"
+    collect = engine.runner.collect
+
+    def failing(handle: StepResult) -> StepResult:
+        engine.runner.collect = collect  # type: ignore[method-assign]
+        raise RuntimeError("simulated failure")
+
+    engine.runner.collect = failing  # type: ignore[method-assign]
+    chain = list(request.chain)
+    drain(engine)
+    assert reply.last is not None and reply.last.finish is Finish.FAILED
+    assert not any(pool.find(kv.key(chain, at)) for at in range(3 * len(chain)))
+    again = ask(engine, PROMPT, 5)
+    drain(engine)
+    assert again.tokens == alone(PROMPT, 5)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_what_leaves_a_window_beside_its_step_can_be_found(depth: int) -> None:
+    """The blocks of a prompt's piece leave before the step has ended."""
+    engine = ledger_engine(blocks=200, groups=GROUPS, context=2000, depth=depth, step_tokens=500)
+    ask(engine, PROMPT[:200], 5)
+    drain(engine)
+    ask(engine, PROMPT[:200], 5)
+    engine.step()
+    [request] = engine.scheduler.running
+    assert request.cached_tokens == 192
+    drain(engine)
 
 
 @settings(max_examples=60)

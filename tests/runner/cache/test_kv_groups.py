@@ -13,7 +13,9 @@ from engine.api.config import EngineConfig
 from engine.cache_plan import block_groups
 from engine.execution.draft.drafters import DraftModels
 from engine.kv.window import GONE, held
+from engine.quality.score import read
 from engine.serving.engine import Engine
+from engine.serving.recordings.replay import replay
 from tests.cases import soak
 from tests.outputs import Output
 from tests.runner.graphs.plain_stage import staged
@@ -182,6 +184,59 @@ def test_blocks_on_disk_are_found_by_the_next_engine(checkpoint: Made, tmp_path:
     assert engine.scheduler.cached_tokens >= len(turns) - 32
     assert again.tokens == generate(theirs, LONG, COUNT)[-5:]
     engine.close()
+
+
+def test_a_recording_gives_the_same_tokens(checkpoint: Made, tmp_path: Path) -> None:
+    folder, theirs = checkpoint("gemma3")
+    config = {"blocks": 20, "host_blocks": 20, "preemption": "swap", "depth": 1}
+    engine, path = engine_on(folder, **config), tmp_path / "recording"
+    engine.record(path)
+    id, output = ask(engine, LONG, REPLY)
+    run_to(engine, output, 10)
+    engine.preempt(id)
+    run_to(engine, output, 20)
+    engine.fork(id, Output())
+    drain(engine)
+    engine.stop_recording()
+    assert output.tokens == generate(theirs, LONG, COUNT)
+    fresh = engine_on(folder, **config)
+    steps = list(replay(path, fresh.runner, fresh.origin))  # type: ignore[arg-type]
+    assert steps and all(each.now == each.then for each in steps)
+
+
+def test_two_ranks_have_the_same_groups(checkpoint: Made) -> None:
+    folder, theirs = checkpoint("gemma3")
+    engine = engine_on(folder, tp=2, blocks=20)
+    try:
+        assert engine.scheduler.kv.each == 3
+        assert reply(engine).tokens == generate(theirs, LONG, COUNT)
+    finally:
+        engine.close()
+
+
+def test_another_scheme_of_the_cache_and_of_the_weights(checkpoint: Made) -> None:
+    """The cache is built again, then it shrinks and grows; all layers see the new tensors."""
+    folder, theirs = checkpoint("gemma3")
+    engine = engine_on(folder, blocks=None)
+    expected = generate(theirs, LONG, COUNT)
+    for scheme in ("int8", "none"):
+        engine.set_kv_scheme(scheme)
+        found = reply(engine).tokens
+        assert found == expected if scheme == "none" else len(found) == COUNT
+    store = engine.runner.store  # type: ignore[attr-defined]
+    for blocks in (200, 2000):
+        store.resize(blocks, [3, 7])
+        addresses = {each.keys.data_ptr() for each in store.layers}
+        assert len(addresses) == 1 and len(store.layers[0].keys) == blocks
+
+
+def test_a_text_is_scored_as_by_transformers(checkpoint: Made) -> None:
+    folder, theirs = checkpoint("gemma3")
+    engine = engine_on(folder, blocks=20)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([LONG])).logits[0, :-1].log_softmax(-1)
+    found = torch.cat([each for each, _ in read(engine.runner, LONG, 1000)])  # type: ignore[arg-type]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.cuda
