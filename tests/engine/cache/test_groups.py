@@ -248,8 +248,9 @@ def test_blocks_of_a_failed_step_are_not_found_after_they_left_a_window() -> Non
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_what_leaves_a_window_beside_its_step_can_be_found(depth: int) -> None:
-    """The blocks of a prompt's piece leave before the step has ended."""
-    engine = ledger_engine(blocks=200, groups=GROUPS, context=2000, depth=depth, step_tokens=500)
+    """The blocks of a prompt of one step leave before the step has ended."""
+    groups = BlockGroups(BLOCK, (None, replace(NARROW, piece=300)))
+    engine = ledger_engine(blocks=200, groups=groups, context=2000, depth=depth, step_tokens=500)
     ask(engine, PROMPT[:200], 5)
     drain(engine)
     ask(engine, PROMPT[:200], 5)
