@@ -62,7 +62,8 @@ class BlockGroups:
 
     def places(self, tokens: int, position: int) -> list[int]:
         """The indices of the blocks of so many tokens that one at `position` or a later one reads."""
-        return [at for at in range(self.blocks_for(tokens)) if self.keeps(at, position)]
+        whole = range(self.blocks_for(tokens))
+        return [*whole] if self.plain else [at for at in whole if self.keeps(at, position)]
 
     def spread(self, blocks: Sequence[int], tokens: int, position: int) -> list[int]:
         """The list of a request with so many tokens, from the blocks in these places."""
