@@ -29,11 +29,12 @@ from engine.cache_plan import (
     step_tokens,
     windowed,
 )
-from engine.devices import free_host_memory, pick, use
+from engine.devices import begin_products, pick, use
 from engine.distributed.pipelined import PipelinedRunner
 from engine.distributed.runner import RankedRunner
 from engine.distributed.stages import PipelineLink
 from engine.distributed.team import Team, gpus_of_ranks
+from engine.early import quick_sources
 from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels, find_draft_models
 from engine.execution.runner import ModelRunner
@@ -47,6 +48,7 @@ from engine.kv.tiers.disk import DiskTier
 from engine.kv.tiers.host import HostTier
 from engine.kv.tiers.shared import SharedTier
 from engine.kv.tiers.tier import Tier
+from engine.main_memory import free_host_memory
 from engine.models.adapters.find import find_adapter
 from engine.models.base import LanguageModel
 from engine.models.checkpoint import shards
@@ -66,6 +68,7 @@ from engine.serving.ranks import ALONE
 from engine.text.bare import BareTokenizer
 from engine.text.files import has_tokenizer
 from engine.text.tokenizer import Tokenizer
+from engine.timeline import timed
 
 ALL_THREADS = torch.get_num_threads()
 ONE_THREAD = 64 * 2**20  # bytes of weights below which one thread is enough
@@ -141,14 +144,8 @@ def _assembled(
     scheduler = _scheduler(config, room, policy, built, bus)
     scheduler.speculator.most |= loaded.draft_models.most
     if hashed is not None:
-        settings = (
-            device.type,
-            loaded.attention.name,
-            str(room.dtype),
-            config.block_size,
-            room.specs,
-            room.groups.layers,
-        )
+        kinds = device.type, loaded.attention.name, str(room.dtype)
+        settings = *kinds, config.block_size, room.specs, room.groups.layers
         identity = model_identity(hashed.result(), model, *settings, config.tp, config.pp)
         scheduler.kv.identify(identity, config.quantization)
     grammars = None if bare else Grammars(tokenizer, vocab, stop_ids)
@@ -208,18 +205,25 @@ def load_share(
     if collective is not None and collective.ranks == 1:
         collective = None  # a stage of one rank
     config = replace(config, block_size=block_size_for(config.attention, config.block_size))
-    use(device := pick(config.device))
+    with timed("torch on the device"):
+        use(device := pick(config.device))
+        name = _device_name(device)
+    products = begin_products(device)
     if device.type == "cuda":
-        with suppress(ImportError, RuntimeError):  # without Triton, or a driver for it
+        # Without Triton, or a driver for it, they are left out.
+        with suppress(ImportError, RuntimeError), timed("the kernels' modules"), quick_sources():
             from engine.kernels.triton.precompile import load_ahead
 
-            load_ahead(replace(config, seed=None, first_request=0), place, _device_name(device))
-    model = _load(config, place, device, progress, collective, stage)
+            load_ahead(replace(config, seed=None, first_request=0), place, name)
+    with timed("the weights"):
+        model = _load(config, place, device, progress, collective, stage)
+    with timed("waiting for cuBLAS"):
+        products()  # before the free memory is measured
     dtype = next(iter(model.parameters())).dtype
     caches = model.config.layers if collective is None else cast(Decoder, model).caches
     draft_models = find_draft_models(place, model, device, config)
     specs = windowed((*caches, *draft_models.caches), config)
-    refuse_forgetting(config, caches, device)
+    refuse_forgetting(config, caches)
     config = replace(config, block_size=block_size_with(specs, config.block_size))
     attention = choose_attention(config.attention, device, specs, dtype, config.kv_scheme, config.block_size)
     return LoadedModel(
@@ -249,7 +253,8 @@ def build_runner(
     config, model, room = loaded.config, loaded.model, loaded.budget
     if link is not None:
         link.carry(model.config.hidden, room.dtype)
-    store = room.store(config.kv_scheme)
+    with timed("the cache's memory"):
+        store = room.store(config.kv_scheme)
     tiers: tuple[Tier, ...] = ()
     if room.budget is None:  # blocks in a tier have no scores
         between = () if config.exchange is None else (exchange_tier(config.exchange, store, room.device),)
@@ -257,23 +262,23 @@ def build_runner(
     drafters = loaded.draft_models.drafters(model, store, loaded.attention, config)
     slots = min(config.max_running, step_tokens(config, room.device))
     width = room.widest(KV_SCHEMES)
-    runner = ModelRunner(
-        model=model,
-        store=store,
-        drafters=drafters,
-        room=room,
-        attention=loaded.attention,
-        slots=slots,
-        width=width,
-        block_size=config.block_size,
-        stop_ids=stop_ids,
-        device=room.device,
-        weights=Weights(model, config.quantization, share=memory_share(room.device)),
-        tiers=tiers,
-        eviction=None if room.budget is None else room.budget.policy,
-        shared=config.ranks > 1,
-        link=link,
-    )
+    with timed("the runner"):
+        runner = ModelRunner(
+            model=model,
+            store=store,
+            drafters=drafters,
+            room=room,
+            attention=loaded.attention,
+            slots=slots,
+            width=width,
+            block_size=config.block_size,
+            stop_ids=stop_ids,
+            device=room.device,
+            weights=Weights(model, config.quantization, share=memory_share(room.device)),
+            tiers=tiers,
+            shared=config.ranks > 1,
+            link=link,
+        )
     return BuiltRunner(runner, (slots, width), tiers, (*drafters,))
 
 

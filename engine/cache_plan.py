@@ -7,20 +7,21 @@ import torch
 from engine.api.cache_spec import LayerSpec, keeps_state
 from engine.api.config import BLOCK_SIZES, EngineConfig
 from engine.api.errors import BadInput
-from engine.devices import free_host_memory, free_memory, host_memory, memory
+from engine.devices import free_memory, memory
 from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels
 from engine.fleet.exchange import lent_bytes
 from engine.kv.eviction import TokenBudget
 from engine.kv.groups import BlockGroups, grouped
+from engine.kv.pinned import MOST, SHARE, pinned_ahead
 from engine.kv.store import KVStore
 from engine.kv.window import Window
+from engine.main_memory import free_host_memory, host_memory
 from engine.models.base import LanguageModel
 
 # The share of free memory for the cache. A GPU is ours alone, but steps need memory too; main memory is
 # shared with other programs.
-_GPU_SHARE, _HOST_SHARE = 0.85, 0.25
-_PINNED = 2 * 2**30  # bytes of host memory for blocks on a GPU machine, unless kv_host asks for more
+_GPU_SHARE = 0.85
 _LARGE_STATE = 2**20  # bytes, which a few tokens' keys and values do not take
 # Whether groups of layers have their own blocks on GPUs. To be turned off if
 # `pytest -m cuda tests/runner/cache/test_kv_groups.py` fails there.
@@ -45,7 +46,8 @@ def cache_budget(
     own = KVStore.block_bytes(specs, config.block_size, dtype, config.kv_scheme)
     _refuse_beyond("blocks", config.blocks, own, memory(device))
     _refuse_beyond("host_blocks", config.host_blocks, own, host_memory())
-    host_nbytes = min(int(free_host_memory() * _HOST_SHARE), _PINNED) if on_gpu else 0
+    there = free_host_memory() + pinned_ahead.nbytes
+    host_nbytes = min(int(there * SHARE), MOST) if on_gpu else 0
     if config.kv_host is not None:
         host_nbytes = round(config.kv_host * 1e9)
         if host_nbytes > (there := host_memory()):
@@ -128,7 +130,7 @@ def block_size_with(specs: tuple[LayerSpec, ...], preferred: int) -> int:
     return max(preferred, BLOCK_SIZES[-1]) if KVStore.state_bytes(specs) >= _LARGE_STATE else preferred
 
 
-def refuse_forgetting(config: EngineConfig, specs: tuple[LayerSpec, ...], device: torch.device) -> None:
+def refuse_forgetting(config: EngineConfig, specs: tuple[LayerSpec, ...]) -> None:
     """Raise if this model cannot run with the configured window or budget."""
     if config.forgets and keeps_state(specs):
         name = "kv_budget" if config.kv_window is None else "kv_window"
@@ -146,9 +148,7 @@ def refuse_forgetting(config: EngineConfig, specs: tuple[LayerSpec, ...], device
         raise BadInput("kv_budget is not available: scores of this model fall with the distance of tokens")
     if any(spec.latent for spec in specs):
         raise BadInput("kv_budget is not available: this model caches latents")
-    if config.kv_eviction == "attention" and device.type == "cuda":
-        raise BadInput("kv_eviction attention runs on CPUs only; use norms on a GPU")
 
 
 def memory_share(device: torch.device) -> float:
-    return _GPU_SHARE if device.type == "cuda" else _HOST_SHARE
+    return _GPU_SHARE if device.type == "cuda" else SHARE

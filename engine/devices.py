@@ -1,16 +1,20 @@
 """Devices to run on, and their memory."""
 
 import ctypes
-import os
 import time
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
 
 import torch
 
 from engine.api.errors import BadInput
 from engine.kv.tiers import speeds
 from engine.kv.tiers.speeds import TierSpeeds
+from engine.main_memory import free_host_memory, host_memory
+from engine.timeline import timed
 
+_FIRST = 512  # rows and columns of the first product
 _COPIES = 3  # timed copies; the fastest counts
 
 
@@ -39,6 +43,25 @@ def use(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def begin_products(device: torch.device) -> Callable[[], None]:
+    """Have cuBLAS load its kernels on another thread; nothing without a GPU. Returns what waits for it.
+
+    The first product of a process takes longer than others. torch keeps the handle for the next thread.
+    """
+    if device.type != "cuda":
+        return lambda: None
+
+    def multiply() -> None:
+        with timed("cuBLAS"), suppress(Exception):  # a step reports why there are no products
+            numbers = torch.zeros(_FIRST, _FIRST, dtype=torch.bfloat16, device=device)
+            torch.mm(numbers, numbers)
+            torch.cuda.synchronize(device)
+
+    thread = Thread(target=multiply, name="products", daemon=True)
+    thread.start()
+    return thread.join
+
+
 def free_memory(device: torch.device) -> int:
     """Free bytes of device memory."""
     if device.type == "cuda":
@@ -52,37 +75,11 @@ def memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else host_memory()
 
 
-def free_host_memory() -> int:
-    """Free bytes of main memory, within the container's limit."""
-    free = _meminfo("MemAvailable")
-    if free is None:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
-    return free if limit is None or used is None else min(free, limit - used)
-
-
 def give_back() -> None:
     """Return unused heap memory to the system; the allocator would keep it."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc only
         libc.malloc_trim(0)
-
-
-def host_memory() -> int:
-    """Total bytes of main memory."""
-    return _meminfo("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _meminfo(key: str) -> int | None:
-    file = Path("/proc/meminfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), None)
-
-
-def _number(path: str) -> int | None:
-    file = Path(path)
-    text = file.read_text().strip() if file.exists() else ""
-    return int(text) if text.isdigit() else None
 
 
 def lost(device: torch.device) -> str | None:

@@ -1,20 +1,22 @@
 """What an engine's start does while its modules are imported: torch, and the GPU's context beside it."""
 
 import ctypes
+import linecache
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
+
+from engine.kv.pinned import pinned_ahead
+from engine.timeline import timed
 
 _TURN = 0.0005  # seconds
 _gate = threading.Lock()
 _usual: list[float] = []  # the interval before, once for each thread that is inside
-done_at: dict[str, float] = {}  # when each part was done, on the monotonic clock
 _prepared: dict[str, threading.Event] = {}  # by device: set once its thread imports nothing any more
 _preparing: list[threading.Thread] = []
 
@@ -34,8 +36,10 @@ def short_turns() -> Iterator[None]:
                 sys.setswitchinterval(usual)
 
 
-def prepare_gpu(device: str) -> Callable[[], None]:
+def prepare_gpu(device: str, pinned: int = 0) -> Callable[[], None]:
     """Create the GPU's context and hash Triton's files, on another thread, once; nothing without a GPU.
+
+    `pinned`: bytes of host memory to pin for blocks (engine/kv/pinned.py).
 
     Returns what waits until that thread imports nothing any more. Call it before something else imports
     Triton: two threads that import its modules in different orders can find one that is not complete.
@@ -46,7 +50,7 @@ def prepare_gpu(device: str) -> Callable[[], None]:
         begun = device in _prepared
         imported = _prepared.setdefault(device, threading.Event())
     if not begun:
-        thread = threading.Thread(target=_prepare, args=(device, imported), name="early", daemon=True)
+        thread = threading.Thread(target=_prepare, args=(device, imported, pinned), name="early", daemon=True)
         thread.start()
         _preparing.append(thread)
 
@@ -62,19 +66,24 @@ def wait_for_hash() -> None:
         thread.join()
 
 
-def _prepare(device: str, imported: threading.Event) -> None:
-    _, _, index = device.partition(":")
+def _prepare(device: str, imported: threading.Event, pinned: int) -> None:
+    _, _, name = device.partition(":")
+    index = int(name) if name.isdigit() else 0
     with short_turns():
         try:
-            if not _create_context(int(index) if index.isdigit() else 0):
+            with timed("the GPU's context"):
+                found = _create_context(index)
+            if not found:
                 return
-            done_at["the GPU's context"] = time.monotonic()
-            from triton.runtime.cache import triton_key
+            if pinned and (retained := _retained(index)) is not None:
+                pinned_ahead.begin(*retained, pinned)
+            with timed("Triton imported"):
+                from triton.runtime.cache import triton_key
         finally:
             imported.set()
         # Triton hashes its compiler before it finds the first kernel in its cache, and keeps the result.
-        triton_key()
-        done_at["the hash of Triton's files"] = time.monotonic()
+        with timed("the hash of Triton's files"):
+            triton_key()
 
 
 def import_torch() -> None:
@@ -83,10 +92,10 @@ def import_torch() -> None:
     Best on the main thread: the memory of others grows by a call of the system for each page, 11,000 here.
     """
     with short_turns(), suppress(Exception), quick_frames():  # the import that needs it reports why
-        _load_libraries()
-        done_at["torch's libraries"] = time.monotonic()
-        __import__("torch")
-        done_at["torch"] = time.monotonic()
+        with timed("torch's libraries"):
+            _load_libraries()
+        with timed("torch"):
+            __import__("torch")
 
 
 @contextmanager
@@ -111,6 +120,39 @@ def quick_frames() -> Iterator[None]:
         inspect.getmodule = usual
 
 
+@contextmanager
+def quick_sources() -> Iterator[None]:
+    """`inspect` finds the last line of a function by the positions of its code.
+
+    By default it tokenizes the function in Python. Triton asks for the lines of each kernel.
+    """
+    import inspect
+
+    usual = inspect.getsourcelines
+
+    def getsourcelines(object: Any) -> tuple[list[str], int]:
+        return _lines_of(object) or usual(object)
+
+    inspect.getsourcelines = getsourcelines
+    try:
+        yield
+    finally:
+        inspect.getsourcelines = usual
+
+
+def _lines_of(function: Any) -> tuple[list[str], int] | None:
+    """None: it is no plain function, or what follows it may belong to it."""
+    if not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
+        return None
+    code = function.__code__
+    lines = linecache.getlines(code.co_filename, function.__globals__)
+    first = code.co_firstlineno
+    last = max((end for _, end, _, _ in code.co_positions() if end), default=0)
+    after = next((line for line in lines[last:] if not line.isspace()), "")
+    whole = first <= last <= len(lines) and not after[:1].isspace()
+    return (lines[first - 1 : last], first) if whole else None
+
+
 def _load_libraries() -> None:
     """Load torch's libraries in its order, but without the GIL, which its import holds then.
 
@@ -128,14 +170,19 @@ def _load_libraries() -> None:
 
 
 def _create_context(index: int) -> bool:
+    return _retained(index) is not None
+
+
+def _retained(index: int) -> tuple[Any, ctypes.c_void_p] | None:
     """Retain the primary context, which torch will use. torch reports why there is none."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return False
+        return None
     gpu, context = ctypes.c_int(), ctypes.c_void_p()
-    return (
+    found = (
         cuda.cuInit(0) == 0
         and cuda.cuDeviceGet(ctypes.byref(gpu), index) == 0
         and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu) == 0
     )
+    return (cuda, context) if found else None

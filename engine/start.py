@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from engine.api.config import EngineConfig
 from engine.early import prepare_gpu
+from engine.kv.pinned import bytes_ahead
 from engine.kv.tiers.tier import Tier
 from engine.models.find import Progress, find_model
 from engine.text.tokenizer import Tokenizer
+from engine.timeline import timed
 
 if TYPE_CHECKING:
     from engine.serving.engine import Engine
@@ -32,9 +34,10 @@ def start(
     found(place.folder)
     phase("importing torch")
     tokenizer = Tokenizer.loading(place.folder)
-    wait_for_imports = prepare_gpu(config.device)
-    from engine.assembly import assemble
-
-    wait_for_imports()
+    wait_for_imports = prepare_gpu(config.device, bytes_ahead(config))
+    with timed("the engine's modules"):
+        from engine.assembly import assemble
+    with timed("waiting for Triton"):
+        wait_for_imports()
     imported()
     return assemble(config, place, tokenizer, progress, below, phase)

@@ -215,6 +215,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.main.took(conversation, request, role)
 
     def _changed(self, conversation: Conversation) -> None:
+        self._show_notices()
         self.main.changed(conversation)
 
     def _spread(self, conversation: Conversation, others: list[Message]) -> None:
@@ -292,7 +293,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         for problem in problems[:_PROBLEMS]:
             self.report(str(problem))
         if (rest := len(problems) - _PROBLEMS) > 0:
-            self.report(f"{rest} more problems: fix these to see them")
+            self.report(f"{rest} more problem{'s' * (rest > 1)}: fix these first")
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:

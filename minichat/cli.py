@@ -348,6 +348,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _ADD[words[0]](alone)
         alone.refuse(unknown, _HELP)
     try:
+        os.getcwd()
+    except OSError:  # torch's libraries would end the program
+        print("minichat: the current folder was deleted; go to another one first", file=sys.stderr)
+        return 2
+    try:
         command = import_module(f"minichat.commands.{_FILES.get(options.command, options.command)}")
         code = int(command.run(options))
         sys.stdout.flush()

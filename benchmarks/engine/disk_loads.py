@@ -2,18 +2,19 @@
 
 First each part of it, on one thread, then whole loads by all threads of the tier, from the page cache and
 from the disk. `fresh` memory is new for each load, `own` memory comes from the device's blocks, pinned on a
-GPU. Then reads alone, by several threads (`--threads`), from the disk with and without O_DIRECT: where more
-threads read no faster, the disk is the limit, and io_uring would not help either. It needs no model: the
-blocks are those of a cache with a model's shape. `--disk`: a folder on the disk.
+GPU. Then reads alone, several at once (`--threads`), from the disk with and without O_DIRECT: each by its own
+thread, or all by one thread with an io_uring. It needs no model: the blocks are those of a cache with a
+model's shape. `--disk`: a folder on the disk.
 """
 
 import mmap
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.engine.uring import Ring
 from engine.api.cache_spec import LayerSpec
 from engine.execution.cache_blocks import CacheBlocks, blocks_of
 from engine.kv.store import KVStore
@@ -141,7 +143,7 @@ def whole(
 
 
 def reads(bench: Bench, folder: Path, threads: Sequence[int]) -> None:
-    """Gigabytes per second that threads read from the disk, a piece of 2 MB each at a time."""
+    """Gigabytes per second that threads or rings read from the disk, several pieces of 2 MB at once."""
     pieces = [(file, at) for file in folder.glob("*.kv") for at in range(0, file.stat().st_size, PIECE)]
     flags = {"through the page cache": 0}
     with suppress(AttributeError, OSError):  # neither every system nor every file system has it
@@ -166,10 +168,28 @@ def reads(bench: Bench, folder: Path, threads: Sequence[int]) -> None:
             done = sum(pool.map(lambda first: part(first, count, flag), range(count)))
             return done / (time.perf_counter() - began) / 1e9
 
+    def ring_speed(count: int, flag: int) -> float:
+        drop_from_page_cache(folder)
+        with ExitStack() as opened:
+            fds = {file: os.open(file, os.O_RDONLY | flag) for file, _ in pieces}
+            for fd in fds.values():
+                opened.callback(os.close, fd)
+            ring, memory = opened.enter_context(closing(Ring(count))), mmap.mmap(-1, count * PIECE)
+            began = time.perf_counter()
+            done = ring.read([(fds[file], at) for file, at in pieces], memory, PIECE)
+            return done / (time.perf_counter() - began) / 1e9
+
+    ways = {"": speed}
+    try:
+        Ring(1).close()
+        ways["io_uring, "] = ring_speed
+    except OSError as error:
+        print(f"not measured: io_uring ({error})", file=sys.stderr)
     contenders = {
-        f"{name}, {count} at once": partial(speed, count, flag)
+        f"{name}, {how}{count} at once": partial(measure, count, flag)
         for name, flag in flags.items()
         for count in threads
+        for how, measure in ways.items()
     }
     for name, speeds in rounds(bench, contenders).items():
         bench.note(f"reads {name}", speeds, "GB/s")

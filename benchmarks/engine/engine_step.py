@@ -27,7 +27,8 @@ from engine.api.params import Grammar, SamplingParams
 from engine.attention.base import Attend
 from engine.attention.torch_backend import TorchAttention
 from engine.execution.cuda.arrivals import Wait
-from engine.execution.cuda.graphs import DecodeSteps, SamplingFlags
+from engine.execution.cuda.graphs import DecodeSteps
+from engine.execution.cuda.sampling_fields import SamplingFlags
 from engine.execution.in_flight import InFlightStep
 from engine.execution.protocol import Compilation
 from engine.execution.results import SampledTokens

@@ -1,7 +1,7 @@
 """Speculative decoding with the built-in model: gains, the cost without gains, and the break-even line.
 
 For the table every step drafts, even at a loss; in the other figures the engine decides.
-Both sides of a ratio alternate and return the same tokens; a ratio is of processor time.
+Both sides of a ratio alternate and return the same tokens; a ratio is of processor time, on a GPU of time.
 """
 
 import time
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from rich.box import SIMPLE
@@ -19,6 +20,7 @@ import engine
 from engine.api.config import EngineConfig
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
+from engine.execution.cuda import choose
 from engine.serving.engine import Engine
 from engine.speculation.gain import Prices
 from engine.start import start
@@ -32,7 +34,10 @@ QUESTIONS = (
     "What is the prefix cache?",
     "Give me a JSON object for a boy named Tom, 9 years old, who likes chess.",
 )
+HEADINGS = ("draft, K", "accepted", "must accept", "tokens a step", "break-even", "speed", "")
 NEAR = 0.02  # of a plain step's speed; a smaller difference counts as none
+
+Clock = Callable[[], float]
 
 
 class Free(Prices):
@@ -94,19 +99,49 @@ def break_even(bench: Bench, tokens: int, draft: str | None) -> None:
     running = started(draft=draft)
     greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     prompts = prompts_of(running, [[ask] for ask in map(user, QUESTIONS)])
-    headings = ("draft, K", "accepted", "must accept", "tokens a step", "break-even", "speed", "")
-    lines = Table(*headings, box=SIMPLE)
-    for column in lines.columns[1:6]:
-        column.justify = "right"
+    lines = list[tuple[str, ...]]()
     for kind, layer in (("draft", None), ("exit", 2), ("exit", 4), ("exit", 6)):
-        for line in table(bench, kind, prompts, greedy, started(layer, draft), layer):
-            lines.add_row(*line)
-    Console().print(lines)
+        lines += table(bench, kind, prompts, greedy, started(layer, draft), layer)
+    show(lines)
 
 
-def started(exit_layer: int | None = None, draft: str | None = None) -> Engine:
+def gpu(bench: Bench, tokens: int, draft: str | None) -> None:
+    """On a GPU: the engine decides when to draft, also with a draft model without graphs of its own.
+
+    Then it drafts in every step.
+    """
+    running = started(draft=draft, device="cuda")
+    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    prompts = prompts_of(running, [[ask] for ask in map(user, QUESTIONS)])
+    again = prompts_of(running, [repeated(running, ask, greedy) for ask in map(user, QUESTIONS)])
+    clock = time.perf_counter
+    for kind in ("ngram", "draft"):
+        against(bench, f"{kind}, greedy replies on a GPU", running, prompts, greedy, kind, clock)
+    against(bench, "ngram, a question asked again on a GPU", running, again, greedy, "ngram", clock)
+    with patch.object(choose, "REPLAYS_DRAFTS", False):
+        launched = started(draft=draft, device="cuda")
+    against(bench, "draft, greedy replies, launched one by one", launched, prompts, greedy, "draft", clock)
+    show(
+        [
+            line
+            for kind in ("ngram", "draft")
+            for line in table(bench, kind, prompts, greedy, running, None, clock)
+        ]
+    )
+
+
+def show(lines: Sequence[tuple[str, ...]]) -> None:
+    shown = Table(*HEADINGS, box=SIMPLE)
+    for column in shown.columns[1:6]:
+        column.justify = "right"
+    for line in lines:
+        shown.add_row(*line)
+    Console().print(shown)
+
+
+def started(exit_layer: int | None = None, draft: str | None = None, device: str = "cpu") -> Engine:
     return start(
-        EngineConfig(model="pocket", device="cpu", seed=0, threads=1, exit_layer=exit_layer, draft=draft)
+        EngineConfig(model="pocket", device=device, seed=0, threads=1, exit_layer=exit_layer, draft=draft)
     )
 
 
@@ -129,13 +164,19 @@ def repeated(running: Engine, ask: dict[str, str], params: SamplingParams) -> li
 
 
 def against(
-    bench: Bench, label: str, running: Engine, prompts: list[list[int]], params: SamplingParams, kind: str
+    bench: Bench,
+    label: str,
+    running: Engine,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    kind: str,
+    clock: Clock = time.process_time,
 ) -> None:
     """The speedup over plain steps: the median of rounds, in each of which both run."""
     plain, drafting = (
         partial(replies, running, prompts, params.changed(speculate=each)) for each in ("", kind)
     )
-    ratios, stats = rounds(bench, label, plain, drafting)
+    ratios, stats = rounds(bench, label, plain, drafting, clock)
     bench.note(f"{label}: speed", ratios, "x")
     bench.note(f"{label}: acceptance", 100 * stats.accepted / max(stats.drafted, 1), "%")
     bench.note(f"{label}: tokens a step", stats.tokens / stats.steps, "tok")
@@ -148,6 +189,7 @@ def table(
     params: SamplingParams,
     running: Engine,
     layer: int | None,
+    clock: Clock = time.process_time,
 ) -> list[tuple[str, ...]]:
     lines = list[tuple[str, ...]]()
     running.scheduler.speculator.prices = Free()
@@ -159,6 +201,7 @@ def table(
             label,
             partial(replies, running, prompts, params),
             partial(replies, running, prompts, drafting),
+            clock,
         )
         made, accepted = stats.tokens / stats.steps, 100 * stats.accepted / max(stats.drafted, 1)
         bench.note(f"{label}: acceptance", accepted, "%")
@@ -180,16 +223,16 @@ def verdict(speed: float) -> str:
 
 
 def rounds(
-    bench: Bench, label: str, plain: Callable[[], RunStats], drafting: Callable[[], RunStats]
+    bench: Bench, label: str, plain: Callable[[], RunStats], drafting: Callable[[], RunStats], clock: Clock
 ) -> tuple[list[float], RunStats]:
     """The speed relative to plain steps per round, and the results of the last round."""
     ratios, stats = [], plain()
     for number in range(bench.warmup + bench.repeats):
         spent = {}
         for name, call in [("plain", plain), ("drafting", drafting)][:: 1 if number % 2 else -1]:
-            began = time.process_time()
+            began = clock()
             done = call()
-            spent[name] = time.process_time() - began
+            spent[name] = clock() - began
             stats = done if name == "drafting" else stats
         ratios.append(spent["plain"] / spent["drafting"])
     return ratios[bench.warmup :], stats
@@ -256,12 +299,11 @@ def couplings(bench: Bench, tokens: int, _: str | None) -> None:
             )
 
 
-PARTS = {each.__name__: each for each in (gain, own, break_even, couplings)}
+PARTS = {each.__name__: each for each in (gain, own, break_even, couplings, gpu)}
+ON_CPU = tuple(name for name in PARTS if name != "gpu")
 
 
-def run(
-    bench: Bench, *, only: tuple[str, ...] = tuple(PARTS), tokens: int = 96, draft: str | None = None
-) -> None:
+def run(bench: Bench, *, only: tuple[str, ...] = ON_CPU, tokens: int = 96, draft: str | None = None) -> None:
     """`draft`: a folder of another draft model, or of heads, in place of the built-in one."""
     for name in only:
         PARTS[name](bench, tokens, draft)

@@ -2,13 +2,16 @@
 
 Each layer has its own memory; together they are larger than the GPU's cache. The result of the first layer is
 checked against the torch backend in float32. The figures include writing the step's keys and values.
-`--kv none fp8 int8` compares KV schemes, case by case. `--tile`: the keys, warps, stages and programs of the
-tile for rows of one token over an uncompressed cache, in place of the chosen one.
+`--kv none fp8 int8` compares KV schemes, case by case. `--observers 0 2`: so many rows of a decode step also
+sum up their attention by block, as eviction by attention needs it at the end of a block. `--tile`: the keys,
+warps, stages and programs of the tile for rows of one token over an uncompressed cache, in place of the
+chosen one.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -18,9 +21,11 @@ from torch import Tensor
 
 from engine.api.cache_spec import KvSchemeName, LayerSpec
 from engine.attention.base import Batch, KVLayer
+from engine.attention.observers import Observers
 from engine.attention.packing import pack
 from engine.attention.registry import choose
 from engine.attention.torch_backend import TorchAttention
+from engine.kv.eviction import filled_blocks
 from engine.kv.store import GROUP, PACKED, KVStore
 from minichat.bench.harness import Bench
 
@@ -80,6 +85,7 @@ def run(
     dtype: str = "bfloat16",
     kv: tuple[KvSchemeName, ...] = ("none",),
     tile: tuple[int, ...] = (0,),
+    observers: tuple[int, ...] = (0,),
     only: tuple[str, ...] = tuple(PARTS),
 ) -> None:
     if not torch.cuda.is_available():
@@ -91,9 +97,11 @@ def run(
     }
     copied = bench.note("a device copy, read and written", copy_speeds(bench), "TB/s").median
 
-    def figures(name: str, rows: Rows, scheme: KvSchemeName) -> float:
+    def figures(name: str, rows: Rows, scheme: KvSchemeName, observing: int = 0) -> float:
         """Measure the microseconds of a layer; return their median."""
         backend, step = backends[scheme], make_step(spec, rows, block_size, kind, device, scheme)
+        if observing:
+            step.batch.observers = observers_of(step.batch, observing)
         with fixed(tile), torch.inference_mode():
             prepared = backend.prepare(step.batch)
 
@@ -103,10 +111,11 @@ def run(
             check(name, layer(0), step)
             return bench.note(name, graph_times(bench, layer, len(step.layers)), "us").median
 
-    for name, scheme in ((name, scheme) for name in PARTS if name in only for scheme in kv):
+    for name, scheme, some in product([name for name in PARTS if name in only], kv, observers):
         label = name if scheme == "none" else f"{name}, KV {scheme}"
         if (rows := DECODE.get(name)) is not None:
-            median = figures(f"decode {label}", rows, scheme)
+            label += f", {some} observers" if some else ""
+            median = figures(f"decode {label}", rows, scheme, some)
             read = sum(context for _, context in rows) * KVStore.block_bytes([spec], 1, kind, scheme)
             speed = bench.note(f"decode {label}, keys and values read", read / median / 1e6, "TB/s").median
             bench.note(f"decode {label}, of a copy's speed", 100 * speed / copied, "%")
@@ -115,6 +124,15 @@ def run(
             median = figures(label, rows, scheme)
             pairs = sum(new * (context - new) + new * (new + 1) / 2 for new, context in rows)
             bench.note(f"{label}, arithmetic", 4 * pairs * heads * dim / median / 1e6, "TFLOP/s")
+
+
+def observers_of(batch: Batch, count: int) -> Observers:
+    """Some rows of one token that fill a block."""
+    lengths, size = np.ones_like(batch.host_contexts), batch.block_size
+    filled = filled_blocks(lengths, batch.host_contexts, size)[:count]
+    if len(filled) < count:
+        raise SystemExit(f"{len(filled)} rows of this step fill a block, not {count}")
+    return Observers.of(filled, batch.host_tables.shape[1], size, batch.tables.device)
 
 
 def fixed(tile: Sequence[int]) -> AbstractContextManager[Any]:
@@ -183,8 +201,9 @@ def batch_of(rows: Rows, block_size: int, device: torch.device, *, scattered: bo
         "contexts": contexts,
         "tables": grid,
     }
+    there: dict[str, Any] = {name: torch.from_numpy(each).to(device) for name, each in host.items()}
     return Batch(
-        **{name: torch.from_numpy(array).to(device) for name, array in host.items()},
+        **there,
         single=int((counts == 1).sum()),
         block_size=block_size,
         host_starts=starts,

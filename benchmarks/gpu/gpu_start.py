@@ -2,11 +2,18 @@
 
 The first of `--starts` processes compiles all kernels and modules, the others find them in caches. A shape
 has random weights, and no tokenizer. Then as many servers start, and /health says what each of them does.
+
+Of the last engine and the last server, the spans of every thread are printed, and which share of each its
+thread computed; the rest are waits, or work of libraries on other threads. `--profile` starts one more
+engine, and prints in which functions each phase computes or waits.
 """
 
+import cProfile
+import gc
 import http.client
 import json
 import os
+import pstats
 import socket
 import subprocess
 import sys
@@ -14,8 +21,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from engine import timeline
 from engine.api.config import EngineConfig
 from minichat.bench.harness import Bench
 from minichat.bench.shapes import COMMON, SHAPES
@@ -31,11 +39,29 @@ _NAMES = {
 _COUNT = "of the kernels: loaded, how many"
 _LONGEST = 300.0  # seconds of a server's start
 _LOOK_EVERY = 0.01
+_WHILE_WARMING = 0.05  # then the engine answers, and each answer takes it 2 ms
+_SHORT = 0.01  # seconds; shorter spans are not printed
+_PROFILED = 0.1  # seconds of a phase
+_FUNCTIONS = 12  # of a phase
 
-Seconds = dict[str, float]  # by phase, or when something beside them was done
+Seconds = dict[str, float]  # by phase
 
 
-def run(bench: Bench, *, shape: str = "0.6B", starts: int = 3, model: str = "", device: str = "cuda") -> None:
+class Started(NamedTuple):
+    seconds: Seconds
+    spans: list[timeline.Span]
+    began: float  # on the monotonic clock
+
+
+def run(
+    bench: Bench,
+    *,
+    shape: str = "0.6B",
+    starts: int = 3,
+    model: str = "",
+    device: str = "cuda",
+    profile: bool = False,
+) -> None:
     """`model`: of the catalog or a folder, in place of a shape; then `--device cpu` works, too."""
     import torch  # not above: the processes that are measured begin without it
 
@@ -49,11 +75,15 @@ def run(bench: Bench, *, shape: str = "0.6B", starts: int = 3, model: str = "", 
         environment = _environment(cache)
         engines = [_started(config, environment) for _ in range(starts)]
         servers = [_served(config, environment, folder) for _ in range(starts)]
+        if profile:
+            _started(config, environment, "profile")
     columns = {"engine, compiling": engines[:1], "engine, cached": engines[1:], "server, cached": servers}
     for title, found in columns.items():
-        for name in dict.fromkeys(name for each in found for name in each):
-            values, unit = [each.get(name, 0.0) for each in found], "" if name == _COUNT else "s"
+        for name in dict.fromkeys(name for each in found for name in each.seconds):
+            values, unit = [each.seconds.get(name, 0.0) for each in found], "" if name == _COUNT else "s"
             bench.note(f"{model or shape}, {title}: {name}", values, unit)
+    for title, last in {"engine alone": engines[-1], "engine of a server": servers[-1]}.items():
+        print(_table(title, last))
 
 
 def _environment(cache: str) -> dict[str, str]:
@@ -62,27 +92,46 @@ def _environment(cache: str) -> dict[str, str]:
     return kept | {"TRITON_CACHE_DIR": f"{cache}/triton", "PYTHONPYCACHEPREFIX": f"{cache}/python"}
 
 
-def _started(config: dict[str, object], environment: dict[str, str]) -> Seconds:
+def _table(title: str, started: Started) -> str:
+    """The spans of all threads, in the order in which they began."""
+    lines = [f"\n{title}, seconds since its start\n   from      to    took share  thread"]
+    for each in started.spans:
+        if (took := each.ended - each.began) >= _SHORT:
+            since = f"{each.began - started.began:7.2f} {each.ended - started.began:7.2f} {took:7.2f}"
+            lines.append(f"{since} {each.busy / took:5.0%}  {each.thread:14} {each.what}")
+    return "\n".join(lines)
+
+
+def _started(config: dict[str, object], environment: dict[str, str], *words: str) -> Started:
     """The parts of a start in a process of its own."""
+    began = time.monotonic()
     finished = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.gpu_start", json.dumps(config)],
+        [sys.executable, "-m", "benchmarks.gpu.gpu_start", json.dumps(config), *words],
         env=environment, stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
-    found: Seconds = json.loads(finished.stdout.splitlines()[-1])
-    return found
+    seconds, spans = finished.stdout.splitlines()[-2:]
+    return Started(json.loads(seconds), timeline.from_text(spans), began)
 
 
 class _Phases:
     """Seconds since the last note, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, profile: bool) -> None:
         self.seconds: Seconds = {}
         self._last = 0.0
+        self._profile = cProfile.Profile() if profile else None
 
     def note(self, name: str) -> None:
-        now = _since_the_process_began()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._last = now
+        took = _since_the_process_began() - self._last
+        self.seconds[name] = self.seconds.get(name, 0.0) + took
+        if self._profile is not None:
+            self._profile.disable()
+            if self._last and took >= _PROFILED:
+                print(f"\n{name}: {took:.2f} s", file=sys.stderr)
+                pstats.Stats(self._profile, stream=sys.stderr).sort_stats("tottime").print_stats(_FUNCTIONS)
+            self._profile = cProfile.Profile()
+            self._profile.enable()
+        self._last = _since_the_process_began() if self._profile else self._last + took
 
 
 class _Kernels:
@@ -105,17 +154,20 @@ class _Kernels:
         self.count, self.seconds = self.count + 1, self.seconds + time.perf_counter() - self._began[hash]
 
 
-def _phases(config: EngineConfig) -> Seconds:
-    phases, kernels = _Phases(), _Kernels()
+def _phases(config: EngineConfig, *, profile: bool) -> Seconds:
+    gc.disable()  # like the process of a server's engine
+    phases, kernels = _Phases(profile=profile), _Kernels()
     phases.note("Python and this benchmark")
 
     from engine import early
+    from engine.kv.pinned import bytes_ahead
 
-    early.prepare_gpu(config.device)
+    early.prepare_gpu(config.device, bytes_ahead(config))
     early.import_torch()
     __import__("torch")
     phases.note("torch imported")
-    __import__("engine.assembly")
+    with timeline.timed("the engine's modules"):
+        __import__("engine.assembly")
     phases.note("the engine imported")
     from engine.devices import pick
     from engine.start import start
@@ -130,7 +182,10 @@ def _phases(config: EngineConfig) -> Seconds:
             phases.note(doing)
         doing = name
 
-    engine = start(config, phase=phase)
+    engine = start(config, imported=gc.freeze, phase=phase)
+    gc.collect()
+    gc.freeze()
+    gc.enable()
     phases.note(doing)
     from engine.serving.warm_up import WarmUp
 
@@ -162,14 +217,12 @@ def _phases(config: EngineConfig) -> Seconds:
             "of the kernels: loaded, seconds of all threads": kernels.seconds,
             _COUNT: kernels.count,
         }
-    passed = time.monotonic() - _since_the_process_began()
-    found |= {f"after how long: {name}": at - passed for name, at in sorted(early.done_at.items())}
     engine.die("measured")
     engine.close()
     return found
 
 
-def _served(config: dict[str, object], environment: dict[str, str], folder: str) -> Seconds:
+def _served(config: dict[str, object], environment: dict[str, str], folder: str) -> Started:
     """What /health says until a server is ready, and for how long."""
     place = f"{folder}/s.sock"
     words = ["serve", "--no-key", f"--uds={place}", f"--model={config['model']}"]
@@ -185,7 +238,7 @@ def _served(config: dict[str, object], environment: dict[str, str], folder: str)
     found, doing, last = Seconds(), "until /health is answered", began
     try:
         while doing != "ready":
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_WHILE_WARMING if doing == "warming" else _LOOK_EVERY)
             now, before = time.monotonic(), doing
             if now - began > _LONGEST or server.poll() is not None:
                 raise SystemExit("the server did not start; its own message is above")
@@ -197,7 +250,9 @@ def _served(config: dict[str, object], environment: dict[str, str], folder: str)
     finally:
         server.terminate()
         server.wait()
-    return found
+    log = (Path(folder) / "minichat" / "engine.log").read_text()
+    spans = timeline.from_text(log.rpartition(timeline.STARTED)[2].splitlines()[0])
+    return Started(found, spans, began)
 
 
 def _health(place: str) -> dict[str, Any] | None:
@@ -221,7 +276,8 @@ def _since_the_process_began() -> float:
 
 
 def main(arguments: Sequence[str]) -> None:
-    print(json.dumps(_phases(EngineConfig(**json.loads(arguments[0])))))
+    print(json.dumps(_phases(EngineConfig(**json.loads(arguments[0])), profile="profile" in arguments)))
+    print(timeline.as_text())
 
 
 if __name__ == "__main__":

@@ -136,7 +136,8 @@ def ours(rank: int, given: Wires, folder: Path) -> None:
         for how, few in (("polling all", 2**30), ("probing", 0)):
             exchange.FEW = few
             times |= {how: microseconds(partial(exchange.exchange_sum, term, peers.inbox), meet)}
-            call = partial(exchange.exchange_sum_norm, x, term[None] * 0, weight, 1e-5, peers.inbox)
+            fused = partial(exchange.exchange_sum_norm, rounded=False)
+            call = partial(fused, x, term[None] * 0, weight, 1e-5, peers.inbox)
             times |= {f"and norm, {how}": microseconds(call, meet)}
         row(f"sum, {rows} rows, {rows * WIDTH // 512} KB", times)
     for rows in (1024, 8192):

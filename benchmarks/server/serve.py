@@ -15,8 +15,9 @@ from minichat.bench.harness import Bench
 from minichat.bench.load.http import lengths, started_server
 from minichat.bench.load.measure import ServerLoad, measure
 
-_IN_FLIGHT = 100_000  # of the server started here, so that it refuses none
-_BLOCKS = 40_000  # of the dry run, so that no request waits for them
+_IN_FLIGHT = "100000"  # of the server started here, so that it refuses none
+_BLOCKS = "40000"  # of the dry run, so that no request waits for them
+DRY_RUN = ("--dry-run", "--blocks", _BLOCKS, "--max-in-flight", _IN_FLIGHT, "--max-per-key", _IN_FLIGHT)
 
 
 def run(
@@ -47,6 +48,5 @@ def endpoint(url: str, rate: float) -> Generator[tuple[str, dict[str, int]], Non
     if url:
         yield url.removesuffix("/v1"), {}
     else:
-        limits = ("--max-in-flight", str(_IN_FLIGHT), "--max-per-key", str(_IN_FLIGHT))
-        with started_server("--dry-run", "--rate", f"{rate:g}", "--blocks", str(_BLOCKS), *limits) as started:
+        with started_server(*DRY_RUN, "--rate", f"{rate:g}") as started:
             yield started

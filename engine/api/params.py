@@ -315,6 +315,8 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
+    if type(value) in (tuple, list):  # the checks below take microseconds
+        return tuple(value)
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise BadParams(name, f"must be a list, not {value!r:.60}")
     return tuple(value)

@@ -88,10 +88,7 @@ class SchemeView(NamedTuple):
 
 
 class FormTime(NamedTuple):
-    """The usual time of a step in one form: a scheme for the weights, and one for the cache.
-
-    Measured in steps that only decode, without drafts.
-    """
+    """The usual time of steps that only decode, without drafts, in one form: schemes of weights and cache."""
 
     weights: str
     cache: str
@@ -342,6 +339,10 @@ class Snapshot:
     def tokens_in(self, blocks: int) -> int:
         """The tokens of so many blocks; with windows, more fit."""
         return blocks // self.block_groups * self.block_size
+
+    @property
+    def on_cpu(self) -> bool:
+        return (self.replicas[0].device if self.replicas else self.device) == "cpu"
 
     @property
     def bubbles(self) -> tuple[float, ...]:

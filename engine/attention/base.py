@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.api.cache_spec import KvSchemeName, LayerSpec, why_not_packed
 from engine.attention.latent import LatentProjections
+from engine.attention.observers import Observers
 from engine.attention.recurrence import Recurrence
 from engine.attention.state_runs import StateRuns
 from engine.kv.store import KVLayer
@@ -53,6 +54,7 @@ class Batch:
     host_starts: np.ndarray  # host copies of the three, for backends that loop over rows on the host
     host_contexts: np.ndarray
     host_tables: np.ndarray
+    observers: Observers | None = None  # for kernels: tokens whose attention is summed up
     # The same step with the tables and places of each other group of layers.
     others: tuple["Batch", ...] = field(default=(), init=False)
 

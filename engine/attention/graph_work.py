@@ -12,6 +12,7 @@ from triton.runtime import driver
 from engine.api.cache_spec import LayerSpec, keeps_state
 from engine.attention.base import KVLayer, LatentProjections
 from engine.attention.expansion import Expansion
+from engine.attention.observers import Observers
 from engine.attention.state_runs import RUN, DeviceRuns, write_runs
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.work_plan import ITEM, MERGE, AttentionWork, Chunks, plan_items
@@ -30,6 +31,7 @@ class GraphMetadata:
     slots: Tensor  # of the tokens
     contexts: Tensor
     states: DeviceRuns
+    observers: Observers | None = None
     others: tuple[
         tuple["GraphMetadata", Tensor], ...
     ] = ()  # of the other groups of layers, with their places

@@ -20,6 +20,7 @@ from engine.attention.base import (
 )
 from engine.attention.expansion import Expansion, expands
 from engine.attention.graph_work import GraphMetadata, gpu
+from engine.attention.observers import Observers
 from engine.attention.registry import register
 from engine.attention.short_conv import ShortConvolution
 from engine.attention.state_runs import DeviceRuns, StateRuns
@@ -27,6 +28,7 @@ from engine.attention.state_space import StateSpace
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.latents import attend_latents
 from engine.kernels.triton.attention.paged import attend
+from engine.kernels.triton.attention.received import receive
 from engine.kernels.triton.attention.work_plan import (
     ITEM,
     MERGE,
@@ -65,6 +67,10 @@ class TritonMetadata:
             return self, places
         other = self.others[layer.group - 1]
         return other, other.batch.places
+
+    @property
+    def observers(self) -> Observers | None:
+        return self.batch.observers
 
     @property
     def states(self) -> DeviceRuns:
@@ -185,6 +191,8 @@ class TritonAttention:
                 attend_latents(out, q, layer, metadata.tables, work)
             else:
                 attend(out, q, layer, metadata.tables, work)
+        if metadata.observers is not None:
+            receive(q, layer, metadata.tables, metadata.observers)
         return out
 
 

@@ -13,7 +13,6 @@ from engine.distributed.collective import Exchanged, Interrupted, SharedMemoryCo
 from engine.distributed.device_memory import Counters, DeviceMemory, MappedPages, closed, opened
 from engine.kernels.triton.collective import bulk
 from engine.kernels.triton.collective.exchange import (
-    CLOCKED,
     PROGRAMS,
     Inbox,
     exchange_gather,
@@ -63,16 +62,14 @@ class PeerCollective:
         self._seen = MappedPages(self._flags.data_ptr(), PAGE, device)
         seen = self._seen.address
         self._control = torch.tensor([0, seen, seen + 4 * (1 + self.rank), 0, 0], device=device)
-        self._counters = Counters(self._control[3:]) if CLOCKED.value else None
+        self._counters = Counters(self._control[3:])
         self._counts = torch.zeros(2 * PROGRAMS, dtype=torch.int32, device=device)
         self._inbox: Inbox | None = None
         self._others: list[int] = []
 
     @property
     def exchanged(self) -> Exchanged:
-        """As of a moment ago: the kernels add this up, if they are clocked."""
-        if self._counters is None:
-            return Exchanged()
+        """As of a moment ago: the kernels add this up."""
         nanoseconds, sent = self._counters.values()
         return Exchanged(nanoseconds / 1e9, sent)
 

@@ -1,21 +1,26 @@
 """Scores of the blocks that a step fills. Requests with a budget evict blocks by them (kv/eviction.py).
 
 They are computed beside the step, from the cached keys, so attention kernels need not return their weights.
+Where kernels run the model, they sum up the attention, too (attention/observers.py).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.api.config import EvictionName
 from engine.attention.base import Attend, KVLayer, Values
 from engine.attention.channels import keys_of
+from engine.attention.observers import Observers, by_block
 from engine.attention.torch_backend import score, weigh
+from engine.execution.budget import CacheBudget
 from engine.execution.protocol import BlockScores
 from engine.execution.results import to_host
+from engine.kv.eviction import filled_blocks
 from engine.kv.tables import TableMirror
 from engine.scheduling.step import Rows
 
@@ -36,42 +41,64 @@ class StepScores:
     policy: EvictionName
     layers: Sequence[KVLayer]
     filled: Sequence[FilledBlock]
+    listed: np.ndarray  # see `filled_blocks`
+    observed: int = 0  # see `most_observed`
     totals: list[Tensor] = field(default_factory=list)  # of each filled block
+    observers: Observers | None = None  # of a step whose kernels were launched one by one
 
     @classmethod
     def of(
-        cls, policy: EvictionName | None, layers: Sequence[KVLayer], rows: Rows, tables: TableMirror
+        cls, room: CacheBudget | None, layers: Sequence[KVLayer], rows: Rows, tables: TableMirror
     ) -> "StepScores":
-        """The scores that a step will compute; none without a policy."""
-        if policy is None:
+        """The scores that a step will compute; none if requests have no budget."""
+        if room is None or room.budget is None:
             return NO_SCORES
-        size, found, begin = layers[0].block_size, list[FilledBlock](), 0
-        for row in rows:
-            for block in range(row.start // size, (row.start + row.length) // size):
-                blocks = tables.grid[row.slot, : block + 1 - row.skipped // size].copy()
-                token = begin + (block + 1) * size - 1 - row.start
-                found.append(FilledBlock(row.request, block, token, torch.from_numpy(blocks)))
-            begin += row.length
-        return cls(policy, layers, found)
+        size, found = layers[0].block_size, list[FilledBlock]()
+        listed = filled_blocks(rows.lengths, rows.contexts, size)
+        for token, at, count in listed.tolist():
+            row = rows[at]
+            blocks = torch.from_numpy(tables.grid[row.slot, :count].copy())
+            found.append(FilledBlock(row.request, count - 1 + row.skipped // size, token, blocks))
+        return cls(room.budget.policy, layers, found, listed, most_observed(room, tables))
 
     def watching(self, attend: Attend) -> Attend:
         """`attend`, which also sums the attention of each filled block's last token to the blocks it sees."""
         if self.policy != "attention" or not self.filled:
             return attend
-        self.totals = [torch.zeros(len(each.blocks)) for each in self.filled]
+        device = self.layers[0].keys.device
+        self.totals = [torch.zeros(len(each.blocks), device=device) for each in self.filled]
+        places = [each.blocks.to(device) for each in self.filled]
 
         def watched(layer: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
             out = attend(layer, q, k, v)
-            for total, each in zip(self.totals, self.filled, strict=True):
-                total += received(q[each.token], self.layers[layer], each.blocks)
+            for total, each, blocks in zip(self.totals, self.filled, places, strict=True):
+                total += received(q[each.token], self.layers[layer], blocks)
             return out
 
         return watched
 
-    def finish(self) -> bool:
-        """Complete the scores after the model has run. Returns whether there are any."""
+    def observing(self) -> Observers | None:
+        """The same for kernels: what they add the attention to, if this step fills any block."""
+        if self.policy == "attention" and self.filled and self.observers is None:
+            layer = self.layers[0]
+            where = self.observed, layer.block_size, layer.keys.device
+            self.observers = Observers.of(self.listed, *where)
+        return self.observers
+
+    def finish(self, replayed: Tensor | None) -> bool:
+        """Complete the scores after the model has run. Returns whether there are any.
+
+        `replayed`: the totals of observers if a graph has run the model.
+        """
         if self.policy == "norms":
             self.totals = [to_host(-self._norm(each.blocks[-1:])) for each in self.filled]
+        elif self.totals:
+            self.totals = [to_host(each) for each in self.totals]
+        elif self.filled:
+            totals = replayed if self.observers is None else self.observers.totals
+            assert totals is not None
+            found = to_host(by_block(totals[: len(self.filled)], self.layers[0].block_size))
+            self.totals = [row[: len(each.blocks)] for row, each in zip(found, self.filled, strict=True)]
         return bool(self.filled)
 
     def _norm(self, block: Tensor) -> Tensor:
@@ -89,7 +116,14 @@ class StepScores:
         return found
 
 
-NO_SCORES = StepScores("norms", (), ())
+NO_SCORES = StepScores("norms", (), (), np.empty((0, 3), np.int64))
+
+
+def most_observed(room: CacheBudget | None, tables: TableMirror) -> int:
+    """To how many blocks a token's attention is summed up, at most; 0 if no policy needs it."""
+    if room is None or room.budget is None or room.budget.policy != "attention":
+        return 0
+    return min(room.budget.peak, tables.grid.shape[1])
 
 
 def received(query: Tensor, layer: KVLayer, blocks: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -74,9 +75,17 @@ class LoadMeter:
 
     @classmethod
     def of(cls, device: torch.device) -> "LoadMeter | None":
-        """A meter for the device, or None if its load cannot be measured."""
-        gpu = Nvml.of(device)
-        return cls(gpu.look) if gpu else None
+        """A meter for the device, or None if it is not a GPU. The library is loaded by the first query."""
+        if device.type != "cuda":
+            return None
+        gpu = cache(partial(Nvml.of, device))
+
+        def look() -> Load:
+            if (found := gpu()) is None:
+                raise OSError("the load of this GPU cannot be measured")
+            return found.look()
+
+        return cls(look)
 
     def read(self) -> Load | None:
         """The last result. Starts a new query if that is old."""

@@ -9,8 +9,10 @@ from typing import TypeVar
 import torch
 
 from engine.api.errors import NoMemory
-from engine.devices import free_host_memory, host_memory
+from engine.api.snapshot import Reads
+from engine.execution.traffic import weights_read
 from engine.kv.store import KVStore
+from engine.main_memory import free_host_memory, host_memory
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
 
@@ -32,6 +34,7 @@ class MemoryMeter:
         self._model, self._store, self._device, self._clock = model, store, device, clock
         self._looked = -math.inf
         self._found: dict[str, int] = {}
+        self._reads: Reads | None = None
 
     def read(self) -> dict[str, int]:
         """weights, cache, host_cache; on a GPU, workspace (used by steps); device_free, device_total."""
@@ -42,7 +45,12 @@ class MemoryMeter:
 
     def forget(self) -> None:
         """Measure at the next read: weights or cache have changed."""
-        self._looked = -math.inf
+        self._looked, self._reads = -math.inf, None
+
+    def reads(self) -> Reads:
+        """Bytes that steps read, counted again only after a change."""
+        self._reads = self._reads or Reads(weights_read(self._model), self._store.read_per_token())
+        return self._reads
 
     def _look(self) -> dict[str, int]:
         weights, cache = weight_bytes(self._model), self._store.nbytes

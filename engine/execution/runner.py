@@ -11,23 +11,22 @@ import torch
 from torch import Tensor
 
 from engine.api.cache_spec import KvSchemeName
-from engine.api.config import EvictionName
 from engine.api.errors import BadInput
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
 from engine.attention.base import AttentionBackend, attending, why_no_kv_scheme
 from engine.devices import give_back, lost, use
 from engine.execution import changes
 from engine.execution.batch import BatchBuilder, PackedBatch
-from engine.execution.block_scores import NO_SCORES, StepScores
+from engine.execution.block_scores import NO_SCORES, StepScores, most_observed
 from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of, mover_on
 from engine.execution.compiling import Launches, StepCompiler, example, kind_of, sampling_kind
 from engine.execution.cuda.arrivals import Arrivals
-from engine.execution.cuda.choose import stage_on
+from engine.execution.cuda.choose import replay_drafts, stage_on
 from engine.execution.cuda.graphs import DecodeSteps, Stage
 from engine.execution.cuda.replays import Hidden, Replays, preparations, sampler
-from engine.execution.draft.drafting import Drafter, SmallModel, draft_stores, with_drafts
-from engine.execution.draft.verification import unroll_drafts
+from engine.execution.draft.drafting import Drafter
+from engine.execution.draft.step_drafts import StepDrafts
 from engine.execution.in_flight import InFlightStep, ModelInput
 from engine.execution.load import ExpertMeter, LoadMeter
 from engine.execution.memory import MemoryMeter, T, with_memory
@@ -71,21 +70,21 @@ class ModelRunner:
         room: CacheBudget | None = None,
         weights: Weights | None = None,
         tiers: Sequence[Tier] = (),
-        eviction: EvictionName | None = None,
         shared: bool = False,
         link: StageLink | None = None,
     ) -> None:
         """`slots` rows of at most `width` blocks. `shared`: other ranks run them, too. `link`: to others."""
         # A rank cannot repeat a step alone, and a step that has changed states cannot be repeated.
-        self._drafters, self._tries = drafters, 1 if shared or store.keeps_state else 2
+        self._tries = 1 if shared or store.keeps_state else 2
         self.model, self.store, self.weights, self.attention = model, store, weights, attention
-        self.device, self._budget, self._eviction, self._scores = device, room, eviction, NO_SCORES
+        self.device, self._budget, self._scores = device, room, NO_SCORES
         self._tables, self._block_size = TableMirror(slots, width, len(store.groups)), block_size
         self.adapters, self._ends = AdapterBank(model, device), StageEnds(link)
         self._batches = BatchBuilder(self._tables, block_size, device, self.adapters)
         self._sampling_state = SamplingState(
             slots=slots, vocab=model.config.vocab, stop_ids=stop_ids, device=device
         )
+        self._drafts = StepDrafts(drafters, self._batches, self._sampling_state, slots)
         self.graphs: bool | None = None
         self._inference = torch.inference_mode()  # created once: creating it costs as much as entering it
         self._speeds: Speeds | None = None
@@ -98,12 +97,13 @@ class ModelRunner:
 
     def _on_store(self) -> None:
         """Rebuild what depends on the cache's scheme."""
-        stage = stage_on(self.device, self.model, self.store, self.attention, self.adapters)
+        given = self.model, self.store, self.attention, self.adapters, self._drafts.states
+        stage = stage_on(self.device, *given)
         self.use_stages(stage, stage)
         self._memory = MemoryMeter(self.model, self.store, self.device)
-        for drafter in self._drafters.values():
-            drafter.serve(self.store)
-        for each in (self.store, *draft_stores(self._drafters)):
+        self._drafts.serve(self.store)
+        replay_drafts(self.device, self._drafts.small, self._steps, self._sampling_state)
+        for each in (self.store, *self._drafts.stores):
             each.mover = mover_on(self.device, arrivals=self.arrivals)
 
     def use_stages(self, stage: "GpuStage | None", decode: Stage | None) -> None:
@@ -111,7 +111,8 @@ class ModelRunner:
         self._stage, self._compiler, self._steps = stage, StepCompiler(), None
         if decode is not None:
             tables, size, last_ids = self._tables, self._block_size, self._sampling_state.last_ids
-            self._steps = DecodeSteps(decode, self._ends, tables=tables, block_size=size, last_ids=last_ids)
+            steps = partial(DecodeSteps, decode, self._ends, observed=most_observed(self._budget, tables))
+            self._steps = steps(tables=tables, block_size=size, last_ids=last_ids)
         if (self._steps is None) is not (self.graphs is None):  # graphs became available, or unavailable
             self.graphs = None if self._steps is None else True
 
@@ -133,7 +134,7 @@ class ModelRunner:
         found = [self._stage and self._compiler.start(self._stage, launches)]
         if self._replayed is not None:
             others = [kind for kind in kinds if kind not in eager]
-            found.append(self._replayed.start_compiling(others, self.arrivals.waiting))
+            found += self._replayed.start_compiling(others, self.arrivals.waiting)
         return [each for each in found if each]
 
     @torch.inference_mode()
@@ -150,7 +151,7 @@ class ModelRunner:
 
     def _blocks_with(self, more: int) -> int | None:
         """How many blocks fit if the cache gets `more` bytes; None if the number is fixed."""
-        if self._budget is None or any(isinstance(each, SmallModel) for each in self._drafters.values()):
+        if self._budget is None or self._drafts.small:
             return None
         return self._budget.blocks_with(more, self.store.scheme)
 
@@ -252,10 +253,8 @@ class ModelRunner:
         """Apply the step's changes and block copies."""
         self._tables.apply(step.tables)
         self._sampling_state.apply(step.sampling)
-        for tokens in step.history:
-            for drafter in self._drafters.values():
-                drafter.read(tokens)
-        for each in (self.store, *draft_stores(self._drafters)):
+        self._drafts.read(step.history)
+        for each in (self.store, *self._drafts.stores):
             each.copy(step.copies)
 
     @torch.inference_mode()
@@ -275,14 +274,13 @@ class ModelRunner:
         """Run the model for a step. Sampling may have to wait for masks."""
         rows, ids, single, drafts = step.rows, step.ids, step.single, step.drafts
         if drafts:
-            drafts, ids = with_drafts(step, self._drafters, self._batches, self._sampling_state)
-            rows, single = unroll_drafts(rows, single)
+            drafts, ids, rows, single = self._drafts.fill(step, replay=self._replayed is not None)
         launched = InFlightStep(sampling_rows := rows.sampling, began, drafts)
         if len(rows):  # a step may consist of block copies only
             targets, spans = target_rows(step) if step.targets else (), span_rows(step)
-            self._scores = StepScores.of(self._eviction, self.store.layers, rows, self._tables)
+            self._scores = StepScores.of(self._budget, self.store.layers, rows, self._tables)
             self._run(ModelInput(rows, ids, single, sampling_rows, drafts, targets, spans), launched)
-            if self._scores.finish():
+            if self._scores.finish(self._steps.received if self._steps else None):
                 launched.scores = self._scores
                 launched.mark_arrival(self.device)
         if not step.guided:
@@ -320,7 +318,7 @@ class ModelRunner:
         return self._load.read() if self._load else None
 
     def reads(self) -> Reads:
-        return Reads(weights_read(self.model), self.store.read_per_token())
+        return self._memory.reads()
 
     def split(self) -> StepSplit | None:
         return self.splitter.means
@@ -336,16 +334,17 @@ class ModelRunner:
         found = None
         if (steps := self._replayed) is not None:
             replays = Replays(steps, self._sampling_state, self.device)
+            batch = self._drafts.batch(partial(self._pack, piece))
             if replays.decode(piece, launched):
+                self._drafts.keep(None, piece.rows, batch)
                 return
-            found = replays.hidden(piece, self.arrivals.wait)
+            found = replays.hidden(piece, self.arrivals.wait, batch)
         inputs = self._for_kernels(piece)
         if found is None:
             found = self._hidden(piece, inputs)
         elif self._stage is not None and inputs is not None:
             self._compiler.compile(self._stage, sampling_kind(inputs), self._launch_sampling, found, inputs)
-        for drafter in self._drafters.values():
-            drafter.keep(found.states, piece.rows, found.batch)
+        self._drafts.keep(found.states, piece.rows, found.batch, self.arrivals.wait, found.replayed)
         if self._ends.leave(found.states):
             return
         if piece.targets:
@@ -395,6 +394,7 @@ class ModelRunner:
 
     def _forward(self, packed: PackedBatch) -> Tensor:
         if self._stage is not None:
+            packed.batch.observers = self._scores.observing()
             return self._stage.forward(packed.batch, packed.adapters, packed.stream, self.arrivals.wait)
         attend = attending(self.attention, self.store.layers, packed.batch)
         return packed.through(self.model, self._scores.watching(self.splitter.clocked(attend)))

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.cuda.graphs import SamplingFlags, Stage, logit_biases, write_logprob_counts
+from engine.execution.cuda.graphs import Stage
+from engine.execution.cuda.sampling_fields import SamplingFlags, logit_biases, write_logprob_counts
 from engine.execution.cuda.staging import upload
 from engine.execution.protocol import BAD
 from engine.execution.results import SampledTokens
@@ -41,6 +42,11 @@ class SamplingState:
         """The same; None also if penalties have to count drafts."""
         inputs = self.inputs(rows)
         return None if inputs is not None and inputs.seen and drafted else inputs
+
+    def draft_inputs(self, rows: Rows) -> SamplingInputs | None:
+        """The same for rows of a draft model, whose log-probabilities nobody reads."""
+        inputs = self.inputs(rows)
+        return inputs and replace(inputs, logprobs=())
 
     def view(self, rows: Rows, ahead: Sequence[tuple[int, int]] = ()) -> RowsView:
         """The same for the sampler. `ahead`: drafts that precede a row, as (row, token)."""

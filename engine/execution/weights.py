@@ -1,7 +1,9 @@
 """Owns the weights: their scheme, the size under other schemes, and what that leaves for the cache."""
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import chain
+from typing import NamedTuple, Self
 
 import torch
 from torch import nn
@@ -31,6 +33,7 @@ class Weights:
         self._model, self._share = model.requantizable, share
         self._known: dict[str, Scheme] = {}
         self._views: dict[str, tuple[SchemeView, ...]] = {}  # by the cache's scheme
+        self._layers: LayerShapes | None = None  # found at the first question
         self.scheme = self._named(scheme)
         self._known[self.scheme.name] = self.scheme
 
@@ -89,7 +92,12 @@ class Weights:
         return named(scheme) if self._model is None else self._model.source.scheme(scheme)
 
     def _freed_bytes(self, model: Decoder | ForeignProducts, scheme: Scheme) -> int:
-        return int((nbytes(model, self.scheme) - nbytes(model, scheme)) * self._share)
+        return int((self._nbytes(model, self.scheme) - self._nbytes(model, scheme)) * self._share)
+
+    def _nbytes(self, model: Decoder | ForeignProducts, scheme: Scheme) -> int:
+        if self._layers is None and isinstance(model, Decoder):
+            self._layers = LayerShapes.of(model)
+        return nbytes(model, scheme, self._layers)
 
     def _view(self, name: str, blocks_with: BlocksWith) -> SchemeView:
         if (model := self._model) is None:
@@ -104,30 +112,47 @@ class Weights:
         if scheme.name != name:
             return SchemeView(name, f"for this checkpoint, use {scheme.name}", 0)
         blocks = blocks_with(self._freed_bytes(model, scheme))
-        return SchemeView(name, "", nbytes(model, scheme), blocks or 0)
+        return SchemeView(name, "", self._nbytes(model, scheme), blocks or 0)
 
 
-def nbytes(model: Decoder | ForeignProducts, scheme: Scheme) -> int:
+class LayerShapes(NamedTuple):
+    """What all layers are made of, whatever their scheme. It takes a while to find."""
+
+    # How many: outputs, inputs, and bytes if no scheme changes them.
+    products: Counter[tuple[int, int, int | None]]
+    rest: int  # bytes
+
+    @classmethod
+    def of(cls, model: Decoder) -> Self:
+        config, dtype = model.config, model.embed.dtype
+        ranks = 1 if model.collective is None else model.collective.ranks
+        with torch.device("meta"):
+            layers = [block(config, index, dtype, ranks) for index in range(len(config.layers))]
+        products = [part for layer in layers for part in layer.modules() if isinstance(part, Linear)]
+        counted = {id(part.weight) for part in products}
+        others = (each for layer in layers for each in layer.parameters() if id(each) not in counted)
+        shapes = Counter(
+            (*part.weight.shape, None if part.quantizes else part.weight.nbytes) for part in products
+        )
+        return cls(shapes, sum(each.nbytes for each in others))
+
+    def nbytes(self, scheme: Scheme, dtype: torch.dtype) -> int:
+        return self.rest + sum(
+            count * (scheme.nbytes(outputs, inputs, dtype) if own is None else own)
+            for (outputs, inputs, own), count in self.products.items()
+        )
+
+
+def nbytes(model: Decoder | ForeignProducts, scheme: Scheme, layers: LayerShapes | None = None) -> int:
     """The approximate size of the weights under a scheme; exact if they are unquantized."""
     if not isinstance(model, Decoder):
         return model.nbytes(scheme)
     config, dtype = model.config, model.embed.dtype
-    ranks = 1 if model.collective is None else model.collective.ranks
     total = sum({id(each): each.nbytes for each in _outside(model)}.values())
     head = model.source.of_head(scheme)
     if not config.tied or head is not named("none") or why_not_packed(model.embed) is None:
         total += head.nbytes(len(model.embed), config.hidden, dtype)
-    with torch.device("meta"):
-        layers = [block(config, index, dtype, ranks) for index in range(len(config.layers))]
-    products = [part for layer in layers for part in layer.modules() if isinstance(part, Linear)]
-    counted = {id(part.weight) for part in products}
-    total += sum(each.nbytes for layer in layers for each in layer.parameters() if id(each) not in counted)
-    return total + sum(_kept_in(each, scheme, dtype) for each in products)
-
-
-def _kept_in(product: Linear, scheme: Scheme, dtype: torch.dtype) -> int:
-    outputs, inputs = product.weight.shape
-    return scheme.nbytes(outputs, inputs, dtype) if product.quantizes else product.weight.nbytes
+    return total + (layers or LayerShapes.of(model)).nbytes(scheme, dtype)
 
 
 def _outside(model: Decoder) -> chain[torch.Tensor]:

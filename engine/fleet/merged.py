@@ -18,6 +18,7 @@ from engine.api.snapshot import (
     Quantiles,
     ReplicaView,
     RequestView,
+    SchemeView,
     Snapshot,
     Speculation,
     StepTimes,
@@ -49,7 +50,7 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
     """One snapshot of a fleet. Blocks are numbered through, in the order of the replicas.
 
     Counts and rates are sums, and quantiles those of the slowest replica. What all replicas share, such as
-    schemes and switches, is that of the first one that is ready.
+    the chosen schemes and switches, is that of the first one that is ready.
     """
     takes_prompts = any(view.state == "ready" for view in views)
     running = ("ready", "draining")
@@ -90,6 +91,8 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
         iteration_tokens=_counts([shot.iteration_tokens for shot in shots]),
         finished=sum(shot.finished for shot in shots),
         memory=_memory(shots),
+        schemes=_schemes([shot.schemes for shot in ready or shots], all_weights=True),
+        kv_schemes=_schemes([shot.kv_schemes for shot in ready or shots], all_weights=False),
         beams=tuple(each for shot in shots for each in shot.beams),
         ranks=tuple(each for shot in shots for each in shot.ranks),
         speculation=_speculation([shot.speculation for shot in shots]),
@@ -195,6 +198,17 @@ def _memory(shots: Sequence[Snapshot]) -> dict[str, int]:
         shared = [shot.memory[key] for shot in shots if shot.device == "cpu" and key in shot.memory]
         found[key] -= sum(shared) - min(shared, default=0)
     return dict(+found)
+
+
+def _schemes(parts: Sequence[Sequence[SchemeView]], *, all_weights: bool) -> tuple[SchemeView, ...]:
+    """All replicas have the same schemes. Bytes are of all weights, or of one token in the cache."""
+    return tuple(
+        each[0]._replace(
+            nbytes=sum(one.nbytes for one in each) if all_weights else each[0].nbytes,
+            blocks=sum(one.blocks for one in each),
+        )
+        for each in zip(*parts, strict=False)
+    )
 
 
 def _adapters(first: Snapshot, shots: Sequence[Snapshot]) -> tuple[AdapterView, ...]:

@@ -1,8 +1,8 @@
-"""An engine's child process: `python -m engine.host.child FD PIPE DEVICE`, of which the last two may be "".
+"""An engine's child process: `python -m engine.host.child FD PIPE DEVICE PINNED`; PIPE and DEVICE may be "".
 
 It also ends when the pipe closes: its other end belongs to the process that started it, if the parent is on
 another machine. DEVICE: of an engine with a model, for which torch is imported before its configuration is
-here.
+here. PINNED: bytes of host memory that are pinned meanwhile, if there is a GPU.
 """
 
 import faulthandler
@@ -15,7 +15,8 @@ import threading
 def main() -> None:
     faulthandler.enable()
     gc.disable()  # startup objects are permanent, and each collection would traverse all of them
-    connection, pipe, device = sys.argv[1:]
+    need_folder()
+    connection, pipe, device, pinned = sys.argv[1:]
     if pipe:
         threading.Thread(target=_end_with, args=(int(pipe),), name="lifeline", daemon=True).start()
     running = threading.Thread(target=_run, args=(int(connection),), name="process")
@@ -24,11 +25,19 @@ def main() -> None:
     else:
         from engine.early import import_torch, prepare_gpu
 
-        prepare_gpu(device)
+        prepare_gpu(device, int(pinned))
         running.start()
         import_torch()
     running.join()
     sys.exit(1)  # its exception is in the log
+
+
+def need_folder() -> None:
+    """Leave a current folder that was deleted: torch's libraries would end the process."""
+    try:
+        os.getcwd()
+    except OSError:
+        os.chdir("/")
 
 
 def _run(connection: int) -> None:

@@ -22,6 +22,7 @@ from engine.host.frames import FrameSocket
 from engine.host.outbox import Outbox
 from engine.host.thread import EngineThread
 from engine.text.tokenizer import Tokenizer
+from engine.timeline import timed
 
 if TYPE_CHECKING:
     from engine.serving.engine import Engine
@@ -78,7 +79,8 @@ def _begin(settings: dict[str, Any], outbox: Outbox) -> CommandServer:
     config = wire.config_from_json(settings["config"])
     engine = _engine(config, settings["dry_rate"], outbox)
     engine.bus.subscribe(outbox.event)
-    gc.collect()  # without the objects of imported modules, which are frozen by now: they take 0.1 s
+    with timed("garbage collection"):
+        gc.collect()  # without the objects of imported modules, which are frozen by now: they take 0.1 s
     gc.freeze()  # otherwise each collection traverses the engine's tables and delays a step
     gc.enable()
     return CommandServer(EngineThread(engine, warm=config.warm), engine.tokenizer, outbox)

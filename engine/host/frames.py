@@ -11,6 +11,7 @@ from engine.api.errors import BadWire
 
 _LENGTH = 4  # bytes
 _MOST = 2**31
+_written = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class FrameSocket:
@@ -23,7 +24,7 @@ class FrameSocket:
 
     def send(self, value: Any) -> None:
         """Send a value. Returns when the kernel has it; raises OSError if the other end is closed."""
-        text = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+        text = _written(value).encode()
         if len(text) >= _MOST:
             raise ValueError(f"a frame must be shorter than {_MOST} bytes, got {len(text)}")
         with self._sending:

@@ -59,29 +59,30 @@ class LocalChild:
             return describe_exit(None)
 
 
-def launch_here(log: Path, device: str = "") -> tuple[LocalChild, FrameSocket]:
+def launch_here(log: Path, device: str = "", pinned: int = 0) -> tuple[LocalChild, FrameSocket]:
     """Start it on this machine. A socket pair connects it, which no other process can reach.
 
     `device`: of an engine with a model, for which the process imports torch at once.
+    `pinned`: bytes of host memory to pin meanwhile, if it has a GPU.
     """
     ours, theirs = socket.socketpair()
     with theirs, open_log(log) as out:
-        process = spawn(theirs.fileno(), out, device=device)
+        process = spawn(theirs.fileno(), out, device=device, pinned=pinned)
     return LocalChild(process, log), FrameSocket(ours)
 
 
-def launching_now(log: Path, device: str = "") -> Launch:
+def launching_now(log: Path, device: str = "", pinned: int = 0) -> Launch:
     """Start a process now, which the first call of the returned function gets. Later calls start others."""
-    first = [launch_here(log, device)]
-    return lambda log: first.pop() if first else launch_here(log, device)
+    first = [launch_here(log, device, pinned)]
+    return lambda log: first.pop() if first else launch_here(log, device, pinned)
 
 
 def spawn(
-    connection: int, out: IO[bytes], lifeline: int | None = None, device: str = ""
+    connection: int, out: IO[bytes], lifeline: int | None = None, device: str = "", pinned: int = 0
 ) -> subprocess.Popen[bytes]:
     """Start the process. It also ends when the other end of the pipe `lifeline` is closed."""
     passed = [connection] if lifeline is None else [connection, lifeline]
-    given = [str(connection), "" if lifeline is None else str(lifeline), device]
+    given = [str(connection), "" if lifeline is None else str(lifeline), device, str(pinned)]
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "engine.host.child", *given],
         stdin=subprocess.DEVNULL,

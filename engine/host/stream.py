@@ -40,24 +40,27 @@ class Stream:
     def __init__(self) -> None:
         self._deltas: SimpleQueue[Delta] = SimpleQueue()
         self._last: Delta | None = None  # once the reader has it
+        self._known: Accepted | None = None  # once it is accepted; a future takes a lock each time
         self._wake: Callable[[Delta], None] | None = None
 
     def bind(self, accepted: Future[Accepted]) -> None:
         """Set the future that tells whether the engine accepts the request."""
         self.accepted = accepted
-        accepted.add_done_callback(self._refuse)
+        accepted.add_done_callback(self._settle)
 
     @property
     def id(self) -> int:
         """The request's id. Waits until the engine has accepted the request; raises its error if not."""
-        return self.accepted.result().id
+        return (self._known or self.accepted.result()).id
 
     @property
     def prompt_tokens(self) -> int:
-        return self.accepted.result().prompt_tokens
+        return (self._known or self.accepted.result()).prompt_tokens
 
-    def _refuse(self, accepted: Future[Accepted]) -> None:
-        if (error := accepted.exception()) is not None:
+    def _settle(self, accepted: Future[Accepted]) -> None:
+        if (error := accepted.exception()) is None:
+            self._known = accepted.result()
+        else:
             field = error.field if isinstance(error, EngineError) else ""
             self.put(Delta(-1, finish=Finish.FAILED, error=str(error), fault=field))
 

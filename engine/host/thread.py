@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from engine import timeline
 from engine.api.commands import Command
 from engine.api.events import Handler, log
 from engine.api.snapshot import Snapshot
@@ -57,7 +58,7 @@ class EngineThread(EngineClient):
     def _run(self) -> None:
         engine, mailbox = self._engine, self._mailbox
         engine.runner.enter_thread()
-        problems = TierProblems(engine.scheduler)
+        problems, ready = TierProblems(engine.scheduler), False
         while not mailbox.closed:
             try:
                 mailbox.drain(wait=not engine.busy and (self._warm_up.over or bool(engine.error)))
@@ -65,6 +66,8 @@ class EngineThread(EngineClient):
                     engine.ranks.check()
                 if not engine.error and not self._step() and engine.busy:
                     mailbox.drain(wait=True, timeout=engine.pause())
+                if not ready and (ready := engine.warmed == 1):
+                    log.info("%s%s", timeline.STARTED, timeline.as_text())
                 problems.report()
                 report_blocks(engine.scheduler)
             except Exception as error:

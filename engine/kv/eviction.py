@@ -70,6 +70,20 @@ class TokenBudget:
         return np.sort(np.argsort(middle, kind="stable")[: self.piece]) + self.first
 
 
+def filled_blocks(lengths: np.ndarray, contexts: np.ndarray, block_size: int) -> np.ndarray:
+    """The blocks that the rows of a step fill: [count, 3], row by row.
+
+    Of each, the index of its last token in the step, its row, and how many blocks the row has up to it.
+    """
+    before = contexts - lengths
+    counts = contexts // block_size - before // block_size
+    rows = np.repeat(np.arange(len(counts)), counts)
+    nth = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    blocks = before[rows] // block_size + nth + 1
+    tokens = (np.cumsum(lengths) - contexts)[rows] + blocks * block_size - 1
+    return np.stack((tokens, rows, blocks), 1)
+
+
 def totals(evidence: Evidence, full: int, held: int) -> np.ndarray:
     """The scores of the `held` blocks, with the reports of all blocks before `full`."""
     found = np.zeros(held)

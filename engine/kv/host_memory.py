@@ -5,8 +5,8 @@ from threading import Thread
 from typing import Generic, TypeVar
 
 from engine.api.events import log
+from engine.timeline import timed
 
-SLAB = 2**28  # bytes pinned at a time, about a tenth of a second
 Pairs = Sequence[tuple[int, int]]  # (from block, to block)
 Slab = TypeVar("Slab")
 
@@ -15,13 +15,22 @@ class HostMemory(Generic[Slab]):
     """Blocks become usable slab by slab. If memory runs out, there are as many as were allocated."""
 
     def __init__(
-        self, blocks: int, per_slab: int, allocate: Callable[[int], Slab], *, background: bool = False
+        self,
+        blocks: int,
+        per_slab: int,
+        allocate: Callable[[int], Slab],
+        filled: Callable[[], None] | None = None,
+        *,
+        background: bool = False,
     ) -> None:
-        """`allocate`: returns a slab with this number of blocks. `background`: call it on a thread."""
+        """`allocate`: returns a slab with this number of blocks. `filled`: is called after the last one.
+
+        `background`: call both on a thread.
+        """
         self.size = blocks
         self.ready = 0  # blocks that can be used now
         self.slabs: list[Slab] = []
-        self._per_slab, self._allocate = max(1, per_slab), allocate
+        self._per_slab, self._allocate, self._filled = max(1, per_slab), allocate, filled
         self._stopped = False
         self._thread = Thread(target=self._fill, name="host-memory", daemon=True) if background else None
         if self._thread is not None:
@@ -50,10 +59,14 @@ class HostMemory(Generic[Slab]):
         try:
             while self.ready < self.size and not self._stopped:
                 count = min(self._per_slab, self.size - self.ready)
-                self.slabs.append(self._allocate(count))
+                with timed("host memory for blocks"):
+                    self.slabs.append(self._allocate(count))
                 self.ready += count
         except (RuntimeError, MemoryError) as error:  # pinned memory is scarcer than ordinary memory
             log.warning(
                 "not enough host memory for %d blocks, so %d are used: %s", self.size, self.ready, error
             )
             self.size = self.ready
+        finally:
+            if self._filled is not None:
+                self._filled()

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from engine.api.cache_spec import KvSchemeName, LayerSpec, keeps_state, why_not_packed
 from engine.api.errors import BadInput
-from engine.kv.host_memory import SLAB, HostMemory, Pairs
+from engine.kv.host_memory import HostMemory, Pairs
+from engine.kv.pinned import SLAB, pinned_ahead
 
 # A compressed cache stores each number in one byte, and a scale for each head of each token. In int4, a byte
 # holds two numbers, and keys have a center and a spread for each channel of each group of tokens.
@@ -145,8 +146,9 @@ class KVStore:
         self.layers = self._grouped(specs)
         for index, scores in sinks.items():
             self.layers[index].sinks = scores
+        filled = None
         if pin is None and device.type == "cuda":
-            pin = partial(_pinned, device)
+            pin, filled = partial(_pinned, device), pinned_ahead.give_back
         each = self.block_bytes(held, block_size, dtype, scheme)
 
         def slab(count: int) -> list[KVLayer]:
@@ -159,7 +161,7 @@ class KVStore:
 
         self.block_nbytes, self._slab_in = each, slab_in
         per_slab = host_blocks if pin is None else SLAB // each
-        self.host = HostMemory(host_blocks, per_slab, slab, background=pin is not None)
+        self.host = HostMemory(host_blocks, per_slab, slab, filled, background=pin is not None)
 
     def _grouped(self, specs: Sequence[LayerSpec]) -> list[KVLayer]:
         """All layers, over the memory of the first group's."""
@@ -325,6 +327,8 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def _pinned(device: torch.device, nbytes: int) -> Tensor:
+    if (ahead := pinned_ahead.take(nbytes)) is not None:
+        return torch.from_numpy(ahead)
     with torch.cuda.device(device):
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 

@@ -165,6 +165,7 @@ class Decoder(nn.Module):
         self.embed_norm: nn.Module | None = build.norm(config.hidden) if normed else None
         self.mtp: NextTokenHead | None = None  # set by the loader, if the head is to draft
         self.taps: dict[int, Tensor | None] = {}  # what these layers read in the newest forward
+        self.tap_buffers: dict[int, Tensor] = {}  # where graphs leave the same, padded
         self.tally: ExpertTally | None = None
         if config.experts is not None:
             counters = torch.zeros(len(config.layers), config.experts.count, dtype=torch.int64)

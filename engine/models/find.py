@@ -29,7 +29,8 @@ def find_model(name: str | None, *, dummy: bool = False, progress: Progress | No
     path = os.path.expanduser(name)
     if os.path.exists(path):  # false for text that cannot be a path, where pathlib would raise
         return _local(name, Path(path))
-    if not HUB_NAME.fullmatch(name) or ".." in name or "--" in name or len(name) > 96:
+    wrong = ".." in name or "--" in name or len(name) > 96 or name.endswith(".gguf")
+    if wrong or not HUB_NAME.fullmatch(name):
         raise ModelNotFound(
             f"there is no folder or GGUF file {name[:400]!r}, and it is not a valid name of a hub model"
         )

@@ -73,6 +73,8 @@ class FusedDecoder:
         without_pdl = replace(step, pdl=False)
         residual = Residual(x, self._collective, self.model.config.residual_scale)
         for block in once(self, self._different_blocks) if precompiling() else self._blocks(wait):
+            if block.index in self.model.taps:
+                self.model.taps[block.index] = residual.total().clone()
             if not block.chained:
                 residual = self._plain(block, residual, without_pdl)
                 continue
@@ -150,7 +152,8 @@ class FusedDecoder:
         """What the kernels of a block depend on."""
         block = self.model.blocks[index]
         shapes = [(each.shape, each.dtype) for each in chain(block.parameters(), block.buffers())]
-        return self._layers[index].spec, *map(type, block.modules()), *shapes
+        tapped = block.index in self.model.taps  # what it reads has been added up
+        return self._layers[index].spec, tapped, *map(type, block.modules()), *shapes
 
     def _blocks(self, wait: Callable[[int], None] | None) -> Iterator[Block]:
         for block in self.model.blocks:

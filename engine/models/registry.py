@@ -98,11 +98,10 @@ def native(request: LoadRequest) -> LanguageModel:
 
 def own_head(request: LoadRequest, config: DecoderConfig, dtype: torch.dtype) -> NextTokenHead:
     """Create the model's empty head for multi-token prediction. Raises if it has none, or cannot run here."""
-    if request.device.type != "cpu":
-        raise BadInput("draft: heads for multi-token prediction run on CPUs only so far; add --device cpu")
     if not family_of(config).mtp:
         raise BadInput(f"draft: {config.family} models have no head for multi-token prediction that is known")
-    head = next_token_head(config, dtype).eval()
+    with request.device:
+        head = next_token_head(config, dtype).eval()
     if not request.dummy and not any(name.startswith(head.first) for name in headers(request.place.folder)):
         raise BadInput(
             f"draft: {request.place.name} comes without its head for multi-token prediction "

@@ -16,7 +16,8 @@ from engine.quant.fp4 import Mxfp4Plain
 from engine.quant.linear import Linear
 from engine.quant.registry import choose, named, of_head
 
-ON_GPU_RANKS = frozenset({"none"})  # schemes that ranks on GPUs take; the others have not run on two GPUs yet
+# Schemes that ranks on GPUs take: products of other libraries have not run on two GPUs.
+ON_GPU_RANKS = frozenset({"none", "int8", "int4", "int4-32", "int4-128", "fp8"})
 
 
 class PlainSource:
@@ -39,8 +40,9 @@ class PlainSource:
         scheme = choose(name, self.device, self.dtype)
         if self.collective is not None:
             if self.device.type == "cuda" and scheme.name not in ON_GPU_RANKS:
+                others = ", ".join(sorted(ON_GPU_RANKS))
                 raise BadInput(
-                    f"quantization {name!r}: ranks on GPUs do not support it; use none",
+                    f"quantization {name!r}: ranks on GPUs do not support it; use one of {others}",
                     field="scheme",
                     value=name,
                 )

@@ -11,7 +11,8 @@ from engine.api.request import Finish
 from engine.server.generation import Batch, Generation
 from engine.server.http.bodies import GONE
 from engine.server.http.errors import ApiError
-from engine.server.http.sse import EventStream, encoded, unless_gone
+from engine.server.http.leaving import unless_gone
+from engine.server.http.sse import EventStream, encoded
 
 
 async def streamed(
@@ -35,7 +36,7 @@ async def gathered(
     if not await _accepted(request, run):
         return Response(status_code=GONE)
     try:
-        record = await unless_gone(request.receive, whole(run))
+        record = await unless_gone(request.scope, request.receive, whole(run))
     finally:
         run.close()
     if record is None:
@@ -47,7 +48,7 @@ async def _accepted(request: Request, run: Generation) -> bool:
     """Wait until the engine has accepted the prompts. Returns False if the client has disconnected."""
     accepted = None
     try:
-        accepted = await unless_gone(request.receive, run.accepted())
+        accepted = await unless_gone(request.scope, request.receive, run.accepted())
     finally:
         if accepted is None:
             run.close()

@@ -87,7 +87,7 @@ class AsyncEngine:
 
     async def accepted(self, started: "asyncio.Future[Stream]") -> Stream:
         """Return the stream once the engine has accepted the request. Raises the engine's error."""
-        stream = await asyncio.shield(started)
+        stream = started.result() if started.done() else await asyncio.shield(started)
         await asyncio.wrap_future(stream.accepted)
         return stream
 

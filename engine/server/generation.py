@@ -103,12 +103,10 @@ class Generation:
     async def accepted(self) -> Self:
         """Wait until all prompts are accepted. If one fails, close the others and raise its error."""
         try:
-            results = await asyncio.gather(
-                *map(self._accept, range(len(self._places))), return_exceptions=True
-            )
-            for result in results:
-                if result is not None:
-                    raise result
+            if len(self._places) == 1:
+                await self._accept(0)
+            else:
+                await self._accept_all()
         except BaseException:
             self.close()
             raise
@@ -158,6 +156,12 @@ class Generation:
             reply_prefix=self.reply_prefix,
             adapter=self.adapter,
         )
+
+    async def _accept_all(self) -> None:
+        each = map(self._accept, range(len(self._places)))
+        for error in await asyncio.gather(*each, return_exceptions=True):
+            if error is not None:
+                raise error
 
     async def _accept(self, number: int) -> None:
         place = self._places[number]

@@ -41,7 +41,7 @@ class AdapterRegistry:
         if not name:
             return NO_ADAPTER
         if name not in self._loaded:
-            there = f"{', '.join(self._loaded)} are" if self._loaded else "none is"
+            there = f"{', '.join(self._loaded) or 'none'} {'are' if len(self._loaded) > 1 else 'is'}"
             problem = f"no adapter {name[:80]!r} is loaded; {there}"
             raise UnknownAdapter(problem, field="adapter", value=name)
         return self._loaded[name][0]
@@ -73,8 +73,13 @@ class AdapterRegistry:
 
     def drop(self, name: str, runner: Runner) -> None:
         number = self.named(name).number
-        if users := [id for id, each in self._scheduler.requests.items() if each.adapter.number == number]:
-            raise BadInput(f"adapter {name!r} is used by requests {users}; wait for them, or end them")
+        if users := sum(each.adapter.number == number for each in self._scheduler.requests.values()):
+            others = (
+                "a request; wait for it, or end it"
+                if users == 1
+                else f"{users} requests; wait for them, or end them"
+            )
+            raise BadInput(f"adapter {name!r} is used by {others}")
         runner.apply(DetachAdapter(number))
         del self._loaded[name]
         self._emit(name, loaded=False)

@@ -22,6 +22,7 @@ from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.execution.protocol import Compilation, StepKind
 from engine.serving.engine import Engine
+from engine.timeline import Stopwatch
 
 _TOGETHER = 8  # kinds of steps; commands wait until their kernels are handed to the compiler
 _PATIENCE = 0.02  # seconds that commands wait for the compiler
@@ -47,6 +48,7 @@ class WarmUp:
         self._total, self._later = len(parts), len(later)
         self._parts = deque([*parts, *later])
         self._running: Iterator[None] | None = None
+        self._watch = Stopwatch(self.part)
         if sizes:
             engine.bus.subscribe(self._hear)
         if sizes and engine.adapters.loads:
@@ -101,9 +103,11 @@ class WarmUp:
 
     def _advance(self) -> None:
         try:
-            self._running = self._running or self._parts[0]()
+            if self._running is None:
+                self._running, self._watch = self._parts[0](), Stopwatch(f"warming: {self.part}")
             next(self._running)
         except StopIteration:
+            self._watch.end()
             self._running = None
             self._parts.popleft()
             if len(self._parts) == self._later and self._undisturbed:

@@ -1,5 +1,6 @@
 """The database connection: one transaction at a time, from any thread, with recovery from damage."""
 
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,13 @@ class Database:
         self.notices: list[str] = []
         self._seen = 0
         self._lock = RLock()
+        self._to_file = path is not None
         self._adopt(open_database(path) if path else in_memory())
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether the chats should be in a file and are in memory only."""
+        return self._to_file and self._opened.path is None
 
     @property
     def path(self) -> Path | None:
@@ -33,7 +40,11 @@ class Database:
 
     def write(self, work: Work[T]) -> T:
         """Run a write transaction atomically; return its result."""
-        return self._run("BEGIN IMMEDIATE", work)
+        with self._lock:
+            opened = self._opened
+            if opened.path is not None and not os.path.exists(opened.path):  # SQLite would not notice
+                self._adopt(in_memory(f"{opened.path} was deleted", copy=opened.connection))
+            return self._run("BEGIN IMMEDIATE", work)
 
     def changed(self) -> bool:
         with self._lock:

@@ -36,6 +36,11 @@ class Store:
         return self._database.path
 
     @property
+    def unsaved(self) -> bool:
+        """Whether new messages are lost at the end, because the file cannot be written."""
+        return self._database.unsaved
+
+    @property
     def notices(self) -> list[str]:
         """Messages for the user; the screen shows them and clears the list."""
         return self._database.notices

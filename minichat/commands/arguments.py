@@ -80,9 +80,9 @@ def add_model(command: argparse.ArgumentParser) -> None:
         "--draft",
         type=given,
         metavar="M",
-        help="for --speculate draft: a small model with the same tokenizer, or, on CPUs, a folder with "
-        "Medusa heads or an EAGLE-3 head, or mtp, the model's own head for multi-token prediction (default: "
-        "the folder draft in the model's folder)",
+        help="for --speculate draft: a small model with the same tokenizer, or a folder with Medusa heads or "
+        "an EAGLE-3 head, or mtp, the model's own head for multi-token prediction (default: the folder draft "
+        "in the model's folder)",
     )
     group.add_argument(
         "--adapter",
@@ -120,7 +120,7 @@ def add_model(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--kv-eviction",
         choices=["norms", "attention"],
-        help="how --kv-budget finds what is important: by key norms or, on CPUs, by the attention received "
+        help="how --kv-budget finds what is important: by key norms or by the attention received "
         "(default: norms)",
     )
     group.add_argument(

@@ -14,6 +14,8 @@ from minichat.settings import load
 from minichat.shell.again import words_of
 from minichat.shell.paths import Paths, locate
 
+_PATIENCE = 2.0  # seconds until the user is told what is waited for
+
 
 def run(options: argparse.Namespace) -> int:
     paths = locate()
@@ -87,6 +89,10 @@ async def _check_server(address: Address) -> None:
 
     link = Link(address)
     try:
-        await link.open()
+        opening = asyncio.ensure_future(link.open())
+        if not (await asyncio.wait({opening}, timeout=_PATIENCE))[0]:  # it may still load a large model
+            line = f"minichat: waiting for an answer from {address.words}; press Ctrl+C to give up"
+            print(line, file=sys.stderr)
+        await opening
     finally:
         await link.close()

@@ -18,9 +18,10 @@ import torch
 from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.api.errors import BadInput, EngineError
 from engine.attention import registry
-from engine.devices import free_host_memory, host_memory, host_speeds
+from engine.devices import host_speeds
 from engine.execution.draft.drafters import FOLDER
 from engine.kv.tiers.speeds import TierSpeeds, disk_speeds
+from engine.main_memory import free_host_memory, host_memory
 from engine.models import families
 from engine.models.config_json import read_config
 from engine.models.find import find_model

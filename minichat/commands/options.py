@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -146,7 +147,7 @@ def picture_file(name: str | None) -> Path | None:
     path = Path(name)
     if path.suffix != ".svg":
         raise BadInput(f"--plot {name} must end in .svg")
-    if not path.absolute().parent.is_dir():
+    if not os.path.isdir(path.absolute().parent):
         raise BadInput(f"--plot {name}: the folder {path.absolute().parent} does not exist")
     return path
 

@@ -24,6 +24,7 @@ from minichat import __version__
 from minichat.clients.address import is_loopback
 from minichat.commands.arguments import REQUESTS_A_REPLICA
 from minichat.commands.options import check_replicas, engine_config, failed, show_progress
+from minichat.shell import interpreter
 from minichat.shell.paths import locate, private_folder
 from minichat.shell.server_keys import find_keys
 
@@ -91,7 +92,7 @@ def check(options: argparse.Namespace) -> None:
     if bool(options.tls_cert) != bool(options.tls_key):
         raise BadInput("--tls-cert and --tls-key must be used together")
     for name in ("tls_cert", "tls_key"):
-        if (file := getattr(options, name)) and not Path(file).is_file():
+        if (file := getattr(options, name)) and not os.path.isfile(file):
             raise BadInput(f"--{name.replace('_', '-')}: {file} does not exist")
     if options.no_key and options.api_key_file:
         raise BadInput("--no-key and --api-key-file cannot be combined")
@@ -185,12 +186,14 @@ def listen(
     engine_options = engine_config(options, warm=not options.no_warm)
     private_folder(callbacks.log.parent)
     from engine.host.launching import launching_now
+    from engine.kv.pinned import bytes_ahead
     from engine.server.startup import Startup
 
     # A single engine's process is started first, so that it imports its modules while this one does.
     single = options.ray is None and options.prefill_gpus is None and options.replicas == 1
     device = "" if options.dry_run else engine_options.device
-    launch = launching_now(callbacks.log, device) if single else None
+    pinned = bytes_ahead(engine_options)
+    launch = launching_now(callbacks.log, device, pinned) if single else None
     startup = Startup(callbacks.progress)
     reported = replace(callbacks, phase=startup.phase, progress=startup.progress)
     starting = partial(engine, options, engine_options, reported, launch)
@@ -216,6 +219,7 @@ def listen(
             while_it_runs.callback(host.subscribe(partial(_on_event, callbacks)))
             if (scaling := _autoscaler(options, host)) is not None:
                 while_it_runs.callback(scaling.close)
+            interpreter.serve()
             announce(options, keys, bound, uds)
             callbacks.ready()
 

@@ -1,6 +1,7 @@
 """The model dialog: local models, and any name on the Hugging Face hub."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -12,6 +13,7 @@ from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.models.catalog import Model, Source, arranged, identity, local, on_hub, sources
 from minichat.models.lifecycle import EngineLifecycle
 from minichat.models.progress import size
+from minichat.shell.background import begin
 from minichat.shell.remembered import Remembered
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.marks import ASCII, UNICODE, shortened
@@ -43,7 +45,7 @@ class ModelScreen(PickScreen[Model]):
         if self._lifecycle.fetching:
             self._show_progress(f"downloading {self._lifecycle.fetching}")
         for place, source in enumerate(self._sources):
-            self.run_worker(self._look(place, source))
+            begin(self, partial(self._look, place, source))
 
     def on_unmount(self) -> None:
         self._lifecycle.tell = None
@@ -72,7 +74,7 @@ class ModelScreen(PickScreen[Model]):
         models = [model for model in found if model.holds(query)]
         if query not in self._typed:
             self._typed[query] = None
-            self.run_worker(self._look_for(query))
+            begin(self, partial(self._look_for, query))
         typed = self._typed[query] or on_hub(query)
         if typed is not None and typed.name not in {model.name for model in models}:
             models.append(typed)

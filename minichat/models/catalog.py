@@ -11,6 +11,7 @@ from engine.gguf.header import is_gguf
 from engine.gguf.parts import first_part
 from engine.models.find import BUILT_IN, CONFIG, HUB_NAME, find_model
 from engine.models.support import Support, support
+from minichat.shell.filesystems import is_folder
 
 _MOST = 500  # maximum entries of a folder to examine
 _FILE = "GGUF file"  # the label of its source
@@ -101,11 +102,14 @@ def _built_in() -> list[Model]:
 
 def _in_folder(folder: str) -> list[Model]:
     """The folder if it is a checkpoint, and the checkpoints and GGUF files directly inside it."""
-    path = Path(identity(folder))
+    try:
+        path = Path(identity(folder))
+    except FileNotFoundError:  # the current folder was deleted
+        return []
     found = [
         Model(str(each), "folder", looked)
         for each in [path, *_children(path)]
-        if (each / CONFIG).is_file() and (looked := support(each)).family
+        if os.path.isfile(each / CONFIG) and (looked := support(each)).family
     ]
     return found + [Model(str(each), _FILE, support(each)) for each in _files(path)]
 
@@ -119,7 +123,7 @@ def _cached(home: Path) -> Iterator[Model]:
     name = home.name.removeprefix("models--").replace("--", "/", 1)
     if home.name.startswith("models--") and HUB_NAME.fullmatch(name):
         snapshot = _snapshot(home)
-        if snapshot is not None and (snapshot / CONFIG).is_file():
+        if snapshot is not None and os.path.isfile(snapshot / CONFIG):
             yield Model(name, "hub cache", support(snapshot))
 
 
@@ -150,12 +154,12 @@ def _is_file(path: str) -> bool:
 
 
 def _children(folder: Path) -> list[Path]:
-    return _entries(folder, lambda entry: entry.is_dir())
+    return _entries(folder, is_folder)
 
 
 def _files(folder: Path) -> list[Path]:
     """The GGUF files; of a model in several, the first."""
-    found = _entries(folder, lambda entry: is_gguf(Path(entry.name)) and entry.is_file())
+    found = _entries(folder, lambda entry: is_gguf(Path(entry.name)) and os.path.isfile(entry.path))
     return list(dict.fromkeys(map(first_part, found)))
 
 

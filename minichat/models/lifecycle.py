@@ -12,6 +12,7 @@ from minichat.models.fetching import fetch
 from minichat.models.progress import ProgressMeter
 from minichat.models.welcome import found_here
 from minichat.program import Program
+from minichat.shell.background import begin
 from minichat.shell.remembered import Remembered
 
 _SURE_WITHIN = 4.0  # seconds; the notice is shown as long
@@ -168,7 +169,7 @@ class EngineLifecycle:
         if not self.trouble or (self._tried_again and not self.program.backend.elsewhere):
             return self._asks_first()
         self._tried_again = True
-        self.program.app.run_worker(self.switch(self.model), group="model", exclusive=True)
+        begin(self.program.app, partial(self.switch, self.model), group="model", exclusive=True)
         return True
 
     def _asks_first(self) -> bool:
@@ -243,8 +244,8 @@ class EngineLifecycle:
 
     def choose(self, model: Model) -> None:
         """Load a local model, or download one first while the current model keeps running."""
-        work = self.switch(model.name) if model.support else self._fetch_then_switch(model.name)
-        self.program.app.run_worker(work, group="model", exclusive=True)
+        work = self.switch if model.support else self._fetch_then_switch
+        begin(self.program.app, partial(work, model.name), group="model", exclusive=True)
 
     def cancel_fetching(self) -> None:
         """Cancel the download. The next one resumes it."""

@@ -35,14 +35,19 @@ def found_here(snapshot: Snapshot, terminal: Terminal, colors: str | None) -> st
     """A sentence on the device and its memory, the terminal, and the size of the cache."""
     free = snapshot.memory.get("device_free", 0)
     parts = [
-        {"cpu": "a CPU and no GPU", "none": "a dry-run engine"}.get(
-            snapshot.device, f"GPU {snapshot.device}"
-        ),
+        _device(snapshot),
         f"{size(free)} of memory free" if free else "",
         _COLORS.get(colors or "", "no colors"),
         f"clipboard through {'tmux' if terminal.tmux else 'screen' if terminal.screen else 'the terminal'}",
     ]
     room = snapshot.tokens_in(len(snapshot.blocks.refs))
-    return (
-        f"Found {', '.join(filter(None, parts))}. {snapshot.model} is running, with room for {room:,} tokens."
+    model = f"{snapshot.model} is running" + (
+        f" in {count} replicas" if (count := len(snapshot.replicas)) else ""
     )
+    return f"Found {', '.join(filter(None, parts))}. {model}, with room for {room:,} tokens."
+
+
+def _device(snapshot: Snapshot) -> str:
+    if snapshot.on_cpu:
+        return "a CPU and no GPU"
+    return "a dry-run engine" if snapshot.device == "none" else f"GPU {snapshot.device}"

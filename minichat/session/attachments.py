@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 
 from minichat.chats.model import Attachment
 from minichat.models.progress import size
+from minichat.shell.filesystems import is_folder
 
 MOST = 1_000_000  # total bytes per message
 PIPED = "stdin"  # the attachment name of piped input
@@ -16,7 +17,8 @@ _OFFERED = 200  # maximum names to offer; only the first are visible
 _LOOKED_AT = 5000  # entries of a folder to examine
 
 _AT = r"(?<![^\s(\[{<,;:'`])@"  # not in an address like me@home
-_MENTION = re.compile(_AT + r'(?:"(?P<quoted>[^"\n]+)"|(?P<bare>[^\s"@]+))')
+_QUOTED = r"""(?P<quote>["'])(?P<quoted>(?:(?!(?P=quote))[^\n])+)(?P=quote)"""
+_MENTION = re.compile(_AT + rf'(?:{_QUOTED}|(?P<bare>[^\s"@]+))')
 _TYPING = re.compile(_AT + r'(?:"(?P<quoted>[^"\n]*)|(?P<bare>[^\s"@]*))$')
 _PUNCTUATION = ".,;:!?)]}>'`"
 _LIKE_A_FILE = re.compile(r"[\w./~-]*\w\.[A-Za-z0-9]{1,4}")
@@ -185,7 +187,7 @@ def entries(folder: str) -> list[Entry]:
     """The entries of a folder. May be slow on a network file system."""
     try:
         with os.scandir(_path(folder)) as found:
-            return [(each.name, each.is_dir()) for each, _ in zip(found, range(_LOOKED_AT), strict=False)]
+            return [(each.name, is_folder(each)) for each, _ in zip(found, range(_LOOKED_AT), strict=False)]
     except (OSError, ValueError):
         return []
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from engine.api.errors import BadParams
@@ -198,7 +198,7 @@ def grammar_of(answer: str) -> Grammar | None:
     answer = answer.strip()
     if not answer:
         return None
-    if len(answer) > 1 and answer[0] == answer[-1] == "/" and not Path(answer).is_file():
+    if len(answer) > 1 and answer[0] == answer[-1] == "/" and not os.path.isfile(answer):
         grammar = Grammar("regex", answer[1:-1])
     else:
         grammar = Grammar("json", _schema(answer))

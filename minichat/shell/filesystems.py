@@ -1,5 +1,6 @@
-"""Detects networked file systems, where write-ahead logging fails: it needs shared memory."""
+"""Folders, and networked file systems, where write-ahead logging fails: it needs shared memory."""
 
+import os
 import re
 from pathlib import Path
 
@@ -9,6 +10,14 @@ NETWORKED = frozenset(
     "sshfs davfs vboxsf virtiofs".split()
 )
 MOUNTS = Path("/proc/mounts")
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder. One that cannot be examined, such as a link to itself, is none."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def networked(path: Path, mounts: Path = MOUNTS) -> str:

@@ -4,8 +4,10 @@ Textual would drop what follows it and interpret that as keys, including Enter. 
 from pasted text; some, and tmux, do not.
 """
 
+import logging
 import re
 import time
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Callable, Iterable
 
 from textual._xterm_parser import XTermParser
@@ -17,6 +19,7 @@ from textual.message import Message
 _LETTER, _INSIDE = r"[^\x00-\x1f\x7f-\x9f]", r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 _BURST = re.compile(rf"\t*{_LETTER}{_INSIDE}{{126,}}{_LETTER}")
 _REST = re.compile(rf"{_INSIDE}+{_LETTER}")  # what follows a burst at once belongs to it
+_SEQUENCES = re.compile(r"\x1b[^\x1b]*|[^\x1b]+")  # each fails alone
 _AT_ONCE = 0.05  # seconds
 _REPLY = re.compile(r"\x1b[]PX^_][^\x07\x1b]*$")  # an unfinished answer of the terminal
 _BEGIN, _END, _ESCAPE, _SHOWN = "\x1b[200~", "\x1b[201~", "\x1b", "␛"
@@ -82,10 +85,22 @@ class PasteParser(XTermParser):
         self._pasting = Pasting()
 
     def feed(self, data: str) -> Iterable[Message]:
-        cleaned = self._pasting.clean(data)
-        return () if data and not cleaned else super().feed(cleaned)  # empty data means end of input
+        if not data:  # the end of input
+            yield from super().feed(data)
+        for sequence in _SEQUENCES.findall(self._pasting.clean(data)):
+            try:
+                yield from super().feed(sequence)
+            except Exception:
+                logging.getLogger(__name__).warning("ignored input: %r", sequence[:80])
+                super(XTermParser, self).__init__()  # in the middle of a sequence it cannot continue
+
+
+def _lenient(encoding: str) -> Callable[[], IncrementalDecoder]:
+    """Decoders that replace bytes which are no text. Textual's would end the program."""
+    return lambda: getincrementaldecoder(encoding)(errors="replace")
 
 
 def install() -> None:
-    """Replace the parser class, because the driver does not allow to configure it."""
-    setattr(linux_driver, "XTermParser", PasteParser)  # noqa: B010 (a name that it only imports)
+    """Replace names that the driver only imports, because it does not allow to configure it."""
+    setattr(linux_driver, "XTermParser", PasteParser)  # noqa: B010
+    setattr(linux_driver, "getincrementaldecoder", _lenient)  # noqa: B010

@@ -13,6 +13,7 @@ from minichat.features.feature import Context
 from minichat.session.attachments import CannotAttach, Missing, attach, missing
 from minichat.session.conversation import Conversation
 from minichat.session.fitting import PromptFit, fit_of, small
+from minichat.shell.background import begin
 from minichat.ui.transcript.glyphs import one_line
 
 _LATE = 0.2  # seconds from a key to the check
@@ -94,7 +95,7 @@ class Composing:
 
     def _begin(self) -> None:
         self._timer = None
-        self._context.app.run_worker(self._look(), group="composing", exclusive=True)
+        begin(self._context.app, self._look, group="composing", exclusive=True)
 
     async def _look(self) -> None:
         workspace = self._context.workspace

@@ -160,6 +160,7 @@ class MainScreen(FrameScreen[None]):
         checked = self.composing.checked
         self.prompt.border_subtitle = Content(labels.hint(active, context.keys, checked))
         self.prompt.set_class(checked.faulty, "-fault")
+        self.keybar.unsaved = self.chats.services.store.unsaved
         self.keybar.work = labels.work(len(self.chats.streaming))
         self._label_keys()
 

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from engine.api.errors import EngineError
@@ -12,6 +13,7 @@ from minichat.chats.rows import plain_params
 from minichat.features.feature import Context
 from minichat.session.conversation import Conversation
 from minichat.session.fitting import fit_of, small
+from minichat.shell.background import begin
 
 
 class _Basis(NamedTuple):
@@ -70,7 +72,10 @@ class Retries:
         elif then == now or (failed.refused not in ("", TOO_LONG) and not now.accepts(failed.refused, then)):
             return
         self._seen[chat.id] = failed.id, now
-        self._context.app.run_worker(self._measure(conversation, failed, shot), group="retries")
+        if chat.adapter and not loaded:
+            self._replace(conversation, failed, "adapter")
+            return
+        begin(self._context.app, partial(self._measure, conversation, failed, shot), group="retries")
 
     async def _measure(self, conversation: Conversation, failed: Message, shot: Snapshot) -> None:
         asked, refused = conversation.chat.messages[-2], ""

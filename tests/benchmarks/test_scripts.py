@@ -38,6 +38,7 @@ LONG = {  # they start programs, or prompts of a thousand tokens are their point
     "engine_process": "--tokens 20",
     "engine_step": "--count 2",
     "fleet": "--only replay simulated --trace TRACE --share 1 --replicas 2 --rate 50 --dry",
+    "front": f"--other {ROOT} --requests 4",
     "gpu_start": "--model pocket --device cpu --starts 1",
     "kv": "",
     "memory": "--requests 8 --clients 2",

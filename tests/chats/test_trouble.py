@@ -133,6 +133,15 @@ def test_a_file_that_became_read_only_moves_the_chats_to_memory(store: Store) ->
     assert "readonly database" in notice(store)
 
 
+def test_a_file_that_was_deleted_moves_the_chats_to_memory(store: Store, path: Path) -> None:
+    store.create_chat("before")
+    path.unlink()
+    store.create_chat("after")
+    assert [chat.title for chat in store.open_chats()] == ["before", "after"]
+    assert "was deleted; new messages are lost when minichat quits" in notice(store)
+    assert store.unsaved and not path.exists()
+
+
 def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = Store(tmp_path / "file" / "minichat" / "chats.db")

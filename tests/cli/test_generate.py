@@ -282,10 +282,10 @@ class TestBadInput:
         assert "300 tokens; " in error and " takes 127. Shorten the prompt or choose a larger" in error
 
     def test_an_unknown_model(self, run: Run) -> None:
-        assert "no-such-owner/no-such-model is not on this machine" in self.error(
-            run, "no-such-owner/no-such-model"
-        )
-        assert "there is no folder or GGUF file './nothing'" in self.error(run, "./nothing")
+        name = "no-such-owner/no-such-model"
+        assert f"{name} is not on this machine" in self.error(run, name)
+        for name in ("./nothing", "nothing.gguf", "folder/nothing.gguf"):
+            assert f"there is no folder or GGUF file {name!r}" in self.error(run, name)
 
     def test_a_folder_that_is_no_model(self, run: Run, tmp_path: Path) -> None:
         assert "neither a config.json nor a folder that holds one" in self.error(run, tmp_path)

@@ -15,7 +15,6 @@ from engine.api.errors import EngineDead
 from engine.api.params import SamplingParams
 from engine.distributed.team import Team
 from engine.models.decoder import Decoder
-from engine.models.source import ON_GPU_RANKS
 from engine.serving.engine import Engine
 from engine.start import start
 from tests.distributed import broken_rank
@@ -33,7 +32,6 @@ peers = pytest.importorskip("engine.distributed.peers", exc_type=ImportError)  #
 FOUR = pytest.mark.skipif(
     torch.cuda.device_count() < 4 or not peers.STAGES_OF_RANKS, reason="needs four GPUs, and STAGES_OF_RANKS"
 )
-QUANTIZED = pytest.mark.skipif(len(ON_GPU_RANKS) < 2, reason="all schemes must be in ON_GPU_RANKS")
 FOLDER = Path(__file__).parent
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
@@ -197,8 +195,7 @@ def mean_distance(one: list[float], other: list[float]) -> float:
     return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
 
 
-@QUANTIZED
-@pytest.mark.parametrize("scheme", ["int8", "int4", "int4-32", "fp8"])
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int4-32", "int4-128", "fp8"])
 def test_quantized_ranks_are_as_exact_as_one_gpu(tmp_path: Path, scheme: str) -> None:
     """Requests of all kinds run, in whose steps the ranks' tokens are compared."""
     write_config(tmp_path, **WIDE)
@@ -215,7 +212,6 @@ def test_quantized_ranks_are_as_exact_as_one_gpu(tmp_path: Path, scheme: str) ->
         engine.ranks.close()
 
 
-@QUANTIZED
 def test_the_scheme_of_ranks_changes_while_they_reply(tmp_path: Path) -> None:
     write_config(tmp_path, **WIDE)
     engine = engine_on(tmp_path, "cuda", 2, dummy_weights=True, blocks=64, prefix_cache=False)

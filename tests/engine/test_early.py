@@ -1,11 +1,15 @@
 """What a start does on another thread while torch is imported."""
 
+import inspect
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from engine import early
 
 PROGRAM = """
 import sys, threading
@@ -94,3 +98,35 @@ def printed(program: str, *folders: str) -> str:
     ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert not ran.stderr
     return ran.stdout
+
+
+def plain(x: int) -> int:
+    return (
+        x
+        # a comment inside
+        + 1
+    )  # and one beside
+
+
+def commented(x: int) -> int:
+    return x
+    # belongs to it, since it is indented
+
+
+# does not belong to the one before
+def last(x: int) -> int:
+    """One line.
+
+    More of it.
+    """
+
+
+@pytest.mark.parametrize(
+    ("function", "quick"), [(plain, True), (commented, False), (last, False), (len, False)]
+)
+def test_the_lines_of_a_function_are_found_without_its_tokens(function: Any, quick: bool) -> None:
+    assert (early._lines_of(function) is not None) is quick
+    if function is not len:
+        usual = inspect.getsourcelines(function)
+        with early.quick_sources():
+            assert inspect.getsourcelines(function) == usual

@@ -10,6 +10,7 @@ from engine.api.config import EngineConfig
 from engine.api.errors import BadInput
 from engine.api.events import Admitted, Event, Finished, PromptRouted, Switched
 from engine.api.params import SamplingParams
+from engine.api.snapshot import SchemeView
 from engine.dry import dry_engine
 from engine.fleet.fleet import NUMBERS, Fleet
 from engine.fleet.merged import merged, replica_view
@@ -149,6 +150,18 @@ def test_the_memory_that_replicas_of_a_machine_share_is_counted_once(
     views = [replica_view(at, each, 0, silent=False) for at, each in enumerate(shots)]
     total = 100 if devices[0] == "cpu" else 200
     assert merged(shots, views).memory == {"weights": 10, "device_free": free, "device_total": total}
+
+
+def test_schemes_of_all_replicas_together(fleet: Fleet) -> None:
+    one = replace(
+        fleet.snapshot(),
+        schemes=(SchemeView("none", "", 10, 7), SchemeView("fp8", "no GPU", 0)),
+        kv_schemes=(SchemeView("int8", "", 3, 9),),
+    )
+    views = [replica_view(number, one, 0, silent=False) for number in (0, 1)]
+    both = merged([one, one], views)
+    assert both.schemes == (SchemeView("none", "", 20, 14), SchemeView("fp8", "no GPU", 0))
+    assert both.kv_schemes == (SchemeView("int8", "", 3, 18),), "bytes are of a token"
 
 
 def test_replies_are_those_of_one_engine(fleet: Fleet) -> None:

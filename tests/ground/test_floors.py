@@ -14,7 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS: dict[str, int] = {
     "api": 0,
-    **dict.fromkeys(("gguf", "kv", "grammar", "scheduling", "speculation", "sqlite", "text"), 1),
+    **dict.fromkeys(
+        ("gguf", "kv", "grammar", "main_memory", "scheduling", "speculation", "sqlite", "text", "timeline"), 1
+    ),
     **dict.fromkeys(("models", "attention", "quant", "sampling", "kernels", "pocket", "devices", "early"), 2),
     "execution": 3,
     "serving": 4,

@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from engine import timeline
 from engine.api.config import EngineConfig
+from engine.host.child import need_folder
 from engine.host.launching import launch_here, launching_now
 from engine.host.process import EngineProcess
 from engine.start import start
@@ -30,6 +34,16 @@ def test_a_process_without_a_configuration_ends_with_its_parent(tmp_path: Path) 
     assert child.ended(within=30) == "ended with exit code 0"
     frames.close()
     assert (tmp_path / "engine.log").read_text() == ""
+
+
+def test_an_engine_that_is_ready_logs_what_its_start_did(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    host = EngineProcess(EngineConfig(model="pocket", blocks=64), log, dry_rate=1000)
+    assert becomes(lambda: timeline.STARTED in log.read_text())
+    (line,) = (line for line in log.read_text().splitlines() if timeline.STARTED in line)
+    spans = timeline.from_text(line.partition(timeline.STARTED)[2])
+    assert "garbage collection" in [each.what for each in spans]
+    host.close()
 
 
 def test_an_error_before_the_engine_ends_the_process(tmp_path: Path) -> None:
@@ -87,3 +101,15 @@ def test_the_phases_of_a_start_are_reported(tmp_path: Path) -> None:
     EngineProcess(config, tmp_path / "engine.log", phase=seen.append).close()
     assert set(seen) <= set(phases), "of phases that follow each other at once, only the last is sent"
     assert "importing torch" in seen
+
+
+def test_a_process_leaves_a_current_folder_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_folder()
+    assert Path.cwd() != Path("/")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    need_folder()
+    assert Path.cwd() == Path("/")

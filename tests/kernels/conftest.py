@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.attention.observers import Observers
 from engine.attention.state_runs import DeviceRuns
 from engine.kv.store import KVLayer
 from tests.kernels.interpreted import Interpreted, interpreter
@@ -41,6 +42,8 @@ def moved(each: Any, device: str) -> Any:
     from engine.kernels.triton.linear.delta import OutputGate
     from engine.kernels.triton.norm.norm import Normed
 
+    if isinstance(each, Observers):
+        return Observers(*(moved(one, device) for one in each))
     if isinstance(each, tuple):
         return tuple(moved(one, device) for one in each)
     if isinstance(each, KVLayer | Normed | DeviceRuns | OutputGate | StepSizes):

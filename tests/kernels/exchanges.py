@@ -16,11 +16,8 @@ def exchanged(
     Returns its result, the changed stream if there is one, whether it sent `parts[rank]` to all others and
     nothing else, and its counts after it, with the time and the bytes at the end.
     """
-    import triton.language as tl
-
     from engine.kernels.triton.collective import exchange
 
-    exchange.CLOCKED = tl.constexpr(True)
     ranks = len(parts)
     shape = (exchange.PROGRAMS, 2, ranks, exchange.WORDS)
     inboxes = [torch.full(shape, (turns << 32) + 12345) for _ in range(ranks)]
@@ -50,11 +47,8 @@ def exchanged_bulk(rank: int, turns: int, terms: list[Tensor], ahead: int) -> tu
 
     `ahead`: turns that the other ranks are ahead by, so their signals are those of later turns.
     """
-    import triton.language as tl
-
     from engine.kernels.triton.collective import bulk, exchange
 
-    exchange.CLOCKED = tl.constexpr(True)
     ranks, programs, skipped = len(terms), exchange.PROGRAMS, exchange.inbox_words(len(terms))
     piece = bulk.piece_of(terms[0].nbytes // 4)
     inboxes = [torch.zeros(skipped + bulk.bulk_words(ranks), dtype=torch.int64) for _ in terms]

@@ -11,16 +11,20 @@ ends with the hidden states, because few of the tokens are sampled after.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention import observers
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.recording import Recorder, Recording
+from engine.execution.cuda.sampling_fields import SamplingFlags, write_sampling
 from engine.execution.cuda.staging import BEHIND, Fields, StagingBuffers, upload
 from engine.execution.protocol import PIECE_SIZES, Compilation, StepKind
+from engine.kv.eviction import filled_blocks
 from engine.kv.tables import TableMirror
 from engine.models.adapters.bank import AdapterBank
 from engine.models.layers.stage_link import StageEnds
@@ -29,27 +33,12 @@ from engine.sampling.rows import COLUMNS, SamplingInputs
 from engine.scheduling.step import Rows
 
 SIZES = (1, 2, 4, *range(8, 513, 8))  # batch sizes of graphs
-PENALTIES = slice(COLUMNS.index("repetition"), COLUMNS.index("frequency") + 1)
-UNPENALIZED = np.array([[1.0], [0.0], [0.0]])
 # The slot of a padding row is unused.
 PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0, "contexts": 0, "adapters": 0}
 ADAPTERS = list(PADDING).index("adapters")
 PER_GROUP = 2  # more rows of numbers for the places of each further group of layers: they begin at 16 bytes
 _USUAL = 512  # tokens of the largest graph with pieces of prompts, if launching a larger step is no wait
 BIASES = 2048  # maximum for all rows of a step; with more, sampling is not part of the graph
-
-
-class SamplingFlags(NamedTuple):
-    """How logits are processed; each flag is set if any row needs it."""
-
-    filtered: bool  # top-k, top-p
-    penalized: bool
-    biased: bool
-    logprobs: bool
-
-    @classmethod
-    def of(cls, inputs: SamplingInputs) -> "SamplingFlags":
-        return cls(inputs.filtered, inputs.seen is not None, inputs.edits is not None, bool(inputs.logprobs))
 
 
 class MetadataBuilder(Protocol):
@@ -122,6 +111,7 @@ class Graph(NamedTuple):
     waits: bool = False  # for blocks, layer by layer
     adapted: bool = False  # whether a row has an adapter
     layout: Hashable = None  # of the adapters, see AdapterBank
+    observed: bool = False  # whether attention is summed up by block
 
 
 class DecodeSteps:
@@ -135,22 +125,38 @@ class DecodeSteps:
         tables: TableMirror,
         block_size: int,
         last_ids: Tensor,
+        observed: int = 0,
+        beside: "DecodeSteps | None" = None,
     ) -> None:
-        """`ends`: of a stage of a pipeline."""
+        """`ends`: of a stage of a pipeline. `observed`: see `most_observed`.
+
+        `beside`: steps of another model with the same blocks and slots.
+        """
         self._ends = ends or StageEnds(None)
-        self.piece_sizes = PIECE_SIZES[: bisect_right(PIECE_SIZES, max(_USUAL, stage.longest))]
+        self.piece_sizes = piece_sizes(stage.longest)
         most = max(len(tables.grid), self.piece_sizes[-1])  # tokens of a graph
         self._streams = self._ends.blank(most)  # what an earlier stage has computed
         self._stage, self._tables = stage, tables
         self._block_size, self._last_ids, self._device = block_size, last_ids, last_ids.device
         rows, width = tables.grid.shape
         self.sizes = [*(size for size in SIZES if size < rows), rows]
-        self._mirror = torch.zeros(rows, width, dtype=torch.int32, device=self._device)
+        blank = partial(torch.zeros, rows, width, dtype=torch.int32, device=self._device)
+        self._mirror: Tensor = beside._mirror if beside else blank()
         others = len(tables.grids) - 1
         self._padding = np.array([*(PADDING | {"slots": rows}).values(), *[-1] * PER_GROUP * others])[:, None]
         self._forms: dict[tuple[int, bool, bool], tuple[StagingBuffers, MetadataBuilder]] = {}
         self._recordings: dict[Graph, Recording] = {}
-        self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
+        groups = observed * observers.groups_in(block_size)
+        # The totals of the last step's observers (attention/observers.py).
+        self.received = torch.zeros(self._observers(most), groups, device=self._device) if observed else None
+        self._recorder: Recorder | None = beside._recorder if beside else self._new_recorder()
+        self._beside: list[DecodeSteps] = []
+
+    def beside(self, stage: Stage) -> "DecodeSteps":
+        """Steps of another model, prepared and forgotten with these. No two run at the same time."""
+        steps = partial(DecodeSteps, stage, tables=self._tables, beside=self)
+        self._beside.append(steps(block_size=self._block_size, last_ids=self._last_ids))
+        return self._beside[-1]
 
     @property
     def adapts(self) -> bool:
@@ -219,8 +225,9 @@ class DecodeSteps:
         if adapters is not None:
             places = np.repeat(adapters.places(rows.adapters), rows.lengths)
             fields["rows"][ADAPTERS, :count] = places
+        observed = self.received is not None and self._observe(fields["observers"], rows)
         waits, layout = wait is not None, adapters and adapters.layout
-        graph = Graph(size, flags, cut, pieces, decodes, waits, adapters is not None, layout)
+        graph = Graph(size, flags, cut, pieces, decodes, waits, adapters is not None, layout, observed)
         found = self._recording(graph, None if inputs is None else inputs.seen, wait).run()
         self._tables.sent()  # not earlier: a step that runs out of memory is launched again
         sampled = form.advance()
@@ -228,27 +235,34 @@ class DecodeSteps:
             found = (sampled, *found)
         return tuple(each[:count] for each in found)
 
-    def start_compiling(self, kinds: Sequence[StepKind], wait: Wait = None) -> Compilation | None:
+    def start_compiling(self, kinds: Sequence[StepKind], wait: Wait = None) -> list[Compilation]:
         """`wait`: of those that wait; without one, there are none."""
         if self._recorder is None:
-            return None
+            return []
         missing = [each for each in self._recordings_of(kinds, wait) if not each.compiled]
         with self._recorder.launching():
             compilation = self._stage.start_compiling(lambda: [each.launches() for each in missing])
         for recording in missing:
             recording.compiled = True
-        return compilation
+        return [compilation, *(found for each in self._beside for found in each.start_compiling(kinds))]
 
     def capture(self, kinds: Sequence[StepKind], wait: Wait = None) -> None:
         """Capture steps whose kernels are compiled: others would wait for the compiler."""
         for recording in self._recordings_of(kinds, wait):
             if recording.compiled:
                 recording.capture()
+        for each in self._beside:
+            each.capture(kinds)
 
     def forget(self) -> None:
         """Drop all captures, because a weight or product has been replaced."""
-        self._recordings.clear()
-        self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
+        self._recorder = self._new_recorder()
+        for each in (self, *self._beside):
+            each._recordings.clear()
+            each._recorder = self._recorder
+
+    def _new_recorder(self) -> Recorder | None:
+        return Recorder(self._device) if self._device.type == "cuda" else None
 
     def _size(self, rows: int) -> int:
         return self.sizes[bisect_left(self.sizes, rows)]
@@ -256,6 +270,8 @@ class DecodeSteps:
     def _recordings_of(self, kinds: Sequence[StepKind], wait: Wait) -> list[Recording]:
         mine = (kind for kind in kinds if self.adapts or not kind.adapted)
         graphs = [self._graph_of(kind) for kind in mine if wait is not None or not kind.waits]
+        if self.received is not None:
+            graphs += [each._replace(observed=True) for each in graphs]
         return [self._recording(each, None, wait if each.waits else None) for each in graphs]
 
     def _graph_of(self, kind: StepKind) -> Graph:
@@ -290,11 +306,15 @@ class DecodeSteps:
         fields["columns"] = ((len(COLUMNS), size), np.dtype(np.float64))
         fields["asked"] = ((size,), np.dtype(np.int32))
         fields["work"] = ((work.numbers,), np.dtype(np.int32))
+        if self.received is not None:
+            fields["observers"] = ((1 + self._observers(size), observers.FIELDS), np.dtype(np.int32))
         if biased:
             fields["bias_at"] = ((BIASES,), np.dtype(np.int64))
             fields["biases"] = ((BIASES,), np.dtype(np.float32))
         form = StagingBuffers(fields, size, self._mirror, max(BEHIND, self._ends.stages))
         form.on_device |= dict(zip(PADDING, form.on_device["rows"], strict=False))
+        if self.received is not None:
+            form.on_device["received"] = self.received[: self._observers(size)]
         if self._streams is not None:
             form.on_device["stream"] = self._streams[:size]
         return form, work
@@ -313,12 +333,24 @@ class DecodeSteps:
             numbers[len(PADDING) + PER_GROUP * at, :count] = places
         numbers[:, count:] = self._padding
 
+    def _observers(self, tokens: int) -> int:
+        """The most blocks that so many tokens fill."""
+        return min(tokens, len(self._tables.grid) + tokens // self._block_size)
+
+    def _observe(self, listed: np.ndarray, rows: Rows) -> bool:
+        """Write the rows' observers. Whether there are any."""
+        filled = filled_blocks(rows.lengths, rows.contexts, self._block_size)
+        observers.write_observers(listed, filled, rows.slots[filled[:, 1]])
+        return len(filled) > 0
+
     def _launches(
         self, form: StagingBuffers, work: MetadataBuilder, graph: Graph, seen: SeenTokens | None, wait: Wait
     ) -> Callable[[], tuple[Tensor, ...]]:
         fields, stage, last_ids, flags = dict(form.on_device), self._stage, self._last_ids, graph.flags
         if not graph.adapted:
             del fields["adapters"]
+        if not graph.observed:
+            fields.pop("observers", None)
         tables, *others = self._mirror.split(self._tables.grids[0].shape[1], 1)
         places = fields["rows"][len(PADDING) :: PER_GROUP]
         where = fields["work"], tables, fields["slots"], fields["contexts"]
@@ -348,6 +380,11 @@ class DecodeSteps:
             self._mirror.view(-1)[at] = values
 
 
+def piece_sizes(longest: int) -> tuple[int, ...]:
+    """The sizes of graphs with pieces of prompts. `longest`: see Stage."""
+    return PIECE_SIZES[: bisect_right(PIECE_SIZES, max(_USUAL, longest))]
+
+
 def _piece_size(tokens: int) -> int:
     return PIECE_SIZES[bisect_left(PIECE_SIZES, tokens)]
 
@@ -360,30 +397,3 @@ def each_token(rows: Rows) -> Rows:
     wide[:, 2] += np.arange(len(wide)) - np.repeat(begins, lengths)
     wide[:, 3] = 1
     return Rows(wide)
-
-
-def write_sampling(fields: Mapping[str, np.ndarray], inputs: SamplingInputs) -> None:
-    """Write the rows' sampling parameters into the buffers."""
-    columns, count = fields["columns"], len(inputs.numbers)
-    columns[:, :count] = inputs.numbers.T
-    columns[:, count:] = inputs.numbers[:1].T  # padding samples like the first row, without penalties
-    columns[PENALTIES, count:] = UNPENALIZED
-    write_logprob_counts(fields["asked"], inputs)
-    if inputs.edits is not None:
-        at, values = logit_biases(inputs)
-        fields["bias_at"][:] = -1
-        fields["bias_at"][: len(at)], fields["biases"][: len(at)] = at, values
-
-
-def write_logprob_counts(asked: np.ndarray, inputs: SamplingInputs) -> None:
-    """Write how many of the likeliest tokens each row requests, -1 for none."""
-    asked.fill(-1)
-    for row, count in inputs.logprobs:
-        asked[row] = count
-
-
-def logit_biases(inputs: SamplingInputs) -> tuple[np.ndarray, np.ndarray]:
-    """Indices into the flattened [rows, vocab], and the values to add there."""
-    assert inputs.edits is not None
-    rows, ids, values = inputs.edits
-    return rows * inputs.vocab + ids, values

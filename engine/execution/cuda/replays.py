@@ -24,7 +24,8 @@ class Hidden(NamedTuple):
     states: Tensor  # [tokens, hidden]
     ends: Tensor | None  # index of the last token of each row that samples; None: every token
     slots: Tensor  # of the rows that sample
-    batch: Batch | None = None  # of a step that was launched kernel by kernel
+    batch: Batch | None = None  # None: no drafter reads the states
+    replayed: bool = False
 
 
 class Replays(NamedTuple):
@@ -55,14 +56,17 @@ class Replays(NamedTuple):
         """Whether a graph can hold the step's adapters."""
         return self.steps.adapts or not piece.adapted
 
-    def hidden(self, piece: ModelInput, wait: Wait) -> Hidden | None:
-        """Run the model up to its hidden states, valid until the next step. None: no graph holds it."""
+    def hidden(self, piece: ModelInput, wait: Wait, batch: Batch | None = None) -> Hidden | None:
+        """Run the model up to its hidden states, valid until the next step. None: no graph holds it.
+
+        `batch`: of the same step.
+        """
         if not self._adapts(piece) or (states := self.steps.hidden(piece.rows, piece.ids, wait)) is None:
             return None
         samples = piece.rows.samples
         ends = np.cumsum(piece.rows.lengths)[samples] - 1
         slots, at = upload([piece.rows.slots[samples], ends], self.device)
-        return Hidden(states, at, slots)
+        return Hidden(states, at, slots, batch, replayed=True)
 
 
 def preparations(stage: "GpuStage | None", steps: DecodeSteps | None) -> tuple[int, int]:

@@ -1,15 +1,18 @@
 """A step's work on a GPU: the fused forward pass, and sampling on the device."""
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend, Batch
 from engine.attention.graph_work import GraphMetadata, GraphWork
+from engine.attention.observers import Observers
 from engine.attention.triton_backend import TritonAttention
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.foreign import ForeignDecoder, can_be_captured
-from engine.execution.cuda.graphs import SamplingFlags
+from engine.execution.cuda.graphs import piece_sizes
+from engine.execution.cuda.sampling_fields import SamplingFlags
 from engine.execution.protocol import Compilation
 from engine.kernels.triton.precompile import once, start_compiling
 from engine.kernels.triton.sampling.edits import edit, note
@@ -25,9 +28,6 @@ from engine.sampling.penalties import SeenTokens
 
 # Multiplications, by the weights of a layer, that take about as long as launching its kernels one by one.
 _LAUNCHED = 2**36
-# Whether models that transformers runs have graphs and our sampling, if a trial succeeds. To be turned on
-# when all of tests/runner/replies/test_gpu_foreign.py pass on a GPU; Falcon's test did not.
-FOREIGN = False
 
 
 class GpuStage:
@@ -39,7 +39,9 @@ class GpuStage:
         store: KVStore,
         attention: TritonAttention,
         adapters: AdapterBank | None = None,
+        states: Tensor | None = None,
     ) -> None:
+        """`states`: where decodes in graphs leave their hidden states."""
         self._decoder: FusedDecoder | ForeignDecoder
         if isinstance(model, Decoder):
             self._decoder = FusedDecoder(model, store.layers, attention)
@@ -48,11 +50,16 @@ class GpuStage:
         self._attention, self._store = attention, store
         first = next(iter(model.parameters()))
         self._dtype, self.device = first.dtype, first.device
-        self._ends_early = isinstance(model, Decoder) and model.config.after > 0
+        self._states = states
         self.compilations = 0  # that were started
         self.adapters = adapters if adapters is not None and adapters.launches else None
         # The weights that a token is multiplied by are about 12 hidden squared in most models.
         self.longest = _LAUNCHED // (12 * model.config.hidden**2)
+        self._tapped: Decoder | None = None
+        if states is not None and isinstance(model, Decoder):
+            most = max(len(states), piece_sizes(self.longest)[-1])
+            model.tap_buffers = {layer: states.new_zeros(most, states.shape[1]) for layer in model.taps}
+            self._tapped = model
 
     def work(self, tokens: int, *, pieces: bool = False) -> GraphWork:
         specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"
@@ -64,11 +71,13 @@ class GpuStage:
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
         key = (self, "logits", self._kernels(fields, metadata))
-        return once(key, lambda: self.head(self._hidden(fields, last_ids, metadata)))
+        return once(key, lambda: self._logits(fields, last_ids, metadata))
 
     def _logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
         hidden = self._hidden(fields, last_ids, metadata)
-        return hidden if self._ends_early else self.head(hidden)
+        if self._states is not None:
+            self._states[: len(hidden)].copy_(hidden)
+        return self.head(hidden)
 
     def hidden(
         self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata, wait: Wait
@@ -86,14 +95,27 @@ class GpuStage:
         places, adapters = fields.get("adapters"), None
         if places is not None and self.adapters is not None:
             adapters = self.adapters.at(places)
-        return self._decoder.forward(x, fields["positions"], fields["places"], metadata, adapters, wait)
+        if (listed := fields.get("observers")) is not None:
+            metadata = replace(metadata, observers=Observers(listed, fields["received"].zero_()))
+        found = self._decoder.forward(x, fields["positions"], fields["places"], metadata, adapters, wait)
+        if self._tapped is not None:
+            self._leave_taps(self._tapped)
+        return found
+
+    def _leave_taps(self, model: Decoder) -> None:
+        """Copy what layers have read to where it stays until the next step."""
+        for layer, buffer in model.tap_buffers.items():
+            if (read := model.taps[layer]) is not None:  # None: this layer's kernels are compiled already
+                buffer[: len(read)].copy_(read)
+                model.taps[layer] = None
 
     def _kernels(self, fields: Mapping[str, Tensor], metadata: GraphMetadata) -> Hashable:
         """What the launches depend on: one size has the same tiles and alignments."""
         lists = (each for launches in metadata.work.values() for each in launches)
         layout = self.adapters.layout if self.adapters and "adapters" in fields else None
         tokens = len(fields["ids"])
-        return tokens, layout, *((each.items.shape, each.merges.shape, each.most) for each in lists)
+        kind = tokens, layout, "observers" in fields
+        return *kind, *((each.items.shape, each.merges.shape, each.most) for each in lists)
 
     def sample(
         self,
@@ -145,12 +167,16 @@ class GpuStage:
 
 
 def stage_for(
-    model: LanguageModel, store: KVStore, attention: AttentionBackend, adapters: AdapterBank
+    model: LanguageModel,
+    store: KVStore,
+    attention: AttentionBackend,
+    adapters: AdapterBank | None,
+    states: Tensor | None,
 ) -> GpuStage | None:
     """None: steps use the model's own forward pass."""
     if not isinstance(attention, TritonAttention):
         return None
-    stage = GpuStage(model, store, attention, adapters)
-    if isinstance(model, Decoder) or (FOREIGN and can_be_captured(stage, store, model, stage.device)):
+    stage = GpuStage(model, store, attention, adapters, states)
+    if isinstance(model, Decoder) or can_be_captured(stage, store, model, stage.device):
         return stage
     return None

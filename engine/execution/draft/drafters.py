@@ -1,5 +1,6 @@
 """Finds the draft models for a model, and prepares them."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from engine.attention.base import AttentionBackend
 from engine.attention.registry import choose as choose_attention
 from engine.execution.draft.drafting import Drafter, EarlyExit, SmallModel
 from engine.execution.draft.eagle import EagleHead, eagle_folder, read_eagle
+from engine.execution.draft.files import host_of
 from engine.execution.draft.heads import HeadDrafter
 from engine.execution.draft.medusa import MedusaHeads, medusa_folder, read_medusa
 from engine.execution.draft.next_tokens import ChainedHead, NextTokens, OwnHead
@@ -73,8 +75,9 @@ def find_draft_models(
     """Find the draft models. Raises if a configured draft model does not fit or the exit layer is unknown."""
     exit_layer = _exit(place, model, config)
     if config.drafts_itself:
-        assert isinstance(model, Decoder) and model.mtp is not None, "it is loaded with the model"
-        return DraftModels(None, exit_layer, chained=OwnHead(model, model.mtp))
+        decoder = host_of("heads for multi-token prediction", model, device, config.ranks)
+        assert decoder.mtp is not None, "it is loaded with the model"
+        return DraftModels(None, exit_layer, chained=OwnHead(decoder, decoder.mtp))
     if config.draft and (folder := medusa_folder(config.draft)) is not None:
         if config.forgets:
             raise BadInput(f"draft: {WINDOWED}")
@@ -96,7 +99,7 @@ def _small(
         return None
     if name is None:
         folder = place.folder / FOLDER
-        if config.dummy_weights or not (folder / CONFIG).is_file():
+        if config.dummy_weights or not os.path.isfile(folder / CONFIG):
             return None
         name = str(folder)
     if not name:

@@ -4,7 +4,7 @@ A draft is sampled with the random number of its position in the reply, so it of
 token even in a sampled reply.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,20 +12,18 @@ import torch
 from torch import Tensor
 
 from engine.api.errors import BadWire
-from engine.attention.base import AttentionBackend, Batch, attending
+from engine.attention.base import AttentionBackend, attending
 from engine.execution.batch import BatchBuilder, PackedBatch
+from engine.execution.cuda.drafts import DraftReplays
 from engine.execution.draft.heads import HeadDrafter
 from engine.execution.draft.next_tokens import NextTokens
 from engine.execution.sampling_state import SamplingState
 from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
-from engine.scheduling.step import LAST, Drafts, Rows, SlotTokens, Step, StepRow
+from engine.scheduling.step import LAST, Rows, SlotTokens, StepRow
 
 PIECE = 512  # tokens that a draft model computes at a time when it catches up on a prompt
-
-# (logits, slots, rows) -> tokens, recorded as each slot's last
-Sample = Callable[[Tensor, Tensor, Rows], Tensor]
 
 DraftRow = tuple[StepRow, Sequence[int]]  # a row of the drafter, and its tokens
 
@@ -36,22 +34,13 @@ class EarlyExit:
     def __init__(self, model: Decoder, store: KVStore, attention: AttentionBackend, layers: int) -> None:
         self._model, self._store, self._attention, self._layers = model, store, attention, layers
 
-    def serve(self, store: KVStore) -> None:
-        """Nothing to do: the cache is the model's own."""
-
-    def read(self, tokens: SlotTokens) -> None:
-        """Nothing to do: the model's own cache holds the tokens."""
-
-    def keep(self, hidden: Tensor, rows: Rows, batch: Batch | None) -> None:
-        """Nothing to do: it computes hidden states of its own."""
-
     def begin(self, row: StepRow, token: int) -> DraftRow:
         return row._replace(length=1, samples=True, drafted=0), [token]
 
     def observe(self, row: StepRow, drafts: tuple[int, ...]) -> None:
         """Nothing to do: the step itself overwrites the cache."""
 
-    def hidden(self, packed: PackedBatch) -> Tensor:
+    def hidden(self, packed: PackedBatch, rows: Rows) -> Tensor:
         batch = packed.batch
         attend = attending(self._attention, self._store.layers, batch)
         return self._model.forward(batch.ids, batch.positions, attend, self._layers, packed.adapters)
@@ -82,7 +71,8 @@ class SmallModel:
     """A small draft model. Its cache is a separate store with the same block numbers."""
 
     def __init__(self, model: LanguageModel, attention: AttentionBackend, store: KVStore) -> None:
-        self.model, self._attention = model, attention
+        self.model, self.attention = model, attention
+        self.replays: DraftReplays | None = None  # what launches its forwards on a GPU
         self._held: dict[int, _Held] = {}  # by slot
         self.serve(store)
 
@@ -112,9 +102,6 @@ class SmallModel:
             raise BadWire(f"the step has tokens of slot {tokens.slot} from {tokens.at}, without those before")
         held.tokens[tokens.at :] = tokens.tokens
 
-    def keep(self, hidden: Tensor, rows: Rows, batch: Batch | None) -> None:
-        """Nothing to do: it computes hidden states of its own."""
-
     def begin(self, row: StepRow, token: int) -> DraftRow:
         """A row from the end of the cache to the step's token."""
         held = self._held.get(row.slot)
@@ -129,9 +116,9 @@ class SmallModel:
         held = self._held[row.slot]
         held.known, held.drafts = row.start + 1, drafts[:-1]
 
-    def hidden(self, packed: PackedBatch) -> Tensor:
+    def hidden(self, packed: PackedBatch, rows: Rows) -> Tensor:
         batch = packed.batch
-        attend = attending(self._attention, self.store.layers, batch)
+        attend = attending(self.attention, self.store.layers, batch)
         return self.model.forward(batch.ids, batch.positions, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -142,87 +129,63 @@ CachedDrafter = EarlyExit | SmallModel | NextTokens
 Drafter = CachedDrafter | HeadDrafter
 
 
-def with_drafts(
-    step: Step, drafters: Mapping[str, Drafter], batches: BatchBuilder, sampling_state: SamplingState
-) -> tuple[Mapping[int, Drafts], np.ndarray]:
-    """The step's drafts and ids, filled in with the drafts that models make here."""
-    made, ids = dict(step.drafts), step.ids
-    drafted = step.rows[step.single : step.single + len(made)]
-    ends = step.single + np.cumsum(drafted.lengths)
-    places = {row.request: slice(end - row.drafted, end) for row, end in zip(drafted, ends, strict=True)}
-    for kind, drafter in drafters.items():
-        rows = [
-            (row, int(ids[places[row.request].start - 1]))
-            for row in drafted
-            if made[row.request].kind == kind
-        ]
-        if rows:
-            if isinstance(drafter, HeadDrafter):
-                found = drafter.drafts([row for row, _ in rows], sampling_state.guess)
-            else:
-                found = drafts_of(drafter, rows, batches, sampling_state.last_ids, sampling_state.guess)
-            sampling_state.apply(step.sampling)  # drafts were counted as text
-            ids = ids.copy()
-            for request, tokens in found.items():
-                made[request] = made[request]._replace(tokens=tokens)
-                ids[places[request]] = tokens
-    return made, ids
+class Forwards:
+    """The forwards of a drafter for one step."""
 
+    def __init__(
+        self, drafter: CachedDrafter, batches: BatchBuilder, sampling: SamplingState, replay: bool
+    ) -> None:
+        self._drafter, self._batches, self._sampling = drafter, batches, sampling
+        self._replays = drafter.replays if replay and isinstance(drafter, SmallModel) else None
 
-def drafts_of(
-    drafter: CachedDrafter,
-    rows: Sequence[tuple[StepRow, int]],
-    batches: BatchBuilder,
-    last_ids: Tensor,
-    sample: Sample,
-) -> dict[int, tuple[int, ...]]:
-    """Drafts by request, as many as each row has room for. `rows`: each row and its token."""
-    requested = {row.request: row.drafted for row, _ in rows}
-    draft_rows = [_catch_up(drafter, drafter.begin(row, token), batches, last_ids) for row, token in rows]
-    sampled: list[tuple[list[StepRow], Tensor]] = []
-    while draft_rows:
-        draft_rows.sort(key=lambda draft_row: draft_row[0].length > 1)
-        of = Rows.of([row for row, _ in draft_rows])
-        packed = _pack_rows(of, draft_rows, batches, last_ids)
-        hidden = drafter.hidden(packed)
+    def drafts(self, rows: Sequence[tuple[StepRow, int]]) -> dict[int, tuple[int, ...]]:
+        """Drafts by request, as many as each row has room for. `rows`: each row and its token.
+
+        Each forward reads what the one before has sampled, and nothing waits for the device before the last.
+        """
+        draft_rows = [self._catch_up(*self._drafter.begin(row, token)) for row, token in rows]
+        sampled: list[Tensor] = []  # after each forward: the last token of every slot
+        while draft_rows:
+            draft_rows.sort(key=lambda draft_row: draft_row[0].length > 1)
+            self._sample(draft_rows)
+            sampled.append(self._sampling.last_ids.clone())
+            drafting = {row.request for row, _ in rows if row.drafted > len(sampled)}
+            draft_rows = [
+                (row._replace(start=row.start + row.length, length=1), [LAST])
+                for row, _ in draft_rows
+                if row.request in drafting
+            ]
+        tokens = torch.stack(sampled).cpu().numpy()
+        found = {row.request: tuple(tokens[: row.drafted, row.slot].tolist()) for row, _ in rows}
+        for row, _ in rows:
+            self._drafter.observe(row, found[row.request])
+        return found
+
+    def _sample(self, draft_rows: Sequence[DraftRow]) -> None:
+        """Sample the next token of each row, as its slot's last."""
+        rows, ids = _packed(draft_rows)
+        if self._replays is not None and self._replays.sample(rows, ids):
+            return
+        packed = self._pack(rows, ids)
+        hidden = self._drafter.hidden(packed, rows)
         if packed.ends is not None:
             hidden = hidden[packed.ends]
-        sampled.append((list(of), sample(drafter.logits(hidden), packed.slots, of)))
-        draft_rows = [
-            (row._replace(start=row.start + row.length, length=1), [LAST])
-            for row, _ in draft_rows
-            if requested[row.request] > len(sampled)
-        ]
-    found: dict[int, tuple[int, ...]] = {}
-    tokens = iter(torch.cat([ids for _, ids in sampled]).tolist())
-    for made, _ in sampled:
-        for row in made:
-            found[row.request] = (*found.get(row.request, ()), next(tokens))
-    for row, _ in rows:
-        drafter.observe(row, found[row.request])
-    return found
+        self._sampling.guess(self._drafter.logits(hidden), packed.slots, rows)
+
+    def _catch_up(self, row: StepRow, tokens: Sequence[int]) -> DraftRow:
+        """Compute all but the last piece of the tokens that the drafter lacks; return the last."""
+        while row.length > PIECE:
+            rows, ids = _packed([(row._replace(length=PIECE, samples=False), tokens[:PIECE])])
+            if self._replays is None or not self._replays.cache(rows, ids):
+                self._drafter.hidden(self._pack(rows, ids), rows)
+            row = row._replace(start=row.start + PIECE, length=row.length - PIECE)
+            tokens = tokens[PIECE:]
+        return row, tokens
+
+    def _pack(self, rows: Rows, ids: np.ndarray) -> PackedBatch:
+        return self._batches.build(rows, ids, int((rows.lengths == 1).sum()), self._sampling.last_ids)
 
 
-def _catch_up(
-    drafter: CachedDrafter, draft_row: DraftRow, batches: BatchBuilder, last_ids: Tensor
-) -> DraftRow:
-    """Compute all but the last piece of the tokens that the drafter lacks; return the last."""
-    row, tokens = draft_row
-    while row.length > PIECE:
-        piece = (StepRow(row.request, row.slot, row.start, PIECE, False), tokens[:PIECE])
-        drafter.hidden(_pack_rows(Rows.of([piece[0]]), [piece], batches, last_ids))
-        row = StepRow(row.request, row.slot, row.start + PIECE, row.length - PIECE, True)
-        tokens = tokens[PIECE:]
-    return row, tokens
-
-
-def _pack_rows(
-    rows: Rows, draft_rows: Sequence[DraftRow], batches: BatchBuilder, last_ids: Tensor
-) -> PackedBatch:
+def _packed(draft_rows: Sequence[DraftRow]) -> tuple[Rows, np.ndarray]:
     ids = np.concatenate([np.asarray(tokens, np.int64) for _, tokens in draft_rows])
-    return batches.build(rows, ids, int((rows.lengths == 1).sum()), last_ids)
-
-
-def draft_stores(drafters: Mapping[str, Drafter]) -> list[KVStore]:
-    """The caches of draft models, which use the same block numbers as the model's."""
-    return [each.store for each in drafters.values() if isinstance(each, SmallModel)]
+    return Rows.of([row for row, _ in draft_rows]), ids

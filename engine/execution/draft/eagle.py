@@ -1,5 +1,6 @@
 """EAGLE-3 heads, read from a folder: a layer that reads a token and what three of the model's have read."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -79,9 +80,10 @@ class EagleHead(nn.Module):
         """Have the model keep what those of its layers read."""
         self._model[0].taps = dict.fromkeys(self._taps)
 
-    def states(self, hidden: Tensor) -> Tensor:
-        seen = [self._model[0].taps[layer] for layer in self._taps]
-        out: Tensor = self.fuse(torch.cat([each for each in seen if each is not None], 1))
+    def states(self, hidden: Tensor, replayed: bool) -> Tensor:
+        seen = self._model[0].tap_buffers if replayed else self._model[0].taps
+        read = [each[: len(hidden)] for layer in self._taps if (each := seen[layer]) is not None]
+        out: Tensor = self.fuse(torch.cat(read, 1))
         return out
 
     def forward(self, ids: Tensor, before: Tensor, at: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
@@ -112,7 +114,7 @@ def eagle_folder(name: str) -> Path | None:
     """Return the folder if it holds an EAGLE-3 head."""
     folder = expanded(name)
     config = folder / CONFIG
-    return folder if config.is_file() and Fields.read(config).given(VOCAB) else None
+    return folder if os.path.isfile(config) and Fields.read(config).given(VOCAB) else None
 
 
 @torch.no_grad()
@@ -133,14 +135,15 @@ def read_eagle(folder: Path, model: object, device: torch.device, ranks: int = 1
         names = {*tensors.keys()}
     vocab = fields.whole(VOCAB, high=config.vocab)
     norms_residual, embeds = fields.flag("norm_before_residual", False), "embed_tokens.weight" in names
-    head = EagleHead(config, decoder, vocab, embeds=embeds, norms_residual=norms_residual).eval()
+    with device:
+        head = EagleHead(config, decoder, vocab, embeds=embeds, norms_residual=norms_residual).eval()
     layer = "midlayer." if any(name.startswith("midlayer.") for name in names) else "layers.0."
     slots = dict(head.slots(layer))
     shapes = {name: tuple(view.shape) for name, view in slots.items()}
     for name, tensor in read_exactly(file, shapes, decoder.embed.dtype, NAME, ("d2t", "t2d")).items():
         slots[name].copy_(tensor)
     if vocab < config.vocab or "d2t" in names:
-        head.known = _known(file, vocab, config.vocab)
+        head.known = _known(file, vocab, config.vocab).to(device)
     finalize(head, named("none"))
     return head
 

@@ -10,12 +10,14 @@ from engine.api.errors import BadCheckpoint, BadInput
 from engine.models.checkpoint import FLOATS, SINGLE, Header, check, opened, refuse_kinds
 from engine.models.decoder import Decoder
 
+ON_GPUS = True  # False: heads are refused there
+
 
 def host_of(heads: str, model: object, device: torch.device, ranks: int) -> Decoder:
     """Return the model. Raises if such heads cannot run beside it."""
     if ranks > 1:
         raise BadInput(f"draft: {heads} run in one process only; leave tp and pp at 1")
-    if device.type != "cpu":
+    if device.type != "cpu" and not ON_GPUS:
         raise BadInput(f"draft: {heads} run on CPUs only so far; add --device cpu")
     if not isinstance(model, Decoder):
         raise BadInput(f"draft: {heads} need a model that runs natively")
@@ -37,6 +39,7 @@ def read_exactly(
     dtype: torch.dtype,
     heads: str,
     beside: Collection[str] = (),
+    device: str | torch.device = "cpu",
 ) -> dict[str, Tensor]:
     """Read exactly these tensors. All headers are checked before anything is read.
 
@@ -50,7 +53,7 @@ def read_exactly(
         for name, shape in shapes.items():
             header = tensors.get_slice(name)
             check(name, Header(file, header.get_dtype(), tuple(header.get_shape())), FLOATS, [shape])
-        found: dict[str, Tensor] = {name: tensors.get_tensor(name).to(dtype) for name in shapes}
+        found: dict[str, Tensor] = {name: tensors.get_tensor(name).to(device, dtype) for name in shapes}
     for name, tensor in found.items():
         if not torch.isfinite(tensor).all():
             raise BadCheckpoint(f"{file}: {name} holds numbers that are not finite")

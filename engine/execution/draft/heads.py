@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from engine.api.params import MAX_DRAFT
-from engine.attention.base import Batch
 from engine.execution.draft.medusa import MedusaHeads
-from engine.scheduling.step import Rows, SlotTokens, StepRow
+from engine.scheduling.step import Rows, StepRow
 
 
 class HiddenStates:
@@ -62,13 +61,12 @@ class HeadDrafter:
     def __init__(self, heads: MedusaHeads) -> None:
         self._heads, self._states = heads, HiddenStates(heads.blank)
 
-    def serve(self, store: object) -> None:
-        """Nothing to do: heads have no cache."""
+    @property
+    def blank(self) -> Tensor:
+        """As a hidden state."""
+        return self._heads.blank
 
-    def read(self, tokens: SlotTokens) -> None:
-        """Nothing to do: heads read hidden states only."""
-
-    def keep(self, hidden: Tensor, rows: Rows, batch: Batch | None) -> None:
+    def keep(self, hidden: Tensor, rows: Rows) -> None:
         """Keep the last state of each row. Drafts are rows of their own, so each of theirs is kept."""
         for row, tokens in by_row(rows):
             self._states.keep(row, hidden[tokens])

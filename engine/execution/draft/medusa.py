@@ -1,5 +1,6 @@
 """Medusa heads, read from a folder. Head k guesses the token k + 2 places after a hidden state's own."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def medusa_folder(name: str) -> Path | None:
     """Return the folder if it holds Medusa heads."""
     folder = expanded(name)
     config = folder / CONFIG
-    return folder if config.is_file() and Fields.read(config).given(HEADS) else None
+    return folder if os.path.isfile(config) and Fields.read(config).given(HEADS) else None
 
 
 def read_medusa(folder: Path, model: object, device: torch.device, ranks: int = 1) -> MedusaHeads:
@@ -70,7 +71,7 @@ def read_medusa(folder: Path, model: object, device: torch.device, ranks: int = 
     outs = {f"{head}.{len(layers)}.weight": (decoder.config.vocab, width) for head in heads}
     with opened(file) as tensors:
         shared = outs.keys().isdisjoint(tensors.keys())
-    found = read_exactly(file, shapes if shared else shapes | outs, dtype, NAME)
+    found = read_exactly(file, shapes if shared else shapes | outs, dtype, NAME, device=device)
     blocks = [
         (
             torch.stack([found[f"{head}.{layer}.linear.weight"] for head in heads]),

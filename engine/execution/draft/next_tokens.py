@@ -9,12 +9,13 @@ from torch import Tensor
 from engine.api.cache_spec import CacheSpec
 from engine.attention.base import Attend, AttentionBackend, Batch, attending, caching
 from engine.execution.batch import PackedBatch
+from engine.execution.cuda.arrivals import Wait
 from engine.execution.draft.heads import HiddenStates, by_row
 from engine.kv.store import KVStore
 from engine.models.decoder import Decoder
 from engine.models.layers.next_token import NextTokenHead
 from engine.models.layers.step import StepContext
-from engine.scheduling.step import Rows, SlotTokens, StepRow
+from engine.scheduling.step import Rows, StepRow
 
 
 class ChainedHead(Protocol):
@@ -22,8 +23,8 @@ class ChainedHead(Protocol):
 
     spec: CacheSpec  # of its layer, which follows the model's
 
-    def states(self, hidden: Tensor) -> Tensor:
-        """The states after the tokens of a step of the model, which has just run."""
+    def states(self, hidden: Tensor, replayed: bool) -> Tensor:
+        """The states after the tokens of a step of the model, which has just run. `replayed`: by a graph."""
 
     def forward(self, ids: Tensor, before: Tensor, at: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
         """What logits are computed from, and the states. `at`: the positions."""
@@ -40,7 +41,7 @@ class OwnHead:
     def __init__(self, model: Decoder, head: NextTokenHead) -> None:
         self._model, self._head, self.spec = model, head, head.spec
 
-    def states(self, hidden: Tensor) -> Tensor:
+    def states(self, hidden: Tensor, replayed: bool) -> Tensor:
         return hidden
 
     def forward(self, ids: Tensor, before: Tensor, at: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
@@ -75,19 +76,15 @@ class NextTokens:
     ) -> None:
         """`blank`: as a state."""
         self._head, self._store, self._attention = head, store, attention
+        self.blank, self._layer = blank, len(store.layers) - 1
         self._states = HiddenStates(blank, block_size)
         self._fed: dict[int, Tensor] = {}  # by slot: the state before the next token that is drafted from
 
-    def serve(self, store: KVStore) -> None:
-        """Nothing to do: the cache is the model's own."""
-
-    def read(self, tokens: SlotTokens) -> None:
-        """Nothing to do: the model's own cache holds the tokens."""
-
-    def keep(self, hidden: Tensor, rows: Rows, batch: Batch | None) -> None:
-        """Cache the step's tokens, each with the state before it."""
-        assert batch is not None, "the step was replayed from a graph"
-        states = self._head.states(hidden)
+    def keep(self, hidden: Tensor, rows: Rows, batch: Batch, wait: Wait, replayed: bool) -> None:
+        """Cache the step's tokens, each with the state before it. `wait`: for blocks of the head's layer."""
+        if wait is not None:
+            wait(self._layer)
+        states = self._head.states(hidden, replayed)
         before = states.roll(1, 0)
         for row, tokens in by_row(rows):
             before[tokens.start] = self._states.before(row)
@@ -102,9 +99,9 @@ class NextTokens:
     def observe(self, row: StepRow, drafts: tuple[int, ...]) -> None:
         """Nothing to do: the step itself overwrites the cache."""
 
-    def hidden(self, packed: PackedBatch) -> Tensor:
+    def hidden(self, packed: PackedBatch, rows: Rows) -> Tensor:
         """Run the head for a token of each row."""
-        batch, slots = packed.batch, packed.slots.tolist()
+        batch, slots = packed.batch, rows.slots.tolist()
         fed = torch.stack([self._fed[slot] for slot in slots])
         attend = attending(self._attention, self._store.layers, batch)
         out, states = self._head.forward(batch.ids, fed, batch.positions, attend)

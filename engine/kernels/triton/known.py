@@ -8,7 +8,8 @@ kernel's source, so a changed kernel is left out, and is compiled when a step is
 import json
 import logging
 import os
-from collections.abc import Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from importlib import import_module
@@ -46,10 +47,10 @@ class KnownKernel(NamedTuple):
 class KnownKernels:
     """The kernels of one configuration. Any thread may note one."""
 
-    def __init__(self, file: Path) -> None:
-        self._file, self._gate, self._writing = file, Lock(), Lock()
+    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file, self._clock, self._gate, self._writing = file, clock, Lock(), Lock()
         self._kernels: dict[KnownKernel, None] = {}  # used or loaded by this process
-        self._timer: Timer | None = None
+        self._noted_at, self._waiting = 0.0, False  # when the last one was noted, and whether a timer runs
 
     def import_modules(self) -> None:
         """Import the modules of the file's kernels, which the engine needs anyway."""
@@ -82,12 +83,24 @@ class KnownKernels:
         with self._gate:
             if found in self._kernels or len(self._kernels) >= _MOST:
                 return
-            self._kernels[found] = None
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = Timer(_QUIET, self.save)
-            self._timer.daemon = True
-            self._timer.start()
+            self._kernels[found], self._noted_at = None, self._clock()
+            if not self._waiting:  # a thread for each kernel would take longer than to load it
+                self._waiting = True
+                self._save_after(_QUIET)
+
+    def _save_after(self, seconds: float) -> None:
+        timer = Timer(seconds, self._save_if_quiet)
+        timer.daemon = True
+        timer.start()
+
+    def _save_if_quiet(self) -> None:
+        with self._gate:
+            left = self._noted_at + _QUIET - self._clock()
+            self._waiting = left > 0
+            if self._waiting:
+                self._save_after(left)
+        if left <= 0:
+            self.save()
 
     def save(self) -> None:
         """Write the file if it has other kernels."""

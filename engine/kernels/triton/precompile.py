@@ -7,7 +7,6 @@ the time is spent in Triton's compiler and in subprocesses, which both release t
 
 import logging
 import os
-import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
@@ -21,8 +20,9 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 import engine.kernels.triton.launchers  # noqa: F401  threads and processes build launchers
-from engine.early import done_at, short_turns, wait_for_hash
+from engine.early import short_turns, wait_for_hash
 from engine.kernels.triton.known import KnownKernels, known_kernels
+from engine.timeline import timed
 
 log = logging.getLogger("minichat.engine")
 T = TypeVar("T")
@@ -81,11 +81,14 @@ def start_compiling(launches: Callable[[], object]) -> CompilingKernels:
 
     A kernel that does not compile raises the same error as its launch would.
     """
-    for each in _loading[:]:  # both would only take turns, and `launches` is quicker after that
-        each.join(_PATIENCE)
-    _loading.clear()
-    # In a context of its own, where Triton's mode ends without waiting.
-    return copy_context().run(_start_compiling, launches)
+    if _loading:
+        with timed("waiting for the known kernels"):  # both would only take turns, and `launches` is quicker
+            for each in _loading[:]:
+                each.join(_PATIENCE)
+        _loading.clear()
+    with timed("rehearsing steps"):
+        # In a context of its own, where Triton's mode ends without waiting.
+        return copy_context().run(_start_compiling, launches)
 
 
 def _start_compiling(launches: Callable[[], object]) -> CompilingKernels:
@@ -114,11 +117,11 @@ def load_ahead(*configuration: Hashable) -> None:
 def _load(kernels: KnownKernels, device: int) -> None:
     try:
         driver.active.set_current_device(device)
-        failed = copy_context().run(_start_compiling, kernels.preload).failed()
-        kernels.forget(failed, device)
+        with timed("the known kernels"):
+            failed = copy_context().run(_start_compiling, kernels.preload).failed()
+            kernels.forget(failed, device)
         for each in failed:
             log.debug("a kernel was not loaded ahead: %s", each.future.exception())
-        done_at["the known kernels"] = time.monotonic()
     except Exception:
         log.exception("kernels were not loaded ahead; a step that needs one reports why")
 

@@ -17,10 +17,6 @@ from engine.models.adapters.table import AdapterTable
 from engine.models.adapters.targets import adaptable, adapter_targets
 from engine.models.base import LanguageModel
 
-# On a GPU: whether kernels multiply, and graphs have adapters. Else torch multiplies, outside of graphs.
-# To be turned on when all of tests/kernels/steps/adapters/test_adapters_gpu.py pass on a GPU.
-KERNELS = False
-
 
 class AdapterBank:
     """Loads and drops adapters by number, and prepares those of a step."""
@@ -30,7 +26,7 @@ class AdapterBank:
         # On a CPU, thin products of bfloat16 are several times slower than those of float32.
         on_cpu = device.type == "cpu"
         self._dtype = torch.float32 if on_cpu else next(iter(model.parameters())).dtype
-        self.launches = KERNELS and not on_cpu  # whether kernels add them, which graphs can hold
+        self.launches = not on_cpu  # whether kernels add them, which graphs can hold
         self._read: dict[Path, AdapterFiles] = {}  # read ahead by other threads
         self._gate = Lock()  # guards what was read
 

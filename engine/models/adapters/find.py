@@ -21,7 +21,7 @@ def find_adapter(name: str) -> Path:
     files = [CONFIG, WEIGHTS]  # pickles are never fetched
     try:
         folder = Path(snapshot_download(name, local_files_only=True, allow_patterns=files))
-        if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
+        if os.path.isfile(folder / CONFIG) and os.path.isfile(folder / WEIGHTS):
             return folder
     except LocalEntryNotFoundError:
         pass

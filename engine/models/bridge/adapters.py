@@ -89,11 +89,15 @@ ADAPTERS: dict[str, tuple[Callable[[nn.Module], bool], Callable[[Attention, Any]
 }
 
 
-def adapt(model: Any, attention: Attention) -> None:
-    """Let the attention modules of a model call ours, if its family has an adapter."""
+def adapt(model: Any, attention: Attention) -> bool:
+    """Let the attention modules of a model call ours, if its family has an adapter.
+
+    Return whether its masks are never read. ALiBi is made from them, before it is refused.
+    """
     if (adapter := ADAPTERS.get(model.config.model_type)) is None:
-        return
+        return False
     fits, replace = adapter
     for module in list(model.modules()):
         if fits(module):
             replace(attention, module)
+    return not getattr(model.config, "alibi", False)

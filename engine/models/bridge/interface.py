@@ -69,7 +69,7 @@ class BridgedModel(nn.Module):
     def __init__(self, model: Any, config: ModelConfig) -> None:
         super().__init__()
         self.model = model
-        adapt(model, _adapted)
+        self.maskless = adapt(model, _adapted)
         self.trunk = model.get_decoder()
         self.config = config
         self.sinks: Mapping[int, Tensor] = {}
@@ -93,8 +93,11 @@ class BridgedModel(nn.Module):
         return self.walk(ids, positions, lambda module, q, k, v, kwargs: attend(module.layer_idx, q, k, v))
 
     def walk(self, ids: Tensor, positions: Tensor, visit: Visit) -> Tensor:
+        given = {"input_ids": ids[None], "position_ids": positions[None], "use_cache": False}
+        if self.maskless:  # they would build a mask; one of four dimensions is taken as it is
+            given["attention_mask"] = ids[None, None, None]
         with visited_by(visit):
-            output = self.trunk(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+            output = self.trunk(**given)
         self.output_type = type(output)  # some heads read fields that only some output types have
         return output.last_hidden_state[0]
 

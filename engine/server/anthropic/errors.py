@@ -3,7 +3,7 @@
 from typing import Any
 
 from engine.server.http.errors import ApiError, ErrorForm
-from engine.server.http.renaming import RenamingRoute
+from engine.server.http.routes import RenamingRoute
 
 PATH = "/v1/messages"
 NAMES = {"stop": "stop_sequences", "grammar": "tools"}  # the engine's name: Anthropic's

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
-from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.requests import HTTPConnection
 
 from engine.server.config import MAX_DEPTH, MAX_MEMBERS, MAX_PARTS
 from engine.server.http.connection import state_of
@@ -72,7 +72,9 @@ def parse_json(text: str) -> Any:
     except ValueError:  # the only other one: Python's limit on the digits of an integer
         most = sys.get_int_max_str_digits()
         raise ApiError(400, f"a number in the JSON body must have at most {most} digits") from None
-    _check_form(value)
+    # Few brackets and colons cannot be too many levels, parts or members.
+    if text.count("[") + text.count("{") > MAX_DEPTH or text.count(":") > MAX_MEMBERS:
+        _check_form(value)
     return value
 
 
@@ -83,15 +85,15 @@ async def _body(request: Request, most: int) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(_BODY_SECONDS):
-            async for part in request.stream():
-                body += part
+            while (message := await request.receive())["type"] == "http.request":
+                body += message.get("body", b"")
                 if len(body) > most:
                     raise _too_large(most)
+                if not message.get("more_body", False):
+                    return bytes(body)
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {_BODY_SECONDS:g} s", close=True) from None
-    except ClientDisconnect:
-        raise ApiError(GONE, "the client disconnected while sending the body") from None
-    return bytes(body)
+    raise ApiError(GONE, "the client disconnected while sending the body")
 
 
 def _text(body: bytes) -> str:

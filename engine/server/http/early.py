@@ -35,7 +35,7 @@ class EarlyApplication:
             await self._health(send)
         else:
             assert self._serving is not None
-            app = await asyncio.shield(self._serving)
+            app = self.built if self._serving.done() else await asyncio.shield(self._serving)
             await self._turns.begin()
             await app(scope, receive, send)
 

@@ -20,6 +20,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 from websockets.protocol import State
 
+from engine.server.http.leaving import CLIENT, Client
+
 MAX_HEAD = 64 * 1024  # bytes of the request line and all headers
 MAX_HEADERS = 100
 _HEAD_SECONDS = 20.0
@@ -36,6 +38,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _arriving = 0  # bytes of the data at hand
     _refused = False  # whatever else arrives is ignored
     _running: RequestResponseCycle | None = None  # the request that is being answered; later ones wait
+    _client: Client | None = None  # of that request
     _timeout: asyncio.TimerHandle | None = None
     _next_probe: asyncio.TimerHandle | None = None
     _zeros = 0
@@ -53,9 +56,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _abandon(self) -> None:
         """Tell the request that is answered that its client is gone. uvicorn tells only the last one."""
-        if self._running is not None and not self._running.response_complete:
+        if self._running is not None and self._client is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+            self._client.leave()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Run the application. If it writes after the transport was closed, and before `connection_lost` is
@@ -71,6 +75,8 @@ class GuardedProtocol(HttpToolsProtocol):
             await app(scope, receive, send_if_open)
 
         self._running = cycle
+        self._client = Client(self.flow.resume_reading)
+        cycle.scope[CLIENT] = self._client  # type: ignore[literal-required]
         super()._start_asgi_task(cycle, guarded)
 
     def eof_received(self) -> bool:  # type: ignore[override]

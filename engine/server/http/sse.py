@@ -1,15 +1,14 @@
 """Server-sent events: streamed responses that end when the client disconnects."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
 from json.encoder import encode_basestring as _quote
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi.responses import Response
 
-T = TypeVar("T")
+from engine.server.http.leaving import unless_gone
+
 DONE = b"data: [DONE]\n\n"
 PULSE = b": still here\n\n"  # a comment, so that proxies keep the connection open
 
@@ -26,6 +25,8 @@ def quoted(text: str) -> bytes:
 
 def encoded(value: Any) -> bytes:
     """Return a value as JSON. A lone surrogate, which a client or a model may have escaped, becomes "?"."""
+    if value is None:
+        return b"null"
     return _encoder.encode(value).encode(errors="replace")
 
 
@@ -50,33 +51,11 @@ class EventStream(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await unless_gone(receive, self._write(send, scope.get(SEND, send)))
+            await unless_gone(scope, receive, self._write(scope.get(SEND, send)))
         finally:
             self._close()
 
-    async def _write(self, send: Any, send_chunk: Any) -> None:
+    async def _write(self, send: Any) -> None:
         async for chunk in self._chunks:
-            await send_chunk({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def unless_gone(receive: Any, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of `work`. If the client disconnects first, cancel the work and return None."""
-    doing = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            return doing.result()
-        return None
-    finally:
-        for task in (doing, gone):
-            if not task.done():
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-
-
-async def _disconnected(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -15,6 +15,7 @@ from engine.host.prompts import Prompt
 from engine.server.http.bodies import off_loop, read_as
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError
+from engine.server.http.routes import DirectRoute
 from engine.server.http.sse import PULSE, EventStream, event
 from engine.server.native.replies import KeptReply
 from engine.server.schema import (
@@ -29,7 +30,7 @@ from engine.server.schema import (
 )
 from engine.server.state import ServerState
 
-router = APIRouter()
+router = APIRouter(route_class=DirectRoute)
 
 
 class ForkRequest(Ordered):

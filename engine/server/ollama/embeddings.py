@@ -13,7 +13,8 @@ from engine.server.embedding import Embedded, embed
 from engine.server.http.bodies import GONE, read_as
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError
-from engine.server.http.sse import encoded, unless_gone
+from engine.server.http.leaving import unless_gone
+from engine.server.http.sse import encoded
 from engine.server.ollama.errors import OllamaRoute
 from engine.server.ollama.models import adapter_named
 from engine.server.ollama.replies import nanoseconds
@@ -84,7 +85,7 @@ async def embeddings(request: Request) -> Response:
             adapter=adapter,
         )
 
-    if (done := await unless_gone(request.receive, work())) is None:
+    if (done := await unless_gone(request.scope, request.receive, work())) is None:
         return Response(status_code=GONE)
     # In a thread: a million numbers take a second.
     return Response(await state.engine.work(lambda: record(done)), media_type="application/json")
@@ -106,7 +107,7 @@ async def embedding(request: Request) -> Response:
         key = key_of(request)
         return await embed(state, key, prompts, pooling="last", urgency=body.urgency, adapter=adapter)
 
-    if (done := await unless_gone(request.receive, work())) is None:
+    if (done := await unless_gone(request.scope, request.receive, work())) is None:
         return Response(status_code=GONE)
     return Response(encoded({"embedding": done.vectors[0].tolist()}), media_type="application/json")
 

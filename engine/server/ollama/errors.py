@@ -1,14 +1,13 @@
 """Errors in Ollama's form, with the names of its fields."""
 
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
-from fastapi.routing import APIRoute
 
 from engine.api.errors import BadInput, RequestTooLong
 from engine.server.http.errors import ApiError, ErrorForm, renamed
+from engine.server.http.routes import DirectRoute, Handler
 
 _NAMES = {  # the engine's name: Ollama's
     "grammar": "format",
@@ -36,10 +35,10 @@ def error_form(path: str) -> ErrorForm | None:
     return error_record if path.startswith("/api/") else None
 
 
-class OllamaRoute(APIRoute):
+class OllamaRoute(DirectRoute):
     """A route whose errors have Ollama's names of fields."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
 
         async def handle_in_ollama_words(request: Request) -> Response:

@@ -14,8 +14,9 @@ from engine.server.embedding import Embedded, embed
 from engine.server.http.bodies import GONE, read_as
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError
-from engine.server.http.renaming import RenamingRoute
-from engine.server.http.sse import encoded, unless_gone
+from engine.server.http.leaving import unless_gone
+from engine.server.http.routes import RenamingRoute
+from engine.server.http.sse import encoded
 from engine.server.openai.cutting import cut_prompts
 from engine.server.openai.schema import CutFields
 from engine.server.schema import Ordered, Sparse, TokenIds, openapi_answers, openapi_body
@@ -66,7 +67,7 @@ async def embeddings(request: Request) -> Response:
         urgency=body.urgency,
         adapter=state.adapter_of(body.model),
     )
-    if (found := await unless_gone(request.receive, work)) is None:
+    if (found := await unless_gone(request.scope, request.receive, work)) is None:
         return Response(status_code=GONE)
     # In a thread: a million numbers take a second.
     content = await state.engine.work(lambda: _record(found, body, name))

@@ -2,7 +2,7 @@
 
 from engine.api.errors import BadInput
 from engine.server.http.errors import ApiError, renamed
-from engine.server.http.renaming import RenamingRoute
+from engine.server.http.routes import RenamingRoute
 
 _NAMES = {  # the engine's name: OpenAI's or vLLM's name
     "stop_ids": "stop_token_ids",

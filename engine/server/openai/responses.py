@@ -183,13 +183,12 @@ async def _events(
             if chunk := b"".join([frame.chunk(entry, run.usage) for each in entries for entry in each]):
                 yield chunk
             raise_failed(batch)
-        if frame.with_usage:
-            yield frame.usage_chunk(run.usage)
+        end = frame.usage_chunk(run.usage) if frame.with_usage else b""
     except BadParams as error:
-        yield event(refusal(error, place).record())
+        end = event(refusal(error, place).record())
     except ApiError as error:
-        yield event(error.record())
-    yield DONE
+        end = event(error.record())
+    yield end + DONE
 
 
 async def _gathered(run: Generation, form: ChoiceWriter, frame: ResponseEnvelope) -> dict[str, Any]:

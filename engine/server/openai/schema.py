@@ -129,7 +129,7 @@ class GenerationRequest(Sparse, Ordered, CutFields):
 
     def sampling(self, **more: Any) -> SamplingParams:
         """Return the engine's sampling parameters."""
-        given = {name: getattr(self, name) for name in _SAME}
+        given = {name: getattr(self, name) for name in self.model_fields_set & _SAME}
         given |= {"stop_ids": self.stop_token_ids, "logit_bias": self._biases(), "beams": self._beams()}
         given |= more
         if self.top_k is not None:
@@ -162,11 +162,11 @@ class GenerationRequest(Sparse, Ordered, CutFields):
         return None if biases is None else {int(token): bias for token, bias in biases.items()}
 
 
-_SAME = (
+_SAME = frozenset(
     "temperature top_p presence_penalty frequency_penalty seed stop min_p repetition_penalty "
     "ignore_eos min_tokens n best_of length_penalty early_stopping speculate draft_tokens "
-    "include_stop_str_in_output allowed_token_ids bad_words prompt_logprobs logprob_token_ids"
-).split()
+    "include_stop_str_in_output allowed_token_ids bad_words prompt_logprobs logprob_token_ids".split()
+)
 
 
 class ConversationFields(Sparse):

@@ -85,12 +85,14 @@ def message(
 
 
 @contextmanager
-def started_server(*options: str) -> Generator[tuple[str, dict[str, int]], None, None]:
-    """A server on a free port: its base URL, and its processes."""
+def started_server(
+    *options: str, root: Path | None = None
+) -> Generator[tuple[str, dict[str, int]], None, None]:
+    """A server on a free port: its base URL, and its processes. `root`: another tree of this project."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with tied("serve", "--no-key", "--port", str(port), *options) as started:
+    with tied("serve", "--no-key", "--port", str(port), *options, root=root) as started:
         latest = time.monotonic() + _START
         while not healthy(port):
             if started.poll() is not None:
@@ -102,10 +104,10 @@ def started_server(*options: str) -> Generator[tuple[str, dict[str, int]], None,
 
 
 @contextmanager
-def tied(*words: str) -> Generator[subprocess.Popen[bytes], None, None]:
+def tied(*words: str, root: Path | None = None) -> Generator[subprocess.Popen[bytes], None, None]:
     """A process of minichat, which also ends if this one is killed."""
     command = [sys.executable, "-m", "minichat.bench.load.tied", *words]
-    started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    started = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         yield started
     finally:

@@ -1,6 +1,7 @@
 """`minichat bench`: measure the cases of a question, and report them as a table, JSON and SVG."""
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,9 +58,9 @@ def _file(name: str | None, *, must_exist: bool = False) -> CaseFile | None:
     if name is None:
         return None
     path = Path(name)
-    if must_exist and not path.is_file():
+    if must_exist and not os.path.isfile(path):
         raise BadInput(f"--compare {name}: no such file")
-    if not path.absolute().parent.is_dir():
+    if not os.path.isdir(path.absolute().parent):
         raise BadInput(f"--json {name}: the folder {path.absolute().parent} does not exist")
     return CaseFile(path)
 
@@ -82,7 +83,7 @@ def _setup(options: argparse.Namespace) -> Iterator[Setup]:
             raise BadInput(f"--{name} must be above 0, got {limit:g}")
     if any(rows < 1 for rows in options.rows):
         raise BadInput(f"--rows must be at least 1, got {min(options.rows)}")
-    if options.trace != "poisson" and not Path(options.trace).is_file():
+    if options.trace != "poisson" and not os.path.isfile(options.trace):
         raise BadInput(f"--trace {options.trace}: no such file")
     if options.trace != "poisson":
         traced(Path(options.trace))  # another kind of file is reported before any case
@@ -111,7 +112,7 @@ def _setup(options: argparse.Namespace) -> Iterator[Setup]:
 
 def _peer(text: str) -> tuple[str, str]:
     name, _, python = text.partition("=")
-    if name not in PEERS or not Path(python).is_file():
+    if name not in PEERS or not os.path.isfile(python):
         raise BadInput(f"--peer {text} must be NAME=PYTHON, with a name of {', '.join(PEERS)}")
     return name, python
 
@@ -119,7 +120,11 @@ def _peer(text: str) -> tuple[str, str]:
 @contextmanager
 def _progress() -> Iterator[Progress]:
     # Refreshed after each call, never from a separate thread during a timed call.
-    with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
+    console = Console(stderr=True)
+    if not console.is_terminal:  # a file would get a blank line at the end
+        yield Progress(disable=True)
+        return
+    with Progress(console=console, transient=True, auto_refresh=False) as progress:
         yield progress
 
 

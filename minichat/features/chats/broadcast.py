@@ -7,6 +7,7 @@ from textual.content import Content
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.session.conversation import Conversation
 from minichat.session.divergence import MOST, Comparison, Divergence
+from minichat.shell.background import begin
 from minichat.ui.layout import SEVERAL
 from minichat.ui.likely import visible
 
@@ -64,7 +65,7 @@ class Divergences:
                 message, start, end = known.places[place]
                 pane.transcript.highlight({message: [(start, end)]}, "parted")
 
-        self._context.app.run_worker(mark())
+        begin(self._context.app, mark)
 
     def _sentence(self, divergence: Divergence[Conversation]) -> Content:
         """`Replies diverge at token 12: "the" 41.0%, B "a" 33.0% here`."""

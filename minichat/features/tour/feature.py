@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from functools import partial
 
 from textual.app import SuspendNotSupported
 from textual.content import Content
@@ -13,6 +14,7 @@ from minichat.features.monitor import MonitorSide
 from minichat.features.tour.guide import Guide
 from minichat.features.tour.pages import PAGES, SYSTEM, Page
 from minichat.features.tour.panel import TourPanel
+from minichat.shell.background import begin
 from minichat.ui.marks import ASCII
 
 KEEP = 65  # the exit code that requests to keep the chats
@@ -31,7 +33,7 @@ class Tour:
         self._task: asyncio.Task[None] | None = None
         context.chats.first_ever = False  # the panel is the introduction
         context.workspace.shows_greeting = False
-        context.app.run_worker(self._begin())
+        begin(context.app, self._begin)
 
     async def _begin(self) -> None:
         """Show the panel once the engine is ready."""
@@ -69,7 +71,7 @@ class Tour:
 
     def leave(self, keep: bool) -> None:
         self._stop()
-        self._context.app.run_worker(self._context.program.end(KEEP if keep else 0))
+        begin(self._context.app, partial(self._context.program.end, KEEP if keep else 0))
 
     def _stop(self) -> None:
         if self._task is not None:

@@ -16,6 +16,7 @@ from engine.api.snapshot import Snapshot, Speeds
 from minichat.clients.protocol import Backend
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.features.why.speed import Speed, Use, explain
+from minichat.shell.background import begin
 from minichat.ui.dialogs.dialog import Dialog
 from minichat.ui.engine_watch import EngineWatch
 from minichat.ui.monitor.figures import duration, size
@@ -70,7 +71,7 @@ class WhyScreen(Dialog[None]):
 
     def _ask(self) -> None:
         self._asked = self._clock()
-        self.run_worker(self._measure())
+        begin(self, self._measure)
 
     async def _measure(self) -> None:
         try:
@@ -92,7 +93,7 @@ class WhyScreen(Dialog[None]):
         self._sheet.border_title = title
         width = max(20, self._sheet.size.width - 2)
         lines = described(explain(shot, self._speeds), width, self._signs, self._trouble)
-        late = shot is not self._engine.latest and shot.device == "cpu" and shot.split is None
+        late = shot is not self._engine.latest and shot.on_cpu and shot.split is None
         self._text.update(Content.assemble(lines, "\n", (_LATE, "$text-muted")) if late else lines)
 
 

@@ -51,7 +51,8 @@ class Speed:
 def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
     """Explain the speed. `speeds` is None until the device has been measured."""
     times, rates = shot.step_times, shot.rates
-    cache = sum(shot.reads.of_context(each.launched) for each in shot.requests if each.phase in _RUNNING)
+    caches = sum(shot.reads.of_context(each.launched) for each in shot.requests if each.phase in _RUNNING)
+    cache = caches // max(1, len(shot.replicas))  # a step is one of one replica
     weights = shot.reads.weights if rates.steps else 0
     seconds = times.total or 1.0
     known = shot.quantization == "none" and shot.dtype in _WIDTH
@@ -65,7 +66,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         tokens=rates.step_tokens,
         steps=rates.steps,
         weights=weights,
-        held=shot.memory.get("weights", 0),
+        held=shot.memory.get("weights", 0) // max(1, len(shot.replicas)),
         cache=cache,
         memory=memory,
         arithmetic=arithmetic,
@@ -80,7 +81,7 @@ def host_share(shot: Snapshot) -> float:
     """The share of a step in which the host works alone while the device waits."""
     times = shot.step_times
     # A CPU runs the model within the launch; a GPU only receives the launch there.
-    own = times.plan + times.commit + (times.launch if shot.device != "cpu" else 0.0)
+    own = times.plan + times.commit + (times.launch if not shot.on_cpu else 0.0)
     return own / times.total if times.total else 0.0
 
 

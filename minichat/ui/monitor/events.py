@@ -13,7 +13,7 @@ from textual.widgets import Input
 
 from engine.api.events import Event, Quantizing, RequestEvent
 from minichat.ui.monitor.bindings import down, up
-from minichat.ui.monitor.figures import clock_time
+from minichat.ui.monitor.figures import clock_time, request_name
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Pane, Row, Span, clip
 from minichat.ui.monitor.words import described, look
@@ -131,7 +131,7 @@ class EventLog(Pane):
         spans: list[Span] = [(f" {entry.clock} ", "muted")]
         spans.append((f"{owner.letter if entry.request >= 0 else '':<2}", f"owner:{owner.index}"))
         if width >= 56:
-            spans.append((f"{entry.request if entry.request >= 0 else '':>4} ", "muted"))
+            spans.append((f"{_number(entry):>4} ", "muted"))
         spans.append((f" {entry.kind:<{_KIND}} ", look(entry.kind)))
         used = sum(len(text) for text, _ in spans)
         spans.append((clip(self._words(entry), max(0, width - used - 1), self.signs.cut), "muted"))
@@ -154,7 +154,7 @@ class EventLog(Pane):
     def _matches(self, entry: EventLine) -> bool:
         """A term of one or two letters is a chat's letter; longer terms match anywhere in the line."""
         letter = self._owner(entry).letter.lower()
-        line = f"{entry.request} {entry.kind} {self._words(entry)}".lower()
+        line = f"{_number(entry)} {entry.kind} {self._words(entry)}".lower()
         return all(
             term == letter or ((len(term) > 2 or term.isdigit()) and term in line)
             for term in self.pattern.lower().split()
@@ -203,3 +203,7 @@ class EventLog(Pane):
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
         event.stop()
         self.action_scroll_by(-3)
+
+
+def _number(entry: EventLine) -> str:
+    return request_name(entry.request) if entry.request >= 0 else ""

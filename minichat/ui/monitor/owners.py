@@ -30,19 +30,21 @@ class Codes:
     def __init__(self) -> None:
         self.owners: list[Owner] = [UNKNOWN]
         self._known: dict[int, Owner] = {}
-        self._table = np.zeros(2, np.uint8)
+        self._requests, self._codes = np.array([-1]), np.zeros(1, np.uint8)
 
     def of(self, requests: np.ndarray, owners: Mapping[int, Owner], live: Iterable[int]) -> np.ndarray:
         """Return the owner's code of each request; request -1 has no owner. New requests are in `live`."""
         if len(owners) != len(self._known) or any(owners.get(id) != self._known.get(id) for id in live):
             self._learn(owners)
-        return self._table.take(requests + 1, mode="clip")
+        places = np.searchsorted(self._requests, requests)
+        known = self._requests.take(places, mode="clip") == requests
+        return np.where(known, self._codes.take(places, mode="clip"), np.uint8(0))
 
     def _learn(self, owners: Mapping[int, Owner]) -> None:
         self._known = dict(owners)
         self.owners = [UNKNOWN, *dict.fromkeys(self._known.values())][:_MOST]
         numbers = {owner: number for number, owner in enumerate(self.owners)}
-        # An unowned row at either end: requests beyond the last are clipped to it.
-        self._table = np.zeros(max(self._known, default=-1) + 3, np.uint8)
-        for request, owner in self._known.items():
-            self._table[request + 1] = numbers.get(owner, 0)
+        # Sorted, because a fleet's requests have numbers far too large for a table by number.
+        known = [-1, *sorted(self._known)]
+        self._requests = np.array(known, np.int64)
+        self._codes = np.array([numbers.get(self._known.get(id, UNKNOWN), 0) for id in known], np.uint8)

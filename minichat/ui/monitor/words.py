@@ -28,7 +28,7 @@ from engine.api.events import (
 from engine.api.snapshot import GPU, HOST
 from minichat.clients.protocol import LinkBack, LinkLost
 from minichat.plural import plural
-from minichat.ui.monitor.figures import duration
+from minichat.ui.monitor.figures import duration, request_name
 from minichat.ui.switches import named
 
 _LOOKS = {
@@ -82,7 +82,7 @@ def described(event: Event) -> tuple[str, str]:
         case Copied(block=block, to=to):
             return "copied", f"shared block {block} to {to}"
         case Forked(parent=parent, blocks=blocks):
-            return "forked", f"from {parent}, shares {plural(blocks, 'block')}"
+            return "forked", f"from {request_name(parent)}, shares {plural(blocks, 'block')}"
         case FirstToken(seconds=seconds):
             return "first", f"token after {duration(seconds)}"
         case Updated(changes=changes):

@@ -37,6 +37,7 @@ class KeyBar(Widget):
     about: reactive[str] = reactive(
         "", layout=False
     )  # where the engine runs, and switches that differ from its start
+    unsaved: reactive[bool] = reactive(False, layout=False)  # new messages are only in memory
     fault: reactive[bool] = reactive(False, layout=False)
     keys: reactive[Sequence[Key]] = reactive((), layout=False)
 
@@ -54,6 +55,8 @@ class KeyBar(Widget):
     def render(self) -> Content:
         words = self.trouble or "  ".join(filter(None, (self.work, self.about)))
         state = Content.styled(f" {words}", "bold $text-error" if self.fault else "$text-muted")
+        if self.unsaved:
+            state = Content.assemble(state, ("  chats are not saved", "bold $text-error"))
         fitting = self._fitting(self.size.width - state.cell_length - 2)
         taken = sum(len(key.written) + len(key.label) + 3 for key in fitting)
         shown, column = [], self.size.width - taken

@@ -1,6 +1,7 @@
 """The prompt: a text area with its usual editing keys, in which Enter sends."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from rich.segment import Segment
 from textual.events import Blur, Key
@@ -10,6 +11,7 @@ from textual.widgets import TextArea
 
 from minichat.clients.bridge import in_thread
 from minichat.session.attachments import Entry, entries, folder_of, offers, typing
+from minichat.shell.background import begin
 from minichat.ui.panes.completion import CompletionList
 from minichat.ui.transcript.glyphs import enterable, skinless
 
@@ -115,7 +117,7 @@ class Prompt(TextArea):
         if folder != self._folder:
             self._folder, self._entries = folder, []
             if folder is not None:
-                self.run_worker(self._look_into(folder), group="completion", exclusive=True)
+                begin(self, partial(self._look_into, folder), group="completion", exclusive=True)
         self.completion.show(tuple(offers(found.name, self._entries)) if found and offered else ())
 
     async def _look_into(self, folder: str) -> None:

@@ -50,6 +50,8 @@ async def test_a_schema_from_a_file_constrains_the_reply(bench: Callable[..., An
 def test_a_grammar_as_the_user_writes_it() -> None:
     assert grammar_of(" /[0-9]+/ ") == Grammar("regex", "[0-9]+")
     assert grammar_of("  ") is None
+    long = "[a-z]" * 100  # longer than a file's name may be
+    assert grammar_of(f"/{long}/") == Grammar("regex", long)
     with pytest.raises(BadParams, match="cannot read"):
         grammar_of("/")
     with pytest.raises(BadParams, match="grammar: invalid regex: unclosed group"):

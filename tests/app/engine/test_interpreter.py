@@ -1,4 +1,4 @@
-"""How the screen and the engine share one interpreter."""
+"""How the screen and the engine share one interpreter, and how a server uses its own."""
 
 import gc
 import os
@@ -49,6 +49,16 @@ def test_loading_a_model_disables_collection_and_freezes_its_objects() -> None:
     assert gc.isenabled()
     assert gc.get_freeze_count() > 10_000
     gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_restored")
+def test_collections_of_a_server_leave_out_what_it_had_when_it_was_ready() -> None:
+    gc.unfreeze()
+    there = [Cycle() for _ in range(10)]
+    interpreter.serve()
+    assert gc.isenabled()
+    assert not any(each in there for each in gc.get_objects() if type(each) is Cycle)
+    assert gc.get_threshold()[0] > 700
 
 
 def test_a_model_that_cannot_be_loaded_freezes_nothing() -> None:

@@ -9,7 +9,16 @@ from textual.containers import Vertical
 
 from engine.api.commands import MeasureSpeeds
 from engine.api.errors import EngineError
-from engine.api.snapshot import RankView, Reads, Snapshot, Speeds, StepSplit, StepTimes, Throughput
+from engine.api.snapshot import (
+    RankView,
+    Reads,
+    ReplicaView,
+    Snapshot,
+    Speeds,
+    StepSplit,
+    StepTimes,
+    Throughput,
+)
 from minichat.clients.fake import FakeBackend
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain
@@ -130,6 +139,20 @@ def test_bound_by_the_host() -> None:
         "even on a CPU, where launch time is the model's run time"
     )
     assert "host" not in explain(shot(StepTimes(plan=0.001, launch=0.03, commit=0.001)), SPEEDS).sentence
+
+
+def test_the_launch_of_a_fleet_on_cpus_is_the_model() -> None:
+    two = tuple(ReplicaView(number, "ready", "", "cpu", 1, 0, 1000, 1, 0) for number in (0, 1))
+    one = shot(
+        StepTimes(launch=0.08),
+        rows=2.0,
+        reads=Reads(100_000_000, ((0, 500_000),)),
+        memory={"weights": 220_000_000},
+    )
+    fleet = explain(replace(one, device="2 x cpu", replicas=two), SPEEDS)
+    assert "host" not in fleet.sentence
+    assert fleet.cache == explain(one, SPEEDS).cache / 2, "a step is one of one replica"
+    assert fleet.held == 110_000_000
 
 
 def test_bound_by_none_of_them() -> None:

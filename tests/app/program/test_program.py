@@ -10,6 +10,7 @@ from textual.widgets import Input, OptionList
 
 from engine.api.errors import ModelNotFound
 from engine.api.events import Died, Restarted, Restarting
+from engine.api.snapshot import ReplicaView
 from minichat.app import RESTART
 from minichat.clients.fake import FakeBackend
 from minichat.models.welcome import found_here
@@ -64,6 +65,10 @@ def test_detected_colors_are_named(colors: str | None, named: str) -> None:
     assert found.startswith(f"Found a CPU and no GPU, {named}, clipboard through the terminal.")
     dry = found_here(snapshot(device="none"), here, colors)
     assert dry.startswith(f"Found a dry-run engine, {named}, ")
+    two = tuple(ReplicaView(number, "ready", "", "cpu", 0, 0, 64, 0, 0) for number in (0, 1))
+    fleet = found_here(snapshot(device="2 x cpu", replicas=two), here, colors)
+    assert fleet.startswith(f"Found a CPU and no GPU, {named}, ")
+    assert "tiny is running in 2 replicas, with room for" in fleet
 
 
 @run

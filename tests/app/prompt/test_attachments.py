@@ -53,6 +53,8 @@ def test_names_resolve_to_files_and_trailing_punctuation_is_not_part_of_them() -
         ("my file.txt", "spaced"),
         ("~/papers/notes.txt", "remember"),
     ]
+    assert names("@'my file.txt'") == [("my file.txt", "spaced")]
+    assert names("it's '@notes.txt', isn't it") == [("notes.txt", "remember")]
     assert names("@notes.txt @notes.txt") == [("notes.txt", "remember")]
 
 
@@ -160,6 +162,11 @@ def test_no_name_is_being_typed(before: str) -> None:
 
 def offered(name: str) -> list[Offer]:
     return offers(name, entries(folder_of(name)))
+
+
+def test_an_entry_that_cannot_be_examined_hides_no_others(folder: Path) -> None:
+    (folder / "loop").symlink_to("loop")
+    assert [each.name for each in offered("")] == ["loop", "my file.txt", "notes.txt", "src/"]
 
 
 def test_offered_names() -> None:

@@ -1,5 +1,8 @@
 """Pasted text is text, whatever it contains and however it is split."""
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from textual.drivers import linux_driver
 from textual.events import Key, Paste
 
@@ -74,6 +77,37 @@ def test_a_long_answer_of_the_terminal_is_no_paste() -> None:
     )
 
 
+@pytest.mark.parametrize("key", ["1b:4u", "[:0u", "[0:4~", "[;:44C", "[99999999999999R", "[9:u"])
+def test_a_malformed_key_is_ignored(key: str) -> None:
+    found = read([f"a\x1b{key}", "b\x1b[A", f"\x1b{key}\x1b[Bc"])
+    assert found[0] == "a" and found[-1] == "c"
+    assert [each for each in found if each in ("up", "down")] == ["up", "down"]
+
+
+def test_any_bytes_can_be_read() -> None:
+    parts = st.sampled_from(
+        [b"\x1b[", b"\x1b[<", b"\x1b[M", b"\x1bO", b"\x1b]", b"200~", b"201~", b";", b":"]
+    )
+
+    @given(st.lists(parts | st.binary(max_size=9) | st.integers().map(lambda n: b"%du" % n), max_size=12))
+    def check(pieces: list[bytes]) -> None:
+        install()
+        parser, decode = PasteParser(), vars(linux_driver)["getincrementaldecoder"]("utf-8")().decode
+        for each in pieces:
+            list(parser.feed(text) if (text := decode(each)) else [])
+
+    check()
+
+
 def test_the_driver_uses_this_parser() -> None:
     install()
     assert vars(linux_driver)["XTermParser"] is PasteParser
+
+
+def test_input_that_is_not_utf_8_ends_nothing() -> None:
+    """Of a terminal in Latin-1, of a damaged line, of a binary file that was pasted."""
+    install()
+    decode = vars(linux_driver)["getincrementaldecoder"]("utf-8")().decode
+    assert decode("é 漢".encode()[:-1]) + decode("é 漢".encode()[-1:]) == "é 漢"
+    assert decode("é".encode("latin-1") + b"a\xff\xc0\x80") == "�a���"
+    assert decode("漢".encode()[:2], final=True) == "�"

@@ -123,10 +123,13 @@ async def test_no_retry_is_offered_for_an_adapter_or_messages_that_are_refused(
             await it.until(lambda: len(it.texts()) == count and it.texts()[-1][2] == "failed")  # noqa: B023
             await it.until(lambda: "r to retry" not in it.screen_text())
             if mend == "model":
+                it.app.chats.active.chat.adapter = ""
                 it.main.show_snapshot(snapshot(model="another"))
             elif field == "adapter":
                 it.app.chats.active.chat.adapter = "sql"
                 it.main.label()
+                assert "r to retry" not in it.screen_text(), "it is not loaded"
+                it.main.show_snapshot(snapshot(adapters=(AdapterView("sql", 8, 1000, "folder"),)))
             else:
                 it.app.chats.active.instruct("")
                 it.main.label()
@@ -148,6 +151,26 @@ async def test_an_adapter_that_has_been_loaded_may_be_tried(bench: Callable[...,
             it.main.label()
             await it.pilot.pause()
             await it.until(lambda offered=offered: ("r to retry" in it.screen_text()) is offered)
+
+
+@run
+async def test_an_adapter_that_was_dropped_offers_no_retry_at_the_next_start(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((120, 40)) as it:
+        it.app.chats.active.chat.adapter = "sql"
+        it.app.chats.services.store.change_chat(it.app.chats.active.chat.id, adapter="sql")
+        it.backend.refusal = UnknownAdapter("no adapter 'sql' is loaded", field="adapter")
+        it.main.prompt.put("hello")
+        await it.pilot.press("enter")
+        await it.until(lambda: "failed: no adapter" in it.screen_text())
+    async with bench((120, 40)) as it:
+        await it.until(lambda: it.app.lifecycle.alive and "failed: no adapter" in it.screen_text())
+        await it.until(lambda: "r to retry" not in it.screen_text())
+        assert "Alt+R" not in [key.written for key in it.main.keybar.keys]
+        it.app.chats.active.chat.adapter = ""
+        it.main.label()
+        await it.until(lambda: "r to retry" in it.screen_text())
 
 
 @run

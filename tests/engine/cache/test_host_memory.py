@@ -9,6 +9,7 @@ import torch
 from engine.api.cache_spec import LayerSpec
 from engine.execution.cache_blocks import blocks_of
 from engine.kv import store
+from engine.kv.host_memory import HostMemory
 from engine.kv.store import KVStore
 from engine.kv.tiers.host import HostTier
 from tests.waiting import becomes
@@ -99,3 +100,13 @@ def test_a_store_that_is_closed_pins_no_more(kv: KVStore, pinning: Pinning) -> N
     assert (kv.host_ready(wait=True), len(pinning.asked)) == (2, 1)
     kv.clear()
     assert kv.host_nbytes == 0
+
+
+def test_the_end_of_the_pinning_is_told_also_if_memory_runs_out() -> None:
+    def fails(blocks: int) -> int:
+        raise MemoryError("no more")
+
+    told: list[str] = []
+    HostMemory(3, 2, lambda blocks: blocks, lambda: told.append("filled"))
+    HostMemory(3, 2, fails, lambda: told.append("no memory"))
+    assert told == ["filled", "no memory"]

@@ -25,10 +25,3 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> "Iterator[RecordingDriver]":
         monkeypatch.setattr(module, "gpu", lambda device: GpuLimits(227 * 2**10, overlaps=True))
     with active(gpu):
         yield gpu
-
-
-@pytest.fixture(autouse=True)
-def adapters_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.models.adapters import bank
-
-    monkeypatch.setattr(bank, "KERNELS", True)

@@ -281,7 +281,7 @@ def pieces(config: DecoderConfig, tokens: int, kv: KvSchemeName) -> None:
 
 def launch(stage: Any, rows: int, *, filtered: bool, cut: bool, pieces: bool = False) -> None:
     """A step that decodes, or has pieces of prompts, from empty buffers."""
-    from engine.execution.cuda.graphs import SamplingFlags
+    from engine.execution.cuda.sampling_fields import SamplingFlags
 
     with META, torch.inference_mode():
         work = stage.work(rows, pieces=pieces)

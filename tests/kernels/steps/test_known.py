@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,6 +120,40 @@ def test_the_file_is_written_once_no_kernel_is_new(
     assert restart(gpu) == set()
     precompile(both)
     assert becomes(lambda: file.exists() and len(json.loads(file.read_text())) == 2)
+
+
+def test_one_thread_waits_for_the_last_kernel(
+    gpu: RecordingDriver, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread for each kernel takes longer than to load it."""
+    timers: list[threading.Timer] = []
+
+    class Counted(threading.Timer):
+        def start(self) -> None:
+            timers.append(self)
+
+    monkeypatch.setattr("engine.kernels.triton.known.Timer", Counted)
+    now = 10.0
+    kernels = KnownKernels(file, lambda: now)
+
+    def noted(name: str) -> None:
+        kernel = SimpleNamespace(fn=SimpleNamespace(__qualname__=name), cache_key="")
+        kernels.note(fn=SimpleNamespace(module="", jit_function=kernel), compile={"specialization_data": ""})
+
+    noted("one")
+    now = 10.9
+    noted("two")
+    (first,) = timers
+    now = 11.0
+    first.function()
+    assert not file.exists(), "the second one came 0.1 s before"
+    _, second = timers
+    assert second.interval == pytest.approx(0.9)
+    now = 12.0
+    second.function()
+    assert len(json.loads(file.read_text())) == 2
+    noted("three")
+    assert len(timers) == 3
 
 
 def test_modules_are_imported_on_the_thread_that_starts_the_engine(

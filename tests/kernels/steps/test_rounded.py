@@ -87,6 +87,25 @@ def test_kernels_of_real_sizes(rows: int) -> None:
         check_compiled(rounded_swiglu(both, torch.bfloat16), quantize_fp8(act, 14336))
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("rows", [1, 3, 200])
+@torch.inference_mode()
+def test_the_norm_after_a_sum_over_ranks_in_bfloat16(rows: int) -> None:
+    """Of one rank, which waits for nobody. An assembler's fault once spoiled every fourth number here."""
+    from engine.kernels.triton.collective.exchange import PROGRAMS, Inbox, exchange_sum_norm, inbox_words
+    from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
+
+    words, control = (torch.zeros(size, dtype=torch.int64, device="cuda") for size in (inbox_words(1), 5))
+    counts = torch.zeros(PROGRAMS, dtype=torch.int32, device="cuda")
+    inbox = Inbox(0, 1, words, torch.tensor([words.data_ptr()], device="cuda"), counts, control)
+    x, term, weight = (numbers(count, 4096).bfloat16().cuda() for count in (rows, rows, 1))
+    plain, found = (
+        exchange_sum_norm(x.clone(), term[None], weight[0], 1e-5, inbox, rounded=rounded)
+        for rounded in (False, True)
+    )
+    check_compiled(found, quantize_fp8(plain.values, 4096))
+
+
 @pytest.mark.parametrize(("rows", "product"), [(8, "_tma_gemm"), (128, "_tma_gemm"), (300, "_scaled_mm")])
 def test_only_the_output_of_attention_is_rounded_alone(rows: int, product: str) -> None:
     layer = "_norm {0} _rope_and_cache attention _quantize_fp8 {0} _norm {0} _rounded_swiglu {0}"

@@ -1,11 +1,13 @@
 """A budget of tokens on real models, compared with dense attention that masks what was evicted."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,9 +15,11 @@ from torch import Tensor
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput
 from engine.api.events import Delta
+from engine.execution.protocol import StepResult
 from engine.serving.engine import Engine
 from tests.outputs import Output
 from tests.runner.graphs.plain_stage import staged
+from tests.runner.graphs.test_precompile import with_stage
 from tests.runner.small import GREEDY, ask, drain, engine_on, run_to
 
 LONG = [1, *(40 + n * 7 % 150 for n in range(189))]
@@ -133,25 +137,115 @@ def test_drafts_of_the_first_layers_read_the_shorter_table(llama: Path, tmp_path
     assert drafted.tokens == plain.tokens == reply(engine_on(llama, **BUDGET), LONG).tokens
 
 
-def test_captured_decode_steps_read_the_shorter_table(llama: Path) -> None:
-    plain, engine = reply(engine_on(llama, **BUDGET), LONG), engine_on(llama, depth=1, **BUDGET)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_captured_decode_steps_read_the_shorter_table(llama: Path, policy: str) -> None:
+    """By attention, steps that fill a block also sum it up."""
+    config = BUDGET | {"kv_eviction": policy}
+    plain, engine = reply(engine_on(llama, **config), LONG), engine_on(llama, depth=1, **config)
     stage = staged(engine)
     assert reply(engine, LONG).reply == plain.reply
     assert len(stage.flags) == 39  # all steps but those of the prompt
     assert (stage.pieces, stage.sizes) == ([112] + [16] * 5, [1] * 39)
 
 
+# Rows that fill blocks in different steps, or in the same one; some begin with blocks of others.
+PROMPTS = [LONG, LONG[:100] + LONG[20:80], LONG[10:], LONG[:37], LONG[3:]]
+
+
+def replies(engine: Engine) -> list[list[int]]:
+    """The replies to all prompts at once, every second one with drafts."""
+    params = [replace(GREEDY, max_tokens=40, speculate=kind) for kind in ("", "ngram")]
+    ask(engine, LONG[:100])  # leaves its blocks in the prefix cache
+    drain(engine)
+    outputs = [ask(engine, each, params[n % 2])[1] for n, each in enumerate(PROMPTS)]
+    drain(engine)
+    assert not any(each.error for each in outputs)
+    return [each.tokens for each in outputs]
+
+
+def noted(engine: Engine) -> dict[tuple[int, int], np.ndarray]:
+    """The scores that steps report from now on, by request and the block that was filled."""
+    found, collect = dict[tuple[int, int], np.ndarray](), engine.runner.collect
+
+    def noting(handle: Any) -> StepResult:
+        result = collect(handle)
+        found.update({(each.request, each.block): each.scores for each in result.scores})
+        return result
+
+    engine.runner.collect = noting  # type: ignore[method-assign]
+    return found
+
+
+def same_scores(mine: dict[tuple[int, int], np.ndarray], theirs: dict[tuple[int, int], np.ndarray]) -> bool:
+    """Also if more blocks were found in the prefix cache in one of the two."""
+    both = mine.keys() & theirs.keys()
+    assert len(both) >= 20
+    return all(np.allclose(mine[each], theirs[each], rtol=1e-3, atol=1e-3) for each in both)
+
+
+@pytest.mark.parametrize("prepare", [staged, with_stage], ids=["captured", "launched"])
+def test_attention_is_summed_up_beside_other_rows(llama: Path, prepare: Callable[[Engine], object]) -> None:
+    """In steps with pieces of prompts and with drafts. Shared blocks serve all their readers."""
+    config = BUDGET | {"kv_eviction": "attention"}
+    plain, engine = (engine_on(llama, depth=depth, **config) for depth in (0, 1))
+    prepare(engine)
+    expected, found = noted(plain), noted(engine)
+    assert replies(engine) == replies(plain)
+    assert same_scores(found, expected)
+    assert replies(engine) == [reply(engine_on(llama, **config), each).tokens for each in PROMPTS]
+
+
+def kept(engine: Engine, prompt: list[int], count: int) -> list[int]:
+    """The blocks that a request still holds after some tokens of its reply."""
+    _, output = ask(engine, prompt, replace(GREEDY, max_tokens=count + 5))
+    run_to(engine, output, count)
+    found = [at for at, block in enumerate(engine.scheduler.running[0].blocks) if block >= 0]
+    drain(engine)
+    return found
+
+
 @pytest.mark.cuda
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_norms_evict_the_same_blocks_on_a_gpu(llama: Path, depth: int, graphs: bool) -> None:
-    plain, engine = (
-        reply(engine_on(llama, **BUDGET), LONG),
-        engine_on(llama, device="cuda", depth=depth, **BUDGET),
-    )
+def test_the_same_blocks_are_evicted_on_a_gpu(llama: Path, depth: int, graphs: bool, policy: str) -> None:
+    config = BUDGET | {"kv_eviction": policy, "dtype": "float32"}
+    plain, engine = engine_on(llama, **config), engine_on(llama, device="cuda", depth=depth, **config)
     engine.set_switch("graphs", graphs)
+    expected = reply(plain, LONG).reply
     for _ in range(2):  # the second one replays graphs
-        assert reply(engine, LONG).reply == plain.reply
+        assert reply(engine, LONG).reply == expected
+    expected_scores, found = noted(plain), noted(engine)
+    for count in (5, 20, 36):
+        assert kept(engine, LONG, count) == kept(plain, LONG, count)
+    assert same_scores(found, expected_scores)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4"])
+def test_attention_to_a_packed_cache_evicts_the_same_blocks_on_a_gpu(llama: Path, scheme: str) -> None:
+    config = BUDGET | {"kv_eviction": "attention", "dtype": "float32", "kv_scheme": scheme}
+    plain, engine = (engine_on(llama, device=device, **config) for device in ("cpu", "cuda"))
+    assert kept(engine, LONG, 30) == kept(plain, LONG, 30)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("graphs", [True, False])
+def test_attention_is_summed_up_beside_other_rows_on_a_gpu(llama: Path, graphs: bool) -> None:
+    config = BUDGET | {"kv_eviction": "attention", "dtype": "float32"}
+    plain, engine = engine_on(llama, **config), engine_on(llama, device="cuda", depth=1, **config)
+    engine.set_switch("graphs", graphs)
+    expected, found = noted(plain), noted(engine)
+    for _ in range(2):  # the second time, all is replayed
+        assert replies(engine) == replies(plain)
+        assert same_scores(found, expected)
+
+
+@pytest.mark.cuda
+def test_the_torch_backend_scores_by_attention_on_a_gpu(llama: Path) -> None:
+    config = BUDGET | {"kv_eviction": "attention", "dtype": "float32", "attention": "torch"}
+    plain, engine = (engine_on(llama, device=device, **config) for device in ("cpu", "cuda"))
+    assert kept(engine, LONG, 30) == kept(plain, LONG, 30)
 
 
 def test_a_budget_longer_than_the_request_changes_nothing(llama: Path) -> None:
@@ -162,13 +256,11 @@ def test_a_budget_longer_than_the_request_changes_nothing(llama: Path) -> None:
 
 def test_the_policies_differ(llama: Path) -> None:
     """Else the test of dense attention would say little."""
-    kept = []
+    held = []
     for policy in POLICIES:
         engine = engine_on(llama, kv_eviction=policy, **BUDGET)
-        _, output = ask(engine, LONG)
-        run_to(engine, output, 20)
-        kept.append([at for at, block in enumerate(engine.scheduler.running[0].blocks) if block >= 0])
-    assert kept[0] != kept[1]
+        held.append(kept(engine, LONG, 20))
+    assert held[0] != held[1]
 
 
 def test_what_cannot_hold_is_refused(llama: Path, checkpoint) -> None:  # type: ignore[no-untyped-def]

@@ -1,6 +1,9 @@
 """What a start on a GPU does while torch is imported. The driver is a fake."""
 
 import ctypes
+import importlib
+import inspect
+import pkgutil
 import sys
 import threading
 from contextlib import suppress
@@ -12,6 +15,7 @@ import torch
 
 from engine import early
 from engine.api.config import EngineConfig, ModelPlace
+from engine.devices import begin_products
 from tests.waiting import LIMIT, becomes
 
 
@@ -99,6 +103,36 @@ def test_a_gpu_that_does_not_answer_is_left_to_torch(monkeypatch: pytest.MonkeyP
     assert driver.calls == ALL[: ALL.index(problem) + 1]
 
 
+def test_host_memory_is_pinned_once_there_is_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="no Triton here")
+    driver, asked = Driver(), list[tuple[list[str], int]]()
+
+    def begin(cuda: Driver, context: ctypes.c_void_p, nbytes: int) -> None:
+        asked.append((cuda.calls[: len(ALL)], nbytes))
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(early, "_prepared", {})
+    monkeypatch.setattr(early.pinned_ahead, "begin", begin)
+    early.prepare_gpu("cuda", 2**30)
+    early.wait_for_hash()
+    assert asked == [(ALL, 2**30)]
+
+
+def test_the_sources_of_kernels_are_those_that_inspect_finds() -> None:
+    """Their hashes name the compiled kernels."""
+    jit = pytest.importorskip("triton.runtime.jit", reason="no Triton here")
+    import engine.kernels.triton as kernels
+
+    names = [each.name for each in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}.")]
+    found = [each for name in names for each in vars(importlib.import_module(name)).values()]
+    functions = [each.fn for each in found if isinstance(each, jit.JITFunction)]
+    usual = [inspect.getsourcelines(each) for each in functions]
+    assert len(usual) > 100
+    with early.quick_sources():
+        assert [inspect.getsourcelines(each) for each in functions] == usual
+    assert all(early._lines_of(each) for each in functions)
+
+
 def test_without_a_gpu_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     assert prepared(monkeypatch, "cpu", driver) == prepared(monkeypatch, "auto", None) == []
@@ -140,3 +174,17 @@ def test_an_engine_starts_without_triton(monkeypatch: pytest.MonkeyPatch, proble
     monkeypatch.setattr(assembly, "_load", loads)
     with pytest.raises(FileNotFoundError):
         assembly.load_share(EngineConfig(model="m"), ModelPlace("m", Path()))
+
+
+def test_without_a_gpu_no_product_is_computed_ahead() -> None:
+    before = threading.active_count()
+    begin_products(torch.device("cpu"))()
+    assert threading.active_count() == before
+
+
+@pytest.mark.cuda
+def test_products_work_after_the_first_one_on_another_thread() -> None:
+    gpu = torch.device("cuda", 0)
+    begin_products(gpu)()
+    ones = torch.ones(64, 64, dtype=torch.bfloat16, device=gpu)
+    assert torch.mm(ones, ones).unique().tolist() == [64]

@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine.api.config import EngineConfig
+from engine.api.config import DecoderConfig, EngineConfig
 from engine.api.errors import BadCheckpoint, BadInput
 from engine.api.events import Preempted
 from engine.api.params import SamplingParams
-from engine.execution import memory
+from engine.execution import memory, weights
 from engine.execution.changes import Recache, ReplaceLayer
 from engine.execution.memory import MemoryMeter
 from engine.kv.store import KVStore
+from engine.models.layers.block import Block
 from engine.start import start
 from tests.cli.conftest import write_model
 from tests.outputs import Output
@@ -47,9 +48,28 @@ def test_the_sizes_after_a_change_are_new_at_once(tmp_path: Path) -> None:
     """A drawer that shows the new scheme must not show the size of the old one."""
     engine = start(EngineConfig(model=str(write_model(tmp_path / "model")), device="cpu", blocks=8))
     for change, what in ((ReplaceLayer(0, "int8"), "weights"), (Recache("int8"), "cache")):
-        before = engine.runner.memory()[what]
+        before, read = engine.runner.memory()[what], engine.runner.reads()
+        assert engine.runner.reads() is read, "snapshots are frequent, and to count takes as long as all else"
         engine.runner.apply(change)
         assert engine.runner.memory()[what] < before
+        assert engine.runner.reads() < read
+
+
+def test_the_sizes_under_all_schemes_come_from_one_look_at_the_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server is not ready before its first snapshot has them."""
+    engine, made = start(EngineConfig(model=str(write_model(tmp_path)), device="cpu", blocks=8)), list[int]()
+    usual = weights.block
+
+    def block(config: DecoderConfig, index: int, *given: Any) -> Block:
+        made.append(index)
+        return usual(config, index, *given)
+
+    monkeypatch.setattr(weights, "block", block)
+    schemes = engine.snapshot().schemes
+    assert sum(each.nbytes > 0 for each in schemes) > 3
+    assert made == [*range(len(engine.runner.model.layers))]
 
 
 def test_a_snapshot_reports_the_type_of_the_cache(tmp_path: Path) -> None:

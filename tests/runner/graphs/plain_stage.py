@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
 from engine.execution.cuda.arrivals import Wait
-from engine.execution.cuda.graphs import SamplingFlags
+from engine.execution.cuda.sampling_fields import SamplingFlags
 from engine.execution.protocol import Compilation
 from engine.execution.runner import ModelRunner
 from engine.models.adapters.bank import AdapterBank
@@ -21,6 +21,7 @@ from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import Edits, RowsView
 from engine.sampling.sampler import sample
 from engine.serving.engine import Engine
+from tests.runner.graphs.observing import leave_for_heads, observers_in, observing
 
 
 @dataclass
@@ -82,11 +83,12 @@ class PlainStage:
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         self.sizes.append(len(fields["ids"]))
         hidden, model = self._forward(fields, last_ids, metadata), self.runner.model
+        leave_for_heads(model, hidden, self.runner._drafts.states)
         return hidden if getattr(model.config, "after", 0) else model.logits(hidden)
 
     def hidden(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any, wait: Wait) -> Tensor:
         self.pieces.append(len(fields["ids"]))
-        return self._forward(fields, last_ids, metadata, wait)
+        return leave_for_heads(self.runner.model, self._forward(fields, last_ids, metadata, wait))
 
     def _forward(
         self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any, wait: Wait = None
@@ -129,6 +131,7 @@ class PlainStage:
             out[:tokens] = self.attention.attend(*given, layers[layer], step)
             return out
 
+        attend = observing(attend, observers_in(fields), layers, self.mirror)
         model, stream, adapters = self.runner.model, fields.get("stream"), None
         if (of_tokens := fields.get("adapters")) is not None:
             self.adapted.append(len(ids))

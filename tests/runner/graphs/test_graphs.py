@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.params import SamplingParams
-from engine.execution.cuda.graphs import BIASES, DecodeSteps, each_token, write_sampling
+from engine.execution.cuda.graphs import BIASES, DecodeSteps, each_token
 from engine.execution.cuda.recording import Recording
+from engine.execution.cuda.sampling_fields import write_sampling
 from engine.execution.runner import ModelRunner
 from engine.kv.tables import TableMirror
 from engine.models.layers.stage_link import StageEnds, StageLink

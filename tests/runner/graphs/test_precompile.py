@@ -19,6 +19,7 @@ from engine.execution.sampling_state import SamplingState
 from engine.models.adapters.products import StepAdapters
 from engine.serving.engine import Engine
 from tests.outputs import Outputs
+from tests.runner.graphs.observing import observing
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 
 PROMPT = [1, *range(60, 100)]
@@ -65,7 +66,8 @@ class Stage:
                 wait(layer)
             return self.attention.attend(q, k, v, layers[layer], prepared)
 
-        return self.runner.model.forward(batch.ids, batch.positions, attend)
+        observed = observing(attend, batch.observers, layers, batch.tables)
+        return self.runner.model.forward(batch.ids, batch.positions, observed)
 
     def head(self, hidden: Tensor) -> Tensor:
         return self.runner.model.logits(hidden)

@@ -20,13 +20,6 @@ pytestmark = pytest.mark.cuda
 PROMPTS = [[1, *range(60, 100)], [1, *range(70, 75)], [1, *range(61, 90)]]
 
 
-@pytest.fixture(autouse=True)
-def with_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.execution.cuda import stage
-
-    monkeypatch.setattr(stage, "FOREIGN", True)
-
-
 def written(name: str, folder: Path) -> Path:
     family, changes = BRIDGED[name]
     reference(family, changes | {"vocab_size": VOCAB, "max_position_embeddings": 256}, folder)

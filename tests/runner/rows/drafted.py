@@ -1,4 +1,4 @@
-"""What tests of drafting heads share: the drafts that a head has made, and a recording with drafts in it."""
+"""What tests of drafting heads share: where they run, the drafts that a head has made, and a recording."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,9 +11,23 @@ from engine.scheduling.step import StepRow
 from engine.serving.engine import Engine
 from engine.speculation.gain import Judge
 from tests.outputs import Output
+from tests.runner.graphs.plain_stage import with_staging
 from tests.runner.replies.test_company import A, B
 from tests.runner.rows.test_speculation import LETTERS
 from tests.runner.small import GREEDY, ask, drain, turn_until
+
+# A CPU may run decode steps through the staging buffers of graphs.
+REPLAYED = ["staging", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def on(way: str) -> dict[str, str]:
+    """The configuration of an engine for one of these."""
+    return {"device": "cuda"} if way == "cuda" else {}
+
+
+def replaying(way: str, engine: Engine) -> Engine:
+    """The engine, with its decode steps in graphs or through their buffers."""
+    return with_staging(engine) if way == "staging" else engine
 
 
 def noted_drafts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[int, ...]]]:

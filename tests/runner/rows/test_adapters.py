@@ -167,7 +167,7 @@ def test_adapters_are_loaded_and_dropped_while_requests_run(world: Adapters) -> 
     run_to(engine, adapted, 3)
     [view] = engine.snapshot().adapters
     assert (view.name, view.rank, view.source, view.requests) == ("a", 4, "a", 1)
-    with pytest.raises(BadInput, match="'a' is used by requests"):
+    with pytest.raises(BadInput, match="'a' is used by a request; wait for it, or end it"):
         engine.drop_adapter("a")
     drain(engine)
     assert plain.tokens == alone(world.base, PROMPT, LOGPROBS).tokens

@@ -22,7 +22,7 @@ from tests.examples import TIMES
 from tests.models.families import reference
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
-from tests.runner.rows.drafted import noted_drafts
+from tests.runner.rows.drafted import REPLAYED, noted_drafts, on, replaying
 from tests.runner.rows.test_speculation import LETTERS, always_draft, speculative
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 
@@ -157,17 +157,20 @@ def heads(target: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize(("embed", "step_tokens"), [(False, None), (True, 7)])
+@pytest.mark.parametrize("way", ["", *REPLAYED])
 def test_drafts_are_those_of_the_reference(
     target: tuple[Path, Any],
     heads: Heads,
     monkeypatch: pytest.MonkeyPatch,
+    way: str,
     embed: bool,
     step_tokens: int | None,
 ) -> None:
     """Also after a prefix hit, which lacks a state, and beyond the positions that its config.json names."""
     (model, base), (folder, head) = target, heads(embed)
     seen = noted_drafts(monkeypatch)
-    engine = always_draft(engine_on(model, draft=str(folder), max_step_tokens=step_tokens))
+    config = on(way) | {"draft": str(folder), "max_step_tokens": step_tokens}
+    engine = replaying(way, always_draft(engine_on(model, **config)))
     params = replace(GREEDY, max_tokens=40, logit_bias=LETTERS, logprobs=1)
     expected = alone(model, PROMPT, params)
     bias = torch.zeros(VOCAB)
@@ -177,7 +180,9 @@ def test_drafts_are_those_of_the_reference(
         _, output = ask(engine, PROMPT, params.changed(speculate="draft", draft_tokens=4))
         drain(engine)
         assert output.reply == expected.reply
-        if step_tokens is None:  # a prompt in pieces differs in the last bits, with drafts or without
+        if (
+            step_tokens is None and way != "cuda"
+        ):  # a prompt in pieces differs in the last bits, with drafts or without
             found, wanted = ([each.logprob for each in of.logprobs] for of in (output, expected))
             assert found == wanted
         with torch.no_grad():
@@ -197,10 +202,12 @@ def test_drafts_are_those_of_the_reference(
 
 @settings(max_examples=2 * TIMES, phases=[Phase.generate])
 @given(work=workloads, others=st.lists(st.sampled_from(("", "draft", "ngram")), min_size=5, max_size=5))
+@pytest.mark.parametrize("way", ["", *REPLAYED])
 def test_heads_do_not_change_a_reply(
-    target: tuple[Path, Any], heads: Heads, work: Workload, others: list[str]
+    target: tuple[Path, Any], heads: Heads, way: str, work: Workload, others: list[str]
 ) -> None:
-    engine = always_draft(engine_for(target[0], work, draft=str(heads(False)[0])))
+    draft = str(heads(False)[0])
+    engine = replaying(way, always_draft(engine_for(target[0], work, draft=draft, **on(way))))
     assert_nothing_changes(engine, target[0], speculative(work, ["draft"] * 5, others))
 
 
@@ -239,9 +246,8 @@ def test_heads_that_do_not_fit_are_refused(
 def test_heads_are_refused_where_they_do_not_run(target: tuple[Path, Any], heads: Heads, llama: Path) -> None:
     cpu, folder = torch.device("cpu"), heads(False)[0]
     model = load_model(find_model(str(target[0])), device=cpu, dtype="float32", max_context=None)
-    for device, ranks, why in ((cpu, 2, "one process"), (torch.device("cuda"), 1, "CPUs only")):
-        with pytest.raises(BadInput, match=why):
-            read_eagle(folder, model, device, ranks)
+    with pytest.raises(BadInput, match="one process"):
+        read_eagle(folder, model, cpu, 2)
     with pytest.raises(BadInput, match="runs natively"):
         read_eagle(folder, object(), cpu)
     with pytest.raises(BadInput, match="kv_window"):

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,11 +17,9 @@ from torch import Tensor, nn
 
 from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import BadCheckpoint, BadInput
-from engine.models.config_json import read_config
 from engine.models.decoder import Decoder
 from engine.models.layers.step import StepContext
-from engine.models.load_request import LoadRequest
-from engine.models.registry import load_model, own_head
+from engine.models.registry import load_model
 from engine.serving.engine import Engine
 from tests.cases import soak
 from tests.examples import TIMES
@@ -32,7 +30,7 @@ from tests.quant.packers import Compressed, Fp8, write
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.replies.test_replay import CONFIG, assert_same, replayed
-from tests.runner.rows.drafted import noted_drafts, record_drafts
+from tests.runner.rows.drafted import REPLAYED, noted_drafts, on, record_drafts, replaying
 from tests.runner.rows.test_speculation import LETTERS, always_draft, speculative
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on, run_to, turn_until
 
@@ -158,15 +156,30 @@ def test_drafts_are_those_of_the_reference(
     made: Made, monkeypatch: pytest.MonkeyPatch, step_tokens: int | None
 ) -> None:
     """Also where drafts were rejected, in a prompt in pieces, and after a prefix hit, which lacks a state."""
+    assert_as_reference(start(made[0], max_step_tokens=step_tokens), made, noted_drafts(monkeypatch))
+
+
+@pytest.mark.parametrize("way", REPLAYED)
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "qwen3_next"])
+def test_drafts_of_replayed_steps_are_those_of_the_reference(
+    headed: Checkpoints, monkeypatch: pytest.MonkeyPatch, family: str, way: str
+) -> None:
+    if way == "staging" and family != "glm4_moe":
+        pytest.skip("the stage for CPUs attends over keys and values only")
+    made = headed(family)
+    engine = replaying(way, start(made[0], **on(way)))
+    assert_as_reference(engine, made, noted_drafts(monkeypatch))
+
+
+def assert_as_reference(engine: Engine, made: Made, seen: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+    """`seen`: the drafts that the engine makes. Here it replies twice to one prompt."""
     folder, base, head = made
-    seen = noted_drafts(monkeypatch)
-    engine = start(folder, max_step_tokens=step_tokens)
     params = replace(GREEDY, max_tokens=40, logit_bias=LETTERS)
     expected = alone(folder, PROMPT, params)
     bias = torch.zeros(VOCAB)
     bias[[*LETTERS]] = torch.tensor([*LETTERS.values()])
     for unknown in (None, 32):  # the second time, two blocks are in the prefix cache
-        seen.clear()
+        first = len(seen)
         _, output = ask(engine, PROMPT, params.changed(speculate="draft", draft_tokens=4))
         drain(engine)
         assert output.reply == expected.reply
@@ -175,8 +188,8 @@ def test_drafts_are_those_of_the_reference(
         before = torch.cat((torch.zeros(1, states.shape[1]), states))
         if unknown is not None:
             before[unknown] = 0
-        assert len(seen) >= 10 and max(len(drafts) for _, drafts in seen) > 2
-        for at, drafts in seen:
+        assert len(seen) >= first + 10 and max(len(drafts) for _, drafts in seen[first:]) > 2
+        for at, drafts in seen[first:]:
             text = (PROMPT + output.tokens)[: at + 1]
             assert head.drafts(base, text, before[: at + 1], len(drafts), bias) == list(drafts), at
     total = engine.scheduler.speculator.total()
@@ -215,6 +228,17 @@ def test_a_head_that_is_right_shortens_a_reply(made: Made, tmp_path: Path, tempe
 def test_a_head_changes_no_reply(headed: Checkpoints, family: str, work: Workload, others: list[str]) -> None:
     folder = headed(family)[0]
     engine = always_draft(engine_for(folder, work, draft="mtp"))
+    assert_nothing_changes(engine, folder, speculative(work, ["draft"] * 5, others))
+
+
+@settings(max_examples=2 * TIMES, phases=[Phase.generate])
+@given(work=workloads, others=st.lists(st.sampled_from(("", "draft", "ngram")), min_size=5, max_size=5))
+@pytest.mark.parametrize("way", REPLAYED)
+def test_a_head_beside_replayed_steps_changes_no_reply(
+    headed: Checkpoints, way: str, work: Workload, others: list[str]
+) -> None:
+    folder = headed("glm4_moe")[0]
+    engine = replaying(way, always_draft(engine_for(folder, work, draft="mtp", **on(way))))
     assert_nothing_changes(engine, folder, speculative(work, ["draft"] * 5, others))
 
 
@@ -315,10 +339,6 @@ def test_models_without_a_head_are_refused(checkpoint: Callable[[str], tuple[Pat
 
 def test_heads_are_refused_where_they_do_not_run(headed: Checkpoints, tmp_path: Path) -> None:
     folder = headed("qwen3_next")[0]
-    config = read_config(folder)
-    request = LoadRequest(place=ModelPlace("tiny", folder), device=torch.device("cuda"), mtp=True)
-    with pytest.raises(BadInput, match="CPUs only"):
-        own_head(request, config, torch.float32)
     for how, why in (
         ({"tp": 2}, "one process"),
         ({"pp": 2}, "one process"),

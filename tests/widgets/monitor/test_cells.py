@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.snapshot import BlockView, Snapshot
+from engine.fleet.fleet import NUMBERS
 from minichat.ui.monitor.cells import (
     BRIGHT,
     RAMP,
@@ -122,6 +123,13 @@ def test_owners_have_small_numbers_and_other_requests_none() -> None:
     del owners[70]
     owners[90] = b
     assert codes.of(np.array([90, 70]), owners, live=(90,)).tolist() == [2, 0]
+
+
+def test_owners_of_a_fleets_requests() -> None:
+    codes, owner = Codes(), Owner("A", 0)
+    owners = {1: owner, NUMBERS + 1: owner, 63 * NUMBERS: owner}
+    requests = np.array([-1, 1, 2, NUMBERS, NUMBERS + 1, 63 * NUMBERS, 64 * NUMBERS])
+    assert codes.of(requests, owners, ()).tolist() == [0, 1, 0, 0, 1, 1, 0]
 
 
 def test_the_names_in_the_heading() -> None:

@@ -5,6 +5,7 @@ from textual.widgets import Input
 
 from engine.api import events
 from engine.api.events import Event
+from engine.fleet.fleet import NUMBERS
 from minichat.ui.monitor import EventLog
 from minichat.ui.monitor.words import described
 from tests.widgets.monitor.snapshots import OWNERS, snapshot
@@ -33,6 +34,7 @@ def log() -> EventLog:
         ),
         (events.Copied(1, 0, 3, 12, 31), ("copied", "shared block 12 to 31")),
         (events.Forked(1, 0, 3, 2, 9), ("forked", "from 2, shares 9 blocks")),
+        (events.Forked(1, 0, 3, 2 * NUMBERS + 7, 9), ("forked", "from 2/7, shares 9 blocks")),
         (events.FirstToken(1, 0, 3, 0.092), ("first", "token after 92 ms")),
         (events.Updated(1, 0, 3, ("top_p", "seed")), ("changed", "top_p, seed")),
         (events.Finished(1, 0, 3, "length", 214, ""), ("finished", "length, 214 tokens")),
@@ -114,6 +116,19 @@ async def test_a_new_engine_leaves_the_letters_of_earlier_events() -> None:
         assert [line.split()[1:3] for line in lines(pane)[1:3]] == [["D", "3"], ["A", "3"]]
         pane.filter()
         pane.query_one(Input).value = "d"
+        await pilot.pause()
+        assert lines(pane)[0].split()[2:5] == ["1", "of", "2"]
+
+
+async def test_a_fleets_requests_have_the_names_of_the_queues() -> None:
+    pane = log()
+    async with staged(pane, (60, 4), focus=False) as pilot:
+        pane.add(events.Queued(1, 0.0, NUMBERS + 12, 5))
+        pane.add(events.Queued(1, 0.0, 2**32 + 12, 5))
+        await pilot.pause()
+        assert [line.split()[2] for line in lines(pane)[1:3]] == ["1/12", "12"]
+        pane.filter()
+        pane.query_one(Input).value = "1/12"
         await pilot.pause()
         assert lines(pane)[0].split()[2:5] == ["1", "of", "2"]
 

@@ -165,7 +165,15 @@ def test_table_columns_align_and_fold() -> None:
         "here      │   ",
         "x         │ 22",
     ]
-    assert rows(table, 6)[0] == "left n"  # no room for columns: shown as running text
+    assert rows(table, 8)[:2] == ["left │ n", "some"]  # no room for columns: shown as running text
+    many = "\n".join("|" + 12 * f" {word} |" for word in ("name", "---", "a b"))
+    assert rows(many, 40) == [
+        "name │ name │ name │ name │ name │ name",
+        "│ name │ name │ name │ name │ name │",
+        "name",
+        "a b │ a b │ a b │ a b │ a b │ a b │ a b",
+        "│ a b │ a b │ a b │ a b │ a b",
+    ]
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(8, 200))

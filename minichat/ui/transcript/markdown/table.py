@@ -1,9 +1,11 @@
 """Draws tables: columns are aligned, and folded on a narrow screen."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 from minichat.ui.transcript.glyphs import Glyphs
-from minichat.ui.transcript.markdown.cells import Span, cell_width, wrap
+from minichat.ui.transcript.markdown.cells import cell_width, wrap
 from minichat.ui.transcript.markdown.inline import Run, parse
 from minichat.ui.transcript.markdown.leaves import Leaf
 from minichat.ui.transcript.markdown.rows import Fragment, Look, RenderedLeaf, Row, fragments_of, links_in
@@ -26,7 +28,7 @@ def draw_table(leaf: Leaf, width: int, glyphs: Glyphs, base: Look) -> RenderedLe
     room = width - (count - 1) * cell_width(glyphs.column)
     links = links_in(run for cells in table for cell in cells for run in (*cell, Run(" ")))
     if room < min(_NARROWEST * count, sum(natural)):
-        return RenderedLeaf(plain, _as_lines(table, width, base), links)
+        return RenderedLeaf(plain, _as_lines(table, width, glyphs, base), links)
     widths = fitted(natural, room)
     rows: list[Row] = []
     at = 0
@@ -79,14 +81,24 @@ def _table_row(
     return rows
 
 
-def _as_lines(table: Sequence[Sequence[Cell]], width: int, look: Look) -> tuple[Row, ...]:
+def _as_lines(table: Sequence[Sequence[Cell]], width: int, glyphs: Glyphs, look: Look) -> tuple[Row, ...]:
     """Draw each row as running text, if the table has too many columns for the screen."""
     rows: list[Row] = []
+    between = Run(glyphs.column, ("mark",))
     at = 0
     for cells in table:
-        runs = [run for cell in cells for run in (*cell, Run(" "))]
-        text = "".join(_plain(cell) + " " for cell in cells)
-        lines: list[Span] = wrap(text[:-1], width)
-        rows += [Row(tuple(line)) for line in fragments_of(runs, lines, look, at)]
-        at += len(text)
+        lengths = [len(_plain(cell)) for cell in cells]
+        begins = [0, *accumulate(length + len(glyphs.column) for length in lengths)]
+        places = list(accumulate((length + 1 for length in lengths), initial=at))
+        runs = [run for cell in cells for run in (*cell, between)][:-1]
+        shown = glyphs.column.join(map(_plain, cells))
+        for line in fragments_of(runs, wrap(shown, width), look):
+            fragments = []
+            for fragment in line:
+                cell = bisect_right(begins, fragment.at) - 1
+                inside = fragment.at - begins[cell]
+                own = places[cell] + inside if inside < lengths[cell] else -1
+                fragments.append(fragment._replace(at=own))
+            rows.append(Row(tuple(fragments)))
+        at = places[-1]
     return tuple(rows)

@@ -5,7 +5,7 @@ import torch
 
 from tests.cases import soak
 from tests.kernels.interpreted import Interpreted
-from tests.kernels.steps.grouped import steps
+from tests.kernels.steps.groups.grouped import steps
 
 pytest.importorskip("triton", reason="no Triton here")
 

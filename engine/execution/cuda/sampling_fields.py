@@ -1,0 +1,51 @@
+"""The sampling parameters of a step's rows in staging buffers, and which launches they need."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.sampling.rows import COLUMNS, SamplingInputs
+
+PENALTIES = slice(COLUMNS.index("repetition"), COLUMNS.index("frequency") + 1)
+UNPENALIZED = np.array([[1.0], [0.0], [0.0]])
+
+
+class SamplingFlags(NamedTuple):
+    """How logits are processed; each flag is set if any row needs it."""
+
+    filtered: bool  # top-k, top-p
+    penalized: bool
+    biased: bool
+    logprobs: bool
+
+    @classmethod
+    def of(cls, inputs: SamplingInputs) -> "SamplingFlags":
+        return cls(inputs.filtered, inputs.seen is not None, inputs.edits is not None, bool(inputs.logprobs))
+
+
+def write_sampling(fields: Mapping[str, np.ndarray], inputs: SamplingInputs) -> None:
+    """Write the rows' sampling parameters into the buffers."""
+    columns, count = fields["columns"], len(inputs.numbers)
+    columns[:, :count] = inputs.numbers.T
+    columns[:, count:] = inputs.numbers[:1].T  # padding samples like the first row, without penalties
+    columns[PENALTIES, count:] = UNPENALIZED
+    write_logprob_counts(fields["asked"], inputs)
+    if inputs.edits is not None:
+        at, values = logit_biases(inputs)
+        fields["bias_at"][:] = -1
+        fields["bias_at"][: len(at)], fields["biases"][: len(at)] = at, values
+
+
+def write_logprob_counts(asked: np.ndarray, inputs: SamplingInputs) -> None:
+    """Write how many of the likeliest tokens each row requests, -1 for none."""
+    asked.fill(-1)
+    for row, count in inputs.logprobs:
+        asked[row] = count
+
+
+def logit_biases(inputs: SamplingInputs) -> tuple[np.ndarray, np.ndarray]:
+    """Indices into the flattened [rows, vocab], and the values to add there."""
+    assert inputs.edits is not None
+    rows, ids, values = inputs.edits
+    return rows * inputs.vocab + ids, values

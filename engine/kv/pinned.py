@@ -1,0 +1,91 @@
+"""Host memory that is pinned while torch is imported.
+
+The driver pins a few gigabytes a second, and most of its other calls wait until it has pinned a piece. After
+the import, each allocation, copy and kernel of a start would wait for that. During the import there are none.
+"""
+
+import ctypes
+import weakref
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+from engine.main_memory import free_host_memory
+from engine.timeline import timed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from engine.api.config import EngineConfig
+
+SLAB = 2**28  # bytes pinned at a time, about a tenth of a second
+MOST = 2 * 2**30  # bytes of host memory for blocks on a GPU machine, unless kv_host asks for more
+SHARE = 0.25  # of the free main memory, for the same
+_PORTABLE = 1  # a flag: pinned for all of the process's contexts
+
+
+def bytes_ahead(config: "EngineConfig") -> int:
+    """How much an engine on a GPU will pin in any case, before its model is known."""
+    if config.ranks > 1 or config.host_blocks is not None or config.kv_budget is not None:
+        return 0
+    return MOST if config.kv_host is None else min(round(config.kv_host * 1e9), MOST)
+
+
+class PinnedAhead:
+    """Slabs of pinned memory that nothing uses yet. A slab whose last array is gone can be taken again."""
+
+    def __init__(self) -> None:
+        self._gate = Lock()
+        self._free: list[int] = []  # addresses
+        self._thread: Thread | None = None
+        self._cuda: Any = None
+        self._context: ctypes.c_void_p | None = None
+        self.nbytes = 0  # pinned so far
+
+    def begin(self, cuda: Any, context: ctypes.c_void_p, nbytes: int) -> None:
+        """Pin at most `nbytes`, on another thread. `cuda`: the driver's library. Once per process."""
+        self._cuda, self._context = cuda, context
+        nbytes = min(nbytes, int(free_host_memory() * SHARE))
+        self._thread = Thread(target=self._pin, args=(nbytes // SLAB,), name="pinned", daemon=True)
+        self._thread.start()
+
+    def take(self, nbytes: int) -> "np.ndarray | None":
+        """Return bytes of a slab. None: they do not fit, or all slabs are used."""
+        if self._thread is None or nbytes > SLAB:
+            return None
+        self._thread.join()
+        with self._gate:
+            if not self._free:
+                return None
+            address = self._free.pop()
+        import numpy as np
+
+        slab = (ctypes.c_uint8 * nbytes).from_address(address)
+        weakref.finalize(slab, self._free.append, address).atexit = False  # all arrays over it hold it
+        return np.frombuffer(memoryview(slab), np.uint8)
+
+    def give_back(self) -> None:
+        """Free the slabs that nothing uses."""
+        if self._thread is None:
+            return
+        self._thread.join()
+        with self._gate:
+            free, self._free[:] = list(self._free), []
+        if free and not self._cuda.cuCtxSetCurrent(self._context):
+            self.nbytes -= len(free) * SLAB
+            for address in free:
+                self._cuda.cuMemFreeHost(ctypes.c_void_p(address))
+
+    def _pin(self, slabs: int) -> None:
+        if self._cuda.cuCtxSetCurrent(self._context):
+            return
+        for _ in range(slabs):
+            address = ctypes.c_void_p()
+            with timed("host memory pinned"):
+                error = self._cuda.cuMemHostAlloc(ctypes.byref(address), ctypes.c_size_t(SLAB), _PORTABLE)
+            if error or not address.value:
+                return  # what is missing is allocated later, and reported then
+            self._free.append(address.value)
+            self.nbytes += SLAB
+
+
+pinned_ahead = PinnedAhead()  # of this process

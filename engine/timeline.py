@@ -1,0 +1,71 @@
+"""What a start does, on which thread, and for how long. A server's engine logs it once it is ready."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+STARTED = "a start: "  # and its spans, in the log of an engine that is ready
+_MOST = 1000  # spans; an engine that has started adds some when it changes its cache
+
+
+class Span(NamedTuple):
+    thread: str
+    what: str
+    began: float  # on the monotonic clock
+    ended: float
+    busy: float  # seconds of processor time of this thread; the rest are waits, or work without it
+
+    def joined(self, later: "Span") -> "Span":
+        return self._replace(ended=later.ended, busy=self.busy + later.busy)
+
+
+spans: list[Span] = []  # of this process, in the order of their ends
+
+
+class Stopwatch:
+    """Notes how long something takes. Begin and end it on the same thread."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._began, self._before = what, time.monotonic(), time.thread_time()
+
+    def end(self) -> None:
+        if len(spans) < _MOST:
+            thread, busy = threading.current_thread().name, time.thread_time() - self._before
+            spans.append(Span(thread, self._what, self._began, time.monotonic(), busy))
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    """Note how long this block takes, also if it fails."""
+    watch = Stopwatch(what)
+    try:
+        yield
+    finally:
+        watch.end()
+
+
+def merged(found: Sequence[Span]) -> list[Span]:
+    """Join those of a thread that are the same and follow each other. In the order in which they began."""
+    last: dict[str, int] = {}  # of each thread, the place of its last span
+    joined: list[Span] = []
+    for each in sorted(found, key=lambda span: span.began):
+        at = last.get(each.thread)
+        if at is not None and joined[at].what == each.what and joined[at].ended <= each.began:
+            joined[at] = joined[at].joined(each)
+        else:
+            last[each.thread] = len(joined)
+            joined.append(each)
+    return joined
+
+
+def as_text() -> str:
+    """All spans, for a log."""
+    found = merged(spans)
+    return json.dumps([[*each[:2], *(round(seconds, 4) for seconds in each[2:])] for each in found])
+
+
+def from_text(text: str) -> list[Span]:
+    return [Span(*each) for each in json.loads(text)]
