@@ -21,7 +21,14 @@ from engine.api.places import AdapterPlace, DiskRoom
 from engine.attention.base import AttentionBackend
 from engine.attention.registry import block_size_for
 from engine.attention.registry import choose as choose_attention
-from engine.cache_plan import block_size_with, cache_budget, memory_share, refuse_forgetting, windowed
+from engine.cache_plan import (
+    block_size_with,
+    cache_budget,
+    memory_share,
+    refuse_forgetting,
+    step_tokens,
+    windowed,
+)
 from engine.devices import begin_products, pick, use
 from engine.distributed.pipelined import PipelinedRunner
 from engine.distributed.runner import RankedRunner
@@ -63,7 +70,6 @@ from engine.text.files import has_tokenizer
 from engine.text.tokenizer import Tokenizer
 from engine.timeline import timed
 
-_STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # small enough not to stall concurrent decodes for long
 ALL_THREADS = torch.get_num_threads()
 ONE_THREAD = 64 * 2**20  # bytes of weights below which one thread is enough
 
@@ -138,7 +144,8 @@ def _assembled(
     scheduler = _scheduler(config, room, policy, built, bus)
     scheduler.speculator.most |= loaded.draft_models.most
     if hashed is not None:
-        settings = (device.type, loaded.attention.name, str(room.dtype), config.block_size, room.specs)
+        kinds = device.type, loaded.attention.name, str(room.dtype)
+        settings = *kinds, config.block_size, room.specs, room.groups.layers
         identity = model_identity(hashed.result(), model, *settings, config.tp, config.pp)
         scheduler.kv.identify(identity, config.quantization)
     grammars = None if bare else Grammars(tokenizer, vocab, stop_ids)
@@ -253,7 +260,7 @@ def build_runner(
         between = () if config.exchange is None else (exchange_tier(config.exchange, store, room.device),)
         tiers = (HostTier(store), *between, *below, *_disk(config, room, store, rank))
     drafters = loaded.draft_models.drafters(model, store, loaded.attention, config)
-    slots = min(config.max_running, _step_tokens(config, room.device))
+    slots = min(config.max_running, step_tokens(config, room.device))
     width = room.widest(KV_SCHEMES)
     with timed("the runner"):
         runner = ModelRunner(
@@ -273,10 +280,6 @@ def build_runner(
             link=link,
         )
     return BuiltRunner(runner, (slots, width), tiers, (*drafters,))
-
-
-def _step_tokens(config: EngineConfig, device: torch.device) -> int:
-    return config.max_step_tokens or _STEP_TOKENS[device.type]
 
 
 def _load(
@@ -331,7 +334,7 @@ def _disk(config: EngineConfig, room: CacheBudget, store: KVStore, rank: int) ->
         tier = DiskTier(
             folder,
             nbytes,
-            lambda: KVStore.block_bytes(room.specs, config.block_size, room.dtype, store.scheme),
+            lambda: KVStore.block_bytes(room.block_specs, config.block_size, room.dtype, store.scheme),
             waiting=max(2**28, free_host_memory() // 8 // config.ranks),  # a long reply of a large model
         )
         yield SharedTier(tier, rank) if rank else tier
@@ -354,10 +357,10 @@ def _scheduler(
 ) -> Scheduler:
     scheduler = Scheduler(
         pool=BlockPool(room.fit(config.kv_scheme).blocks, config.block_size),
-        tables=BlockTables(*built.tables),
+        tables=BlockTables(*built.tables, room.groups.count),
         policy=policy,
         rules=SchedulerSettings(
-            step_tokens=_step_tokens(config, room.device),
+            step_tokens=step_tokens(config, room.device),
             prefix_cache=config.prefix_cache,
             chunked_prefill=config.chunked_prefill,
             preemption=config.preemption,
@@ -366,7 +369,7 @@ def _scheduler(
         ),
         emit=bus.emit,
         kv_scheme=config.kv_scheme,
-        window=room.window,
+        groups=room.groups,
         budget=room.budget,
         tiers=built.tiers,
         keeps_state=keeps_state(room.specs),

@@ -12,6 +12,7 @@ from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels
 from engine.fleet.exchange import lent_bytes
 from engine.kv.eviction import TokenBudget
+from engine.kv.groups import BlockGroups, grouped
 from engine.kv.pinned import MOST, SHARE, pinned_ahead
 from engine.kv.store import KVStore
 from engine.kv.window import Window
@@ -22,6 +23,10 @@ from engine.models.base import LanguageModel
 # shared with other programs.
 _GPU_SHARE = 0.85
 _LARGE_STATE = 2**20  # bytes, which a few tokens' keys and values do not take
+# Whether groups of layers have their own blocks on GPUs. To be turned off if
+# `pytest -m cuda tests/runner/cache/test_kv_groups.py` fails there.
+GROUPS_ON_GPUS = True
+_STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # small enough not to stall concurrent decodes for long
 _FULL_CONTEXTS = 32  # on a CPU, blocks for more full-length requests than this would never be used
 
 
@@ -35,6 +40,8 @@ def cache_budget(
 ) -> CacheBudget:
     """On a CPU, the host tier is empty unless it is asked for: it takes the same memory as the cache."""
     on_gpu, longest = device.type == "cuda", model.config.max_context
+    groups = block_groups(config, specs, longest, device, draft_models)
+    host_blocks = config.host_blocks if config.kv_budget is None else 0
     full = -(-longest // config.block_size)
     own = KVStore.block_bytes(specs, config.block_size, dtype, config.kv_scheme)
     _refuse_beyond("blocks", config.blocks, own, memory(device))
@@ -54,12 +61,13 @@ def cache_budget(
         dtype=dtype,
         device=device,
         longest=longest,
-        blocks=config.blocks,
-        host_blocks=config.host_blocks if config.kv_budget is None else 0,
+        blocks=config.blocks and config.blocks * groups.count,
+        host_blocks=host_blocks and host_blocks * groups.count,
         nbytes=int(free * memory_share(device) * share) // (1 if on_gpu else config.ranks),
         host_nbytes=host_nbytes // config.ranks,
         host_beyond=config.kv_host is not None,
-        most=None if on_gpu else full * min(_FULL_CONTEXTS, config.max_running),
+        most=None if on_gpu else full * groups.count * min(_FULL_CONTEXTS, config.max_running),
+        groups=groups,
         window=_window(config),
         budget=_budget(config),
     )
@@ -69,6 +77,29 @@ def _refuse_beyond(name: str, requested: int | None, each: int, there: int) -> N
     """Reject sizes beyond the device's memory. The system would grant them and later kill the process."""
     if requested is not None and requested * each > there:
         raise BadInput(f"{name}: {requested} blocks of {each} bytes exceed the {there} bytes of memory")
+
+
+def block_groups(
+    config: EngineConfig,
+    specs: tuple[LayerSpec, ...],
+    longest: int,
+    device: torch.device,
+    draft_models: DraftModels,
+) -> BlockGroups:
+    """Group layers by the tokens that they keep, unless other parts need all blocks (docs/kv.md)."""
+    window = _window(config)
+    alone = BlockGroups(config.block_size, (window,))
+    drafts = draft_models.small is not None or draft_models.chained is not None
+    if drafts or config.pp > 1 or config.exchange is not None or config.kv_budget is not None:
+        return alone
+    if device.type == "cuda" and not GROUPS_ON_GPUS:
+        return alone
+    piece = step_tokens(config, device) if window is None else window.size
+    return grouped(specs, config.block_size, longest, piece) or alone
+
+
+def step_tokens(config: EngineConfig, device: torch.device) -> int:
+    return config.max_step_tokens or _STEP_TOKENS[device.type]
 
 
 def windowed(specs: tuple[LayerSpec, ...], config: EngineConfig) -> tuple[LayerSpec, ...]:

@@ -8,7 +8,7 @@ nothing. Rows with a grammar run one step ahead, as on a GPU.
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -27,7 +27,8 @@ from engine.api.params import Grammar, SamplingParams
 from engine.attention.base import Attend
 from engine.attention.torch_backend import TorchAttention
 from engine.execution.cuda.arrivals import Wait
-from engine.execution.cuda.graphs import DecodeSteps, SamplingFlags
+from engine.execution.cuda.graphs import DecodeSteps
+from engine.execution.cuda.sampling_fields import SamplingFlags
 from engine.execution.in_flight import InFlightStep
 from engine.execution.protocol import Compilation
 from engine.execution.results import SampledTokens
@@ -85,7 +86,15 @@ class NoWork:
         return False
 
     def metadata(
-        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool, decodes: bool
+        self,
+        numbers: Tensor,
+        tables: Tensor,
+        slots: Tensor,
+        contexts: Tensor,
+        *,
+        cut: bool,
+        decodes: bool,
+        others: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> None:
         return None
 

@@ -17,7 +17,7 @@ from triton.runtime.errors import OutOfResources
 from benchmarks.gpu.gpu_attention import REPLAYS, copy_speeds
 from engine.api.cache_spec import LayerSpec
 from engine.api.config import DecoderConfig, ExpertsSpec, RopeSpec
-from engine.attention.triton_backend import gpu as limits
+from engine.attention.graph_work import gpu as limits
 from engine.kernels.triton.experts.gemv import down_gemv_tiling, gate_up_gemv_tiling
 from engine.kernels.triton.experts.stacked import PlainExperts, StackedExperts
 from engine.kernels.triton.experts.tiles import expert_tiles

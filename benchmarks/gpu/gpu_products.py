@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks.gpu.gpu_attention import copy_speeds
 from benchmarks.gpu.gpu_experts import compile_all, times
-from engine.attention.triton_backend import gpu as limits
+from engine.attention.graph_work import gpu as limits
 from engine.kernels.triton.gemm.quantize_fp8 import KIND, quantize_fp8
 from engine.kernels.triton.norm.norm import Normed
 from engine.models.layers.gpu import GpuKernels

@@ -58,6 +58,7 @@ class Stored(NamedTuple):
     tier: str
     names: tuple[bytes, ...]
     transfer: int = -1  # the transfer that stores them; it may have ended
+    trimmed: int = 0  # of the request, then
 
 
 class TierOffer(NamedTuple):
@@ -129,7 +130,8 @@ class Request:
     mirrored: int = 0  # how many of its tokens the runner has for a draft model
     slot: int = -1  # its row in the runner's columns while it runs, else -1
     blocks: list[int] = field(default_factory=list)
-    gone: int = 0  # how many of its blocks have left the window, or were evicted
+    gone: int = 0  # how many of its blocks have left a window, or were evicted
+    trimmed: int = 0  # it holds no blocks that had left their window for a token at this position
     skipped: int = 0  # tokens of the evicted blocks, which its row of the block tables does not list
     evidence: Evidence = field(default_factory=Evidence)  # with a budget
     shares_tail: bool = False  # its last block may be shared with another request

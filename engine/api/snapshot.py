@@ -88,10 +88,7 @@ class SchemeView(NamedTuple):
 
 
 class FormTime(NamedTuple):
-    """The usual time of a step in one form: a scheme for the weights, and one for the cache.
-
-    Measured in steps that only decode, without drafts.
-    """
+    """The usual time of steps that only decode, without drafts, in one form: schemes of weights and cache."""
 
     weights: str
     cache: str
@@ -337,6 +334,11 @@ class Snapshot:
     replicas: tuple[ReplicaView, ...] = ()  # of a fleet; none if this is one engine
     form_times: tuple[FormTime, ...] = ()  # of all forms so far; the one of the newest step is first
     experts: ExpertLoad | None = None  # tokens by expert; None: the model has none
+    block_groups: int = 1  # of layers: each has its own blocks of the same `block_size` tokens
+
+    def tokens_in(self, blocks: int) -> int:
+        """The tokens of so many blocks; with windows, more fit."""
+        return blocks // self.block_groups * self.block_size
 
     @property
     def on_cpu(self) -> bool:
@@ -344,9 +346,7 @@ class Snapshot:
 
     @property
     def bubbles(self) -> tuple[float, ...]:
-        """Of each stage of a pipeline: the share of the time with steps in flight in which it had nothing to
-        do. None without a pipeline.
-        """
+        """Of each stage of a pipeline: its idle share of the time with steps in flight. Else none."""
         stages: dict[int, list[float]] = {}
         for each in self.ranks:
             if each.stage is not None:

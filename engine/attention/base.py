@@ -1,7 +1,7 @@
 """The interface between a model and the paged cache."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -55,6 +55,8 @@ class Batch:
     host_contexts: np.ndarray
     host_tables: np.ndarray
     observers: Observers | None = None  # for kernels: tokens whose attention is summed up
+    # The same step with the tables and places of each other group of layers.
+    others: tuple["Batch", ...] = field(default=(), init=False)
 
 
 class AttentionBackend(Protocol):
@@ -81,7 +83,7 @@ class AttentionBackend(Protocol):
 
 def attending(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch) -> Attend:
     """Prepare a step and return the function the model calls in each of its layers."""
-    metadata = backend.prepare(batch)
+    prepared = [backend.prepare(each) for each in (batch, *batch.others)]
     latents: Any = getattr(backend, "attend_latents", None)  # choose() has checked that there is one
     runs: StateRuns | None = None
 
@@ -90,6 +92,7 @@ def attending(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch
         if isinstance(v, Recurrence):
             runs = runs or state_runs(batch)
             return v.advance(q, k, layers[layer], runs)
+        metadata = prepared[layers[layer].group]
         if isinstance(v, LatentProjections):
             mixed: Tensor = latents(q, k, v, layers[layer], metadata)
             return mixed
@@ -102,10 +105,11 @@ def caching(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch) 
     """Like `attending`, but only write keys and values, if the backend can: the results are not used."""
     if (write := getattr(backend, "write_cells", None)) is None:
         return attending(backend, layers, batch)
-    metadata = backend.prepare(batch)
+    prepared = [backend.prepare(each) for each in (batch, *batch.others)]
 
     def cache(layer: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
         assert not isinstance(v, Recurrence)
+        metadata = prepared[layers[layer].group]
         write(k, None if isinstance(v, LatentProjections) else v, layers[layer], metadata)
         return q.new_zeros(*q.shape[:2], v.value if isinstance(v, LatentProjections) else v.shape[2])
 

@@ -1,16 +1,14 @@
 """Triton kernels for NVIDIA GPUs. docs/attention-gpu.md has the measurements."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from triton.runtime import driver
 
-from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec, keeps_state
+from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.attention.base import (
     Batch,
     KVLayer,
@@ -21,10 +19,11 @@ from engine.attention.base import (
     why_not_on,
 )
 from engine.attention.expansion import Expansion, expands
+from engine.attention.graph_work import GraphMetadata, gpu
 from engine.attention.observers import Observers
 from engine.attention.registry import register
 from engine.attention.short_conv import ShortConvolution
-from engine.attention.state_runs import RUN, DeviceRuns, StateRuns, write_runs
+from engine.attention.state_runs import DeviceRuns, StateRuns
 from engine.attention.state_space import StateSpace
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.latents import attend_latents
@@ -47,9 +46,6 @@ from engine.kernels.triton.padding import padded_rows
 WIDEST = 256  # head dimension; wider heads leave no shared memory for keys
 # Numbers of a latent that are values. In float32, wider products take minutes to compile.
 WIDEST_LATENT, WIDEST_FLOAT_LATENT = 512, 128
-PIECES = 16  # the most pieces of prompts in a graph
-CELLS = 3 * 2**17  # the most that their tiles read, each its own context: more takes longer than launching
-LONGEST_RUN = 64  # tokens of a piece over recurrent states: in a graph, a program has all tokens of a run
 
 
 @dataclass(slots=True)
@@ -59,10 +55,18 @@ class TritonMetadata:
     tables: Tensor
     batch: Batch
     work: dict[LayerSpec, list[AttentionWork]] = field(default_factory=dict)
+    others: tuple["TritonMetadata", ...] = ()  # of the other groups of layers
     _expands: dict[LayerSpec, bool] = field(default_factory=dict)
     _expansion: Expansion | None = None
     _states: DeviceRuns | None = None
     _plain_states: StateRuns | None = None
+
+    def of(self, layer: KVLayer, places: Tensor) -> tuple["TritonMetadata", Tensor]:
+        """What a layer reads, and where its keys are written. `places`: in the first group."""
+        if not layer.group:
+            return self, places
+        other = self.others[layer.group - 1]
+        return other, other.batch.places
 
     @property
     def observers(self) -> Observers | None:
@@ -101,28 +105,6 @@ class TritonMetadata:
         return self.work[spec]
 
 
-@dataclass(frozen=True, slots=True)
-class GraphMetadata:
-    """A step whose work lists are at fixed addresses, as CUDA graphs require."""
-
-    tables: Tensor  # a row a slot
-    work: Mapping[LayerSpec, list[AttentionWork]]
-    slots: Tensor  # of the tokens
-    contexts: Tensor
-    states: DeviceRuns
-    observers: Observers | None = None
-
-    @property
-    def rows(self) -> dict[str, Tensor]:
-        return {"slots": self.slots, "contexts": self.contexts}
-
-    def expansion(self, spec: LayerSpec, up: LatentProjections) -> Expansion | None:
-        return None  # its sizes change from step to step
-
-    def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:
-        return self.work[spec]
-
-
 @register
 class TritonAttention:
     """Two launches of one kernel: rows of one token, which are memory-bound, and rows of several."""
@@ -146,7 +128,9 @@ class TritonAttention:
         return None
 
     def prepare(self, batch: Batch) -> TritonMetadata:
-        return TritonMetadata(batch.tables, batch)
+        found = TritonMetadata(batch.tables, batch)
+        found.others = tuple(TritonMetadata(each.tables, each, found.work) for each in batch.others)
+        return found
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: TritonMetadata) -> Tensor:
         packed = layer.key_scales is not None
@@ -221,127 +205,6 @@ def _why_not_latents(spec: LayerSpec, dtype: torch.dtype) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkList:
-    """The work list of one launch, in a buffer of fixed size."""
-
-    spec: LayerSpec
-    tile: tiles.Tile
-    most: int  # items, as many as there may be if contexts are split
-    merged: int  # split tiles
-
-    @property
-    def size(self) -> int:
-        """How many int32 values it has."""
-        return self.most * ITEM + self.merged * MERGE
-
-    def fill(self, numbers: np.ndarray, chunks: Chunks) -> bool:
-        """Write the list over zeros: an item without queries does nothing. Return whether any is split."""
-        room = self.most, self.merged
-        items, merges, _ = plan_items(chunks, self.spec, self.tile, room)
-        numbers[: items.size] = items.ravel()
-        at = self.most * ITEM
-        numbers[at : at + merges.size] = merges.ravel()
-        return len(merges) > 0
-
-    def work(self, numbers: Tensor, whole: int = 0) -> AttentionWork:
-        """The launch, given the list on the device. `whole`: it has so many items, none of them split."""
-        items = numbers[: self.most * ITEM].view(-1, ITEM)
-        merges = numbers[self.most * ITEM :].view(-1, MERGE)
-        if whole:
-            return AttentionWork(self.tile, items[:whole], merges[:0], 0, most=0)
-        return AttentionWork(self.tile, items, merges, self.most, most=min(self.most, 64))
-
-
-class GraphWork:
-    """Work lists at fixed addresses, for steps of up to `tokens` tokens: decodes, or also pieces of prompts.
-
-    If no context of a decode is split, their list has one item per row and nothing is merged; a graph is
-    captured for each case. Contexts of pieces are usually split.
-    """
-
-    def __init__(
-        self,
-        specs: Sequence[LayerSpec],
-        tokens: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        packed: bool = False,
-        pieces: bool = False,
-    ) -> None:
-        self._tokens, limits, itemsize = tokens, gpu(device), dtype.itemsize
-        self._singles, self._pieces = [], []
-        for spec in dict.fromkeys(specs):
-            if not spec.has_keys:
-                continue
-            tile = tiles.for_tokens(spec, tokens, limits, itemsize, packed=packed)
-            most = tokens + max(tokens // 8, tile.programs // spec.kv_heads)
-            # One merge per row, of at least two pieces each. A single row is faster with idle programs:
-            # they delay the next kernel, which would fetch its weights while attention reads the cache.
-            merged = most // 2 if tokens == 1 else min(tokens, most // 2)
-            self._singles.append(WorkList(spec, tile, most, merged))
-            if pieces:
-                tile = tiles.for_chunks(spec, tokens, tiles.LONG, limits, itemsize, packed=packed)
-                tall = tokens // tile.queries + min(tokens // 2, PIECES)
-                most = tall + max(tall // 8, tile.programs // spec.kv_heads)
-                merged = min(tokens // tile.queries + 2, most // 2)
-                self._pieces.append(WorkList(spec, tile, most, merged))
-        self._runs = tokens * RUN if keeps_state(specs) else 0
-        # int32 values in all lists
-        self.numbers = sum(each.size for each in (*self._singles, *self._pieces)) + self._runs
-
-    def holds(self, lengths: np.ndarray, contexts: np.ndarray) -> bool:
-        """Whether the lists have room for these pieces of prompts, and launching them takes longer."""
-        if len(lengths) > PIECES or (self._runs and lengths.max(initial=0) > LONGEST_RUN):
-            return False
-        return all((-(-lengths // each.tile.queries) * contexts).sum() <= CELLS for each in self._pieces)
-
-    def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray, lengths: np.ndarray) -> bool:
-        """Write a step's lists from a slot, a context and a number of tokens per row, single tokens first.
-
-        Return whether any context of a decode is split.
-        """
-        single = int((lengths == 1).sum())
-        ones, at, cut = np.ones(single, np.int32), 0, False
-        decodes = Chunks(slots[:single], np.arange(single), ones, contexts[:single] - 1)
-        numbers[:] = 0
-        for each in self._singles:
-            if single:
-                cut |= each.fill(numbers[at : at + each.size], decodes)
-            at += each.size
-        for each in self._pieces:
-            starts = single + np.cumsum([0, *lengths[single:]])
-            chunks = Chunks.of(0, starts, contexts[single:], each.tile.queries)
-            chunks = replace(chunks, rows=slots[single:][chunks.rows])
-            each.fill(numbers[at : at + each.size], chunks)
-            at += each.size
-        if self._runs:
-            write_runs(numbers[at:].reshape(-1, RUN), slots, contexts, lengths)
-        return cut
-
-    def metadata(
-        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool, decodes: bool
-    ) -> GraphMetadata:
-        """Return the metadata a graph reads, as views of the same numbers on the device.
-
-        `slots` and `contexts`: of the step's tokens. Slots are rows of `tables`. `cut`: what `fill` returned.
-        `decodes`: whether there are rows of one token.
-        """
-        work: dict[LayerSpec, list[AttentionWork]] = {}
-        at = 0
-        for each in self._singles:
-            if decodes:
-                mine = numbers[at : at + each.size]
-                work[each.spec] = [each.work(mine, 0 if cut else self._tokens)]
-            at += each.size
-        for each in self._pieces:
-            work.setdefault(each.spec, []).append(each.work(numbers[at : at + each.size]))
-            at += each.size
-        states = DeviceRuns(tables, numbers[at:].view(-1, RUN), longest=self._tokens, single=True)
-        return GraphMetadata(tables, work, slots, contexts, states)
-
-
 def plan(batch: Batch, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:
     """Return the launches of a step for layers with that spec. `packed`: over a compressed cache."""
     starts, contexts, single = batch.host_starts, batch.host_contexts, batch.single
@@ -390,11 +253,3 @@ def sent_to(device: torch.device, *arrays: np.ndarray) -> Sequence[Tensor]:
     """Send the arrays to the device in one copy, and return them flat."""
     both = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
     return both.to(device, non_blocking=True).split([array.size for array in arrays])
-
-
-@cache
-def gpu(device: torch.device) -> tiles.GpuLimits:
-    if device.type != "cuda":  # Triton's interpreter has no limits
-        return tiles.GpuLimits(room=2**16, overlaps=False)
-    room = driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
-    return tiles.GpuLimits(room, overlaps=torch.cuda.get_device_capability(device) >= (9, 0))

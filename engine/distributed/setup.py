@@ -67,7 +67,8 @@ def _loop(rank: int, link: RankLink, collective: SharedMemoryCollective, ring: R
     built = build_runner(replace(loaded, budget=budget), stop_ids, rank=rank, link=stages)
     slots, width = built.tables
     fit = budget.fit(config.kv_scheme)
-    bounds = Bounds(slots, width, loaded.config.block_size, fit.blocks, loaded.model.config.vocab)
+    vocab, groups = loaded.model.config.vocab, budget.groups.count
+    bounds = Bounds(slots, width, loaded.config.block_size, fit.blocks, vocab, groups)
     link.send({"ready": {"blocks": fit.blocks, "slots": slots, "width": width}})
     if stages is None:
         return RankLoop(built.runner, ring, link, sums, bounds, built.tiers, rank)

@@ -1,6 +1,7 @@
 """Packs a step's rows into the tensors that a model and its attention read."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -57,7 +58,7 @@ class BatchBuilder:
             positions = np.repeat(firsts - starts[:-1], counts) + np.arange(len(ids))
             token_slots = np.repeat(slots, counts)
             cells = positions - np.repeat(rows.skipped, counts)
-        grid = self._tables.grid
+        grid, *others = self._tables.grids
         blocks, offsets = np.divmod(cells, self._block_size)
         places = grid[token_slots, blocks].astype(np.int64) * self._block_size + offsets
         widest = -(-int(contexts.max()) // self._block_size)
@@ -94,7 +95,28 @@ class BatchBuilder:
             host_contexts=contexts,
             host_tables=tables,
         )
+        if others:
+            where = token_slots, blocks, offsets, slots
+            batch.others = tuple(self._others(batch, others, *where))
         adapters = None
         if rows.rare:
             adapters = self._adapters.of_step(rows.adapters, counts, partial(upload, device=self._device))
         return PackedBatch(batch, ends=None if every else sent[7], slots=sent[6], adapters=adapters)
+
+    def _others(
+        self,
+        batch: Batch,
+        grids: Sequence[np.ndarray],
+        token_slots: np.ndarray,
+        blocks: np.ndarray,
+        offsets: np.ndarray,
+        slots: np.ndarray,
+    ) -> Iterator[Batch]:
+        """The same step in the blocks of the other groups of layers."""
+        widest, arrays = batch.host_tables.shape[1], list[np.ndarray]()
+        for grid in grids:
+            places = grid[token_slots, blocks].astype(np.int64) * self._block_size + offsets
+            arrays += [places, grid[slots, :widest]]
+        sent = upload(arrays, self._device)
+        for at in range(0, len(arrays), 2):
+            yield replace(batch, places=sent[at], tables=sent[at + 1], host_tables=arrays[at + 1])

@@ -11,8 +11,11 @@ from engine.api.errors import BadInput
 from engine.api.snapshot import SchemeView
 from engine.execution.protocol import Fit
 from engine.kv.eviction import TokenBudget
+from engine.kv.groups import BlockGroups
 from engine.kv.store import KVStore
 from engine.kv.window import Window
+
+_ALIGNED = 4  # numbers, 16 bytes: so the rows of every group begin where Triton's kernels load most at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +34,20 @@ class CacheBudget:
     host_nbytes: int
     host_beyond: bool  # whether host memory may hold more blocks than the device
     most: int | None  # more blocks would never be used
-    window: Window | None = None  # blocks outside it are released, so a request can be longer than the cache
-    budget: TokenBudget | None = None  # the same for blocks beyond it
+    groups: BlockGroups  # of layers
+    window: Window | None = None  # of all layers, by configuration
+    budget: TokenBudget | None = None  # blocks beyond it are released, so a request may outgrow the cache
+
+    @property
+    def block_specs(self) -> tuple[LayerSpec, ...]:
+        """The layers whose tokens a block holds."""
+        return (
+            tuple(self.specs[index] for index in self.groups.layers[0]) if self.groups.layers else self.specs
+        )
 
     def fit(self, scheme: KvSchemeName) -> Fit:
         """What fits under this scheme. Raises if not even one block does."""
-        each = KVStore.block_bytes(self.specs, self.block_size, self.dtype, scheme)
+        each = KVStore.block_bytes(self.block_specs, self.block_size, self.dtype, scheme)
         blocks = self.blocks or self.nbytes // each
         if blocks < 1:
             raise BadInput(
@@ -48,9 +59,11 @@ class CacheBudget:
         if host_blocks is None:
             within = self.host_nbytes // each
             host_blocks = within if self.host_beyond else min(blocks, within)
-        if (bound := self.window or self.budget) is None:
-            return Fit(blocks, host_blocks, min(self.longest, blocks * self.block_size))
-        if blocks < (least := min(bound.peak, -(-self.longest // self.block_size))):
+        if (bound := self.budget or self.window) is None:
+            return Fit(blocks, host_blocks, min(self.longest, self.groups.tokens_in(blocks)))
+        whole = self.groups.blocks_for(self.longest)
+        least = self.groups.most(whole) if self.budget is None else min(self.budget.peak, whole)
+        if blocks < least:
             raise BadInput(
                 f"a {bound.what} needs {least} blocks of {self.block_size} for one "
                 f"request, but the cache has {blocks}; lower {bound.option} or add blocks"
@@ -81,8 +94,11 @@ class CacheBudget:
             return SchemeView(scheme, problem or str(error), nbytes)
 
     def widest(self, schemes: tuple[KvSchemeName, ...]) -> int:
-        """The maximum blocks of a request under any of the schemes."""
-        return max(-(-self.fit(scheme).context // self.block_size) for scheme in schemes)
+        """The maximum blocks of a request under any of the schemes, those that left a window included."""
+        widest = max(-(-self.fit(scheme).context // self.block_size) for scheme in schemes)
+        if (groups := self.groups.count) == 1:
+            return widest
+        return -(-widest // _ALIGNED) * _ALIGNED * groups
 
     def rebuild(self, store: KVStore, scheme: KvSchemeName) -> None:
         """Rebuild a cache in another scheme, empty. On failure, rebuild it in the old one."""
@@ -105,4 +121,5 @@ class CacheBudget:
             device=self.device,
             sinks=self.sinks,
             scheme=scheme,
+            groups=self.groups.layers,
         )

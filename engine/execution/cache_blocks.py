@@ -206,7 +206,7 @@ class CacheBlocks:
 
     @cached_property
     def _tensors(self) -> list[Tensor]:
-        return [bits(tensor) for layer in self._store.layers for tensor in layer.tensors()]
+        return [bits(tensor) for layer in self._store.memory for tensor in layer.tensors()]
 
     def read(self) -> Callable[[], np.ndarray]:
         sizes = [tensor[0].nbytes for tensor in self._tensors]

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.execution.cuda.graphs import SamplingFlags, Stage
+from engine.execution.cuda.graphs import Stage
+from engine.execution.cuda.sampling_fields import SamplingFlags
 from engine.execution.in_flight import ModelInput
 from engine.execution.protocol import Compilation, StepKind
 from engine.models.adapters.products import StepAdapters

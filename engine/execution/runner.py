@@ -78,7 +78,7 @@ class ModelRunner:
         self._tries = 1 if shared or store.keeps_state else 2
         self.model, self.store, self.weights, self.attention = model, store, weights, attention
         self.device, self._budget, self._scores = device, room, NO_SCORES
-        self._tables, self._block_size = TableMirror(slots, width), block_size
+        self._tables, self._block_size = TableMirror(slots, width, len(store.groups)), block_size
         self.adapters, self._ends = AdapterBank(model, device), StageEnds(link)
         self._batches = BatchBuilder(self._tables, block_size, device, self.adapters)
         self._sampling_state = SamplingState(
@@ -90,7 +90,7 @@ class ModelRunner:
         self._speeds: Speeds | None = None
         self._load, self.splitter = LoadMeter.of(device), StepSplitter(model)
         self.experts = ExpertMeter(model).read
-        self.arrivals = Arrivals(store.layers) if shared else Arrivals.on(device, store)  # no rank follows
+        self.arrivals = Arrivals(store.memory) if shared else Arrivals.on(device, store)  # no rank follows
         self._recordable = weights is None or weights.scheme.graphs  # whether a graph can hold the layers
         self._transfers = TransferRunner(tiers, blocks_of(store, device, self.arrivals))
         self._on_store()

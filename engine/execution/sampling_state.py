@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.cuda.graphs import SamplingFlags, Stage
-from engine.execution.cuda.sampling_fields import logit_biases, write_logprob_counts
+from engine.execution.cuda.graphs import Stage
+from engine.execution.cuda.sampling_fields import SamplingFlags, logit_biases, write_logprob_counts
 from engine.execution.cuda.staging import upload
 from engine.execution.protocol import BAD
 from engine.execution.results import SampledTokens

@@ -12,7 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from engine.api.config import EvictionName
-from engine.api.request import Evidence
+from engine.api.request import Evidence, Request
+from engine.kv.window import GONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +93,19 @@ def totals(evidence: Evidence, full: int, held: int) -> np.ndarray:
             report = evidence.reports[block]
             found[: len(report)] += report
     return found
+
+
+def evictions(request: Request, budget: TokenBudget) -> tuple[list[int], Evidence] | None:
+    """The places of the blocks to evict before the request's next token, and what decides later ones.
+
+    None: scores are missing.
+    """
+    at, size, evidence = request.launched, budget.block_size, request.evidence
+    if evidence.at == at or request.known <= at or not budget.due(at):
+        return [], evidence
+    if not evidence.covers(full := at // size, size):
+        return None
+    places = [place for place, block in enumerate(request.blocks[:full]) if block != GONE]
+    scores = totals(evidence, full, len(places))
+    chosen = budget.choose(scores)
+    return [places[index] for index in chosen], Evidence(at, np.delete(scores, chosen))

@@ -1,54 +1,54 @@
-"""Which blocks each request holds, and the hashes of their contents."""
+"""Which blocks each request holds."""
 
 import secrets
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 
 from engine.api.cache_spec import KvSchemeName
 from engine.api.request import Evidence, Request
-from engine.kv import prefix
-from engine.kv.eviction import TokenBudget, totals
+from engine.kv.eviction import TokenBudget, evictions
+from engine.kv.groups import BlockGroups
+from engine.kv.naming import BlockNames
 from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
 from engine.kv.window import GONE, Window, held
 
 
-class KVManager:
-    """Takes, shares and releases blocks for requests, and hashes the blocks of reusable prefixes."""
+class KVManager(BlockNames):
+    """Takes, shares and releases blocks for requests, and finds the blocks of reusable prefixes."""
 
     def __init__(
         self,
         pool: BlockPool,
         tables: BlockTables,
         kv_scheme: KvSchemeName,
-        window: Window | None,
+        groups: BlockGroups | None = None,
         budget: TokenBudget | None = None,
         *,
         keeps_state: bool = False,
     ) -> None:
         """`keeps_state`: blocks also hold a recurrent state, that after the last token written in each."""
+        super().__init__(groups or BlockGroups(pool.block_size), kv_scheme)
         self.keeps_state = keeps_state
-        self.pool, self.tables, self.window, self.budget = pool, tables, window, budget
+        self.pool, self.tables, self.budget = pool, tables, budget
+        # Tokens for each block of a request. Slightly less than a fraction, so that no sum is rounded up.
+        self.cells = pool.block_size if self.each == 1 else pool.block_size / self.each * (1 - 1e-12)
+        self._windows: dict[Window, list[int]] = {}  # and the groups that have it
+        for group, window in enumerate(self.groups.windows):
+            if window is not None:
+                self._windows.setdefault(window, []).append(group)
         self._reports: dict[bytes, np.ndarray] = {}  # with a budget: of published blocks, by name
-        self.model = secrets.token_bytes(16)  # not known: no other process finds these blocks
-        self._private = b""  # set while no other process may find blocks
-        self.weights = "none"
-        self.kv_scheme = kv_scheme
-        self.epoch = 0  # how often the weights have changed
-
-    def identify(self, model: bytes, weights: str) -> None:
-        """Name blocks by what computes them: `model` is a hash of it, apart from the two schemes."""
-        self.model, self.weights = model, weights
 
     def hide_names(self, hide: bool) -> None:
         """Name blocks so that none stored before are found, or end that. Cached blocks are forgotten."""
-        self._private = secrets.token_bytes(16) if hide else b""
+        self.private = secrets.token_bytes(16) if hide else b""
         self.pool.forget_all()
 
     def blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.pool.block_size)
+        return -(-tokens // self.pool.block_size) * self.each
 
     def rewind(self, request: Request, tokens: int) -> None:
         """Go back to at most this many computed tokens."""
@@ -75,8 +75,13 @@ class KVManager:
 
     def allocate(self, request: Request, count: int) -> None:
         """Give `count` more blocks to a running request."""
-        at = len(request.blocks)
-        fresh = self.pool.allocate(count, request.id, at)
+        at, each = len(request.blocks), self.each
+        if each == 1:
+            fresh = self.pool.allocate(count, request.id, at)
+        else:  # neighbors in a group are neighbors in memory
+            places = [place for group in range(each) for place in range(at + group, at + count, each)]
+            taken = zip(places, self.pool.allocate_at(places, request.id), strict=True)
+            fresh = [block for _, block in sorted(taken)]
         self._write(request, at, fresh)
         request.blocks += fresh
 
@@ -97,9 +102,7 @@ class KVManager:
 
     def _row(self, request: Request) -> list[int]:
         """The request's row of the tables. Blocks that left a window stay in it but are never read."""
-        if self.budget is not None:
-            return held(request.blocks)
-        return [max(block, 0) for block in request.blocks]
+        return held(request.blocks) if self.budget else [max(block, 0) for block in request.blocks]
 
     def _write(self, request: Request, at: int, blocks: list[int]) -> None:
         self.tables.write(request.slot, at - request.skipped // self.pool.block_size, blocks)
@@ -107,7 +110,7 @@ class KVManager:
     def release(self, request: Request) -> None:
         self.pool.free(held(request.blocks))
         request.blocks, request.published, request.shares_tail = [], 0, False
-        request.gone = request.skipped = 0
+        request.gone = request.skipped = request.trimmed = 0
         request.evidence = Evidence()
 
     def recache(self, scheme: KvSchemeName, blocks: int) -> None:
@@ -126,27 +129,29 @@ class KVManager:
     def needs(self, request: Request, hits: list[int]) -> int:
         """Blocks the request needs in addition to `hits`, at its peak before it decodes."""
         whole = self.blocks_for(request.known)
-        if self.peak is None:
+        if self._most is None:
             return whole - len(hits)
-        return max(0, min(whole, self.peak) - len(held(hits)))
+        return max(0, self._most(whole) - len(held(hits)))
 
     def missing(self, request: Request) -> int:
         """How many of the blocks needed before decode the request does not have yet."""
-        count = max(0, self.blocks_for(request.known) - len(request.blocks))
-        if self.peak is not None and count:
-            count = min(count, max(1, self.peak - len(request.blocks) + request.gone))
+        whole = self.blocks_for(request.known)
+        count = max(0, whole - len(request.blocks))
+        if self._most is not None and count:
+            count = min(count, max(self.each, self._most(whole) - len(request.blocks) + request.gone))
         return count
 
     @property
-    def peak(self) -> int | None:
-        """The most blocks a request can hold; None if it holds all."""
-        bound = self.window or self.budget
-        return None if bound is None else bound.peak
+    def _most(self) -> Callable[[int], int] | None:
+        """The most blocks that a request with so many tokens for blocks holds at a time; None: all."""
+        if self.budget is not None:
+            return partial(min, self.budget.peak)
+        return self.groups.most if self._windows else None
 
     def longest_chunk(self, position: int) -> int:
         """How many tokens from `position` on may be computed in one step."""
-        if self.window is not None:
-            return self.window.size  # a longer chunk could need more blocks than were reserved
+        if self._windows:
+            return min(window.longest for window in self._windows)
         return sys.maxsize if self.budget is None else self.budget.until_due(position)
 
     def spare(self, hits: list[int]) -> int:
@@ -155,8 +160,8 @@ class KVManager:
 
     def draft_room(self, request: Request, running: int) -> int:
         """How many drafts fit within the reply's limit, without a block another row needs."""
-        cells = len(request.blocks) * self.pool.block_size
-        if self.pool.available > running:
+        cells = len(request.blocks) // self.each * self.pool.block_size
+        if self.pool.available // self.each > running:
             cells += self.pool.block_size
         most = min(cells - request.launched, request.max_len - request.known)
         if self.budget is not None:
@@ -173,15 +178,14 @@ class KVManager:
         if self.budget is not None:
             size, evidence = self.pool.block_size, parent.evidence
             return launched >= evidence.at and evidence.covers(launched // size, size)
-        if self.window is None:
-            return True
-        return self.window.start(launched) >= self.window.first + parent.gone
+        return all(window.start(launched) >= window.start(parent.trimmed) for window in self._windows)
 
     def share(self, parent: Request, child: Request) -> None:
         """Share the parent's blocks with the child, which recomputes its last token to sample from it."""
         child.launched = self.resumable(parent.launched, min(parent.launched, len(child.tokens) - 1))
         child.blocks = parent.blocks[: self.blocks_for(child.launched)]
         child.gone, child.skipped = child.blocks.count(GONE), parent.skipped
+        child.trimmed = parent.trimmed
         child.evidence = parent.evidence.before(child.launched // self.pool.block_size)
         self.pool.share(held(child.blocks))
         child.shares_tail = parent.shares_tail = True
@@ -189,14 +193,13 @@ class KVManager:
         child.published = min(parent.published, len(child.chain))
         child.epoch = parent.epoch
 
-    def shared_tail(self, request: Request) -> int | None:
-        """The partly filled block the request will write to next, if another request holds it too."""
-        if request.launched % self.pool.block_size == 0:
-            request.shares_tail = False
-            return None
-        block = request.blocks[request.launched // self.pool.block_size]
-        request.shares_tail = self.pool.is_shared(block)
-        return block if request.shares_tail else None
+    def shared_tails(self, request: Request) -> list[int]:
+        """The partly filled blocks the request will write to next, as far as others hold them, too."""
+        full, filled = divmod(request.launched, self.pool.block_size)
+        tails = request.blocks[full * self.each : (full + 1) * self.each] if filled else []
+        tails = [block for block in tails if self.pool.is_shared(block)]
+        request.shares_tail = bool(tails)
+        return tails
 
     def unshare(self, request: Request, block: int) -> int:
         """Replace a shared block with a fresh one of the request's own, and return the fresh block."""
@@ -218,9 +221,10 @@ class KVManager:
     def find(self, request: Request) -> list[int]:
         """The cached blocks of the request's prefix. At least one token is left to compute."""
         most = self.reusable(request)
-        self._name(request, most)
-        if self.window is not None:
-            return self._find_in(self.window, request.chain[:most])
+        self.extend_chain(request, most)
+        if self._windows:
+            count = self.groups.longest(most, lambda at: self.cached(request, at) is not None)
+            return self.found(request, count * self.pool.block_size)
         if self.budget is not None:
             most = min(most, self.budget.peak - 1)  # the next token is computed before any block is evicted
         hits = []
@@ -230,45 +234,57 @@ class KVManager:
             hits.append(block)
         return hits
 
-    def _find_in(self, window: Window, chain: list[bytes]) -> list[int]:
-        """The cached blocks the next token sees. Blocks that left the window may be missing."""
-        found = [self.pool.find(key) for key in chain]
-        count = window.longest_found(found)
-        start = window.start(count * self.pool.block_size)
-        return [
-            GONE if block is None or window.first <= at < start else block
-            for at, block in enumerate(found[:count])
-        ]
+    def found(self, request: Request, tokens: int) -> list[int]:
+        """The cached blocks of so many tokens that the next one reads, and GONE in place of others."""
+        whole = range(self.groups.blocks_for(tokens))
+        keys = (self.cached(request, at) if self.groups.keeps(at, tokens) else None for at in whole)
+        return [GONE if block is None else block for block in keys]
+
+    def cached(self, request: Request, at: int) -> int | None:
+        """The findable block of the request's tokens at this index."""
+        return self.pool.find(self.key(request.chain, at))
 
     def reset_prefix(self, request: Request) -> None:
         """Reset the prefix hashes of a request that holds nothing if the weights have changed."""
         if request.epoch != self.epoch:
             request.epoch, request.chain = self.epoch, []
 
-    def adopt(self, request: Request, hits: list[int]) -> None:
-        """Start a request with the cached blocks that were found."""
+    def adopt(self, request: Request, hits: list[int], trimmed: int) -> None:
+        """Start a request with blocks that were found. `trimmed`: the position whose windows they cover."""
         self.pool.share(held(hits))
-        request.blocks = hits
+        request.blocks, request.trimmed = hits, trimmed
         request.gone = hits.count(GONE)
-        request.published = len(hits)
-        request.launched = len(hits) * self.pool.block_size
+        request.published = len(hits) // self.each
+        request.launched = request.published * self.pool.block_size
         if self.budget is not None:
             reports = {at: self._reports[key] for at, key in enumerate(request.chain[: len(hits)])}
             request.evidence = Evidence(reports=reports)
+
+    def take_lacking(self, request: Request, tokens: int) -> list[int]:
+        """Take the blocks of so many tokens that the request needs and was not given."""
+        blocks = request.blocks + [GONE] * (self.blocks_for(tokens) - len(request.blocks))
+        places = [at for at in self.groups.places(tokens, request.trimmed) if blocks[at] == GONE]
+        taken = self.pool.allocate_at(places, request.id)
+        for at, block in zip(places, taken, strict=True):
+            blocks[at] = block
+        request.blocks, request.gone = blocks, blocks.count(GONE)
+        request.published = min(request.published, places[0] // self.each)
+        return taken
 
     def publish(self, request: Request, full: int) -> None:
         """Make the request's first `full` blocks findable; all of them are full."""
         if self.budget is not None:
             full = min(full, self.budget.peak)  # later blocks depend on what was evicted
-        self._name(request, full)
-        for at in range(request.published, full):
+        self.extend_chain(request, full)
+        for at in range(request.published * self.each, full * self.each):
             if request.blocks[at] == GONE:
                 continue
             if self.budget is not None:
                 if (report := request.evidence.reports.get(at)) is None:
                     continue
                 self._reports[request.chain[at]] = report
-            self.pool.publish(request.blocks[at], request.chain[at])
+            key = request.chain[at] if self.each == 1 else self.key(request.chain, at)
+            self.pool.publish(request.blocks[at], key)
         if len(self._reports) > 2 * self.pool.size:  # most are of blocks that were evicted since
             self._reports = {
                 key: each for key, each in self._reports.items() if self.pool.find(key) is not None
@@ -282,74 +298,71 @@ class KVManager:
         self.pool.forget_all()
 
     def names(self, request: Request) -> tuple[bytes, ...]:
-        """The hashes of all blocks the request has written, including the last, partly filled one.
+        """The keys of the blocks the request has written and holds, the last, partly filled ones included."""
+        return self.names_of(
+            request, self.resumable(request.launched, min(request.launched, len(request.tokens)))
+        )
 
-        Empty if tokens alone do not identify the contents: blocks from older weights, or a shared last block.
-        """
-        size = self.pool.block_size
-        computed = self.resumable(request.launched, min(request.launched, len(request.tokens)))
-        tokens = request.tokens[:computed]
-        if not tokens or request.gone or request.shares_tail or request.epoch != self.epoch:
-            return ()
-        full = len(tokens) // size
-        self._name(request, full)
-        names = request.chain[:full]
-        if rest := tokens[full * size :]:
-            names.append(prefix.extend(names[-1] if names else self._root(request), rest))
-        return tuple(names)
+    def named(self, request: Request, full: int) -> list[tuple[bytes, int]]:
+        """The keys and numbers of the blocks that the request holds of its first `full` in each group."""
+        if not self._windows:
+            return list(zip(request.chain[:full], request.blocks[:full], strict=True))
+        held_ones = enumerate(request.blocks[: full * self.each])
+        return [(self.key(request.chain, at), block) for at, block in held_ones if block != GONE]
 
-    def _name(self, request: Request, count: int) -> None:
-        start = request.chain[-1] if request.chain else self._root(request)
-        prefix.extend_chain(request.chain, start, request.tokens, self.pool.block_size, count)
-
-    def _root(self, request: Request) -> bytes:
-        return prefix.root(*self.root, request.salt, request.adapter.digest)
-
-    @property
-    def root(self) -> tuple[bytes, bytes, str, str]:
-        """What all names depend on, apart from a request's own salt and adapter."""
-        return self.model, self._private, self.weights, self.kv_scheme
+    def left(self, request: Request, first: int = 0) -> list[int]:
+        """The findable blocks that left a window of the request, from this index on."""
+        if not self._windows:
+            return []
+        gone = (at for at, block in enumerate(request.blocks[first:], first) if block == GONE)
+        named = (at for at in gone if at < len(request.chain) * self.each)
+        return [block for at in named if (block := self.cached(request, at)) is not None]
 
     # Blocks outside the window or the budget
 
-    def trim(self, running: Iterable[Request]) -> set[int]:
+    def trim(self, running: Iterable[Request], *, cached: bool) -> set[int]:
         """Release the blocks that requests no longer need. Returns which must wait for scores first."""
-        if self.window is not None:
+        if self._windows:
             for request in running:
-                self.trim_window(request, self.window)
+                self._trim(request, cached=cached)
         if (budget := self.budget) is None:
             return set()
         return {request.id for request in running if not self.evict(request, budget)}
 
-    def trim_window(self, request: Request, window: Window) -> None:
-        """Release blocks that no later token of the request sees. Cached ones remain findable."""
-        past = slice(window.first + request.gone, self._start(request, window))
-        if going := request.blocks[past]:
-            self.pool.drop(going)
-            request.blocks[past] = [GONE] * len(going)
-            request.gone += len(going)
+    def _trim(self, request: Request, *, cached: bool) -> None:
+        """Release blocks that no later token of the request sees. They remain findable if `cached`: those
+        of a step in flight are published now.
+        """
+        before, request.trimmed = request.trimmed, self.position(request)
+        for window, groups in self._windows.items():
+            begin, end = window.start(before), window.start(request.trimmed)
+            if begin >= end:
+                continue
+            if cached and request.published < end and request.epoch == self.epoch:
+                self.publish(request, self.position(request) // self.pool.block_size)
+            for group in groups:
+                past = slice(begin * self.each + group, end * self.each, self.each)
+                going = request.blocks[past]
+                self.pool.drop(going)
+                request.blocks[past] = [GONE] * len(going)
+                request.gone += len(going)
 
-    def _start(self, request: Request, window: Window) -> int:
-        """The first visible block if drafts are rejected or the last token is recomputed."""
-        return window.start(min(request.launched, len(request.tokens) - 1))
+    def position(self, request: Request) -> int:
+        """The first token that may be computed next, if drafts are rejected or the last one is recomputed."""
+        return min(request.launched, len(request.tokens) - 1)
 
     def evict(self, request: Request, budget: TokenBudget) -> bool:
         """Evict blocks of the request before its next token, if they are due. False: scores are missing."""
-        at, size, evidence = request.launched, self.pool.block_size, request.evidence
-        if evidence.at == at or request.known <= at or not budget.due(at):
-            return True
-        if not evidence.covers(full := at // size, size):
+        if (due := evictions(request, budget)) is None:
             return False
-        places = [place for place, block in enumerate(request.blocks[:full]) if block != GONE]
-        scores = totals(evidence, full, len(places))
-        chosen = budget.choose(scores)
-        going = [places[index] for index in chosen]
+        going, request.evidence = due
+        if not going:
+            return True
         self.pool.drop([request.blocks[place] for place in going])
         for place in going:
             request.blocks[place] = GONE
         request.gone += len(going)
-        request.skipped += len(going) * size
-        request.evidence = Evidence(at, np.delete(scores, chosen))
+        request.skipped += len(going) * self.pool.block_size
         self.tables.write(request.slot, 0, self._row(request))
         return True
 
@@ -357,38 +370,3 @@ class KVManager:
         """Note what a block that the request has filled adds to the scores of its blocks."""
         if block < request.launched // self.pool.block_size:  # else it was preempted since
             request.evidence.reports[block] = scores
-
-    # Consistency check
-
-    def check(self, requests: Iterable[Request], moving: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError if blocks and tables disagree, or a request lacks a block it needs.
-
-        `moving`: the blocks of each transfer.
-        """
-        alive = list(requests)
-        self.pool.check({each.id: each.blocks for each in alive}, moving)
-        running = [each for each in alive if each.slot >= 0]
-        slots = {each.slot for each in running}
-        assert len(slots) == len(running) == len(self.tables.grid) - self.tables.free, "a slot is lost"
-        for each in running:
-            self._check_row(each)
-
-    def _check_row(self, each: Request) -> None:
-        listed = each.blocks if self.budget is None else held(each.blocks)
-        row = self.tables.grid[each.slot, : len(listed)].tolist()
-        same = all(block in (there, GONE) for there, block in zip(row, listed, strict=True))
-        assert same, f"request {each.id}: table {row}, blocks {each.blocks}"
-        assert len(each.blocks) >= self.blocks_for(each.launched), f"request {each.id} lacks a block"
-        assert each.blocks.count(GONE) == each.gone, f"request {each.id}: {each.gone} gone: {each.blocks}"
-        if self.budget is not None:
-            assert each.skipped == each.gone * self.pool.block_size, (
-                f"request {each.id}: {each.skipped} skipped"
-            )
-            assert len(listed) <= self.budget.peak + 1, f"request {each.id} exceeds its budget: {each.blocks}"
-            return
-        if self.window is None:
-            assert not each.gone, f"request {each.id} released blocks without a window"
-            return
-        first, start = self.window.first, self._start(each, self.window)
-        for at, block in enumerate(each.blocks):
-            assert block != GONE or first <= at < start, f"request {each.id} lacks its block {at}"

@@ -74,6 +74,12 @@ class BlockPool:
             self.place[block] = at
         return taken
 
+    def allocate_at(self, places: Sequence[int], owner: int) -> list[int]:
+        """Give a block to `owner` at each of these indices."""
+        taken = self.allocate(len(places), owner)
+        self.place[taken] = places
+        return taken
+
     def share(self, blocks: Iterable[int]) -> None:
         """Add a holder to each block. A cached block is in use again."""
         for block in blocks:

@@ -27,3 +27,8 @@ def extend_chain(
     while len(chain) < blocks:
         at = len(chain) * block_size
         chain.append(extend(chain[-1] if chain else start, tokens[at : at + block_size]))
+
+
+def of_group(key: bytes, group: int) -> bytes:
+    """The key of a group's block of the same tokens. The first group has the chain's own keys."""
+    return bytes((key[0] ^ group,)) + key[1:]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -53,6 +53,7 @@ class KVLayer:
     # [blocks, heads, key_dim, value_dim], and the convolution's last inputs [blocks, taps - 1, channels].
     state: Tensor | None = None
     inputs: Tensor | None = None
+    group: int = field(default=0, kw_only=True)  # of layers with the same block tables
     slopes: Tensor | None = field(default=None, init=False)  # [heads], those of the spec
 
     def __post_init__(self) -> None:
@@ -98,8 +99,13 @@ class KVStore:
         sinks: Mapping[int, Tensor] = MappingProxyType({}),
         scheme: KvSchemeName = "none",
         pin: Callable[[int], Tensor] | None = None,
+        groups: Sequence[Sequence[int]] = (),
     ) -> None:
-        """`pin`: allocates bytes of pinned host memory, on a thread. None: torch's, if on a GPU."""
+        """`pin`: allocates bytes of pinned host memory, on a thread. None: torch's, if on a GPU.
+
+        `groups`: the layers of each group, the first being a largest; none: all are in one. The first layers
+        of all groups use the same memory, in different blocks; so do the second ones, and so on.
+        """
         if problem := why_not_packed(specs, scheme):
             raise BadInput(problem)
         stored = PACKED.get(scheme, dtype)
@@ -134,13 +140,16 @@ class KVStore:
         self.scheme, self.dtype = scheme, dtype  # dtype: of the uncompressed values
         self.mover: Mover = move_blocks
         cpu = torch.device("cpu")
-        self.layers = [with_state(spec, blocks, partial(zeros, device=device)) for spec in specs]
+        self.groups = [[*each] for each in groups] or [[*range(len(specs))]]
+        held = [specs[index] for index in self.groups[0]]  # by a block
+        self.memory = [with_state(spec, blocks, partial(zeros, device=device)) for spec in held]
+        self.layers = self._grouped(specs)
         for index, scores in sinks.items():
             self.layers[index].sinks = scores
         filled = None
         if pin is None and device.type == "cuda":
             pin, filled = partial(_pinned, device), pinned_ahead.give_back
-        each = self.block_bytes(specs, block_size, dtype, scheme)
+        each = self.block_bytes(held, block_size, dtype, scheme)
 
         def slab(count: int) -> list[KVLayer]:
             memory = zeros((count * each,), torch.uint8, cpu) if pin is None else pin(count * each)
@@ -148,11 +157,20 @@ class KVStore:
 
         def slab_in(memory: Tensor, count: int) -> list[KVLayer]:
             parts = _Parts(memory.view(count, each))
-            return [with_state(spec, count, parts.next) for spec in specs]
+            return [with_state(spec, count, parts.next) for spec in held]
 
         self.block_nbytes, self._slab_in = each, slab_in
         per_slab = host_blocks if pin is None else SLAB // each
         self.host = HostMemory(host_blocks, per_slab, slab, filled, background=pin is not None)
+
+    def _grouped(self, specs: Sequence[LayerSpec]) -> list[KVLayer]:
+        """All layers, over the memory of the first group's."""
+        found = {
+            index: memory if not group else replace(memory, spec=specs[index], group=group)
+            for group, layers in enumerate(self.groups)
+            for index, memory in zip(layers, self.memory, strict=False)
+        }
+        return [found[index] for index in range(len(specs))]
 
     @property
     def kind(self) -> str:
@@ -170,7 +188,7 @@ class KVStore:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for each in self.layers for tensor in each.tensors())
+        return sum(tensor.nbytes for each in self.memory for tensor in each.tensors())
 
     @property
     def host_blocks(self) -> int:
@@ -208,6 +226,7 @@ class KVStore:
     def clear(self) -> None:
         """Free all memory."""
         self.layers.clear()
+        self.memory.clear()
         self.host.stop()
         self.host.wait()
         self.host.slabs.clear()
@@ -215,7 +234,7 @@ class KVStore:
     def become(self, other: "KVStore") -> None:
         """Take over another store's scheme and memory. References to this store see the new tensors."""
         self.scheme, self.dtype = other.scheme, other.dtype
-        self.layers[:], self.host = other.layers, other.host
+        self.layers[:], self.memory[:], self.host = other.layers, other.memory, other.host
         self.block_nbytes, self._slab_in = other.block_nbytes, other._slab_in
 
     def resize(self, blocks: int, held: Sequence[int]) -> None:
@@ -227,20 +246,22 @@ class KVStore:
         if not 0 < blocks < 2**31 or not all(0 <= block < most for block in held):  # block tables are int32
             raise BadInput(f"a cache of {blocks} blocks cannot keep the blocks {held!r:.60}")
         at = torch.as_tensor(held, dtype=torch.int64)
-        for each in self.layers:
+        for place, each in enumerate(self.memory):
             there = at.to(each.keys.device)
+            sharing = [self.layers[layers[place]] for layers in self.groups if place < len(layers)]
             for name in ("keys",) if each.spec.latent else _TENSORS:
                 if (old := getattr(each, name)) is not None and len(old) != blocks:
                     new = zeros((blocks, *old.shape[1:]), old.dtype, old.device)
                     bits(new)[there] = bits(old)[there]
-                    setattr(each, name, new)
+                    for layer in sharing:
+                        setattr(layer, name, new)
                     del old, new
-            if each.spec.latent:
-                each.values = each.keys[..., : each.spec.value_dim]
+            for layer in sharing if each.spec.latent else ():
+                layer.values = layer.keys[..., : layer.spec.value_dim]
 
     def copy(self, pairs: Pairs) -> None:
         """Copy whole blocks on the device, each (from, to)."""
-        self._move(self.layers, self.layers, pairs)
+        self._move(self.memory, self.memory, pairs)
 
     def swap_out(self, pairs: Pairs) -> None:
         """Copy device blocks to host blocks."""
@@ -258,11 +279,11 @@ class KVStore:
 
     def copy_out(self, slab: list[KVLayer], pairs: Pairs) -> None:
         """Copy device blocks to blocks of a slab."""
-        self._move(self.layers, slab, pairs)
+        self._move(self.memory, slab, pairs)
 
     def copy_in(self, slab: list[KVLayer], pairs: Pairs) -> None:
         """Copy blocks of a slab to device blocks."""
-        self._move(slab, self.layers, pairs)
+        self._move(slab, self.memory, pairs)
 
     def close(self) -> None:
         """Prepare no more host memory."""

@@ -18,11 +18,16 @@ NO_CHANGES = TableDelta(np.zeros(0, np.int64), np.zeros(0, np.int32))
 
 
 class BlockTables:
-    """Row `slot` lists the blocks of that slot's request. Cells beyond its end hold stale numbers."""
+    """Row `slot` lists the blocks of that slot's request. Cells beyond its end hold stale numbers.
 
-    def __init__(self, slots: int, width: int) -> None:
-        self.grid = np.zeros((slots, width), np.int32)
-        self._written: dict[int, tuple[int, int]] = {}  # by slot: columns written since take_changes
+    With several groups of layers, a row is their rows end to end. A request's blocks take turns among them.
+    """
+
+    def __init__(self, slots: int, width: int, groups: int = 1) -> None:
+        """`width`: of a row, over all groups."""
+        self.grid, self._groups = np.zeros((slots, width), np.int32), groups
+        self._rows = self.grid.reshape(slots * groups, -1)
+        self._written: dict[int, tuple[int, int]] = {}  # by row: columns written since take_changes
         self.clear()
 
     @property
@@ -36,10 +41,26 @@ class BlockTables:
         return slot
 
     def write(self, slot: int, at: int, blocks: Sequence[int]) -> None:
+        """Write these blocks of the slot's request, the first of which is its block number `at`."""
+        if (groups := self._groups) == 1:
+            self._write(slot, at, blocks)
+            return
+        for skipped in range(min(groups, len(blocks))):
+            row, group = divmod(at + skipped, groups)
+            self._write(slot * groups + group, row, blocks[skipped::groups])
+
+    def _write(self, row: int, at: int, blocks: Sequence[int]) -> None:
         end = at + len(blocks)
-        self.grid[slot, at:end] = blocks
-        begin, last = self._written.get(slot, (at, end))
-        self._written[slot] = min(begin, at), max(last, end)
+        self._rows[row, at:end] = blocks
+        begin, last = self._written.get(row, (at, end))
+        self._written[row] = min(begin, at), max(last, end)
+
+    def listed(self, slot: int, count: int) -> list[int]:
+        """The first `count` blocks of the slot's request."""
+        groups = self._groups
+        return (
+            self._rows[slot * groups : (slot + 1) * groups, : -(-count // groups)].T.ravel()[:count].tolist()
+        )
 
     def close(self, slot: int) -> None:
         self._free.append(slot)
@@ -51,9 +72,9 @@ class BlockTables:
         """The cells written since the last call."""
         if not self._written:
             return NO_CHANGES
-        written, width = self._written, self.grid.shape[1]
+        written, width = self._written, self._rows.shape[1]
         self._written = {}
-        runs = (range(slot * width + at, slot * width + end) for slot, (at, end) in written.items())
+        runs = (range(row * width + at, row * width + end) for row, (at, end) in written.items())
         cells = np.fromiter(chain.from_iterable(runs), np.int64)
         return TableDelta(cells, self.grid.reshape(-1)[cells])
 
@@ -61,8 +82,10 @@ class BlockTables:
 class TableMirror:
     """The runner's copy of the grid. Only steps change it."""
 
-    def __init__(self, slots: int, width: int) -> None:
+    def __init__(self, slots: int, width: int, groups: int = 1) -> None:
         self.grid = np.zeros((slots, width), np.int32)
+        each = width // groups
+        self.grids = [self.grid[:, at * each : (at + 1) * each] for at in range(groups)]  # of each group
         self._flat = self.grid.reshape(-1)
         self._unsent: list[np.ndarray] = []  # cells that the device's copy lacks
         self._count = 0

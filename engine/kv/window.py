@@ -1,4 +1,4 @@
-"""The tokens of a long chat that stay visible: the first few, and a window that ends with the newest."""
+"""The tokens that layers with a window read: the first few, and a window that ends with the newest."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,7 +8,7 @@ GONE = -1  # replaces a block that has left the window, or was evicted, in a req
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A token sees its request's first `sinks` tokens and the `size` tokens up to itself, in every layer.
+    """A token sees its request's first `sinks` tokens and the `size` tokens up to itself.
 
     What a token sees depends only on its position, not on when blocks are released.
     """
@@ -16,6 +16,7 @@ class Window:
     size: int
     sinks: int
     block_size: int
+    piece: int = 0  # the most tokens of a prompt in one step; 0: as many as the window has
     option: ClassVar[str] = "kv_window"
 
     @property
@@ -28,27 +29,18 @@ class Window:
         return -(-self.sinks // self.block_size)
 
     @property
+    def longest(self) -> int:
+        """The most tokens of a prompt in one step. More could need more blocks than were reserved."""
+        return self.piece or self.size
+
+    @property
     def peak(self) -> int:
-        """Most blocks a request can hold: the sinks, a window, and a prompt chunk as long as the window."""
-        return self.first + (2 * self.size + 1) // self.block_size + 2
+        """Most blocks a request can hold: the sinks, a window, and a piece of a prompt."""
+        return self.first + (self.size + self.longest + 1) // self.block_size + 2
 
     def start(self, position: int) -> int:
         """The first block after the sinks that a token at `position` and all later ones still see."""
         return max(self.first, (position - self.size + 1) // self.block_size)
-
-    def longest_found(self, found: list[int | None]) -> int:
-        """How many of these blocks a request can start from. `found` has None for missing blocks."""
-        there = 0  # length of the run of found blocks that ends here
-        runs = []
-        for block in found:
-            there = 0 if block is None else there + 1
-            runs.append(there)
-        opening = next((at for at, block in enumerate(found) if block is None), len(found))
-        for count in range(len(found), 0, -1):
-            needed = count - self.start(count * self.block_size)
-            if runs[count - 1] >= needed and opening >= min(self.first, count):
-                return count
-        return 0
 
 
 def held(blocks: list[int]) -> list[int]:

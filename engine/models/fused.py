@@ -16,7 +16,8 @@ from typing import cast
 from torch import Tensor, nn
 
 from engine.attention.base import Values
-from engine.attention.triton_backend import GraphMetadata, TritonAttention, TritonMetadata, gpu
+from engine.attention.graph_work import GraphMetadata, gpu
+from engine.attention.triton_backend import TritonAttention, TritonMetadata
 from engine.kernels.triton.norm.embed import embed, embed_share
 from engine.kernels.triton.precompile import once, precompiling
 from engine.kv.store import KVLayer
@@ -106,13 +107,14 @@ class FusedDecoder:
         alone = rows == 1 and self._collective is None and adapters is None
 
         def mix(q: Tensor, layer: KVLayer) -> Tensor:
-            return self._attention.mix(q, layer, metadata)
+            return self._attention.mix(q, layer, metadata.of(layer, places)[0])
 
         def write(k: Tensor, v: Tensor, layer: KVLayer) -> None:
-            self._attention.write(k, v, layer, metadata, places, pdl=False)
+            self._attention.write(k, v, layer, *metadata.of(layer, places), pdl=False)
 
         def attend(index: int, q: Tensor, k: Tensor, v: Values) -> Tensor:
-            return self._attention.attend_plainly(q, k, v, self._layers[index], metadata, places)
+            layer = self._layers[index]
+            return self._attention.attend_plainly(q, k, v, layer, *metadata.of(layer, places))
 
         return GpuStep(
             positions=positions,
@@ -124,6 +126,7 @@ class FusedDecoder:
             write=write,
             mix=mix,
             states=lambda: metadata.states,
+            places_of=lambda layer: metadata.of(layer, places)[1],
             expands=lambda layer, up: metadata.expansion(layer.spec, up) is not None,
             tally=None if (tally := self.model.tally) is None else tally._replace(places=places),
             single=alone and all(map(self._takes_single, self.model.blocks)),

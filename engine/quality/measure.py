@@ -129,7 +129,8 @@ def _runner(engine: Engine) -> ModelRunner:
 
 def _stretch(runner: ModelRunner) -> int:
     layer = runner.store.layers[0]
-    return min(STRETCH, runner.model.config.max_context, len(layer.keys) * layer.block_size)
+    blocks = len(layer.keys) // len(runner.store.groups)
+    return min(STRETCH, runner.model.config.max_context, blocks * layer.block_size)
 
 
 def _reference(engine: Engine, ids: Sequence[int], file: Path) -> np.ndarray:

@@ -1,7 +1,7 @@
 """A model's log probabilities for every next token of a text, computed with the paged KV cache."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -65,9 +65,9 @@ def _piece(ids: Sequence[int], start: int, runner: ModelRunner) -> Batch:
     device, size = runner.device, runner.store.layers[0].block_size
     end = start + len(ids)
     starts, contexts = np.array([0, len(ids)], np.int32), np.array([end], np.int32)
-    tables = np.arange(-(-end // size), dtype=np.int32)[None]
+    groups, tables = len(runner.store.groups), np.arange(-(-end // size), dtype=np.int32)[None]
     positions = torch.arange(start, end, device=device)
-    return Batch(
+    batch = Batch(
         ids=torch.tensor(ids, device=device),
         positions=positions,
         places=positions,
@@ -80,3 +80,10 @@ def _piece(ids: Sequence[int], start: int, runner: ModelRunner) -> Batch:
         host_contexts=contexts,
         host_tables=tables,
     )
+    most = len(runner.store.layers[0].keys) // groups  # blocks of each group
+    batch.others = tuple(
+        replace(batch, places=positions + most * size * at, tables=batch.tables + most * at,
+                host_tables=tables + most * at)
+        for at in range(1, groups)
+    )  # fmt: skip
+    return batch

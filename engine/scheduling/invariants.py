@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from engine.api.request import Request
+from engine.kv.checks import check_blocks
 from engine.kv.manager import KVManager
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.residence import TierBlock
@@ -29,7 +30,7 @@ def check_invariants(
     assert all(each.stored is None for each in (*running, *transfers.incoming)), (
         "a request has blocks and also relies on stored ones"
     )
-    kv.check(requests.values(), [each.blocks for each in transfers.in_flight.values()])
+    check_blocks(kv, requests.values(), [each.blocks for each in transfers.in_flight.values()])
     check_names(requests.values(), transfers)
 
 

@@ -5,6 +5,7 @@ from engine.api.events import log
 from engine.api.request import Finish, Request
 from engine.kv.tiers.moving import Moving
 from engine.kv.tiers.tier import TransferEnd
+from engine.kv.window import GONE
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 
@@ -85,13 +86,13 @@ def compute_late(scheduler: Scheduler) -> list[Moving]:
 def affected_requests(scheduler: Scheduler, step: Step) -> list[Request]:
     """The requests of a step, and forks that share a block the step was to write."""
     rows = {row.request: row for row in step.rows}
-    size, blocks_for = scheduler.pool.block_size, scheduler.kv.blocks_for
-    written = {
-        block
-        for row in step.rows
-        if (request := scheduler.requests.get(row.request))
-        for block in request.blocks[row.start // size : blocks_for(row.start + row.length)]
-    }
+    size, kv = scheduler.pool.block_size, scheduler.kv
+    written = set[int]()
+    for row in step.rows:
+        if request := scheduler.requests.get(row.request):
+            first, end = row.start // size * kv.each, kv.blocks_for(row.start + row.length)
+            written.update(request.blocks[first:end], kv.left(request, first))
+    written.discard(GONE)
     return [
         each for each in scheduler.requests.values() if each.id in rows or not written.isdisjoint(each.blocks)
     ]

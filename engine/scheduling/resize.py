@@ -24,5 +24,5 @@ def shrink(scheduler: Scheduler, size: int) -> Step:
     assert not scheduler.transfers.in_flight, "a transfer holds blocks that would move"
     for request in scheduler.requests.values():
         scheduler.kv.apply_moves(request, moved)
-    builder.copies = dict(enumerate(moved.items()))
+    builder.copies = {0: tuple(moved.items())}
     return scheduler.changes.build(builder, scheduler.step)

@@ -11,12 +11,12 @@ from engine.api import events
 from engine.api.cache_spec import KvSchemeName
 from engine.api.request import Finish, Phase, Request
 from engine.kv.eviction import TokenBudget
+from engine.kv.groups import BlockGroups
 from engine.kv.manager import KVManager
 from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
 from engine.kv.tiers.moving import FoundBlocks
 from engine.kv.tiers.tier import Tier
-from engine.kv.window import Window
 from engine.scheduling.changes import Changes
 from engine.scheduling.costs import Costs
 from engine.scheduling.invariants import check_invariants
@@ -45,16 +45,16 @@ class Scheduler:
         emit: Callable[[events.Event], None],
         clock: Callable[[], float] = time.monotonic,
         kv_scheme: KvSchemeName = "none",
-        window: Window | None = None,
+        groups: BlockGroups | None = None,
         budget: TokenBudget | None = None,
         tiers: Sequence[Tier] = (),
         keeps_state: bool = False,
     ) -> None:
         self.pool, self.tables = pool, tables
-        self.kv = KVManager(pool, tables, kv_scheme, window, budget, keeps_state=keeps_state)
+        self.kv = KVManager(pool, tables, kv_scheme, groups, budget, keeps_state=keeps_state)
         self.policy, self.rules, self.costs = policy, rules, Costs()
         self.transfers = Transfers(self.kv, tiers, rules, self.costs)
-        self.sinking = Sinking(pool, self.transfers, self.costs)
+        self.sinking = Sinking(self.kv, self.transfers, self.costs)
         self.speculator, self.pace = Speculator(), StepPace()
         self.emit, self.clock = emit, clock
         self.requests: dict[int, Request] = {}
@@ -103,7 +103,8 @@ class Scheduler:
     def _schedule_running(self, builder: StepBuilder) -> list[Request]:
         """Schedule the running requests, except prompts that a waiting request overtakes: these come last."""
         prefilling, speculating = [], []
-        unscored, size = self.kv.trim(self.running), self.pool.block_size
+        unscored = self.kv.trim(self.running, cached=self.rules.prefix_cache)
+        cells = self.kv.cells
         for request in microbatch(self.running, self.rules):
             tokens, start = request.tokens, request.launched
             known = len(tokens) + request.pending
@@ -118,7 +119,7 @@ class Scheduler:
             elif request.params.speculate:
                 speculating.append(request)
             elif (
-                start < len(request.blocks) * size and not request.shares_tail and not request.params.pooling
+                start < len(request.blocks) * cells and not request.shares_tail and not request.params.pooling
             ):
                 token = LAST if request.pending else tokens[start]
                 builder.decode(request, start, token)
@@ -165,19 +166,18 @@ class Scheduler:
         kv, pool = self.kv, self.pool
         start, drafted = request.launched, drafts.length if drafts else 0
         count += drafted
-        tail = kv.shared_tail(request) if request.shares_tail else None
+        tails = kv.shared_tails(request) if request.shares_tail else []
         missing = kv.blocks_for(start + count) - len(request.blocks)
-        while not pool.can_allocate(needed := missing + (tail is not None)):
+        while not pool.can_allocate(needed := missing + len(tails)):
             if needed <= pool.available + self.transfers.freeing:
                 builder.short = True
                 return False
             if self.preempt_last(builder) is request:
                 return False
-            if tail is not None and not pool.is_shared(tail):
-                tail = None
-        if tail is not None:
+            tails = [tail for tail in tails if pool.is_shared(tail)]
+        for tail in tails:
             fresh = kv.unshare(request, tail)
-            builder.copies[request.id] = (tail, fresh)
+            builder.copy(request, tail, fresh)
             self.emit(events.Copied(self.step, self.clock(), request.id, tail, fresh))
         if missing > 0:
             kv.allocate(request, missing)

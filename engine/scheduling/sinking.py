@@ -1,6 +1,6 @@
 """Copies cached blocks to a lower tier shortly before they are evicted."""
 
-from engine.kv.pool import BlockPool
+from engine.kv.manager import KVManager
 from engine.kv.tiers.moving import Moving
 from engine.scheduling.costs import Costs
 from engine.scheduling.transfers import Transfers
@@ -17,13 +17,13 @@ class Sinking:
     An eviction never waits for a copy: a block that is evicted before its copy will be computed again.
     """
 
-    def __init__(self, pool: BlockPool, transfers: Transfers, costs: Costs) -> None:
-        self._pool, self._transfers, self._costs = pool, transfers, costs
+    def __init__(self, kv: KVManager, transfers: Transfers, costs: Costs) -> None:
+        self._pool, self._each, self._transfers, self._costs = kv.pool, kv.each, transfers, costs
         self._spent = self._saved = 0.0  # seconds, by ordering copies beside steps, and by loads
         self._next = 0  # the step of the next check
         self._paused = 0  # the step before which there is none
         self._found = True  # whether the last check found something to copy
-        self._goal = pool.size  # blocks that were to be ready at the last check
+        self._goal = kv.pool.size  # blocks that were to be ready at the last check
         self._failures = 0
 
     def turn(self, step: int, step_tokens: int, *, idle: bool = False) -> None:
@@ -32,7 +32,7 @@ class Sinking:
         """
         if not self._transfers.tiers:
             return
-        pool, one = self._pool, -(-step_tokens // self._pool.block_size)
+        pool, one = self._pool, -(-step_tokens // self._pool.block_size) * self._each
         ready = pool.ready + self._transfers.sinking
         early = idle or (self._found and ready < min(one, self._goal - self._goal // _EVERY))
         if (step < self._next and not early) or step < self._paused:
@@ -61,5 +61,5 @@ class Sinking:
 
     def ended(self, moving: Moving, seconds: float) -> None:
         if moving.order.kind == "load" and moving.request and not moving.request.preemptions:
-            tokens = len(moving.order.names) * self._pool.block_size
+            tokens = len(moving.order.names) * self._pool.block_size // self._each
             self._saved += max(0.0, self._costs.recompute(tokens) - max(seconds, moving.ordering))

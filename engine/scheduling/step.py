@@ -249,7 +249,7 @@ class StepBuilder:
     # From the tokens of decodes, where the first piece of a prompt starts, and the most tokens for prompts,
     # how many they may have. None: all.
     room: Callable[[int, int, int], int] | None = None
-    copies: dict[int, tuple[int, int]] = field(default_factory=dict)  # by request
+    copies: dict[int, Moves] = field(default_factory=dict)  # by request
     drafts: dict[int, Drafts] = field(default_factory=dict)  # by request
     preempted: set[int] = field(default_factory=set)  # requests that lost their slot in this step
     targets: dict[int, PromptTargets] = field(default_factory=dict)  # by request
@@ -306,6 +306,10 @@ class StepBuilder:
             return max(0, self.budget)  # forks can overdraw the budget of a reduced step
         return 0 if self.has_prompt else left  # whole, and one prompt per step
 
+    def copy(self, request: Request, source: int, target: int) -> None:
+        """Copy a block for the request before the step."""
+        self.copies[request.id] = (*self.copies.get(request.id, ()), (source, target))
+
     def guide(self, request: int) -> None:
         """Mark the request's row, which samples, as sampling under a mask."""
         self._guided.add(request)
@@ -319,7 +323,8 @@ class StepBuilder:
         copied = victim.id in self.copies
         self.drop(victim.id)
         if self.copies:
-            sources = {source for source, _ in self.copies.values()}.intersection(victim.blocks)
+            copied_for_others = chain.from_iterable(self.copies.values())
+            sources = {source for source, _ in copied_for_others}.intersection(victim.blocks)
             pool.share(sources)
             self.held += sources
         return copied
@@ -378,7 +383,7 @@ class StepBuilder:
             rows=Rows(numbers, bool(self._rare)),
             ids=ids,
             single=single,
-            copies=tuple(self.copies.values()),
+            copies=tuple(chain.from_iterable(self.copies.values())) if self.copies else (),
             tables=tables,
             sampling=sampling,
             history=history,

@@ -49,10 +49,11 @@ class Bounds:
     block_size: int
     blocks: int
     vocab: int
+    groups: int = 1  # of layers, which share a row
 
     @property
     def context(self) -> int:
-        return self.width * self.block_size
+        return self.width // self.groups * self.block_size
 
 
 def encode(step: Step) -> bytes:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from engine.api.request import Request, Stored, TierOffer
 from engine.api.snapshot import HOST, loaded_from, stored_in
 from engine.kv.manager import KVManager
+from engine.kv.tiers import finding
 from engine.kv.tiers.moving import FoundBlocks, Moving
 from engine.kv.tiers.tier import BlockName, Tier, TransferEnd, TransferKind, TransferOrder, front
+from engine.kv.window import held
 from engine.scheduling.costs import Costs
 from engine.scheduling.residence import Residence
 from engine.scheduling.sending import Sending
@@ -113,9 +115,13 @@ class Transfers:
         self.sending.finish(request)
         computed = (len(request.tokens) - 1) // self._kv.pool.block_size  # a later step may be in flight
         full = min(request.published, computed)
-        published = list(zip(request.chain[:full], request.blocks[:full], strict=True))
-        whole = request.epoch == self._kv.epoch and not request.gone
-        if not published or not whole or request.chat is None or not self._rules.prefix_cache:
+        published = self._kv.named(request, full)
+        if (
+            not published
+            or request.epoch != self._kv.epoch
+            or request.chat is None
+            or not self._rules.prefix_cache
+        ):
             return
         for tier in (each for each in self._keeping if each.persistent):
             if not self._loading_pays(tier, len(published)):
@@ -141,7 +147,7 @@ class Transfers:
         return self._begin_store(tier.name, names, numbers, list(numbers), owner), left
 
     def _loading_pays(self, tier: Tier, blocks: int) -> bool:
-        tokens = blocks * self._kv.pool.block_size
+        tokens = blocks * self._kv.pool.block_size // self._kv.each
         return tier.size > 0 and self._costs.loading_pays(tier.cost.back(blocks), tokens, self._rules)
 
     def _missing(self, tier: Tier, names: Sequence[BlockName]) -> list[BlockName]:
@@ -176,11 +182,11 @@ class Transfers:
     def _store_victim(
         self, tier: str, victim: Request, names: tuple[BlockName, ...], missing: set[BlockName]
     ) -> None:
-        pool, count = self._kv.pool, len(names)
-        written, rest = victim.blocks[:count], victim.blocks[count:]
+        pool, count = self._kv.pool, len(names) + victim.gone
+        written, rest = held(victim.blocks[:count]), victim.blocks[count:]
         fresh = [(name, block) for name, block in zip(names, written, strict=True) if name in missing]
         self._kv.rewind(victim, len(victim.tokens))  # unverified drafts are lost
-        victim.blocks, victim.stored = [], Stored(tier, names)
+        victim.blocks, victim.stored = [], Stored(tier, names, trimmed=victim.trimmed)
         self.residence.retain(tier, names)
         pool.free(rest)
         if not fresh:
@@ -188,7 +194,7 @@ class Transfers:
             return
         stored, blocks = zip(*fresh, strict=True)
         order = self._begin_store(tier, stored, blocks, written, victim)
-        victim.stored = Stored(tier, names, order.id)
+        victim.stored = victim.stored._replace(transfer=order.id)
 
     def _begin_store(
         self,
@@ -211,43 +217,26 @@ class Transfers:
         `rows`: how many requests run.
         """
         kv, stored = self._kv, request.stored
-        if stored is None:
-            hits = kv.find(request) if self._rules.prefix_cache else []
-            names = tuple(request.chain[: kv.reusable(request)])
-            if not self._rules.prefix_cache or kv.window is not None:
-                names = ()
-        elif moving := self.in_flight.get(stored.transfer):  # they are still on the device
+        if stored is not None and (moving := self.in_flight.get(stored.transfer)):  # still on the device
             whole = kv.pool.block_size if kv.keeps_state else 1  # a step would change a state that is copied
             tokens = request.launched // whole * whole
-            return FoundBlocks(moving.blocks[: kv.blocks_for(tokens)], tokens)
-        else:
-            again = self._rules.prefix_cache and kv.window is None and request.epoch == kv.epoch
-            hits, names = kv.find(request) if again else [], stored.names[: kv.blocks_for(request.launched)]
-        tokens = len(hits) * kv.pool.block_size
-        rest = names[len(hits) :]
-        tier, count = self._most(rest)
-        if tier is None:
-            return FoundBlocks(hits, tokens)
-        more = tokens + count * kv.pool.block_size
-        if stored is not None:
-            more = min(more, request.launched)
+            hits = kv.groups.spread(moving.blocks, tokens, stored.trimmed)
+            return FoundBlocks(hits, tokens, trimmed=stored.trimmed)
+        cached = self._rules.prefix_cache and (stored is None or request.epoch == kv.epoch)
+        hits = kv.find(request) if cached else []
+        below = finding.below(kv, request, hits, cached, self.tiers.values(), self._loadable)
+        tokens = len(hits) // kv.each * kv.pool.block_size
+        if below is None:
+            return FoundBlocks(hits, tokens, trimmed=tokens)
+        tier, more, count = below.tier, below.tokens, len(below.names)
         seconds = max(tier.cost.back(count) + self._costs.wait(rows), request.waited)
         # What other engines have sent is loaded: computing it would delay the replies that they spare.
         worth = tier.transit or self._costs.loading_pays(seconds, more - tokens, self._rules)
         pays = worth and not request.waited
         offer = TierOffer(tier.name, more - tokens, pays, seconds, self._costs.recompute(more - tokens))
         if not pays:
-            return FoundBlocks(hits, tokens, offer=offer)
-        return FoundBlocks(hits, more, tier.name, rest[:count], offer)
-
-    def _most(self, names: Sequence[BlockName]) -> tuple[Tier | None, int]:
-        """The tier that holds the longest prefix of `names`; on a tie, the upper tier."""
-        best: Tier | None = None
-        most = 0
-        for tier in self.tiers.values() if names else ():
-            if (count := tier.holds(self._loadable(tier.name, names))) > most:
-                best, most = tier, count
-        return best, most
+            return FoundBlocks(hits, tokens, offer=offer, trimmed=tokens)
+        return FoundBlocks(below.hits, more, tier.name, below.names, offer, below.trimmed)
 
     def _loadable(self, tier: str, names: Sequence[BlockName]) -> Sequence[BlockName]:
         """The prefix of `names` whose blocks are complete in the tier and not about to be dropped."""
@@ -267,7 +256,7 @@ class Transfers:
 
     def begin(self, request: Request, found: FoundBlocks) -> bool:
         """Give the request the blocks found. False if it cannot run yet, because more are loading."""
-        self._kv.adopt(request, found.hits)
+        self._kv.adopt(request, found.hits, found.trimmed)
         request.launched = found.tokens
         if not request.preemptions:
             request.offer = found.offer
@@ -277,8 +266,7 @@ class Transfers:
             request.published = 0  # its blocks are different ones now
         if found.names:
             pool = self._kv.pool
-            blocks = pool.allocate(len(found.names), request.id, len(found.hits))
-            request.blocks = [*request.blocks, *blocks]
+            blocks = self._kv.take_lacking(request, found.tokens)
             pool.share(blocks)
             self.residence.retain(found.tier, found.names)
             order = self._order("load", found.tier, found.names, tuple(blocks))
@@ -325,7 +313,7 @@ class Transfers:
         """At least how many seconds loading blocks saved the request, by what is measured now."""
         if (offer := request.offer) is None or not offer.loaded:
             return 0.0
-        loading = self.tiers[offer.tier].cost.load.whole(offer.tokens // self._kv.pool.block_size)
+        loading = self.tiers[offer.tier].cost.load.whole(self._kv.blocks_for(offer.tokens))
         return max(0.0, self._costs.least(offer.tokens, self._rules) - loading)
 
     def leave(self, request: Request) -> bool:
@@ -346,10 +334,11 @@ class Transfers:
         self.sending.cancel(request)
         pool = self._kv.pool
         pool.forget(request.blocks)
+        pool.forget(self._kv.left(request))
         for moving in self.in_flight.values():
             if moving.request is request:
                 pool.forget(moving.blocks)
-        names = request.chain if request.stored is None else request.stored.names
+        names = self._kv.keys(request) if request.stored is None else request.stored.names
         for tier in self.tiers.values():
             missing = set(self._missing(tier, names))
             self._lose(tier.name, [name for name in names if name not in missing])

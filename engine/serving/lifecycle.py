@@ -39,11 +39,11 @@ class Lifecycle:
         if (plan := runner.plan_weights(scheme)) is None:
             problem = "the weights of this engine cannot be changed"
             raise BadInput(f"quantization {scheme!r}: {problem}", field="scheme", value=scheme)
-        size = self._scheduler.pool.block_size
-        if plan.blocks is not None and plan.blocks * size < context:
+        tokens_in = self._scheduler.kv.groups.tokens_in
+        if plan.blocks is not None and (tokens := tokens_in(plan.blocks)) < context:
             raise BadInput(
                 f"quantization {scheme!r} would leave {plan.blocks} cache blocks, "
-                f"{plan.blocks * size} tokens; a request may have {context}. Restart with this scheme, "
+                f"{tokens} tokens; a request may have {context}. Restart with this scheme, "
                 "or with a smaller max_context",
                 field="scheme",
                 value=scheme,

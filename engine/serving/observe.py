@@ -103,6 +103,7 @@ def snapshot(
         split=None if error else runner.split(),
         adapters=adapters,
         experts=None if error else runner.experts(),
+        block_groups=scheduler.kv.each,
     )
 
 
@@ -134,17 +135,15 @@ def _request(request: Request, scheduler: Scheduler) -> RequestView:
 
 
 def _blocks(scheduler: Scheduler) -> BlockView:
-    pool = scheduler.pool
+    pool, each = scheduler.pool, scheduler.kv.each
     owner = pool.owner.copy()
     # Only the last block of a running request can be partly filled.
     filled = np.where(owner >= 0, pool.block_size, 0).astype(np.int32)
     for request in scheduler.running:
-        full = request.launched // pool.block_size
-        for block in request.blocks[full + 1 :]:
-            filled[block] = 0
-        if full < len(request.blocks):
-            filled[request.blocks[full]] = request.launched % pool.block_size
-    columns = (pool.refs, pool.used_at, pool.place, pool.left, pool.moved)
+        full = request.launched // pool.block_size * each
+        filled[request.blocks[full : full + each]] = request.launched % pool.block_size
+        filled[request.blocks[full + each :]] = 0
+    columns = (pool.refs, pool.used_at, pool.place // each, pool.left, pool.moved)
     refs, used_at, place, left, moved = (column.copy() for column in columns)
     for column in (refs, owner, filled, used_at, place, left, moved):
         column.setflags(write=False)

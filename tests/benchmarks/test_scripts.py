@@ -53,6 +53,7 @@ LONG = {  # they start programs, or prompts of a thousand tokens are their point
     "step_turns": f"--other {ROOT} --rows 2",
     "techniques": "",
     "tiers": "--only resume restart pressure steps direct --tokens 64",
+    "window_blocks": "--rows 1 --tokens 40",
 }
 GPU = {
     "gpu": "--shape 0.6B --rows 2 --only check decode anatomy mixed cuda_graphs overlap draws",

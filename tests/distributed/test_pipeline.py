@@ -29,7 +29,7 @@ from tests.distributed.conftest import CONFIG
 from tests.distributed.test_ranks import PROMPT, WARM, everything
 from tests.distributed.threads import ranked
 from tests.models.families import EXPERTS, LINEAR, reference
-from tests.runner.graphs.test_graphs import PlainStage
+from tests.runner.graphs.plain_stage import PlainStage
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.replies.test_company import Workload, assert_nothing_changes, workloads
 from tests.runner.rows.test_speculation import KINDS, always_draft, speculative

@@ -19,10 +19,12 @@ from engine.execution.changes import RunnerChange, UseGraphs
 from engine.execution.protocol import PIECE_SIZES, BlockScores, Compilation, StepKind, StepResult, TopTokens
 from engine.execution.transfers import TransferRunner
 from engine.kv.eviction import TokenBudget
+from engine.kv.groups import BlockGroups
 from engine.kv.pool import BlockPool
+from engine.kv.prefix import of_group
 from engine.kv.tables import BlockTables, TableMirror
-from engine.kv.tiers.host import HostTier, Pairs
-from engine.kv.tiers.tier import CompletedTransfer, Tier, Transfer, TransferEnd, TransferOrder
+from engine.kv.tiers.host import HostTier
+from engine.kv.tiers.tier import Tier, TransferEnd, TransferOrder
 from engine.kv.window import Window
 from engine.scheduling.policy import choose
 from engine.scheduling.scheduler import Scheduler
@@ -34,8 +36,9 @@ from engine.serving.limits import Limits
 from engine.speculation.verify import run_of
 from tests.engine.oracle import VOCAB, block_scores, most_likely_tokens, next_token, visible
 from tests.engine.oracle import alone as alone
+from tests.engine.space import EMPTY, LedgerBlocks
+from tests.engine.space import LedgerSpace as LedgerSpace
 
-EMPTY = -1
 STATE = 2  # numbers of a state
 
 
@@ -57,50 +60,6 @@ class PlainTokenizer:
         return self
 
 
-class LedgerBlocks:
-    """Device blocks of a ledger, as a tier sees them."""
-
-    def __init__(self, cells: np.ndarray, numbers: tuple[int, ...]) -> None:
-        self.numbers, self._cells = numbers, cells
-
-    def read(self) -> Callable[[], np.ndarray]:
-        data = self._cells[list(self.numbers)].view(np.uint8)
-        return lambda: data
-
-    def buffer(self, count: int, nbytes: int) -> np.ndarray:
-        return np.empty((count, nbytes), np.uint8)
-
-    def write(self, data: np.ndarray, at: int = 0) -> None:
-        self._cells[list(self.numbers[at : at + len(data)])] = np.ascontiguousarray(data).view(np.int64)
-
-    def move(self, *works: Callable[[], None]) -> Transfer:
-        for work in works:
-            work()
-        return CompletedTransfer(0.0001 * len(self.numbers))
-
-
-class LedgerSpace:
-    """The cells of the device and those in host memory."""
-
-    def __init__(self, blocks: int, host: int, size: int) -> None:
-        """`size`: numbers of a block."""
-        self.cells, self.host = (np.full((count, size), EMPTY, np.int64) for count in (blocks, host))
-        self.host_blocks = host
-
-    def host_ready(self, *, wait: bool = False) -> int:
-        return self.host_blocks
-
-    def close(self) -> None: ...
-
-    def swap_out(self, pairs: Pairs) -> None:
-        for block, host in pairs:
-            self.host[host] = self.cells[block]
-
-    def swap_in(self, pairs: Pairs) -> None:
-        for host, block in pairs:
-            self.cells[block] = self.host[host]
-
-
 class LedgerRunner:
     """Runs steps on cells of integers in the device's order: moves, then writes, then reads.
 
@@ -119,11 +78,13 @@ class LedgerRunner:
         cells: np.ndarray,
         tiers: Sequence[Tier] = (),
         keeps_state: bool = False,
+        groups: BlockGroups | None = None,
     ) -> None:
         """`requests` None: do not check steps against requests. `cells`: [blocks, numbers of a block]."""
         self.requests, self.truth, self.keeps_state = requests, tables, keeps_state
         self.size = cells.shape[1] - STATE * keeps_state
-        self.tables, self.cells = TableMirror(*tables.grid.shape), cells
+        self.groups = groups or BlockGroups(self.size)
+        self.tables, self.cells = TableMirror(*tables.grid.shape, self.groups.count), cells
         self.transfers = TransferRunner(tiers, lambda numbers: LedgerBlocks(cells, numbers))
         self.follow = self.transfers.follow
         self.last = np.full(len(tables.grid), EMPTY, np.int64)
@@ -135,7 +96,6 @@ class LedgerRunner:
         self.alphabet = VOCAB  # the vocabulary it samples from; a small one makes runs of tokens repeat
         self.fails: Callable[[Step], bool] = lambda step: False  # whether a step raises at launch
         self.steps: list[Step] = []
-        self.window: Window | None = None
         self.budget: TokenBudget | None = None
         self.skipped: dict[int, int] = {}  # by slot: tokens of evicted blocks
 
@@ -166,7 +126,8 @@ class LedgerRunner:
                 tokens[1:] = self._drafts(step, row)
             tokens = [int(self.last[row.slot]) if token == LAST else token for token in tokens]
             for at, token in enumerate(tokens, row.start - row.skipped):
-                self.cells[self.tables.grid[row.slot, at // self.size], at % self.size] = token
+                for grid in self.tables.grids:
+                    self.cells[grid[row.slot, at // self.size], at % self.size] = token
             if self.keeps_state:
                 self._advance(row, tokens)
             scores += self._scores(row)
@@ -212,11 +173,10 @@ class LedgerRunner:
         assert tokens[: len(known)] == known, f"{row} has tokens of another request"
         if row.drafted:
             assert row.start + 1 == len(request.tokens), f"{row} drafts after a token that is not known yet"
-        held = row.skipped == 0
-        for at in (
-            visible(row.start + 1, self.window) if held else ()
-        ):  # the positions that its first token attends to
-            assert request.blocks[at // self.size] >= 0, f"{row} reads a released block: {request.blocks}"
+        for group, window in enumerate(self.groups.windows if row.skipped == 0 else ()):
+            for at in visible(row.start + 1, window):  # what its first token attends to
+                block = request.blocks[at // self.size * self.groups.count + group]
+                assert block >= 0, f"{row} reads a released block: {request.blocks}"
 
     def skip(self, step: Step) -> None:
         self._apply(step)
@@ -235,8 +195,9 @@ class LedgerRunner:
         for row in step.rows if self.requests is not None else ():
             request = self.requests[row.request]
             blocks = -(-(row.start - row.skipped + row.length) // self.size)
-            mine, theirs = (grid[row.slot, :blocks] for grid in (self.tables.grid, self.truth.grid))
-            assert mine.tolist() == theirs.tolist(), f"{row} uses the block table of an earlier step"
+            mine = np.stack([grid[row.slot, :blocks] for grid in self.tables.grids], 1).ravel().tolist()
+            theirs = self.truth.listed(row.slot, blocks * self.groups.count)
+            assert mine == theirs, f"{row} uses the block table of an earlier step"
             if row.samples:
                 state = self.sampling[row.slot]
                 assert state.params is request.params, f"{row} uses sampling parameters of an earlier step"
@@ -284,10 +245,17 @@ class LedgerRunner:
         return int(self.last[slot])
 
     def _seen(self, slot: int, length: int) -> list[int]:
-        at = np.array(visible(length - self.skipped[slot], self.window))
-        seen = self.cells[self.tables.grid[slot, at // self.size], at % self.size]
-        assert (seen != EMPTY).all(), f"slot {slot} reads cells that were never written: {seen}"
-        return seen.tolist()
+        """What the layers of all groups see together. They must see the same text."""
+        length, found = length - self.skipped[slot], dict[int, int]()
+        for grid, window in zip(self.tables.grids, self.groups.windows, strict=True):
+            at = np.array(visible(length, window))
+            seen = self.cells[grid[slot, at // self.size], at % self.size]
+            assert (seen != EMPTY).all(), f"slot {slot} reads cells that were never written: {seen}"
+            if self.groups.count == 1:
+                return seen.tolist()
+            for place, token in zip(at.tolist(), seen.tolist(), strict=True):
+                assert found.setdefault(place, token) == token, f"slot {slot}: groups differ at {place}"
+        return [found[place] for place in sorted(found)]
 
     def collect(self, handle: StepResult) -> StepResult:
         return handle
@@ -295,7 +263,12 @@ class LedgerRunner:
     def check_published(self, pool: BlockPool) -> None:
         """Check that every published block that can still be found holds the tokens of its request."""
         for request in (self.requests or {}).values():
-            for at, key in enumerate(request.chain[: request.published]):
+            keys = [
+                (at, key if not group else of_group(key, group))
+                for at, key in enumerate(request.chain[: request.published])
+                for group in range(self.groups.count)
+            ]
+            for at, key in keys:
                 if (block := pool.find(key)) is not None:
                     expected = request.tokens[at * self.size : (at + 1) * self.size]
                     found = self.cells[block, : self.size].tolist()
@@ -351,6 +324,7 @@ def ledger_engine(
     clock: Clock | None = None,
     alphabet: int = VOCAB,
     window: Window | None = None,
+    groups: BlockGroups | None = None,
     budget: TokenBudget | None = None,
     below: Sequence[Tier] = (),
     keeps_state: bool = False,
@@ -359,7 +333,12 @@ def ledger_engine(
     """`below` lists the tiers below host memory."""
     clock, space = clock or Clock(), LedgerSpace(blocks, host, block_size + STATE * keeps_state)
     tiers = () if budget else (HostTier(space), *below)
-    bus, tables = Bus(), BlockTables(slots, -(-context // block_size) if window or budget else blocks)
+    if window is not None:
+        groups = BlockGroups(block_size, (window,))
+    groups = groups or BlockGroups(block_size)
+    longest = context if budget else min(context, groups.tokens_in(blocks))
+    width = -(-longest // block_size) if window or budget or groups.count > 1 else blocks
+    bus, tables = Bus(), BlockTables(slots, width * groups.count, groups.count)
     scheduler = Scheduler(
         pool=BlockPool(blocks, block_size),
         tables=tables,
@@ -367,14 +346,13 @@ def ledger_engine(
         rules=SchedulerSettings(step_tokens=step_tokens, overlap=depth > 0, **rules),
         emit=bus.emit,
         clock=clock,
-        window=window,
+        groups=groups,
         budget=budget,
         tiers=tiers,
         keeps_state=keeps_state,
     )
-    runner = LedgerRunner(scheduler.requests, tables, space.cells, tiers, keeps_state)
-    runner.alphabet, runner.window, runner.budget = alphabet, window, budget
-    longest = context if window or budget else min(context, blocks * block_size)
+    runner = LedgerRunner(scheduler.requests, tables, space.cells, tiers, keeps_state, groups)
+    runner.alphabet, runner.budget = alphabet, budget
     return Engine(
         scheduler=scheduler,
         runner=runner,

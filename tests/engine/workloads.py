@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 
 from hypothesis import strategies as st
 
+from engine.kv.groups import BlockGroups
 from engine.serving.engine import Engine
 from tests.engine.ledger import Clock, drain, ledger_engine
 from tests.outputs import transfers_idle
@@ -14,6 +15,12 @@ BLOCK = 16
 AFTER = st.one_of(st.none(), st.none(), st.integers(0, 12))  # number of steps, or never
 
 Job = TypeVar("Job")
+
+
+def _forgets(
+    *, groups: BlockGroups | None = None, window: object = None, budget: object = None, **_: object
+) -> bool:
+    return bool(window or budget or (groups and not groups.plain))
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class EngineSetup:
             preemption=self.preemption,
             chunked_prefill=self.chunked,
             prefix_cache=self.prefix_cache,
-            keeps_state=self.keeps_state and not (more.get("window") or more.get("budget")),
+            keeps_state=self.keeps_state and not _forgets(**more),
             **more,
         )
         engine.scheduler.pace.limit(self.slowdown)

@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
+from engine.kv.groups import BlockGroups
+from engine.kv.window import Window
 from engine.serving.groups.samples import seed_of
 from engine.serving.groups.search import BeamSearch, SearchRules, tokens_of
 from tests.engine.ledger import alone, drain, ledger_engine, most_likely_tokens
-from tests.engine.workloads import AFTER, EngineSetup, Workload, prompts, run, workloads
+from tests.engine.workloads import AFTER, BLOCK, EngineSetup, Workload, prompts, run, workloads
 from tests.examples import examples
 from tests.outputs import Outputs
 
+WINDOWED = BlockGroups(BLOCK, (None, Window(32, 0, BLOCK, piece=64)))  # of layers
 STOPS = tuple(range(0, 1000, 100))  # ten tokens in a thousand, so that most searches meet one
 
 
@@ -88,10 +91,11 @@ def jobs(draw: st.DrawFn, place: EngineSetup) -> Job:
     )
 
 
+@pytest.mark.parametrize("groups", [BlockGroups(BLOCK), WINDOWED], ids=["plain", "windowed"])
 @examples(20)
 @given(work=workloads([4, 6, 9, 16, 40], jobs, most=6))
-def test_other_requests_do_not_change_a_reply(work: Workload[Job]) -> None:
-    engine = work.place.engine()
+def test_other_requests_do_not_change_a_reply(groups: BlockGroups, work: Workload[Job]) -> None:
+    engine = replace(work.place, blocks=work.place.blocks * groups.count).engine(groups=groups)
     results = {job: Outputs() for job in work.jobs}
     ids: dict[Job, int] = {}
     switched: set[Job] = set()  # other tests check the tokens after a switch

@@ -91,7 +91,8 @@ STEPS = {
 def steps(name: str, family: str) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
     """The output of the fused forward, and of the plain one; both with their caches."""
     from engine.attention.base import attending
-    from engine.attention.triton_backend import GraphWork, TritonAttention
+    from engine.attention.graph_work import GraphWork
+    from engine.attention.triton_backend import TritonAttention
     from engine.models.decoder import Decoder
     from engine.models.fused import FusedDecoder
     from engine.models.layers.norm import OffsetNorm

@@ -222,7 +222,8 @@ def _attend(sent: bytes) -> bytes:
 
 
 def _standing(sent: bytes) -> bytes:
-    from engine.attention.triton_backend import GraphWork, TritonAttention
+    from engine.attention.graph_work import GraphWork
+    from engine.attention.triton_backend import TritonAttention
     from engine.kernels.triton.attention import tiles
 
     case, size, ahead = unpickled(sent)

@@ -84,7 +84,8 @@ def replayed(
     """Return the output with a graph's work lists, on a GPU in a graph, that of the oracle, and whether a
     decode was split.
     """
-    from engine.attention.triton_backend import GraphWork, TritonAttention
+    from engine.attention.graph_work import GraphWork
+    from engine.attention.triton_backend import TritonAttention
 
     batch, layer, q, k, up = latent_case(spec, rows, sizes, dtype, device)
     other, oracle, backend = layer_of(spec, layer.keys.clone()), TorchAttention(), TritonAttention()

@@ -47,9 +47,9 @@ class Arrivals:
 
     @classmethod
     def on(cls, device: torch.device, store: KVStore) -> "Arrivals":
-        """By layer, if it is a GPU with host memory below."""
-        if device.type != "cuda" or not store.host_blocks:
-            return cls(store.layers)
+        """By layer, if it is a GPU with host memory below, and a block has the tokens of all layers."""
+        if device.type != "cuda" or not store.host_blocks or len(store.groups) > 1:
+            return cls(store.memory)
         events = [torch.cuda.Event(external=True) for _ in range(min(GROUPS, len(store.layers)))]
         for event in events:
             event.record(torch.cuda.current_stream(device))  # torch creates it now: a graph cannot

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.triton_backend import GraphMetadata, TritonAttention, TritonMetadata
+from engine.attention.graph_work import GraphMetadata
+from engine.attention.triton_backend import TritonAttention, TritonMetadata
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.graphs import Stage
 from engine.execution.cuda.recording import Recorder, Recording
@@ -54,7 +55,8 @@ class ForeignDecoder:
         def attend(index: int, q: Tensor, k: Tensor, v: Any) -> Tensor:
             if wait is not None:
                 wait(index)
-            return self._attention.attend_plainly(q, k, v, self._layers[index], metadata, places)
+            layer = self._layers[index]
+            return self._attention.attend_plainly(q, k, v, layer, *metadata.of(layer, places))
 
         return self._model.forward(x, positions, attend)
 
@@ -81,7 +83,11 @@ class TrialInputs:
         self._numbers = torch.zeros(self._work.numbers, dtype=torch.int32, device=device)
         tables = torch.arange(ROWS + 1, dtype=torch.int32, device=device)[:, None].contiguous()
         where = self._numbers, tables, self.fields["slots"], self.fields["contexts"]
-        self.metadata = self._work.metadata(*where, cut=False, decodes=True)
+        self._others = [
+            (tables + ROWS * at, torch.zeros_like(self.fields["places"]))
+            for at in range(1, len(store.groups))
+        ]
+        self.metadata = self._work.metadata(*where, cut=False, decodes=True, others=self._others)
 
     def fill(self, turn: int) -> None:
         """The inputs of the first or the second token of each row, at positions far from each other."""
@@ -89,6 +95,8 @@ class TrialInputs:
         fields["ids"].copy_(3 + 5 * each + 7 * turn)
         fields["positions"].copy_((11 + 23 * each + 41 * turn) % self._context)
         fields["places"].copy_(each * self._size + turn)
+        for at, (_, places) in enumerate(self._others, 1):
+            places.copy_((each + ROWS * at) * self._size + turn)
         fields["contexts"].fill_(turn + 1)
         numbers = np.zeros(self._work.numbers, np.int32)
         ones = np.ones(ROWS, np.int32)
@@ -98,7 +106,7 @@ class TrialInputs:
 
 def can_be_captured(stage: Stage, store: KVStore, model: LanguageModel, device: torch.device) -> bool:
     """Capture a step on trial, and log the reason if that fails. The cache must be empty."""
-    if store.layers[0].block_size < 2 or len(store.layers[0].keys) < ROWS:
+    if store.layers[0].block_size < 2 or len(store.layers[0].keys) < ROWS * len(store.groups):
         return False
     inputs, recorder = TrialInputs(stage, store, device, model.config.max_context), Recorder(device)
 

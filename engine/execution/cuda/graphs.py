@@ -21,7 +21,7 @@ from torch import Tensor
 from engine.attention import observers
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.recording import Recorder, Recording
-from engine.execution.cuda.sampling_fields import write_sampling
+from engine.execution.cuda.sampling_fields import SamplingFlags, write_sampling
 from engine.execution.cuda.staging import BEHIND, Fields, StagingBuffers, upload
 from engine.execution.protocol import PIECE_SIZES, Compilation, StepKind
 from engine.kv.eviction import filled_blocks
@@ -36,21 +36,9 @@ SIZES = (1, 2, 4, *range(8, 513, 8))  # batch sizes of graphs
 # The slot of a padding row is unused.
 PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0, "contexts": 0, "adapters": 0}
 ADAPTERS = list(PADDING).index("adapters")
+PER_GROUP = 2  # more rows of numbers for the places of each further group of layers: they begin at 16 bytes
 _USUAL = 512  # tokens of the largest graph with pieces of prompts, if launching a larger step is no wait
 BIASES = 2048  # maximum for all rows of a step; with more, sampling is not part of the graph
-
-
-class SamplingFlags(NamedTuple):
-    """How logits are processed; each flag is set if any row needs it."""
-
-    filtered: bool  # top-k, top-p
-    penalized: bool
-    biased: bool
-    logprobs: bool
-
-    @classmethod
-    def of(cls, inputs: SamplingInputs) -> "SamplingFlags":
-        return cls(inputs.filtered, inputs.seen is not None, inputs.edits is not None, bool(inputs.logprobs))
 
 
 class MetadataBuilder(Protocol):
@@ -65,7 +53,15 @@ class MetadataBuilder(Protocol):
         """Write a step's lists from columns of its rows. Whether the context of a decode is split."""
 
     def metadata(
-        self, numbers: Tensor, tables: Tensor, slots: Tensor, contexts: Tensor, *, cut: bool, decodes: bool
+        self,
+        numbers: Tensor,
+        tables: Tensor,
+        slots: Tensor,
+        contexts: Tensor,
+        *,
+        cut: bool,
+        decodes: bool,
+        others: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> Any: ...
 
 
@@ -146,7 +142,8 @@ class DecodeSteps:
         self.sizes = [*(size for size in SIZES if size < rows), rows]
         blank = partial(torch.zeros, rows, width, dtype=torch.int32, device=self._device)
         self._mirror: Tensor = beside._mirror if beside else blank()
-        self._padding = np.array(list((PADDING | {"slots": rows}).values()))[:, None]
+        others = len(tables.grids) - 1
+        self._padding = np.array([*(PADDING | {"slots": rows}).values(), *[-1] * PER_GROUP * others])[:, None]
         self._forms: dict[tuple[int, bool, bool], tuple[StagingBuffers, MetadataBuilder]] = {}
         self._recordings: dict[Graph, Recording] = {}
         groups = observed * observers.groups_in(block_size)
@@ -305,7 +302,7 @@ class DecodeSteps:
 
     def _new_form(self, size: int, biased: bool, pieces: bool) -> tuple[StagingBuffers, MetadataBuilder]:
         work = self._stage.work(size, pieces=pieces)
-        fields: Fields = {"rows": ((len(PADDING), size), np.dtype(np.int64))}
+        fields: Fields = {"rows": ((len(self._padding), size), np.dtype(np.int64))}
         fields["columns"] = ((len(COLUMNS), size), np.dtype(np.float64))
         fields["asked"] = ((size,), np.dtype(np.int32))
         fields["work"] = ((work.numbers,), np.dtype(np.int32))
@@ -315,7 +312,7 @@ class DecodeSteps:
             fields["bias_at"] = ((BIASES,), np.dtype(np.int64))
             fields["biases"] = ((BIASES,), np.dtype(np.float32))
         form = StagingBuffers(fields, size, self._mirror, max(BEHIND, self._ends.stages))
-        form.on_device |= dict(zip(PADDING, form.on_device["rows"], strict=True))
+        form.on_device |= dict(zip(PADDING, form.on_device["rows"], strict=False))
         if self.received is not None:
             form.on_device["received"] = self.received[: self._observers(size)]
         if self._streams is not None:
@@ -326,10 +323,14 @@ class DecodeSteps:
         """Write rows of one token each into the buffers."""
         count, slots, starts, contexts = len(rows), rows.slots, rows.starts, rows.contexts
         blocks, offsets = np.divmod(contexts - 1, self._block_size)
-        places = self._tables.grid[slots, blocks].astype(np.int64) * self._block_size + offsets
+        grid, *others = self._tables.grids
+        places = grid[slots, blocks].astype(np.int64) * self._block_size + offsets
         numbers = fields["rows"]
         for row, values in enumerate((ids, starts, places, slots, contexts, 0)):
             numbers[row, :count] = values
+        for at, grid in enumerate(others):
+            places = grid[slots, blocks].astype(np.int64) * self._block_size + offsets
+            numbers[len(PADDING) + PER_GROUP * at, :count] = places
         numbers[:, count:] = self._padding
 
     def _observers(self, tokens: int) -> int:
@@ -350,8 +351,11 @@ class DecodeSteps:
             del fields["adapters"]
         if not graph.observed:
             fields.pop("observers", None)
-        where = fields["work"], self._mirror, fields["slots"], fields["contexts"]
-        metadata = work.metadata(*where, cut=graph.cut, decodes=graph.decodes)
+        tables, *others = self._mirror.split(self._tables.grids[0].shape[1], 1)
+        places = fields["rows"][len(PADDING) :: PER_GROUP]
+        where = fields["work"], tables, fields["slots"], fields["contexts"]
+        groups = list(zip(others, places, strict=True))
+        metadata = work.metadata(*where, cut=graph.cut, decodes=graph.decodes, others=groups)
 
         def launches() -> tuple[Tensor, ...]:
             form.copy_in()

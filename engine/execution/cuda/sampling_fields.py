@@ -1,6 +1,7 @@
-"""Writes the sampling parameters of a step's rows into staging buffers."""
+"""The sampling parameters of a step's rows in staging buffers, and which launches they need."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,6 +9,19 @@ from engine.sampling.rows import COLUMNS, SamplingInputs
 
 PENALTIES = slice(COLUMNS.index("repetition"), COLUMNS.index("frequency") + 1)
 UNPENALIZED = np.array([[1.0], [0.0], [0.0]])
+
+
+class SamplingFlags(NamedTuple):
+    """How logits are processed; each flag is set if any row needs it."""
+
+    filtered: bool  # top-k, top-p
+    penalized: bool
+    biased: bool
+    logprobs: bool
+
+    @classmethod
+    def of(cls, inputs: SamplingInputs) -> "SamplingFlags":
+        return cls(inputs.filtered, inputs.seen is not None, inputs.edits is not None, bool(inputs.logprobs))
 
 
 def write_sampling(fields: Mapping[str, np.ndarray], inputs: SamplingInputs) -> None:

@@ -6,11 +6,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend, Batch
+from engine.attention.graph_work import GraphMetadata, GraphWork
 from engine.attention.observers import Observers
-from engine.attention.triton_backend import GraphMetadata, GraphWork, TritonAttention
+from engine.attention.triton_backend import TritonAttention
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.foreign import ForeignDecoder, can_be_captured
-from engine.execution.cuda.graphs import SamplingFlags, piece_sizes
+from engine.execution.cuda.graphs import piece_sizes
+from engine.execution.cuda.sampling_fields import SamplingFlags
 from engine.execution.protocol import Compilation
 from engine.kernels.triton.precompile import once, start_compiling
 from engine.kernels.triton.sampling.edits import edit, note

@@ -20,8 +20,9 @@ class Moving:
 class FoundBlocks(NamedTuple):
     """The blocks a request can start with."""
 
-    hits: list[int]  # device blocks
+    hits: list[int]  # device blocks, with GONE in place of those that are not needed, or loaded
     tokens: int  # the number of tokens covered by `hits` and by the blocks to load
     tier: str = ""  # the tier to load more from
     names: tuple[BlockName, ...] = ()
     offer: TierOffer | None = None  # what a tier had, loaded or not
+    trimmed: int = 0  # the position whose windows the blocks cover

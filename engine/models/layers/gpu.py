@@ -100,13 +100,15 @@ class GpuStep(StepContext):
     expands: Callable[[KVLayer, LatentProjections], bool] = field(
         default=lambda layer, up: False, kw_only=True
     )
+    # `places` in the blocks of a layer's group. None: there is one group.
+    places_of: Callable[[KVLayer], Tensor] | None = field(default=None, kw_only=True)
 
     def cells(self, layer: KVLayer, dtype: torch.dtype) -> tuple[KVLayer, Tensor]:
         """Where a kernel that rotates keys writes them, too, and in which cells: the cache, or, if that takes
         another kernel, tensors with a cell for each token.
         """
         if layer.channels is None:
-            return layer, self.places
+            return layer, self.places if self.places_of is None else self.places_of(layer)
         spec, tokens, device = layer.spec, len(self.places), self.places.device
         keys, values = (
             torch.empty(tokens, 1, spec.kv_heads, dim, dtype=dtype, device=device)

@@ -94,7 +94,7 @@ class LatentAttention(Part):
             made = down.parts_of(x.normed(self.norm, gpu, rounded=rounded, pdl=pdl), pdl=pdl)
         queries, latents = made.split_with_sizes((self.parts[0], sum(self.parts[1:])), 2)
         q = self._queries(queries, x.stream.dtype, gpu, pdl=pdl).unflatten(2, (self.heads, -1))
-        around = layer, *latent_norm, step.rope, step.positions, step.places
+        around = layer, *latent_norm, step.rope, step.positions, step.cells(layer, x.stream.dtype)[1]
         absorbed = gpu.absorb(q, latents, up.of_keys, *around, interleaved=self.interleaved, pdl=pdl)
         values = gpu.by_head(step.mix(absorbed, layer), up.of_values.transpose(1, 2), pdl=pdl)
         return x.plus(gpu.product(self.out), values.flatten(1), step)

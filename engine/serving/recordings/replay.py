@@ -58,7 +58,8 @@ class Origin:
     @classmethod
     def of(cls, scheduler: Scheduler, runner: Runner, vocab: int) -> "Origin":
         slots, width = scheduler.tables.grid.shape
-        bounds = Bounds(slots, width, scheduler.pool.block_size, scheduler.pool.size, vocab)
+        pool, groups = scheduler.pool, scheduler.kv.each
+        bounds = Bounds(slots, width, pool.block_size, pool.size, vocab, groups)
         return cls(bounds, runner.weights_scheme, scheduler.kv.kv_scheme, scheduler.transfers.sizes)
 
 

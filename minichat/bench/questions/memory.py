@@ -29,10 +29,10 @@ def cases(setup: Setup) -> Iterator[Case]:
 
 def _model(setup: Setup, bench: Bench) -> None:
     engine = setup.engine()
-    memory, size = engine.snapshot().memory, engine.scheduler.pool.block_size
+    shot = engine.snapshot()
+    memory, tokens = shot.memory, shot.tokens_in(shot.blocks.size)
     bench.note("weights", memory["weights"] / 1e6, "MB")
     bench.note("cache", memory["cache"] / 1e6, "MB")
-    tokens = engine.snapshot().blocks.refs.size * size
     bench.note("cache of a token", memory["cache"] / tokens / 1e3, "kB")
     _peak_blocks(setup)
     bench.note("peak of this process", _peak() / 1e6, "MB")

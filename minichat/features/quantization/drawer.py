@@ -322,7 +322,7 @@ def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple
     cache = shot.memory.get("cache", 0)
     cache_then = cache * blocks_then // max(blocks, 1)
     if of_cache:
-        cache_then = target.nbytes * shot.block_size * blocks_then if target.nbytes else cache_then
+        cache_then = target.nbytes * shot.tokens_in(blocks_then) if target.nbytes else cache_then
     else:
         weights_then = target.nbytes
 
@@ -330,7 +330,7 @@ def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple
         figures = now if now == then else f"{now} {marks.becomes} {then}"
         return Content.assemble((f"{label:{_LABEL}}", "$text-muted"), (figures, "$text"))
 
-    tokens = (f"{count * shot.block_size:,}" for count in (blocks, blocks_then))
+    tokens = (f"{shot.tokens_in(count):,}" for count in (blocks, blocks_then))
     steps = (step_time(shot, each, of_cache=of_cache) for each in (present, name))
     return (
         title,
@@ -361,8 +361,8 @@ def room(shot: Snapshot) -> tuple[Row, ...]:
         ("in use", f"{blocks.in_use:,}", blocks.in_use / count),
         ("cached", f"{blocks.cached:,}", blocks.cached / count),
         ("free", f"{free:,}", free / count),
-        ("tokens", f"{count * shot.block_size:,} total", None),
-        ("left", f"{(count - blocks.in_use) * shot.block_size:,} available", None),
+        ("tokens", f"{shot.tokens_in(count):,} total", None),
+        ("left", f"{shot.tokens_in(count - blocks.in_use):,} available", None),
         ("context", f"at most {shot.max_context:,} tokens", None),
     ]
     if shot.host_size:

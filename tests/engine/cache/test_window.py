@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api.params import SamplingParams
+from engine.kv.groups import BlockGroups
 from engine.kv.window import GONE, Window, held
 from engine.serving.engine import Engine
 from tests.engine.ledger import alone, drain, ledger_engine
@@ -146,5 +147,5 @@ def test_admission_counts_only_the_blocks_of_the_window() -> None:
 )
 def test_longest_prefix_found_with_a_window(there: str, count: int) -> None:
     """One block of sinks, and a next token that attends to the last two blocks."""
-    window = Window(size=33, sinks=4, block_size=BLOCK)
-    assert window.longest_found([7 if each == "1" else None for each in there]) == count
+    groups = BlockGroups(BLOCK, (Window(size=33, sinks=4, block_size=BLOCK),))
+    assert groups.longest(len(there), lambda at: there[at] == "1") == count

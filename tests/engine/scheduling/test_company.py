@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.kv.eviction import TokenBudget
+from engine.kv.groups import BlockGroups
 from engine.kv.tiers.tier import Tier
 from engine.kv.window import Window
 from engine.serving.engine import Engine
@@ -81,13 +82,14 @@ def run_workload(
     meddle: Callable[[Engine, int], None] = nothing,
     window: Window | None = None,
     budget: TokenBudget | None = None,
+    groups: BlockGroups | None = None,
     below: Sequence[Tier] = (),
 ) -> None:
     """Run a workload and compare each reply with the oracle.
 
     `meddle` is called before each step; `below` lists the tiers below host memory.
     """
-    engine = work.place.engine(window=window, budget=budget, below=below)
+    engine = work.place.engine(window=window, budget=budget, groups=groups, below=below)
     replies: list[tuple[Job, Output, list[int]]] = []  # with the expected tokens
     ids: dict[Job, int] = {}
 

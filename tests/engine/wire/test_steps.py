@@ -186,8 +186,10 @@ def test_replayed_steps_give_the_same_tokens(work: Workload[Job]) -> None:
     blocks, host = len(ledger.cells), work.place.host
     bounds = Bounds(slots, width, ledger.size, blocks, ledger.alphabet)
     space = LedgerSpace(blocks, host, ledger.size)
-    fresh = LedgerRunner(None, BlockTables(slots, width), space.cells, [HostTier(space)])
-    fresh.alphabet, fresh.window = ledger.alphabet, ledger.window
+    fresh = LedgerRunner(
+        None, BlockTables(slots, width), space.cells, [HostTier(space)], groups=ledger.groups
+    )
+    fresh.alphabet = ledger.alphabet
     for data, then in recorded:
         if isinstance(data, TransferOrder):
             fresh.transfer(data)

@@ -188,7 +188,7 @@ def test_work_lists_with_pieces_of_prompts_give_the_same(
 )
 def test_the_lists_of_a_graph_have_room(lengths: list[int], singles: int, group: int, old: int) -> None:
     """Each query sees the keys up to its own once, whatever pieces there are, if the graph holds them."""
-    from engine.attention.triton_backend import CELLS, PIECES, GraphWork
+    from engine.attention.graph_work import CELLS, PIECES, GraphWork
     from engine.kernels.triton.attention.work_plan import ITEM
 
     spec = LayerSpec(heads=2 * group, kv_heads=2, key_dim=64, value_dim=64, scale=0.125)

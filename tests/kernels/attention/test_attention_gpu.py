@@ -82,7 +82,7 @@ def test_any_shape_is_right(dim: int, group: int) -> None:
 @pytest.mark.parametrize(("dim", "group"), [(64, 2), (128, 1), (128, 2), (128, 4), (128, 7)])
 def test_prompts_are_right(dim: int, group: int, dtype: torch.dtype) -> None:
     """Short and long prompts, gathered and in blocks, whole and split, after a row of one token."""
-    from engine.attention.triton_backend import gpu
+    from engine.attention.graph_work import gpu
     from engine.kernels.triton.attention import tiles
 
     draw, gathered = random.Random(f"{dim} {group}"), 0

@@ -135,7 +135,7 @@ def test_rows_that_hold_drafts_are_one_run_of_a_graph() -> None:
 )
 def test_long_pieces_of_prompts_over_states_are_in_no_graph(longest: int, states: bool, held: bool) -> None:
     """A program would compute all of their tokens one after another."""
-    from engine.attention.triton_backend import LONGEST_RUN, GraphWork
+    from engine.attention.graph_work import LONGEST_RUN, GraphWork
 
     keys, state = (
         LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.1),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # it imports Triton
 def gpu(monkeypatch: pytest.MonkeyPatch) -> "Iterator[RecordingDriver]":
     from triton import knobs
 
-    from engine.attention import triton_backend
+    from engine.attention import graph_work, triton_backend
     from engine.kernels.triton.attention.tiles import GpuLimits
     from engine.models import fused
     from tests.kernels.steps.recording_driver import RecordingDriver
@@ -21,7 +21,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> "Iterator[RecordingDriver]":
 
     gpu = RecordingDriver()
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", gpu.miss)
-    for module in (triton_backend, fused):
+    for module in (graph_work, triton_backend, fused):
         monkeypatch.setattr(module, "gpu", lambda device: GpuLimits(227 * 2**10, overlaps=True))
     with active(gpu):
         yield gpu

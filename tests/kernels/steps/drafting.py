@@ -16,8 +16,9 @@ def taps_of(rows: int) -> tuple[dict[int, Tensor], ...]:
     from engine.api.cache_spec import LayerSpec
     from engine.api.config import DecoderConfig, RopeSpec
     from engine.attention.base import attending
+    from engine.attention.graph_work import GraphWork
     from engine.attention.torch_backend import TorchAttention
-    from engine.attention.triton_backend import GraphWork, TritonAttention
+    from engine.attention.triton_backend import TritonAttention
     from engine.kv.store import KVStore
     from engine.models.decoder import Decoder
     from engine.models.fused import FusedDecoder

@@ -149,7 +149,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """
     from triton.runtime.jit import JITFunction
 
-    from engine.attention import triton_backend
+    from engine.attention import graph_work, triton_backend
     from engine.kernels.triton import precompile as rehearsal  # noqa: F401  it replaces `run` itself, for good
     from engine.kernels.triton.attention.tiles import GpuLimits
     from engine.models import fused
@@ -167,7 +167,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             assert read_early(made) <= BEFORE.get(name, set()), name
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
-    for module in (triton_backend, fused):
+    for module in (graph_work, triton_backend, fused):
         monkeypatch.setattr(module, "gpu", lambda device: GpuLimits(room, overlaps=capability >= 90))
     with active(FakeDriver(capability)):
         yield found
@@ -281,7 +281,7 @@ def pieces(config: DecoderConfig, tokens: int, kv: KvSchemeName) -> None:
 
 def launch(stage: Any, rows: int, *, filtered: bool, cut: bool, pieces: bool = False) -> None:
     """A step that decodes, or has pieces of prompts, from empty buffers."""
-    from engine.execution.cuda.graphs import SamplingFlags
+    from engine.execution.cuda.sampling_fields import SamplingFlags
 
     with META, torch.inference_mode():
         work = stage.work(rows, pieces=pieces)

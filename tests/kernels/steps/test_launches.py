@@ -8,6 +8,7 @@ full, to see where one differs, and all by their hash. After an intended change,
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ HERE = Path(__file__).parent / "recorded"
 
 def record_of(case: Case, *, waits: bool = False) -> Record:
     """Record a step from its tokens to its logits. `waits`: of a prompt, for the blocks of its layers."""
-    from engine.attention import triton_backend
+    from engine.attention import graph_work, triton_backend
     from engine.attention.triton_backend import TritonAttention
     from engine.execution.cuda.stage import GpuStage
     from engine.kernels.triton.attention.tiles import GpuLimits
@@ -100,8 +101,9 @@ def record_of(case: Case, *, waits: bool = False) -> Record:
 
     config, dtype = MODELS[case.model], TYPES[case.dtype]
     facts = GpuLimits(GPUS[case.gpu] * 2**10, overlaps=case.gpu >= 90)
-    patched = [patch.object(each, "gpu", lambda device: facts) for each in (triton_backend, fused)]
-    with META, patched[0], patched[1], torch.inference_mode():
+    with ExitStack() as patched, META, torch.inference_mode():
+        for module in (graph_work, triton_backend, fused):
+            patched.enter_context(patch.object(module, "gpu", lambda device: facts))
         model = Decoder(config, dtype).eval()
         for layer in list(model.layers)[: 1 if case.layers == "first" else None]:
             finalize(layer, named(case.scheme))

@@ -1,6 +1,7 @@
 """Third-party parts in the fused chain: what runs instead of kernels, and which kernels wait."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -69,7 +70,7 @@ def run_changed(
     collective: Any = None,
 ) -> RecordedRun:
     """Run a step of a decoder whose second block was changed."""
-    from engine.attention import triton_backend
+    from engine.attention import graph_work, triton_backend
     from engine.attention.triton_backend import TritonAttention
     from engine.kernels.triton.attention.tiles import GpuLimits
     from engine.models import fused
@@ -77,6 +78,7 @@ def run_changed(
     facts = GpuLimits(227 * 2**10, overlaps=True)
     with (
         META,
+        patch.object(graph_work, "gpu", lambda _: facts),
         patch.object(triton_backend, "gpu", lambda _: facts),
         patch.object(fused, "gpu", lambda _: facts),
     ):
@@ -89,7 +91,8 @@ def run_changed(
         x = torch.empty(rows, config.hidden, dtype=torch.bfloat16)
         positions, places = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
         with recorded() as record:
-            chain.forward(x, positions, places, None, adapters)  # type: ignore[arg-type]
+            one_group: Any = SimpleNamespace(of=lambda layer, places: (None, places))
+            chain.forward(x, positions, places, one_group, adapters)
     return RecordedRun(record, chain)
 
 

@@ -34,7 +34,7 @@ from engine.serving.engine import Engine
 from tests.kernels.attention.test_blocks import LAYERS
 from tests.kernels.attention.test_driver import STREAM, Driver
 from tests.outputs import Output
-from tests.runner.graphs.test_graphs import PlainStage
+from tests.runner.graphs.plain_stage import PlainStage
 from tests.runner.graphs.test_precompile import Stage
 from tests.runner.small import alone, ask, drain, engine_on, turn
 

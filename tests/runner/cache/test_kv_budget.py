@@ -18,7 +18,7 @@ from engine.api.events import Delta
 from engine.execution.protocol import StepResult
 from engine.serving.engine import Engine
 from tests.outputs import Output
-from tests.runner.graphs.test_graphs import staged
+from tests.runner.graphs.plain_stage import staged
 from tests.runner.graphs.test_precompile import with_stage
 from tests.runner.small import GREEDY, ask, drain, engine_on, run_to
 

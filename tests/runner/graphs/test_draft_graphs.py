@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.api.params import SamplingParams
 from engine.execution.cuda.drafts import DraftReplays
-from engine.execution.cuda.graphs import SamplingFlags
+from engine.execution.cuda.sampling_fields import SamplingFlags
 from engine.execution.draft import drafting
 from engine.execution.draft.drafting import SmallModel
 from engine.execution.runner import ModelRunner
@@ -23,7 +23,7 @@ from engine.scheduling.step import Rows, StepRow
 from engine.serving.engine import Engine
 from engine.serving.warm_up import WarmUp
 from tests.examples import TIMES
-from tests.runner.graphs.test_graphs import PlainStage, staged
+from tests.runner.graphs.plain_stage import PlainStage, staged
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.rows.test_speculation import KINDS, LETTERS, always_draft, speculative
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on, turn

@@ -11,7 +11,7 @@ from engine.scheduling.step import StepRow
 from engine.serving.engine import Engine
 from engine.speculation.gain import Judge
 from tests.outputs import Output
-from tests.runner.graphs.test_graphs import with_staging
+from tests.runner.graphs.plain_stage import with_staging
 from tests.runner.replies.test_company import A, B
 from tests.runner.rows.test_speculation import LETTERS
 from tests.runner.small import GREEDY, ask, drain, turn_until

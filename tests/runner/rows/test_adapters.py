@@ -18,7 +18,7 @@ from engine.serving.recordings.replay import replay
 from tests.examples import examples
 from tests.models.lora import merge, random_adapter
 from tests.outputs import Output
-from tests.runner.graphs.test_graphs import staged
+from tests.runner.graphs.plain_stage import staged
 from tests.runner.small import GREEDY, alone, close_to, drain, engine_on, run_to, turn, turn_until
 
 PROMPT = (1, *range(60, 97))

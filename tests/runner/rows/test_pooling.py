@@ -23,7 +23,7 @@ from tests.models.families import reference
 from tests.outputs import Output
 from tests.runner.company import Company, companies
 from tests.runner.device.test_no_memory import limit_memory
-from tests.runner.graphs.test_graphs import staged
+from tests.runner.graphs.plain_stage import staged
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.small import FAMILIES, GREEDY, alone, ask, drain, engine_on, turn
 
