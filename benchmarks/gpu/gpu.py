@@ -26,6 +26,7 @@ from unittest.mock import patch
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.gpu.gpu_attention import copy_speeds
 from benchmarks.gpu.limits import bytes_of_step
 from engine.api.cache_spec import KvSchemeName
 from engine.api.config import EngineConfig
@@ -33,7 +34,6 @@ from engine.api.events import Delta, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.execution.cuda.recording import Recording
 from engine.execution.runner import ModelRunner
-from engine.execution.traffic import measure
 from engine.models.decoder import Decoder
 from engine.models.loader import decoder_slots
 from engine.serving.engine import Engine
@@ -161,10 +161,10 @@ def heard(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[Sam
 
 
 def decode(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
-    """A step at so many rows, and the time in which the device reads its bytes."""
+    """A step at so many rows, and the time in which the device copies half of its bytes: reads and writes."""
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
-    speed = measure(runner.device, torch.bfloat16, 1 << 32).read
+    speed = bench.note("a device copy, read and written", copy_speeds(bench), "TB/s").median * 1e12
     for count in rows:
         bench.note(f"{name}, D, B={count}", step_times(engine, count), "ms")
         limit = bytes_of_step(runner.model, count, PROMPT + LONG // 2) / speed

@@ -10,6 +10,7 @@ import torch
 from rich.progress import Progress
 
 from benchmarks.gpu import gpu, gpu_attention, gpu_products, gpu_turns
+from benchmarks.gpu.limits import bytes_of_step
 from engine.api.cache_spec import LayerSpec
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
@@ -42,15 +43,16 @@ def test_the_time_of_a_step_is_not_that_of_a_call(monkeypatch: pytest.MonkeyPatc
 
 def test_each_step_is_beside_its_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    for name, value in {"PROMPT": 12, "SHORT": 2, "LONG": 4}.items():
+    for name, value in {"PROMPT": 12, "SHORT": 2, "LONG": 4, "copy_speeds": lambda bench: [2.0]}.items():
         monkeypatch.setattr(gpu, name, value)
     write_config(tmp_path, vocab_size=10_000)
     engine = start(EngineConfig(model=str(tmp_path), dummy_weights=True, device="cpu", blocks=64))
     bench = Bench(warmup=0, repeats=1, progress=Progress(disable=True), keep=lambda _: None)
     gpu.decode(bench, "tiny", engine, (1, 3))
     expected = [f"tiny, {what}, B={rows}" for rows in (1, 3) for what in ("D", "limit by bytes")]
-    assert [each.name for each in bench.figures] == expected
-    assert all(each.median > 0 for each in bench.figures if "limit" in each.name)
+    assert [each.name for each in bench.figures] == ["a device copy, read and written", *expected]
+    limits = [each.median for each in bench.figures if "limit" in each.name]
+    assert limits == pytest.approx([bytes_of_step(engine.runner.model, rows, 14) / 2e9 for rows in (1, 3)])
 
 
 def test_a_tile_is_fixed() -> None:
