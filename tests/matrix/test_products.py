@@ -18,7 +18,7 @@ from tests.models.tiny import plain_attend
 
 NAMES = [each.model_type for each in results_on(PAGE.read_text(encoding="utf-8")) if each.status == "bridge"]
 AT_THE_START = {"gemma3n", "got_ocr2", "hy_v3"}  # their files name weights otherwise
-WAITING = {"codegen", "dbrx", "gpt_neo", "gptj"}  # they read numbers back from the device
+WAITING = {"dbrx"}  # it reads numbers back from the device
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2"}
 
 
