@@ -1,9 +1,9 @@
 """Devices to run on, and their memory."""
 
 import ctypes
+import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from threading import Thread
 
 import torch
@@ -13,6 +13,8 @@ from engine.kv.tiers import speeds
 from engine.kv.tiers.speeds import TierSpeeds
 from engine.main_memory import free_host_memory, host_memory
 from engine.timeline import timed
+
+log = logging.getLogger("minichat.engine")
 
 _FIRST = 512  # rows and columns of the first product
 _COPIES = 3  # timed copies; the fastest counts
@@ -52,10 +54,13 @@ def begin_products(device: torch.device) -> Callable[[], None]:
         return lambda: None
 
     def multiply() -> None:
-        with timed("cuBLAS"), suppress(Exception):  # a step reports why there are no products
-            numbers = torch.zeros(_FIRST, _FIRST, dtype=torch.bfloat16, device=device)
-            torch.mm(numbers, numbers)
-            torch.cuda.synchronize(device)
+        try:
+            with timed("cuBLAS"):
+                numbers = torch.zeros(_FIRST, _FIRST, dtype=torch.bfloat16, device=device)
+                torch.mm(numbers, numbers)
+                torch.cuda.synchronize(device)
+        except RuntimeError:
+            log.exception("cuBLAS was not loaded ahead; the first step that multiplies reports why")
 
     thread = Thread(target=multiply, name="products", daemon=True)
     thread.start()

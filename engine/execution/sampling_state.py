@@ -44,7 +44,7 @@ class SamplingState:
         return None if inputs is not None and inputs.seen and drafted else inputs
 
     def draft_inputs(self, rows: Rows) -> SamplingInputs | None:
-        """The same for rows of a draft model, whose log-probabilities nobody reads."""
+        """The same for rows of a draft model, without log-probabilities."""
         inputs = self.inputs(rows)
         return inputs and replace(inputs, logprobs=())
 

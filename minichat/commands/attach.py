@@ -14,7 +14,7 @@ from minichat.settings import load
 from minichat.shell.again import words_of
 from minichat.shell.paths import Paths, locate
 
-_PATIENCE = 2.0  # seconds until the user is told what is waited for
+_PATIENCE = 2.0  # seconds before printing that it is waiting
 
 
 def run(options: argparse.Namespace) -> int:

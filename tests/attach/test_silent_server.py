@@ -1,4 +1,4 @@
-"""A server that does not answer yet: the terminal says what is waited for."""
+"""A server that does not answer yet: attach prints that it is waiting."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from minichat.clients.address import Address
 from minichat.commands import attach
 
 
-def test_the_user_is_told_what_attach_waits_for(
+def test_attach_prints_that_it_is_waiting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(attach, "_PATIENCE", 0.01)

@@ -25,7 +25,7 @@ class StepDrafts:
         every = drafters.values()
         self.small = [each for each in every if isinstance(each, SmallModel)]
         self._readers = [each for each in every if isinstance(each, HeadDrafter | NextTokens)]
-        # Where graphs of decodes leave their hidden states. None: nobody reads them.
+        # Decode graphs copy their hidden states here. None: no head uses them.
         self.states: Tensor | None = None
         for reader in self._readers:
             self.states = reader.blank.new_zeros(slots, len(reader.blank))

@@ -91,7 +91,7 @@ def test_kernels_of_real_sizes(rows: int) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 200])
 @torch.inference_mode()
 def test_the_norm_after_a_sum_over_ranks_in_bfloat16(rows: int) -> None:
-    """Of one rank, which waits for nobody. An assembler's fault once spoiled every fourth number here."""
+    """With a single rank, so there is no exchange. A ptxas bug once corrupted every fourth number here."""
     from engine.kernels.triton.collective.exchange import PROGRAMS, Inbox, exchange_sum_norm, inbox_words
     from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
 

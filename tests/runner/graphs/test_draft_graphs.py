@@ -57,7 +57,7 @@ class DraftStage(PlainStage):
         flags: SamplingFlags,
         seen: SeenTokens | None,
     ) -> tuple[Tensor, ...]:
-        assert not flags.logprobs, "nobody reads those of drafts"
+        assert not flags.logprobs, "drafts need no log-probabilities"
         slots = fields["slots"]
         usual = {"places": torch.zeros_like(slots), "asked": torch.full_like(slots, -1)}
         return super().sample(logits, usual | {**fields}, last_ids, flags, seen)

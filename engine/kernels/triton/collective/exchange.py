@@ -294,7 +294,7 @@ def _sum_norm(
         if ROUNDED:
             step = fp8_scale(tl.maximum(tl.abs(low(result)), tl.abs(high(result))), 0)
             tl.store(steps + row, step)
-            # Not paired in words of 2 bytes: ptxas 12.8 makes wrong code of the shifts after the conversion.
+            # Not packed into 2-byte words with shifts: ptxas 12.8 miscompiles shifts after the conversion.
             both = tl.interleave(to_fp8(low(result), step), to_fp8(high(result), step))
             whole = tl.arange(0, 2 * PADDED)
             tl.store(out + tl.cast(row, tl.int64) * WIDTH + whole, both, mask=whole < WIDTH)
