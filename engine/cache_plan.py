@@ -23,9 +23,6 @@ from engine.models.base import LanguageModel
 # shared with other programs.
 _GPU_SHARE = 0.85
 _LARGE_STATE = 2**20  # bytes, which a few tokens' keys and values do not take
-# Whether groups of layers have their own blocks on GPUs. To be turned on when all of
-# `pytest -m cuda tests/runner/cache/test_kv_groups.py` pass there: gpt-oss with int8 and int4 caches did not.
-GROUPS_ON_GPUS = False
 _STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # small enough not to stall concurrent decodes for long
 _FULL_CONTEXTS = 32  # on a CPU, blocks for more full-length requests than this would never be used
 
@@ -91,8 +88,6 @@ def block_groups(
     alone = BlockGroups(config.block_size, (window,))
     drafts = draft_models.small is not None or draft_models.chained is not None
     if drafts or config.pp > 1 or config.exchange is not None or config.kv_budget is not None:
-        return alone
-    if device.type == "cuda" and not GROUPS_ON_GPUS:
         return alone
     piece = step_tokens(config, device) if window is None else window.size
     return grouped(specs, config.block_size, longest, piece) or alone

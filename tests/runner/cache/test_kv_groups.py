@@ -261,10 +261,11 @@ def test_replies_on_a_gpu_are_those_of_one_group(
     folder, _ = checkpoint(family)
     config = {"kv_scheme": scheme, "depth": 1}
     where = config | {"prefix_cache": False, "device": "cpu" if scheme == "none" else "cuda"}
-    monkeypatch.setattr(cache_plan, "GROUPS_ON_GPUS", False)
-    short, expected = LONG[:60], reply(engine_on(folder, **where)).tokens
-    beside = reply(engine_on(folder, **where), short).tokens
-    monkeypatch.setattr(cache_plan, "GROUPS_ON_GPUS", True)
+    short = LONG[:60]
+    with monkeypatch.context() as one_group:
+        one_group.setattr(cache_plan, "grouped", lambda *_: None)
+        expected = reply(engine_on(folder, **where)).tokens
+        beside = reply(engine_on(folder, **where), short).tokens
     engine = engine_on(folder, device="cuda", blocks=24, host_blocks=30, preemption="swap", **config)
     assert engine.runner.graphs
     for graphs in (True, True, False):
