@@ -22,6 +22,7 @@ from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.execution.cuda import choose
 from engine.serving.engine import Engine
+from engine.serving.warm_up import WarmUp
 from engine.speculation.gain import Prices
 from engine.start import start
 from engine.text.chat import ChatFormat
@@ -141,10 +142,16 @@ def show(lines: Sequence[tuple[str, ...]]) -> None:
 
 
 def started(exit_layer: int | None = None, draft: str | None = None, device: str = "cpu") -> Engine:
-    # Several engines are compared, each of which would take all of a GPU.
-    blocks = None if device == "cpu" else BLOCKS
-    plain = EngineConfig(model="pocket", device=device, seed=0, threads=1, blocks=blocks)
-    return start(replace(plain, exit_layer=exit_layer, draft=draft))
+    plain = EngineConfig(model="pocket", device=device, seed=0, threads=1, exit_layer=exit_layer, draft=draft)
+    if device == "cpu":
+        return start(plain)
+    engine = start(
+        replace(plain, blocks=BLOCKS)
+    )  # several are compared, each of which would take all of a GPU
+    warm_up = WarmUp(engine, engine.runner.graph_sizes)
+    while not warm_up.over:
+        warm_up.step()
+    return engine
 
 
 def user(text: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count as counted
 from pathlib import Path
 
 from benchmarks.server.lines import Lines
@@ -180,13 +181,12 @@ def _fleets(config: EngineConfig, room: float, ways: tuple[str, ...]) -> dict[st
 
 def _prepare(watched: Watched, fleet: Fleet, longest: int, steady: int) -> None:
     """Send prompts until blocks arrive, then the longest ones: first copies and steps of a kind compile."""
-    tries = [_random(number, min(_TRIED, longest)) for number in range(2)]
-    number, sends = 0, watched.name == _REPLICAS
+    sends, seeds, length = watched.name == _REPLICAS, counted(1), min(_TRIED, longest)
     while not sends:
         if watched.left <= 0:
             raise EngineError("no blocks are sent")
-        number += 1
-        load = play(fleet, [[2 + number % 8, *each] for each in tries], 0.0, 0, 8, max(1.0, watched.left))
+        tries = [[2, *_random(next(seeds), length)], [3, *_random(next(seeds), length)]]  # never in a cache
+        load = play(fleet, tries, 0.0, 0, 8, max(1.0, watched.left))
         sends = bool(load.loads) and any(each.sent for each in load.sent)
         time.sleep(0.0 if sends else 0.5)
     load = play(fleet, [_random(2 + at, longest) for at in range(2)], 0.0, steady, 8, max(1.0, watched.left))

@@ -28,6 +28,7 @@ _TOGETHER = 8  # kinds of steps; commands wait until their kernels are handed to
 _PATIENCE = 0.02  # seconds that commands wait for the compiler
 _SCORED = 256  # tokens of a prompt whose log-probabilities are returned
 _MESSAGE = 256  # tokens of most messages in a chat
+_DRAFTS = (1, 2, 4, 8)  # tokens that a draft model drafts
 _LIBRARY = 33  # tokens of a prompt from which products may come from a library, which loads its own kernels
 _PLAIN: dict[str, Any] = {"temperature": 1.0}
 _RARE = ({"frequency_penalty": 0.1, "logprobs": 5}, {"logit_bias": {0: 1.0}})  # compiled at one size
@@ -134,6 +135,7 @@ class WarmUp:
         run = [each for each in reversed(lengths) if each >= min(_LIBRARY, longest)]
         piece_sizes = self._engine.runner.piece_sizes
         graphs = [StepKind(0, each, pieces=True) for each in run if each <= max(piece_sizes, default=0)]
+        counts = _DRAFTS if "draft" in self._engine.limits.speculation and longest > 5 * max(_DRAFTS) else ()
         parts = [
             partial(self._compile, prompts + batches + graphs),
             *(partial(self._prompt, each) for each in run),
@@ -142,6 +144,7 @@ class WarmUp:
             partial(self._capture, [kind for kind in batches if not kind.filtered]),
             *(partial(self._prompt, 1, _PLAIN | params, tokens=3) for params in _RARE),
             partial(self._prompt, min(_SCORED, longest), _PLAIN | {"prompt_logprobs": 1}),
+            *(partial(self._draft, count) for count in counts),
             partial(self._measure, run),
         ]
         sizes = [size for size in piece_sizes if size < 2 * longest]
@@ -190,6 +193,14 @@ class WarmUp:
         yield from self._prompt(1, tokens=4)
         for length in lengths:
             yield from self._prompt(length)
+
+    def _draft(self, count: int) -> Iterator[None]:
+        """Drafts of so many tokens, and steps that verify them. What they cost does not count: some of it is the
+        compiler's time.
+        """
+        params = _PLAIN | {"speculate": "draft", "draft_tokens": count}
+        yield from self._prompt(1, params, tokens=4 * (count + 1))
+        self._engine.scheduler.speculator.restart()
 
     def _prompt_beside_a_row(self, length: int) -> Iterator[None]:
         self._submit(1, 4, _PLAIN)

@@ -125,6 +125,12 @@ class Speculator:
         """Drop all requests at once."""
         self._rows.clear()
 
+    def restart(self) -> None:
+        """Drop all requests, and what was measured."""
+        self._rows.clear()
+        self._newest.clear()
+        self.prices, self.tally = Prices(), Tally()
+
     def total(self) -> Speculation:
         return _speculation("", True, self.tally, self.tally.gain)
 

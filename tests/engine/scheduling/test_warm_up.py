@@ -14,6 +14,7 @@ from engine.api.wire import encode_snapshot
 from engine.execution.protocol import StepKind
 from engine.serving.engine import Engine
 from engine.serving.warm_up import WarmUp
+from engine.speculation.gain import Prices
 from tests.engine.ledger import alone, ledger_engine
 from tests.examples import examples
 from tests.outputs import Output
@@ -151,9 +152,27 @@ def test_its_parts_have_names() -> None:
     while names[-1]:
         warm_up.step()
         names.append(warm_up.part)
-    prompts = ["prompt", "prompt_beside_a_row", "prompt", "capture", "prompt", "measure"]
+    prompts = ["prompt", "prompt_beside_a_row", "prompt", "capture", "prompt", "draft", "measure"]
     parts = [*prompts, "capture", "compile", "capture", ""]
     assert [name for name, _ in groupby(names)] == ["compile", *parts]
+
+
+def test_a_draft_model_drafts_before_requests_and_what_that_took_is_forgotten() -> None:
+    """Its first steps take as long as the compiler, so drafts would seem to lose."""
+    engine = ledger_engine(slots=8, step_tokens=64)
+    run(engine, WarmUp(engine, SIZES))
+    drafted = {each.length for step in engine.runner.steps for each in step.drafts.values()}
+    assert drafted >= {1, 2, 4, 8}
+    total = engine.scheduler.speculator.total()
+    assert (total.verifications, total.drafted, total.accepted) == (0, 0, 0)
+    assert engine.scheduler.speculator.prices.of("draft", 1) == Prices().of("draft", 1)
+
+
+def test_an_engine_without_a_draft_model_drafts_nothing_before_requests() -> None:
+    engine = ledger_engine(slots=8, step_tokens=64)
+    engine.limits = replace(engine.limits, speculation=("ngram", "suffix"))
+    run(engine, WarmUp(engine, SIZES))
+    assert not any(step.drafts for step in engine.runner.steps)
 
 
 def test_kernels_are_compiled_before_the_first_step() -> None:
@@ -165,9 +184,10 @@ def test_kernels_are_compiled_before_the_first_step() -> None:
     run(engine, warm_up)
     eager = [kind for kind in compiled if kind.prompt and not kind.pieces]
     sizes = {(kind.rows > 0, (kind.rows + kind.prompt - 1).bit_length()) for kind in eager}
-    alone = {step.tokens for step in engine.runner.steps if len(step.rows) == 1 and not step.single}
+    steps = [step for step in engine.runner.steps if not step.drafts]
+    alone = {step.tokens for step in steps if len(step.rows) == 1 and not step.single}
     assert {kind.prompt for kind in compiled if kind.pieces} == alone, "the graphs that it runs"
-    for step in engine.runner.steps:
+    for step in steps:
         assert step.single == len(step.rows) or (step.single > 0, (step.tokens - 1).bit_length()) in sizes
     assert compiled >= {*USUAL, *FILTERED}
 
