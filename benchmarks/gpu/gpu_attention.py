@@ -58,6 +58,7 @@ CHUNKS: dict[str, Rows] = {
     "5 tokens at 656": [(5, 656)],
     "32 x 5 tokens at 656": [(5, 656)] * 32,
     "16 prompts of 512": [(512, 512)] * 16,
+    "prompts of 100 to 1,024": [(int(each), int(each)) for each in np.linspace(100, 1024, 15)],
     "a prompt of 4096": [(4096, 4096)],
     "a prompt of 8192": [(8192, 8192)],
     "512 tokens at 32768": [(512, 32768)],
