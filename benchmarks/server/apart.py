@@ -181,13 +181,16 @@ def _fleets(config: EngineConfig, room: float, ways: tuple[str, ...]) -> dict[st
 
 def _prepare(watched: Watched, fleet: Fleet, longest: int, steady: int) -> None:
     """Send prompts until blocks arrive, then the longest ones: first copies and steps of a kind compile."""
-    sends, seeds, length = watched.name == _REPLICAS, counted(1), min(_TRIED, longest)
+    sends, seeds, length, why = watched.name == _REPLICAS, counted(1), min(_TRIED, longest), ""
     while not sends:
         if watched.left <= 0:
-            raise EngineError("no blocks are sent")
+            raise EngineError(f"no blocks are sent and loaded: {why}")
         tries = [[2, *_random(next(seeds), length)], [3, *_random(next(seeds), length)]]  # never in a cache
         load = play(fleet, tries, 0.0, 0, 8, max(1.0, watched.left))
         sends = bool(load.loads) and any(each.sent for each in load.sent)
+        problems = {each.problem for each in fleet.snapshot().tiers if each.problem} | load.problems
+        sent = sum(each.sent for each in load.sent)
+        why = f"{sent} blocks of {len(load.sent)} prompts sent in the last try {sorted(problems) or ''}"
         time.sleep(0.0 if sends else 0.5)
     load = play(fleet, [_random(2 + at, longest) for at in range(2)], 0.0, steady, 8, max(1.0, watched.left))
     if load.late:

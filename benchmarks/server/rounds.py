@@ -28,6 +28,7 @@ class Load:
     firsts: list[float] = field(default_factory=list)  # to the first token of each prompt
     sent: list[PromptSent] = field(default_factory=list)
     loads: list[Transferred] = field(default_factory=list)  # of blocks that were sent
+    problems: set[str] = field(default_factory=set)  # why blocks were not sent or loaded
     seconds: float = 0.0  # until the last prompt's reply has ended
     late: int = 0  # replies that had not ended within the limit
 
@@ -78,9 +79,11 @@ def play(
     def note(event: Event) -> None:
         if isinstance(event, FirstToken):
             firsts[event.request] = event.seconds
-        elif isinstance(event, PromptSent) and not event.error:
+        elif isinstance(event, PromptSent | Transferred) and event.error:
+            load.problems.add(event.error)
+        elif isinstance(event, PromptSent):
             load.sent.append(event)
-        elif isinstance(event, Transferred) and event.load and event.tier == EXCHANGE and not event.error:
+        elif isinstance(event, Transferred) and event.load and event.tier == EXCHANGE:
             load.loads.append(event)
 
     steadies = [_Steady(fleet, number, load.gaps, stop) for number in range(steady)]

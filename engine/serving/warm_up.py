@@ -195,8 +195,9 @@ class WarmUp:
             yield from self._prompt(length)
 
     def _draft(self, count: int) -> Iterator[None]:
-        """Drafts of so many tokens, and steps that verify them. What they cost does not count: some of it is the
-        compiler's time.
+        """Drafts of so many tokens, and steps that verify them.
+
+        What they cost does not count: some of it is the compiler's time.
         """
         params = _PLAIN | {"speculate": "draft", "draft_tokens": count}
         yield from self._prompt(1, params, tokens=4 * (count + 1))
