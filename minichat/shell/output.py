@@ -16,6 +16,8 @@ _PATIENCE = 0.3  # seconds for what is queued before it is dropped
 _AT_MOST = 2.0  # seconds until what is being written counts as stuck
 _ABORT = "\x18\x1b\\"  # ends any sequence of which the terminal has only the beginning
 
+_CLEAR = "\x1b[0m\x1b[2J"  # tmux 3.3a leaves text of a window that was larger on the shell's screen
+
 
 class Output(WriterThread):
     """Textual's thread that writes, which also knows whether the terminal keeps up."""
@@ -79,4 +81,5 @@ class TerminalDriver(LinuxDriver):
     def stop_application_mode(self) -> None:
         if isinstance(self._writer_thread, Output):
             self._writer_thread.drop()
+            self.write(_CLEAR)
         super().stop_application_mode()
