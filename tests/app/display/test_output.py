@@ -120,8 +120,8 @@ def test_no_text_is_left_on_a_terminal_that_was_larger(root: Path, tmp_path: Pat
         return text in tmux("capture-pane", "-p")
 
     (tmp_path / "full.py").write_text(FULL)
-    run = f"env -u COLUMNS -u LINES PYTHONPATH={root} {sys.executable} {tmp_path / 'full.py'}; echo ended; sleep 60"
-    tmux("new-session", "-d", "-x", "80", "-y", "24", f"echo before; {run}")
+    run = f"env -u COLUMNS -u LINES PYTHONPATH={root} {sys.executable} {tmp_path / 'full.py'}"
+    tmux("new-session", "-d", "-x", "80", "-y", "24", f"echo before; {run}; echo ended; sleep 60")
     try:
         for columns, lines in ((80, 24), (200, 60), (120, 40)):
             tmux("resize-window", "-x", str(columns), "-y", str(lines))
