@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.api.errors import BadInput
-from engine.api.snapshot import Change, FormTime, SchemeView, TierView
+from engine.api.snapshot import Change, FormTime, RankView, SchemeView, TierView
 from minichat.clients.fake import FakeBackend
 from minichat.features.quantization.drawer import memory, room, rows_of_steps, scheme, schemes
 from tests.app.conftest import run, snapshot
@@ -224,6 +224,12 @@ def test_unknown_values_are_not_shown() -> None:
     disk = replace(shot, tiers=(TierView("disk", 3, 9000),))
     assert room(disk)[-1] == ("disk", "3 of 9,000 blocks", None)
     assert memory(MEMORY | {"host_cache": 5})[2] == ("host cache", "5 B", None)
+
+
+def test_sizes_of_a_shared_model_are_those_of_one_rank() -> None:
+    ranks = tuple(RankView(rank, "cpu", 1, 0) for rank in range(2))
+    rows = {row[0]: row[1] for row in scheme(replace(snapshot(), device="cpu", ranks=ranks))}
+    assert (rows["runs on"], rows["sizes"]) == ("cpu, 2 ranks", "of one rank")
 
 
 @run
