@@ -63,6 +63,16 @@ async def test_a_resumed_chat_says_what_a_tier_saved() -> None:
 
 
 @scene
+async def test_large_numbers_are_grouped() -> None:
+    async with reading((90, 12)) as reader:
+        large = ReplyStats(1900, 1.1, 0.1, 3, "greedy", blocks=1200, copied=0)
+        reader.transcript.show([replace(reply("row"), stats=large)], "b")
+        await reader.settled()
+        figures = "1,899 tok/s  waited 100 ms  1,900 tok  1,200 blk"
+        assert reader.lines()[0] == f"▌ assistant b  12:01  greedy  {figures}"
+
+
+@scene
 async def test_a_long_wait_is_shown_in_seconds() -> None:
     async with reading((70, 12)) as reader:
         late = ReplyStats(tokens=1, seconds=13.0, ttft=12.649, prompt_tokens=3, strategy="greedy")
