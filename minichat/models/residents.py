@@ -127,7 +127,7 @@ class Resident:
         """That it does not run, and what to do: open another one that does, or start it."""
         sentence = f"no engine named {self.name} is running"
         for other in residents(self.folder):
-            if other.running():
+            if other.running() and not other.died():
                 return f"{sentence}, but {other.name} is; open it with: {other.command('attach')}"
         return f"{sentence}; start it with: {self.up}"
 
