@@ -5,8 +5,6 @@ from dataclasses import replace
 from minichat.chats.model import ReplyStats
 from tests.widgets.transcript.reader import reading, reply, scene, user
 
-LINES = "\n\n".join(f"line {number}" for number in range(40))
-
 
 @scene
 async def test_messages_have_headers_with_role_time_and_cost() -> None:
