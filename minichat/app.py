@@ -19,7 +19,6 @@ from textual.css.errors import StylesheetError
 from textual.css.stylesheet import StylesheetParseError
 from textual.css.tokenizer import TokenError
 from textual.dom import DOMNode
-from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Event as TextualEvent
 from textual.events import Key, Paste
 from textual.notifications import SeverityLevel
@@ -49,6 +48,7 @@ from minichat.settings.nearest import unknown
 from minichat.shell import clipboard
 from minichat.shell.key_order import KeyOrder
 from minichat.shell.keys import Keys
+from minichat.shell.output import TerminalDriver
 from minichat.shell.remembered import Remembered
 from minichat.shell.terminal import when_gone
 from minichat.start import Start as Start
@@ -79,7 +79,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self, backend: Backend, store: Store, start: Start, features: Sequence[Feature] | None = None
     ) -> None:
         """`features`: the parts of the screen; by default all that are installed."""
-        super().__init__()
+        super().__init__(TerminalDriver)
         self.backend, self.store, self.start, self.paths = backend, store, start, start.paths
         self.settings = start.loaded.settings
         found, self._misfits = installed() if features is None else (tuple(features), ())
@@ -367,7 +367,7 @@ class MinichatApp(App[object], inherit_bindings=False):
     def toggle_mouse(self) -> bool:
         taken = not self._mouse_captured
         self._mouse_captured = taken
-        if isinstance(self._driver, LinuxDriver):  # others have no terminal
+        if isinstance(self._driver, TerminalDriver):  # others have no terminal
             (self._driver._enable_mouse_support if taken else self._driver._disable_mouse_support)()
         return taken
 

@@ -31,7 +31,7 @@ class StepSplitter:
         self._model, self._clock, self._timer = model, clock, timer
         self._until = 0.0
         self._clocked: list[tuple[nn.Module, str, Clocked]] = []  # the installed timers
-        self._spent = [0.0, 0.0, 0.0]
+        self._spent, self._steps = [0.0, 0.0, 0.0], 0  # of this step; and the measured steps
         self.means: StepSplit | None = None
 
     def ask(self) -> None:
@@ -48,20 +48,26 @@ class StepSplitter:
         if not requested and not self.on:
             return
         if self.on and any(self._spent):
-            old = self.means or StepSplit(*self._spent)
-            pairs = zip(old, self._spent, strict=True)
-            self.means = StepSplit(*(mean + _NEWEST * (new - mean) for mean, new in pairs))
+            self._note()
         self._spent = [0.0, 0.0, 0.0]
         if not requested:
             self.forget()
         elif not self.on:
             self._clock_products()
 
+    def _note(self) -> None:
+        """The first step is not counted: it is slow, because the device may be measured beside it."""
+        self._steps += 1
+        if self._steps > 1:
+            weight, old = max(1 / (self._steps - 1), _NEWEST), self.means or StepSplit(0.0, 0.0, 0.0)
+            pairs = zip(old, self._spent, strict=True)
+            self.means = StepSplit(*(mean + weight * (new - mean) for mean, new in pairs))
+
     def forget(self) -> None:
         """Remove the timers, because no reader asks, or the model is about to change."""
         for parent, name, clocked in self._clocked:
             parent.add_module(name, clocked.product)
-        self._clocked, self.means = [], None
+        self._clocked, self._steps, self.means = [], 0, None
 
     @contextmanager
     def clock(self, part: int) -> Iterator[None]:

@@ -56,8 +56,8 @@ def add_model(command: argparse.ArgumentParser) -> None:
         "--max-slowdown",
         type=number,
         metavar="N",
-        help="how many times as long as without prompts a step of replies may take: prompts are computed in "
-        "pieces that allow it, by what the engine measures (default: no limit)",
+        help="a step of replies may take at most N times as long because of prompts: they are computed in "
+        "pieces that allow it, as measured by the engine (default: no limit)",
     )
     group.add_argument(
         "--blocks", type=whole, metavar="N", help="KV cache blocks (default: from free memory)"

@@ -45,7 +45,7 @@ def attach_to(options: argparse.Namespace, paths: Paths, waiting: Waiting, model
 
     resident = waiting.resident
     if waiting.words is None and not resident.running():
-        raise BadInput(f"no engine named {resident.name} is running; start it with: {resident.up}")
+        raise BadInput(resident.absent())
     if waiting.words is None and (died := resident.died()):
         raise EngineError(f"{died}; replace it with: {resident.up}")
     address = Address("http://localhost", uds=str(resident.socket), name=f"engine {resident.name}")

@@ -4,7 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from engine.api.errors import BadCheckpoint, EngineError, HubUnreachable, ModelNotFound, UnsupportedModel
+from engine.api.errors import (
+    BadCheckpoint,
+    BadInput,
+    EngineError,
+    HubUnreachable,
+    ModelNotFound,
+    UnsupportedModel,
+)
 from engine.api.snapshot import Snapshot
 from minichat.clients.protocol import LinkBack, LinkLost, Progress
 from minichat.models.catalog import Model, identity
@@ -31,7 +38,7 @@ class EngineLifecycle:
         self.tell: Callable[[str], None] | None = None  # set by an open model dialog
         self.fetch = fetch
         self._tried_again = self._restarting = False
-        self._needs_another = False  # the model cannot be loaded
+        self._failed: Exception | None = None  # why it could not be loaded
         self._asked_at = -_SURE_WITHIN
 
     @property
@@ -46,12 +53,17 @@ class EngineLifecycle:
     @property
     def _ways(self) -> list[str]:
         """How to get an engine again."""
-        again, other = map(self.program.keys.name, ("program.restart", "model.pick"))
+        names = ("program.restart", "model.pick", "program.quit")
+        again, other, leave = map(self.program.keys.name, names)
         if self.program.backend.elsewhere:
             return [f"{again} reconnects"]
         # First in place. If that did not help, the process may be at fault.
         what = "the program" if self._tried_again else "the engine"
-        restart = [] if self._needs_another else [f"{again} restarts {what}"]
+        restart = [f"{again} restarts {what}"]
+        if isinstance(self._failed, BadInput):  # an option or a setting, which stays what it is
+            restart = [f"Quit ({leave}) and change the options"]
+        elif isinstance(self._failed, _OF_THE_MODEL) and not isinstance(self._failed, HubUnreachable):
+            restart = []
         return [*restart, f"{other} chooses another model"]
 
     @property
@@ -187,7 +199,7 @@ class EngineLifecycle:
     def report_loss(self, reason: str, error: Exception | None = None) -> None:
         """Report the loss of the engine and the ways to recover. `error`: why it could not be loaded."""
         self.trouble = reason
-        self._needs_another = isinstance(error, _OF_THE_MODEL) and not isinstance(error, HubUnreachable)
+        self._failed = error
         self._restarting = False
         self._say_loss()
         self.program.main.label()  # nothing can be retried

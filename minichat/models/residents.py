@@ -123,6 +123,14 @@ class Resident:
         finally:
             os.close(lock)
 
+    def absent(self) -> str:
+        """That it does not run, and what to do: open another one that does, or start it."""
+        sentence = f"no engine named {self.name} is running"
+        for other in residents(self.folder):
+            if other.running() and not other.died():
+                return f"{sentence}, but {other.name} is; open it with: {other.command('attach')}"
+        return f"{sentence}; start it with: {self.up}"
+
     def died(self) -> str:
         """The error of an engine whose server still runs; empty while it is healthy."""
         record = self.record
@@ -206,9 +214,7 @@ class Waiting:
                 if ours:
                     raise _why_ended(resident)
                 if self.words is None:
-                    raise EngineError(
-                        f"no engine named {resident.name} is running; start it with: {resident.up}"
-                    )
+                    raise EngineError(resident.absent())
                 ours = resident.launch(self.words)
             record = resident.record
             if record is not None and record.state == "ready":

@@ -19,6 +19,8 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
+from minichat.shell.output import TerminalDriver
+
 Result = TypeVar("Result")
 
 
@@ -126,6 +128,12 @@ class FrameScreen(Screen[Result]):
     def __init__(self) -> None:
         super().__init__()
         self._compositor = Frames()
+
+    def _on_timer_update(self) -> None:
+        """Draw, once the terminal has taken the last frame. Until then the timer goes on."""
+        driver = self.app._driver
+        if not (isinstance(driver, TerminalDriver) and driver.behind):
+            super()._on_timer_update()
 
 
 def _covers(region: Region, x: int) -> bool:

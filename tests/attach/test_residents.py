@@ -167,6 +167,9 @@ def test_commands_for_an_engine_have_its_name(user: User, monkeypatch: pytest.Mo
         assert (code, err) == (0, f"minichat: {says}\n")
         code, _, err = user.say("up", "--no-screen", "--name=work", "--model=org/other")
         assert (code, "stop it with minichat down --name work, or" in err) == (2, True)
+        code, _, err = user.say("attach")
+        says = "no engine named main is running, but work is; open it with: minichat attach --name work"
+        assert (code, err) == (2, f"minichat: {says}\n")
         code, _, err = user.say("attach", "work")
         assert (code, "open it with: minichat attach --name work" in err) == (2, True)
 

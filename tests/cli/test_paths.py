@@ -39,4 +39,4 @@ def test_a_current_folder_that_was_deleted(run: Run, tmp_path: Path, monkeypatch
 def test_it_is_refused_as_a_draft_model(run: Run, model: Path) -> None:
     ran = run("generate", "--raw", "--model", model, "--speculate", "draft", "--draft", LONG, "hi")
     assert ran.code == 1
-    assert "there is no folder or GGUF file" in ran.err and ran.err.count("\n") == 1
+    assert "draft: there is no folder or GGUF file" in ran.err and ran.err.count("\n") == 1

@@ -7,7 +7,7 @@ import torch
 
 from engine.api.cache_spec import CacheSpec, keeps_state
 from engine.api.config import EngineConfig, ModelPlace
-from engine.api.errors import BadInput
+from engine.api.errors import BadInput, ModelNotFound
 from engine.attention.base import AttentionBackend
 from engine.attention.registry import choose as choose_attention
 from engine.execution.draft.drafting import Drafter, EarlyExit, SmallModel
@@ -104,7 +104,10 @@ def _small(
         name = str(folder)
     if not name:
         return None
-    found = find_model(name, dummy=config.dummy_weights)
+    try:
+        found = find_model(name, dummy=config.dummy_weights)
+    except ModelNotFound as error:
+        raise type(error)(f"draft: {error}") from None
     small = load_model(
         found,
         device=device,

@@ -120,7 +120,7 @@ def state_of(conversation: Conversation) -> tuple[str, str]:
     if run is not None:
         stats = run.stats(conversation.services.clock(), conversation.chat.params)
         settled = stats.seconds - stats.ttft >= _RATE_AFTER
-        return f"{stats.rate:.0f} tok/s" if settled else "writing", "$text-success"
+        return f"{stats.rate:,.0f} tok/s" if settled else "writing", "$text-success"
     if messages and messages[-1].state == "failed":
         return "failed", "$text-error"
     return ("unread", "$text-accent") if conversation.unread else ("", "$text-muted")

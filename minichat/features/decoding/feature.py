@@ -186,7 +186,7 @@ DECODING = Feature(
                 ("0-9", "type a value"),
                 ("Delete", "reset to default; delete your preset"),
                 ("Enter", "on grammar: enter a JSON schema file or /regex/"),
-                ("Ctrl+S", "save as a preset"),
+                ("^S", "save as a preset"),
             ),
         ),
     ),

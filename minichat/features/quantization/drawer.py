@@ -234,7 +234,8 @@ def scheme(shot: Snapshot) -> tuple[Row, ...]:
         ("model", shot.model, None),
         *weights,
         ("KV cache", shot.kv_dtype or "unknown", None),
-        ("runs on", shot.device, None),
+        ("runs on", f"{shot.device}, {len(shot.ranks)} ranks" if shot.ranks else shot.device, None),
+        *([("sizes", "of one rank", None)] if shot.ranks else []),
     )
 
 

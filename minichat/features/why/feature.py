@@ -122,8 +122,11 @@ def _step(speed: Speed, width: int, signs: Signs) -> list[Content]:
     """A bar of the four parts with their milliseconds; on a CPU also the parts of the launch."""
     lines = _shared("step time", _PARTS, astuple(speed.times), width, signs)
     if speed.split is not None:
-        rest = max(speed.times.launch - sum(speed.split), 0.0)
-        lines += _shared("launch time", _WORK, (*speed.split, rest), width, signs)
+        # Both are running means, but not of the same steps: the parts are shown as shares of the launch.
+        scale = min(1.0, speed.times.launch / sum(speed.split)) if any(speed.split) else 1.0
+        parts = [seconds * scale for seconds in speed.split]
+        rest = max(speed.times.launch - sum(parts), 0.0)
+        lines += _shared("launch time", _WORK, (*parts, rest), width, signs)
     return lines
 
 

@@ -91,7 +91,7 @@ class EngineLine(Widget):
             *([self.note] if self.note else []),
             f"KV [{gauge}] {share:4.0%}{blocks}",
             " ".join(f"{letter}{apart}{count}" for letter, count in counts.items()),
-            f"{facts.rate:.0f} tok/s {spark}",
+            f"{facts.rate:,.0f} tok/s {spark}",
             duration(facts.step),
         ]
         if facts.changed:

@@ -139,8 +139,8 @@ class ChatPane(Vertical):
         if run.first is None:
             return "waiting"
         stats = run.stats(self.conversation.services.clock(), chat.params)
-        rate = f"{stats.rate:.0f} tok/s" if stats.seconds - stats.ttft >= _RATE_AFTER else ""
-        count = f"{stats.tokens} tok" if self.size.width >= 40 or not rate else ""
+        rate = f"{stats.rate:,.0f} tok/s" if stats.seconds - stats.ttft >= _RATE_AFTER else ""
+        count = f"{stats.tokens:,} tok" if self.size.width >= 40 or not rate else ""
         figures = "  ".join(filter(None, (rate, count)))
         more = f"{figures}  {stats.blocks:,} blk"
         return more if stats.blocks and self.head.has_room(more) else figures

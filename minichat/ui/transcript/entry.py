@@ -283,14 +283,14 @@ class Entry:
             details += [
                 f"from message {stats.left_out + 1}" if stats.left_out else "",
                 one_line(stats.strategy),
-                f"{stats.rate:.0f} tok/s" if stats.rate else "",  # one token has no rate
+                f"{stats.rate:,.0f} tok/s" if stats.rate else "",  # one token has no rate
                 f"waited {duration(stats.ttft)}" if stats.ttft else "",
                 f"{stats.loaded:,} tok from {stats.tier}" if stats.loaded else "",
                 f"saved {duration(stats.saved)}" if stats.saved else "",
             ]
             details += [
-                f"{stats.tokens} tok",
-                f"{stats.copied} copied" if stats.copied else "",
+                f"{stats.tokens:,} tok",
+                f"{stats.copied:,} copied" if stats.copied else "",
                 f"{stats.blocks:,} blk" if stats.blocks else "",
             ]
         elif message.state == "streaming":

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from engine.api.errors import BadInput
-from engine.api.snapshot import Change, FormTime, SchemeView, TierView
+from engine.api.snapshot import Change, FormTime, SchemeView
 from minichat.clients.fake import FakeBackend
-from minichat.features.quantization.drawer import memory, room, rows_of_steps, scheme, schemes
+from minichat.features.quantization.drawer import rows_of_steps
 from tests.app.conftest import run, snapshot
 from tests.cases import SIZES
 
@@ -202,28 +202,6 @@ async def test_without_other_kv_schemes_there_is_no_such_list(bench: Callable[..
         await it.pilot.press("f4")
         await it.until(lambda: "not quantized" in it.screen_text())
         assert "a token" not in it.screen_text()
-
-
-def test_the_present_scheme_has_its_measured_size_except_during_a_change() -> None:
-    """Then the weights are a mixture of both schemes."""
-    views = (SchemeView("none", "", 4_000), SchemeView("int8", "", 2_000))
-    shot = replace(snapshot(), schemes=views, memory={"weights": 3_900})
-    assert [each.nbytes for each in schemes(shot)] == [3_900, 2_000]
-    halfway = replace(shot, memory={"weights": 3_000}, change=Change("int8", 3, 8))
-    assert [each.nbytes for each in schemes(halfway)] == [4_000, 2_000]
-
-
-def test_unknown_values_are_not_shown() -> None:
-    shot = snapshot()
-    assert memory({}) == ()
-    assert {row[0]: row[1] for row in scheme(shot)}["weights"] == "float32, not quantized"
-    quantized = replace(shot, quantization="int4, groups of 64")
-    rows = [row[:2] for row in scheme(quantized)]
-    assert rows[1:3] == [("weights", "int4, groups of 64"), ("computed in", "float32")]
-    assert [row[0] for row in room(replace(shot, host_size=8, host_in_use=2))][-1] == "swapped"
-    disk = replace(shot, tiers=(TierView("disk", 3, 9000),))
-    assert room(disk)[-1] == ("disk", "3 of 9,000 blocks", None)
-    assert memory(MEMORY | {"host_cache": 5})[2] == ("host cache", "5 B", None)
 
 
 @run

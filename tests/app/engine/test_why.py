@@ -303,6 +303,11 @@ def test_on_a_cpu_the_launch_is_broken_down() -> None:
     assert lines[work + 1].split() == (
         "P attention 2.0 ms L products 6.0 ms W sampling 1.0 ms C rest 3.0 ms".split()
     )
+    slower = split._replace(attention=0.02)
+    lines = described(
+        explain(shot(StepTimes(launch=0.012), split=slower), SPEEDS), 72, ASCII
+    ).plain.splitlines()
+    assert lines[work].endswith("  12 ms"), "parts take longer than the whole"
     plain = described(explain(shot(StepTimes(launch=0.012)), SPEEDS), 72, ASCII).plain
     assert "launch time" not in plain, "there is no split without a measurement"
 

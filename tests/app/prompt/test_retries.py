@@ -7,6 +7,7 @@ import pytest
 
 from engine.api.errors import (
     BadCheckpoint,
+    BadInput,
     BadParams,
     EngineDead,
     EngineError,
@@ -240,6 +241,7 @@ async def test_no_restart_is_offered_for_a_model_that_cannot_be_loaded(
             (ModelNotFound("no such folder"), other),
             (UnsupportedModel("it predicts no tokens"), other),
             (BadCheckpoint("cut off"), other),
+            (BadInput("quantization 'fp8': no GPU"), f"Quit (^Q) and change the options; {other}"),
             (HubUnreachable("no network"), f"F5 restarts the program; {other}"),
         ):
             backend.emit(Died(7, 1.0, "it was killed"))

@@ -11,7 +11,7 @@ import torch
 from engine.api.params import SamplingParams
 from engine.execution.changes import UseGraphs
 from engine.execution.runner import ModelRunner
-from engine.execution.split import Clocked, StepSplitter
+from engine.execution.split import SAMPLING, Clocked, StepSplitter
 from engine.serving.engine import Engine
 from tests.runner.small import alone, ask, drain, engine_on
 
@@ -88,6 +88,20 @@ def test_each_clock_measures_its_own_part(llama: Path, monkeypatch: pytest.Monke
     runner.splitter.begin()
     assert runner.split() == pytest.approx((0.0, 3.0, 0.0))
     runner.splitter.forget()
+
+
+def test_a_slow_first_step_is_not_counted() -> None:
+    """The device may be measured beside it."""
+    now, model = 0.0, torch.nn.Linear(2, 2)
+    splitter = StepSplitter(model, clock=lambda: 0.0, timer=lambda: now)  # type: ignore[arg-type]
+    splitter.ask()
+    splitter._clocked = [(model, "none", Clocked(torch.nn.Linear(2, 2), splitter))]
+    for seconds in (20.0, 1.0, 3.0):
+        splitter.begin()
+        with splitter.clock(SAMPLING):
+            now += seconds
+    splitter.begin()
+    assert splitter.means == (0.0, 0.0, 2.0)
 
 
 def test_the_clocks_are_removed_when_no_longer_asked_for(llama: Path) -> None:

@@ -1,10 +1,8 @@
 """What the user sees and does: following, folding, retrying, clicking, resizing."""
 
-from dataclasses import replace
-
 import pytest
 
-from minichat.chats.model import Message, ReplyStats
+from minichat.chats.model import Message
 from minichat.ui.picture import strips_of
 from minichat.ui.transcript import ASCII, Transcript, window
 from tests.widgets.transcript.reader import reading, reply, scene, streaming, user
@@ -12,63 +10,6 @@ from tests.widgets.transcript.test_drawing import sendable
 from tests.widgets.transcript.texts import EVERYTHING
 
 LINES = "\n\n".join(f"line {number}" for number in range(40))
-
-
-@scene
-async def test_messages_have_headers_with_role_time_and_cost() -> None:
-    async with reading((70, 12)) as reader:
-        reader.transcript.show([user("Hello"), reply("Hi **there**")], "b")
-        await reader.settled()
-        assert reader.lines()[:5] == [
-            "▌ you  12:01",
-            "Hello",
-            "",
-            "▌ assistant b  12:01  top-p  38 tok/s  waited 92 ms  214 tok  14 blk",
-            "Hi there",
-        ]
-
-
-@scene
-async def test_one_token_has_no_rate() -> None:
-    async with reading((70, 12)) as reader:
-        one = ReplyStats(tokens=1, seconds=0.8, ttft=0.8, prompt_tokens=3, strategy="greedy")
-        reader.transcript.show([replace(reply("row"), stats=one)], "b")
-        await reader.settled()
-        assert reader.lines()[0] == "▌ assistant b  12:01  greedy  waited 800 ms  1 tok"
-
-
-@scene
-async def test_a_forked_reply_says_how_much_it_copied() -> None:
-    async with reading((90, 12)) as reader:
-        forked = ReplyStats(
-            tokens=121, seconds=3.0, ttft=1.0, prompt_tokens=3, strategy="greedy", blocks=9, copied=80
-        )
-        reader.transcript.show([replace(reply("row"), stats=forked)], "b")
-        await reader.settled()
-        expected = "▌ assistant b  12:01  greedy  20 tok/s  waited 1.00 s  121 tok  80 copied  9 blk"
-        assert reader.lines()[0] == expected, "the rate is that of its own 41 tokens"
-
-
-@scene
-async def test_a_resumed_chat_says_what_a_tier_saved() -> None:
-    async with reading((90, 12)) as reader:
-        resumed = ReplyStats(
-            tokens=1, seconds=0.1, ttft=0.1, prompt_tokens=1990, strategy="greedy", loaded=1888, tier="disk"
-        )
-        for stats, more in (resumed, ""), (replace(resumed, saved=1.861), "  saved 1.86 s"):
-            reader.transcript.show([replace(reply("row"), stats=stats)], "b")
-            await reader.settled()
-            found = f"1,888 tok from disk{more}"
-            assert reader.lines()[0] == f"▌ assistant b  12:01  greedy  waited 100 ms  {found}  1 tok"
-
-
-@scene
-async def test_a_long_wait_is_shown_in_seconds() -> None:
-    async with reading((70, 12)) as reader:
-        late = ReplyStats(tokens=1, seconds=13.0, ttft=12.649, prompt_tokens=3, strategy="greedy")
-        reader.transcript.show([replace(reply("row"), stats=late)], "b")
-        await reader.settled()
-        assert reader.lines()[0] == "▌ assistant b  12:01  greedy  waited 12.65 s  1 tok"
 
 
 @scene

@@ -1,0 +1,36 @@
+"""The rows of the quantization drawer, from what the engine reports."""
+
+from dataclasses import replace
+
+from engine.api.snapshot import Change, RankView, SchemeView, TierView
+from minichat.features.quantization.drawer import memory, room, scheme, schemes
+from tests.app.conftest import snapshot
+from tests.app.engine.test_quantization import MEMORY
+
+
+def test_the_present_scheme_has_its_measured_size_except_during_a_change() -> None:
+    """Then the weights are a mixture of both schemes."""
+    views = (SchemeView("none", "", 4_000), SchemeView("int8", "", 2_000))
+    shot = replace(snapshot(), schemes=views, memory={"weights": 3_900})
+    assert [each.nbytes for each in schemes(shot)] == [3_900, 2_000]
+    halfway = replace(shot, memory={"weights": 3_000}, change=Change("int8", 3, 8))
+    assert [each.nbytes for each in schemes(halfway)] == [4_000, 2_000]
+
+
+def test_unknown_values_are_not_shown() -> None:
+    shot = snapshot()
+    assert memory({}) == ()
+    assert {row[0]: row[1] for row in scheme(shot)}["weights"] == "float32, not quantized"
+    quantized = replace(shot, quantization="int4, groups of 64")
+    rows = [row[:2] for row in scheme(quantized)]
+    assert rows[1:3] == [("weights", "int4, groups of 64"), ("computed in", "float32")]
+    assert [row[0] for row in room(replace(shot, host_size=8, host_in_use=2))][-1] == "swapped"
+    disk = replace(shot, tiers=(TierView("disk", 3, 9000),))
+    assert room(disk)[-1] == ("disk", "3 of 9,000 blocks", None)
+    assert memory(MEMORY | {"host_cache": 5})[2] == ("host cache", "5 B", None)
+
+
+def test_sizes_of_a_shared_model_are_those_of_one_rank() -> None:
+    ranks = tuple(RankView(rank, "cpu", 1, 0) for rank in range(2))
+    rows = {row[0]: row[1] for row in scheme(replace(snapshot(), device="cpu", ranks=ranks))}
+    assert (rows["runs on"], rows["sizes"]) == ("cpu, 2 ranks", "of one rank")
