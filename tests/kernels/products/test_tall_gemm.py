@@ -1,0 +1,93 @@
+"""Products of more than 128 rows with tall tiles, in Triton's interpreter and on a GPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.kernels import oracles
+from tests.kernels.products.test_skinny_gemm import numbers
+
+Call = Callable[..., Any]
+
+pytest.importorskip("triton", reason="no Triton here")
+
+
+@pytest.mark.parametrize("rest", [0, 16])
+@pytest.mark.parametrize(("parts", "shares"), [(1, 0), (2, 0), (1, 5)])
+def test_products(call: Call, rest: int, parts: int, shares: int) -> None:
+    """The last tiles of rows and of outputs are not full. Shares begin and end within tiles."""
+    from engine.kernels.triton.gemm.tall_gemm import Tall
+    from engine.kernels.triton.norm.norm import Normed
+
+    rows, outputs, inputs = 29 + rest, 440, 256
+    x, weight = (numbers(each, inputs, seed=rest, dtype=torch.float16) for each in (rows, outputs))
+    how = Tall(32, rest, 64, 64, warps=4, stages=2, parts=parts, shares=shares)
+    found, (*_, flags) = call(
+        "gemm.tall_gemm", "tall_gemm", Normed(x), weight, how, torch.zeros(6, dtype=torch.int32)
+    )
+    assert found.shape == (parts, rows, outputs)
+    assert found.dtype == (torch.float32 if parts > 1 else torch.float16)
+    assert not flags.any()
+    reference = F.linear(x.float(), weight.float())
+    torch.testing.assert_close(found.float().sum(0), reference, rtol=2e-3, atol=2e-3 * reference.abs().max())
+
+
+@pytest.mark.parametrize("rest", [0, 16])
+@pytest.mark.parametrize("shares", [0, 5])
+def test_with_the_activation(call: Call, rest: int, shares: int) -> None:
+    from engine.kernels.triton.gemm.tall_gemm import Tall
+    from engine.kernels.triton.norm.norm import Normed
+
+    rows, width, inputs = 29 + rest, 440, 256
+    x, weight = (
+        numbers(rows, inputs, seed=0, dtype=torch.float16),
+        numbers(2 * width, inputs, seed=1, dtype=torch.float32),
+    )
+    weight = (weight / inputs**0.5).half()
+    how = Tall(32, rest, 128, 64, warps=4, stages=2, shares=shares)
+    flags = torch.zeros(6, dtype=torch.int32)
+    found, _ = call("gemm.tall_gemm", "tall_gemm", Normed(x), weight, how, flags, gated=True)
+    reference = oracles.swiglu(F.linear(x.float(), weight.float()).unsqueeze(0), torch.float16)
+    torch.testing.assert_close(found[0].float(), reference.float(), rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_shares_change_no_bit(call: Call, gated: bool) -> None:
+    """A sum that two programs share continues from where the first one stopped."""
+    from engine.kernels.triton.gemm.tall_gemm import Tall
+    from engine.kernels.triton.norm.norm import Normed
+
+    x, weight = (numbers(each, 256, seed=0, dtype=torch.float16) for each in (45, 880))
+    found = [
+        call(
+            "gemm.tall_gemm", "tall_gemm", Normed(x), weight,
+            Tall(32, 16, 128 if gated else 64, 64, warps=4, stages=2, shares=shares),
+            torch.zeros(shares + 1, dtype=torch.int32), gated=gated,
+        )[0]
+        for shares in (0, 5, 6)
+    ]  # fmt: skip
+    for each in found[1:]:
+        torch.testing.assert_close(each, found[0], rtol=0, atol=0)
+
+
+def test_products_in_fp8(call: Call) -> None:
+    from engine.kernels.triton.gemm.quantize_fp8 import KIND
+    from engine.kernels.triton.gemm.tall_gemm import Tall
+    from engine.kernels.triton.norm.norm import Normed
+
+    x, weight = (
+        numbers(each, 512, seed=at, dtype=torch.float32).to(KIND) for at, each in enumerate((45, 440))
+    )
+    steps, scale = (numbers(each, seed=2, dtype=torch.float32).abs() for each in (45, 440))
+    given = Normed(x, steps=steps, unrounded=torch.float16)
+    reference = F.linear(x.float(), weight.float()) * steps[:, None] * scale
+    for shares in (0, 5):
+        how = Tall(32, 16, 64, 128, warps=4, stages=2, shares=shares)
+        flags = torch.zeros(6, dtype=torch.int32)
+        found, _ = call("gemm.tall_gemm", "tall_gemm", given, weight, how, flags, scale)
+        torch.testing.assert_close(
+            found[0].float(), reference, rtol=4e-3, atol=4e-3 * float(reference.abs().max())
+        )
