@@ -17,10 +17,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engine.kernels.triton.gemm.skinny_gemm import silu_mul
+from engine.kernels.triton.gemm.skinny_gemm import ENOUGH, silu_mul
+from engine.kernels.triton.gemm.tma_gemm import MOST, SMALL, TALLEST, WIDE
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.norm.norm import Normed
 from engine.kernels.triton.padding import padded_rows, readable_rows
+
+USED = False  # whether the engine uses these tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +196,17 @@ def _tiles(x: Tensor, rows: int, how: Tall) -> TensorDescriptor:
     """The TMA descriptor of tiles of so many rows, which includes whole ones if there is memory for them."""
     count = readable_rows(x, how.rest or how.rows)
     return TensorDescriptor(x, [count, x.shape[1]], list(x.stride()), [rows, how.inputs])
+
+
+def tall_tiling(rows: int, weight: Tensor, *, gated: bool = False) -> Tall | None:
+    """None: another kernel is used."""
+    outputs, inputs = weight.shape
+    if not USED or not TALLEST < rows <= MOST or weight.itemsize != 2 or inputs % 128:
+        return None
+    if weight.numel() <= SMALL or (gated and outputs < WIDE):
+        return None
+    first, rest = next((each for each in ((128, 16), (128, 32), (128, 64)) if rows <= sum(each)), (256, 0))
+    if outputs >= WIDE:
+        tiles = outputs // 128
+        return Tall(first, rest, 128, 64, warps=8, stages=4, shares=ENOUGH if tiles >= ENOUGH else 0)
+    return Tall(first, rest, 64, 64, warps=4, stages=5, parts=2 if outputs <= 64 * (ENOUGH // 2) else 1)
