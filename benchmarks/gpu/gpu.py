@@ -28,6 +28,7 @@ import torch
 from benchmarks.gpu.gpu_attention import copy_speeds
 from benchmarks.gpu.limits import bytes_of_step
 from benchmarks.gpu.profiled import profiled
+from benchmarks.gpu.workload import drawn
 from engine.api.cache_spec import KvSchemeName
 from engine.api.config import EngineConfig
 from engine.api.events import Delta, TokenLogprob
@@ -278,13 +279,6 @@ def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
         finish(engine, prompts, counts)
         speeds.append(sum(counts) / (time.perf_counter() - began))
     bench.note(f"{name}, N", speeds[1:], "tok/s")
-
-
-def drawn() -> tuple[list[list[int]], list[int]]:
-    """N: random prompts and reply lengths, as in nano-vllm's benchmark."""
-    draw = random.Random(0)
-    prompts = [[draw.randint(0, 10000) for _ in range(draw.randint(100, 1024))] for _ in range(256)]
-    return prompts, [draw.randint(100, 1024) for _ in range(256)]
 
 
 def anatomy(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
