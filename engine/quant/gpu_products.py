@@ -25,6 +25,7 @@ from engine.kernels.triton.experts.stacked import (
 from engine.kernels.triton.gemm import int4_gemm, int4_gemv, skinny_gemm
 from engine.kernels.triton.gemm.dequantize import dequantize_fp4, dequantize_int4, dequantize_int8
 from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
+from engine.kernels.triton.gemm.tall_gemm import tall_gemm, tall_tiling
 from engine.kernels.triton.gemm.tma_gemm import Tiling, tma_fp8_tiling, tma_gemm, tma_int8_tiling
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.norm.norm import Normed
@@ -311,6 +312,10 @@ class Fp8Product(ScaledFp8, TiledProduct):
         """Whether the weight is not padded."""
         return self.weight.shape == (self.outputs, self.inputs)
 
+    def gpu_product(self, gpu: Launcher) -> Product:
+        self.flags = gpu.flags_on(self.weight.device)
+        return super().gpu_product(gpu)
+
     def tiling(self, rows: int) -> Tiling | None:
         return tma_fp8_tiling(rows, self.weight) if self.tiles and self._even else None
 
@@ -332,6 +337,8 @@ class Fp8Product(ScaledFp8, TiledProduct):
             return self.parts(numbers, pdl=pdl)
         if how := self.tiling(len(numbers)):
             return tma_gemm(x, self.weight, how, self.scale[0], pdl=pdl)
+        if self.tiles and self._even and (tall := tall_tiling(len(numbers), self.weight)):
+            return tall_gemm(x, self.weight, tall, self.flags, self.scale[0], pdl=pdl)
         few = self._even and len(numbers) <= self.FEW
         if few and (cut := skinny_gemm.int8_gemm_tiling(len(numbers), self.weight)):
             by = self.scale[0], steps

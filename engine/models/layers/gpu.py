@@ -62,9 +62,12 @@ class GpuKernels:
         return ModuleProduct(module) if launched is None else launched(self)
 
     def plain(self, weight: Tensor) -> Product:
-        if weight.device not in self.flags:
-            self.flags[weight.device] = torch.zeros(ENOUGH + 1, dtype=torch.int32, device=weight.device)
-        return PlainProduct(weight, tiles=self.tiles, flags=self.flags[weight.device])
+        return PlainProduct(weight, tiles=self.tiles, flags=self.flags_on(weight.device))
+
+    def flags_on(self, device: torch.device) -> Tensor:
+        if device not in self.flags:
+            self.flags[device] = torch.zeros(ENOUGH + 1, dtype=torch.int32, device=device)
+        return self.flags[device]
 
     def called(self, module: nn.Module) -> Product:
         return ModuleProduct(module)

@@ -201,12 +201,13 @@ def _tiles(x: Tensor, rows: int, how: Tall) -> TensorDescriptor:
 def tall_tiling(rows: int, weight: Tensor, *, gated: bool = False) -> Tall | None:
     """None: another kernel is used."""
     outputs, inputs = weight.shape
-    if not USED or not TALLEST < rows <= MOST or weight.itemsize != 2 or inputs % 128:
+    if not USED or not TALLEST < rows <= MOST or weight.itemsize > 2 or inputs % 128:
         return None
     if weight.numel() <= SMALL or (gated and outputs < WIDE):
         return None
+    turn = 128 // weight.itemsize
     first, rest = next((each for each in ((128, 16), (128, 32), (128, 64)) if rows <= sum(each)), (256, 0))
     if outputs >= WIDE:
         tiles = outputs // 128
-        return Tall(first, rest, 128, 64, warps=8, stages=4, shares=ENOUGH if tiles >= ENOUGH else 0)
-    return Tall(first, rest, 64, 64, warps=4, stages=5, parts=2 if outputs <= 64 * (ENOUGH // 2) else 1)
+        return Tall(first, rest, 128, turn, warps=8, stages=4, shares=ENOUGH if tiles >= ENOUGH else 0)
+    return Tall(first, rest, 64, turn, warps=4, stages=5, parts=2 if outputs <= 64 * (ENOUGH // 2) else 1)
