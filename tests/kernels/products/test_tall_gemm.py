@@ -91,3 +91,47 @@ def test_products_in_fp8(call: Call) -> None:
         torch.testing.assert_close(
             found[0].float(), reference, rtol=4e-3, atol=4e-3 * float(reference.abs().max())
         )
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("rows", [129, 150, 192, 200, 256])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)], ids=str)
+def test_in_a_graph(shape: tuple[int, int], gated: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a step launches it: again and again, each launch while the one before it ends."""
+    from engine.kernels.triton.gemm import tall_gemm
+    from engine.kernels.triton.norm.norm import Normed
+    from engine.kernels.triton.padding import padded_rows
+
+    monkeypatch.setattr(tall_gemm, "USED", True)
+    draw = torch.Generator("cuda").manual_seed(0)
+    weights = torch.randn(2, *shape, generator=draw, device="cuda").bfloat16().mul_(shape[1] ** -0.5)
+    if (how := tall_gemm.tall_tiling(rows, weights[0], gated=gated)) is None:
+        return
+    x = padded_rows(rows, shape[1], like=weights)
+    x.copy_(torch.randn(rows, shape[1], generator=draw, device="cuda"))
+    flags = torch.zeros(how.shares + 1, dtype=torch.int32, device="cuda")
+
+    def launched() -> list[torch.Tensor]:
+        found = [
+            tall_gemm.tall_gemm(Normed(x), weight, how, flags, gated=gated, pdl=True)
+            for _ in range(3)
+            for weight in weights
+        ]
+        return [each.float().sum(0) for each in found]
+
+    with torch.inference_mode():
+        launched()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = launched()
+        for _ in range(3):
+            for each in found:
+                each.zero_()
+            graph.replay()
+            for nth, each in enumerate(found):
+                reference = F.linear(x.float(), weights[nth % 2].float())
+                if gated:
+                    reference = oracles.swiglu(reference.unsqueeze(0), torch.bfloat16).float()
+                assert float((each - reference).norm() / reference.norm()) < 1e-2
+            assert not flags.any()
