@@ -24,9 +24,6 @@ class Launcher(Protocol):
     def plain(self, weight: Tensor) -> "Product":
         """With the kernels for such a weight, without a bias."""
 
-    def flags_on(self, device: torch.device) -> Tensor:
-        """Return the flags of tall_gemm on a device."""
-
     def called(self, module: nn.Module) -> "Product":
         """With the module's own forward, between kernels that fully wait for it."""
 

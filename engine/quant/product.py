@@ -88,15 +88,12 @@ class Product(ABC):
 
 
 class PlainProduct(Product):
-    """With an unquantized weight. `tiles`: whether the GPU has enough shared memory for the TMA kernels.
-
-    `flags`: those of tall_gemm.
-    """
+    """With an unquantized weight. `tiles`: whether the GPU has enough shared memory for the TMA kernels."""
 
     single = True
 
-    def __init__(self, weight: Tensor, *, tiles: bool, flags: Tensor) -> None:
-        self._weight, self._tiles, self._flags = weight, tiles, flags
+    def __init__(self, weight: Tensor, *, tiles: bool) -> None:
+        self._weight, self._tiles = weight, tiles
 
     def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
         rows, weight = len(x), self._weight
@@ -107,7 +104,7 @@ class PlainProduct(Product):
         if cut := skinny_gemm_tiling(rows, weight):
             return skinny_gemm(x, weight, cut, pdl=pdl)
         if self._tiles and (tall := tall_tiling(rows, weight)):
-            return tall_gemm(Normed(x), weight, tall, self._flags, pdl=pdl)
+            return tall_gemm(Normed(x), weight, tall, pdl=pdl)
         return F.linear(x, weight).unsqueeze(0)
 
     def parts_and_shrunk(
@@ -137,7 +134,7 @@ class PlainProduct(Product):
         if self._tiles and (how := tma_swiglu_tiling(len(x.values), self._weight)):
             return tma_gemm(x, self._weight, how, gated=True, pdl=pdl)[0]
         if self._tiles and (tall := tall_tiling(len(x.values), self._weight, gated=True)):
-            return tall_gemm(x, self._weight, tall, self._flags, gated=True, pdl=pdl)[0]
+            return tall_gemm(x, self._weight, tall, gated=True, pdl=pdl)[0]
         return super().swiglu(x, pdl=pdl)
 
     def fuses_qkv_rope(self, rows: int, layer: KVLayer) -> bool:

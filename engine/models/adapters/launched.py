@@ -46,7 +46,7 @@ class AdaptedKernels(GpuKernels):
     """The kernels that a part launches in a step with adapters."""
 
     def __init__(self, gpu: GpuKernels, part: Part, adapters: StepAdapters) -> None:
-        self.overlaps, self.tiles, self.flags = gpu.overlaps, gpu.tiles, gpu.flags
+        self.overlaps, self.tiles = gpu.overlaps, gpu.tiles
         self._layer, self._adapters = part.index, adapters
         self._names = {id(getattr(part, name)): name for name in part.adaptable}
 

@@ -15,7 +15,6 @@ from engine.kernels.triton.experts.gemm import Gate
 from engine.kernels.triton.experts.route import MOST_EXPERTS, router_logits
 from engine.kernels.triton.experts.stacked import stacked
 from engine.kernels.triton.gemm.by_head import absorb, by_head
-from engine.kernels.triton.gemm.skinny_gemm import ENOUGH
 from engine.kernels.triton.gemm.tma_gemm import ROOM
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.linear import state_space
@@ -54,7 +53,6 @@ class GpuKernels:
     def __init__(self, limits: tiles.GpuLimits) -> None:
         self.overlaps = limits.overlaps  # whether it supports programmatic dependent launch (PDL)
         self.tiles = limits.room >= ROOM
-        self.flags: dict[torch.device, Tensor] = {}  # tall_gemm's
 
     def product(self, module: nn.Module) -> Product:
         """Return what launches the module: its own choice (`gpu_product`), else its forward."""
@@ -62,12 +60,7 @@ class GpuKernels:
         return ModuleProduct(module) if launched is None else launched(self)
 
     def plain(self, weight: Tensor) -> Product:
-        return PlainProduct(weight, tiles=self.tiles, flags=self.flags_on(weight.device))
-
-    def flags_on(self, device: torch.device) -> Tensor:
-        if device not in self.flags:
-            self.flags[device] = torch.zeros(ENOUGH + 1, dtype=torch.int32, device=device)
-        return self.flags[device]
+        return PlainProduct(weight, tiles=self.tiles)
 
     def called(self, module: nn.Module) -> Product:
         return ModuleProduct(module)
