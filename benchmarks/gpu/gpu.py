@@ -24,10 +24,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.gpu_attention import copy_speeds
 from benchmarks.gpu.limits import bytes_of_step
+from benchmarks.gpu.profiled import profiled
+from benchmarks.gpu.workload import drawn
 from engine.api.cache_spec import KvSchemeName
 from engine.api.config import EngineConfig
 from engine.api.events import Delta, TokenLogprob
@@ -47,6 +48,8 @@ PROMPT, SHORT, LONG = 512, 16, 272
 GAP = 0.1  # allowed between the largest logit and that of the chosen token, in transformers' float32 logits
 LIKELIEST, ERROR = 8, 1.2  # tokens whose log-probabilities may be so many times as far off as transformers'
 PROFILED = 24  # steps
+PROMPT_STEPS = 16  # of N, of which all have pieces of prompts
+LEFT = (224, 192, 160, 128, 96, 64, 32, 16)  # rows at which steps of N are profiled
 STEADY = 200  # steps timed without a profiler; includes the launch of the first
 DRAWS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -278,37 +281,28 @@ def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
     bench.note(f"{name}, N", speeds[1:], "tok/s")
 
 
-def drawn() -> tuple[list[list[int]], list[int]]:
-    """N: random prompts and reply lengths, as in nano-vllm's benchmark."""
-    draw = random.Random(0)
-    prompts = [[draw.randint(0, 10000) for _ in range(draw.randint(100, 1024))] for _ in range(256)]
-    return prompts, [draw.randint(100, 1024) for _ in range(256)]
-
-
 def anatomy(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
     """The idle time of the GPU in steady decode, and the time of each kernel."""
     for count in rows:
         decoding(engine, count, PROFILED + 150)
-        torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
-            for _ in range(PROFILED):
-                engine.step()
-            torch.cuda.synchronize()
+        profiled(bench, f"{name}, B={count}", engine.step, PROFILED)
         while engine.busy:
             engine.step()
-        events = [event for event in trace.events() or () if event.device_type.name == "CUDA"]
-        spans = sorted((event.time_range.start, event.time_range.end, event.name) for event in events)
-        busy, last = 0.0, spans[0][0]
-        kernels: dict[str, float] = {}
-        for begin, end, kernel in spans:
-            busy += max(0.0, end - max(begin, last))
-            last = max(last, end)
-            kernels[kernel] = kernels.get(kernel, 0.0) + end - begin
-        whole = last - spans[0][0]
-        bench.note(f"{name}, B={count}, a step, profiled", whole / PROFILED / 1e3, "ms")
-        bench.note(f"{name}, B={count}, GPU idle, profiled", 100 * (1 - busy / whole), "%")
-        for kernel, spent in sorted(kernels.items(), key=lambda item: -item[1])[:9]:
-            bench.note(f"{name}, B={count}, {kernel.split('(')[0][:48]}", spent / PROFILED, "us/step")
+
+
+def mixed_anatomy(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
+    """The same within N: of the steps with prompts, and of a few steps at each of some numbers of rows."""
+    prompts, counts = drawn()
+    finish(engine, prompts, counts)  # compiles kernels and captures graphs
+    for prompt, count in zip(prompts, counts, strict=True):
+        engine.submit(prompt, SamplingParams(temperature=0.6, max_tokens=count, ignore_eos=True), Heard())
+    profiled(bench, f"{name}, N, prompts", engine.step, PROMPT_STEPS)
+    for count in LEFT:
+        while len(engine.scheduler.running) > count or engine.scheduler.waiting:
+            engine.step()
+        profiled(bench, f"{name}, N, B={count}", engine.step, PROFILED // 3)
+    while engine.busy:
+        engine.step()
 
 
 def check(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
@@ -388,5 +382,6 @@ def oracle(name: str, engine: Engine) -> Iterator[Any]:
 
 
 PARTS: dict[str, Callable[..., None]] = {
-    each.__name__: each for each in (check, decode, anatomy, mixed, cuda_graphs, overlap, draws, cold)
+    each.__name__: each
+    for each in (check, decode, anatomy, mixed, mixed_anatomy, cuda_graphs, overlap, draws, cold)
 }

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.workload import contexts_left
 from engine.api.cache_spec import KvSchemeName, LayerSpec
 from engine.attention.base import Batch, KVLayer
 from engine.attention.observers import Observers
@@ -53,6 +54,9 @@ DECODE: dict[str, Rows] = {
     "64 of 100 to 2,000": ragged(64),
     "256 of 100 to 2,000": ragged(256),
     "31 x 656 and 1 x 32768": [(1, 656)] * 31 + [(1, 32768)],
+    **{
+        f"N, {rows} rows left": [(1, each) for each in contexts_left(rows)] for rows in (224, 128, 96, 64, 32)
+    },
 }
 CHUNKS: dict[str, Rows] = {
     "5 tokens at 656": [(5, 656)],

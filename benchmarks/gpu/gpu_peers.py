@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.gpu import LONG, SHORT, drawn, finish, oracle, started
+from benchmarks.gpu.gpu import LONG, SHORT, finish, oracle, started
+from benchmarks.gpu.workload import drawn
 from minichat.bench.harness import Bench
 
 

@@ -26,12 +26,12 @@ from benchmarks.gpu.gpu import (
     LONG,
     SHORT,
     anatomy,
-    drawn,
     finish,
     labeled,
     largest_gap,
     oracle,
 )
+from benchmarks.gpu.workload import drawn
 from engine.api.config import EngineConfig
 from engine.serving.engine import Engine
 from engine.start import start

@@ -25,6 +25,7 @@ from engine.kernels.triton.experts.stacked import (
 from engine.kernels.triton.gemm import int4_gemm, int4_gemv, skinny_gemm
 from engine.kernels.triton.gemm.dequantize import dequantize_fp4, dequantize_int4, dequantize_int8
 from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
+from engine.kernels.triton.gemm.tall_gemm import Tall, tall_gemm, tall_tiling
 from engine.kernels.triton.gemm.tma_gemm import Tiling, tma_fp8_tiling, tma_gemm, tma_int8_tiling
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.norm.norm import Normed
@@ -311,6 +312,12 @@ class Fp8Product(ScaledFp8, TiledProduct):
         """Whether the weight is not padded."""
         return self.weight.shape == (self.outputs, self.inputs)
 
+    def uses_tma(self, rows: int) -> bool:
+        return super().uses_tma(rows) or self.tall(rows) is not None
+
+    def tall(self, rows: int) -> Tall | None:
+        return tall_tiling(rows, self.weight) if self.tiles and self._even else None
+
     def tiling(self, rows: int) -> Tiling | None:
         return tma_fp8_tiling(rows, self.weight) if self.tiles and self._even else None
 
@@ -330,6 +337,8 @@ class Fp8Product(ScaledFp8, TiledProduct):
         numbers, steps, dtype = x.values, x.steps, x.dtype
         if steps is None:
             return self.parts(numbers, pdl=pdl)
+        if tall := self.tall(len(numbers)):
+            return tall_gemm(x, self.weight, tall, self.scale[0], pdl=pdl)
         if how := self.tiling(len(numbers)):
             return tma_gemm(x, self.weight, how, self.scale[0], pdl=pdl)
         few = self._even and len(numbers) <= self.FEW

@@ -56,7 +56,7 @@ LONG = {  # they start programs, or prompts of a thousand tokens are their point
     "window_blocks": "--rows 1 --tokens 40",
 }
 GPU = {
-    "gpu": "--shape 0.6B --rows 2 --only check decode anatomy mixed cuda_graphs overlap draws",
+    "gpu": "--shape 0.6B --rows 2 --only check decode anatomy mixed mixed_anatomy cuda_graphs overlap draws",
     "gpu_adapters": "--shape 0.6B --rows 1 3",
     "gpu_attention": "--tile 32 1 4 264 --only '1 x 128' '5 tokens at 656'",
     "gpu_experts": "--shapes qwen3-30b --schemes none --rows 1",

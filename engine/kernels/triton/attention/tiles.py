@@ -63,11 +63,12 @@ TOKENS = (
 )
 MANY_TOKENS = (32, 1, 4, 264, False)
 # The same over a compressed cache. With 8, 6 and 4 stages, 7, 11 and 12 programs run on each of 132 SMs. Up
-# to 800, contexts are split until about that many run; beyond, the last wave decides again.
+# to 448, contexts are split until about that many run; beyond 800, the last wave decides again.
 PACKED_TOKENS = (
     (64, (32, 1, 8, 528, True)),
     (160, (32, 1, 8, 528, False)),
-    (800, (32, 1, 6, 1056, False)),
+    (448, (32, 1, 6, 1056, False)),
+    (800, (32, 1, 6, 528, False)),
     (1450, (32, 1, 6, 264, False)),
     (1580, (32, 1, 4, 264, False)),
 )

@@ -1,0 +1,18 @@
+"""N, the mixed workload: 256 requests with random prompts and reply lengths, as in nano-vllm's benchmark."""
+
+import random
+from collections.abc import Sequence
+
+
+def drawn() -> tuple[list[list[int]], list[int]]:
+    """Return the prompts, and the lengths of the replies."""
+    draw = random.Random(0)
+    prompts = [[draw.randint(0, 10000) for _ in range(draw.randint(100, 1024))] for _ in range(256)]
+    return prompts, [draw.randint(100, 1024) for _ in range(256)]
+
+
+def contexts_left(rows: int) -> Sequence[int]:
+    """Return the contexts of the first step that has at most so many rows."""
+    prompts, counts = drawn()
+    step = sorted(counts, reverse=True)[rows]
+    return [len(prompt) + step for prompt, count in zip(prompts, counts, strict=True) if count > step]
