@@ -20,6 +20,7 @@ from engine.api.errors import EngineError
 from engine.api.events import AdapterChanged, Delta, Event, log
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
+from engine.execution.cuda.sizes import first_sizes
 from engine.execution.protocol import Compilation, StepKind
 from engine.serving.engine import Engine
 from engine.timeline import Stopwatch
@@ -131,15 +132,17 @@ class WarmUp:
         prompts = [StepKind(rows, length) for rows in (0, 1) for length in lengths]
         # Those of one size together: they have kernels in common.
         batches = [StepKind(*kind) for kind in product(self._sizes, (0,), (False, True), (False, True))]
+        first = first_sizes(self._sizes)
+        early, late = ([kind for kind in batches if (kind.rows in first) is usual] for usual in (True, False))
         run = [each for each in reversed(lengths) if each >= min(_LIBRARY, longest)]
         piece_sizes = self._engine.runner.piece_sizes
         graphs = [StepKind(0, each, pieces=True) for each in run if each <= max(piece_sizes, default=0)]
         parts = [
-            partial(self._compile, prompts + batches + graphs),
+            partial(self._compile, prompts + early + graphs, late),
             *(partial(self._prompt, each) for each in run),
             partial(self._prompt_beside_a_row, longest),
             partial(self._prompt, 1, tokens=4),  # decode steps, the first of which runs without a graph
-            partial(self._capture, [kind for kind in batches if not kind.filtered]),
+            partial(self._capture, [kind for kind in early if not kind.filtered]),
             *(partial(self._prompt, 1, _PLAIN | params, tokens=3) for params in _RARE),
             partial(self._prompt, min(_SCORED, longest), _PLAIN | {"prompt_logprobs": 1}),
             partial(self._measure, run),
@@ -150,8 +153,10 @@ class WarmUp:
             StepKind(rows, size - rows, long=long, pieces=True) for size in sizes for rows, long in beside
         ]
         waiting = [StepKind(0, size, pieces=True, waits=True) for size in sizes if size <= _MESSAGE]
+        rare = [kind for kind in late if not kind.filtered] + [kind for kind in batches if kind.filtered]
         later = [
-            partial(self._capture, [kind for kind in batches if kind.filtered]),
+            *([partial(self._compile, late)] if late else ()),
+            partial(self._capture, rare),
             partial(self._compile, pieces + waiting),
             partial(self._capture, waiting),
         ]
@@ -159,18 +164,26 @@ class WarmUp:
             later.append(partial(self._capture, pieces))
         return parts, later
 
-    def _compile(self, kinds: Sequence[StepKind]) -> Iterator[None]:
-        """Compile all of them in parallel: alone, a step keeps few cores busy."""
+    def _compile(self, kinds: Sequence[StepKind], beside: Sequence[StepKind] = ()) -> Iterator[None]:
+        """Compile all of them in parallel: alone, a step keeps few cores busy.
+
+        `beside`: kinds that can wait for an idle engine, unless some of `kinds` have to be compiled anyway.
+        """
         compilations: list[Compilation] = []
         try:
-            for start in range(0, len(kinds), _TOGETHER):
-                compilations += self._engine.runner.start_compiling(kinds[start : start + _TOGETHER])
-                yield
+            yield from self._start_compiling(kinds, compilations)
+            if beside and not all(each.wait(0) for each in compilations):
+                yield from self._start_compiling(beside, compilations)
             for compilation in compilations:
                 while not compilation.wait(_PATIENCE):
                     yield
         except Exception:
             log.exception("kernels were not compiled ahead; a step that needs one reports why")
+
+    def _start_compiling(self, kinds: Sequence[StepKind], begun: list[Compilation]) -> Iterator[None]:
+        for start in range(0, len(kinds), _TOGETHER):
+            begun += self._engine.runner.start_compiling(kinds[start : start + _TOGETHER])
+            yield
 
     def _capture(self, kinds: Sequence[StepKind]) -> Iterator[None]:
         try:

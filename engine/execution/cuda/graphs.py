@@ -9,8 +9,7 @@ A step with pieces of prompts, with or without decodes beside them, has one grap
 ends with the hidden states, because few of the tokens are sampled after.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -22,8 +21,9 @@ from engine.attention import observers
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.recording import Recorder, Recording
 from engine.execution.cuda.sampling_fields import SamplingFlags, write_sampling
+from engine.execution.cuda.sizes import GraphSizes, piece_size, piece_sizes
 from engine.execution.cuda.staging import BEHIND, Fields, StagingBuffers, upload
-from engine.execution.protocol import PIECE_SIZES, Compilation, StepKind
+from engine.execution.protocol import Compilation, StepKind
 from engine.kv.eviction import filled_blocks
 from engine.kv.tables import TableMirror
 from engine.models.adapters.bank import AdapterBank
@@ -37,7 +37,6 @@ SIZES = (1, 2, 4, *range(8, 513, 8))  # batch sizes of graphs
 PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0, "contexts": 0, "adapters": 0}
 ADAPTERS = list(PADDING).index("adapters")
 PER_GROUP = 2  # more rows of numbers for the places of each further group of layers: they begin at 16 bytes
-_USUAL = 512  # tokens of the largest graph with pieces of prompts, if launching a larger step is no wait
 BIASES = 2048  # maximum for all rows of a step; with more, sampling is not part of the graph
 
 
@@ -140,6 +139,7 @@ class DecodeSteps:
         self._block_size, self._last_ids, self._device = block_size, last_ids, last_ids.device
         rows, width = tables.grid.shape
         self.sizes = [*(size for size in SIZES if size < rows), rows]
+        self._graph_sizes = GraphSizes(self.sizes)
         blank = partial(torch.zeros, rows, width, dtype=torch.int32, device=self._device)
         self._mirror: Tensor = beside._mirror if beside else blank()
         others = len(tables.grids) - 1
@@ -193,7 +193,7 @@ class DecodeSteps:
         count, lengths = len(ids), rows.lengths
         if count > self.piece_sizes[-1]:
             return None
-        _, work = self._form(_piece_size(count), None, pieces=True)
+        _, work = self._form(piece_size(count), None, pieces=True)
         longer = lengths > 1
         if not work.holds(lengths[longer], rows.contexts[longer]):
             return None
@@ -212,7 +212,7 @@ class DecodeSteps:
         """`tokens`: a row for each token of `rows`."""
         count, flags = len(tokens), None if inputs is None else SamplingFlags.of(inputs)
         self._ends.enter(count, self._streams)
-        size = _piece_size(count) if pieces else self._size(count)
+        size = piece_size(count) if pieces else self._graph_sizes.choose(count, flags)
         form, work = self._form(size, flags, pieces=pieces)
         fields = form.next_fields()
         self._fill(fields, tokens, ids)
@@ -230,6 +230,7 @@ class DecodeSteps:
         graph = Graph(size, flags, cut, pieces, decodes, waits, adapters is not None, layout, observed)
         found = self._recording(graph, None if inputs is None else inputs.seen, wait).run()
         self._tables.sent()  # not earlier: a step that runs out of memory is launched again
+        self._note(graph)
         sampled = form.advance()
         if inputs is not None:
             found = (sampled, *found)
@@ -239,7 +240,7 @@ class DecodeSteps:
         """`wait`: of those that wait; without one, there are none."""
         if self._recorder is None:
             return []
-        missing = [each for each in self._recordings_of(kinds, wait) if not each.compiled]
+        missing = [each for _, each in self._recordings_of(kinds, wait) if not each.compiled]
         with self._recorder.launching():
             compilation = self._stage.start_compiling(lambda: [each.launches() for each in missing])
         for recording in missing:
@@ -248,9 +249,10 @@ class DecodeSteps:
 
     def capture(self, kinds: Sequence[StepKind], wait: Wait = None) -> None:
         """Capture steps whose kernels are compiled: others would wait for the compiler."""
-        for recording in self._recordings_of(kinds, wait):
+        for graph, recording in self._recordings_of(kinds, wait):
             if recording.compiled:
                 recording.capture()
+                self._note(graph)
         for each in self._beside:
             each.capture(kinds)
 
@@ -259,20 +261,22 @@ class DecodeSteps:
         self._recorder = self._new_recorder()
         for each in (self, *self._beside):
             each._recordings.clear()
+            each._graph_sizes.forget()
             each._recorder = self._recorder
 
     def _new_recorder(self) -> Recorder | None:
         return Recorder(self._device) if self._device.type == "cuda" else None
 
-    def _size(self, rows: int) -> int:
-        return self.sizes[bisect_left(self.sizes, rows)]
+    def _note(self, graph: Graph) -> None:
+        if self._recorder is not None and not graph.pieces:
+            self._graph_sizes.note(graph.size, graph.flags)
 
-    def _recordings_of(self, kinds: Sequence[StepKind], wait: Wait) -> list[Recording]:
+    def _recordings_of(self, kinds: Sequence[StepKind], wait: Wait) -> Iterator[tuple[Graph, Recording]]:
         mine = (kind for kind in kinds if self.adapts or not kind.adapted)
         graphs = [self._graph_of(kind) for kind in mine if wait is not None or not kind.waits]
         if self.received is not None:
             graphs += [each._replace(observed=True) for each in graphs]
-        return [self._recording(each, None, wait if each.waits else None) for each in graphs]
+        return ((each, self._recording(each, None, wait if each.waits else None)) for each in graphs)
 
     def _graph_of(self, kind: StepKind) -> Graph:
         tokens = kind.rows + kind.prompt
@@ -281,8 +285,9 @@ class DecodeSteps:
         if not kind.pieces:
             filtered = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
             flags = filtered if self._ends.samples else None  # an earlier stage has one graph for both
-            return Graph(self._size(tokens), flags, kind.long, adapted=kind.adapted, layout=layout)
-        size, decodes = _piece_size(tokens), kind.rows > 0
+            size = self._graph_sizes.smallest(tokens)
+            return Graph(size, flags, kind.long, adapted=kind.adapted, layout=layout)
+        size, decodes = piece_size(tokens), kind.rows > 0
         return Graph(size, None, kind.long, True, decodes, kind.waits, kind.adapted, layout)
 
     def _recording(self, graph: Graph, seen: SeenTokens | None, wait: Wait = None) -> Recording:
@@ -378,15 +383,6 @@ class DecodeSteps:
         else:
             at, values = upload([cells, blocks], self._device)
             self._mirror.view(-1)[at] = values
-
-
-def piece_sizes(longest: int) -> tuple[int, ...]:
-    """The sizes of graphs with pieces of prompts. `longest`: see Stage."""
-    return PIECE_SIZES[: bisect_right(PIECE_SIZES, max(_USUAL, longest))]
-
-
-def _piece_size(tokens: int) -> int:
-    return PIECE_SIZES[bisect_left(PIECE_SIZES, tokens)]
 
 
 def each_token(rows: Rows) -> Rows:

@@ -91,6 +91,25 @@ def test_an_idle_engine_captures_graphs_of_rarer_steps_one_at_a_time(
     assert len(engine.runner.steps) == steps
 
 
+def test_sizes_with_a_larger_graph_are_captured_when_idle() -> None:
+    engine, sizes = ledger_engine(slots=24, step_tokens=64), (1, 2, 4, 8, 16, 24)
+    warm_up, captured = WarmUp(engine, sizes), engine.runner.captured
+    run(engine, warm_up)
+    late = [StepKind(16, 0, filtered, long) for filtered, long in product([False, True], [False, True])]
+    assert {kind.rows for _, kind in captured} == {1, 2, 4, 8, 24}
+    assert not {*engine.runner.compiled} & {*late}
+    while not warm_up.over:
+        warm_up.step()
+    assert {kind for _, kind in captured} >= {*late} and {*engine.runner.compiled} >= {*late}
+
+
+def test_sizes_with_a_larger_graph_are_compiled_with_the_others_if_a_start_compiles_at_all() -> None:
+    engine = ledger_engine(slots=24, step_tokens=64)
+    engine.runner.compilations = [Compiling(steps=2)]
+    run(engine, WarmUp(engine, (1, 2, 4, 8, 16, 24)))
+    assert StepKind(16, 0, False, True) in engine.runner.compiled
+
+
 def test_an_idle_engine_captures_graphs_of_steps_with_adapters_once_one_is_loaded() -> None:
     engine = ledger_engine(slots=8, step_tokens=64)
     warm_up, captured = WarmUp(engine, SIZES), engine.runner.captured
