@@ -2,7 +2,7 @@
 
 On a GPU the first step of a kind compiles its kernels, and the first of a batch size captures the graph that
 the others replay. The warm-up compiles most kernels in parallel, sends requests of its own, and captures the
-graphs of usual steps. Others come first: when one arrives, ours end, and the part they belong to runs again
+graphs of usual steps, of some batch sizes (execution/cuda/sizes.py). Others come first: when one arrives, ours end, and the part they belong to runs again
 once the engine is idle. Graphs of rarer steps are captured when it has nothing else to do, one at a time: a
 step that needs one before then captures it. Those of steps with pieces of prompts are only compiled then,
 unless there is a limit on slowdowns: there are many, and few prompts need the same. Of steps that wait for
