@@ -2,12 +2,13 @@
 
 On a GPU the first step of a kind compiles its kernels, and the first of a batch size captures the graph that
 the others replay. The warm-up compiles most kernels in parallel, sends requests of its own, and captures the
-graphs of usual steps, of some batch sizes (execution/cuda/sizes.py). Others come first: when one arrives, ours end, and the part they belong to runs again
-once the engine is idle. Graphs of rarer steps are captured when it has nothing else to do, one at a time: a
-step that needs one before then captures it. Those of steps with pieces of prompts are only compiled then,
-unless there is a limit on slowdowns: there are many, and few prompts need the same. Of steps that wait for
-blocks from host memory, layer by layer, those of usual messages are captured: a capture takes longer than
-such a wait saves. Steps with adapters have graphs of their own, which it captures once an adapter is loaded.
+graphs of usual steps, of some batch sizes (execution/cuda/sizes.py). Others come first: when one arrives,
+ours end, and the part they belong to runs again once the engine is idle. Graphs of rarer steps are captured
+when it has nothing else to do, one at a time: a step that needs one before then captures it. Those of steps
+with pieces of prompts are only compiled then, unless there is a limit on slowdowns: there are many, and few
+prompts need the same. Of steps that wait for blocks from host memory, layer by layer, those of usual messages
+are captured: a capture takes longer than such a wait saves. Steps with adapters have graphs of their own,
+which it captures once an adapter is loaded.
 """
 
 from collections import deque
