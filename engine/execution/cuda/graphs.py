@@ -21,7 +21,7 @@ from engine.attention import observers
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.recording import Recorder, Recording
 from engine.execution.cuda.sampling_fields import SamplingFlags, write_sampling
-from engine.execution.cuda.sizes import GraphSizes, piece_size, piece_sizes
+from engine.execution.cuda.sizes import GraphSizes, piece_sizes, sizes_of_pieces
 from engine.execution.cuda.staging import BEHIND, Fields, StagingBuffers, upload
 from engine.execution.protocol import Compilation, StepKind
 from engine.kv.eviction import filled_blocks
@@ -132,7 +132,7 @@ class DecodeSteps:
         `beside`: steps of another model with the same blocks and slots.
         """
         self._ends = ends or StageEnds(None)
-        self.piece_sizes = piece_sizes(stage.longest)
+        self.piece_sizes, self._piece_graphs = piece_sizes(stage.longest), sizes_of_pieces(stage.longest)
         most = max(len(tables.grid), self.piece_sizes[-1])  # tokens of a graph
         self._streams = self._ends.blank(most)  # what an earlier stage has computed
         self._stage, self._tables = stage, tables
@@ -193,11 +193,12 @@ class DecodeSteps:
         count, lengths = len(ids), rows.lengths
         if count > self.piece_sizes[-1]:
             return None
-        _, work = self._form(piece_size(count), None, pieces=True)
         longer = lengths > 1
+        size = self._piece_graphs.choose(count, (not longer.all(), wait is not None))
+        _, work = self._form(size, None, pieces=True)
         if not work.holds(lengths[longer], rows.contexts[longer]):
             return None
-        return self._run(each_token(rows), rows, ids, None, pieces=True, wait=wait)[0]
+        return self._run(each_token(rows), rows, ids, None, pieces=size, wait=wait)[0]
 
     def _run(
         self,
@@ -206,14 +207,14 @@ class DecodeSteps:
         ids: np.ndarray,
         inputs: SamplingInputs | None,
         *,
-        pieces: bool = False,
+        pieces: int = 0,
         wait: Wait = None,
     ) -> tuple[Tensor, ...]:
-        """`tokens`: a row for each token of `rows`."""
+        """`tokens`: a row for each token of `rows`. `pieces`: the size of a graph with pieces of prompts."""
         count, flags = len(tokens), None if inputs is None else SamplingFlags.of(inputs)
         self._ends.enter(count, self._streams)
-        size = piece_size(count) if pieces else self._graph_sizes.choose(count, flags)
-        form, work = self._form(size, flags, pieces=pieces)
+        size = pieces or self._graph_sizes.choose(count, flags)
+        form, work = self._form(size, flags, pieces=pieces > 0)
         fields = form.next_fields()
         self._fill(fields, tokens, ids)
         cut = work.fill(fields["work"], rows.slots, rows.contexts.astype(np.int32), rows.lengths)
@@ -226,14 +227,13 @@ class DecodeSteps:
             places = np.repeat(adapters.places(rows.adapters), rows.lengths)
             fields["rows"][ADAPTERS, :count] = places
         observed = self.received is not None and self._observe(fields["observers"], rows)
-        waits, layout = wait is not None, adapters and adapters.layout
-        graph = Graph(size, flags, cut, pieces, decodes, waits, adapters is not None, layout, observed)
+        adapted, layout = adapters is not None, adapters and adapters.layout
+        graph = Graph(size, flags, cut, pieces > 0, decodes, wait is not None, adapted, layout, observed)
         found = self._recording(graph, None if inputs is None else inputs.seen, wait).run()
         self._tables.sent()  # not earlier: a step that runs out of memory is launched again
         self._note(graph)
         sampled = form.advance()
-        if inputs is not None:
-            found = (sampled, *found)
+        found = found if inputs is None else (sampled, *found)
         return tuple(each[:count] for each in found)
 
     def start_compiling(self, kinds: Sequence[StepKind], wait: Wait = None) -> list[Compilation]:
@@ -262,13 +262,18 @@ class DecodeSteps:
         for each in (self, *self._beside):
             each._recordings.clear()
             each._graph_sizes.forget()
+            each._piece_graphs.forget()
             each._recorder = self._recorder
 
     def _new_recorder(self) -> Recorder | None:
         return Recorder(self._device) if self._device.type == "cuda" else None
 
     def _note(self, graph: Graph) -> None:
-        if self._recorder is not None and not graph.pieces:
+        if self._recorder is None:
+            return
+        if graph.pieces:
+            self._piece_graphs.note(graph.size, (graph.decodes, graph.waits))
+        else:
             self._graph_sizes.note(graph.size, graph.flags)
 
     def _recordings_of(self, kinds: Sequence[StepKind], wait: Wait) -> Iterator[tuple[Graph, Recording]]:
@@ -287,7 +292,7 @@ class DecodeSteps:
             flags = filtered if self._ends.samples else None  # an earlier stage has one graph for both
             size = self._graph_sizes.smallest(tokens)
             return Graph(size, flags, kind.long, adapted=kind.adapted, layout=layout)
-        size, decodes = piece_size(tokens), kind.rows > 0
+        size, decodes = self._piece_graphs.smallest(tokens), kind.rows > 0
         return Graph(size, None, kind.long, True, decodes, kind.waits, kind.adapted, layout)
 
     def _recording(self, graph: Graph, seen: SeenTokens | None, wait: Wait = None) -> Recording:

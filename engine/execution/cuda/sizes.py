@@ -2,6 +2,9 @@
 
 A start captures only some of them, so that it is ready sooner. Until the others are captured, by an idle
 engine or because they were missed often, their steps take the graph of a larger size.
+
+Padding of a decode has no context, so it costs a few percent of a step. That of a prompt costs as much as
+other tokens, but in small graphs only, where a step takes less than a tenth of a capture.
 """
 
 from bisect import bisect_left, bisect_right
@@ -10,9 +13,10 @@ from collections.abc import Hashable, Sequence
 
 from engine.execution.protocol import PIECE_SIZES
 
-_LARGER = 1.5  # times the size; padding has no context, so its products cost a few percent of a step
+_LARGER = 1.5  # times the size of a batch
+_LARGER_PIECES = 2.0  # times the tokens of a step with pieces of prompts
 _PIECES = 512  # tokens of the largest graph with pieces of prompts, if launching a larger step is no wait
-_MOST = 128  # steps of a size and kind in larger graphs, which together cost as much as a capture
+_MOST, _MOST_PIECES = 128, 8  # steps of a size and kind in larger graphs, which cost as much as a capture
 
 
 def first_sizes(sizes: Sequence[int]) -> list[int]:
@@ -27,8 +31,8 @@ def first_sizes(sizes: Sequence[int]) -> list[int]:
 class GraphSizes:
     """Chooses the size of the graph for a step. The same steps and captures lead to the same choices."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = sizes
+    def __init__(self, sizes: Sequence[int], larger: float = _LARGER, most: int = _MOST) -> None:
+        self._sizes, self._larger, self._most = sizes, larger, most
         self._captured: dict[Hashable, set[int]] = defaultdict(set)
         self._missed: Counter[tuple[int, Hashable]] = Counter()
 
@@ -40,8 +44,8 @@ class GraphSizes:
         own, captured = self.smallest(rows), self._captured[kind]
         if own in captured:
             return own
-        larger = [size for size in captured if own < size <= _LARGER * own]
-        if not larger or self._missed[own, kind] == _MOST:
+        larger = [size for size in captured if own < size <= self._larger * own]
+        if not larger or self._missed[own, kind] == self._most:
             return own
         self._missed[own, kind] += 1
         return min(larger)
@@ -60,5 +64,5 @@ def piece_sizes(longest: int) -> tuple[int, ...]:
     return PIECE_SIZES[: bisect_right(PIECE_SIZES, max(_PIECES, longest))]
 
 
-def piece_size(tokens: int) -> int:
-    return PIECE_SIZES[bisect_left(PIECE_SIZES, tokens)]
+def sizes_of_pieces(longest: int) -> GraphSizes:
+    return GraphSizes(piece_sizes(longest), _LARGER_PIECES, _MOST_PIECES)

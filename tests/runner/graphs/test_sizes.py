@@ -4,11 +4,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.api.config import EngineConfig
+from engine.cache_plan import step_tokens
 from engine.execution.cuda.graphs import SIZES
-from engine.execution.cuda.sizes import GraphSizes, first_sizes
+from engine.execution.cuda.sizes import GraphSizes, first_sizes, piece_sizes, sizes_of_pieces
 from engine.execution.runner import ModelRunner
 from engine.serving.warm_up import WarmUp
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
@@ -50,6 +53,22 @@ def test_a_step_takes_the_next_larger_graph_until_its_own_is_worth_it() -> None:
     assert sizes.choose(49, "plain") == 56
     sizes.note(56, "plain")
     assert sizes.choose(41, "plain") == 56
+
+
+def test_prompts_take_graphs_of_twice_their_tokens_less_often() -> None:
+    sizes = sizes_of_pieces(512)
+    assert sizes.choose(513 - 1, "alone") == 512 and sizes.choose(100, "alone") == 112
+    sizes.note(128, "alone")
+    assert [sizes.choose(65, "alone") for _ in range(9)] == [*[128] * 8, 80]
+    assert sizes.choose(48, "alone") == 48, "128 is more than twice as large"
+
+
+def test_full_steps_of_small_models_are_graphs() -> None:
+    gpu, small, large = torch.device("cuda"), piece_sizes(5000), piece_sizes(600)
+    config = EngineConfig(model="m")
+    assert [step_tokens(config, gpu, graphs) for graphs in (small, large, ())] == [4096, 8192, 8192]
+    assert step_tokens(EngineConfig(model="m", max_step_tokens=6000), gpu, small) == 6000
+    assert step_tokens(config, torch.device("cpu"), ()) == 512
 
 
 @pytest.mark.cuda
