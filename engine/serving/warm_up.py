@@ -134,7 +134,8 @@ class WarmUp:
         # Those of one size together: they have kernels in common.
         batches = [StepKind(*kind) for kind in product(self._sizes, (0,), (False, True), (False, True))]
         first = first_sizes(self._sizes)
-        early, late = ([kind for kind in batches if (kind.rows in first) is usual] for usual in (True, False))
+        early = [kind for kind in batches if kind.rows in first and kind.long]  # these can hold others, too
+        late = [kind for kind in batches if kind not in early]
         run = [each for each in reversed(lengths) if each >= min(_LIBRARY, longest)]
         piece_sizes = self._engine.runner.piece_sizes
         graphs = [StepKind(0, each, pieces=True) for each in run if each <= max(piece_sizes, default=0)]
@@ -142,7 +143,7 @@ class WarmUp:
             partial(self._compile, prompts + early + graphs, late),
             *(partial(self._prompt, each) for each in run),
             partial(self._prompt_beside_a_row, longest),
-            partial(self._prompt, 1, tokens=4),  # decode steps, the first of which runs without a graph
+            partial(self._prompt, 1, tokens=2),  # the first of all graphs runs without being captured
             partial(self._capture, [kind for kind in early if not kind.filtered]),
             *(partial(self._prompt, 1, _PLAIN | params, tokens=3) for params in _RARE),
             partial(self._prompt, min(_SCORED, longest), _PLAIN | {"prompt_logprobs": 1}),

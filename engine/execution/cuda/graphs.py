@@ -9,9 +9,10 @@ A step with pieces of prompts, with or without decodes beside them, has one grap
 ends with the hidden states, because few of the tokens are sampled after.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from engine.attention import observers
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.recording import Recorder, Recording
 from engine.execution.cuda.sampling_fields import SamplingFlags, write_sampling
-from engine.execution.cuda.sizes import GraphSizes, piece_sizes, sizes_of_pieces
+from engine.execution.cuda.sizes import CapturedGraphs, Graph, piece_sizes
 from engine.execution.cuda.staging import BEHIND, Fields, StagingBuffers, upload
 from engine.execution.protocol import Compilation, StepKind
 from engine.kv.eviction import filled_blocks
@@ -99,20 +100,6 @@ class Stage(Protocol):
         """
 
 
-class Graph(NamedTuple):
-    """What the launches of a graph depend on."""
-
-    size: int  # rows, or tokens with pieces of prompts
-    flags: SamplingFlags | None  # None: it does not sample
-    cut: bool  # whether attention splits the context of a decode
-    pieces: bool = False  # of prompts
-    decodes: bool = True
-    waits: bool = False  # for blocks, layer by layer
-    adapted: bool = False  # whether a row has an adapter
-    layout: Hashable = None  # of the adapters, see AdapterBank
-    observed: bool = False  # whether attention is summed up by block
-
-
 class DecodeSteps:
     """Fills, captures and replays steps. On a CPU, runs the launches directly."""
 
@@ -132,14 +119,14 @@ class DecodeSteps:
         `beside`: steps of another model with the same blocks and slots.
         """
         self._ends = ends or StageEnds(None)
-        self.piece_sizes, self._piece_graphs = piece_sizes(stage.longest), sizes_of_pieces(stage.longest)
+        self.piece_sizes = piece_sizes(stage.longest)
         most = max(len(tables.grid), self.piece_sizes[-1])  # tokens of a graph
         self._streams = self._ends.blank(most)  # what an earlier stage has computed
         self._stage, self._tables = stage, tables
         self._block_size, self._last_ids, self._device = block_size, last_ids, last_ids.device
         rows, width = tables.grid.shape
         self.sizes = [*(size for size in SIZES if size < rows), rows]
-        self._graph_sizes = GraphSizes(self.sizes)
+        self._captured = CapturedGraphs(self.sizes, self.piece_sizes)
         blank = partial(torch.zeros, rows, width, dtype=torch.int32, device=self._device)
         self._mirror: Tensor = beside._mirror if beside else blank()
         others = len(tables.grids) - 1
@@ -194,7 +181,7 @@ class DecodeSteps:
         if count > self.piece_sizes[-1]:
             return None
         longer = lengths > 1
-        size = self._piece_graphs.choose(count, (not longer.all(), wait is not None))
+        size = self._captured.size_of_pieces(count, decodes=not longer.all(), waits=wait is not None)
         _, work = self._form(size, None, pieces=True)
         if not work.holds(lengths[longer], rows.contexts[longer]):
             return None
@@ -213,7 +200,7 @@ class DecodeSteps:
         """`tokens`: a row for each token of `rows`. `pieces`: the size of a graph with pieces of prompts."""
         count, flags = len(tokens), None if inputs is None else SamplingFlags.of(inputs)
         self._ends.enter(count, self._streams)
-        size = pieces or self._graph_sizes.choose(count, flags)
+        size = pieces or self._captured.size_of_batch(count, flags)
         form, work = self._form(size, flags, pieces=pieces > 0)
         fields = form.next_fields()
         self._fill(fields, tokens, ids)
@@ -229,6 +216,7 @@ class DecodeSteps:
         observed = self.received is not None and self._observe(fields["observers"], rows)
         adapted, layout = adapters is not None, adapters and adapters.layout
         graph = Graph(size, flags, cut, pieces > 0, decodes, wait is not None, adapted, layout, observed)
+        graph = self._captured.instead_of(graph)
         found = self._recording(graph, None if inputs is None else inputs.seen, wait).run()
         self._tables.sent()  # not earlier: a step that runs out of memory is launched again
         self._note(graph)
@@ -261,20 +249,15 @@ class DecodeSteps:
         self._recorder = self._new_recorder()
         for each in (self, *self._beside):
             each._recordings.clear()
-            each._graph_sizes.forget()
-            each._piece_graphs.forget()
+            each._captured.forget()
             each._recorder = self._recorder
 
     def _new_recorder(self) -> Recorder | None:
         return Recorder(self._device) if self._device.type == "cuda" else None
 
     def _note(self, graph: Graph) -> None:
-        if self._recorder is None:
-            return
-        if graph.pieces:
-            self._piece_graphs.note(graph.size, (graph.decodes, graph.waits))
-        else:
-            self._graph_sizes.note(graph.size, graph.flags)
+        if self._recorder is not None:
+            self._captured.note(graph)
 
     def _recordings_of(self, kinds: Sequence[StepKind], wait: Wait) -> Iterator[tuple[Graph, Recording]]:
         mine = (kind for kind in kinds if self.adapts or not kind.adapted)
@@ -290,9 +273,9 @@ class DecodeSteps:
         if not kind.pieces:
             filtered = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
             flags = filtered if self._ends.samples else None  # an earlier stage has one graph for both
-            size = self._graph_sizes.smallest(tokens)
+            size = self.sizes[bisect_left(self.sizes, tokens)]
             return Graph(size, flags, kind.long, adapted=kind.adapted, layout=layout)
-        size, decodes = self._piece_graphs.smallest(tokens), kind.rows > 0
+        size, decodes = self.piece_sizes[bisect_left(self.piece_sizes, tokens)], kind.rows > 0
         return Graph(size, None, kind.long, True, decodes, kind.waits, kind.adapted, layout)
 
     def _recording(self, graph: Graph, seen: SeenTokens | None, wait: Wait = None) -> Recording:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from engine.api.config import EngineConfig
 from engine.cache_plan import step_tokens
 from engine.execution.cuda.graphs import SIZES
-from engine.execution.cuda.sizes import GraphSizes, first_sizes, piece_sizes, sizes_of_pieces
+from engine.execution.cuda.sampling_fields import SamplingFlags
+from engine.execution.cuda.sizes import CapturedGraphs, Graph, first_sizes, piece_sizes
 from engine.execution.runner import ModelRunner
 from engine.serving.warm_up import WarmUp
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
@@ -33,34 +34,54 @@ def test_those_of_256_rows_are_few() -> None:
     assert first_sizes([size for size in SIZES if size <= 256]) == [1, 2, 4, 8, 24, 48, 80, 128, 200, 256]
 
 
+PLAIN, FILTERED = (
+    SamplingFlags(filtered, penalized=False, biased=False, logprobs=False) for filtered in (False, True)
+)
+
+
+def captured(*graphs: Graph) -> CapturedGraphs:
+    found = CapturedGraphs([*range(8, 65, 8)], piece_sizes(512))
+    for each in graphs:
+        found.note(each)
+    return found
+
+
 def test_a_step_without_a_larger_graph_has_its_own() -> None:
-    sizes = GraphSizes([*range(8, 65, 8)])
-    assert [sizes.choose(rows, "plain") for rows in (1, 8, 9, 64)] == [8, 8, 16, 64]
-    sizes.note(64, "plain")
-    assert sizes.choose(33, "plain") == 40, "64 is more than half larger"
-    assert sizes.choose(41, "filtered") == 48, "its graphs are others"
+    graphs = captured()
+    assert [graphs.size_of_batch(rows, PLAIN) for rows in (1, 8, 9, 64)] == [8, 8, 16, 64]
+    graphs.note(Graph(64, PLAIN, cut=True))
+    assert graphs.size_of_batch(33, PLAIN) == 40, "64 is more than half larger"
+    assert graphs.size_of_batch(41, FILTERED) == 48, "its graphs are others"
 
 
 def test_a_step_takes_the_next_larger_graph_until_its_own_is_worth_it() -> None:
-    sizes = GraphSizes([*range(8, 65, 8)])
-    for size in (56, 64):
-        sizes.note(size, "plain")
-    assert {sizes.choose(41, "plain") for _ in range(LIMIT)} == {56}
-    assert sizes.choose(41, "plain") == 48
-    sizes.note(48, "plain")
-    assert sizes.choose(41, "plain") == 48
-    sizes.forget()
-    assert sizes.choose(49, "plain") == 56
-    sizes.note(56, "plain")
-    assert sizes.choose(41, "plain") == 56
+    graphs = captured(Graph(56, PLAIN, cut=True), Graph(64, PLAIN, cut=True))
+    assert {graphs.size_of_batch(41, PLAIN) for _ in range(LIMIT)} == {56}
+    assert graphs.size_of_batch(41, PLAIN) == 48
+    graphs.note(Graph(48, PLAIN, cut=True))
+    assert graphs.size_of_batch(41, PLAIN) == 48
+    graphs.forget()
+    assert graphs.size_of_batch(49, PLAIN) == 56
+    graphs.note(Graph(56, PLAIN, cut=True))
+    assert graphs.size_of_batch(41, PLAIN) == 56
 
 
 def test_prompts_take_graphs_of_twice_their_tokens_less_often() -> None:
-    sizes = sizes_of_pieces(512)
-    assert sizes.choose(513 - 1, "alone") == 512 and sizes.choose(100, "alone") == 112
-    sizes.note(128, "alone")
-    assert [sizes.choose(65, "alone") for _ in range(9)] == [*[128] * 8, 80]
-    assert sizes.choose(48, "alone") == 48, "128 is more than twice as large"
+    def size(tokens: int, *, decodes: bool = False) -> int:
+        return graphs.size_of_pieces(tokens, decodes=decodes, waits=False)
+
+    graphs = captured(Graph(128, None, cut=False, pieces=True, decodes=False))
+    assert [size(65) for _ in range(9)] == [*[128] * 8, 80]
+    assert size(48) == 48, "128 is more than twice as large"
+    assert size(100, decodes=True) == 112, "its graphs are others"
+
+
+def test_a_graph_that_splits_contexts_holds_a_step_that_splits_none() -> None:
+    whole, split = (Graph(8, PLAIN, cut=cut) for cut in (False, True))
+    for graphs, expected in ((captured(), whole), (captured(split), split), (captured(whole, split), whole)):
+        assert graphs.instead_of(whole) == expected
+        assert graphs.instead_of(split) == split
+    assert captured(split).instead_of(whole._replace(size=16)) == whole._replace(size=16)
 
 
 def test_full_steps_of_small_models_are_graphs() -> None:
