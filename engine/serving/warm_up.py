@@ -138,10 +138,13 @@ class WarmUp:
         late = [kind for kind in batches if kind not in early]
         run = [each for each in reversed(lengths) if each >= min(_LIBRARY, longest)]
         piece_sizes = self._engine.runner.piece_sizes
-        graphs = [StepKind(0, each, pieces=True) for each in run if each <= max(piece_sizes, default=0)]
+        largest = max(piece_sizes, default=0)
+        graphs = [StepKind(0, each, pieces=True) for each in run if each <= largest]
+        full = [StepKind(1, longest - 1, long=True, pieces=True)] if 1 < longest <= largest else []
         parts = [
-            partial(self._compile, prompts + early + graphs, late),
+            partial(self._compile, prompts + early + graphs + full, late),
             *(partial(self._prompt, each) for each in run),
+            *([partial(self._capture, full)] if full else ()),
             partial(self._prompt_beside_a_row, longest),
             partial(self._prompt, 1, tokens=2),  # the first of all graphs runs without being captured
             partial(self._capture, [kind for kind in early if not kind.filtered]),
