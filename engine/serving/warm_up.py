@@ -28,6 +28,7 @@ from engine.timeline import Stopwatch
 
 _TOGETHER = 8  # kinds of steps; commands wait until their kernels are handed to the compiler
 _PATIENCE = 0.02  # seconds that commands wait for the compiler
+_LOADED = 25  # such waits until kernels are there that only had to be loaded
 _SCORED = 256  # tokens of a prompt whose log-probabilities are returned
 _MESSAGE = 256  # tokens of most messages in a chat
 _LIBRARY = 33  # tokens of a prompt from which products may come from a library, which loads its own kernels
@@ -174,13 +175,14 @@ class WarmUp:
 
         `beside`: kinds that can wait for an idle engine, unless some of `kinds` have to be compiled anyway.
         """
-        compilations: list[Compilation] = []
+        compilations, waits = list[Compilation](), 0
         try:
             yield from self._start_compiling(kinds, compilations)
-            if beside and not all(each.wait(0) for each in compilations):
-                yield from self._start_compiling(beside, compilations)
-            for compilation in compilations:
+            for compilation in compilations:  # also those that are added meanwhile
                 while not compilation.wait(_PATIENCE):
+                    waits += 1
+                    if waits == _LOADED:
+                        yield from self._start_compiling(beside, compilations)
                     yield
         except Exception:
             log.exception("kernels were not compiled ahead; a step that needs one reports why")
