@@ -355,12 +355,13 @@ def _scheduler(
     built: BuiltRunner,
     bus: Bus,
 ) -> Scheduler:
+    states = keeps_state(room.specs)  # steps of several long pieces are not in graphs then
     scheduler = Scheduler(
         pool=BlockPool(room.fit(config.kv_scheme).blocks, config.block_size),
         tables=BlockTables(*built.tables, room.groups.count),
         policy=policy,
         rules=SchedulerSettings(
-            step_tokens=step_tokens(config, room.device),
+            step_tokens=step_tokens(config, room.device, () if states else built.runner.piece_sizes),
             prefix_cache=config.prefix_cache,
             chunked_prefill=config.chunked_prefill,
             preemption=config.preemption,
@@ -372,7 +373,7 @@ def _scheduler(
         groups=room.groups,
         budget=room.budget,
         tiers=built.tiers,
-        keeps_state=keeps_state(room.specs),
+        keeps_state=states,
     )
     scheduler.pace.limit(config.max_slowdown)
     return scheduler

@@ -1,5 +1,6 @@
 """How large the KV cache may be, and which tokens it keeps, from the configuration and the free memory."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -10,6 +11,7 @@ from engine.api.errors import BadInput
 from engine.devices import free_memory, memory
 from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels
+from engine.execution.protocol import PIECE_SIZES
 from engine.fleet.exchange import lent_bytes
 from engine.kv.eviction import TokenBudget
 from engine.kv.groups import BlockGroups, grouped
@@ -93,8 +95,13 @@ def block_groups(
     return grouped(specs, config.block_size, longest, piece) or alone
 
 
-def step_tokens(config: EngineConfig, device: torch.device) -> int:
-    return config.max_step_tokens or _STEP_TOKENS[device.type]
+def step_tokens(config: EngineConfig, device: torch.device, graphs: Sequence[int] = ()) -> int:
+    """`graphs`: the sizes of those with prompts. Of a small model, a full step is the largest of them: two
+    such steps take less time than to launch the kernels of one that is twice as large.
+    """
+    usual = config.max_step_tokens or _STEP_TOKENS[device.type]
+    small = config.max_step_tokens is None and PIECE_SIZES[-1] in graphs
+    return min(usual, PIECE_SIZES[-1]) if small else usual
 
 
 def windowed(specs: tuple[LayerSpec, ...], config: EngineConfig) -> tuple[LayerSpec, ...]:

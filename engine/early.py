@@ -12,6 +12,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from engine.kv.pinned import pinned_ahead
+from engine.later import postponed
 from engine.timeline import timed
 
 _TURN = 0.0005  # seconds
@@ -91,7 +92,9 @@ def import_torch() -> None:
 
     Best on the main thread: the memory of others grows by a call of the system for each page, 11,000 here.
     """
-    with short_turns(), suppress(Exception), quick_frames():  # the import that needs it reports why
+    os.environ.setdefault("TRITON_STORE_BINARY_ONLY", "1")  # a start would read the texts, too
+    # The import that needs it reports why it failed.
+    with short_turns(), suppress(Exception), quick_frames(), postponed():
         with timed("torch's libraries"):
             _load_libraries()
         with timed("torch"):

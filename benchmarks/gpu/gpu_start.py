@@ -61,18 +61,22 @@ def run(
     model: str = "",
     device: str = "cuda",
     profile: bool = False,
+    cache: str = "",
 ) -> None:
-    """`model`: of the catalog or a folder, in place of a shape; then `--device cpu` works, too."""
+    """`model`: of the catalog or a folder, in place of a shape; then `--device cpu` works, too.
+
+    `cache`: an empty folder that keeps the caches, for what is measured after.
+    """
     import torch  # not above: the processes that are measured begin without it
 
     if device != "cpu" and not torch.cuda.is_available():
         raise SystemExit(f"gpu_start needs an NVIDIA GPU, and torch {torch.__version__} sees none")
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as dropped:
         (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[shape]))
         config: dict[str, object] = {"model": model, "device": device}
         if not model:
             config |= {"model": folder, "dummy_weights": True, **_SETTINGS}
-        environment = _environment(cache)
+        environment = _environment(cache or dropped)
         engines = [_started(config, environment) for _ in range(starts)]
         servers = [_served(config, environment, folder) for _ in range(starts)]
         if profile:

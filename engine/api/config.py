@@ -62,7 +62,7 @@ class EngineConfig:
     kv_sinks: int = 4  # with a window or a budget: the first tokens, which all tokens see
     max_context: int | None = None  # None: the model's
     max_running: int = 256  # rows in one step
-    max_step_tokens: int | None = None  # token budget of a step; None: 8192 on a GPU, 512 on a CPU
+    max_step_tokens: int | None = None  # token budget of a step; None: by the device and the model's size
     max_waiting: int = 100_000
     prefix_cache: bool = True
     chunked_prefill: bool = True

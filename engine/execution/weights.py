@@ -13,6 +13,7 @@ from engine.api.snapshot import SchemeView
 from engine.devices import give_back
 from engine.execution.protocol import WeightsPlan
 from engine.kernels.cpu.packed import why_not as why_not_packed
+from engine.later import without_data
 from engine.models.base import ForeignProducts, LanguageModel
 from engine.models.decoder import Decoder, Linear, block
 from engine.quant.base import Scheme
@@ -126,8 +127,8 @@ class LayerShapes(NamedTuple):
     def of(cls, model: Decoder) -> Self:
         config, dtype = model.config, model.embed.dtype
         ranks = 1 if model.collective is None else model.collective.ranks
-        with torch.device("meta"):
-            layers = [block(config, index, dtype, ranks) for index in range(len(config.layers))]
+        every = range(len(config.layers))
+        layers = without_data(lambda: [block(config, index, dtype, ranks) for index in every])
         products = [part for layer in layers for part in layer.modules() if isinstance(part, Linear)]
         counted = {id(part.weight) for part in products}
         others = (each for layer in layers for each in layer.parameters() if id(each) not in counted)

@@ -2,9 +2,12 @@
 
 The driver pins a few gigabytes a second, and most of its other calls wait until it has pinned a piece. After
 the import, each allocation, copy and kernel of a start would wait for that. During the import there are none.
+But it maps memory, which has to wait as well while the driver allocates pages. So the pages are written to
+before the driver pins them: pages that exist are pinned at once.
 """
 
 import ctypes
+import mmap
 import weakref
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
@@ -21,6 +24,7 @@ SLAB = 2**28  # bytes pinned at a time, about a tenth of a second
 MOST = 2 * 2**30  # bytes of host memory for blocks on a GPU machine, unless kv_host asks for more
 SHARE = 0.25  # of the free main memory, for the same
 _PORTABLE = 1  # a flag: pinned for all of the process's contexts
+_HUGE = 2**21  # bytes of a huge page, which is pinned at once
 
 
 def bytes_ahead(config: "EngineConfig") -> int:
@@ -36,6 +40,7 @@ class PinnedAhead:
     def __init__(self) -> None:
         self._gate = Lock()
         self._free: list[int] = []  # addresses
+        self._mapped: dict[int, mmap.mmap] = {}  # by the address of the slab in it
         self._thread: Thread | None = None
         self._cuda: Any = None
         self._context: ctypes.c_void_p | None = None
@@ -73,19 +78,35 @@ class PinnedAhead:
         if free and not self._cuda.cuCtxSetCurrent(self._context):
             self.nbytes -= len(free) * SLAB
             for address in free:
-                self._cuda.cuMemFreeHost(ctypes.c_void_p(address))
+                self._cuda.cuMemHostUnregister(ctypes.c_void_p(address))
+                del self._mapped[address]
 
     def _pin(self, slabs: int) -> None:
         if self._cuda.cuCtxSetCurrent(self._context):
             return
         for _ in range(slabs):
-            address = ctypes.c_void_p()
-            with timed("host memory pinned"):
-                error = self._cuda.cuMemHostAlloc(ctypes.byref(address), ctypes.c_size_t(SLAB), _PORTABLE)
-            if error or not address.value:
+            try:
+                with timed("host memory pinned"):
+                    mapped, address = _mapped()
+                    pages = ctypes.c_void_p(address), ctypes.c_size_t(SLAB)
+                    error = self._cuda.cuMemHostRegister_v2(*pages, _PORTABLE)
+            except OSError:
                 return  # what is missing is allocated later, and reported then
-            self._free.append(address.value)
+            if error:
+                return
+            self._mapped[address] = mapped
+            self._free.append(address)
             self.nbytes += SLAB
+
+
+def _mapped() -> tuple[mmap.mmap, int]:
+    """Memory whose pages are there, huge ones if the system has them, and the address of a slab in it."""
+    mapped = mmap.mmap(-1, SLAB + _HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    address = -(-ctypes.addressof(ctypes.c_char.from_buffer(mapped)) // _HUGE) * _HUGE
+    ctypes.memset(address, 0, SLAB)  # without the GIL
+    return mapped, address
 
 
 pinned_ahead = PinnedAhead()  # of this process

@@ -4,7 +4,6 @@ The tokens of all requests are concatenated; only `attend` determines which toke
 """
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import Protocol
@@ -17,6 +16,7 @@ from engine.api.cache_spec import CacheSpec
 from engine.api.config import DecoderConfig
 from engine.api.errors import BadInput
 from engine.attention.base import Attend
+from engine.later import without_data
 from engine.models.adapters.products import StepAdapters
 from engine.models.families import Family, named, names
 from engine.models.layers.block import Block, LoneBlock, NormedTermBlock, ParallelBlock, ScaledBlock
@@ -154,11 +154,13 @@ class Decoder(nn.Module):
         rows = -(-config.vocab // ranks)
         embeds = not config.before or (config.tied and not config.after)
         self.embed = parameter(rows if embeds else 0, config.hidden, dtype=dtype)
-        with torch.device("meta") if hollow else nullcontext():
-            self.layers = nn.ModuleList(
-                block(config, i, dtype, ranks, collective) for i in range(len(config.layers))
-            )
-            own = None if config.tied or config.after else parameter(rows, config.hidden, dtype=dtype)
+
+        def layers() -> tuple[nn.ModuleList, nn.Parameter | None]:
+            made = (block(config, i, dtype, ranks, collective) for i in range(len(config.layers)))
+            head = None if config.tied or config.after else parameter(rows, config.hidden, dtype=dtype)
+            return nn.ModuleList(made), head
+
+        self.layers, own = without_data(layers) if hollow else layers()
         build = build_of(config, dtype)
         self.norm: nn.Module = build.norm(config.hidden)
         normed = "embed_norm" in self.family.names and not config.before

@@ -4,6 +4,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from engine.api.config import DecoderConfig
 from engine.api.errors import BadCheckpoint, BadInput
+from engine.later import without_data
 from engine.models.checkpoint import Header, check, headers, opened, sliced, state
 from engine.models.decoder import Decoder, Linear, block
 from engine.models.find import Progress
@@ -287,8 +289,7 @@ def random_weights(module: nn.Module, seed: int, prefix: str = "") -> None:
 
 def whole_shapes(config: DecoderConfig, dtype: torch.dtype) -> Decoder:
     """Return the model that the ranks share, without memory: its shapes are those of the checkpoint."""
-    with torch.device("meta"):
-        return Decoder(config, dtype)
+    return without_data(lambda: Decoder(config, dtype))
 
 
 def possible_ranks(config: DecoderConfig, most: int) -> list[int]:
@@ -297,9 +298,8 @@ def possible_ranks(config: DecoderConfig, most: int) -> list[int]:
     for ranks in range(1, most + 1):
         try:
             whole.shards(ranks)
-            with torch.device("meta"):
-                for index in range(len(config.layers)):
-                    block(config, index, torch.float32, ranks)
+            for index in range(len(config.layers)):
+                without_data(partial(block, config, index, torch.float32, ranks))
         except BadInput:
             continue
         found.append(ranks)

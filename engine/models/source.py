@@ -1,12 +1,14 @@
 """Creates a decoder's layers and head, when it is loaded and whenever its quantization scheme changes."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
 
 from engine.api.config import DecoderConfig
 from engine.api.errors import BadInput
+from engine.later import without_data
 from engine.models.decoder import block
 from engine.models.layers.block import Block
 from engine.models.layers.collective import Collective
@@ -55,8 +57,7 @@ class PlainSource:
             return
         every = range(len(self.config.layers))
         for index in {index in self.config.dense: index for index in every}.values():  # one of each kind
-            with torch.device("meta"):
-                whole = block(self.config, index, self.dtype)
+            whole = without_data(partial(block, self.config, index, self.dtype))
             shapes = {name: slot.shape for name, slot in whole.slots()}
             for name, cut in whole.shards(ranks).items():
                 if cut.kind == "columns" and (inputs := shapes[name][1] // ranks) % group:

@@ -2,12 +2,13 @@
 
 On a GPU the first step of a kind compiles its kernels, and the first of a batch size captures the graph that
 the others replay. The warm-up compiles most kernels in parallel, sends requests of its own, and captures the
-graphs of usual steps. Others come first: when one arrives, ours end, and the part they belong to runs again
-once the engine is idle. Graphs of rarer steps are captured when it has nothing else to do, one at a time: a
-step that needs one before then captures it. Those of steps with pieces of prompts are only compiled then,
-unless there is a limit on slowdowns: there are many, and few prompts need the same. Of steps that wait for
-blocks from host memory, layer by layer, those of usual messages are captured: a capture takes longer than
-such a wait saves. Steps with adapters have graphs of their own, which it captures once an adapter is loaded.
+graphs of usual steps, of some batch sizes (execution/cuda/sizes.py). Others come first: when one arrives,
+ours end, and the part they belong to runs again once the engine is idle. Graphs of rarer steps are captured
+when it has nothing else to do, one at a time: a step that needs one before then captures it. Those of steps
+with pieces of prompts are only compiled then, unless there is a limit on slowdowns: there are many, and few
+prompts need the same. Of steps that wait for blocks from host memory, layer by layer, those of usual messages
+are captured: a capture takes longer than such a wait saves. Steps with adapters have graphs of their own,
+which it captures once an adapter is loaded.
 """
 
 from collections import deque
@@ -20,12 +21,14 @@ from engine.api.errors import EngineError
 from engine.api.events import AdapterChanged, Delta, Event, log
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
+from engine.execution.cuda.sizes import first_sizes
 from engine.execution.protocol import Compilation, StepKind
 from engine.serving.engine import Engine
 from engine.timeline import Stopwatch
 
 _TOGETHER = 8  # kinds of steps; commands wait until their kernels are handed to the compiler
 _PATIENCE = 0.02  # seconds that commands wait for the compiler
+_LOADED = 25  # such waits until kernels are there that only had to be loaded
 _SCORED = 256  # tokens of a prompt whose log-probabilities are returned
 _MESSAGE = 256  # tokens of most messages in a chat
 _DRAFTS = (1, 2, 4, 8)  # tokens that a draft model drafts
@@ -132,16 +135,22 @@ class WarmUp:
         prompts = [StepKind(rows, length) for rows in (0, 1) for length in lengths]
         # Those of one size together: they have kernels in common.
         batches = [StepKind(*kind) for kind in product(self._sizes, (0,), (False, True), (False, True))]
+        first = first_sizes(self._sizes)
+        early = [kind for kind in batches if kind.rows in first and kind.long]  # these can hold others, too
+        late = [kind for kind in batches if kind not in early]
         run = [each for each in reversed(lengths) if each >= min(_LIBRARY, longest)]
         piece_sizes = self._engine.runner.piece_sizes
-        graphs = [StepKind(0, each, pieces=True) for each in run if each <= max(piece_sizes, default=0)]
+        largest = max(piece_sizes, default=0)
+        graphs = [StepKind(0, each, pieces=True) for each in run if each <= largest]
+        full = [StepKind(1, longest - 1, long=True, pieces=True)] if 1 < longest <= largest else []
         counts = _DRAFTS if "draft" in self._engine.limits.speculation and longest > 5 * max(_DRAFTS) else ()
         parts = [
-            partial(self._compile, prompts + batches + graphs),
+            partial(self._compile, prompts + early + graphs + full, late),
             *(partial(self._prompt, each) for each in run),
+            *([partial(self._capture, full)] if full else ()),
             partial(self._prompt_beside_a_row, longest),
-            partial(self._prompt, 1, tokens=4),  # decode steps, the first of which runs without a graph
-            partial(self._capture, [kind for kind in batches if not kind.filtered]),
+            partial(self._prompt, 1, tokens=2),  # the first of all graphs runs without being captured
+            partial(self._capture, [kind for kind in early if not kind.filtered]),
             *(partial(self._prompt, 1, _PLAIN | params, tokens=3) for params in _RARE),
             partial(self._prompt, min(_SCORED, longest), _PLAIN | {"prompt_logprobs": 1}),
             *(partial(self._draft, count) for count in counts),
@@ -153,8 +162,10 @@ class WarmUp:
             StepKind(rows, size - rows, long=long, pieces=True) for size in sizes for rows, long in beside
         ]
         waiting = [StepKind(0, size, pieces=True, waits=True) for size in sizes if size <= _MESSAGE]
+        rare = [kind for kind in late if not kind.filtered] + [kind for kind in batches if kind.filtered]
         later = [
-            partial(self._capture, [kind for kind in batches if kind.filtered]),
+            *([partial(self._compile, late)] if late else ()),
+            partial(self._capture, rare),
             partial(self._compile, pieces + waiting),
             partial(self._capture, waiting),
         ]
@@ -162,18 +173,27 @@ class WarmUp:
             later.append(partial(self._capture, pieces))
         return parts, later
 
-    def _compile(self, kinds: Sequence[StepKind]) -> Iterator[None]:
-        """Compile all of them in parallel: alone, a step keeps few cores busy."""
-        compilations: list[Compilation] = []
+    def _compile(self, kinds: Sequence[StepKind], beside: Sequence[StepKind] = ()) -> Iterator[None]:
+        """Compile all of them in parallel: alone, a step keeps few cores busy.
+
+        `beside`: kinds that can wait for an idle engine, unless some of `kinds` have to be compiled anyway.
+        """
+        compilations, waits = list[Compilation](), 0
         try:
-            for start in range(0, len(kinds), _TOGETHER):
-                compilations += self._engine.runner.start_compiling(kinds[start : start + _TOGETHER])
-                yield
-            for compilation in compilations:
+            yield from self._start_compiling(kinds, compilations)
+            for compilation in compilations:  # also those that are added meanwhile
                 while not compilation.wait(_PATIENCE):
+                    waits += 1
+                    if waits == _LOADED:
+                        yield from self._start_compiling(beside, compilations)
                     yield
         except Exception:
             log.exception("kernels were not compiled ahead; a step that needs one reports why")
+
+    def _start_compiling(self, kinds: Sequence[StepKind], begun: list[Compilation]) -> Iterator[None]:
+        for start in range(0, len(kinds), _TOGETHER):
+            begun += self._engine.runner.start_compiling(kinds[start : start + _TOGETHER])
+            yield
 
     def _capture(self, kinds: Sequence[StepKind]) -> Iterator[None]:
         try:

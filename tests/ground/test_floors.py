@@ -17,7 +17,9 @@ FLOORS: dict[str, int] = {
     **dict.fromkeys(
         ("gguf", "kv", "grammar", "main_memory", "scheduling", "speculation", "sqlite", "text", "timeline"), 1
     ),
-    **dict.fromkeys(("models", "attention", "quant", "sampling", "kernels", "pocket", "devices", "early"), 2),
+    **dict.fromkeys(
+        ("models", "attention", "quant", "sampling", "kernels", "pocket", "devices", "early", "later"), 2
+    ),
     "execution": 3,
     "serving": 4,
     **dict.fromkeys(("host", "fleet", "distributed", "assembly", "cache_plan", "dry", "start", "quality"), 5),

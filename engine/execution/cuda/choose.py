@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend
+from engine.early import quick_sources
 from engine.execution.cuda.drafts import DraftReplays
 from engine.execution.cuda.graphs import DecodeSteps
 from engine.execution.draft.drafting import SmallModel
@@ -33,7 +34,8 @@ def stage_on(
     if device.type != "cuda":
         return None
     # Imports Triton, which is only installed with a GPU.
-    from engine.execution.cuda.stage import stage_for
+    with quick_sources():
+        from engine.execution.cuda.stage import stage_for
 
     return stage_for(model, store, attention, adapters, states)
 

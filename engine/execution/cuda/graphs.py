@@ -9,10 +9,10 @@ A step with pieces of prompts, with or without decodes beside them, has one grap
 ends with the hidden states, because few of the tokens are sampled after.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ from engine.attention import observers
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.recording import Recorder, Recording
 from engine.execution.cuda.sampling_fields import SamplingFlags, write_sampling
+from engine.execution.cuda.sizes import CapturedGraphs, Graph, piece_sizes
 from engine.execution.cuda.staging import BEHIND, Fields, StagingBuffers, upload
-from engine.execution.protocol import PIECE_SIZES, Compilation, StepKind
+from engine.execution.protocol import Compilation, StepKind
 from engine.kv.eviction import filled_blocks
 from engine.kv.tables import TableMirror
 from engine.models.adapters.bank import AdapterBank
@@ -37,7 +38,6 @@ SIZES = (1, 2, 4, *range(8, 513, 8))  # batch sizes of graphs
 PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0, "contexts": 0, "adapters": 0}
 ADAPTERS = list(PADDING).index("adapters")
 PER_GROUP = 2  # more rows of numbers for the places of each further group of layers: they begin at 16 bytes
-_USUAL = 512  # tokens of the largest graph with pieces of prompts, if launching a larger step is no wait
 BIASES = 2048  # maximum for all rows of a step; with more, sampling is not part of the graph
 
 
@@ -100,20 +100,6 @@ class Stage(Protocol):
         """
 
 
-class Graph(NamedTuple):
-    """What the launches of a graph depend on."""
-
-    size: int  # rows, or tokens with pieces of prompts
-    flags: SamplingFlags | None  # None: it does not sample
-    cut: bool  # whether attention splits the context of a decode
-    pieces: bool = False  # of prompts
-    decodes: bool = True
-    waits: bool = False  # for blocks, layer by layer
-    adapted: bool = False  # whether a row has an adapter
-    layout: Hashable = None  # of the adapters, see AdapterBank
-    observed: bool = False  # whether attention is summed up by block
-
-
 class DecodeSteps:
     """Fills, captures and replays steps. On a CPU, runs the launches directly."""
 
@@ -140,6 +126,7 @@ class DecodeSteps:
         self._block_size, self._last_ids, self._device = block_size, last_ids, last_ids.device
         rows, width = tables.grid.shape
         self.sizes = [*(size for size in SIZES if size < rows), rows]
+        self._captured = CapturedGraphs(self.sizes, self.piece_sizes)
         blank = partial(torch.zeros, rows, width, dtype=torch.int32, device=self._device)
         self._mirror: Tensor = beside._mirror if beside else blank()
         others = len(tables.grids) - 1
@@ -193,11 +180,12 @@ class DecodeSteps:
         count, lengths = len(ids), rows.lengths
         if count > self.piece_sizes[-1]:
             return None
-        _, work = self._form(_piece_size(count), None, pieces=True)
         longer = lengths > 1
+        size = self._captured.size_of_pieces(count, decodes=not longer.all(), waits=wait is not None)
+        _, work = self._form(size, None, pieces=True)
         if not work.holds(lengths[longer], rows.contexts[longer]):
             return None
-        return self._run(each_token(rows), rows, ids, None, pieces=True, wait=wait)[0]
+        return self._run(each_token(rows), rows, ids, None, pieces=size, wait=wait)[0]
 
     def _run(
         self,
@@ -206,14 +194,14 @@ class DecodeSteps:
         ids: np.ndarray,
         inputs: SamplingInputs | None,
         *,
-        pieces: bool = False,
+        pieces: int = 0,
         wait: Wait = None,
     ) -> tuple[Tensor, ...]:
-        """`tokens`: a row for each token of `rows`."""
+        """`tokens`: a row for each token of `rows`. `pieces`: the size of a graph with pieces of prompts."""
         count, flags = len(tokens), None if inputs is None else SamplingFlags.of(inputs)
         self._ends.enter(count, self._streams)
-        size = _piece_size(count) if pieces else self._size(count)
-        form, work = self._form(size, flags, pieces=pieces)
+        size = pieces or self._captured.size_of_batch(count, flags)
+        form, work = self._form(size, flags, pieces=pieces > 0)
         fields = form.next_fields()
         self._fill(fields, tokens, ids)
         cut = work.fill(fields["work"], rows.slots, rows.contexts.astype(np.int32), rows.lengths)
@@ -226,20 +214,21 @@ class DecodeSteps:
             places = np.repeat(adapters.places(rows.adapters), rows.lengths)
             fields["rows"][ADAPTERS, :count] = places
         observed = self.received is not None and self._observe(fields["observers"], rows)
-        waits, layout = wait is not None, adapters and adapters.layout
-        graph = Graph(size, flags, cut, pieces, decodes, waits, adapters is not None, layout, observed)
+        adapted, layout = adapters is not None, adapters and adapters.layout
+        graph = Graph(size, flags, cut, pieces > 0, decodes, wait is not None, adapted, layout, observed)
+        graph = self._captured.instead_of(graph)
         found = self._recording(graph, None if inputs is None else inputs.seen, wait).run()
         self._tables.sent()  # not earlier: a step that runs out of memory is launched again
+        self._note(graph)
         sampled = form.advance()
-        if inputs is not None:
-            found = (sampled, *found)
+        found = found if inputs is None else (sampled, *found)
         return tuple(each[:count] for each in found)
 
     def start_compiling(self, kinds: Sequence[StepKind], wait: Wait = None) -> list[Compilation]:
         """`wait`: of those that wait; without one, there are none."""
         if self._recorder is None:
             return []
-        missing = [each for each in self._recordings_of(kinds, wait) if not each.compiled]
+        missing = [each for _, each in self._recordings_of(kinds, wait) if not each.compiled]
         with self._recorder.launching():
             compilation = self._stage.start_compiling(lambda: [each.launches() for each in missing])
         for recording in missing:
@@ -248,9 +237,10 @@ class DecodeSteps:
 
     def capture(self, kinds: Sequence[StepKind], wait: Wait = None) -> None:
         """Capture steps whose kernels are compiled: others would wait for the compiler."""
-        for recording in self._recordings_of(kinds, wait):
+        for graph, recording in self._recordings_of(kinds, wait):
             if recording.compiled:
                 recording.capture()
+                self._note(graph)
         for each in self._beside:
             each.capture(kinds)
 
@@ -259,20 +249,22 @@ class DecodeSteps:
         self._recorder = self._new_recorder()
         for each in (self, *self._beside):
             each._recordings.clear()
+            each._captured.forget()
             each._recorder = self._recorder
 
     def _new_recorder(self) -> Recorder | None:
         return Recorder(self._device) if self._device.type == "cuda" else None
 
-    def _size(self, rows: int) -> int:
-        return self.sizes[bisect_left(self.sizes, rows)]
+    def _note(self, graph: Graph) -> None:
+        if self._recorder is not None:
+            self._captured.note(graph)
 
-    def _recordings_of(self, kinds: Sequence[StepKind], wait: Wait) -> list[Recording]:
+    def _recordings_of(self, kinds: Sequence[StepKind], wait: Wait) -> Iterator[tuple[Graph, Recording]]:
         mine = (kind for kind in kinds if self.adapts or not kind.adapted)
         graphs = [self._graph_of(kind) for kind in mine if wait is not None or not kind.waits]
         if self.received is not None:
             graphs += [each._replace(observed=True) for each in graphs]
-        return [self._recording(each, None, wait if each.waits else None) for each in graphs]
+        return ((each, self._recording(each, None, wait if each.waits else None)) for each in graphs)
 
     def _graph_of(self, kind: StepKind) -> Graph:
         tokens = kind.rows + kind.prompt
@@ -281,8 +273,9 @@ class DecodeSteps:
         if not kind.pieces:
             filtered = SamplingFlags(kind.filtered, penalized=False, biased=False, logprobs=False)
             flags = filtered if self._ends.samples else None  # an earlier stage has one graph for both
-            return Graph(self._size(tokens), flags, kind.long, adapted=kind.adapted, layout=layout)
-        size, decodes = _piece_size(tokens), kind.rows > 0
+            size = self.sizes[bisect_left(self.sizes, tokens)]
+            return Graph(size, flags, kind.long, adapted=kind.adapted, layout=layout)
+        size, decodes = self.piece_sizes[bisect_left(self.piece_sizes, tokens)], kind.rows > 0
         return Graph(size, None, kind.long, True, decodes, kind.waits, kind.adapted, layout)
 
     def _recording(self, graph: Graph, seen: SeenTokens | None, wait: Wait = None) -> Recording:
@@ -378,15 +371,6 @@ class DecodeSteps:
         else:
             at, values = upload([cells, blocks], self._device)
             self._mirror.view(-1)[at] = values
-
-
-def piece_sizes(longest: int) -> tuple[int, ...]:
-    """The sizes of graphs with pieces of prompts. `longest`: see Stage."""
-    return PIECE_SIZES[: bisect_right(PIECE_SIZES, max(_USUAL, longest))]
-
-
-def _piece_size(tokens: int) -> int:
-    return PIECE_SIZES[bisect_left(PIECE_SIZES, tokens)]
 
 
 def each_token(rows: Rows) -> Rows:

@@ -11,8 +11,8 @@ from engine.attention.observers import Observers
 from engine.attention.triton_backend import TritonAttention
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.foreign import ForeignDecoder, can_be_captured
-from engine.execution.cuda.graphs import piece_sizes
 from engine.execution.cuda.sampling_fields import SamplingFlags
+from engine.execution.cuda.sizes import piece_sizes
 from engine.execution.protocol import Compilation
 from engine.kernels.triton.precompile import once, start_compiling
 from engine.kernels.triton.sampling.edits import edit, note

@@ -1,11 +1,13 @@
 """The products of a model that adapters can add to, by the module names of a checkpoint."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from engine.api.config import DecoderConfig
 from engine.api.errors import UnsupportedModel
+from engine.later import without_data
 from engine.models.adapters.products import ProductKey
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder, block
@@ -36,8 +38,7 @@ def adapter_targets(config: DecoderConfig) -> dict[str, AdapterTarget]:
     """Return every module that adapters can add to, by its name in a checkpoint."""
     found = {}
     for index in range(len(config.layers)):
-        with torch.device("meta"):
-            shapes = block(config, index, torch.float32)
+        shapes = without_data(partial(block, config, index, torch.float32))
         for part in shapes.parts:
             pieces = part.pieces()
             for name in part.adaptable:

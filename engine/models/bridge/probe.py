@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from engine import later
 from engine.api.cache_spec import LayerSpec
 from engine.api.config import ModelConfig
 from engine.api.errors import UnsupportedModel
@@ -106,6 +107,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: LayerSpec, sinks: Tensor | 
 def probe_without_weights(theirs: Any, config: ModelConfig, fields: Fields) -> None:
     """Refuse a model whose layers do not call our attention, before any weight is read."""
     recorder = ProbeRecorder(theirs, fields)
+    later.load()  # their operators may be any
     ids = torch.zeros(2, dtype=torch.int64, device="meta")
     model = None
     try:

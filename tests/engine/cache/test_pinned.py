@@ -1,8 +1,7 @@
-"""Host memory that is pinned before torch is there. The driver is a fake, which allocates plain memory."""
+"""Host memory that is pinned before torch is there. The driver is a fake, which notes what it should pin."""
 
 import ctypes
 import gc
-import mmap
 from typing import Any
 
 import pytest
@@ -18,24 +17,22 @@ SLAB = 2**16
 class Driver:
     def __init__(self, slabs: int = 9, lost: bool = False) -> None:
         self.left, self.lost = slabs, lost
-        self.memory: dict[int, mmap.mmap] = {}
+        self.memory = set[int]()
 
     def cuCtxSetCurrent(self, context: ctypes.c_void_p) -> int:
         return int(self.lost)
 
-    def cuMemHostAlloc(self, address: Any, nbytes: ctypes.c_size_t, flags: int) -> int:
+    def cuMemHostRegister_v2(self, address: ctypes.c_void_p, nbytes: ctypes.c_size_t, flags: int) -> int:
+        assert address.value and address.value % 2**21 == 0 and nbytes.value == SLAB
         if not self.left:
             return 2
         self.left -= 1
-        memory = mmap.mmap(-1, nbytes.value)
-        at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        ctypes.cast(address, ctypes.POINTER(ctypes.c_void_p))[0] = ctypes.c_void_p(at)
-        self.memory[at] = memory
+        self.memory.add(address.value)
         return 0
 
-    def cuMemFreeHost(self, address: ctypes.c_void_p) -> int:
+    def cuMemHostUnregister(self, address: ctypes.c_void_p) -> int:
         assert address.value
-        del self.memory[address.value]
+        self.memory.remove(address.value)
         return 0
 
 

@@ -49,6 +49,9 @@ USUAL, FILTERED = (
     [StepKind(size, 0, filtered, long) for size, long in product(SIZES, [False, True])]
     for filtered in (False, True)
 )
+EARLY = [kind for kind in USUAL if kind.long]
+LATE = [kind for kind in USUAL if not kind.long]  # those can hold these steps
+FULL = [StepKind(1, tokens - 1, long=True, pieces=True) for tokens in (64, 256)]
 PIECES = [
     StepKind(rows, size - rows, long=long, pieces=True)
     for size in (16, 32, 48, 64, 80, 96, 112)
@@ -67,8 +70,9 @@ def test_long_prompts_run_and_usual_graphs_are_captured_before_requests(depth: i
     assert any(step.targets for step in steps), "a prompt whose log-probabilities are returned"
     beside = {step.tokens for step in steps if len(step.rows) == 2 and step.single == 1}
     assert max(beside) == 256
-    assert [kind for _, kind in engine.runner.captured] == USUAL
-    first, _ = engine.runner.captured[0]
+    captured = engine.runner.captured
+    assert [kind for _, kind in captured] == [FULL[1], *EARLY]
+    first = next(steps for steps, kind in captured if kind in EARLY)
     assert any(step.single == len(step.rows) for step in steps[:first]), "captures need a step that ran"
 
 
@@ -86,10 +90,31 @@ def test_an_idle_engine_captures_graphs_of_rarer_steps_one_at_a_time(
         assert warm_up.share == 1
         warm_up.step()
         counts.append(len(captured))
-    assert [kind for _, kind in captured] == USUAL + FILTERED + WAITING + rarer
+    assert [kind for _, kind in captured] == FULL[:1] + EARLY + LATE + FILTERED + WAITING + rarer
     assert {*engine.runner.compiled} >= {*PIECES, *WAITING}
     assert max(after - before for before, after in pairwise(counts)) == 1
     assert len(engine.runner.steps) == steps
+
+
+def test_sizes_with_a_larger_graph_are_captured_when_idle() -> None:
+    engine, sizes = ledger_engine(slots=24, step_tokens=64), (1, 2, 4, 8, 16, 24)
+    warm_up, captured = WarmUp(engine, sizes), engine.runner.captured
+    run(engine, warm_up)
+    late = [StepKind(16, 0, filtered, long) for filtered, long in product([False, True], [False, True])]
+    early = [kind for _, kind in captured if not kind.pieces]
+    assert {(kind.rows, kind.long) for kind in early} == {(size, True) for size in (1, 2, 4, 8, 24)}
+    assert not {*engine.runner.compiled} & {*late}
+    while not warm_up.over:
+        warm_up.step()
+    assert {kind for _, kind in captured} >= {*late} and {*engine.runner.compiled} >= {*late}
+
+
+def test_sizes_with_a_larger_graph_are_compiled_with_the_others_if_a_start_compiles_at_all() -> None:
+    for steps, compiles in ((20, False), (30, True)):
+        engine = ledger_engine(slots=24, step_tokens=64)
+        engine.runner.compilations = [Compiling(steps)]
+        run(engine, WarmUp(engine, (1, 2, 4, 8, 16, 24)))
+        assert (StepKind(16, 0, False, True) in engine.runner.compiled) is compiles, "loading takes less"
 
 
 def test_an_idle_engine_captures_graphs_of_steps_with_adapters_once_one_is_loaded() -> None:
@@ -125,7 +150,7 @@ def test_requests_come_before_graphs_of_rarer_steps() -> None:
     cached = engine.snapshot().blocks.cached
     while not warm_up.over:
         warm_up.step()
-    assert {kind for _, kind in captured} == {*USUAL, *FILTERED, *WAITING}
+    assert {kind for _, kind in captured} == {FULL[0], *USUAL, *FILTERED, *WAITING}
     assert engine.snapshot().blocks.cached == cached
     assert engine.meters.finished == 1
 
@@ -152,8 +177,8 @@ def test_its_parts_have_names() -> None:
     while names[-1]:
         warm_up.step()
         names.append(warm_up.part)
-    prompts = ["prompt", "prompt_beside_a_row", "prompt", "capture", "prompt", "draft", "measure"]
-    parts = [*prompts, "capture", "compile", "capture", ""]
+    before = ["prompt", "capture", "prompt_beside_a_row", "prompt", "capture", "prompt", "draft", "measure"]
+    parts = [*before, *["compile", "capture"] * 2, ""]
     assert [name for name, _ in groupby(names)] == ["compile", *parts]
 
 
@@ -186,10 +211,15 @@ def test_kernels_are_compiled_before_the_first_step() -> None:
     sizes = {(kind.rows > 0, (kind.rows + kind.prompt - 1).bit_length()) for kind in eager}
     steps = [step for step in engine.runner.steps if not step.drafts]
     alone = {step.tokens for step in steps if len(step.rows) == 1 and not step.single}
-    assert {kind.prompt for kind in compiled if kind.pieces} == alone, "the graphs that it runs"
+    assert {kind.prompt for kind in compiled if kind.pieces and not kind.rows} == alone, (
+        "the graphs that it runs"
+    )
     for step in steps:
         assert step.single == len(step.rows) or (step.single > 0, (step.tokens - 1).bit_length()) in sizes
-    assert compiled >= {*USUAL, *FILTERED}
+    assert compiled >= {kind for kind in (*USUAL, *FILTERED) if kind.long}
+    while not warm_up.over:
+        warm_up.step()
+    assert {*engine.runner.compiled} >= {*USUAL, *FILTERED}
 
 
 def test_a_kernel_that_does_not_compile_does_not_end_the_warm_up(caplog: pytest.LogCaptureFixture) -> None:

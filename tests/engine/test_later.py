@@ -1,0 +1,59 @@
+"""Parts of torch that a start leaves out are there once something needs them. A process for each case."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.cases import one_of
+
+START = """
+import sys
+from engine import early, later
+early.import_torch()
+import torch
+print(sorted(later._empty) == sorted(later._LATER), "torch._decomp" in sys.modules)
+"""
+NEEDS = {  # what needs it, what that prints, and how many parts are still left out
+    "an operator on tensors without data": (
+        "print(*later.without_data(lambda: torch.where(torch.ones(3, 4) > 0, torch.ones(4), 0.0)).shape)",
+        "3 4",
+        0,
+    ),
+    "something inside": (
+        "from torch._meta_registrations import meta_baddbmm\n"
+        "print(torch.export.export.__name__, callable(meta_baddbmm), hasattr(torch.export, 'missing'))",
+        "export True False",
+        1,
+    ),
+    "whatever may come": ("later.load(); import torch.export; print(torch.export.Dim.__name__)", "Dim", 0),
+    "the compiler": (
+        "import torch._dynamo; print(torch._meta_registrations.aten is torch.ops.aten)",
+        "True",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("need", one_of(2, NEEDS))
+def test_what_a_start_leaves_out_is_loaded_when_it_is_needed(need: str) -> None:
+    needs, printed, left = NEEDS[need]
+    assert lines(f"{START}{needs}\nprint(len(later._empty))") == ["True False", printed, str(left)]
+
+
+def test_a_start_of_a_model_needs_none_of_it() -> None:
+    program = f"""{START}
+from engine.api.config import EngineConfig
+from engine.start import start
+engine = start(EngineConfig(model="pocket", device="cpu"))
+engine.snapshot()
+print(len(later._empty))
+engine.die("over")
+engine.close()
+"""
+    assert lines(program) == ["True False", "3"]
+
+
+def lines(program: str) -> list[str]:
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return found.stdout.splitlines()
