@@ -49,10 +49,13 @@ def spawn(
     meeting: int,
     ring: RingEnds,
     wires: Wires,
+    board: int | None,
     visible: Sequence[str],
     device: str,
 ) -> Member:
-    """Start a rank's process. `visible`: the GPUs that it sees, if any. `device`: of those, its own."""
+    """Start a rank's process. `board`: its end of the connection to one, or None. `visible`: the GPUs that
+    it sees, if any. `device`: of those, its own.
+    """
     link, their_link = socket.socketpair()
     pulse, their_pulse = socket.socketpair()
     given = {
@@ -61,8 +64,10 @@ def spawn(
         "pulse": their_pulse.fileno(),
         "ring": [steps, *ring],
         "wires": wires,
+        "board": board,
         "device": device,
     }
+    inherited = [their_link.fileno(), their_pulse.fileno(), steps, meeting, *ring, *wires.fds()]
     output = tempfile.TemporaryFile()  # noqa: SIM115  # the member closes it
     with their_link, their_pulse:
         process = subprocess.Popen(
@@ -70,7 +75,7 @@ def spawn(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=[their_link.fileno(), their_pulse.fileno(), steps, meeting, *ring, *wires.fds()],
+            pass_fds=[*inherited, *([] if board is None else [board])],
             env=child_environment() | ({"CUDA_VISIBLE_DEVICES": ",".join(visible)} if visible else {}),
             start_new_session=True,  # it must not receive Ctrl+C or the terminal's hangup
         )

@@ -11,6 +11,8 @@ from engine.api.errors import EngineError
 from engine.assembly import build_runner, load_share
 from engine.devices import pick
 from engine.distributed.collective import RankCollective, SharedMemoryCollective, Wires
+from engine.distributed.groups.board import Board
+from engine.distributed.groups.meeting import group_collective
 from engine.distributed.identity import identity, visible_gpus
 from engine.distributed.link import RankLink
 from engine.distributed.loop import RankLoop
@@ -34,7 +36,8 @@ def connect(given: dict[str, Any]) -> RankLoop:
     )
     ring = RingReader(given["ring"][0], RingEnds(*given["ring"][1:]))
     try:
-        return _loop(rank, link, collective, ring)
+        board = None if given["board"] is None else Board([socket.socket(fileno=given["board"])])
+        return _loop(rank, link, collective, board, ring)
     except Exception as error:
         link.send({"error": error_to_wire(rank, error)})
         if isinstance(error, EngineError):
@@ -42,7 +45,9 @@ def connect(given: dict[str, Any]) -> RankLoop:
         raise EngineError(str(error)) from error
 
 
-def _loop(rank: int, link: RankLink, collective: SharedMemoryCollective, ring: RingReader) -> RankLoop:
+def _loop(
+    rank: int, link: RankLink, collective: SharedMemoryCollective, board: Board | None, ring: RingReader
+) -> RankLoop:
     start = _received(link)
     config = wire.config_from_json(start["config"])
     place = ModelPlace(start["model"], Path(start["folder"]))
@@ -51,7 +56,10 @@ def _loop(rank: int, link: RankLink, collective: SharedMemoryCollective, ring: R
     device, stages = pick(config.device), None
     if config.pp > 1:
         stages = PipelineLink(rank, config, device, start["meeting"])
-    if config.tp > 1 and device.type == "cuda":
+    if board is not None:
+        sums = group = group_collective(rank, config, board, device)
+        group.connect()
+    elif config.tp > 1 and device.type == "cuda":
         # Imports Triton, which is only installed with a GPU.
         from engine.distributed.peers import PeerCollective
 

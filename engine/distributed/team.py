@@ -7,6 +7,7 @@ the system frees them with the processes, however those end.
 
 import os
 import select
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -31,6 +32,8 @@ from engine.distributed.collective import (
     memory_size,
     wires,
 )
+from engine.distributed.groups.board import Board
+from engine.distributed.groups.meeting import group_collective
 from engine.distributed.identity import (
     Gpu,
     check_same,
@@ -47,9 +50,6 @@ from engine.distributed.ring import CAPACITY, RingWriter, pipes
 from engine.distributed.stages import PipelineLink, stage_of
 from engine.execution.budget import CacheBudget
 from engine.host.launching import describe_exit
-
-if TYPE_CHECKING:
-    from engine.distributed.peers import PeerCollective
 
 _LOOK = 0.5  # seconds between checks of the heartbeats
 _STARTS = 120.0  # seconds until a process has imported everything
@@ -70,14 +70,35 @@ def gpus_of_ranks(config: EngineConfig) -> list[list[Gpu]]:
     return [gpus_of_rank(rank, device.index or 0, gpus) for rank in range(config.ranks)]
 
 
+def needs_group(config: EngineConfig) -> bool:
+    """Whether ranks sum over NCCL, because their GPUs cannot do that in each other's memory."""
+    if (device := pick(config.device)).type == "cpu" or config.tp == 1:
+        return False
+    # Imports Triton, which is only installed with a GPU.
+    from engine.distributed.peers import why_apart
+
+    if problem := why_apart(config, device.index or 0):
+        log.warning("ranks exchange over NCCL, which is slower: %s", problem)
+    return bool(problem)
+
+
 class Team:
     """Used by the engine's thread, unless a docstring says otherwise."""
 
     silence = 5.0  # seconds without a heartbeat after which a rank has stopped
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "engine.distributed.rank")
 
-    def __init__(self, config: EngineConfig, place: ModelPlace, gpus: Sequence[Sequence[Gpu]] = ()) -> None:
-        """`gpus`: by rank, those of its process, in its order. Empty on CPUs."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        place: ModelPlace,
+        gpus: Sequence[Sequence[Gpu]] = (),
+        *,
+        grouped: bool = False,
+    ) -> None:
+        """`gpus`: by rank, those of its process, in its order. Empty on CPUs.
+        `grouped`: ranks sum over torch.distributed, and not in memory that they share.
+        """
         self._config, self._place, self._gpus = config, place, gpus
         self.ranks, self.lost = config.ranks, ""  # why the team has ended; set from the watching thread
         self._gone, self._closing, self._started = threading.Event(), threading.Event(), False
@@ -89,17 +110,19 @@ class Team:
         stages = [wires(tp, anonymous(memory_size(tp))) for _ in range(config.pp)]
         ends, all_wires = [pipes() for _ in range(1, self.ranks)], [each for one in stages for each in one]
         self._ends, self._wires = [ours for ours, _ in ends], all_wires[0]
+        pairs = [socket.socketpair() for _ in ends] if grouped else []
+        self._board = Board([ours for ours, _ in pairs]) if grouped else None
         self.members: list[Member] = []
         try:
             self.collective = SharedMemoryCollective(0, all_wires[0])
             self.sums: RankCollective = self.collective
-            self._peers: PeerCollective | None = None
             self.link: PipelineLink | None = None  # to the other stages
             for rank, (_, theirs) in enumerate(ends, 1):
                 visible = [each.uuid for each in gpus[rank]] if gpus else []
                 self.members.append(
                     spawn(
-                        self.command, rank, steps, self._meeting, theirs, all_wires[rank], visible,
+                        self.command, rank, steps, self._meeting, theirs, all_wires[rank],
+                        pairs[rank - 1][1].fileno() if grouped else None, visible,
                         config.device if gpus else "cpu",
                     )
                 )  # fmt: skip
@@ -107,10 +130,14 @@ class Team:
         except BaseException:
             self._kill()
             os.close(self._meeting)
+            if self._board is not None:
+                self._board.close()
             raise
         finally:
             for _, theirs in ends:
                 theirs.close()
+            for _, inherited in pairs:
+                inherited.close()
             for each in all_wires[1:]:
                 for fd in (*each.wake, *each.woken):
                     if fd >= 0:
@@ -144,15 +171,19 @@ class Team:
             member.beating = True
 
     def connect(self, device: torch.device) -> None:
-        """Connect the stages of a pipeline, and let the GPUs of each write into each other's memory."""
+        """Connect the stages of a pipeline, and the ranks of each."""
         if self._config.pp > 1:
             self.link = PipelineLink(0, self._config, device, self._meeting)
+        if self._board is not None:
+            self.sums = group = group_collective(0, self._config, self._board, device)
+            group.connect()
+            return
         if self._config.tp == 1 or device.type == "cpu":
             return
         # Imports Triton, which is only installed with a GPU.
         from engine.distributed.peers import PeerCollective
 
-        self.sums = self._peers = peers = PeerCollective(self.collective, device)
+        self.sums = peers = PeerCollective(self.collective, device)
         theirs = [self._reported(member, "handle", _STARTS) for member in self.members]
         handles, tp = [peers.handle(), *theirs], self._config.tp
         for member in self.members:
@@ -274,8 +305,9 @@ class Team:
                 self._ask_to_end()
             self._watching.join()
             self._kill()
-            if self._peers is not None:
-                self._peers.close()
+            self.sums.close()
+            if self._board is not None:
+                self._board.close()
             if self.link is not None:
                 self.link.close()
             os.close(self._meeting)

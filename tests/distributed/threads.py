@@ -53,7 +53,14 @@ class RankThread:
 
 
 def spawn(
-    command: tuple[str, ...], rank: int, steps: int, meeting: int, ring: RingEnds, wires: Wires, *gpus: Any
+    command: tuple[str, ...],
+    rank: int,
+    steps: int,
+    meeting: int,
+    ring: RingEnds,
+    wires: Wires,
+    board: int | None,
+    *gpus: Any,
 ) -> Member:
     link, their_link = socket.socketpair()
     pulse, their_pulse = socket.socketpair()
@@ -69,6 +76,7 @@ def spawn(
         "link": their_link.detach(),
         "ring": [dup[fd] for fd in (steps, *ring)],
         "wires": theirs,
+        "board": None if board is None else os.dup(board),
     }
     thread: Any = RankThread(given, their_pulse, [fd for fd in dup.values() if fd >= 0])
     return Member(rank, thread, RankLink(link), pulse, tempfile.TemporaryFile())
