@@ -32,6 +32,12 @@ class Member:
     beating: bool = False  # whether its heart is watched: it has started
     silent: float = 0.0  # seconds since its last heartbeat
 
+    def close(self) -> None:
+        """Close the connections."""
+        self.link.close()
+        self.pulse.close()
+        self.log.close()
+
     def end(self) -> int | None:
         """Return the exit code of a process whose connections are closed; None if it had to be killed."""
         try:

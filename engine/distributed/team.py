@@ -1,13 +1,12 @@
 """The other ranks of an engine: starts their processes, watches them, ends them.
 
-Rank 0 is the engine's own process. Every other rank is a child with four connections: the ring with the
-steps, a link for its answers, the pipes of the collective, and a socket for heartbeats. All are unnamed, so
-the system frees them with the processes, however those end.
+Rank 0 is the engine's own process. Every other rank is a process with four connections: the steps, a link
+for its answers, the collective, and a socket for heartbeats. Those of this machine are unnamed, so the system
+frees them with the processes, however those end.
 """
 
 import os
 import select
-import socket
 import subprocess
 import sys
 import threading
@@ -25,15 +24,9 @@ from engine.api.errors import BadInput, EngineDead, EngineError
 from engine.api.events import log
 from engine.api.snapshot import RankView
 from engine.devices import pick
-from engine.distributed.collective import (
-    LIMIT,
-    RankCollective,
-    SharedMemoryCollective,
-    memory_size,
-    wires,
-)
-from engine.distributed.groups.board import Board
-from engine.distributed.groups.meeting import group_collective
+from engine.distributed.collective import LIMIT, RankCollective, SharedMemoryCollective
+from engine.distributed.crews.local import LocalCrew
+from engine.distributed.groups.group import GroupCollective
 from engine.distributed.identity import (
     Gpu,
     check_same,
@@ -42,11 +35,9 @@ from engine.distributed.identity import (
     order_of,
     visible_gpus,
 )
-from engine.distributed.member import ENDS, REFUSED, Member, beats, spawn, tail
-from engine.distributed.memory import anonymous
+from engine.distributed.member import ENDS, REFUSED, Member, beats, tail
 from engine.distributed.messages import Kind
 from engine.distributed.rank_meters import RankMeters
-from engine.distributed.ring import CAPACITY, RingWriter, pipes
 from engine.distributed.stages import PipelineLink, stage_of
 from engine.execution.budget import CacheBudget
 from engine.host.launching import describe_exit
@@ -106,58 +97,20 @@ class Team:
         self._on_loss: Callable[[], None] = lambda: None
         self.meters = RankMeters(self.ranks)
         self._layers = [1] * self.ranks
-        steps, self._meeting, tp = anonymous(CAPACITY), anonymous(0), config.tp
-        stages = [wires(tp, anonymous(memory_size(tp))) for _ in range(config.pp)]
-        ends, all_wires = [pipes() for _ in range(1, self.ranks)], [each for one in stages for each in one]
-        self._ends, self._wires = [ours for ours, _ in ends], all_wires[0]
-        pairs = [socket.socketpair() for _ in ends] if grouped else []
-        self._board = Board([ours for ours, _ in pairs]) if grouped else None
-        self.members: list[Member] = []
-        try:
-            self.collective = SharedMemoryCollective(0, all_wires[0])
-            self.sums: RankCollective = self.collective
-            self.link: PipelineLink | None = None  # to the other stages
-            for rank, (_, theirs) in enumerate(ends, 1):
-                visible = [each.uuid for each in gpus[rank]] if gpus else []
-                self.members.append(
-                    spawn(
-                        self.command, rank, steps, self._meeting, theirs, all_wires[rank],
-                        pairs[rank - 1][1].fileno() if grouped else None, visible,
-                        config.device if gpus else "cpu",
-                    )
-                )  # fmt: skip
-            self._ring = RingWriter(steps, self._ends, self.check)
-        except BaseException:
-            self._kill()
-            os.close(self._meeting)
-            if self._board is not None:
-                self._board.close()
-            raise
-        finally:
-            for _, theirs in ends:
-                theirs.close()
-            for _, inherited in pairs:
-                inherited.close()
-            for each in all_wires[1:]:
-                for fd in (*each.wake, *each.woken):
-                    if fd >= 0:
-                        os.close(fd)
-            for stage in stages:
-                os.close(stage[0].memory)
-            for fd in (fd for stage in stages[1:] for fd in stage[0].alarm):
-                os.close(fd)
-            os.close(steps)
+        self._crew = LocalCrew(config, self.command, gpus, self.check, grouped=grouped)
+        self.members = self._crew.members
+        self.sums: RankCollective = self._crew.collective
+        self.link: PipelineLink | None = None  # to the other stages
         self._watching = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watching.start()
         start = {
             "config": wire.config_to_json(config),
             "model": place.name,
             "folder": str(place.folder),
-            "meeting": self._meeting,
             "gpus": bool(gpus),
         }
         for member in self.members:
-            self._tell(member, start)
+            self._tell(member, start | self._crew.told)
 
     # While the engine starts
 
@@ -173,17 +126,18 @@ class Team:
     def connect(self, device: torch.device) -> None:
         """Connect the stages of a pipeline, and the ranks of each."""
         if self._config.pp > 1:
-            self.link = PipelineLink(0, self._config, device, self._meeting)
-        if self._board is not None:
-            self.sums = group = group_collective(0, self._config, self._board, device)
-            group.connect()
-            return
-        if self._config.tp == 1 or device.type == "cpu":
-            return
+            self.link = PipelineLink(0, self._config, device, self._crew.meeting)
+        if isinstance(self.sums, GroupCollective):
+            self.sums.connect()
+        elif isinstance(self.sums, SharedMemoryCollective) and self._config.tp > 1 and device.type == "cuda":
+            self._connect_memory(device, self.sums)
+
+    def _connect_memory(self, device: torch.device, host: SharedMemoryCollective) -> None:
+        """Let the GPUs of each stage write into each other's memory."""
         # Imports Triton, which is only installed with a GPU.
         from engine.distributed.peers import PeerCollective
 
-        self.sums = peers = PeerCollective(self.collective, device)
+        self.sums = peers = PeerCollective(host, device)
         theirs = [self._reported(member, "handle", _STARTS) for member in self.members]
         handles, tp = [peers.handle(), *theirs], self._config.tp
         for member in self.members:
@@ -245,7 +199,7 @@ class Team:
         """Send a message to all ranks. Returns its number."""
         self.check()
         try:
-            return self._ring.send(kind, payload)
+            return self._crew.steps.send(kind, payload)
         except BrokenPipeError:
             raise self.loss() from None
 
@@ -304,27 +258,16 @@ class Team:
             if self._started and not self.lost:
                 self._ask_to_end()
             self._watching.join()
-            self._kill()
+            self._crew.kill()
             self.sums.close()
-            if self._board is not None:
-                self._board.close()
             if self.link is not None:
                 self.link.close()
-            os.close(self._meeting)
-            for member in self.members:
-                member.link.close()
-                member.pulse.close()
-                member.log.close()
-            for ends in self._ends:
-                ends.close()
-            own = self._wires
-            for fd in (*own.wake[1:], *own.woken[1:], *own.alarm):
-                os.close(fd)
+            self._crew.close()
 
     def _ask_to_end(self) -> None:
         until = time.monotonic() + _CLOSES
         with suppress(BrokenPipeError, subprocess.TimeoutExpired):
-            self._ring.send(Kind.CLOSE, b"")
+            self._crew.steps.send(Kind.CLOSE, b"")
             for member in self.members:
                 member.process.wait(max(0.0, until - time.monotonic()))
 
@@ -358,7 +301,7 @@ class Team:
         problem = hung if code is None else describe_exit(code)
         if code != REFUSED:
             log.error("rank %d %s; the end of its log:\n%s", member.rank, problem, tail(member.log))
-        self._kill()
+        self._crew.kill()
         with self._losing:
             self.lost = f"rank {member.rank} {problem}"
             call = self._on_loss
@@ -367,9 +310,3 @@ class Team:
             self.link.interrupt()
         self._gone.set()
         call()
-
-    def _kill(self) -> None:
-        for member in self.members:
-            member.process.kill()
-        for member in self.members:
-            member.process.wait()

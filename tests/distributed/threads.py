@@ -12,12 +12,13 @@ from typing import Any
 from unittest.mock import patch
 
 from engine.api.errors import EngineError
-from engine.distributed import team
 from engine.distributed.collective import Wires
+from engine.distributed.crews import local
 from engine.distributed.link import RankLink
 from engine.distributed.member import Member
 from engine.distributed.ring import RingEnds
 from engine.distributed.setup import connect
+from engine.distributed.team import Team
 from engine.serving.engine import Engine
 from tests.runner.small import engine_on
 
@@ -85,7 +86,7 @@ def spawn(
 @contextmanager
 def ranked(folder: Path, tp: int = 2, **config: Any) -> Iterator[Engine]:
     """An engine whose other ranks are threads."""
-    with patch.object(team, "spawn", spawn), patch.object(team.Team, "silence", 1e9):
+    with patch.object(local, "spawn", spawn), patch.object(Team, "silence", 1e9):
         engine = engine_on(folder, tp=tp, **config)
         try:
             yield engine
