@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Protocol
 
 from engine.distributed.collective import Wires
 from engine.distributed.link import RankLink
@@ -20,15 +20,27 @@ REFUSED = 65  # the exit code of a rank that cannot start; it has sent the reaso
 _TAIL = 2000  # bytes of its log in ours
 
 
+class RankProcess(Protocol):
+    """The process of a rank, on this machine or on another one."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
 @dataclass(slots=True)
 class Member:
     """A rank in another process."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: RankProcess
     link: RankLink
     pulse: socket.socket
-    log: IO[bytes]
+    log: IO[bytes] | None  # None: elsewhere
+    host: str = ""  # the address of its machine, if that is another one
     beating: bool = False  # whether its heart is watched: it has started
     silent: float = 0.0  # seconds since its last heartbeat
 
@@ -36,7 +48,8 @@ class Member:
         """Close the connections."""
         self.link.close()
         self.pulse.close()
-        self.log.close()
+        if self.log is not None:
+            self.log.close()
 
     def end(self) -> int | None:
         """Return the exit code of a process whose connections are closed; None if it had to be killed."""

@@ -33,7 +33,7 @@ def why_not(config: EngineConfig, device: torch.device) -> str:
         return "stages of several ranks (tp) run on CPUs only so far"
     if config.tp > 1 and config.attention not in ("auto", "triton"):
         return f"ranks on GPUs do not support the attention backend {config.attention!r}; use triton"
-    if first + ranks > there:
+    if config.meet is None and first + ranks > there:
         return f"{ranks} ranks need {ranks} GPUs from cuda:{first} on, and there are {there}"
     return ""
 

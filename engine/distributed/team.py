@@ -25,6 +25,7 @@ from engine.api.events import log
 from engine.api.snapshot import RankView
 from engine.devices import pick
 from engine.distributed.collective import LIMIT, RankCollective, SharedMemoryCollective
+from engine.distributed.crews.far import FarCrew, FarProcess
 from engine.distributed.crews.local import LocalCrew
 from engine.distributed.groups.group import GroupCollective
 from engine.distributed.identity import (
@@ -32,6 +33,7 @@ from engine.distributed.identity import (
     check_same,
     gpus_of_rank,
     identity,
+    kind_of,
     order_of,
     visible_gpus,
 )
@@ -49,7 +51,9 @@ _CLOSES = 4.0  # seconds all of them have to write what their tiers hold, before
 
 
 def gpus_of_ranks(config: EngineConfig) -> list[list[Gpu]]:
-    """The GPUs of each rank's process; empty on CPUs. Raises if the ranks cannot have one each."""
+    """The GPUs of each rank's process. Empty on CPUs, and for ranks that are started elsewhere. Raises if the
+    ranks cannot have one each.
+    """
     if (device := pick(config.device)).type == "cpu":
         return []
     # Imports Triton, which is only installed with a GPU.
@@ -57,6 +61,8 @@ def gpus_of_ranks(config: EngineConfig) -> list[list[Gpu]]:
 
     if problem := why_not(config, device):
         raise BadInput(f"{'tp' if config.pp == 1 else 'pp'}: {problem}")
+    if config.meet is not None:
+        return []  # the others choose theirs
     gpus = visible_gpus()
     return [gpus_of_rank(rank, device.index or 0, gpus) for rank in range(config.ranks)]
 
@@ -97,7 +103,11 @@ class Team:
         self._on_loss: Callable[[], None] = lambda: None
         self.meters = RankMeters(self.ranks)
         self._layers = [1] * self.ranks
-        self._crew = LocalCrew(config, self.command, gpus, self.check, grouped=grouped)
+        self._crew: LocalCrew | FarCrew
+        if config.meet is None:
+            self._crew = LocalCrew(config, self.command, gpus, self.check, grouped=grouped)
+        else:
+            self._crew = FarCrew(config, config.meet)
         self.members = self._crew.members
         self.sums: RankCollective = self._crew.collective
         self.link: PipelineLink | None = None  # to the other stages
@@ -110,17 +120,19 @@ class Team:
             "gpus": bool(gpus),
         }
         for member in self.members:
-            self._tell(member, start | self._crew.told)
+            self._tell(member, start | self._crew.told | {"rank": member.rank})
 
     # While the engine starts
 
     def check_identities(self) -> None:
         """Wait until every rank has started. Raises if one differs from this process, or has other GPUs."""
-        own = identity(self._config, self._place)
+        own = identity(self._config, self._place) | kind_of(pick(self._config.device))
         for member in self.members:
             hello = self._reported(member, "hello", _STARTS)
             given = order_of(self._gpus[member.rank]) if self._gpus else {}
             check_same(member.rank, own | given, hello)
+            if isinstance(member.process, FarProcess):
+                member.process.pid = int(hello["pid"])
             member.beating = True
 
     def connect(self, device: torch.device) -> None:
@@ -297,9 +309,8 @@ class Team:
     def _lose(self, member: Member, code: int | None) -> None:
         if self._closing.is_set():
             return
-        hung = f"did not respond for {self.silence:g} seconds and was killed"
-        problem = hung if code is None else describe_exit(code)
-        if code != REFUSED:
+        problem = self._problem(member, code)
+        if code != REFUSED and member.log is not None:
             log.error("rank %d %s; the end of its log:\n%s", member.rank, problem, tail(member.log))
         self._crew.kill()
         with self._losing:
@@ -310,3 +321,9 @@ class Team:
             self.link.interrupt()
         self._gone.set()
         call()
+
+    def _problem(self, member: Member, code: int | None) -> str:
+        hung = f"did not respond for {self.silence:g} seconds"
+        if member.host:
+            return f"on {member.host} " + (hung if code is None else "has closed its connections")
+        return f"{hung} and was killed" if code is None else describe_exit(code)

@@ -163,6 +163,8 @@ def check_replicas(options: argparse.Namespace) -> None:
     if not 1 <= options.replicas <= _MOST_ENGINES:
         raise BadInput(f"--replicas must be from 1 to {_MOST_ENGINES}, got {options.replicas}")
     _check_scaling(options)
+    if options.meet is not None and (options.replicas > 1 or options.ray is not None):
+        raise BadInput("--meet cannot be combined with --replicas or --ray; it is the address of one engine")
     if options.prefill_gpus is not None or options.decode_gpus is not None:
         _check_apart(options)
 
@@ -190,6 +192,7 @@ def _check_apart(options: argparse.Namespace) -> None:
         "replicas": "which counts the engines by itself",
         "ray": "whose engines share the memory of one machine",
         "min_replicas": "whose engines all run",
+        "meet": "whose engines run on this machine",
         "tp": "whose engines run on one device each",
         "kv_window": "which sends whole prefixes",
         "kv_budget": "which sends whole prefixes",

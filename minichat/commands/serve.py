@@ -47,6 +47,7 @@ _OF_WEIGHTS: dict[str, object] = {  # options of the weights and their cache, wi
     "device": "auto",
     "tp": 1,
     "pp": 1,
+    "meet": None,
     "dtype": "auto",
     "attention": "auto",
     "quantization": "none",
@@ -183,7 +184,7 @@ def listen(
         metrics_prefix=options.metrics_prefix,
     )
     _log(options)
-    engine_options = engine_config(options, warm=not options.no_warm)
+    engine_options = engine_config(options, warm=not options.no_warm, meet=options.meet)
     private_folder(callbacks.log.parent)
     from engine.host.launching import launching_now
     from engine.kv.pinned import bytes_ahead

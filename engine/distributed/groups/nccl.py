@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 
+from engine.devices import use
 from engine.distributed.collective import LIMIT
 from engine.distributed.groups.board import Board
 from engine.distributed.groups.clocks import GpuClock
@@ -27,6 +28,7 @@ class NcclCollective(GroupCollective):
         self, rank: int, ranks: int, board: Board, name: str, device: torch.device, limit: float = LIMIT
     ) -> None:
         super().__init__(rank, ranks, board, name, device, limit)
+        use(device)
         self._clock, self._stopping = GpuClock(), threading.Lock()
         board.watch(self._noticed)
 
