@@ -27,7 +27,7 @@ from engine.serving.recordings.runner_bytes import (
 _POLL = 0.001  # seconds between checks of transfers in flight
 
 
-class Reader(Protocol):
+class StepReader(Protocol):
     """Where the engine's messages arrive."""
 
     def receive(self, seconds: float | None = None) -> RingMessage | None: ...
@@ -37,7 +37,7 @@ class RankLoop:
     def __init__(
         self,
         runner: ModelRunner,
-        ring: Reader,
+        ring: StepReader,
         link: RankLink,
         collective: RankCollective,
         bounds: Bounds,

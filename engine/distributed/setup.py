@@ -20,7 +20,7 @@ from engine.distributed.groups.meeting import group_collective
 from engine.distributed.groups.process_group import LOOPBACK
 from engine.distributed.identity import identity, kind_of, visible_gpus
 from engine.distributed.link import RankLink
-from engine.distributed.loop import RankLoop, Reader
+from engine.distributed.loop import RankLoop, StepReader
 from engine.distributed.messages import error_to_wire
 from engine.distributed.ring import RingEnds, RingReader
 from engine.distributed.stage_loop import StageLoop
@@ -100,7 +100,7 @@ def _collective(
     return peers
 
 
-def _reader(given: dict[str, Any]) -> Reader:
+def _reader(given: dict[str, Any]) -> StepReader:
     if "steps" in given:
         return StepReceiver(_socket(given, "steps"))
     memory, *ends = given["ring"]

@@ -12,7 +12,7 @@ from engine.host.joining import PROVES_WITHIN, Door, join
 _TOKEN = 16  # random bytes that the sockets of one rank have in common
 
 
-class Channels(NamedTuple):
+class RankChannels(NamedTuple):
     link: socket.socket
     pulse: socket.socket
     board: socket.socket
@@ -40,23 +40,27 @@ class Channels(NamedTuple):
             each.close()
 
 
-def open_channels(address: tuple[str, int], secret: bytes) -> Channels:
+def open_channels(address: tuple[str, int], secret: bytes) -> RankChannels:
     """Connect to an engine as one of its ranks."""
     token, opened = os.urandom(_TOKEN), list[socket.socket]()
     try:
-        for number in range(len(Channels._fields)):
+        for number in range(len(RankChannels._fields)):
             opened.append(join(address, secret))
             opened[-1].sendall(token + bytes([number]))
     except BaseException:
         for each in opened:
             each.close()
         raise
-    return Channels(*opened)
+    return RankChannels(*opened)
 
 
-def accept_channels(door: Door, ranks: int, within: float) -> list[Channels]:
+def accept_channels(door: Door, ranks: int, within: float) -> list[RankChannels]:
     """Wait for this many ranks, in the order in which they connect."""
-    until, parts, whole = time.monotonic() + within, dict[bytes, dict[int, socket.socket]](), list[Channels]()
+    until, parts, whole = (
+        time.monotonic() + within,
+        dict[bytes, dict[int, socket.socket]](),
+        list[RankChannels](),
+    )
     try:
         while len(whole) < ranks:
             caller = door.accept(until - time.monotonic())
@@ -66,8 +70,8 @@ def accept_channels(door: Door, ranks: int, within: float) -> list[Channels]:
             token, number = head
             found = parts.setdefault(token, {})
             found[number] = caller
-            if len(found) == len(Channels._fields):
-                whole.append(Channels(*(found[each] for each in sorted(found))))
+            if len(found) == len(RankChannels._fields):
+                whole.append(RankChannels(*(found[each] for each in sorted(found))))
                 del parts[token]
     except BaseException as error:
         for channels in whole:
@@ -88,6 +92,6 @@ def _head(caller: socket.socket) -> tuple[bytes, int] | None:
     except OSError:
         return None
     caller.settimeout(None)
-    if len(data) <= _TOKEN or data[_TOKEN] >= len(Channels._fields):
+    if len(data) <= _TOKEN or data[_TOKEN] >= len(RankChannels._fields):
         return None
     return data[:_TOKEN], data[_TOKEN]

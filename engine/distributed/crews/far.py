@@ -7,7 +7,7 @@ from engine.api.config import EngineConfig
 from engine.api.errors import EngineError
 from engine.api.places import MeetingPlace
 from engine.devices import pick
-from engine.distributed.crews.channels import Channels, accept_channels
+from engine.distributed.crews.channels import RankChannels, accept_channels
 from engine.distributed.crews.steps import StepSender
 from engine.distributed.groups.board import Board
 from engine.distributed.groups.meeting import group_collective
@@ -22,7 +22,7 @@ JOINS = 600.0  # seconds that all other ranks have to connect
 class FarProcess:
     """The process of a rank on another machine. It ends when its connections do."""
 
-    def __init__(self, channels: Channels) -> None:
+    def __init__(self, channels: RankChannels) -> None:
         self.pid, self._channels = 0, channels
 
     def kill(self) -> None:

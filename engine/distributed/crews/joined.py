@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from engine.api.errors import EngineError
 from engine.api.places import MeetingPlace
-from engine.distributed.crews.channels import Channels, open_channels
+from engine.distributed.crews.channels import RankChannels, open_channels
 from engine.distributed.member import REFUSED
 from engine.host.joining import WrongSecret
 from engine.host.launching import child_environment
@@ -32,7 +32,7 @@ def be_rank(place: MeetingPlace, device: str, say: Callable[[str], None]) -> NoR
         say(f"the engine has ended, or its machine is gone (exit code {code})")
 
 
-def _connected(place: MeetingPlace, secret: bytes) -> Channels:
+def _connected(place: MeetingPlace, secret: bytes) -> RankChannels:
     """Connect as soon as the engine is there."""
     while True:
         try:
@@ -43,7 +43,7 @@ def _connected(place: MeetingPlace, secret: bytes) -> Channels:
             time.sleep(_AGAIN)
 
 
-def _run(channels: Channels, device: str) -> int:
+def _run(channels: RankChannels, device: str) -> int:
     """Start the rank's process with these connections, and wait for its end."""
     lifeline, held = os.pipe()
     given = {name: each.fileno() for name, each in channels._asdict().items()}

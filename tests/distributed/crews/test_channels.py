@@ -8,7 +8,7 @@ import pytest
 
 from engine.api.errors import BadInput, BadWire, EngineError
 from engine.api.places import MeetingPlace
-from engine.distributed.crews.channels import Channels, accept_channels, open_channels
+from engine.distributed.crews.channels import RankChannels, accept_channels, open_channels
 from engine.distributed.crews.joined import be_rank
 from engine.distributed.crews.steps import StepReceiver, StepSender
 from engine.distributed.messages import Kind
@@ -63,9 +63,9 @@ def test_a_port_in_use_is_named() -> None:
     door.close()
 
 
-def steps() -> tuple[StepSender, StepReceiver, Channels]:
-    pairs = [socket.socketpair() for _ in Channels._fields]
-    return StepSender([pairs[3][0]]), StepReceiver(pairs[3][1]), Channels(*(ours for ours, _ in pairs))
+def steps() -> tuple[StepSender, StepReceiver, RankChannels]:
+    pairs = [socket.socketpair() for _ in RankChannels._fields]
+    return StepSender([pairs[3][0]]), StepReceiver(pairs[3][1]), RankChannels(*(ours for ours, _ in pairs))
 
 
 def test_messages_arrive_in_order_and_whole() -> None:

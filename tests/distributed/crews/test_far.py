@@ -1,4 +1,4 @@
-"""Ranks that share no memory, as on two machines: `minichat rank` connects over TCP, and sums go over gloo."""
+"""Ranks without common memory, as on two machines: `minichat rank` connects over TCP, sums go over gloo."""
 
 import json
 import os
