@@ -6,8 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,34 +17,11 @@ from engine.distributed.identity import identity
 from engine.distributed.team import Team
 from engine.host.launching import child_environment
 from engine.serving.engine import Engine
+from tests.distributed.crews.running import rank
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 from tests.waiting import becomes
 
 PROMPT = [1, 5, 9, 30]
-
-
-@pytest.fixture
-def meet(tmp_path: Path) -> str:
-    """Where the ranks meet: a free port, and a secret."""
-    (secret := tmp_path / "secret").write_text("s3cret of sixteen bytes or more\n")
-    secret.chmod(0o600)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}:{secret}"
-
-
-@contextmanager
-def rank(meet: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`minichat rank`, with an environment of its own."""
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "minichat", "rank", meet, "--device", "cpu"],
-            stdout=out, stderr=out, env=child_environment(),
-        )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def alive(pid: int) -> bool:
