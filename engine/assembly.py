@@ -98,7 +98,7 @@ def assemble(
         )
     if config.pp > 1:
         check_stages(place, config.pp)
-    phase("starting the other ranks")
+    phase("starting the other ranks" if config.meet is None else "waiting for the other ranks")
     team = Team(config, place, gpus_of_ranks(config), grouped=needs_group(config))
     try:
         return _assembled(config, place, loading, progress, below, phase, team)
