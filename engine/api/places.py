@@ -59,6 +59,11 @@ class ExchangePlace(NamedTuple):
         return f"{self.path}:{self.segments}:{own}:{','.join(map(str, self.gpus))}"
 
 
+def digest_of(secret: bytes) -> bytes:
+    """What is used of a secret of any length."""
+    return sha256(secret).digest()
+
+
 class MeetingPlace(NamedTuple):
     """Where ranks on other machines connect to their engine, and the secret that both have."""
 
@@ -84,7 +89,7 @@ class MeetingPlace(NamedTuple):
             raise BadInput(f"meet: the secret in {self.file} must have at least {_SECRET} bytes")
         if mode & 0o077:
             raise BadInput(f"meet: others may read the secret in {self.file}; run chmod 600 on it")
-        return sha256(text).digest()
+        return digest_of(text)
 
 
 class AdapterPlace(NamedTuple):

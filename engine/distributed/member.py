@@ -16,7 +16,6 @@ from engine.distributed.ring import RingEnds
 from engine.host.launching import child_environment
 
 ENDS = 2.0  # seconds a process has to exit after its connections close
-REFUSED = 65  # the exit code of a rank that cannot start; it has sent the reason
 _TAIL = 2000  # bytes of its log in ours
 
 

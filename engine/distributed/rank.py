@@ -73,7 +73,7 @@ def main() -> None:
         loop = begin(given)
     except EngineError as error:
         logging.getLogger("engine").error("%s", error)
-        from engine.distributed.member import REFUSED
+        from engine.distributed.link import REFUSED
 
         os._exit(REFUSED)
     try:

@@ -37,7 +37,8 @@ from engine.distributed.identity import (
     order_of,
     visible_gpus,
 )
-from engine.distributed.member import ENDS, REFUSED, Member, beats, tail
+from engine.distributed.link import REFUSED
+from engine.distributed.member import ENDS, Member, beats, tail
 from engine.distributed.messages import Kind
 from engine.distributed.rank_meters import RankMeters
 from engine.distributed.stages import PipelineLink, stage_of

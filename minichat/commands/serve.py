@@ -316,6 +316,7 @@ def _ray_fleet(
     """Replicas on the machines of a Ray cluster. Ray ends its own processes when this one exits."""
     from engine.fleet.local import start_fleet
     from engine.fleet.ray_cluster.cluster import RayCluster
+    from engine.fleet.ray_cluster.spread import place
     from engine.host.process import EngineProcess
 
     cluster = RayCluster(options.ray, options.replicas)
@@ -323,7 +324,7 @@ def _ray_fleet(
     config = replace(config, device="cpu") if options.dry_run else config
 
     def start(config: EngineConfig, log: Path) -> EngineProcess:
-        launch = cluster.launcher(config)
+        config, launch = place(cluster, config)
         progress, phase = callbacks.progress, callbacks.phase
         return EngineProcess(config, log, progress=progress, phase=phase, dry_rate=rate, launch=launch)
 

@@ -6,17 +6,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import IO, NamedTuple, NoReturn
 
 from engine.api.errors import EngineError
 from engine.api.places import MeetingPlace
 from engine.distributed.crews.channels import RankChannels, open_channels
-from engine.distributed.member import REFUSED
-from engine.host.joining import WrongSecret
+from engine.distributed.link import REFUSED
 from engine.host.launching import child_environment
 
 COMMAND = (sys.executable, "-P", "-m", "engine.distributed.rank")
 _AGAIN = 1.0  # seconds until the next try to connect
+
+
+class StartedRank(NamedTuple):
+    process: subprocess.Popen[bytes]
+    lifeline: int  # once this is closed, the process ends
 
 
 def be_rank(place: MeetingPlace, device: str, say: Callable[[str], None]) -> NoReturn:
@@ -24,43 +28,60 @@ def be_rank(place: MeetingPlace, device: str, say: Callable[[str], None]) -> NoR
     secret = place.secret()
     while True:
         say(f"connecting to the engine at {place.host}:{place.port}")
-        channels = _connected(place, secret)
+        process, lifeline = start_rank(place, secret, device)
         say("connected")
-        code = _run(channels, device)
+        try:
+            code = process.wait()
+        finally:
+            os.close(lifeline)
         if code == REFUSED:
             raise EngineError("this machine cannot be a rank of that engine")
         say(f"the engine has ended, or its machine is gone (exit code {code})")
 
 
-def _connected(place: MeetingPlace, secret: bytes) -> RankChannels:
-    """Connect as soon as the engine is there."""
+def start_rank(
+    place: MeetingPlace,
+    secret: bytes,
+    device: str,
+    within: float = float("inf"),
+    out: IO[bytes] | None = None,
+) -> StartedRank:
+    """Connect as soon as the engine is there, and start the rank's process. `out`: its log."""
+    channels = _connected((place.host, place.port), secret, time.monotonic() + within)
+    try:
+        return _started(channels, device, out)
+    finally:
+        for each in channels:
+            each.close()
+
+
+def _connected(address: tuple[str, int], secret: bytes, until: float) -> RankChannels:
     while True:
         try:
-            return open_channels((place.host, place.port), secret)
-        except WrongSecret:
-            raise
+            return open_channels(address, secret)
         except OSError:
+            if time.monotonic() > until:
+                raise
             time.sleep(_AGAIN)
 
 
-def _run(channels: RankChannels, device: str) -> int:
-    """Start the rank's process with these connections, and wait for its end."""
+def _started(channels: RankChannels, device: str, out: IO[bytes] | None) -> StartedRank:
     lifeline, held = os.pipe()
-    given = {name: each.fileno() for name, each in channels._asdict().items()}
+    fds = {name: each.fileno() for name, each in channels._asdict().items()}
+    given = fds | {"device": device, "lifeline": lifeline, "host": channels.own_host}
     try:
         process = subprocess.Popen(
-            [
-                *COMMAND,
-                json.dumps(given | {"device": device, "lifeline": lifeline, "host": channels.own_host}),
-            ],
+            [*COMMAND, json.dumps(given)],
             stdin=subprocess.DEVNULL,
-            pass_fds=[*given.values(), lifeline],
+            stdout=out,
+            stderr=out,
+            pass_fds=[*fds.values(), lifeline],
             env=child_environment(),
-            start_new_session=True,  # it ends with this process, by the pipe
-        )  # fmt: skip
-        for each in channels:
-            each.close()
-        return process.wait()
+            start_new_session=True,  # Ctrl+C is for this process
+        )
+    except BaseException:
+        os.close(held)
+        raise
     finally:
         os.close(lifeline)
-        os.close(held)
+    return StartedRank(process, held)
