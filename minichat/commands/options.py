@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from engine.api.config import EngineConfig, is_amount, is_factor
 from engine.api.errors import BadInput, EngineError
 from engine.api.params import SamplingParams
-from engine.api.places import AdapterPlace
+from engine.api.places import AdapterPlace, MeetingPlace
 from minichat.shell.disk_room import disk_room
 from minichat.shell.interpreter import loading
 from minichat.shell.paths import locate
@@ -167,6 +167,8 @@ def check_replicas(options: argparse.Namespace) -> None:
         raise BadInput("--meet cannot be combined with --replicas or --ray; it is the address of one engine")
     if options.prefill_gpus is not None or options.decode_gpus is not None:
         _check_apart(options)
+    if options.meet is not None:
+        MeetingPlace.parse(options.meet).secret()
 
 
 def _check_scaling(options: argparse.Namespace) -> None:
