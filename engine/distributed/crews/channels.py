@@ -77,7 +77,9 @@ def accept_channels(door: Door, ranks: int, within: float) -> list[RankChannels]
         for channels in whole:
             channels.close()
         if isinstance(error, EngineError):
-            raise EngineError(f"{len(whole)} of {ranks} other ranks have connected: {error}") from None
+            raise EngineError(
+                f"{len(whole)} of {ranks} other ranks have connected within {within:g} s"
+            ) from None
         raise
     finally:
         for each in (each for found in parts.values() for each in found.values()):
