@@ -250,10 +250,11 @@ class Team:
     def views(self, device: str, cache: int) -> tuple[RankView, ...]:
         """All ranks. `cache`: the bytes of rank 0's share of the cache."""
         pids, piped = [os.getpid(), *(member.process.pid for member in self.members)], self._config.pp > 1
+        hosts = ["", *(member.host for member in self.members)]
         return tuple(
             RankView(
                 rank,
-                device,
+                f"{device} on {hosts[rank]}" if hosts[rank] else device,
                 pid,
                 cache * self._layers[rank] // self._layers[0],
                 self.meters.joining[rank],

@@ -52,6 +52,7 @@ def test_a_rank_of_another_machine(llama: Path, meet: str, tmp_path: Path) -> No
                 assert output.reply == expected
                 _, other = engine.snapshot().ranks
                 assert "memfd" not in Path(f"/proc/{other.pid}/maps").read_text(), "it shares memory"
+                assert other.device == "cpu on 127.0.0.1"
                 assert other.joining > 0 and other.traffic > 0
                 if turn:
                     ask(engine, PROMPT, GREEDY.changed(max_tokens=100))
