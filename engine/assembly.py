@@ -33,7 +33,7 @@ from engine.devices import begin_products, pick, use
 from engine.distributed.pipelined import PipelinedRunner
 from engine.distributed.runner import RankedRunner
 from engine.distributed.stages import PipelineLink
-from engine.distributed.team import Team, gpus_of_ranks
+from engine.distributed.team import Team, gpus_of_ranks, needs_group
 from engine.early import quick_sources
 from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels, find_draft_models
@@ -98,8 +98,8 @@ def assemble(
         )
     if config.pp > 1:
         check_stages(place, config.pp)
-    phase("starting the other ranks")
-    team = Team(config, place, gpus_of_ranks(config))
+    phase("starting the other ranks" if config.meet is None else "waiting for the other ranks")
+    team = Team(config, place, gpus_of_ranks(config), grouped=needs_group(config))
     try:
         return _assembled(config, place, loading, progress, below, phase, team)
     except BaseException:

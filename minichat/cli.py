@@ -28,6 +28,7 @@ COMMANDS = {
     "fetch": "download a model from the hub",
     "locate": "print the paths of the settings, themes, chats and logs",
     "serve": "serve the engine over HTTP, for OpenAI clients and remote screens",
+    "rank": "compute a part of a model for an engine on another machine",
     "attach": "open the screen on a remote engine, or on a background engine of this machine",
     "up": "start a background engine, if none is running, and open the screen on it",
     "down": "stop the engine that up started",
@@ -169,7 +170,15 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-body", type=whole, default=8, metavar="MIB", help="maximum request body (default: 8 MiB)"
     )
-    add_replicas(command.add_argument_group("several engines"))
+    group = command.add_argument_group("several engines, several machines")
+    add_replicas(group)
+    group.add_argument(
+        "--meet",
+        type=given,
+        metavar="HOST:PORT:FILE",
+        help="the other ranks of --tp run on other machines: they connect to this address with "
+        "`minichat rank`, and the file has a secret that they must have, too",
+    )
     group = command.add_argument_group("serving")
     group.add_argument(
         "--no-warm",
@@ -203,6 +212,15 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     group.add_argument("--access-log", action="store_true", help="log a line per request, without its text")
     group.add_argument("--log-prompts", action="store_true", help="also log prompts")
     add_dry(group)
+
+
+def _add_rank(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "meet", type=given, metavar="HOST:PORT:FILE", help="the engine's --meet, with the secret's file here"
+    )
+    command.add_argument(
+        "--device", default="auto", metavar="D", help="cpu, cuda, cuda:1 ... (default: best)"
+    )
 
 
 def _add_attach(command: argparse.ArgumentParser) -> None:
@@ -300,7 +318,7 @@ def _add_completions(command: argparse.ArgumentParser) -> None:
 # Options that default to the settings.
 _IN_SETTINGS = ("model", "device", "tp", "pp", "dtype", "attention", "policy", "quantization", "kv")
 # Commands whose module has another name. `tui` opens the screen, or runs the plain chat.
-_FILES = {"chat": "tui", "bench": "bench.command"}
+_FILES = {"chat": "tui", "bench": "bench.command", "rank": "ranks.command"}
 _ADD = {
     "chat": _add_chat,
     "generate": _add_generate,
@@ -308,6 +326,7 @@ _ADD = {
     "fetch": _add_fetch,
     "locate": _add_locate,
     "serve": _add_serve,
+    "rank": _add_rank,
     "attach": _add_attach,
     "up": _add_up,
     "down": _add_down,

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from benchmarks.engine.techniques import pocket
+from engine.distributed.collective import SharedMemoryCollective
 from engine.distributed.stages import PipelineLink
 from engine.distributed.team import Team
 from engine.serving.engine import Engine
@@ -72,7 +73,7 @@ def work(bench: Bench) -> None:
         engine = pocket(threads=1, tp=ranks)
         held[ranks] = engine.runner.memory()
         if ranks > 1:
-            collective = cast(Team, engine.ranks).collective
+            collective = cast(SharedMemoryCollective, cast(Team, engine.ranks).sums)
             sizes = list[int]()
             plain = collective._exchanges
 
@@ -125,7 +126,7 @@ def sums(bench: Bench) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(WIDE | {"num_hidden_layers": 2}))
         engine = pocket(blocks=64, threads=1, tp=2, model=folder, dummy_weights=True)
-        collective = cast(Team, engine.ranks).collective
+        collective = cast(SharedMemoryCollective, cast(Team, engine.ranks).sums)
         _begin(engine, 1)
         before = collective.exchanged.seconds
         for _ in range(STEPS):

@@ -61,7 +61,7 @@ def run(
     if not torch.cuda.is_available():
         raise SystemExit(f"gpu_ranks needs NVIDIA GPUs, and torch {torch.__version__} sees none")
     if "sums" in only:
-        for more in ((), ("--others",)):
+        for more in ((), ("--group",), ("--others",)):
             subprocess.run([sys.executable, "-m", "benchmarks.gpu.peer_sums", *more], check=True)
     contenders = [(1, count) for count in stages if count > 1] + [(count, 1) for count in ranks if count]
     for name, scheme in product(shape, quantization) if set(only) - {"sums"} else ():

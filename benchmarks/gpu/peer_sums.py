@@ -1,11 +1,13 @@
 """Sums between two GPUs by our kernels: right to the bit, and how long they take in a graph.
 
 `python -m benchmarks.gpu.peer_sums` starts a process for each GPU. With `--others` it measures NCCL and
-torch's symmetric memory instead.
+torch's symmetric memory instead, with `--group` our sums over NCCL, for GPUs that cannot access each other's
+memory, launched without a graph.
 """
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +15,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -200,23 +203,65 @@ def others(rank: int, folder: Path) -> None:
     os._exit(0)
 
 
+def group(rank: int, board: int) -> None:
+    from engine.distributed.groups.board import Board
+    from engine.distributed.groups.nccl import NcclCollective
+
+    device = torch.device("cuda", 0)
+    nccl = NcclCollective(rank, RANKS, Board([socket.socket(fileno=board)]), "sums", device)
+    nccl.connect()
+    weight = torch.ones(WIDTH, dtype=torch.bfloat16, device=device)
+    for seed, rows in enumerate((*ROWS, 8192)):
+        term, x = numbers(rank, seed, rows, WIDTH), numbers(0, 99, rows, WIDTH)
+        if not torch.equal(nccl.sum(term), summed(seed, rows, WIDTH)):
+            print(f"WRONG: sum of {rows} rows on rank {rank}", flush=True)
+        fused = partial(nccl.sum_norm, x, term[None] * 0, weight, 1e-5, rounded=False)
+        times = {"sum": _launched(partial(nccl.sum, term)), "and norm": _launched(fused)}
+        if rank == 0:
+            found = ", ".join(f"{how} {each:.1f}" for how, each in times.items())
+            print(f"over NCCL, no graph, {rows} rows: {found} us", flush=True)
+    os._exit(0)
+
+
+def _launched(call: Callable[[], object]) -> float:
+    """Time of a call that is launched again and again, in microseconds."""
+    for _ in range(5):
+        call()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(LOOPS):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / LOOPS * 1e3
+
+
 def main() -> None:
     if len(sys.argv) > 2:
         rank, place, fds = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
         if not fds:
             return others(rank, place)
+        if isinstance(fds, int):
+            return group(rank, fds)
         memory, wake, woken, (end, alarm) = fds
         return ours(rank, Wires(memory, tuple(wake), tuple(woken), (end, alarm)), place)
-    given = None if "--others" in sys.argv else wires(RANKS, anonymous(memory_size(RANKS)))
+    given: list[tuple[Any, list[int]]]  # for each process: what it is told, and what it inherits
+    if "--others" in sys.argv:
+        given = [([], [])] * RANKS
+    elif "--group" in sys.argv:
+        given = [(fd, [fd]) for fd in (each.detach() for each in socket.socketpair())]
+    else:
+        given = [(each, each.fds()) for each in wires(RANKS, anonymous(memory_size(RANKS)))]
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for rank, order in enumerate(("0,1", "1,0")):
-            own = [] if given is None else given[rank]
+            own, fds = given[rank]
             started.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "benchmarks.gpu.peer_sums", str(rank), folder, json.dumps(own)],
-                    env=os.environ | ({} if given is None else {"CUDA_VISIBLE_DEVICES": order}),
-                    pass_fds=() if given is None else given[rank].fds(),
+                    env=os.environ | ({"CUDA_VISIBLE_DEVICES": order} if fds else {}),
+                    pass_fds=fds,
                 )
             )
         raise SystemExit(max(each.wait() for each in started))

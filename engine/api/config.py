@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from engine.api.cache_spec import KV_SCHEMES, CacheSpec, KvSchemeName
 from engine.api.errors import BadInput
-from engine.api.places import AdapterPlace, DiskRoom, ExchangePlace
+from engine.api.places import AdapterPlace, DiskRoom, ExchangePlace, MeetingPlace
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
@@ -39,6 +39,7 @@ class EngineConfig:
     device: str = "auto"
     tp: int = 1  # ranks that share the model, each a process with a part of every weight
     pp: int = 1  # stages of a pipeline, each with some of the layers, and a process for each of `tp` ranks
+    meet: str | None = None  # HOST:PORT:FILE, where the other ranks connect; None: they run on this machine
     threads: int | None = None  # on a CPU; None: all cores, and one for a small model
     dummy_weights: bool = False  # random weights of the model's shape
     attention: str = "auto"
@@ -131,6 +132,11 @@ class EngineConfig:
             if self.ranks > 1 and getattr(self, other):
                 name = "pp" if self.pp > 1 else "tp"
                 raise BadInput(f"{other} cannot be used with {name} yet; run on one rank")
+        self._need("meet", "HOST:PORT:FILE", self.meet is None or isinstance(self.meet, str))
+        if self.meet is not None:
+            MeetingPlace.parse(self.meet)
+            if self.tp == 1 or self.pp > 1:
+                raise BadInput("meet needs tp above 1, without pp: stages run on one machine")
         if self.drafts_itself and self.ranks > 1:
             raise BadInput(f"draft: {OWN_HEAD} runs in one process only; leave tp and pp at 1")
         if self.drafts_itself and self.forgets:

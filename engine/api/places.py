@@ -1,10 +1,15 @@
 """Options of an engine that name a place, read from text."""
 
 import os
+import re
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 from engine.api.errors import BadInput
+
+_MEETING = re.compile(r"(?P<host>\[[^]]+\]|[^:]+):(?P<port>[0-9]{1,5}):(?P<file>.+)")
+_SECRET = 16  # bytes, at least
 
 
 def expanded(name: str) -> Path:
@@ -52,6 +57,39 @@ class ExchangePlace(NamedTuple):
     def __str__(self) -> str:
         own = "" if self.own is None else self.own
         return f"{self.path}:{self.segments}:{own}:{','.join(map(str, self.gpus))}"
+
+
+def digest_of(secret: bytes) -> bytes:
+    """What is used of a secret of any length."""
+    return sha256(secret).digest()
+
+
+class MeetingPlace(NamedTuple):
+    """Where ranks on other machines connect to their engine, and the secret that both have."""
+
+    host: str
+    port: int
+    file: Path
+
+    @classmethod
+    def parse(cls, text: str) -> "MeetingPlace":
+        """Read HOST:PORT:FILE; an IPv6 address is in brackets. Raises BadInput."""
+        found = _MEETING.fullmatch(text)
+        if not found or not 0 < int(found["port"]) < 2**16:
+            raise BadInput(f"meet must be HOST:PORT:FILE, such as 10.0.0.5:7000:secret, not {text!r:.100}")
+        return cls(found["host"].strip("[]"), int(found["port"]), expanded(found["file"]))
+
+    def secret(self) -> bytes:
+        """The secret in the file. Raises BadInput if that is not good enough."""
+        try:
+            text, mode = self.file.read_bytes().strip(), self.file.stat().st_mode
+        except OSError as error:
+            raise BadInput(f"meet: cannot read the secret in {self.file}: {error.strerror}") from None
+        if len(text) < _SECRET:
+            raise BadInput(f"meet: the secret in {self.file} must have at least {_SECRET} bytes")
+        if mode & 0o077:
+            raise BadInput(f"meet: others may read the secret in {self.file}; run chmod 600 on it")
+        return digest_of(text)
 
 
 class AdapterPlace(NamedTuple):

@@ -71,6 +71,7 @@ class RankCollective(Protocol):
     rank: int
     ranks: int
     deferred: bool  # whether a call may run after it has returned, on a GPU
+    recordable: bool  # whether a CUDA graph can contain calls
 
     @property
     def exchanged(self) -> Exchanged:
@@ -95,11 +96,15 @@ class RankCollective(Protocol):
     def reset(self) -> None:
         """Forget the parts that were on the way. Called on every rank, while all have stopped."""
 
+    def close(self) -> None:
+        """Free what it has. Called on rank 0, after the others have ended."""
+
 
 class SharedMemoryCollective:
     """For tensors on a CPU. One thread of each rank uses it."""
 
     deferred = False
+    recordable = False
 
     def __init__(self, rank: int, wires: Wires, limit: float = LIMIT) -> None:
         self.rank, self.ranks, self.exchanged = rank, len(wires.wake), Exchanged()
@@ -148,6 +153,9 @@ class SharedMemoryCollective:
             while readable(fd, 0):
                 os.read(fd, PLACE)
         self._turn = 0
+
+    def close(self) -> None:
+        """The memory is freed with this object."""
 
     def _exchanges(self, flat: Tensor) -> Iterator[tuple[slice, list[Tensor]]]:
         """Exchange a tensor in pieces: where each is, and all ranks' numbers for it, valid until the next."""

@@ -57,6 +57,11 @@ def order_of(gpus: Sequence[Gpu]) -> Identity:
     return {"order of GPUs": ", ".join(f"{each.uuid} ({each.name})" for each in gpus) or "no GPU"}
 
 
+def kind_of(device: torch.device) -> Identity:
+    """The part of an identity that tells GPUs from CPUs."""
+    return {"kind of device": device.type}
+
+
 def check_same(rank: int, own: Identity, other: Identity) -> None:
     """Raise if rank `rank` differs from rank 0, or has other GPUs: its sums would be wrong."""
     for name, value in own.items():

@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.distributed.waiting import readable
 
+REFUSED = 65  # the exit code of a rank that cannot start; it has sent the reason
 _LENGTH = 4  # bytes
 _MOST = 2**24
 

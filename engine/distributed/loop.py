@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from engine.api.errors import BadWire
 from engine.api.events import log
 from engine.distributed.collective import Interrupted, RankCollective
 from engine.distributed.link import RankLink
 from engine.distributed.messages import STEP_KINDS, Kind, digest, error_to_wire
-from engine.distributed.ring import RingMessage, RingReader
+from engine.distributed.ring import RingMessage
 from engine.execution.changes import Recache, Resize, RunnerChange
 from engine.execution.runner import ModelRunner
 from engine.kv.tiers.tier import Tier, TransferOrder
@@ -27,11 +27,17 @@ from engine.serving.recordings.runner_bytes import (
 _POLL = 0.001  # seconds between checks of transfers in flight
 
 
+class StepReader(Protocol):
+    """Where the engine's messages arrive."""
+
+    def receive(self, seconds: float | None = None) -> RingMessage | None: ...
+
+
 class RankLoop:
     def __init__(
         self,
         runner: ModelRunner,
-        ring: RingReader,
+        ring: StepReader,
         link: RankLink,
         collective: RankCollective,
         bounds: Bounds,

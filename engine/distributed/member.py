@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Protocol
 
 from engine.distributed.collective import Wires
 from engine.distributed.link import RankLink
@@ -16,8 +16,18 @@ from engine.distributed.ring import RingEnds
 from engine.host.launching import child_environment
 
 ENDS = 2.0  # seconds a process has to exit after its connections close
-REFUSED = 65  # the exit code of a rank that cannot start; it has sent the reason
 _TAIL = 2000  # bytes of its log in ours
+
+
+class RankProcess(Protocol):
+    """The process of a rank, on this machine or on another one."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
 
 
 @dataclass(slots=True)
@@ -25,12 +35,20 @@ class Member:
     """A rank in another process."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: RankProcess
     link: RankLink
     pulse: socket.socket
-    log: IO[bytes]
+    log: IO[bytes] | None  # None: elsewhere
+    host: str = ""  # the address of its machine, if that is another one
     beating: bool = False  # whether its heart is watched: it has started
     silent: float = 0.0  # seconds since its last heartbeat
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.link.close()
+        self.pulse.close()
+        if self.log is not None:
+            self.log.close()
 
     def end(self) -> int | None:
         """Return the exit code of a process whose connections are closed; None if it had to be killed."""
@@ -49,10 +67,13 @@ def spawn(
     meeting: int,
     ring: RingEnds,
     wires: Wires,
+    board: int | None,
     visible: Sequence[str],
     device: str,
 ) -> Member:
-    """Start a rank's process. `visible`: the GPUs that it sees, if any. `device`: of those, its own."""
+    """Start a rank's process. `board`: its end of the connection to one, or None. `visible`: the GPUs that
+    it sees, if any. `device`: of those, its own.
+    """
     link, their_link = socket.socketpair()
     pulse, their_pulse = socket.socketpair()
     given = {
@@ -61,8 +82,10 @@ def spawn(
         "pulse": their_pulse.fileno(),
         "ring": [steps, *ring],
         "wires": wires,
+        "board": board,
         "device": device,
     }
+    inherited = [their_link.fileno(), their_pulse.fileno(), steps, meeting, *ring, *wires.fds()]
     output = tempfile.TemporaryFile()  # noqa: SIM115  # the member closes it
     with their_link, their_pulse:
         process = subprocess.Popen(
@@ -70,7 +93,7 @@ def spawn(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=[their_link.fileno(), their_pulse.fileno(), steps, meeting, *ring, *wires.fds()],
+            pass_fds=[*inherited, *([] if board is None else [board])],
             env=child_environment() | ({"CUDA_VISIBLE_DEVICES": ",".join(visible)} if visible else {}),
             start_new_session=True,  # it must not receive Ctrl+C or the terminal's hangup
         )

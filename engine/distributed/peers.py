@@ -33,17 +33,21 @@ def why_not(config: EngineConfig, device: torch.device) -> str:
         return "stages of several ranks (tp) run on CPUs only so far"
     if config.tp > 1 and config.attention not in ("auto", "triton"):
         return f"ranks on GPUs do not support the attention backend {config.attention!r}; use triton"
-    if first + ranks > there:
+    if config.meet is None and first + ranks > there:
         return f"{ranks} ranks need {ranks} GPUs from cuda:{first} on, and there are {there}"
-    stages = (range(at, at + config.tp) for at in range(first, first + ranks, config.tp))
+    return ""
+
+
+def why_apart(config: EngineConfig, first: int) -> str:
+    """Return why the GPUs from `first` on cannot sum in each other's memory; empty if they can."""
+    stages = (range(at, at + config.tp) for at in range(first, first + config.ranks, config.tp))
     return next(filter(None, map(_why_apart, stages)), "")
 
 
 def _why_apart(devices: range) -> str:
-    """Return why these GPUs cannot sum their numbers."""
     for one, other in permutations(devices, 2):
         if (programs := torch.cuda.get_device_properties(one).multi_processor_count) < PROGRAMS:
-            return f"cuda:{one} has {programs} multiprocessors, and the sums of ranks need {PROGRAMS}"
+            return f"cuda:{one} has {programs} multiprocessors, and that takes {PROGRAMS}"
         if not torch.cuda.can_device_access_peer(one, other):
             return f"cuda:{one} cannot access the memory of cuda:{other}"
     return ""
@@ -53,6 +57,7 @@ class PeerCollective:
     """For tensors on a GPU. One thread of each rank uses it, except for `interrupt`."""
 
     deferred = True
+    recordable = True
 
     def __init__(self, host: SharedMemoryCollective, device: torch.device) -> None:
         """`host`: between the same ranks. The stop word is in its memory, and it is not used otherwise."""

@@ -55,16 +55,25 @@ def begin(given: dict[str, Any]) -> "RankLoop":
     return loop
 
 
+def _end_with(pipe: int) -> None:
+    """End with the process that has the other end."""
+    os.read(pipe, 1)
+    os._exit(0)
+
+
 def main() -> None:
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     given = json.loads(sys.argv[1])
     pulse = socket.socket(fileno=given["pulse"])
     threading.Thread(target=keep_alive, args=(pulse,), name="heartbeat", daemon=True).start()
+    if "lifeline" in given:
+        threading.Thread(target=_end_with, args=(given["lifeline"],), name="lifeline", daemon=True).start()
     try:
         loop = begin(given)
-    except EngineError:
-        from engine.distributed.member import REFUSED
+    except EngineError as error:
+        logging.getLogger("engine").error("%s", error)
+        from engine.distributed.link import REFUSED
 
         os._exit(REFUSED)
     try:

@@ -16,7 +16,7 @@ from engine.distributed.waiting import readable
 
 CAPACITY = 2**21  # bytes; a longer message passes through in pieces
 MOST = 2**30  # bytes of a message
-_HEAD = struct.Struct("<qqq")  # its number, its kind, its length
+HEAD = struct.Struct("<qqq")  # its number, its kind, its length
 _POSITION = struct.Struct("<q")
 _MANY = 2**16  # bytes: as much as a pipe holds
 _POLL = 0.25  # seconds between checks that the readers are alive
@@ -63,7 +63,7 @@ class RingWriter:
         if len(payload) > MOST:
             raise ValueError(f"a message may have {MOST} bytes, this one has {len(payload)}")
         number, self._number = self._number, self._number + 1
-        data = memoryview(_HEAD.pack(number, kind, len(payload)) + payload)
+        data = memoryview(HEAD.pack(number, kind, len(payload)) + payload)
         while data:
             at = self._written % CAPACITY
             size = min(len(data), self._room(), CAPACITY - at)
@@ -111,11 +111,9 @@ class RingReader:
         """Return the next message; None if there is none after `seconds`. Raises EOFError at the end."""
         if self._read == self._written and not self._wait(seconds):
             return None
-        number, kind, size = _HEAD.unpack(self._take(_HEAD.size))
-        if number != self._number or not 0 <= size <= MOST:
-            raise BadWire(f"message {self._number} has the number {number} and {size} bytes")
+        kind, size = read_head(self._take(HEAD.size), self._number)
         self._number += 1
-        return RingMessage(number, kind, self._take(size))
+        return RingMessage(self._number - 1, kind, self._take(size))
 
     def _take(self, size: int) -> bytes:
         taken = bytearray()
@@ -139,6 +137,14 @@ class RingReader:
             raise EOFError("the writer has ended")
         self._written = _last(data, self._read + 1, self._read + CAPACITY)
         return True
+
+
+def read_head(data: bytes, expected: int) -> tuple[int, int]:
+    """The kind and the length of the message with the expected number."""
+    number, kind, size = HEAD.unpack(data)
+    if number != expected or not 0 <= size <= MOST:
+        raise BadWire(f"message {expected} has the number {number} and {size} bytes")
+    return kind, size
 
 
 def _last(data: bytes, least: int, most: int) -> int:

@@ -1,40 +1,44 @@
 """Starts a rank inside its process: the model's share, the same cache as every other rank, the loop."""
 
+import os
 import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from engine.api import wire
-from engine.api.config import ModelPlace
+from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import EngineError
 from engine.assembly import build_runner, load_share
 from engine.devices import pick
 from engine.distributed.collective import RankCollective, SharedMemoryCollective, Wires
-from engine.distributed.identity import identity, visible_gpus
+from engine.distributed.crews.steps import StepReceiver
+from engine.distributed.groups.board import Board
+from engine.distributed.groups.meeting import group_collective
+from engine.distributed.groups.process_group import LOOPBACK
+from engine.distributed.identity import identity, kind_of, visible_gpus
 from engine.distributed.link import RankLink
-from engine.distributed.loop import RankLoop
+from engine.distributed.loop import RankLoop, StepReader
 from engine.distributed.messages import error_to_wire
 from engine.distributed.ring import RingEnds, RingReader
 from engine.distributed.stage_loop import StageLoop
 from engine.distributed.stages import PipelineLink, stage_of
+from engine.models.find import find_model
 from engine.scheduling.step_bytes import Bounds
 
 
 def connect(given: dict[str, Any]) -> RankLoop:
     """Start as rank 0 does. An error is reported to the engine first.
 
-    `given`: the file descriptors, as team.py passes them.
+    `given`: the file descriptors, as the one who starts this process passes them.
     """
     link = RankLink(socket.socket(fileno=given["link"]))
-    memory, wake, woken, alarm = given["wires"]
-    rank = given["rank"]
-    collective = SharedMemoryCollective(
-        rank % len(wake), Wires(memory, tuple(wake), tuple(woken), (alarm[0], alarm[1]))
-    )
-    ring = RingReader(given["ring"][0], RingEnds(*given["ring"][1:]))
+    start = _received(link)
+    rank = start["rank"]
     try:
-        return _loop(rank, link, collective, ring)
+        return _loop(rank, link, start, given)
     except Exception as error:
         link.send({"error": error_to_wire(rank, error)})
         if isinstance(error, EngineError):
@@ -42,22 +46,19 @@ def connect(given: dict[str, Any]) -> RankLoop:
         raise EngineError(str(error)) from error
 
 
-def _loop(rank: int, link: RankLink, collective: SharedMemoryCollective, ring: RingReader) -> RankLoop:
-    start = _received(link)
+def _loop(rank: int, link: RankLink, start: dict[str, Any], given: dict[str, Any]) -> RankLoop:
     config = wire.config_from_json(start["config"])
-    place = ModelPlace(start["model"], Path(start["folder"]))
-    link.send({"hello": identity(config, place, visible_gpus() if start["gpus"] else ())})
-    sums: RankCollective = collective
-    device, stages = pick(config.device), None
+    place, own = ModelPlace(start["model"], Path(start["folder"])), config
+    if "steps" in given:  # started on another machine
+        place = find_model(config.model, dummy=config.dummy_weights)
+        own = replace(config, device=given["device"])
+    device, stages = pick(own.device), None
+    gpus = visible_gpus() if start["gpus"] else ()
+    link.send({"hello": identity(config, place, gpus) | kind_of(device) | {"pid": str(os.getpid())}})
+    config, ring = own, _reader(given)
     if config.pp > 1:
         stages = PipelineLink(rank, config, device, start["meeting"])
-    if config.tp > 1 and device.type == "cuda":
-        # Imports Triton, which is only installed with a GPU.
-        from engine.distributed.peers import PeerCollective
-
-        sums = peers = PeerCollective(collective, device)
-        link.send({"handle": peers.handle()})
-        peers.connect(_received(link)["handles"])
+    sums = _collective(rank, config, device, link, given)
     loaded = load_share(config, place, sums, stage=stage_of(rank, config))
     budget = loaded.budget
     link.send({"nbytes": budget.nbytes, "host_nbytes": budget.host_nbytes, "layers": len(budget.specs)})
@@ -75,6 +76,39 @@ def _loop(rank: int, link: RankLink, collective: SharedMemoryCollective, ring: R
     loop = StageLoop(built.runner, ring, link, sums, bounds, built.tiers, rank)
     loop.link = stages
     return loop
+
+
+def _collective(
+    rank: int, config: EngineConfig, device: torch.device, link: RankLink, given: dict[str, Any]
+) -> RankCollective:
+    if given["board"] is not None:
+        board = Board([_socket(given, "board")], given.get("host", LOOPBACK))
+        group = group_collective(rank, config, board, device)
+        group.connect()
+        return group
+    memory, wake, woken, alarm = given["wires"]
+    ends = Wires(memory, tuple(wake), tuple(woken), (alarm[0], alarm[1]))
+    collective = SharedMemoryCollective(rank % config.tp, ends)
+    if config.tp == 1 or device.type == "cpu":
+        return collective
+    # Imports Triton, which is only installed with a GPU.
+    from engine.distributed.peers import PeerCollective
+
+    peers = PeerCollective(collective, device)
+    link.send({"handle": peers.handle()})
+    peers.connect(_received(link)["handles"])
+    return peers
+
+
+def _reader(given: dict[str, Any]) -> StepReader:
+    if "steps" in given:
+        return StepReceiver(_socket(given, "steps"))
+    memory, *ends = given["ring"]
+    return RingReader(memory, RingEnds(*ends))
+
+
+def _socket(given: dict[str, Any], name: str) -> socket.socket:
+    return socket.socket(fileno=given[name])
 
 
 def _received(link: RankLink) -> Any:

@@ -5,25 +5,22 @@ Rank 0 is the engine's own process, and it samples: it belongs to the last stage
 ones. So tokens need not be sent back. The engine sends them to the first stage as ids of the next step.
 """
 
-import os
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore, Store
+from torch._C._distributed_c10d import FileStore
 
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineError
 from engine.distributed.collective import LIMIT
+from engine.distributed.groups.clocks import CpuClock, GpuClock
+from engine.distributed.groups.process_group import LOOPBACK, process_group
 
 _MOST = 8  # streams that may wait for the next stage, which is far behind then
-_LOOPBACK = "127.0.0.1"
 
 
 class StageLost(EngineError):
@@ -49,9 +46,9 @@ class PipelineLink:
         stage = stage_of(rank, config)
         self.stages, self.first, self.last = config.pp, stage == 0, stage == config.pp - 1
         self._before, self._after = rank + config.tp, rank - config.tp
-        self._device, self._clock = device, _GpuClock() if device.type == "cuda" else _CpuClock()
+        self._device, self._clock = device, GpuClock() if device.type == "cuda" else CpuClock()
         store = FileStore(f"/proc/self/fd/{meeting}", config.ranks)
-        self._group = _group(store, rank, config.ranks, device)
+        self._group = process_group(store, rank, config.ranks, device, LOOPBACK, LIMIT)
         self._received = self._sent = False
         self.sent = 0  # bytes, to the next stage
         self._sends: deque[tuple[Any, Tensor]] = deque()
@@ -125,76 +122,3 @@ class PipelineLink:
         self.interrupt()
         self._sends.clear()
         self._group = None
-
-
-def _group(store: Store, rank: int, ranks: int, device: torch.device) -> Any:
-    """A process group that belongs to this engine alone: there may be others in the process."""
-    limit = timedelta(seconds=LIMIT)
-    if device.type == "cuda":
-        # NCCL's watchdog would end the engine's process. The team's watches the ranks.
-        os.environ |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = limit
-        return dist.ProcessGroupNCCL(store, rank, ranks, nccl)
-    gloo: Any = dist.ProcessGroupGloo
-    options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=_LOOPBACK)]
-    options._timeout = limit
-    return gloo(store, rank, ranks, options)
-
-
-class _CpuClock:
-    """Measures how long a stage works."""
-
-    def __init__(self) -> None:
-        self.busy = self._since = 0.0
-
-    def begin(self) -> None:
-        self._since = time.perf_counter()
-
-    def wait(self) -> None:
-        """Stop while the stage before is awaited."""
-        self.end()
-
-    def go_on(self) -> None:
-        self.begin()
-
-    def end(self) -> None:
-        self.busy += time.perf_counter() - self._since
-
-    def reset(self) -> None:
-        self.busy = 0.0
-
-
-class _GpuClock:
-    """The same by events, which are read once the GPU has passed them."""
-
-    def __init__(self) -> None:
-        self._busy = 0.0
-        self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._began = torch.cuda.Event(enable_timing=True)
-
-    def begin(self) -> None:
-        self._began = torch.cuda.Event(enable_timing=True)
-        self._began.record()
-
-    def wait(self) -> None:
-        """Nothing yet: what the stage before sends is awaited on the GPU."""
-
-    def go_on(self) -> None:
-        self.begin()
-
-    def end(self) -> None:
-        ended = torch.cuda.Event(enable_timing=True)
-        ended.record()
-        self._spans.append((self._began, ended))
-
-    @property
-    def busy(self) -> float:
-        while self._spans and self._spans[0][1].query():
-            began, ended = self._spans.popleft()
-            self._busy += began.elapsed_time(ended) / 1e3
-        return self._busy
-
-    def reset(self) -> None:
-        self._busy, self._spans = 0.0, deque()

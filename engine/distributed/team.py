@@ -1,8 +1,8 @@
 """The other ranks of an engine: starts their processes, watches them, ends them.
 
-Rank 0 is the engine's own process. Every other rank is a child with four connections: the ring with the
-steps, a link for its answers, the pipes of the collective, and a socket for heartbeats. All are unnamed, so
-the system frees them with the processes, however those end.
+Rank 0 is the engine's own process. Every other rank is a process with four connections: the steps, a link
+for its answers, the collective, and a socket for heartbeats. Those of this machine are unnamed, so the system
+frees them with the processes, however those end.
 """
 
 import os
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -24,32 +24,26 @@ from engine.api.errors import BadInput, EngineDead, EngineError
 from engine.api.events import log
 from engine.api.snapshot import RankView
 from engine.devices import pick
-from engine.distributed.collective import (
-    LIMIT,
-    RankCollective,
-    SharedMemoryCollective,
-    memory_size,
-    wires,
-)
+from engine.distributed.collective import LIMIT, RankCollective, SharedMemoryCollective
+from engine.distributed.crews.far import FarCrew, FarProcess
+from engine.distributed.crews.local import LocalCrew
+from engine.distributed.groups.group import GroupCollective
 from engine.distributed.identity import (
     Gpu,
     check_same,
     gpus_of_rank,
     identity,
+    kind_of,
     order_of,
     visible_gpus,
 )
-from engine.distributed.member import ENDS, REFUSED, Member, beats, spawn, tail
-from engine.distributed.memory import anonymous
+from engine.distributed.link import REFUSED
+from engine.distributed.member import ENDS, Member, beats, tail
 from engine.distributed.messages import Kind
 from engine.distributed.rank_meters import RankMeters
-from engine.distributed.ring import CAPACITY, RingWriter, pipes
 from engine.distributed.stages import PipelineLink, stage_of
 from engine.execution.budget import CacheBudget
 from engine.host.launching import describe_exit
-
-if TYPE_CHECKING:
-    from engine.distributed.peers import PeerCollective
 
 _LOOK = 0.5  # seconds between checks of the heartbeats
 _STARTS = 120.0  # seconds until a process has imported everything
@@ -58,7 +52,9 @@ _CLOSES = 4.0  # seconds all of them have to write what their tiers hold, before
 
 
 def gpus_of_ranks(config: EngineConfig) -> list[list[Gpu]]:
-    """The GPUs of each rank's process; empty on CPUs. Raises if the ranks cannot have one each."""
+    """The GPUs of each rank's process. Empty on CPUs, and for ranks that are started elsewhere. Raises if the
+    ranks cannot have one each.
+    """
     if (device := pick(config.device)).type == "cpu":
         return []
     # Imports Triton, which is only installed with a GPU.
@@ -66,8 +62,22 @@ def gpus_of_ranks(config: EngineConfig) -> list[list[Gpu]]:
 
     if problem := why_not(config, device):
         raise BadInput(f"{'tp' if config.pp == 1 else 'pp'}: {problem}")
+    if config.meet is not None:
+        return []  # the others choose theirs
     gpus = visible_gpus()
     return [gpus_of_rank(rank, device.index or 0, gpus) for rank in range(config.ranks)]
+
+
+def needs_group(config: EngineConfig) -> bool:
+    """Whether ranks sum over NCCL, because their GPUs cannot do that in each other's memory."""
+    if (device := pick(config.device)).type == "cpu" or config.tp == 1:
+        return False
+    # Imports Triton, which is only installed with a GPU.
+    from engine.distributed.peers import why_apart
+
+    if problem := why_apart(config, device.index or 0):
+        log.warning("ranks exchange over NCCL, which is slower: %s", problem)
+    return bool(problem)
 
 
 class Team:
@@ -76,8 +86,17 @@ class Team:
     silence = 5.0  # seconds without a heartbeat after which a rank has stopped
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "engine.distributed.rank")
 
-    def __init__(self, config: EngineConfig, place: ModelPlace, gpus: Sequence[Sequence[Gpu]] = ()) -> None:
-        """`gpus`: by rank, those of its process, in its order. Empty on CPUs."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        place: ModelPlace,
+        gpus: Sequence[Sequence[Gpu]] = (),
+        *,
+        grouped: bool = False,
+    ) -> None:
+        """`gpus`: by rank, those of its process, in its order. Empty on CPUs.
+        `grouped`: ranks sum over torch.distributed, and not in memory that they share.
+        """
         self._config, self._place, self._gpus = config, place, gpus
         self.ranks, self.lost = config.ranks, ""  # why the team has ended; set from the watching thread
         self._gone, self._closing, self._started = threading.Event(), threading.Event(), False
@@ -85,74 +104,53 @@ class Team:
         self._on_loss: Callable[[], None] = lambda: None
         self.meters = RankMeters(self.ranks)
         self._layers = [1] * self.ranks
-        steps, self._meeting, tp = anonymous(CAPACITY), anonymous(0), config.tp
-        stages = [wires(tp, anonymous(memory_size(tp))) for _ in range(config.pp)]
-        ends, all_wires = [pipes() for _ in range(1, self.ranks)], [each for one in stages for each in one]
-        self._ends, self._wires = [ours for ours, _ in ends], all_wires[0]
-        self.members: list[Member] = []
-        try:
-            self.collective = SharedMemoryCollective(0, all_wires[0])
-            self.sums: RankCollective = self.collective
-            self._peers: PeerCollective | None = None
-            self.link: PipelineLink | None = None  # to the other stages
-            for rank, (_, theirs) in enumerate(ends, 1):
-                visible = [each.uuid for each in gpus[rank]] if gpus else []
-                self.members.append(
-                    spawn(
-                        self.command, rank, steps, self._meeting, theirs, all_wires[rank], visible,
-                        config.device if gpus else "cpu",
-                    )
-                )  # fmt: skip
-            self._ring = RingWriter(steps, self._ends, self.check)
-        except BaseException:
-            self._kill()
-            os.close(self._meeting)
-            raise
-        finally:
-            for _, theirs in ends:
-                theirs.close()
-            for each in all_wires[1:]:
-                for fd in (*each.wake, *each.woken):
-                    if fd >= 0:
-                        os.close(fd)
-            for stage in stages:
-                os.close(stage[0].memory)
-            for fd in (fd for stage in stages[1:] for fd in stage[0].alarm):
-                os.close(fd)
-            os.close(steps)
+        self._crew: LocalCrew | FarCrew
+        if config.meet is None:
+            self._crew = LocalCrew(config, self.command, gpus, self.check, grouped=grouped)
+        else:
+            self._crew = FarCrew(config, config.meet)
+        self.members = self._crew.members
+        self.sums: RankCollective = self._crew.collective
+        self.link: PipelineLink | None = None  # to the other stages
         self._watching = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watching.start()
         start = {
             "config": wire.config_to_json(config),
             "model": place.name,
             "folder": str(place.folder),
-            "meeting": self._meeting,
             "gpus": bool(gpus),
         }
         for member in self.members:
-            self._tell(member, start)
+            self._tell(member, start | self._crew.told | {"rank": member.rank})
 
     # While the engine starts
 
     def check_identities(self) -> None:
         """Wait until every rank has started. Raises if one differs from this process, or has other GPUs."""
-        own = identity(self._config, self._place)
+        own = identity(self._config, self._place) | kind_of(pick(self._config.device))
         for member in self.members:
             hello = self._reported(member, "hello", _STARTS)
             given = order_of(self._gpus[member.rank]) if self._gpus else {}
             check_same(member.rank, own | given, hello)
+            if isinstance(member.process, FarProcess):
+                member.process.pid = int(hello["pid"])
             member.beating = True
 
     def connect(self, device: torch.device) -> None:
-        """Connect the stages of a pipeline, and let the GPUs of each write into each other's memory."""
+        """Connect the stages of a pipeline, and the ranks of each."""
         if self._config.pp > 1:
-            self.link = PipelineLink(0, self._config, device, self._meeting)
-        if self._config.tp == 1 or device.type == "cpu":
-            return
+            self.link = PipelineLink(0, self._config, device, self._crew.meeting)
+        if isinstance(self.sums, GroupCollective):
+            self.sums.connect()
+        elif isinstance(self.sums, SharedMemoryCollective) and self._config.tp > 1 and device.type == "cuda":
+            self._connect_memory(device, self.sums)
+
+    def _connect_memory(self, device: torch.device, host: SharedMemoryCollective) -> None:
+        """Let the GPUs of each stage write into each other's memory."""
         # Imports Triton, which is only installed with a GPU.
         from engine.distributed.peers import PeerCollective
 
-        self.sums = self._peers = peers = PeerCollective(self.collective, device)
+        self.sums = peers = PeerCollective(host, device)
         theirs = [self._reported(member, "handle", _STARTS) for member in self.members]
         handles, tp = [peers.handle(), *theirs], self._config.tp
         for member in self.members:
@@ -214,7 +212,7 @@ class Team:
         """Send a message to all ranks. Returns its number."""
         self.check()
         try:
-            return self._ring.send(kind, payload)
+            return self._crew.steps.send(kind, payload)
         except BrokenPipeError:
             raise self.loss() from None
 
@@ -252,10 +250,11 @@ class Team:
     def views(self, device: str, cache: int) -> tuple[RankView, ...]:
         """All ranks. `cache`: the bytes of rank 0's share of the cache."""
         pids, piped = [os.getpid(), *(member.process.pid for member in self.members)], self._config.pp > 1
+        hosts = ["", *(member.host for member in self.members)]
         return tuple(
             RankView(
                 rank,
-                device,
+                f"{device} on {hosts[rank]}" if hosts[rank] else device,
                 pid,
                 cache * self._layers[rank] // self._layers[0],
                 self.meters.joining[rank],
@@ -273,26 +272,16 @@ class Team:
             if self._started and not self.lost:
                 self._ask_to_end()
             self._watching.join()
-            self._kill()
-            if self._peers is not None:
-                self._peers.close()
+            self._crew.kill()
+            self.sums.close()
             if self.link is not None:
                 self.link.close()
-            os.close(self._meeting)
-            for member in self.members:
-                member.link.close()
-                member.pulse.close()
-                member.log.close()
-            for ends in self._ends:
-                ends.close()
-            own = self._wires
-            for fd in (*own.wake[1:], *own.woken[1:], *own.alarm):
-                os.close(fd)
+            self._crew.close()
 
     def _ask_to_end(self) -> None:
         until = time.monotonic() + _CLOSES
         with suppress(BrokenPipeError, subprocess.TimeoutExpired):
-            self._ring.send(Kind.CLOSE, b"")
+            self._crew.steps.send(Kind.CLOSE, b"")
             for member in self.members:
                 member.process.wait(max(0.0, until - time.monotonic()))
 
@@ -322,11 +311,10 @@ class Team:
     def _lose(self, member: Member, code: int | None) -> None:
         if self._closing.is_set():
             return
-        hung = f"did not respond for {self.silence:g} seconds and was killed"
-        problem = hung if code is None else describe_exit(code)
-        if code != REFUSED:
+        problem = self._problem(member, code)
+        if code != REFUSED and member.log is not None:
             log.error("rank %d %s; the end of its log:\n%s", member.rank, problem, tail(member.log))
-        self._kill()
+        self._crew.kill()
         with self._losing:
             self.lost = f"rank {member.rank} {problem}"
             call = self._on_loss
@@ -336,8 +324,8 @@ class Team:
         self._gone.set()
         call()
 
-    def _kill(self) -> None:
-        for member in self.members:
-            member.process.kill()
-        for member in self.members:
-            member.process.wait()
+    def _problem(self, member: Member, code: int | None) -> str:
+        hung = f"did not respond for {self.silence:g} seconds"
+        if member.host:
+            return f"on {member.host} " + (hung if code is None else "has closed its connections")
+        return f"{hung} and was killed" if code is None else describe_exit(code)

@@ -22,7 +22,7 @@ from engine.execution.budget import CacheBudget
 from engine.execution.cache_blocks import blocks_of, mover_on
 from engine.execution.compiling import Launches, StepCompiler, example, kind_of, sampling_kind
 from engine.execution.cuda.arrivals import Arrivals
-from engine.execution.cuda.choose import replay_drafts, stage_on
+from engine.execution.cuda.choose import recordable, replay_drafts, stage_on
 from engine.execution.cuda.graphs import DecodeSteps, Stage
 from engine.execution.cuda.replays import Hidden, Replays, preparations, sampler
 from engine.execution.draft.drafting import Drafter
@@ -99,7 +99,7 @@ class ModelRunner:
         """Rebuild what depends on the cache's scheme."""
         given = self.model, self.store, self.attention, self.adapters, self._drafts.states
         stage = stage_on(self.device, *given)
-        self.use_stages(stage, stage)
+        self.use_stages(stage, stage if recordable(self.model) else None)
         self._memory = MemoryMeter(self.model, self.store, self.device)
         self._drafts.serve(self.store)
         replay_drafts(self.device, self._drafts.small, self._steps, self._sampling_state)

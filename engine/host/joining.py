@@ -18,12 +18,21 @@ _LOOK_EVERY = 0.2  # seconds
 _SILENT = 10  # seconds without an answer from a machine after which it counts as lost
 
 
+class WrongSecret(EngineError):
+    """The other end has another secret, or none."""
+
+
 class Door:
     """Listens for one caller that has the secret. Others are turned away."""
 
-    def __init__(self, host: str) -> None:
-        self.secret = secrets.token_bytes(_BYTES)
-        self._socket = socket.create_server((host, 0))
+    def __init__(self, host: str, port: int = 0, secret: bytes = b"") -> None:
+        """By default at any free port, with a new secret."""
+        self.secret = secret or secrets.token_bytes(_BYTES)
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family)
+        except OSError as error:
+            raise EngineError(f"cannot listen at {host}:{port}: {error.strerror}") from None
         self._socket.settimeout(_LOOK_EVERY)
 
     @property
@@ -53,8 +62,12 @@ def join(address: tuple[str, int], secret: bytes) -> socket.socket:
     try:
         theirs, ours = _received(connection), secrets.token_bytes(_BYTES)
         connection.sendall(ours + _proof(secret, b"caller", theirs, ours))
-        if not hmac.compare_digest(_received(connection), _proof(secret, b"door", theirs, ours)):
-            raise EngineError(f"{address[0]}:{address[1]} does not have the secret")
+        try:
+            proof = _received(connection)
+        except ConnectionError:
+            raise WrongSecret(f"{address[0]}:{address[1]} does not accept the secret") from None
+        if not hmac.compare_digest(proof, _proof(secret, b"door", theirs, ours)):
+            raise WrongSecret(f"{address[0]}:{address[1]} does not have the secret")
     except BaseException:
         connection.close()
         raise

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol
@@ -78,10 +78,18 @@ def launching_now(log: Path, device: str = "", pinned: int = 0) -> Launch:
 
 
 def spawn(
-    connection: int, out: IO[bytes], lifeline: int | None = None, device: str = "", pinned: int = 0
+    connection: int,
+    out: IO[bytes],
+    lifeline: int | None = None,
+    device: str = "",
+    pinned: int = 0,
+    passed: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start the process. It also ends when the other end of the pipe `lifeline` is closed."""
-    passed = [connection] if lifeline is None else [connection, lifeline]
+    """Start the process. It also ends when the other end of the pipe `lifeline` is closed.
+
+    `passed`: descriptors that it gets, too.
+    """
+    passed = [connection, *passed] if lifeline is None else [connection, lifeline, *passed]
     given = [str(connection), "" if lifeline is None else str(lifeline), device, str(pinned)]
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "engine.host.child", *given],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from engine.api.config import EngineConfig, is_amount, is_factor
 from engine.api.errors import BadInput, EngineError
 from engine.api.params import SamplingParams
-from engine.api.places import AdapterPlace
+from engine.api.places import AdapterPlace, MeetingPlace
 from minichat.shell.disk_room import disk_room
 from minichat.shell.interpreter import loading
 from minichat.shell.paths import locate
@@ -163,8 +163,12 @@ def check_replicas(options: argparse.Namespace) -> None:
     if not 1 <= options.replicas <= _MOST_ENGINES:
         raise BadInput(f"--replicas must be from 1 to {_MOST_ENGINES}, got {options.replicas}")
     _check_scaling(options)
+    if options.meet is not None and (options.replicas > 1 or options.ray is not None):
+        raise BadInput("--meet cannot be combined with --replicas or --ray; it is the address of one engine")
     if options.prefill_gpus is not None or options.decode_gpus is not None:
         _check_apart(options)
+    if options.meet is not None:
+        MeetingPlace.parse(options.meet).secret()
 
 
 def _check_scaling(options: argparse.Namespace) -> None:
@@ -190,6 +194,7 @@ def _check_apart(options: argparse.Namespace) -> None:
         "replicas": "which counts the engines by itself",
         "ray": "whose engines share the memory of one machine",
         "min_replicas": "whose engines all run",
+        "meet": "whose engines run on this machine",
         "tp": "whose engines run on one device each",
         "kv_window": "which sends whole prefixes",
         "kv_budget": "which sends whole prefixes",

@@ -47,6 +47,7 @@ _OF_WEIGHTS: dict[str, object] = {  # options of the weights and their cache, wi
     "device": "auto",
     "tp": 1,
     "pp": 1,
+    "meet": None,
     "dtype": "auto",
     "attention": "auto",
     "quantization": "none",
@@ -183,7 +184,7 @@ def listen(
         metrics_prefix=options.metrics_prefix,
     )
     _log(options)
-    engine_options = engine_config(options, warm=not options.no_warm)
+    engine_options = engine_config(options, warm=not options.no_warm, meet=options.meet)
     private_folder(callbacks.log.parent)
     from engine.host.launching import launching_now
     from engine.kv.pinned import bytes_ahead
@@ -315,6 +316,7 @@ def _ray_fleet(
     """Replicas on the machines of a Ray cluster. Ray ends its own processes when this one exits."""
     from engine.fleet.local import start_fleet
     from engine.fleet.ray_cluster.cluster import RayCluster
+    from engine.fleet.ray_cluster.spread import place
     from engine.host.process import EngineProcess
 
     cluster = RayCluster(options.ray, options.replicas)
@@ -322,7 +324,7 @@ def _ray_fleet(
     config = replace(config, device="cpu") if options.dry_run else config
 
     def start(config: EngineConfig, log: Path) -> EngineProcess:
-        launch = cluster.launcher(config)
+        config, launch = place(cluster, config)
         progress, phase = callbacks.progress, callbacks.phase
         return EngineProcess(config, log, progress=progress, phase=phase, dry_rate=rate, launch=launch)
 

@@ -20,6 +20,7 @@ SCRIPTS = {"bash": bash.script, "zsh": zsh.script, "fish": fish.script}
 FREE = {  # metavars of values that cannot be listed
     *("N", "T", "P", "K", "R", "M", "S", "L", "W", "H", "MIB", "GB", "N,N"),
     *("TEXT", "PATTERN", "NAME", "URL", "ADDRESS", "ORIGIN", "DIR", "DIR:GB", "NAME=PATH", "NAME=PYTHON"),
+    "HOST:PORT:FILE",
 }
 ASK = """
 ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _minichat; printf '%s\\t' "${COMPREPLY[@]}"; echo; }

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine.api.config import EngineConfig
-from engine.distributed import stages
 from engine.distributed.collective import Exchanged
+from engine.distributed.groups import clocks
 from engine.distributed.rank_meters import RankMeters
 from engine.distributed.stages import PipelineLink
 
@@ -42,7 +42,7 @@ def test_waiting_for_the_stage_before_is_no_work(
     assert first.busy == last.busy == 0, "connecting is no work"
     for link, times in ((first, (0.0, 5.0)), (last, (5.0, 6.0, 10.0, 12.0)), (first, (20.0, 21.0))):
         clock = iter(times)
-        monkeypatch.setattr(stages.time, "perf_counter", lambda clock=clock: next(clock))
+        monkeypatch.setattr(clocks.time, "perf_counter", lambda clock=clock: next(clock))
         with link.step(1):
             if link is first:
                 link.send(torch.ones(1, 1))

@@ -12,11 +12,11 @@ from engine.distributed.identity import Gpu, gpus_of_rank
 pytest.importorskip("triton", reason="no Triton here")
 
 
-def machine(monkeypatch: pytest.MonkeyPatch, gpus: int, apart: tuple[int, ...] = (), size: int = 132) -> None:
-    """A machine with as many GPUs; those in `apart` reach no other one's memory."""
+def machine(monkeypatch: pytest.MonkeyPatch, gpus: int, far: tuple[int, ...] = (), size: int = 132) -> None:
+    """A machine with as many GPUs; those in `far` reach no other one's memory."""
 
     def reaches(one: int, other: int) -> bool:
-        return not {one, other} & {*apart}
+        return not {one, other} & {*far}
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", reaches)
@@ -30,8 +30,14 @@ def problem(first: int, **config: Any) -> str:
     return why_not(EngineConfig(model="any", **config), torch.device("cuda", first))
 
 
+def apart(first: int, **config: Any) -> str:
+    from engine.distributed.peers import why_apart
+
+    return why_apart(EngineConfig(model="any", **config), first)
+
+
 def test_gpus_that_can_be_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, 4, apart=(0,))
+    machine(monkeypatch, 4, far=(0,))
     assert problem(1, tp=3) == ""
     assert problem(2, tp=2, attention="triton", quantization="int8") == ""
 
@@ -41,20 +47,24 @@ def test_gpus_that_can_be_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (1, 0, {"tp": 2}, "2 ranks need 2 GPUs from cuda:0 on, and there are 1"),
         (4, 3, {"tp": 2}, "2 ranks need 2 GPUs from cuda:3 on, and there are 4"),
-        (4, 1, {"tp": 3}, "cuda:1 cannot access the memory of cuda:3"),
         (2, 0, {"tp": 2, "attention": "flashinfer"}, "ranks on GPUs do not support the attention backend"),
     ],
 )
 def test_gpus_that_cannot_are_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, gpus: int, first: int, config: dict[str, Any], reason: str
 ) -> None:
-    machine(monkeypatch, gpus, apart=(3,))
+    machine(monkeypatch, gpus, far=(3,))
     assert problem(first, **config).startswith(reason)
 
 
-def test_small_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_cannot_sum_in_each_others_memory_use_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 4, far=(3,))
+    assert problem(1, tp=3) == ""
+    assert apart(0, tp=3) == ""
+    assert apart(1, tp=3) == "cuda:1 cannot access the memory of cuda:3"
     machine(monkeypatch, 2, size=80)
-    assert problem(0, tp=2) == "cuda:0 has 80 multiprocessors, and the sums of ranks need 128"
+    assert problem(0, tp=2) == ""
+    assert apart(0, tp=2) == "cuda:0 has 80 multiprocessors, and that takes 128"
 
 
 @pytest.mark.parametrize(
@@ -69,20 +79,21 @@ def test_gpus_that_can_be_stages(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], reason: str
 ) -> None:
     """They need not reach each other's memory."""
-    machine(monkeypatch, 2, apart=(0, 1), size=80)
+    machine(monkeypatch, 2, far=(0, 1), size=80)
     assert problem(0, **config) == reason
 
 
-def test_only_the_gpus_of_a_stage_reach_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.distributed import peers
-
+def test_stages_of_ranks_are_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 8)
     assert problem(0, tp=2, pp=4) == "stages of several ranks (tp) run on CPUs only so far"
-    monkeypatch.setattr(peers, "STAGES_OF_RANKS", True)
+
+
+def test_only_the_gpus_of_a_stage_reach_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 8)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: one // 2 == other // 2)
-    assert problem(0, tp=2, pp=4) == problem(2, tp=2, pp=3) == ""
-    assert problem(1, tp=2, pp=2) == "cuda:1 cannot access the memory of cuda:2"
-    assert problem(0, tp=4, pp=2) == "cuda:0 cannot access the memory of cuda:2"
+    assert apart(0, tp=2, pp=4) == apart(2, tp=2, pp=3) == ""
+    assert apart(1, tp=2, pp=2) == "cuda:1 cannot access the memory of cuda:2"
+    assert apart(0, tp=4, pp=2) == "cuda:0 cannot access the memory of cuda:2"
 
 
 def test_a_ranks_own_gpu_has_the_number_of_rank_0s() -> None:

@@ -12,12 +12,13 @@ from typing import Any
 from unittest.mock import patch
 
 from engine.api.errors import EngineError
-from engine.distributed import team
 from engine.distributed.collective import Wires
+from engine.distributed.crews import local
 from engine.distributed.link import RankLink
 from engine.distributed.member import Member
 from engine.distributed.ring import RingEnds
 from engine.distributed.setup import connect
+from engine.distributed.team import Team
 from engine.serving.engine import Engine
 from tests.runner.small import engine_on
 
@@ -53,7 +54,14 @@ class RankThread:
 
 
 def spawn(
-    command: tuple[str, ...], rank: int, steps: int, meeting: int, ring: RingEnds, wires: Wires, *gpus: Any
+    command: tuple[str, ...],
+    rank: int,
+    steps: int,
+    meeting: int,
+    ring: RingEnds,
+    wires: Wires,
+    board: int | None,
+    *gpus: Any,
 ) -> Member:
     link, their_link = socket.socketpair()
     pulse, their_pulse = socket.socketpair()
@@ -69,6 +77,7 @@ def spawn(
         "link": their_link.detach(),
         "ring": [dup[fd] for fd in (steps, *ring)],
         "wires": theirs,
+        "board": None if board is None else os.dup(board),
     }
     thread: Any = RankThread(given, their_pulse, [fd for fd in dup.values() if fd >= 0])
     return Member(rank, thread, RankLink(link), pulse, tempfile.TemporaryFile())
@@ -77,7 +86,7 @@ def spawn(
 @contextmanager
 def ranked(folder: Path, tp: int = 2, **config: Any) -> Iterator[Engine]:
     """An engine whose other ranks are threads."""
-    with patch.object(team, "spawn", spawn), patch.object(team.Team, "silence", 1e9):
+    with patch.object(local, "spawn", spawn), patch.object(Team, "silence", 1e9):
         engine = engine_on(folder, tp=tp, **config)
         try:
             yield engine

@@ -22,6 +22,7 @@ from engine.fleet.fleet import NUMBERS, Fleet
 from engine.fleet.local import start_fleet
 from engine.fleet.ray_cluster import cluster as ray_cluster
 from engine.fleet.ray_cluster.cluster import LOCAL, RayCluster, reach
+from engine.fleet.ray_cluster.spread import fits_one, spread
 from engine.host.client import EngineClient
 from engine.host.process import EngineProcess
 from engine.host.stream import ReplyFailed
@@ -186,6 +187,37 @@ def test_an_engine_of_two_stages_ends_with_one_of_them(
     finally:
         engine.close()
     assert becomes(lambda: not any(map(runs, processes)))
+
+
+@pytest.mark.soak
+def test_ranks_on_several_machines(cluster: RayCluster, llama: Path, tmp_path: Path) -> None:
+    """Each rank is placed for itself, and all end with any of them."""
+    config, launch = spread(cluster, EngineConfig(model=str(llama), device="cpu", threads=1, blocks=64, tp=2))
+    engine = EngineProcess(config, tmp_path / "engine.log", launch=launch)
+    try:
+        reply = engine.submit([1, 5, 9, 30], GREEDY).result().tokens
+        assert [*reply] == alone(llama, [1, 5, 9, 30]).tokens
+        stream = engine.submit([1, 5, 9], GREEDY.changed(max_tokens=200))
+        next(iter(stream))
+        first, second = (each.pid for each in engine.snapshot().ranks)
+        actors = [parent(first), parent(second)]
+        assert actors[0] != actors[1]
+        os.kill(actors[1], signal.SIGKILL)
+        with pytest.raises(ReplyFailed, match=r"rank 1 on 127\.0\.0\.1 has closed its connections"):
+            stream.result()
+    finally:
+        engine.close()
+    assert becomes(lambda: not any(map(runs, (first, second, *actors))))
+
+
+def test_ranks_are_on_one_machine_if_it_has_room_for_all() -> None:
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 4.0}},
+        {"Alive": True, "Resources": {"CPU": 64.0}},
+        {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}},
+    ]
+    assert fits_one(nodes, "GPU", 4) and fits_one(nodes, "CPU", 64)
+    assert not fits_one(nodes, "GPU", 5) and not fits_one(nodes, "CPU", 65)
 
 
 def an_engine_that_cannot_start_says_why(cluster: RayCluster, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from engine.execution.sampling_state import SamplingState
 from engine.kv.store import KVStore
 from engine.models.adapters.bank import AdapterBank
 from engine.models.base import LanguageModel
+from engine.models.decoder import Decoder
 
 if TYPE_CHECKING:
     from engine.execution.cuda.stage import GpuStage
@@ -38,6 +39,11 @@ def stage_on(
         from engine.execution.cuda.stage import stage_for
 
     return stage_for(model, store, attention, adapters, states)
+
+
+def recordable(model: LanguageModel) -> bool:
+    """Whether a graph can contain its steps. Those of ranks over NCCL run without."""
+    return not isinstance(model, Decoder) or model.collective is None or model.collective.recordable
 
 
 def replay_drafts(

@@ -25,17 +25,17 @@ class RayCluster:
     """Starts engines as actors. `close` ends those that are left, and a local cluster."""
 
     def __init__(self, address: str, replicas: int) -> None:
-        self._ray = _joined(address, replicas)
+        self.ray = _joined(address, replicas)
         self._local = address == LOCAL
-        self._host = "127.0.0.1" if self._local else self._ray.util.get_node_ip_address()
-        self._session = self._ray.get_runtime_context().get_session_name()
+        self.host = "127.0.0.1" if self._local else self.ray.util.get_node_ip_address()
+        self.session = self.ray.get_runtime_context().get_session_name()
 
     def shares(self, config: EngineConfig, replicas: int) -> list[EngineConfig]:
         """The configuration of each replica. Ray chooses its GPUs, of which it sees no others."""
         kind, _, index = config.device.partition(":")
         if index:
             raise BadInput(f"--device {config.device} cannot be combined with --ray, which chooses the GPUs")
-        there = self._ray.cluster_resources()
+        there = self.ray.cluster_resources()
         gpus, cores = int(there.get("GPU", 0)), int(there.get("CPU", 1))
         if kind == "cpu" or (kind == "auto" and not gpus):
             each = max(1, cores // (replicas * config.ranks))
@@ -49,10 +49,15 @@ class RayCluster:
         """How a replica with this configuration is started."""
         gpus = config.ranks if config.device.startswith("cuda") else 0
         cores = 1 if gpus else (config.threads or 1) * config.ranks
-        return ReplicaLauncher(self._ray, self._host, self._session, cores, gpus)
+        return ReplicaLauncher(self.ray, self.host, self.session, cores, gpus)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The machines, as Ray lists them."""
+        found: list[dict[str, Any]] = self.ray.nodes()
+        return found
 
     def close(self) -> None:
-        self._ray.shutdown()
+        self.ray.shutdown()
 
 
 class ReplicaLauncher:
@@ -60,12 +65,16 @@ class ReplicaLauncher:
 
     def __init__(self, ray: Any, host: str, session: str, cores: int, gpus: int) -> None:
         self._ray, self._host, self._session = ray, host, session
-        self._actor = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0)(EngineHost)
-        self._needs = f"{cores} processors" + (f" and {gpus} GPUs" if gpus else "")
+        self.cores, self.gpus = cores, gpus
+        self.actor = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0)(EngineHost)
+        self.needs = f"{cores} processors" + (f" and {gpus} GPUs" if gpus else "")
 
     def __call__(self, log: Path) -> tuple["RayChild", FrameSocket]:
+        return self.start(self.actor.remote(), log)
+
+    def start(self, actor: Any, log: Path) -> tuple["RayChild", FrameSocket]:
+        """Have this actor start it."""
         door = Door(self._host)
-        actor = self._actor.remote()
         begun = actor.begin.remote(door.address, door.secret, wire.VERSION, self._session, log.name)
 
         def look() -> None:
@@ -78,10 +87,10 @@ class ReplicaLauncher:
             pid, place = self._ray.get(begun, timeout=_ANSWERS_WITHIN)
         except self._ray.exceptions.RayError as error:
             self._ray.kill(actor)
-            raise EngineError(f"Ray could not start the engine: {_cause(error)}") from error
+            raise EngineError(f"Ray could not start the engine: {cause(error)}") from error
         except EngineError as error:
             self._ray.kill(actor)
-            raise EngineError(f"{error}: Ray has found no machine with {self._needs}") from None
+            raise EngineError(f"{error}: Ray has found no machine with {self.needs}") from None
         finally:
             door.close()
         return RayChild(self._ray, actor, pid, place), FrameSocket(connection)
@@ -103,7 +112,7 @@ class RayChild:
         except self._ray.exceptions.GetTimeoutError:
             return "does not answer, nor does its machine"
         except self._ray.exceptions.RayError as error:
-            return f"ended with its actor: {_cause(error)}"
+            return f"ended with its actor: {cause(error)}"
         finally:
             self._ray.kill(self._actor)  # another replica may need its place
 
@@ -121,7 +130,7 @@ def reach(address: str) -> None:
             raise EngineError(f"cannot join the Ray cluster at {address}: {error}") from None
 
 
-def _cause(error: BaseException) -> str:
+def cause(error: BaseException) -> str:
     """The first line, of the error that an actor's method has raised if it has."""
     lines = str(getattr(error, "cause", None) or error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
@@ -146,5 +155,5 @@ def _joined(address: str, replicas: int) -> Any:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **settings)
     except Exception as error:
         what = "start Ray" if address == LOCAL else f"join the Ray cluster at {address}"
-        raise EngineError(f"cannot {what}: {_cause(error)}") from error
+        raise EngineError(f"cannot {what}: {cause(error)}") from error
     return ray

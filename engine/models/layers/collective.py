@@ -16,6 +16,7 @@ class Collective(Protocol):
 
     rank: int
     ranks: int
+    recordable: bool  # whether a CUDA graph can contain calls
 
     def sum(self, term: Tensor) -> Tensor:
         """Return the sum of all ranks' terms, added in rank order."""

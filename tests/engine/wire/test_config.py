@@ -16,6 +16,7 @@ BAD = {
     "adapters": ["a=b", ["a=b"], ("a=b", 3), None],
     "tp": [0, -1, 1.5, "2", True, None],
     "pp": [0, -1, 1.5, "2", True, None],
+    "meet": ["10.0.0.5", "10.0.0.5:7000", "10.0.0.5:70000:secret", 7000, True],
     "threads": [0, -1, 1.0, "2", True],
     "dummy_weights": ["no", 1, None],
     "attention": [None, 3],
@@ -87,6 +88,13 @@ def test_what_ranks_cannot_do_is_refused(name: str, value: Any) -> None:
         EngineConfig(model="m", tp=2, **{name: value})
     with pytest.raises(BadInput, match=f"{name} cannot be used with pp yet"):
         EngineConfig(model="m", pp=2, **{name: value})
+
+
+def test_only_ranks_meet() -> None:
+    assert EngineConfig(model="m", tp=2, meet="10.0.0.5:7000:secret").meet
+    for others in ({}, {"pp": 2}, {"tp": 2, "pp": 2}):
+        with pytest.raises(BadInput, match="meet needs tp above 1, without pp"):
+            EngineConfig(model="m", meet="10.0.0.5:7000:secret", **others)  # type: ignore[arg-type]
 
 
 def test_early_exits_need_the_head_on_the_first_stage() -> None:

@@ -216,8 +216,8 @@ class TestSignals:
 
 class TestCommand:
     def test_unsafe_or_contradictory_options_are_refused(self, tmp_path: Path, run: Run) -> None:
-        empty, short, shared = tmp_path / "empty", tmp_path / "short", tmp_path / "shared"
-        for file, text in (empty, "# no key\n"), (short, "abc\n"), (shared, f"{KEY}\n"):
+        empty, short, shared, own = (tmp_path / name for name in ("empty", "short", "shared", "own"))
+        for file, text in (empty, "# no key\n"), (short, "abc\n"), (shared, f"{KEY}\n"), (own, f"{KEY}\n"):
             file.write_text(text)
             file.chmod(0o644 if file is shared else 0o600)
         for words, sentence in (
@@ -246,6 +246,14 @@ class TestCommand:
             (["--dry-run", "--draft", "pocket"], "--draft has no effect with --dry-run"),
             (["--dry-run", "--kv", "int8"], "--kv has no effect with --dry-run"),
             (["--dry-run", "--no-warm"], "--no-warm has no effect with --dry-run"),
+            (["--prefill-gpus", "1", "--decode-gpus", "1", "--meet", "a:1:b"], "run on this machine"),
+            (["--dry-run", "--meet", f"a:1:{own}"], "--meet has no effect with --dry-run"),
+            (
+                ["--tp", "2", "--meet", "a:1:b", "--replicas", "2"],
+                "--meet cannot be combined with --replicas",
+            ),
+            (["--tp", "2", "--meet", "a:1"], "meet must be HOST:PORT:FILE"),
+            (["--tp", "2", "--meet", f"a:1:{shared}"], "others may read the secret"),
             (["--metrics-prefix", "9x"], "letters, digits"),
             (["--drain", "nan"], "from 0 to 3600"),
             (["--drain", "-1"], "from 0 to 3600"),
@@ -255,6 +263,15 @@ class TestCommand:
             assert ended.code == 2
             assert sentence in ended.err
             assert re.fullmatch(r"minichat: .*\n", ended.err)
+
+    def test_a_rank_needs_a_place_and_a_secret(self, tmp_path: Path, run: Run) -> None:
+        for place, sentence in (
+            ("10.0.0.5", "meet must be HOST:PORT:FILE"),
+            (f"127.0.0.1:7000:{tmp_path / 'none'}", "cannot read the secret"),
+        ):
+            ended = run("rank", place)
+            assert (ended.code, ended.out) == (2, "")
+            assert sentence in ended.err
 
     def test_a_model_is_served_by_the_last_part_of_its_path(self, tmp_path: Path) -> None:
         (tmp_path / "Qwen3-0.6B").mkdir()

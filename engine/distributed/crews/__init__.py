@@ -1,0 +1,1 @@
+"""The other ranks of an engine: on this machine, or on several."""
