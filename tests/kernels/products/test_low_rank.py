@@ -174,7 +174,7 @@ def test_a_table_that_a_step_has_made_can_be_changed_between_steps() -> None:
 def test_a_table_knows_where_the_modules_of_each_product_are() -> None:
     table = table_of()
     assert table.numbers[:, 3:, 3:5].tolist() == [[[*module] for module in MODULES]] * len(table.numbers)
-    assert table.modules[1, "qkv"].columns == slice(3, 6) and table.modules[1, "qkv"].widest == 150
+    assert table.modules[1, "qkv"].columns == slice(3, 6) and table.modules[1, "qkv"].outputs == (150, 24, 24)
     assert table.nbytes == 0
 
 
