@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from engine.kernels.triton.gemm.low_rank import expand, expand_swiglu, shrink
 from engine.kernels.triton.gemm.row_terms import MOST_RANKS, RowAdapters, RowTerms
 from engine.kernels.triton.gemm.skinny_gemm import NARROW
-from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
+from engine.kernels.triton.kv.rope_and_cache import adds_terms, rope_and_cache
 from engine.kernels.triton.norm.norm import Normed
 from engine.models.adapters.products import StepAdapters
 from engine.models.adapters.table import AdapterLayout, AdapterTable
@@ -76,17 +76,21 @@ class AdaptedProduct(Product):
         return self._apart(x, pdl)
 
     def qkv_rope(self, x: Normed, around: Rotation, *, pdl: bool = False) -> Tensor:
-        spec = around[0].spec
+        spec, weight = around[0].spec, around[1]
         modules = tuple(heads * spec.key_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads))
-        if self._adapters.outputs != modules or not self._left_to_reader(x.values):
+        left = self._adapters.outputs == modules and self._left_to_reader(x.values)
+        if not left or not adds_terms(spec, weight):
             return super().qkv_rope(x, around, pdl=pdl)
         parts, terms = self._apart(x, pdl)
         return rope_and_cache(parts, *around, dtype=x.dtype, terms=terms, pdl=pdl)
 
     def _left_to_reader(self, x: Tensor) -> bool:
-        """Whether a kernel that reads the product adds to it: it has a program for each row."""
+        """Whether a kernel that reads the product adds to it: it has a program for each row.
+
+        Not in float32, where the compiler joins other products and sums if there is one more.
+        """
         own = self._adapters
-        return len(x) <= NARROW and own.rank <= MOST_RANKS and own.dtype is x.dtype
+        return len(x) <= NARROW and own.rank <= MOST_RANKS and own.dtype is x.dtype and x.itemsize == 2
 
     def _apart(self, x: Normed, pdl: bool) -> tuple[Tensor, RowTerms]:
         parts, narrow = self._product.parts_and_shrunk(x.values, self._adapters, pdl=pdl)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.api.cache_spec import CacheSpec
 from engine.kernels.triton.attention.pack import most, packed
 from engine.kernels.triton.gemm.row_terms import RowTerms, given, narrow_of, up_of
 from engine.kernels.triton.launch import launch, power
@@ -117,6 +118,11 @@ def _rope_and_cache(
         tl.store(value_scales + cell - KV_HEADS, scale, mask=is_value)
     tl.store(keys + cell[:, None] * DIM + at[None, :], written, mask=there & is_key[:, None])
     tl.store(values + (cell - KV_HEADS)[:, None] * DIM + at[None, :], written, mask=there & is_value[:, None])
+
+
+def adds_terms(spec: CacheSpec, weight: Tensor | None) -> bool:
+    """Whether `terms` change no bit of other rows: sums of squares depend on the heads of a program."""
+    return weight is None or gcd(HEADS, spec.heads, spec.kv_heads) == HEADS
 
 
 def rope_and_cache(

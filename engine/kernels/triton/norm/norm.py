@@ -133,13 +133,12 @@ def normed(
     """Like `norm`. `terms`: what adapters add to the product, which is one module. `rounded`: to FP8."""
     tokens, width = x.shape
     out, padded = empty_normed(tokens, width, like=x, rounded=rounded), power(width)
-    registers = _REGISTERS if terms is not None and x.itemsize == 2 else None
     _norm[(tokens,)](
         out.values, x if out.steps is None else out.steps, x, x if parts is None else parts, weight, eps,
         0 if parts is None else parts.stride(0),
         WIDTH=width, PADDED=padded, PARTS=0 if parts is None else len(parts), ROUNDED=rounded, PDL=pdl,
         **given(terms), num_warps=min(8, max(1, padded // 512)),
-        **launch(pdl, registers),
+        **launch(pdl, None if terms is None else _REGISTERS),
     )  # fmt: skip
     return out
 
