@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.kernels.triton.gemm.linear_residual_norm import linear_residual_norm, linear_residual_norm_tiling
-from engine.kernels.triton.gemm.low_rank import RowAdapters, shrink, skinny_gemm_shrink
+from engine.kernels.triton.gemm.low_rank import shrink, skinny_gemm_shrink
 from engine.kernels.triton.gemm.qkv_rope import qkv_rope, qkv_rope_tiling
+from engine.kernels.triton.gemm.row_terms import RowAdapters, RowTerms
 from engine.kernels.triton.gemm.skinny_gemm import NARROW, gemv, skinny_gemm, skinny_gemm_tiling
 from engine.kernels.triton.gemm.tall_gemm import tall_gemm, tall_tiling
 from engine.kernels.triton.gemm.tma_gemm import tma_gemm, tma_gemm_tiling, tma_swiglu_tiling
@@ -44,6 +45,10 @@ class Product(ABC):
     def parts_of(self, x: Normed, *, pdl: bool = False) -> Tensor:
         """Like `parts`."""
         return self.parts(x.values, pdl=pdl)
+
+    def parts_and_terms(self, x: Normed, *, pdl: bool = False) -> tuple[Tensor, RowTerms | None]:
+        """Return `parts_of`, and what the kernel of a norm that reads it has to add to their sum."""
+        return self.parts_of(x, pdl=pdl), None
 
     def parts_and_shrunk(
         self, x: Tensor, adapters: RowAdapters, *, pdl: bool = False

@@ -109,8 +109,9 @@ def activated(ranks: Mapping[int, tuple[int, int]], rows: Sequence[int], x: Tens
 def shrunk_beside(
     ranks: Mapping[int, Ranks], rows: Sequence[int], x: Tensor, weight: Tensor, parts: int
 ) -> tuple[Tensor, ...]:
-    """A product and `shrink` in one launch, and in one each."""
+    """A product and `shrink` in one launch, and in one each; of `shrink`, rows with an adapter."""
     from engine.kernels.triton.gemm import low_rank
+    from engine.kernels.triton.gemm.row_terms import RowAdapters
     from engine.kernels.triton.gemm.skinny_gemm import ProductTiling, skinny_gemm
 
     table = AdapterTable(TARGETS, x.dtype, x.device)
@@ -118,10 +119,11 @@ def shrunk_beside(
         table.put(number, files)
     modules, places = table.modules[1, "qkv"], torch.from_numpy(table.places(np.array(rows))).to(x.device)
     own, rank = table.numbers[:, modules.columns], table.layout.rank
-    given = low_rank.RowAdapters(own, places, rank, modules.widest, modules.aligned, x.dtype)
+    given = RowAdapters(own, places, rank, modules.outputs, modules.aligned, x.dtype)
     cut = ProductTiling(64, 64, warps=4, stages=2, parts=parts)
-    both = low_rank.skinny_gemm_shrink(x, weight, cut, given)
-    return *both, skinny_gemm(x, weight, cut), low_rank.shrink(x, given)
+    out, narrow = low_rank.skinny_gemm_shrink(x, weight, cut, given)
+    alone, own = low_rank.shrink(x, given), places > 0
+    return out, narrow[:, own], skinny_gemm(x, weight, cut), alone[:, own]
 
 
 def expected_activation(

@@ -5,13 +5,16 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from engine.kernels.triton.gemm.low_rank import RowAdapters, expand, expand_swiglu, shrink
+from engine.kernels.triton.gemm.low_rank import expand, expand_swiglu, shrink
+from engine.kernels.triton.gemm.row_terms import MOST_RANKS, RowAdapters, RowTerms
+from engine.kernels.triton.gemm.skinny_gemm import NARROW
+from engine.kernels.triton.kv.rope_and_cache import adds_terms, rope_and_cache
 from engine.kernels.triton.norm.norm import Normed
 from engine.models.adapters.products import StepAdapters
 from engine.models.adapters.table import AdapterLayout, AdapterTable
 from engine.models.layers.gpu import GpuKernels
 from engine.models.layers.part import Part
-from engine.quant.product import Product
+from engine.quant.product import Product, Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class LaunchedAdapters(StepAdapters):
         if modules is None or name not in layout.products:
             return None
         own = table.numbers[:, modules.columns]
-        return RowAdapters(own, self.places, layout.rank, modules.widest, modules.aligned, table.dtype)
+        return RowAdapters(own, self.places, layout.rank, modules.outputs, modules.aligned, table.dtype)
 
 
 class AdaptedKernels(GpuKernels):
@@ -66,6 +69,32 @@ class AdaptedProduct(Product):
         parts, narrow = self._product.parts_and_shrunk(x, self._adapters, pdl=pdl)
         expand(parts[0], narrow, self._adapters, pdl=pdl)
         return parts
+
+    def parts_and_terms(self, x: Normed, *, pdl: bool = False) -> tuple[Tensor, RowTerms | None]:
+        if len(self._adapters.outputs) > 1 or not self._left_to_reader(x.values):
+            return super().parts_and_terms(x, pdl=pdl)
+        return self._apart(x, pdl)
+
+    def qkv_rope(self, x: Normed, around: Rotation, *, pdl: bool = False) -> Tensor:
+        spec, weight = around[0].spec, around[1]
+        modules = tuple(heads * spec.key_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads))
+        left = self._adapters.outputs == modules and self._left_to_reader(x.values)
+        if not left or not adds_terms(spec, weight):
+            return super().qkv_rope(x, around, pdl=pdl)
+        parts, terms = self._apart(x, pdl)
+        return rope_and_cache(parts, *around, dtype=x.dtype, terms=terms, pdl=pdl)
+
+    def _left_to_reader(self, x: Tensor) -> bool:
+        """Whether a kernel that reads the product adds to it: it has a program for each row.
+
+        Not in float32, where the compiler joins other products and sums if there is one more.
+        """
+        own = self._adapters
+        return len(x) <= NARROW and own.rank <= MOST_RANKS and own.dtype is x.dtype and x.itemsize == 2
+
+    def _apart(self, x: Normed, pdl: bool) -> tuple[Tensor, RowTerms]:
+        parts, narrow = self._product.parts_and_shrunk(x.values, self._adapters, pdl=pdl)
+        return parts, RowTerms(narrow, self._adapters)
 
     def swiglu(self, x: Normed, *, pdl: bool = False) -> Tensor:
         """In one kernel with `expand`, if gate and up are modules of their own."""

@@ -45,8 +45,8 @@ class Modules:
         return slice(self.first, self.first + len(self.parts))
 
     @property
-    def widest(self) -> int:
-        return max(outputs for _, outputs in self.parts)
+    def outputs(self) -> tuple[int, ...]:
+        return tuple(outputs for _, outputs in self.parts)
 
     @property
     def aligned(self) -> int:

@@ -173,8 +173,8 @@ class Residual:
             return self.collective.sum_norm(self.stream, parts, *ours, rounded=rounded, pdl=self._pdl)
         if half and (done := product.residual_norm(self.stream, given.values, *ours, pdl=self._pdl)):
             return done
-        parts = product.parts_of(given, pdl=self._pdl)
-        return normed(self.stream, parts, *ours, rounded=rounded, pdl=pdl)
+        parts, terms = product.parts_and_terms(given, pdl=self._pdl)
+        return normed(self.stream, parts, *ours, terms=terms, rounded=rounded, pdl=pdl)
 
     def norm_gemv(self, product: Product, module: nn.Module, gpu: GpuKernels, **how: Any) -> Tensor:
         """In a step of one row: return a product that includes the norm."""

@@ -116,6 +116,16 @@ def test_ranks_of_several_slices(kernels: Interpreted) -> None:
     torch.testing.assert_close(found, expected(ranks, [2, 0, 1], x, out), rtol=1e-5, atol=1e-5)
 
 
+def test_more_adapters_than_one_product_takes(kernels: Interpreted) -> None:
+    ranks: dict[int, Ranks] = {1: (20, 0, 2), 2: (0, 32, 5), 5: (17, 3, 0)}
+    x, out = numbers(5, dtype=torch.float32)
+    found = kernels.run(added, ranks, [2, 0, 1, 5, 1], x, out)
+    torch.testing.assert_close(found, expected(ranks, [2, 0, 1, 5, 1], x, out), rtol=1e-5, atol=1e-5)
+    given = {1: (20, 20), 2: (0, 5), 4: (17, 3)}, [1, 0, 4, 2, 4], *gated(3, torch.float32)
+    found = kernels.run(activated, *given)
+    torch.testing.assert_close(found, expected_activation(*given), rtol=1e-5, atol=1e-5)
+
+
 def test_a_row_that_is_not_a_number_stays_alone(kernels: Interpreted) -> None:
     x, out = numbers(3, dtype=torch.float32)
     x[1] = torch.nan
@@ -174,7 +184,7 @@ def test_a_table_that_a_step_has_made_can_be_changed_between_steps() -> None:
 def test_a_table_knows_where_the_modules_of_each_product_are() -> None:
     table = table_of()
     assert table.numbers[:, 3:, 3:5].tolist() == [[[*module] for module in MODULES]] * len(table.numbers)
-    assert table.modules[1, "qkv"].columns == slice(3, 6) and table.modules[1, "qkv"].widest == 150
+    assert table.modules[1, "qkv"].columns == slice(3, 6) and table.modules[1, "qkv"].outputs == (150, 24, 24)
     assert table.nbytes == 0
 
 

@@ -18,7 +18,7 @@ from engine.models.decoder import Decoder
 from engine.models.layers.mlp import DenseMLP
 from tests.kernels.adapted import empty_adapter
 from tests.kernels.launches import Record, recorded
-from tests.kernels.steps.test_launches import META, QWEN
+from tests.kernels.steps.test_launches import LLAMA, META, QWEN
 
 pytest.importorskip("triton", reason="no Triton here")
 
@@ -158,7 +158,21 @@ def test_adapters_by_kernels_are_added_around_products_in_the_chain(rows: int, p
     assert all(map(starts_early, (line for line in found.record.lines if line.startswith("_"))))
     shrinks = [at for at, name in enumerate(found.names) if name.endswith("_shrink")]
     ends = [found.names[at + (1 if joined else 2)] for at in shrinks]  # else the product is in between
-    assert all(name.startswith("_expand") for name in ends)
+    readers = (
+        ["_rope_and_cache", "_norm", "_expand_swiglu", "_norm"]
+        if joined
+        else ["_expand"] * 2 + ["_expand_swiglu", "_expand"]
+    )
+    assert ends == readers[:products] * layers
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+def test_adapters_of_few_rows_take_no_launch_of_their_own(rows: int) -> None:
+    """The kernels that read the products add to them: with large weights, none of these is fused without."""
+    usual = run_changed(rows, lambda *_: None, LLAMA)
+    found = run_changed(rows, lambda *_: None, LLAMA, launched(rows, 4, LLAMA))
+    same = {"_skinny_gemm_shrink": "_skinny_gemm", "_expand_swiglu": "_swiglu"}
+    assert [same.get(name, name) for name in found.names] == usual.names
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])

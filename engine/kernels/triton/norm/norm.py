@@ -17,8 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.gemm.quantize_fp8 import fp8_rows, fp8_scale, to_fp8
+from engine.kernels.triton.gemm.row_terms import RowTerms, given, narrow_of, up_of
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.padding import padded_rows
+
+_REGISTERS = 144  # with adapters: it starts beside two programs of `skinny_gemm_shrink`
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,24 @@ def norm_scaled(even, scale, weight, dtype: tl.constexpr):
 
 
 @triton.jit
+def _term(
+    narrow, up, rank, token, at,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """What a token's adapter adds. Rows of its `up` begin at multiples of 16."""
+    deep = tl.arange(0, RANK)
+    of_token = narrow + token * RANK
+    by = narrow_of(of_token, deep, rank, tl.num_programs(0) * RANK, PARTS, dtype)
+    columns = up + deep[:, None] * ((WIDTH + 15) // 16 * 16) + at[None, :]
+    w = tl.load(columns, mask=(deep < rank)[:, None] & (at < WIDTH)[None, :], other=0.0)
+    return tl.sum(by[:, None] * w.to(tl.float32), 0)
+
+
+@triton.jit
 def _norm(
-    out, steps, x, parts, weight, eps, part_stride,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, ROUNDED: tl.constexpr, PDL: tl.constexpr,
+    out, steps, x, parts, weight, eps, part_stride, narrow, adapters, table, table_stride,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, TERM_PARTS: tl.constexpr,
+    RANK: tl.constexpr, ROUNDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -74,12 +92,17 @@ def _norm(
     at = tl.arange(0, PADDED)
     there = at < WIDTH
     scale = tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
+    dtype = x.dtype.element_ty
+    if TERM_PARTS > 0:
+        up, rank = up_of(adapters, table, token, table_stride, 0, dtype)
     if PDL:
         tl.extra.cuda.gdc_wait()
     value = tl.load(x + token * WIDTH + at, mask=there, other=0.0)
     if PARTS > 0:
-        added = add_up(parts, token * WIDTH + at, there, part_stride, PARTS).to(value.dtype)
-        value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
+        added = add_up(parts, token * WIDTH + at, there, part_stride, PARTS)
+        if TERM_PARTS > 0:
+            added += _term(narrow, up, rank, token, at, WIDTH, TERM_PARTS, RANK, dtype)
+        value = (value.to(tl.float32) + added.to(dtype).to(tl.float32)).to(dtype)
         tl.store(x + token * WIDTH + at, value, mask=there)
     wide = value.to(tl.float32)
     even = wide * tl.rsqrt(tl.sum(wide * wide) / WIDTH + eps)
@@ -98,16 +121,24 @@ def norm(x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, pdl: bo
 
 
 def normed(
-    x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, rounded: bool, pdl: bool = False
+    x: Tensor,
+    parts: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    *,
+    terms: RowTerms | None = None,
+    rounded: bool,
+    pdl: bool = False,
 ) -> Normed:
-    """Like `norm`. `rounded`: to FP8."""
+    """Like `norm`. `terms`: what adapters add to the product, which is one module. `rounded`: to FP8."""
     tokens, width = x.shape
     out, padded = empty_normed(tokens, width, like=x, rounded=rounded), power(width)
     _norm[(tokens,)](
         out.values, x if out.steps is None else out.steps, x, x if parts is None else parts, weight, eps,
         0 if parts is None else parts.stride(0),
         WIDTH=width, PADDED=padded, PARTS=0 if parts is None else len(parts), ROUNDED=rounded, PDL=pdl,
-        num_warps=min(8, max(1, padded // 512)), **launch(pdl),
+        **given(terms), num_warps=min(8, max(1, padded // 512)),
+        **launch(pdl, None if terms is None else _REGISTERS),
     )  # fmt: skip
     return out
 
