@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.kernels.interpreted import Interpreted
-from tests.kernels.read_terms import ROWS, Tensors, normed_sums, rotated_sums
+from tests.kernels.products.read_terms import ROWS, Tensors, normed_sums, rotated_sums
 
 pytest.importorskip("triton", reason="no Triton here")
 WITHOUT = torch.tensor(ROWS) == 0

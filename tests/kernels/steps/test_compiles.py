@@ -94,18 +94,17 @@ BESIDE = replace(
     },
 )  # fmt: skip
 
-
 # The arguments that kernels with an early start may read while the kernel before them, or the one before
 # that, still runs: weights, and the staging buffers of the step. Other arguments must wait.
 BEFORE = {
     "_gemv": {"weight", "weight_scale", "norm_weight"}, "_int4_gemv": {"words", "grid", "eye", "norm_weight"},
-    "_norm": {"weight", "adapters", "table"}, "_qkv_rope": {"rope", "positions", "places"},
+    "_norm": {"weight", "adapters", "table"}, "_pick": {"columns", "slots"},
+    "_qkv_rope": {"rope", "positions", "places"}, "_by_head": {"weight", "w_head"}, "_merge": {"merges"},
     "_rope_and_cache": {"weight", "rope", "positions", "places", "adapters", "table"},
-    "_linear_residual_norm": {"norm_weight"}, "_by_head": {"weight", "w_head"},
-    "_absorb": {"weight", "w_head", "norm_weight", "rope", "positions"}, "_pick": {"columns", "slots"},
+    "_absorb": {"weight", "w_head", "norm_weight", "rope", "positions"},
     **{key: {"places", "table"} for key in ("_skinny_gemm_shrink", "_shrink", "_expand", "_expand_swiglu")},
     **{key: {"columns"} for key in ("_scan", "_bound", "_spread", "_gather", "_find", "_weigh")},
-    **{key: {"items"} for key in ("_attend", "_attend_latents")}, "_merge": {"merges"},
+    **{key: {"items"} for key in ("_attend", "_attend_latents")}, "_linear_residual_norm": {"norm_weight"},
 }  # fmt: skip
 
 
