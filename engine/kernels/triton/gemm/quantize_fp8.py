@@ -13,10 +13,8 @@ from torch import Tensor
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.padding import padded_rows
 
-PADDED_ROWS = (
-    False  # whether rows have memory for whole tiles behind them (padding.py); no GPU has measured it
-)
-
+# Whether rows have memory for whole tiles behind them (padding.py). No GPU has measured it.
+PADDED_ROWS = False
 KIND = torch.float8_e4m3fn
 
 
