@@ -81,9 +81,9 @@ def test_tiles_fit(
     from engine.kernels.triton.gemm.tma_gemm import RESERVED, ROOM
 
     weight = torch.empty(shape, dtype=kind, device="meta")
-    if kind is torch.bfloat16:
-        assert tall_gemm.tall_tiling(rows, weight, gated=gated) is None
-        monkeypatch.setattr(tall_gemm, "IN_HALF", True)
+    assert tall_gemm.tall_tiling(rows, weight, gated=gated) is None
+    monkeypatch.setattr(tall_gemm, "IN_HALF", True)
+    monkeypatch.setattr(tall_gemm, "IN_FP8", True)
     how = tall_gemm.tall_tiling(rows, weight, gated=gated)
     inside = 128 < rows <= (256 if kind is torch.bfloat16 and gated else 192)
     if not inside or shape in ((2048, 1024), (4096, 4160)):

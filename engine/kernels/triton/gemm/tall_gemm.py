@@ -21,7 +21,8 @@ from engine.kernels.triton.launch import launch
 from engine.kernels.triton.norm.norm import Normed
 from engine.kernels.triton.padding import padded_rows, readable_rows
 
-IN_HALF = False  # whether weights in 16 bits use it, too
+# Whether weights in 16 bits and in FP8 use it. Sweeps did, but no GPU has run whole steps of FP8 with it.
+IN_HALF, IN_FP8 = False, False
 RESTS = (16, 32, 64)  # rows of the second tile
 
 
@@ -129,7 +130,7 @@ def tall_tiling(rows: int, weight: Tensor, *, gated: bool = False) -> Tall | Non
     turn = 128 // weight.itemsize
     if not TALLEST < rows <= MOST or weight.itemsize > 2 or inputs % (2 * turn) or weight.numel() <= SMALL:
         return None
-    if weight.itemsize == 2 and not IN_HALF:
+    if not (IN_HALF if weight.itemsize == 2 else IN_FP8):
         return None
     rest = next((rest for rest in RESTS if rows <= TALLEST + rest), None)
     if rest is None:
