@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # imports torch
 
 _LARGER = 1.5  # times the size of a batch
 _LARGER_PIECES = 2.0  # times the tokens of a step with pieces of prompts
+HOLDS_WHOLE = True  # False: a step that splits no context never takes the graph of one that may
 _PIECES = 512  # tokens of the largest graph with pieces of prompts, if launching a larger step is no wait
 _MOST, _MOST_PIECES = 128, 8  # steps of a size and kind in larger graphs, which cost as much as a capture
 
@@ -66,7 +67,7 @@ class CapturedGraphs:
     def instead_of(self, graph: Graph) -> Graph:
         """The one that can split contexts can hold a step that splits none: nothing is merged then."""
         other = graph._replace(cut=True)
-        return other if graph not in self._captured and other in self._captured else graph
+        return other if HOLDS_WHOLE and graph not in self._captured and other in self._captured else graph
 
     def note(self, graph: Graph) -> None:
         """It is captured now, unless there was no memory for it."""
