@@ -25,6 +25,8 @@ from engine.models.base import LanguageModel
 # shared with other programs.
 _GPU_SHARE = 0.85
 _LARGE_STATE = 2**20  # bytes, which a few tokens' keys and values do not take
+# Whether full steps of small models are graphs: throughput and first tokens with it are not measured yet.
+FULL_STEPS_ARE_GRAPHS = False
 _STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # small enough not to stall concurrent decodes for long
 _FULL_CONTEXTS = 32  # on a CPU, blocks for more full-length requests than this would never be used
 
@@ -100,7 +102,7 @@ def step_tokens(config: EngineConfig, device: torch.device, graphs: Sequence[int
     such steps take less time than to launch the kernels of one that is twice as large.
     """
     usual = config.max_step_tokens or _STEP_TOKENS[device.type]
-    small = config.max_step_tokens is None and PIECE_SIZES[-1] in graphs
+    small = FULL_STEPS_ARE_GRAPHS and config.max_step_tokens is None and PIECE_SIZES[-1] in graphs
     return min(usual, PIECE_SIZES[-1]) if small else usual
 
 

@@ -287,7 +287,7 @@ class Bus:
     """Handlers subscribe from any thread and run on the engine's. One that raises is logged and dropped."""
 
     def __init__(self) -> None:
-        self.muted = False  # whether events are dropped
+        self.hides: Callable[[Event], bool] | None = None  # which events are dropped
         self._handlers: tuple[Handler, ...] = ()
         self._changing = threading.Lock()
 
@@ -297,7 +297,9 @@ class Bus:
         return lambda: self._drop(handler)
 
     def emit(self, event: Event) -> None:
-        for handler in () if self.muted else self._handlers:
+        if self.hides is not None and self.hides(event):
+            return
+        for handler in self._handlers:
             try:
                 handler(event)
             except Exception:

@@ -18,7 +18,7 @@ from itertools import product, takewhile
 from typing import Any
 
 from engine.api.errors import EngineError
-from engine.api.events import AdapterChanged, Delta, Event, log
+from engine.api.events import AdapterChanged, Delta, Event, RequestEvent, TierProblem, log
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.execution.cuda.sizes import first_sizes
@@ -45,7 +45,8 @@ class WarmUp:
     def __init__(self, engine: Engine, sizes: Sequence[int]) -> None:
         """`sizes`: batch sizes of the runner's graphs; without any, there is nothing to do."""
         self._engine, self._sizes = engine, sizes
-        self._own: set[int] = set()
+        self._own: set[int] = set()  # requests that have not ended
+        self._submitted: set[int] = set()
         self._salts = 0
         self._undisturbed = True
         parts, later = self._all_parts() if sizes else ((), ())
@@ -86,16 +87,21 @@ class WarmUp:
     def step(self) -> bool:
         """Submit the next requests, or end ours if there are others; then run a step."""
         bus = self._engine.bus
-        bus.muted = True
+        bus.hides = self._hides
         try:
             if self._engine.outputs.alive > len(self._own):
                 self._yield_to_others()
-                bus.muted = False
             elif len(self._parts) > self._later or (self._parts and not self._engine.busy):
                 self._advance()
             return self._engine.step()
         finally:
-            bus.muted = False
+            bus.hides = None
+
+    def _hides(self, event: Event) -> bool:
+        """Whether an event is about our requests. Copies for others may end after those have ended."""
+        if isinstance(event, RequestEvent):
+            return event.request in self._submitted
+        return bool(self._own) and not isinstance(event, TierProblem)
 
     def _yield_to_others(self) -> None:
         self._undisturbed, self._running = False, None
@@ -237,7 +243,14 @@ class WarmUp:
         self._salts += 1  # so that no prompt is found in the cache
         asked = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0, **params)
         salt = b"warm-up %d" % self._salts
-        self._own.add(self._engine.submit([0] * length, asked, self._take, salt=salt, chat=None))
+        bus = self._engine.bus
+        usual, bus.hides = bus.hides, lambda event: True  # its first event comes before its number is known
+        try:
+            id = self._engine.submit([0] * length, asked, self._take, salt=salt, chat=None)
+        finally:
+            bus.hides = usual
+        self._own.add(id)
+        self._submitted.add(id)
 
     def _take(self, delta: Delta) -> None:
         if delta.finish is Finish.FAILED:

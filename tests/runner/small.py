@@ -103,8 +103,10 @@ def run_to(engine: Engine, output: Output, count: int) -> None:
 
 def drain(engine: Engine) -> None:
     """Run steps until all requests have ended, and check that nothing is held."""
-    turn_until(engine, lambda: not engine.busy)
-    assert engine.scheduler.pool.in_use == 0 and transfers_idle(engine)
+    turn_until(
+        engine, lambda: not engine.busy and transfers_idle(engine)
+    )  # cached blocks may be on their way
+    assert engine.scheduler.pool.in_use == 0
 
 
 def ask(engine: Engine, prompt: Sequence[int], params: SamplingParams = GREEDY) -> tuple[int, Output]:

@@ -181,7 +181,7 @@ class DecodeSteps:
         if count > self.piece_sizes[-1]:
             return None
         longer = lengths > 1
-        size = self._captured.size_of_pieces(count, decodes=not longer.all(), waits=wait is not None)
+        size = self._captured.size_of_pieces(count)
         _, work = self._form(size, None, pieces=True)
         if not work.holds(lengths[longer], rows.contexts[longer]):
             return None

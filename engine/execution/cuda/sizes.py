@@ -1,10 +1,9 @@
 """The kinds of graphs, and which of them have been captured.
 
 A start captures only some of them, so that it is ready sooner. Until the others are captured, by an idle
-engine or because they were missed often, their steps take the graph of a larger size.
-
-Padding of a decode has no context, so it costs a few percent of a step. That of a prompt costs as much as
-other tokens, but in small graphs only, where a step takes less than a tenth of a capture.
+engine or because they were missed often, decodes take the graph of a larger size: padding has no context, so
+it costs a few percent of a step. Steps with pieces of prompts have their own: in a larger graph the same
+tokens have other bits, so what a prompt leaves in the cache would depend on what the engine has run before.
 """
 
 from bisect import bisect_left, bisect_right
@@ -18,9 +17,9 @@ if TYPE_CHECKING:  # imports torch
     from engine.execution.cuda.sampling_fields import SamplingFlags
 
 _LARGER = 1.5  # times the size of a batch
-_LARGER_PIECES = 2.0  # times the tokens of a step with pieces of prompts
+HOLDS_WHOLE = True  # False: a step that splits no context never takes the graph of one that may
 _PIECES = 512  # tokens of the largest graph with pieces of prompts, if launching a larger step is no wait
-_MOST, _MOST_PIECES = 128, 8  # steps of a size and kind in larger graphs, which cost as much as a capture
+_MOST = 128  # steps of a size and kind in larger graphs, which cost as much as a capture
 
 
 def first_sizes(sizes: Sequence[int]) -> list[int]:
@@ -51,40 +50,34 @@ class CapturedGraphs:
 
     def __init__(self, batches: Sequence[int], pieces: Sequence[int]) -> None:
         """Both: the sizes that there are."""
-        self._batches, self._pieces = (
-            _Sizes(batches, _LARGER, _MOST),
-            _Sizes(pieces, _LARGER_PIECES, _MOST_PIECES),
-        )
+        self._batches, self._pieces = _Sizes(batches), pieces
         self._captured: set[Graph] = set()
 
     def size_of_batch(self, rows: int, flags: "SamplingFlags | None") -> int:
         return self._batches.choose(rows, flags)
 
-    def size_of_pieces(self, tokens: int, *, decodes: bool, waits: bool) -> int:
-        return self._pieces.choose(tokens, (decodes, waits))
+    def size_of_pieces(self, tokens: int) -> int:
+        return self._pieces[bisect_left(self._pieces, tokens)]
 
     def instead_of(self, graph: Graph) -> Graph:
         """The one that can split contexts can hold a step that splits none: nothing is merged then."""
         other = graph._replace(cut=True)
-        return other if graph not in self._captured and other in self._captured else graph
+        return other if HOLDS_WHOLE and graph not in self._captured and other in self._captured else graph
 
     def note(self, graph: Graph) -> None:
         """It is captured now, unless there was no memory for it."""
         self._captured.add(graph)
-        if graph.pieces:
-            self._pieces.note(graph.size, (graph.decodes, graph.waits))
-        else:
+        if not graph.pieces:
             self._batches.note(graph.size, graph.flags)
 
     def forget(self) -> None:
         self._captured.clear()
-        for each in (self._batches, self._pieces):
-            each.forget()
+        self._batches.forget()
 
 
 class _Sizes:
-    def __init__(self, sizes: Sequence[int], larger: float, most: int) -> None:
-        self._sizes, self._larger, self._most = sizes, larger, most
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
         self._captured: dict[Hashable, set[int]] = defaultdict(set)
         self._missed: Counter[tuple[int, Hashable]] = Counter()
 
@@ -93,8 +86,8 @@ class _Sizes:
         own, captured = self._sizes[bisect_left(self._sizes, count)], self._captured[kind]
         if own in captured:
             return own
-        larger = [size for size in captured if own < size <= self._larger * own]
-        if not larger or self._missed[own, kind] == self._most:
+        larger = [size for size in captured if own < size <= _LARGER * own]
+        if not larger or self._missed[own, kind] == _MOST:
             return own
         self._missed[own, kind] += 1
         return min(larger)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api.events import AdapterChanged, Event, Finished
+from engine.api.events import AdapterChanged, BlocksSent, Event, Finished, TierProblem
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.api.wire import encode_snapshot
@@ -191,6 +191,38 @@ def test_a_draft_model_drafts_before_requests_and_what_that_took_is_forgotten() 
     total = engine.scheduler.speculator.total()
     assert (total.verifications, total.drafted, total.accepted) == (0, 0, 0)
     assert engine.scheduler.speculator.prices.of("draft", 1) == Prices().of("draft", 1)
+
+
+def test_what_happens_for_other_requests_is_told_while_an_idle_engine_prepares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The blocks of a request may be sent, or a tier fail, after it has ended."""
+    engine = ledger_engine(slots=8, step_tokens=64)
+    warm_up, other, found = WarmUp(engine, SIZES), Output(), list[Event]()
+    run(engine, warm_up)
+    engine.bus.subscribe(found.append)
+    request = engine.submit([1, 2], SamplingParams(max_tokens=3, seed=0), other)
+    while engine.busy:
+        warm_up.step()
+    sent, problem = BlocksSent(9, 0.0, request, 2, "gpu"), TierProblem(9, 0.0, "host", "full")
+    step = engine.step
+
+    def ends_a_copy() -> bool:
+        for each in (sent, problem):
+            engine.bus.emit(each)
+        return step()
+
+    monkeypatch.setattr(engine, "step", ends_a_copy)
+    assert not warm_up.over
+    warm_up.step()
+    assert found[-2:] == [sent, problem]
+
+
+def test_nothing_is_told_about_requests_of_the_warm_up() -> None:
+    engine, found = ledger_engine(slots=8, step_tokens=64), list[Event]()
+    engine.bus.subscribe(found.append)
+    run(engine, WarmUp(engine, SIZES))
+    assert engine.runner.steps and not found
 
 
 def test_an_engine_without_a_draft_model_drafts_nothing_before_requests() -> None:

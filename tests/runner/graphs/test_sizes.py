@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine import cache_plan
 from engine.api.config import EngineConfig
 from engine.cache_plan import step_tokens
 from engine.execution.cuda.graphs import SIZES
@@ -66,14 +67,9 @@ def test_a_step_takes_the_next_larger_graph_until_its_own_is_worth_it() -> None:
     assert graphs.size_of_batch(41, PLAIN) == 56
 
 
-def test_prompts_take_graphs_of_twice_their_tokens_less_often() -> None:
-    def size(tokens: int, *, decodes: bool = False) -> int:
-        return graphs.size_of_pieces(tokens, decodes=decodes, waits=False)
-
+def test_prompts_always_take_the_same_graph() -> None:
     graphs = captured(Graph(128, None, cut=False, pieces=True, decodes=False))
-    assert [size(65) for _ in range(9)] == [*[128] * 8, 80]
-    assert size(48) == 48, "128 is more than twice as large"
-    assert size(100, decodes=True) == 112, "its graphs are others"
+    assert [graphs.size_of_pieces(tokens) for tokens in (1, 16, 17, 65, 65, 512)] == [16, 16, 32, 80, 80, 512]
 
 
 def test_a_graph_that_splits_contexts_holds_a_step_that_splits_none() -> None:
@@ -84,7 +80,8 @@ def test_a_graph_that_splits_contexts_holds_a_step_that_splits_none() -> None:
     assert captured(split).instead_of(whole._replace(size=16)) == whole._replace(size=16)
 
 
-def test_full_steps_of_small_models_are_graphs() -> None:
+def test_full_steps_of_small_models_can_be_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_plan, "FULL_STEPS_ARE_GRAPHS", True)
     gpu, small, large = torch.device("cuda"), piece_sizes(5000), piece_sizes(600)
     config = EngineConfig(model="m")
     assert [step_tokens(config, gpu, graphs) for graphs in (small, large, ())] == [4096, 8192, 8192]
