@@ -21,8 +21,8 @@ class Launcher(Protocol):
 
     tiles: bool  # whether the GPU copies tiles by TMA, and has enough shared memory for them
 
-    def plain(self, weight: Tensor) -> "Product":
-        """With the kernels for such a weight, without a bias."""
+    def plain(self, weight: Tensor, bias: Tensor | None = None) -> "Product":
+        """With the kernels for such a weight."""
 
     def called(self, module: nn.Module) -> "Product":
         """With the module's own forward, between kernels that fully wait for it."""
@@ -62,4 +62,4 @@ class Linear(nn.Module):
         return make(parts, self.bias)
 
     def gpu_product(self, gpu: Launcher) -> "Product":
-        return gpu.plain(self.weight) if self.bias is None else gpu.called(self)
+        return gpu.plain(self.weight, self.bias)

@@ -50,7 +50,7 @@ class Family:
     @property
     def chained(self) -> bool:
         """Whether a block is its parts, one after the other, as their GPU launches require."""
-        return self.arrangement in ("pre", "lone")
+        return self.arrangement != "parallel"
 
 
 def beside_images(family: Family, *inner: str, usual: Mapping[str, Any] | None = None) -> Family:

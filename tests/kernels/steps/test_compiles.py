@@ -98,8 +98,12 @@ BESIDE = replace(
 # The arguments that kernels with an early start may read while the kernel before them, or the one before
 # that, still runs: weights, and the staging buffers of the step. Other arguments must wait.
 BEFORE = {
-    "_gemv": {"weight", "weight_scale", "norm_weight"}, "_int4_gemv": {"words", "grid", "eye", "norm_weight"},
-    "_norm": {"weight"}, "_qkv_rope": {"rope", "positions", "places"}, "_by_head": {"weight", "w_head"},
+    "_gemv": {"weight", "weight_scale", "norm_weight", "bias"},
+    "_int4_gemv": {"words", "grid", "eye", "norm_weight"},
+    "_norm": {"weight", "term_weight"}, "_norm_router": {"weight", "norm_weight"}, "_routed_gate_up": set(),
+    # The scores are of the kernel before the last one, which has ended: see one_row.py.
+    "_routed_down": {"weight", "shared", "logits", "choice_bias"},
+    "_qkv_rope": {"rope", "positions", "places"}, "_by_head": {"weight", "w_head"},
     "_linear_residual_norm": {"norm_weight"}, "_rope_and_cache": {"weight", "rope", "positions", "places"},
     "_absorb": {"weight", "w_head", "norm_weight", "rope", "positions"}, "_pick": {"columns", "slots"},
     **{key: {"places", "table"} for key in ("_skinny_gemm_shrink", "_shrink", "_expand", "_expand_swiglu")},

@@ -1,4 +1,4 @@
-"""The RMS norm, with the residual addition before it: x += the last product, then the norm of x.
+"""The RMS norm, with the residual addition before it: x += the last product, or its norm; the norm of x.
 
 A product may come in parts, [parts, tokens, width] in float32, if its sums were split over programs
 (skinny_gemm.py); the kernel that reads it adds them up. A norm may be computed in two steps: everything but
@@ -65,8 +65,9 @@ def norm_scaled(even, scale, weight, dtype: tl.constexpr):
 
 @triton.jit
 def _norm(
-    out, steps, x, parts, weight, eps, part_stride,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, ROUNDED: tl.constexpr, PDL: tl.constexpr,
+    out, steps, x, parts, term_weight, weight, term_eps, eps, part_stride,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, TERM: tl.constexpr, ROUNDED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -74,11 +75,17 @@ def _norm(
     at = tl.arange(0, PADDED)
     there = at < WIDTH
     scale = tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
+    if TERM:
+        term_scale = tl.load(term_weight + at, mask=there, other=0.0).to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
     value = tl.load(x + token * WIDTH + at, mask=there, other=0.0)
     if PARTS > 0:
         added = add_up(parts, token * WIDTH + at, there, part_stride, PARTS).to(value.dtype)
+        if TERM:
+            term = added.to(tl.float32)
+            term *= tl.rsqrt(tl.sum(term * term) / WIDTH + term_eps)
+            added = norm_scaled(term, term_scale, term_weight, value.dtype)
         value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
         tl.store(x + token * WIDTH + at, value, mask=there)
     wide = value.to(tl.float32)
@@ -98,15 +105,23 @@ def norm(x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, pdl: bo
 
 
 def normed(
-    x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, rounded: bool, pdl: bool = False
+    x: Tensor,
+    parts: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    *,
+    rounded: bool,
+    term: tuple[Tensor, float] | None = None,
+    pdl: bool = False,
 ) -> Normed:
-    """Like `norm`. `rounded`: to FP8."""
+    """Like `norm`. `rounded`: to FP8. `term`: weight and epsilon of a norm of `parts`."""
     tokens, width = x.shape
     out, padded = empty_normed(tokens, width, like=x, rounded=rounded), power(width)
     _norm[(tokens,)](
-        out.values, x if out.steps is None else out.steps, x, x if parts is None else parts, weight, eps,
-        0 if parts is None else parts.stride(0),
-        WIDTH=width, PADDED=padded, PARTS=0 if parts is None else len(parts), ROUNDED=rounded, PDL=pdl,
+        out.values, x if out.steps is None else out.steps, x, x if parts is None else parts,
+        None if term is None else term[0], weight, 0.0 if term is None else term[1], eps,
+        0 if parts is None else parts.stride(0), WIDTH=width, PADDED=padded,
+        PARTS=0 if parts is None else len(parts), TERM=term is not None, ROUNDED=rounded, PDL=pdl,
         num_warps=min(8, max(1, padded // 512)), **launch(pdl),
     )  # fmt: skip
     return out
