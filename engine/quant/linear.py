@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # it needs Triton, which may be missing without a GPU
 
 
 _T = TypeVar("_T")
+KERNEL_WITH_BIAS = True  # whether one row's product with a bias is a kernel of ours
 
 
 class Launcher(Protocol):
@@ -62,4 +63,5 @@ class Linear(nn.Module):
         return make(parts, self.bias)
 
     def gpu_product(self, gpu: Launcher) -> "Product":
-        return gpu.plain(self.weight, self.bias)
+        biased = self.bias is not None and not KERNEL_WITH_BIAS
+        return gpu.called(self) if biased else gpu.plain(self.weight, self.bias)

@@ -72,6 +72,16 @@ MODELS = {
         latent=LatentSpec(rank=40, rotated=6, unrotated=10, value=12, query_rank=20),
         layers=(replace(LATENT, heads=20),) * 2,
     ),
+    "normed-terms": replace(
+        DENSE, family="gemma3_text", layers=(replace(KEYS, window=6), KEYS), activation="gelu_tanh",
+        rope=RopeSpec(theta=1e6), local_rope=RopeSpec(theta=1e4), local=(0,), embed_scale=8.0,
+    ),
+    "gelu": replace(DENSE, family="gemma", layers=(KEYS,), activation="gelu_tanh", rope=RopeSpec(theta=1e4)),
+    "clamped": replace(
+        DENSE, family="gpt_oss", layers=(KEYS, KEYS), qk_norm=False, rope=RopeSpec(theta=1e4), qkv_bias=True,
+        out_bias=True, mlp_bias=True, experts=replace(EXPERTS, shared=0),
+        settings={"alpha": 1.702, "limit": 1.0},
+    ),
     "biased": replace(SCALED, out_bias=True, settings=MAMBA.settings | {"state_bias": True}),
 }  # fmt: skip
 SIZE, BLOCKS = 16, 12
@@ -121,7 +131,7 @@ def steps(name: str, family: str) -> tuple[Tensor, Tensor, list[Tensor], list[Te
         backend = TritonAttention()
         fused = FusedDecoder(model, mine, backend)
         single = all(fused._takes_single(block) for block in model.blocks)
-        assert single == (family not in ("biased", "beside"))
+        assert single == (family not in ("beside", "normed-terms", "gelu"))
         if name == "prompts":
             found = fused.forward(model.embedded(ids), batch.positions, batch.places, backend.prepare(batch))
         else:

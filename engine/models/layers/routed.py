@@ -97,10 +97,11 @@ class RoutedExperts:
         if not takes_row(gate_up.weight, down.weight, how, 0 if last is None else last.shape[1]):
             return None
         logits, normed = norm_router(x, *norm, router, logit_bias, pdl=pdl)
-        scores, counted = Scores(logits, how, bias), {"counts": counts, "places": places}
+        scores = Scores(logits, how, bias)
         act = routed_gate_up(
-            normed, gate_up.weight, scores, gate, bias=gate_up.bias, shared=first, **counted, pdl=pdl
-        )
+            normed, gate_up.weight, scores, gate,
+            bias=gate_up.bias, shared=first, counts=counts, places=places, pdl=pdl,
+        )  # fmt: skip
         return routed_down(act, down.weight, scores, x, bias=down.bias, shared=last, pdl=pdl)
 
     def _routing(self, sigmoid: bool, best: int) -> Routing:

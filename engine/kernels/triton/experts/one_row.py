@@ -151,11 +151,10 @@ def _routed_gate_up(
         own = weight + expert.to(tl.int64) * (ALL * INPUTS)
         up = UP * INPUTS
         if COUNTS:
-            if tl.program_id(0) == 0:
-                counted = True
-                if PLACES:
-                    counted = tl.load(places) >= 0
-                tl.atomic_add(counts + expert, tl.full([], 1, tl.int64), mask=counted, sem="relaxed")
+            counted = tl.program_id(0) == 0
+            if PLACES:
+                counted &= tl.load(places) >= 0
+            tl.atomic_add(counts + expert, tl.full([], 1, tl.int64), mask=counted, sem="relaxed")
     else:  # an expert for all rows, in slots of as many outputs
         expert = 0
         begin = (slot - CHOSEN) * OUTPUTS
