@@ -9,7 +9,7 @@ from engine.api.config import ExpertsSpec
 from engine.kernels.triton.experts.gemm import Gate
 from engine.kernels.triton.experts.one_row import Scores, norm_router, routed_down, routed_gate_up, takes_row
 from engine.kernels.triton.experts.route import Routing, route, router_logits
-from engine.kernels.triton.experts.stacked import PlainExperts, StackedExperts
+from engine.kernels.triton.experts.stacked import StackedExperts
 from engine.kernels.triton.experts.tiles import ExpertTiles, expert_tiles
 from engine.models.layers.norm import RmsNorm
 from engine.quant.product import Product
@@ -90,19 +90,19 @@ class RoutedExperts:
 
         `shared`: of an expert for all rows. None: there are no kernels.
         """
-        gate_up, down, how = self.gate_up, self.down, self._routing(sigmoid, best)
-        if not (ONE_ROW and isinstance(gate_up, PlainExperts) and isinstance(down, PlainExperts)):
+        gate_up, down, how = self.gate_up.unquantized, self.down.unquantized, self._routing(sigmoid, best)
+        if not ONE_ROW or gate_up is None or down is None:
             return None
         first, last = shared or (None, None)
-        if not takes_row(gate_up.weight, down.weight, how, 0 if last is None else last.shape[1]):
+        if not takes_row(gate_up[0], down[0], how, 0 if last is None else last.shape[1]):
             return None
         logits, normed = norm_router(x, *norm, router, logit_bias, pdl=pdl)
         scores = Scores(logits, how, bias)
         act = routed_gate_up(
-            normed, gate_up.weight, scores, gate,
-            bias=gate_up.bias, shared=first, counts=counts, places=places, pdl=pdl,
+            normed, gate_up[0], scores, gate,
+            bias=gate_up[1], shared=first, counts=counts, places=places, pdl=pdl,
         )  # fmt: skip
-        return routed_down(act, down.weight, scores, x, bias=down.bias, shared=last, pdl=pdl)
+        return routed_down(act, down[0], scores, x, bias=down[1], shared=last, pdl=pdl)
 
     def _routing(self, sigmoid: bool, best: int) -> Routing:
         spec = self.spec
