@@ -105,9 +105,12 @@ def steps(name: str, family: str) -> tuple[Tensor, Tensor, list[Tensor], list[Te
     from engine.attention.triton_backend import TritonAttention
     from engine.models.decoder import Decoder
     from engine.models.fused import FusedDecoder
+    from engine.models.layers import block, routed
     from engine.models.layers.norm import OffsetNorm
     from engine.models.loader import random_weights
+    from engine.quant import linear
 
+    block.CHAIN_NORMED_TERMS = routed.ONE_ROW = linear.KERNEL_WITH_BIAS = True  # in the tests' own process
     model = Decoder(MODELS[family], torch.float32).eval()
     random_weights(model, seed=0)
     torch.manual_seed(0)
