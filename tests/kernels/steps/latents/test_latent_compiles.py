@@ -6,7 +6,6 @@ import pytest
 
 from engine.api.cache_spec import LayerSpec
 from engine.api.config import DecoderConfig, ExpertsSpec, LatentSpec, RopeSpec
-from engine.models.layers.routed import ONE_ROW
 from tests.cases import soak
 from tests.kernels.steps.test_compiles import SMALL, compiled, decode, pieces, prompts
 
@@ -46,6 +45,8 @@ LATENTS_OF_QUERIES = replace(  # of DeepSeek-V3, with fewer experts
 )  # fmt: skip
 def test_latents_that_decode(compiled: dict[str, int], config: DecoderConfig, rows: int, scheme: str) -> None:
     decode(config, rows, scheme, "none")
+    from engine.models.layers.routed import ONE_ROW
+
     alone = ONE_ROW and rows == 1 and scheme == "none" and config is LATENTS
     assert {"_absorb", "_by_head", "_attend_latents"} <= compiled.keys()
     assert ("_routed_down" if alone else "_router_logits") in compiled
