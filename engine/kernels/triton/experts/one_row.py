@@ -280,10 +280,10 @@ def _routed_down(
         tl.extra.cuda.gdc_wait()
 
     value = _line(act, slot * INPUTS, at, used, fits) * share[:, None]
-    total = tl.sum(tl.sum(w * value, 1), 0)
+    total = tl.sum(w * value)
     if REST > 0:
         value_behind = _line(act, slot * INPUTS, behind, used, fits_behind) * share[:, None]
-        total += tl.sum(tl.sum(w_behind * value_behind, 1), 0)
+        total += tl.sum(w_behind * value_behind)
     if SHARED > 0:
         value_shared = _row(act + CHOSEN * INPUTS, at_shared, at_shared < SHARED)
         total += tl.sum(w_shared * value_shared, 0)
@@ -292,10 +292,10 @@ def _routed_down(
         output = begin + turn
         there = output < OUTPUTS
         of_output = weight + output.to(tl.int64) * INPUTS
-        total = tl.sum(tl.sum(_line(of_output, of_slots, at, used & there, fits) * value, 1), 0)
+        total = tl.sum(_line(of_output, of_slots, at, used & there, fits) * value)
         if REST > 0:
             more = _line(of_output, of_slots, behind, used & there, fits_behind) * value_behind
-            total += tl.sum(tl.sum(more, 1), 0)
+            total += tl.sum(more)
         if SHARED > 0:
             of_shared = shared + output.to(tl.int64) * SHARED
             total += tl.sum(_row(of_shared, at_shared, there & (at_shared < SHARED)) * value_shared, 0)
