@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from engine.kernels import switches
 from engine.kernels.cpu.many_rows import linear
 from engine.quant.base import Scheme
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:  # it needs Triton, which may be missing without a GPU
 
 
 _T = TypeVar("_T")
-KERNEL_WITH_BIAS = True  # whether one row's product with a bias is a kernel of ours
 
 
 class Launcher(Protocol):
@@ -63,5 +63,5 @@ class Linear(nn.Module):
         return make(parts, self.bias)
 
     def gpu_product(self, gpu: Launcher) -> "Product":
-        biased = self.bias is not None and not KERNEL_WITH_BIAS
+        biased = self.bias is not None and not switches.WITH_BIAS
         return gpu.called(self) if biased else gpu.plain(self.weight, self.bias)

@@ -151,7 +151,7 @@ def test_the_doctor_lists_parts_that_run_as_plain_torch() -> None:
     assert f"  squared: {reason}" in report(found)
     assert found["families"]["cohere"].startswith("on a GPU, its blocks run as plain torch around attention")
     plain = "on a GPU, 1 of 2 parts runs as plain torch"
-    assert found["families"]["gemma3_text"] == "all parts have their own GPU kernels"
+    assert found["families"]["phi3"] == "all parts have their own GPU kernels"
     assert found["families"]["glm"] == f"{plain}: GroupedAttention (interleaved positions)"
     assert found["families"]["deepseek_v3"] == "all parts have their own GPU kernels"  # interleaved, too
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.api.cache_spec import CacheSpec, LayerSpec, StateSpec
 from engine.api.config import DecoderConfig, ExpertsSpec, LatentSpec, RopeSpec
 from engine.attention.torch_backend import TorchAttention
+from engine.kernels import switches
 from engine.kv.store import KVStore
 from tests.attention.cases import make_batch
 
@@ -105,12 +106,11 @@ def steps(name: str, family: str) -> tuple[Tensor, Tensor, list[Tensor], list[Te
     from engine.attention.triton_backend import TritonAttention
     from engine.models.decoder import Decoder
     from engine.models.fused import FusedDecoder
-    from engine.models.layers import block, routed
     from engine.models.layers.norm import OffsetNorm
     from engine.models.loader import random_weights
-    from engine.quant import linear
 
-    block.CHAIN_NORMED_TERMS = routed.ONE_ROW = linear.KERNEL_WITH_BIAS = True  # in the tests' own process
+    for switch in ("ONE_ROW", "WITH_BIAS", "NORMED_TERMS", "GELU"):
+        setattr(switches, switch, True)  # in the tests' own process
     model = Decoder(MODELS[family], torch.float32).eval()
     random_weights(model, seed=0)
     torch.manual_seed(0)

@@ -5,13 +5,13 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from engine.kernels import switches
 from engine.models.layers.build import Build
 from engine.models.layers.collective import Collective
 from engine.models.layers.part import Part, Slot
 from engine.models.layers.sharding import WHOLE, Sharding
 from engine.models.layers.step import StepContext
 
-CHAIN_NORMED_TERMS = True  # whether launches of blocks that norm terms follow each other
 Term = Callable[[Part, Tensor], Tensor]  # a part's term, given what it reads; over ranks, the sum of theirs
 
 
@@ -129,7 +129,7 @@ class NormedTermBlock(Block):
 
     @property
     def chained(self) -> bool:
-        return CHAIN_NORMED_TERMS and all(part.one_term for part in self.parts)
+        return switches.NORMED_TERMS and all(part.one_term for part in self.parts)
 
     @property
     def term_norms(self) -> tuple[nn.Module | None, ...]:

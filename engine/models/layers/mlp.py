@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from engine.api.config import DecoderConfig
+from engine.kernels import switches
 from engine.models.layers.activations import ACTIVATE
 from engine.models.layers.build import Build
 from engine.models.layers.part import PDL_ROWS, Part, SourceTensor
@@ -71,7 +72,7 @@ class DenseMLP(GatedMLP):
 
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
         gate_up, down, rows, pdl = gpu.product(self.gate_up), gpu.product(self.down), len(x.stream), step.pdl
-        if self.activate is ACTIVATE["gelu_tanh"]:
+        if self.activate is ACTIVATE["gelu_tanh"] and switches.GELU:
             return x.plus(down, gate_up.geglu(x.normed(self.norm, gpu, pdl=pdl), pdl=pdl), step)
         if self.activate is not ACTIVATE["silu"]:
             return None

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.api.config import ExpertsSpec
+from engine.kernels import switches
 from engine.kernels.triton.experts.gemm import Gate
 from engine.kernels.triton.experts.one_row import Scores, norm_router, routed_down, routed_gate_up, takes_row
 from engine.kernels.triton.experts.route import Routing, route, router_logits
@@ -14,7 +15,6 @@ from engine.kernels.triton.experts.tiles import ExpertTiles, expert_tiles
 from engine.models.layers.norm import RmsNorm
 from engine.quant.product import Product
 
-ONE_ROW = True  # whether one row takes the kernels of one_row.py
 Weights = tuple[Tensor, Tensor]  # of both products
 
 
@@ -91,7 +91,7 @@ class RoutedExperts:
         `shared`: of an expert for all rows. None: there are no kernels.
         """
         gate_up, down, how = self.gate_up.unquantized, self.down.unquantized, self._routing(sigmoid, best)
-        if not ONE_ROW or gate_up is None or down is None:
+        if not switches.ONE_ROW or gate_up is None or down is None:
             return None
         first, last = shared or (None, None)
         if not takes_row(gate_up[0], down[0], how, 0 if last is None else last.shape[1]):

@@ -252,7 +252,7 @@ def test_parts_with_other_rotations_or_norms_run_in_torch() -> None:
 def test_parts_between_norms_of_their_terms_run_in_torch_if_they_have_no_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.models.layers.block.CHAIN_NORMED_TERMS", True)
+    monkeypatch.setattr("engine.kernels.switches.NORMED_TERMS", True)
     olmo = replace(QWEN, family="olmo2", qk_norm=False)
     found = run_changed(8, lambda *_: None, olmo)
     assert found.fused.plain == {"WideNormAttention": len(QWEN.layers)}
