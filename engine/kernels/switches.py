@@ -1,4 +1,4 @@
-"""Launches on a GPU that have run in Triton's interpreter only, off until a GPU has run them.
+"""Launches that are off until they have been timed on a GPU, and their CUDA tests pass (docs/gpu-steps.md).
 
 tests/kernels/steps/recorded has what is launched: after a change, write it again (test_launches.py).
 """
