@@ -78,8 +78,8 @@ class FusedDecoder:
             if not block.chained:
                 residual = self._plain(block, residual, without_pdl)
                 continue
-            for part in block.parts:
-                residual = self._through(part, residual, step if part.pdl else without_pdl)
+            for part, norm in zip(block.parts, block.term_norms, strict=True):
+                residual = self._through(part, norm, residual, step if part.pdl else without_pdl)
         if self.model.config.after:
             return residual.total()
         return residual.normed(self.model.norm, self._gpu, pdl=step.pdl).values
@@ -135,7 +135,7 @@ class FusedDecoder:
         )
 
     def _takes_single(self, block: Block) -> bool:
-        return block.chained and all(part.takes_single(self._gpu) for part in block.parts)
+        return block.takes_single and all(part.takes_single(self._gpu) for part in block.parts)
 
     def _different_blocks(self) -> list[Block]:
         """The first blocks that have every pair of neighbors, and the last block.
@@ -166,13 +166,16 @@ class FusedDecoder:
             block.forward(x, step)
         return self.model.ended(x)
 
-    def _through(self, part: Part, x: Residual, step: GpuStep) -> Residual:
+    def _through(self, part: Part, norm: nn.Module | None, x: Residual, step: GpuStep) -> Residual:
+        """`norm`: of the part's term."""
         gpu = self._gpu if step.adapters is None else AdaptedKernels(self._gpu, part, step.adapters)
         if (found := part.fused(x, step, gpu)) is not None:
+            if norm is not None:
+                found.norm_term(norm)
             return found
         self._count(part)
         stream = x.total()
-        x.add(x.scaled(part.forward(stream, step)))
+        x.add(x.scaled(part.forward(stream, step)), norm)
         return x
 
     def _plain(self, block: Block, x: Residual, step: GpuStep) -> Residual:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from engine.kernels import switches
 from engine.kernels.cpu.many_rows import linear
 from engine.quant.base import Scheme
 
@@ -21,8 +22,8 @@ class Launcher(Protocol):
 
     tiles: bool  # whether the GPU copies tiles by TMA, and has enough shared memory for them
 
-    def plain(self, weight: Tensor) -> "Product":
-        """With the kernels for such a weight, without a bias."""
+    def plain(self, weight: Tensor, bias: Tensor | None = None) -> "Product":
+        """With the kernels for such a weight."""
 
     def called(self, module: nn.Module) -> "Product":
         """With the module's own forward, between kernels that fully wait for it."""
@@ -62,4 +63,5 @@ class Linear(nn.Module):
         return make(parts, self.bias)
 
     def gpu_product(self, gpu: Launcher) -> "Product":
-        return gpu.plain(self.weight) if self.bias is None else gpu.called(self)
+        biased = self.bias is not None and not switches.WITH_BIAS
+        return gpu.called(self) if biased else gpu.plain(self.weight, self.bias)

@@ -33,6 +33,7 @@ class Product(ABC):
 
     single = False  # whether `gemv` computes one row, fused with the operations before and after it
     scales = True  # whether its outputs scale with its inputs: it adds no bias
+    unquantized: Tensor | None = None  # the weight if it is, and there is no bias
 
     @abstractmethod
     def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
@@ -73,6 +74,10 @@ class Product(ABC):
         """[rows, width]: silu of the first half of the outputs, times the second."""
         return swiglu(self.parts_of(x, pdl=pdl), x.dtype, pdl=pdl)
 
+    def geglu(self, x: Normed, *, pdl: bool = False) -> Tensor:
+        """Like `swiglu` of a complete norm, with gelu by tanh."""
+        return swiglu(self.parts_of(x, pdl=pdl), x.dtype, gelu=True, pdl=pdl)
+
     def rounded_swiglu(self, x: Normed, *, pdl: bool = False) -> Normed:
         """Like `swiglu` of a complete norm, rounded for a product that `rounds`."""
         return rounded_swiglu(self.parts_of(x, pdl=pdl), x.dtype, pdl=pdl)
@@ -98,7 +103,7 @@ class PlainProduct(Product):
     single = True
 
     def __init__(self, weight: Tensor, *, tiles: bool) -> None:
-        self._weight, self._tiles = weight, tiles
+        self.unquantized, self._weight, self._tiles = weight, weight, tiles
 
     def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
         rows, weight = len(x), self._weight
@@ -142,6 +147,11 @@ class PlainProduct(Product):
             return tall_gemm(x, self._weight, tall, gated=True, pdl=pdl)[0]
         return super().swiglu(x, pdl=pdl)
 
+    def geglu(self, x: Normed, *, pdl: bool = False) -> Tensor:
+        if len(x.values) == 1:
+            return gemv(x.values, self._weight, gated=True, gelu=True, pdl=pdl)
+        return super().geglu(x, pdl=pdl)
+
     def fuses_qkv_rope(self, rows: int, layer: KVLayer) -> bool:
         return self._tiles and qkv_rope_tiling(rows, self._weight, layer) is not None
 
@@ -156,6 +166,23 @@ class PlainProduct(Product):
         if self._tiles and (how := linear_residual_norm_tiling(len(stream), self._weight)):
             return linear_residual_norm(stream, x, self._weight, norm_weight, eps, how, pdl=pdl)
         return None
+
+
+class BiasedProduct(Product):
+    """With an unquantized weight and a bias: a kernel for one row."""
+
+    single, scales = True, False
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self._weight, self._bias = weight, bias
+
+    def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
+        if len(x) == 1:
+            return self.gemv(x, pdl=pdl).unsqueeze(0)
+        return F.linear(x, self._weight, self._bias).unsqueeze(0)
+
+    def gemv(self, x: Tensor, **around: Any) -> Tensor:
+        return gemv(x, self._weight, bias=self._bias, **around)
 
 
 class ModuleProduct(Product):

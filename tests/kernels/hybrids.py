@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.api.cache_spec import CacheSpec, LayerSpec, StateSpec
 from engine.api.config import DecoderConfig, ExpertsSpec, LatentSpec, RopeSpec
 from engine.attention.torch_backend import TorchAttention
+from engine.kernels import switches
 from engine.kv.store import KVStore
 from tests.attention.cases import make_batch
 
@@ -72,6 +73,16 @@ MODELS = {
         latent=LatentSpec(rank=40, rotated=6, unrotated=10, value=12, query_rank=20),
         layers=(replace(LATENT, heads=20),) * 2,
     ),
+    "normed-terms": replace(
+        DENSE, family="gemma3_text", layers=(replace(KEYS, window=6), KEYS), activation="gelu_tanh",
+        rope=RopeSpec(theta=1e6), local_rope=RopeSpec(theta=1e4), local=(0,), embed_scale=8.0,
+    ),
+    "gelu": replace(DENSE, family="gemma", layers=(KEYS,), activation="gelu_tanh", rope=RopeSpec(theta=1e4)),
+    "clamped": replace(
+        DENSE, family="gpt_oss", layers=(KEYS, KEYS), qk_norm=False, rope=RopeSpec(theta=1e4), qkv_bias=True,
+        out_bias=True, mlp_bias=True, experts=replace(EXPERTS, shared=0),
+        settings={"alpha": 1.702, "limit": 1.0},
+    ),
     "biased": replace(SCALED, out_bias=True, settings=MAMBA.settings | {"state_bias": True}),
 }  # fmt: skip
 SIZE, BLOCKS = 16, 12
@@ -98,6 +109,8 @@ def steps(name: str, family: str) -> tuple[Tensor, Tensor, list[Tensor], list[Te
     from engine.models.layers.norm import OffsetNorm
     from engine.models.loader import random_weights
 
+    for switch in ("ONE_ROW", "WITH_BIAS", "NORMED_TERMS", "GELU"):
+        setattr(switches, switch, True)  # in the tests' own process
     model = Decoder(MODELS[family], torch.float32).eval()
     random_weights(model, seed=0)
     torch.manual_seed(0)
@@ -121,7 +134,7 @@ def steps(name: str, family: str) -> tuple[Tensor, Tensor, list[Tensor], list[Te
         backend = TritonAttention()
         fused = FusedDecoder(model, mine, backend)
         single = all(fused._takes_single(block) for block in model.blocks)
-        assert single == (family not in ("biased", "beside"))
+        assert single == (family not in ("beside", "normed-terms", "gelu"))
         if name == "prompts":
             found = fused.forward(model.embedded(ids), batch.positions, batch.places, backend.prepare(batch))
         else:

@@ -22,9 +22,9 @@ def norm(x: Tensor, parts: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, x.shape[1:], None, eps) * weight
 
 
-def swiglu(parts: Tensor, dtype: torch.dtype) -> Tensor:
+def swiglu(parts: Tensor, dtype: torch.dtype, *, gelu: bool = False) -> Tensor:
     gate, up = added(parts, dtype).chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return (F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up
 
 
 def turn(

@@ -48,7 +48,7 @@ def reached_before(text: str, mark: str) -> set[int]:
     for to, given in re.findall(r"^\s*(?:@\S+\s+)?[a-z][\w.]*\s+(%rd\d+), ([^;]*);", before, re.MULTILINE):
         made_of.setdefault(to, []).append(given)
     places, known = set(), set()
-    left = re.findall(r"(?:(?:ld|st|atom|red)\.global|cp\.async)[^;]*;", before)
+    left = re.findall(r"(?:(?:ld|ld\.volatile|st|atom|red)\.global|cp\.async)[^;]*;", before)
     while left:
         given = left.pop()
         places |= {int(place) for place in re.findall(r"_param_(\d+)", given)}

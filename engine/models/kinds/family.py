@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from engine.kernels import switches
 from engine.models.kinds.base import PartKind
 from engine.models.kinds.ends import Ends
 from engine.models.kinds.linear import StateKind
@@ -50,7 +51,8 @@ class Family:
     @property
     def chained(self) -> bool:
         """Whether a block is its parts, one after the other, as their GPU launches require."""
-        return self.arrangement in ("pre", "lone")
+        normed = switches.NORMED_TERMS and self.arrangement in ("sandwich", "post")
+        return normed or self.arrangement in ("pre", "lone")
 
 
 def beside_images(family: Family, *inner: str, usual: Mapping[str, Any] | None = None) -> Family:

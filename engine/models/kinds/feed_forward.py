@@ -40,11 +40,11 @@ class Dense:
     def part(self) -> type[Part]:
         from engine.models.layers import mlp
 
-        return mlp.DenseMLP if self._silu else mlp.GatedMLP
+        return mlp.DenseMLP
 
     @property
     def _silu(self) -> bool:
-        """Whether it is always silu, which the GPU kernels compute."""
+        """Whether it is always silu."""
         return self.activation[1] == "silu"
 
 

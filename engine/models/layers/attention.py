@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class GroupedAttention(Part):
-    pdl = True
+    pdl = one_term = True
     adaptable = ("qkv", "out")
     per_query: ClassVar[int] = 1  # outputs of the product for each number of a query
     gated: ClassVar[bool] = False  # whether a gate multiplies the output

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from engine.kernels import switches
 from engine.models.layers.build import Build
 from engine.models.layers.collective import Collective
 from engine.models.layers.part import Part, Slot
@@ -17,7 +18,7 @@ Term = Callable[[Part, Tensor], Tensor]  # a part's term, given what it reads; o
 class Block(nn.Module):
     """Each part reads the stream, which it norms, and adds its term."""
 
-    chained: ClassVar[bool] = True  # whether the GPU launches of its parts can follow each other
+    takes_single: ClassVar[bool] = True  # whether one row may have faster paths in its parts
     collective: Collective | None = None  # sums the terms of the ranks that share this block
 
     def __init__(self, index: int, attention: Part, feed_forward: Part, names: str) -> None:
@@ -34,6 +35,16 @@ class Block(nn.Module):
     def mixer(self) -> Part | None:
         """The part that mixes tokens, and so may cache something of them."""
         return self.attention
+
+    @property
+    def chained(self) -> bool:
+        """Whether the GPU launches of its parts can follow each other."""
+        return True
+
+    @property
+    def term_norms(self) -> tuple[nn.Module | None, ...]:
+        """The norms of the parts' terms."""
+        return (None,) * len(self.parts)
 
     def forward(self, x: Tensor, step: StepContext) -> None:
         """Add the two residual terms of this block to x, in place."""
@@ -105,7 +116,7 @@ class ScaledBlock(Block):
 class NormedTermBlock(Block):
     """Each part's term is normed before it is added. Whether a part also norms what it reads is its own."""
 
-    chained = False
+    takes_single = False
 
     def __init__(self, index: int, attention: Part, feed_forward: Part, names: str, build: Build) -> None:
         super().__init__(index, attention, feed_forward, names)
@@ -116,6 +127,14 @@ class NormedTermBlock(Block):
         x += self.attention_norm(term(self.attention, x))
         x += self.feed_forward_norm(term(self.feed_forward, x))
 
+    @property
+    def chained(self) -> bool:
+        return switches.NORMED_TERMS and all(part.one_term for part in self.parts)
+
+    @property
+    def term_norms(self) -> tuple[nn.Module | None, ...]:
+        return self.attention_norm, self.feed_forward_norm
+
     def norms(self) -> Mapping[str, nn.Module]:
         return dict(zip(self._norm_names, (self.attention_norm, self.feed_forward_norm), strict=True))
 
@@ -123,7 +142,11 @@ class NormedTermBlock(Block):
 class ParallelBlock(Block):
     """Both parts read the same norm of the stream."""
 
-    chained = False
+    takes_single = False
+
+    @property
+    def chained(self) -> bool:
+        return False
 
     def __init__(self, index: int, attention: Part, feed_forward: Part, names: str, build: Build) -> None:
         super().__init__(index, attention, feed_forward, names)

@@ -30,7 +30,7 @@ from engine.models.layers.collective import GpuCollective
 from engine.models.layers.norm import RmsNorm
 from engine.models.layers.routed import RoutedExperts
 from engine.models.layers.step import StepContext
-from engine.quant.product import ModuleProduct, PlainProduct, Product
+from engine.quant.product import BiasedProduct, ModuleProduct, PlainProduct, Product
 
 
 class GpuKernels:
@@ -59,8 +59,8 @@ class GpuKernels:
         launched: Callable[[GpuKernels], Product] | None = getattr(module, "gpu_product", None)
         return ModuleProduct(module) if launched is None else launched(self)
 
-    def plain(self, weight: Tensor) -> Product:
-        return PlainProduct(weight, tiles=self.tiles)
+    def plain(self, weight: Tensor, bias: Tensor | None = None) -> Product:
+        return PlainProduct(weight, tiles=self.tiles) if bias is None else BiasedProduct(weight, bias)
 
     def called(self, module: nn.Module) -> Product:
         return ModuleProduct(module)
@@ -131,6 +131,7 @@ class Residual:
     _product: Product | None = None  # multiplies `_given`
     _given: Normed | None = None
     _pdl: bool = False
+    _term_norm: nn.Module | None = None  # norms the pending product before it is added
 
     def plus(self, product: Product, given: Tensor, step: GpuStep) -> "Residual":
         """Return the stream with a pending product. The last one must have been added."""
@@ -147,6 +148,11 @@ class Residual:
         if step.single:
             return Residual(product.gemv(given.values, residual=self.stream, pdl=step.pdl), scale=self.scale)
         return Residual(self.stream, self.collective, self.scale, product, given, step.pdl)
+
+    def norm_term(self, module: nn.Module) -> None:
+        """Norm the pending product, a part's whole term, before it is added."""
+        assert self._product is not None, "the term has been added"
+        self._term_norm = module
 
     def scaled(self, term: Tensor) -> Tensor:
         """Return a part's term as it is added."""
@@ -165,16 +171,22 @@ class Residual:
         if self.collective is not None and ours[0].dtype is not self.stream.dtype:
             # Its sum takes weights of that type only.
             return normed(self.total(), None, *ours, rounded=rounded, pdl=pdl)
+        term = None
+        if self._term_norm is not None:
+            term = gpu.norm_of(self._term_norm)
+            if self.collective is not None or term is None:
+                return normed(self.total(), None, *ours, rounded=rounded, pdl=pdl)
         product, given = self._taken()
         if product is None or given is None:
             return normed(self.stream, None, *ours, rounded=rounded, pdl=pdl)
         if self.collective is not None:
             parts = product.parts_of(given, pdl=self._pdl)
             return self.collective.sum_norm(self.stream, parts, *ours, rounded=rounded, pdl=self._pdl)
+        half = half and term is None
         if half and (done := product.residual_norm(self.stream, given.values, *ours, pdl=self._pdl)):
             return done
         parts, terms = product.parts_and_terms(given, pdl=self._pdl)
-        return normed(self.stream, parts, *ours, terms=terms, rounded=rounded, pdl=pdl)
+        return normed(self.stream, parts, *ours, terms=terms, term=term, rounded=rounded, pdl=pdl)
 
     def norm_gemv(self, product: Product, module: nn.Module, gpu: GpuKernels, **how: Any) -> Tensor:
         """In a step of one row: return a product that includes the norm."""
@@ -203,17 +215,19 @@ class Residual:
 
     def total(self) -> Tensor:
         """Return the stream with the pending product added."""
+        norm = self._term_norm
         product, given = self._taken()
         if product is not None and given is not None:
             parts = product.parts_of(given, pdl=self._pdl)
-            self.add(parts[0] if len(parts) == 1 else parts.sum(0).to(self.stream.dtype))
+            self.add(parts[0] if len(parts) == 1 else parts.sum(0).to(self.stream.dtype), norm)
         return self.stream
 
-    def add(self, term: Tensor) -> None:
-        """Add a part's term to the stream; over ranks, the sum of theirs."""
-        self.stream.add_(term if self.collective is None else self.collective.sum(term))
+    def add(self, term: Tensor, norm: nn.Module | None = None) -> None:
+        """Add a part's term to the stream, or its norm; over ranks, the sum of theirs."""
+        whole = term if self.collective is None else self.collective.sum(term)
+        self.stream.add_(whole if norm is None else norm(whole))
 
     def _taken(self) -> tuple[Product | None, Normed | None]:
         taken = self._product, self._given
-        self._product = self._given = None
+        self._product = self._given = self._term_norm = None
         return taken

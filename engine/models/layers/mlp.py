@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from engine.api.config import DecoderConfig
+from engine.kernels import switches
 from engine.models.layers.activations import ACTIVATE
 from engine.models.layers.build import Build
 from engine.models.layers.part import PDL_ROWS, Part, SourceTensor
@@ -65,12 +66,16 @@ class MultipliedMLP(GatedMLP):
 
 
 class DenseMLP(GatedMLP):
-    """With silu, which the GPU kernels compute."""
+    """With silu, or gelu by tanh, which the GPU kernels compute."""
 
-    pdl = True
+    pdl = one_term = True
 
-    def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual":
+    def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
         gate_up, down, rows, pdl = gpu.product(self.gate_up), gpu.product(self.down), len(x.stream), step.pdl
+        if self.activate is ACTIVATE["gelu_tanh"] and switches.GELU:
+            return x.plus(down, gate_up.geglu(x.normed(self.norm, gpu, pdl=pdl), pdl=pdl), step)
+        if self.activate is not ACTIVATE["silu"]:
+            return None
         if step.single:
             act = x.norm_gemv(gate_up, self.norm, gpu, gated=True, pdl=pdl)
         elif x.collective is not None and rows == 1 and gate_up.single:
@@ -85,7 +90,8 @@ class DenseMLP(GatedMLP):
 
     def takes_single(self, gpu: "GpuKernels") -> bool:
         return (
-            gpu.product(self.gate_up).single
+            self.activate is ACTIVATE["silu"]
+            and gpu.product(self.gate_up).single
             and gpu.product(self.down).single
             and gpu.norm_of(self.norm) is not None
         )

@@ -20,7 +20,7 @@ from engine.quant.linear import parameter
 
 if TYPE_CHECKING:
     from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
-    from engine.models.layers.routed import RoutedExperts
+    from engine.models.layers.routed import RoutedExperts, Weights
 
 
 class MoE(Part):
@@ -86,12 +86,19 @@ class MoE(Part):
             return None
         if self.weighs_inputs and self.spec.chosen > 1:  # the experts of a row would read different inputs
             return None
-        pdl = step.pdl
-        given = x.normed(self.norm, gpu, pdl=pdl).values
+        pdl, router = step.pdl, (self.router.weight, self.router.bias)
         how: dict[str, Any] = {"best": self.best, "sigmoid": self.sigmoid, "bias": self.choice_bias()}
         if step.tally is not None:
             how["counts"], how["places"] = step.tally.counts[self.index], step.tally.places
-        weights, ids = experts.routed(given, self.router.weight, self.router.bias, **how, pdl=pdl)
+        norm, shared, plain = gpu.norm_of(self.norm), *self.shared_weights(gpu)
+        if step.single and x.scale == 1.0 and norm is not None and plain and not self.weighs_inputs:
+            gate = gpu.gate(**self.gate())
+            done = experts.added_to_row(x.stream, norm, *router, gate, shared, **how, pdl=pdl)
+            if done is not None:
+                x.stream = done
+                return x
+        given = x.normed(self.norm, gpu, pdl=pdl).values
+        weights, ids = experts.routed(given, *router, **how, pdl=pdl)
         self.add_shared(x, given, step, gpu)
         if self.weighs_inputs:
             given, weights = given * weights.to(given.dtype), torch.ones_like(weights)
@@ -107,6 +114,10 @@ class MoE(Part):
 
     def add_shared(self, x: "Residual", given: Tensor, step: "GpuStep", gpu: "GpuKernels") -> None:
         """Add the output of the expert that serves all tokens to the stream."""
+
+    def shared_weights(self, gpu: "GpuKernels") -> "tuple[Weights | None, bool]":
+        """Return those of the expert that serves all tokens, and whether they are all there is of it."""
+        return None, True
 
     def choice_bias(self) -> Tensor | None:
         """Return what is added to the scores for the choice only."""
@@ -159,6 +170,10 @@ class SharedMoE(MoE):
         products = gpu.product(self.shared_gate_up), gpu.product(self.shared_down)
         x.add_gated(*products, given, step, scale=self.shared_scale(given))
 
+    def shared_weights(self, gpu: "GpuKernels") -> "tuple[Weights | None, bool]":
+        first, last = (gpu.product(each).unquantized for each in (self.shared_gate_up, self.shared_down))
+        return (None, False) if first is None or last is None else ((first, last), True)
+
     def shared_scale(self, x: Tensor) -> Tensor | None:
         """Return what each row's output of that expert is multiplied with, [rows, 1]."""
         return None
@@ -190,6 +205,9 @@ class ScaledSharedMoE(SharedMoE):
     def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
         scale = SourceTensor(self.names["shared.scale"], 1, WHOLE)
         return {**super().pieces(), "shared_gate": (scale,)}
+
+    def shared_weights(self, gpu: "GpuKernels") -> "tuple[Weights | None, bool]":
+        return None, False
 
     def shared_scale(self, x: Tensor) -> Tensor | None:
         return sigmoid(self.shared_gate(x.float())).to(x.dtype)

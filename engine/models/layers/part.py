@@ -40,6 +40,7 @@ class Part(nn.Module):
     """Attention or a feed-forward, with the shapes of one rank's share."""
 
     pdl: ClassVar[bool] = False  # whether its kernels support PDL: each waits for its own inputs
+    one_term: ClassVar[bool] = False  # whether the term is one product, which its kernels leave pending
     interleaves: ClassVar[bool] = False  # whether its kernels rotate adjacent numbers, as some families do
     cache: CacheSpec | None = None  # what it caches of a token between steps
     adaptable: ClassVar[tuple[str, ...]] = ()  # the products that adapters can add to, see `product`

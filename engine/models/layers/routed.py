@@ -6,11 +6,16 @@ from typing import Any
 from torch import Tensor
 
 from engine.api.config import ExpertsSpec
+from engine.kernels import switches
 from engine.kernels.triton.experts.gemm import Gate
+from engine.kernels.triton.experts.one_row import Scores, norm_router, routed_down, routed_gate_up, takes_row
 from engine.kernels.triton.experts.route import Routing, route, router_logits
 from engine.kernels.triton.experts.stacked import StackedExperts
 from engine.kernels.triton.experts.tiles import ExpertTiles, expert_tiles
+from engine.models.layers.norm import RmsNorm
 from engine.quant.product import Product
+
+Weights = tuple[Tensor, Tensor]  # of both products
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,48 @@ class RoutedExperts:
 
         `counts`: of the layer, and `places`: see ExpertTally.
         """
+        logits = router_logits(x, router, pdl=pdl)
+        return route(logits, self._routing(sigmoid, best), logit_bias, bias, counts, places, pdl=pdl)
+
+    def added_to_row(
+        self,
+        x: Tensor,
+        norm: RmsNorm,
+        router: Tensor,
+        logit_bias: Tensor | None,
+        gate: Gate,
+        shared: Weights | None,
+        *,
+        best: int,
+        sigmoid: bool,
+        bias: Tensor | None,
+        counts: Tensor | None = None,
+        places: Tensor | None = None,
+        pdl: bool,
+    ) -> Tensor | None:
+        """Return the sum of one row [1, hidden] and its experts' outputs, with the arguments of `routed`.
+
+        `shared`: of an expert for all rows. None: there are no kernels.
+        """
+        gate_up, down, how = self.gate_up.unquantized, self.down.unquantized, self._routing(sigmoid, best)
+        if not switches.ONE_ROW or gate_up is None or down is None:
+            return None
+        first, last = shared or (None, None)
+        if not takes_row(gate_up[0], down[0], how, 0 if last is None else last.shape[1]):
+            return None
+        logits, normed = norm_router(x, *norm, router, logit_bias, pdl=pdl)
+        scores = Scores(logits, how, bias)
+        act = routed_gate_up(
+            normed, gate_up[0], scores, gate,
+            bias=gate_up[1], shared=first, counts=counts, places=places, pdl=pdl,
+        )  # fmt: skip
+        return routed_down(act, down[0], scores, x, bias=down[1], shared=last, pdl=pdl)
+
+    def _routing(self, sigmoid: bool, best: int) -> Routing:
         spec = self.spec
-        how = Routing(
+        return Routing(
             spec.chosen, sigmoid, spec.groups, spec.chosen_groups, best, spec.normalized, spec.scaling
         )
-        logits = router_logits(x, router, pdl=pdl)
-        return route(logits, how, logit_bias, bias, counts, places, pdl=pdl)
 
     def activated(
         self, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate, *, pdl: bool

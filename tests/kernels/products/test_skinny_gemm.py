@@ -18,23 +18,24 @@ def numbers(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("turn", [64, 256])  # several iterations, and one
 @pytest.mark.parametrize("inputs", [200, 256])
-@pytest.mark.parametrize("ends", ["plain", "norm", "sum", "gated"])
+@pytest.mark.parametrize("ends", ["plain", "norm", "sum", "gated", "biased", "biased and gated", "gelu"])
 def test_vector(kernels: Interpreted, ends: str, inputs: int, turn: int, dtype: torch.dtype) -> None:
     from engine.kernels.triton.gemm.skinny_gemm import ProductTiling
 
-    outputs, gated = 21, ends == "gated"
+    outputs, gated, biased, gelu = 21, ends.endswith(("gated", "gelu")), "biased" in ends, ends == "gelu"
     x = numbers(1, inputs, seed=0, dtype=dtype)
     weight = numbers(outputs * (1 + gated), inputs, seed=1, dtype=dtype)
     scale = numbers(inputs, seed=2, dtype=dtype) + 1 if ends in ("norm", "gated") else None
-    residual = numbers(1, outputs, seed=3, dtype=dtype) if ends == "sum" else None
+    residual = numbers(1, outputs, seed=3, dtype=dtype) if ends in ("sum", "biased") else None
+    bias = numbers(len(weight), seed=4, dtype=dtype) if biased else None
     found, _ = kernels.call(
-        "gemm.skinny_gemm", "gemv", x, weight, norm_weight=scale, eps=1e-5, gated=gated, residual=residual,
-        cut=ProductTiling(4, turn, warps=4),
+        "gemm.skinny_gemm", "gemv", x, weight, norm_weight=scale, eps=1e-5, bias=bias, gated=gated, gelu=gelu,
+        residual=residual, cut=ProductTiling(4, turn, warps=4),
     )  # fmt: skip
     h = x if scale is None else oracles.norm(x, None, scale, 1e-5)
-    expected = F.linear(h, weight)
+    expected = F.linear(h, weight, bias)
     if gated:
-        expected = oracles.swiglu(expected.unsqueeze(0), dtype)
+        expected = oracles.swiglu(expected.unsqueeze(0), dtype, gelu=gelu)
     if residual is not None:
         expected = expected + residual
     tolerance = 1e-5 if dtype is torch.float32 else 4e-3

@@ -42,11 +42,9 @@ LARGE = replace(SMALL, hidden=4096, layers=(replace(GIVEN, heads=32),), mlp=1433
 # In int4, one row has a kernel for gate and up and one for down, and none for the other two.
 BETWEEN = replace(LARGE, hidden=2048, layers=LARGE.layers * 2)
 ROUTED = replace(
-    SMALL,
-    family="qwen3_moe",
-    hidden=2048,
+    SMALL, family="qwen3_moe", hidden=2048,
     experts=ExpertsSpec(count=128, chosen=8, width=768, normalized=True),
-)
+)  # fmt: skip
 CLAMPED = replace(
     ROUTED, family="gpt_oss", hidden=2880, experts=ExpertsSpec(count=32, chosen=4, width=2880), mlp_bias=True,
     settings={"alpha": 1.702, "limit": 7.0},
@@ -97,11 +95,12 @@ BESIDE = replace(
 # The arguments that kernels with an early start may read while the kernel before them, or the one before
 # that, still runs: weights, and the staging buffers of the step. Other arguments must wait.
 BEFORE = {
-    "_gemv": {"weight", "weight_scale", "norm_weight"}, "_int4_gemv": {"words", "grid", "eye", "norm_weight"},
-    "_norm": {"weight", "adapters", "table"}, "_pick": {"columns", "slots"},
-    "_qkv_rope": {"rope", "positions", "places"}, "_by_head": {"weight", "w_head"}, "_merge": {"merges"},
+    "_gemv": {"weight", "weight_scale", "norm_weight", "bias"}, "_norm_router": {"weight", "norm_weight"},
+    "_int4_gemv": {"words", "grid", "eye", "norm_weight"},
+    "_norm": {"weight", "term_weight", "adapters", "table"},
+    "_routed_down": {"weight", "shared", "logits", "choice_bias"},  # see one_row.py for the logits
     "_rope_and_cache": {"weight", "rope", "positions", "places", "adapters", "table"},
-    "_absorb": {"weight", "w_head", "norm_weight", "rope", "positions"},
+    "_qkv_rope": {"rope", "positions", "places"}, "_by_head": {"weight", "w_head"},
     **{key: {"places", "table"} for key in ("_skinny_gemm_shrink", "_shrink", "_expand", "_expand_swiglu")},
     **{key: {"columns"} for key in ("_scan", "_bound", "_spread", "_gather", "_find", "_weigh")},
     **{key: {"items"} for key in ("_attend", "_attend_latents")}, "_linear_residual_norm": {"norm_weight"},

@@ -40,6 +40,19 @@ def test_norm(kernels: Interpreted, width: int, parts: int, dtype: torch.dtype) 
     close(changed, x)
 
 
+@DTYPES
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_norm_of_the_term_before_the_sum(kernels: Interpreted, parts: int, dtype: torch.dtype) -> None:
+    x, weight, of_term = numbers(3, 100).to(dtype), numbers(100, seed=1).to(dtype), 1 + numbers(100, seed=3)
+    added = numbers(parts, 3, 100, seed=2).to(torch.float32 if parts > 1 else dtype)
+    found, (changed, *_) = kernels.call(
+        "norm.norm", "normed", x.clone(), added, weight, 1e-5, rounded=False, term=(of_term, 1e-6)
+    )
+    term = WideNorm(torch.nn.Parameter(of_term, requires_grad=False), 1e-6)(oracles.added(added, dtype))
+    close(found.values, oracles.norm(x, term[None], weight, 1e-5))  # which changes x
+    close(changed, x)
+
+
 def test_a_norm_whose_weight_is_applied_before_rounding(kernels: Interpreted) -> None:
     """Alone, and inside of the product of one row."""
     x, scale = numbers(1, 96).half(), torch.nn.Parameter(1 + numbers(96, seed=1), requires_grad=False)
@@ -52,11 +65,11 @@ def test_a_norm_whose_weight_is_applied_before_rounding(kernels: Interpreted) ->
 
 
 @DTYPES
-@pytest.mark.parametrize("parts", [1, 2])
-def test_swiglu(kernels: Interpreted, parts: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("parts", "gelu"), [(1, False), (2, False), (2, True)])
+def test_swiglu(kernels: Interpreted, parts: int, gelu: bool, dtype: torch.dtype) -> None:
     both = numbers(parts, 2, 2 * 1100).to(torch.float32 if parts > 1 else dtype)
-    found, _ = kernels.call("norm.swiglu", "swiglu", both, dtype)
-    close(found, oracles.swiglu(both, dtype))
+    found, _ = kernels.call("norm.swiglu", "swiglu", both, dtype, gelu=gelu)
+    close(found, oracles.swiglu(both, dtype, gelu=gelu))
 
 
 @DTYPES

@@ -1,4 +1,4 @@
-"""Whole steps of models with linear attention, in Triton's interpreter, against their plain forward."""
+"""Whole steps of models with parts of many kinds, in Triton's interpreter, against their plain forward."""
 
 import pytest
 import torch
@@ -13,7 +13,8 @@ pytest.importorskip("triton", reason="no Triton here")
 QUICK = {
     "dense": ("drafts",), "experts": ("one",), "mamba": ("one",),
     "lone": (), "lone-experts": (), "states": (), "scaled": ("one",), "scaled-experts": (),
-    "biased": (), "latents": ("one",), "latents-of-queries": ("one",),
+    "biased": (), "normed-terms": ("decodes", "one"), "gelu": ("one",), "clamped": ("one",),
+    "latents": ("one",), "latents-of-queries": ("one",),
     "convolutions": ("drafts",), "beside": ("decodes",),
 }  # fmt: skip
 CASES = [

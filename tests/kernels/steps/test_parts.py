@@ -234,8 +234,6 @@ def test_a_product_is_added_once_and_none_is_lost() -> None:
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"family": "gemma2", "embed_scale": 32.0, "activation": "gelu_tanh"}, "NormedTermBlock"),
-        ({"family": "olmo2", "qk_norm": False}, "NormedTermBlock"),
         ({"family": "cohere"}, "ParallelBlock"),
     ],
 )
@@ -261,5 +259,15 @@ def test_parts_with_other_rotations_or_norms_run_in_torch() -> None:
     """An interleaved or partial rotation, a norm of queries other than RMS norm, an activation."""
     partial = replace(QWEN, family="phi3", qk_norm=False, rope=RopeSpec(theta=1e4, share=0.75))
     assert run_changed(8, lambda *_: None, partial).fused.plain == {"GroupedAttention": len(QWEN.layers)}
-    gemma = replace(QWEN, family="gemma", qk_norm=False, activation="gelu_tanh")
-    assert run_changed(8, lambda *_: None, gemma).fused.plain == {"GatedMLP": len(QWEN.layers)}
+    gemma = replace(QWEN, family="gemma", qk_norm=False, activation="gelu")
+    assert run_changed(8, lambda *_: None, gemma).fused.plain == {"DenseMLP": len(QWEN.layers)}
+
+
+def test_parts_between_norms_of_their_terms_run_in_torch_if_they_have_no_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.kernels.switches.NORMED_TERMS", True)
+    olmo = replace(QWEN, family="olmo2", qk_norm=False)
+    found = run_changed(8, lambda *_: None, olmo)
+    assert found.fused.plain == {"WideNormAttention": len(QWEN.layers)}
+    assert found.names.count("attention") == len(QWEN.layers)

@@ -17,6 +17,8 @@ from engine.execution.cuda.staging import StagingBuffers
 from engine.kv.store import KVLayer
 from engine.models.decoder import Decoder
 from engine.models.loader import random_weights
+from engine.models.source import finalize
+from engine.quant.registry import named
 from engine.serving.engine import Engine
 from engine.start import start
 from tests.kernels import oracles
@@ -44,13 +46,20 @@ def decoder(dtype: torch.dtype, **changes: Any) -> Decoder:
         for name, tensor in model.named_parameters():
             if "norm" in name:
                 tensor.normal_(1, 0.1)
+    finalize(model, named("none"))
     return model
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    "changes", [{}, {"qk_norm": False, "qkv_bias": True}, {"unrotated": (1,), "mlp": 500}], ids=str
-)
+    "changes",
+    [
+        {}, {"qk_norm": False, "qkv_bias": True}, {"unrotated": (1,), "mlp": 500},
+        {"qk_norm": False, "qkv_bias": True, "out_bias": True, "mlp_bias": True},
+        {"family": "gemma3_text", "activation": "gelu_tanh"},
+    ],
+    ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize("rows", [1, 2, 5, 8, 17, 32, 64, 100, 130, 200])
 def test_the_fused_forward_equals_the_decoder(rows: int, changes: dict[str, Any], dtype: torch.dtype) -> None:
     from engine.models.fused import FusedDecoder

@@ -26,6 +26,11 @@ class StackedExperts(ABC):
     tallest: ClassVar[int] = 128  # most rows of a tile
     single: ClassVar[bool] = False  # whether one row has kernels of its own, the two methods below
 
+    @property
+    def unquantized(self) -> tuple[Tensor, Tensor | None] | None:
+        """The weight and the bias, if the weight is."""
+        return None
+
     def takes(self, dtype: torch.dtype) -> bool:
         """Whether it multiplies rows of this dtype."""
         return True
@@ -51,6 +56,10 @@ class PlainExperts(StackedExperts):
 
     weight: Tensor  # [experts, outputs, inputs]
     bias: Tensor | None = None  # [experts, outputs]
+
+    @property
+    def unquantized(self) -> tuple[Tensor, Tensor | None]:
+        return self.weight, self.bias
 
     def multiplied(
         self, x: Tensor, tiles: ExpertTiles, rows: int, *, how: Tiling | None = None, **around: Any

@@ -106,6 +106,15 @@ def silu_mul(gate, up):
 
 
 @triton.jit
+def gelu_mul(gate, up):
+    """gelu(gate) * up, by tanh, which a sigmoid of twice the number gives."""
+    wide = gate.to(tl.float32)
+    inner = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
+    gelu = (wide * tl.sigmoid(inner)).to(gate.dtype).to(tl.float32)
+    return (gelu * up.to(tl.float32)).to(gate.dtype)
+
+
+@triton.jit
 def _weights(weight, row, at, fits, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):
     mask = (row < OUTPUTS)[:, None] & fits[None, :]
     return tl.load(weight + row.to(tl.int64)[:, None] * INPUTS + at[None, :], mask=mask, other=0.0)
@@ -113,10 +122,10 @@ def _weights(weight, row, at, fits, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr)
 
 @triton.jit
 def _gemv(
-    out, x, weight, weight_scale, norm_weight, residual, eps,
+    out, x, weight, weight_scale, norm_weight, bias, residual, eps,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, TURN: tl.constexpr,
-    SCALED: tl.constexpr, ROUNDED: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    SCALED: tl.constexpr, ROUNDED: tl.constexpr, NORM: tl.constexpr, BIASED: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, ADD: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -134,6 +143,10 @@ def _gemv(
         steps = tl.load(weight_scale + row, mask=row < OUTPUTS, other=0.0)
         if GATED:
             steps_up = tl.load(weight_scale + OUTPUTS + row, mask=row < OUTPUTS, other=0.0)
+    if BIASED:
+        biases = tl.load(bias + row, mask=row < OUTPUTS, other=0.0).to(tl.float32)
+        if GATED:
+            biases_up = tl.load(bias + OUTPUTS + row, mask=row < OUTPUTS, other=0.0).to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
 
@@ -179,9 +192,14 @@ def _gemv(
         result *= steps * step
         if GATED:
             result_up *= steps_up * step
+    if BIASED:
+        result += biases
+        if GATED:
+            result_up += biases_up
     result = result.to(dtype)
     if GATED:
-        result = silu_mul(result, result_up.to(dtype))
+        up = result_up.to(dtype)
+        result = gelu_mul(result, up) if GELU else silu_mul(result, up)
     if ADD:
         before = tl.load(residual + row, mask=row < OUTPUTS, other=0.0).to(tl.float32)
         result = (before + result.to(tl.float32)).to(dtype)
@@ -195,15 +213,17 @@ def gemv(
     *,
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
+    bias: Tensor | None = None,
     gated: bool = False,
+    gelu: bool = False,
     residual: Tensor | None = None,
     pdl: bool = False,
     cut: ProductTiling | None = None,
 ) -> Tensor:
     """[1, inputs] -> [1, outputs].
 
-    `weight_scale`: the scales of an 8-bit weight. `norm_weight`: x is normed first. `gated`: silu of the
-    first half of the outputs, times the second. `residual` is added. `pdl` as in Tile.
+    `weight_scale`: the scales of an 8-bit weight. `norm_weight`: x is normed first. `gated`: silu, or `gelu`,
+    of the first half of the outputs, times the second. `residual` is added. `pdl` as in Tile.
     """
     inputs = x.shape[1]
     outputs = len(weight) // 2 if gated else len(weight)
@@ -211,11 +231,11 @@ def gemv(
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
     _gemv[(triton.cdiv(outputs, cut.outputs),)](
         out, x, weight, x if weight_scale is None else weight_scale,
-        x if norm_weight is None else norm_weight, x if residual is None else residual, eps,
+        x if norm_weight is None else norm_weight, bias, x if residual is None else residual, eps,
         OUTPUTS=outputs, INPUTS=inputs, WHOLE=power(inputs), ROWS=cut.outputs, TURN=cut.inputs,
         SCALED=weight_scale is not None, ROUNDED=weight.dtype is torch.float8_e4m3fn,
-        NORM=norm_weight is not None, GATED=gated, ADD=residual is not None, STAGES=cut.stages, PDL=pdl,
-        num_warps=cut.warps, **launch(pdl),
+        NORM=norm_weight is not None, BIASED=bias is not None, GATED=gated, GELU=gelu,
+        ADD=residual is not None, STAGES=cut.stages, PDL=pdl, num_warps=cut.warps, **launch(pdl),
     )  # fmt: skip
     return out
 

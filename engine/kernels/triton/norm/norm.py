@@ -1,4 +1,4 @@
-"""The RMS norm, with the residual addition before it: x += the last product, then the norm of x.
+"""The RMS norm, with the residual addition before it: x += the last product, or its norm; the norm of x.
 
 A product may come in parts, [parts, tokens, width] in float32, if its sums were split over programs
 (skinny_gemm.py); the kernel that reads it adds them up. A norm may be computed in two steps: everything but
@@ -82,9 +82,10 @@ def _term(
 
 @triton.jit
 def _norm(
-    out, steps, x, parts, weight, eps, part_stride, narrow, adapters, table, table_stride,
+    out, steps, x, parts, term_weight, weight, term_eps, eps, part_stride,
+    narrow, adapters, table, table_stride,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, TERM_PARTS: tl.constexpr,
-    RANK: tl.constexpr, ROUNDED: tl.constexpr, PDL: tl.constexpr,
+    RANK: tl.constexpr, TERM: tl.constexpr, ROUNDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -95,6 +96,8 @@ def _norm(
     dtype = x.dtype.element_ty
     if TERM_PARTS > 0:
         up, rank = up_of(adapters, table, token, table_stride, 0, dtype)
+    if TERM:
+        term_scale = tl.load(term_weight + at, mask=there, other=0.0).to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
     value = tl.load(x + token * WIDTH + at, mask=there, other=0.0)
@@ -102,7 +105,11 @@ def _norm(
         added = add_up(parts, token * WIDTH + at, there, part_stride, PARTS)
         if TERM_PARTS > 0:
             added += _term(narrow, up, rank, token, at, WIDTH, TERM_PARTS, RANK, dtype)
-        value = (value.to(tl.float32) + added.to(dtype).to(tl.float32)).to(dtype)
+        added = added.to(dtype).to(tl.float32)
+        if TERM:
+            added *= tl.rsqrt(tl.sum(added * added) / WIDTH + term_eps)
+            added = norm_scaled(added, term_scale, term_weight, dtype).to(tl.float32)
+        value = (value.to(tl.float32) + added).to(dtype)
         tl.store(x + token * WIDTH + at, value, mask=there)
     wide = value.to(tl.float32)
     even = wide * tl.rsqrt(tl.sum(wide * wide) / WIDTH + eps)
@@ -127,16 +134,20 @@ def normed(
     eps: float,
     *,
     terms: RowTerms | None = None,
+    term: tuple[Tensor, float] | None = None,
     rounded: bool,
     pdl: bool = False,
 ) -> Normed:
-    """Like `norm`. `terms`: what adapters add to the product, which is one module. `rounded`: to FP8."""
+    """Like `norm`. `rounded`: to FP8. `terms`: what adapters add to the product, which is one module. `term`:
+    weight and epsilon of a norm of `parts` with what adapters add.
+    """
     tokens, width = x.shape
     out, padded = empty_normed(tokens, width, like=x, rounded=rounded), power(width)
     _norm[(tokens,)](
-        out.values, x if out.steps is None else out.steps, x, x if parts is None else parts, weight, eps,
-        0 if parts is None else parts.stride(0),
-        WIDTH=width, PADDED=padded, PARTS=0 if parts is None else len(parts), ROUNDED=rounded, PDL=pdl,
+        out.values, x if out.steps is None else out.steps, x, x if parts is None else parts,
+        None if term is None else term[0], weight, 0.0 if term is None else term[1], eps,
+        0 if parts is None else parts.stride(0), WIDTH=width, PADDED=padded,
+        PARTS=0 if parts is None else len(parts), TERM=term is not None, ROUNDED=rounded, PDL=pdl,
         **given(terms), num_warps=min(8, max(1, padded // 512)),
         **launch(pdl, None if terms is None else _REGISTERS),
     )  # fmt: skip

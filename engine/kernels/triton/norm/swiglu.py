@@ -1,4 +1,4 @@
-"""The activations of MLPs: silu(gate) * up, and the square of relu(up)."""
+"""The activations of MLPs: silu(gate) * up, or gelu(gate) * up, and the square of relu(up)."""
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
@@ -18,19 +18,23 @@ KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: 
 
 @triton.jit
 def gated(
-    parts, token, at, there, part_stride, dtype: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr
-):
+    parts, token, at, there, part_stride, dtype: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    GELU: tl.constexpr,
+):  # fmt: skip
     """The activation of a token, rounded where torch rounds."""
     gate = add_up(parts, token * (2 * WIDTH) + at, there, part_stride, PARTS).to(dtype).to(tl.float32)
     up = add_up(parts, token * (2 * WIDTH) + WIDTH + at, there, part_stride, PARTS).to(dtype)
-    opened = (gate * tl.sigmoid(gate)).to(dtype)
+    inner = gate
+    if GELU:  # by tanh, which a sigmoid of twice the number gives
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    opened = (gate * tl.sigmoid(inner)).to(dtype)
     return (opened.to(tl.float32) * up.to(tl.float32)).to(dtype)
 
 
 @triton.jit
 def _swiglu(
     out, parts, part_stride,
-    WIDTH: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -38,17 +42,17 @@ def _swiglu(
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     there = at < WIDTH
-    act = gated(parts, token, at, there, part_stride, out.dtype.element_ty, WIDTH, PARTS)
+    act = gated(parts, token, at, there, part_stride, out.dtype.element_ty, WIDTH, PARTS, GELU)
     tl.store(out + token * WIDTH + at, act, mask=there)
 
 
-def swiglu(parts: Tensor, dtype: torch.dtype, *, pdl: bool = False) -> Tensor:
-    """[parts, tokens, 2 * width], gates first -> [tokens, width]."""
+def swiglu(parts: Tensor, dtype: torch.dtype, *, gelu: bool = False, pdl: bool = False) -> Tensor:
+    """[parts, tokens, 2 * width], gates first -> [tokens, width]. `gelu`: by tanh, instead of silu."""
     count, tokens, both = parts.shape
     out = padded_rows(tokens, both // 2, like=parts, dtype=dtype)
     _swiglu[(tokens, triton.cdiv(both // 2, TILE))](
         out, parts, parts.stride(0),
-        WIDTH=both // 2, TILE=TILE, PARTS=count, PDL=pdl, num_warps=4, **launch(pdl),
+        WIDTH=both // 2, TILE=TILE, PARTS=count, GELU=gelu, PDL=pdl, num_warps=4, **launch(pdl),
     )  # fmt: skip
     return out
 
@@ -63,7 +67,7 @@ def _rounded_swiglu(
         tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, PADDED)
-    act = gated(parts, token, at, at < WIDTH, part_stride, KIND, WIDTH, PARTS).to(tl.float32)
+    act = gated(parts, token, at, at < WIDTH, part_stride, KIND, WIDTH, PARTS, False).to(tl.float32)
     step = fp8_scale(act, 0)
     tl.store(steps + token, step)
     tl.store(out + token * WIDTH + at, to_fp8(act, step), mask=at < WIDTH)

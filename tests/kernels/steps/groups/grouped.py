@@ -18,8 +18,8 @@ from tests.kernels.hybrids import DENSE, KEYS, SIZE, STEPS, TABLES
 WINDOW, SHARE = 5, 8  # tokens, and blocks of each group
 LEFT = 2 * SHARE  # a block of garbage, in place of those that have left the window
 CONFIG = replace(DENSE, family="qwen3", layers=(replace(KEYS, window=WINDOW), KEYS), rope=RopeSpec(theta=1e6))
-# Norms around each part: it runs as plain torch around the attention's kernels.
-AROUND = replace(CONFIG, family="gemma2", qk_norm=False, activation="gelu_tanh", norm_eps=1e-6)
+# Parts that read the same norm: they run as plain torch around the attention's kernels.
+AROUND = replace(CONFIG, family="cohere", qk_norm=False, rope=RopeSpec(theta=1e6, interleaved=True))
 MODELS = {"chained": CONFIG, "plain": AROUND}
 GROUPS = ((1,), (0,))
 

@@ -6,6 +6,7 @@ import pytest
 
 from engine.api.cache_spec import LayerSpec
 from engine.api.config import DecoderConfig, ExpertsSpec, LatentSpec, RopeSpec
+from engine.kernels import switches
 from tests.cases import soak
 from tests.kernels.steps.test_compiles import SMALL, compiled, decode, pieces, prompts
 
@@ -43,9 +44,18 @@ LATENTS_OF_QUERIES = replace(  # of DeepSeek-V3, with fewer experts
     ],
     indirect=["compiled"],
 )  # fmt: skip
-def test_latents_that_decode(compiled: dict[str, int], config: DecoderConfig, rows: int, scheme: str) -> None:
+def test_latents_that_decode(
+    compiled: dict[str, int],
+    config: DecoderConfig,
+    rows: int,
+    scheme: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(switches, "ONE_ROW", True)
     decode(config, rows, scheme, "none")
-    assert {"_absorb", "_by_head", "_attend_latents", "_router_logits"} <= compiled.keys()
+    alone = rows == 1 and scheme == "none" and config is LATENTS
+    assert {"_absorb", "_by_head", "_attend_latents"} <= compiled.keys()
+    assert ("_routed_down" if alone else "_router_logits") in compiled
 
 
 @pytest.mark.parametrize("compiled", [90, *soak(80, 100, 120)], indirect=True)

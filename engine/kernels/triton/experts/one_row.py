@@ -1,0 +1,355 @@
+"""One row of a mixture of experts in three kernels, without one for the choice of experts.
+
+The first norms the row and multiplies it with the router. The other two choose experts themselves, each
+program again: an expert's rank is the number of experts with a higher score. The product of gate and up may
+begin with an expert that serves all rows, behind the chosen ones, and that of `down` adds all up, in order,
+to the residual stream.
+
+The kernel of `down` reads the scores and the weights of its first output before it waits. The scores are two
+kernels old, and the kernel between lets it start only after its own wait for them.
+"""
+# mypy: disable-error-code=no-untyped-def
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.experts.gemm import Gate, activated
+from engine.kernels.triton.experts.route import Routing
+from engine.kernels.triton.launch import launch, power
+from engine.kernels.triton.norm.norm import norm_scaled
+
+MOST_RANKED = 128  # experts whose scores a program compares in pairs
+MOST_HELD = 16384  # numbers of weights that a program holds at once
+PROGRAMS = 528  # of both products: four on each SM of a Hopper
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiling:
+    """How a product is split into programs."""
+
+    turns: int  # per program, of one output each
+    warps: int = 4
+    stages: int = 4  # turns whose weights are in flight
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """A row's logits, and how experts are chosen by them."""
+
+    logits: Tensor  # [experts] in float32
+    how: Routing
+    choice_bias: Tensor | None = None  # takes part in the choice, but not in the weights
+
+    def constants(self) -> dict[str, int | float | bool]:
+        experts, how = len(self.logits), self.how
+        return {
+            "EXPERTS": experts, "PADDED": power(experts), "CHOSEN": how.chosen, "SIGMOID": how.sigmoid,
+            "CHOICE_BIAS": self.choice_bias is not None, "NORMALIZED": how.normalized, "SCALING": how.scaling,
+        }  # fmt: skip
+
+
+@triton.jit
+def _norm_router(
+    logits, normed, x, norm_weight, weight, bias, eps,
+    INPUTS: tl.constexpr, PADDED: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    expert = tl.program_id(0)
+    at = tl.arange(0, PADDED)
+    there = at < INPUTS
+    w = tl.load(weight + expert * INPUTS + at, mask=there, other=0.0)
+    scale = tl.load(norm_weight + at, mask=there, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    value = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+    even = value * tl.rsqrt(tl.sum(value * value, 0) / INPUTS + eps)
+    result = norm_scaled(even, scale, norm_weight, normed.dtype.element_ty)
+    logit = tl.sum(w * result.to(tl.float32), 0)
+    if BIASED:
+        logit += tl.load(bias + expert)
+    tl.store(logits + expert, logit)
+    if expert == 0:
+        tl.store(normed + at, result, mask=there)
+
+
+def norm_router(
+    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None, *, pdl: bool
+) -> tuple[Tensor, Tensor]:
+    """Return logits [experts] and the normed row [1, inputs]. `weight` and `bias` in float32."""
+    inputs, experts = x.shape[1], len(weight)
+    logits = torch.empty(experts, dtype=torch.float32, device=x.device)
+    normed = torch.empty_like(x)
+    _norm_router[(experts,)](
+        logits, normed, x, norm_weight, weight, bias, eps,
+        INPUTS=inputs, PADDED=power(inputs), BIASED=bias is not None, PDL=pdl, num_warps=4, **launch(pdl),
+    )  # fmt: skip
+    return logits, normed
+
+
+@triton.jit
+def _ranked(
+    logits, choice_bias, EXPERTS: tl.constexpr, PADDED: tl.constexpr, CHOSEN: tl.constexpr,
+    SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr, SCALING: tl.constexpr,
+):  # fmt: skip
+    """Each expert's rank and weight. Of equal scores, the first is chosen."""
+    expert = tl.arange(0, PADDED)
+    there = expert < EXPERTS
+    # Volatile: past the L1 cache, and once. It would be loaded again for each layout of the comparison.
+    logit = tl.load(logits + expert, mask=there, other=float("-inf"), volatile=True)
+    if SIGMOID:
+        score = tl.sigmoid(logit)
+    else:
+        powers = tl.exp(logit - tl.max(logit, 0))
+        score = powers / tl.sum(powers, 0)
+    choice = score
+    if CHOICE_BIAS:
+        choice += tl.load(choice_bias + expert, mask=there, other=0.0)
+    choice = tl.where(there, choice, float("-inf"))
+    ahead = choice[:, None] > choice[None, :]
+    ahead |= (choice[:, None] == choice[None, :]) & (expert[:, None] < expert[None, :])
+    rank = tl.sum(ahead.to(tl.int32), 0)  # within each thread, as it has whole columns
+    if NORMALIZED:
+        score = score / (tl.sum(tl.where(rank < CHOSEN, score, 0.0), 0) + 1e-20)
+    return rank, score * SCALING
+
+
+@triton.jit
+def _row(weight, at, there):
+    return tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _routed_gate_up(
+    out, x, weight, bias, shared, logits, choice_bias, counts, places,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
+    SHARED: tl.constexpr, TURNS: tl.constexpr, STEP: tl.constexpr, UP: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr, BIASED: tl.constexpr, COUNTS: tl.constexpr, PLACES: tl.constexpr,
+    EXPERTS: tl.constexpr, PADDED: tl.constexpr, CHOSEN: tl.constexpr, SIGMOID: tl.constexpr,
+    CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr, SCALING: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()  # after the wait: the next kernel reads the scores early
+    slot = tl.program_id(1)
+    dtype = out.dtype.element_ty
+    ALL: tl.constexpr = 2 * OUTPUTS if UP > 0 else OUTPUTS
+    if slot < CHOSEN:
+        rank, _ = _ranked(
+            logits, choice_bias, EXPERTS, PADDED, CHOSEN, SIGMOID, CHOICE_BIAS, NORMALIZED, SCALING
+        )
+        expert = tl.sum(tl.where(rank == slot, tl.arange(0, PADDED), 0), 0)
+        expert = tl.minimum(expert, EXPERTS - 1)  # scores may be NaN
+        begin = 0
+        count = OUTPUTS
+        own = weight + expert.to(tl.int64) * (ALL * INPUTS)
+        up = UP * INPUTS
+        if COUNTS:
+            counted = tl.program_id(0) == 0
+            if PLACES:
+                counted &= tl.load(places) >= 0
+            tl.atomic_add(counts + expert, tl.full([], 1, tl.int64), mask=counted, sem="relaxed")
+    else:  # an expert for all rows, in slots of as many outputs
+        expert = 0
+        begin = (slot - CHOSEN) * OUTPUTS
+        count = SHARED
+        own = shared
+        up = SHARED * INPUTS
+    at = tl.arange(0, FIRST)
+    value = _row(x, at, at < INPUTS)
+    if REST > 0:
+        behind = FIRST + tl.arange(0, REST)
+        value_behind = _row(x, behind, behind < INPUTS)
+    for turn in tl.range(0, TURNS, num_stages=STAGES):
+        output = begin + tl.program_id(0) * TURNS + turn
+        there = (output < count) & (output < begin + OUTPUTS)
+        gates = own + output.to(tl.int64) * (STEP * INPUTS)
+        total = _row(gates, at, there & (at < INPUTS)) * value
+        gate = tl.sum(total, 0)
+        if REST > 0:
+            gate += tl.sum(_row(gates, behind, there & (behind < INPUTS)) * value_behind, 0)
+        other = gate
+        if UP > 0:
+            ups = gates + up
+            other = tl.sum(_row(ups, at, there & (at < INPUTS)) * value, 0)
+            if REST > 0:
+                other += tl.sum(_row(ups, behind, there & (behind < INPUTS)) * value_behind, 0)
+        if BIASED:
+            of = bias + expert * ALL + output * STEP
+            chosen = there & (slot < CHOSEN)
+            gate += tl.load(of, mask=chosen, other=0.0).to(tl.float32)
+            if UP > 0:
+                other += tl.load(of + UP, mask=chosen, other=0.0).to(tl.float32)
+        act = activated(gate.to(dtype), other.to(dtype), ALPHA, LIMIT)
+        tl.store(out + tl.minimum(slot, CHOSEN) * OUTPUTS + output, act, mask=there)
+
+
+def routed_gate_up(
+    x: Tensor,
+    weight: Tensor,
+    scores: Scores,
+    gate: Gate,
+    *,
+    bias: Tensor | None = None,
+    shared: Tensor | None = None,
+    counts: Tensor | None = None,
+    places: Tensor | None = None,
+    pdl: bool = False,
+    cut: RowTiling | None = None,
+) -> Tensor:
+    """[1, inputs] -> [chosen * width + width of `shared`].
+
+    `weight` [experts, outputs, inputs], `shared` [outputs, inputs]; `counts` and `places` as in `route`.
+    """
+    width, inputs, chosen = gate.width(weight.shape[1]), x.shape[1], scores.how.chosen
+    beside = 0 if shared is None else gate.width(len(shared))
+    slots = chosen + triton.cdiv(beside, width)
+    turns = (cut := cut or gate_up_tiling(width * slots)).turns
+    out = torch.empty(chosen * width + beside, dtype=x.dtype, device=x.device)
+    first, rest = pieces(inputs)
+    _routed_gate_up[(triton.cdiv(width, turns), slots)](
+        out, x, weight, bias, weight if shared is None else shared, scores.logits, scores.choice_bias,
+        counts, places,
+        OUTPUTS=width, INPUTS=inputs, FIRST=first, REST=rest, SHARED=beside, TURNS=turns,
+        **gate.constants(width), BIASED=bias is not None, COUNTS=counts is not None,
+        PLACES=counts is not None and places is not None, **scores.constants(), STAGES=cut.stages,
+        PDL=pdl, num_warps=cut.warps, **launch(pdl),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _line(weight, of_slots, at, there, fits):
+    """The weights of an output, of all its slots."""
+    mask = there[:, None] & fits[None, :]
+    return tl.load(weight + of_slots[:, None] + at[None, :], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_sum(
+    out, residual, bias, total, share, of_bias, used, output, there, BIASED: tl.constexpr
+):  # fmt: skip
+    """Store an output, with what is added to the product."""
+    dtype = out.dtype.element_ty
+    if BIASED:
+        biases = tl.load(bias + of_bias + output, mask=used & there, other=0.0).to(tl.float32)
+        total += tl.sum(biases * share, 0)
+    before = tl.load(residual + output, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + output, (before + total.to(dtype).to(tl.float32)).to(dtype), mask=there)
+
+
+@triton.jit
+def _routed_down(
+    out, act, weight, bias, shared, logits, choice_bias, residual,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
+    SHARED: tl.constexpr, SHARED_PAD: tl.constexpr, TURNS: tl.constexpr, SLOTS: tl.constexpr,
+    BIASED: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr, CHOSEN: tl.constexpr,
+    SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr, SCALING: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    rank, by_expert = _ranked(
+        logits, choice_bias, EXPERTS, PADDED, CHOSEN, SIGMOID, CHOICE_BIAS, NORMALIZED, SCALING
+    )
+    slot = tl.arange(0, SLOTS)
+    used = slot < CHOSEN
+    own = rank[None, :] == slot[:, None]
+    expert = tl.sum(tl.where(own, tl.arange(0, PADDED)[None, :], 0), 1)
+    expert = tl.minimum(expert, EXPERTS - 1)  # scores may be NaN
+    share = tl.sum(tl.where(own & used[:, None], by_expert[None, :], 0.0), 1)
+    of_slots = expert.to(tl.int64) * (OUTPUTS * INPUTS)
+    begin = tl.program_id(0) * TURNS
+    at = tl.arange(0, FIRST)
+    fits = at < INPUTS
+    w = _line(weight + begin.to(tl.int64) * INPUTS, of_slots, at, used, fits)
+    if REST > 0:
+        behind = FIRST + tl.arange(0, REST)
+        fits_behind = behind < INPUTS
+        w_behind = _line(weight + begin.to(tl.int64) * INPUTS, of_slots, behind, used, fits_behind)
+    if SHARED > 0:
+        at_shared = tl.arange(0, SHARED_PAD)
+        w_shared = _row(shared + begin.to(tl.int64) * SHARED, at_shared, at_shared < SHARED)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+    value = _line(act, slot * INPUTS, at, used, fits) * share[:, None]
+    total = tl.sum(w * value)
+    if REST > 0:
+        value_behind = _line(act, slot * INPUTS, behind, used, fits_behind) * share[:, None]
+        total += tl.sum(w_behind * value_behind)
+    if SHARED > 0:
+        value_shared = _row(act + CHOSEN * INPUTS, at_shared, at_shared < SHARED)
+        total += tl.sum(w_shared * value_shared, 0)
+    _store_sum(out, residual, bias, total, share, expert * OUTPUTS, used, begin, begin < OUTPUTS, BIASED)
+    for turn in tl.range(1, TURNS, num_stages=STAGES):
+        output = begin + turn
+        there = output < OUTPUTS
+        of_output = weight + output.to(tl.int64) * INPUTS
+        total = tl.sum(_line(of_output, of_slots, at, used & there, fits) * value)
+        if REST > 0:
+            more = _line(of_output, of_slots, behind, used & there, fits_behind) * value_behind
+            total += tl.sum(more)
+        if SHARED > 0:
+            of_shared = shared + output.to(tl.int64) * SHARED
+            total += tl.sum(_row(of_shared, at_shared, there & (at_shared < SHARED)) * value_shared, 0)
+        _store_sum(out, residual, bias, total, share, expert * OUTPUTS, used, output, there, BIASED)
+
+
+def routed_down(
+    act: Tensor,
+    weight: Tensor,
+    scores: Scores,
+    residual: Tensor,
+    *,
+    bias: Tensor | None = None,
+    shared: Tensor | None = None,
+    pdl: bool = False,
+    cut: RowTiling | None = None,
+) -> Tensor:
+    """What routed_gate_up returns -> [1, outputs], weighed, summed, and added to `residual` [1, outputs].
+
+    `weight` [experts, outputs, inputs], `shared` [outputs, inputs of its own].
+    """
+    outputs, inputs = weight.shape[1:]
+    beside = 0 if shared is None else shared.shape[1]
+    cut = cut or down_tiling(weight, scores.how.chosen, beside)
+    out, (first, rest) = torch.empty_like(residual), pieces(inputs)
+    _routed_down[(triton.cdiv(outputs, cut.turns),)](
+        out, act, weight, bias, shared, scores.logits, scores.choice_bias, residual,
+        OUTPUTS=outputs, INPUTS=inputs, FIRST=first, REST=rest, SHARED=beside, SHARED_PAD=power(beside or 1),
+        TURNS=cut.turns, SLOTS=power(scores.how.chosen), BIASED=bias is not None, **scores.constants(),
+        STAGES=cut.stages, PDL=pdl, num_warps=cut.warps, **launch(pdl),
+    )  # fmt: skip
+    return out
+
+
+def takes_row(gate_up: Tensor, down: Tensor, how: Routing, beside: int = 0) -> bool:
+    """Whether these kernels compute one row. `beside`: the width of an expert for all rows."""
+    held = (power(how.chosen) * sum(pieces(down.shape[2])), 2 * sum(pieces(gate_up.shape[2])), power(beside))
+    return how.groups == 1 and len(down) <= MOST_RANKED and max(held) <= MOST_HELD
+
+
+def pieces(width: int) -> tuple[int, int]:
+    """Cut a row into a power of two, and another that has room for the rest."""
+    first = power(width + 1) // 2
+    return first, power(width - first) if width > first else 0
+
+
+def gate_up_tiling(outputs: int) -> RowTiling:
+    """`outputs`: of all chosen experts."""
+    return RowTiling(max(1, round(outputs / PROGRAMS)))
+
+
+def down_tiling(weight: Tensor, chosen: int, beside: int) -> RowTiling:
+    outputs, inputs = weight.shape[1:]
+    held = power(chosen) * sum(pieces(inputs)) + (power(beside) if beside else 0)
+    wide = held > 8192
+    turns = max(1, round(outputs / (PROGRAMS // 2 if wide else PROGRAMS)))
+    return RowTiling(turns, warps=8 if wide else 4, stages=3 if held * weight.itemsize <= 2**15 else 2)
