@@ -6,6 +6,7 @@ stopped: an interrupted rank leaves its group, whose connections end with it, an
 
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -21,12 +22,16 @@ _LOOK = timedelta(milliseconds=50)  # between two looks at the board
 _FAILED = (RuntimeError, TimeoutError)  # what torch raises, and the board's store
 
 
-def _outcome(work: Any) -> str | None:
+def outcome(work: Any) -> str | None:
     """Wait a moment. Return why a call has failed, or nothing; None if it still runs."""
-    try:
+    with suppress(RuntimeError):  # it has failed, or the moment is over, in which it may have ended after all
         work.wait(_LOOK)
+    if not work.is_completed():
+        return None
+    try:
+        work.wait()
     except RuntimeError as error:
-        return str(error) if work.is_completed() else None
+        return str(error)
     return ""
 
 
@@ -118,7 +123,7 @@ class GroupCollective:
     def _exchange(self, found: Tensor, part: Tensor) -> None:
         until, work = time.monotonic() + self._limit, self._joined()._allgather_base(found, part)
         try:
-            while (failure := _outcome(work)) is None:
+            while (failure := outcome(work)) is None:
                 self.check()
                 if time.monotonic() > until:
                     raise Interrupted(f"another rank did not answer within {self._limit:g} seconds")

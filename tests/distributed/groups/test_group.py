@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from engine.distributed.collective import Interrupted
 from engine.distributed.groups.board import Board
-from engine.distributed.groups.group import GroupCollective
+from engine.distributed.groups.group import GroupCollective, outcome
 from tests.distributed.test_collective import together
 
 CPU = torch.device("cpu")
@@ -146,3 +147,26 @@ def test_notes_reach_every_board() -> None:
             assert seen[rank].wait(10)
         with pytest.raises(TimeoutError, match="no rank has posted another"):
             found[1].read("another", 0.01)
+
+
+class _Work:
+    """A call that ends just after a wait for it has given up."""
+
+    def __init__(self, error: str = "") -> None:
+        self._error, self._ended = error, False
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if not self._ended:
+            self._ended = True
+            raise RuntimeError("Operation timed out!")
+        if self._error:
+            raise RuntimeError(self._error)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._ended
+
+
+@pytest.mark.parametrize("error", ["", "a connection was closed"])
+def test_a_call_that_ends_after_the_wait_for_it_has_not_failed(error: str) -> None:
+    assert outcome(_Work(error)) == error

@@ -26,6 +26,8 @@ from engine.kernels.triton.padding import padded_rows, readable_rows
 FEWEST, TALLEST = 33, 128  # row range in which it is faster than skinny_gemm.skinny_gemm and cuBLAS
 SMALL, SMALL_FEWEST = 2**23, 17  # weights up to SMALL numbers: faster from fewer rows on
 MOST = 256  # up to this many rows a product with such a weight, or one in 8 bits, is faster when fused
+# The same for int8. MOST is faster, but gave NaN once with 129 rows on an H200, for no known reason.
+INT8_MOST = TALLEST
 WIDE = 16384  # from this many outputs a program takes more of them
 ROOM = 200 * 2**10  # bytes of shared memory that a program takes at most
 RESERVED = 6 * 2**10  # bytes of it beside the tiles
@@ -197,7 +199,7 @@ def tma_fp8_tiling(rows: int, weight: Tensor) -> Tiling | None:
 def tma_int8_tiling(rows: int, weight: Tensor) -> Tiling | None:
     """Like tma_gemm_tiling, for a weight in int8."""
     outputs, inputs = weight.shape
-    if not FEWEST <= rows <= MOST or inputs % 128:
+    if not FEWEST <= rows <= INT8_MOST or inputs % 128:
         return None
     tall, parts = max(64, power(rows)), 1
     turn, programs = 64 if tall == 256 else 128, -(-outputs // 64)
