@@ -121,7 +121,7 @@ class Team:
             "gpus": bool(gpus),
         }
         for member in self.members:
-            self._tell(member, start | self._crew.told | {"rank": member.rank})
+            self._tell(member, start | self._crew.details | {"rank": member.rank})
 
     # While the engine starts
 

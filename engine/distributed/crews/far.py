@@ -57,7 +57,7 @@ class FarCrew:
         raise EngineError("stages run on one machine")
 
     @property
-    def told(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """What each rank needs beside the configuration."""
         return {}
 

@@ -77,7 +77,7 @@ class LocalCrew:
         return group_collective(0, config, self.board, pick(config.device))
 
     @property
-    def told(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """What each rank needs beside the configuration."""
         return {"meeting": self.meeting}
 

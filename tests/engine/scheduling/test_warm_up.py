@@ -193,7 +193,7 @@ def test_a_draft_model_drafts_before_requests_and_what_that_took_is_forgotten() 
     assert engine.scheduler.speculator.prices.of("draft", 1) == Prices().of("draft", 1)
 
 
-def test_what_happens_for_other_requests_is_told_while_an_idle_engine_prepares(
+def test_events_of_other_requests_pass_while_an_idle_engine_prepares(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The blocks of a request may be sent, or a tier fail, after it has ended."""
@@ -218,7 +218,7 @@ def test_what_happens_for_other_requests_is_told_while_an_idle_engine_prepares(
     assert found[-2:] == [sent, problem]
 
 
-def test_nothing_is_told_about_requests_of_the_warm_up() -> None:
+def test_events_of_its_own_requests_are_hidden() -> None:
     engine, found = ledger_engine(slots=8, step_tokens=64), list[Event]()
     engine.bus.subscribe(found.append)
     run(engine, WarmUp(engine, SIZES))
