@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from engine.kernels import switches
 from engine.models.fields import MOST_WIDTH, Fields
 from engine.models.kinds.base import Flag, optional
 
@@ -40,11 +41,11 @@ class Dense:
     def part(self) -> type[Part]:
         from engine.models.layers import mlp
 
-        return mlp.DenseMLP
+        return mlp.DenseMLP if self._silu or switches.GELU else mlp.GatedMLP
 
     @property
     def _silu(self) -> bool:
-        """Whether it is always silu."""
+        """Whether it is always silu, which the GPU kernels compute."""
         return self.activation[1] == "silu"
 
 

@@ -57,9 +57,12 @@ def drawn(*shape: int, seed: int, like: torch.dtype, device: str) -> Tensor:
 
 
 def normed_sums(
-    dtype: torch.dtype, rank: int, width: int, count: int, device: str
+    dtype: torch.dtype, rank: int, width: int, count: int, between: bool, device: str
 ) -> tuple[Tensors, Tensors]:
-    """The stream and the norm, with the terms added by the kernel, and before it."""
+    """The stream and the norm, with the terms added by the kernel, and before it.
+
+    `between`: the sum is normed before it is added to the stream.
+    """
     from engine.kernels.triton.gemm.low_rank import shrink
     from engine.kernels.triton.gemm.row_terms import RowAdapters, RowTerms
     from engine.kernels.triton.norm.norm import normed
@@ -72,9 +75,10 @@ def normed_sums(
     own = RowAdapters(table.numbers, places, table.layout.rank, (width,), 1, dtype)
     terms = RowTerms(shrink(x, own), own)
     mine, theirs = stream.clone(), stream.clone()
-    found = normed(mine, parts, weight, 1e-6, terms=terms, rounded=False).values
-    expected = normed(theirs, summed, weight, 1e-6, rounded=False).values
-    plain = normed(stream, parts, weight, 1e-6, rounded=False).values
+    term = (1 + drawn(width, seed=4, like=torch.float32, device=device), 1e-6) if between else None
+    found = normed(mine, parts, weight, 1e-6, terms=terms, term=term, rounded=False).values
+    expected = normed(theirs, summed, weight, 1e-6, term=term, rounded=False).values
+    plain = normed(stream, parts, weight, 1e-6, term=term, rounded=False).values
     return (mine, found, plain), (theirs, expected)
 
 

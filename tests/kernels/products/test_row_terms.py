@@ -35,10 +35,14 @@ def check(both: tuple[Tensors, Tensors], dtype: torch.dtype) -> None:
         torch.testing.assert_close(found.float(), expected.float(), **close)
 
 
-@pytest.mark.parametrize(("rank", "width", "parts"), [(16, 120, 2), (32, 256, 1)])
-def test_a_norm(place: tuple[Run, torch.dtype, str], rank: int, width: int, parts: int) -> None:
+@pytest.mark.parametrize(
+    ("rank", "width", "parts", "between"), [(16, 120, 2, False), (32, 256, 1, False), (16, 120, 2, True)]
+)
+def test_a_norm(
+    place: tuple[Run, torch.dtype, str], rank: int, width: int, parts: int, between: bool
+) -> None:
     run, dtype, device = place
-    both = run(normed_sums, dtype, rank, width, parts, device)
+    both = run(normed_sums, dtype, rank, width, parts, between, device)
     check(both, dtype)
     found, plain = (each.cpu() for each in both[0][1:])
     assert torch.equal(found[WITHOUT], plain[WITHOUT]), "rows without an adapter keep their bits"

@@ -234,6 +234,8 @@ def test_a_product_is_added_once_and_none_is_lost() -> None:
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
+        ({"family": "gemma2", "embed_scale": 32.0, "activation": "gelu_tanh"}, "NormedTermBlock"),
+        ({"family": "olmo2", "qk_norm": False}, "NormedTermBlock"),
         ({"family": "cohere"}, "ParallelBlock"),
     ],
 )
@@ -255,11 +257,14 @@ def test_scaled_terms_are_part_of_the_kernels() -> None:
     assert found.names.count("mul_") == 2 * len(QWEN.layers)
 
 
-def test_parts_with_other_rotations_or_norms_run_in_torch() -> None:
+def test_parts_with_other_rotations_or_norms_run_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interleaved or partial rotation, a norm of queries other than RMS norm, an activation."""
     partial = replace(QWEN, family="phi3", qk_norm=False, rope=RopeSpec(theta=1e4, share=0.75))
     assert run_changed(8, lambda *_: None, partial).fused.plain == {"GroupedAttention": len(QWEN.layers)}
-    gemma = replace(QWEN, family="gemma", qk_norm=False, activation="gelu")
+    gemma = replace(QWEN, family="gemma", qk_norm=False, activation="gelu_tanh")
+    assert run_changed(8, lambda *_: None, gemma).fused.plain == {"GatedMLP": len(QWEN.layers)}
+    monkeypatch.setattr("engine.kernels.switches.GELU", True)
+    gemma = replace(gemma, activation="gelu")
     assert run_changed(8, lambda *_: None, gemma).fused.plain == {"DenseMLP": len(QWEN.layers)}
 
 
