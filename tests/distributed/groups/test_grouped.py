@@ -47,6 +47,7 @@ def test_stages_of_ranks(llama: Path) -> None:
         assert output.tokens == alone(llama, PROMPT).tokens
 
 
+@pytest.mark.soak
 def test_a_step_that_fails_on_one_rank_fails_on_all(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait in a sum, or are past it. All leave their group, and meet again in another."""
     monkeypatch.setattr(Team, "command", (sys.executable, "-P", str(FOLDER / "broken_rank.py")))
