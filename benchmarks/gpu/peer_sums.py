@@ -246,7 +246,7 @@ def main() -> None:
             return group(rank, fds)
         memory, wake, woken, (end, alarm) = fds
         return ours(rank, Wires(memory, tuple(wake), tuple(woken), (end, alarm)), place)
-    given: list[tuple[Any, list[int]]]  # for each process: what it is told, and what it inherits
+    given: list[tuple[Any, list[int]]]  # for each process: its arguments, and the descriptors it inherits
     if "--others" in sys.argv:
         given = [([], [])] * RANKS
     elif "--group" in sys.argv:

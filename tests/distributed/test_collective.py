@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -79,11 +79,11 @@ def test_the_views_of_a_model_are_summed() -> None:
         assert torch.equal(found, 2 * torch.arange(12.0).view(3, 4).T[1:])
 
 
-def test_an_interruption_ends_every_wait_until_the_reset() -> None:
-    members = team(3)
+def check_interruption(members: Sequence[Any]) -> None:
+    """An interruption of three ranks' collectives ends every wait, until they are reset."""
     started, errors = threading.Barrier(3), []
 
-    def work(each: SharedMemoryCollective) -> None:
+    def work(each: Any) -> None:
         started.wait(10)
         try:
             each.sum(torch.ones(2))
@@ -105,6 +105,10 @@ def test_an_interruption_ends_every_wait_until_the_reset() -> None:
         each.reset()
     for found in together(members, lambda each: each.sum(torch.full((2,), float(each.rank)))):
         assert found.tolist() == [3.0, 3.0]
+
+
+def test_an_interruption_ends_every_wait_until_the_reset() -> None:
+    check_interruption(team(3))
 
 
 def test_a_wait_for_a_rank_is_bounded() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.distributed.collective import Interrupted
 from engine.distributed.groups.board import Board
 from engine.distributed.groups.group import GroupCollective, outcome
-from tests.distributed.test_collective import together
+from tests.distributed.test_collective import check_interruption, together
 
 CPU = torch.device("cpu")
 
@@ -76,30 +76,7 @@ def test_the_views_of_a_model_are_summed() -> None:
 
 def test_an_interruption_ends_every_wait_until_the_reset() -> None:
     with team(3) as members:
-        started, errors = threading.Barrier(3), []
-
-        def work(each: GroupCollective) -> None:
-            started.wait(10)
-            try:
-                each.sum(torch.ones(2))
-            except Interrupted as error:
-                errors.append(str(error))
-
-        threads = [threading.Thread(target=work, args=(each,)) for each in members[:2]]
-        for thread in threads:
-            thread.start()
-        started.wait(10)
-        members[2].interrupt()
-        for thread in threads:
-            thread.join(10)
-        assert errors == ["another rank has stopped"] * 2
-        with pytest.raises(Interrupted):
-            members[0].sum(torch.ones(2))
-        members[1].clear()
-        for each in members:
-            each.reset()
-        for found in together(members, lambda each: each.sum(torch.full((2,), float(each.rank)))):
-            assert found.tolist() == [3.0, 3.0]
+        check_interruption(members)
 
 
 def test_ranks_that_still_meet_are_interrupted() -> None:
