@@ -105,7 +105,7 @@ class HollowStage:
     longest = 0  # launching a large step is no wait
     adapters: AdapterBank | None = None
 
-    def work(self, tokens: int, *, pieces: bool = False) -> NoWork:
+    def work(self, tokens: int, *, pieces: bool = False, rows: int | None = None) -> NoWork:
         return NoWork()
 
     def start_compiling(self, launches: Callable[[], object]) -> Compilation:

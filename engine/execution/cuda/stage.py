@@ -61,9 +61,9 @@ class GpuStage:
             model.tap_buffers = {layer: states.new_zeros(most, states.shape[1]) for layer in model.taps}
             self._tapped = model
 
-    def work(self, tokens: int, *, pieces: bool = False) -> GraphWork:
+    def work(self, tokens: int, *, pieces: bool = False, rows: int | None = None) -> GraphWork:
         specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"
-        return GraphWork(specs, tokens, self._dtype, self.device, packed=packed, pieces=pieces)
+        return GraphWork(specs, tokens, self._dtype, self.device, packed=packed, pieces=pieces, rows=rows)
 
     def start_compiling(self, launches: Callable[[], object]) -> Compilation:
         self.compilations += 1

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -21,9 +22,15 @@ import triton
 from triton import knobs
 from triton.runtime._async_compile import FutureKernel
 
+from engine.api.config import EngineConfig
+
 _MOST = 2000  # kernels; the warm-up of a small model uses 130
 _MOST_LISTS = 50  # in the folder; the oldest ones are removed
 _QUIET = 1.0  # seconds without a new kernel after which the file is written
+_UNRELATED = (
+    "seed first_request warm policy latency_target max_slowdown kv_host host_blocks kv_disk exchange"
+    " max_waiting prefix_cache chunked_prefill preemption depth meet threads"
+).split()  # options that change no kernel
 
 log = logging.getLogger("minichat.engine")
 
@@ -130,6 +137,11 @@ class KnownKernels:
         except (OSError, ValueError, TypeError):
             return []
         return [each for each in found if all(isinstance(part, str) for part in each)]
+
+
+def kernel_options(config: EngineConfig) -> tuple[object, ...]:
+    """The options that kernels may depend on."""
+    return tuple(getattr(config, each.name) for each in fields(config) if each.name not in _UNRELATED)
 
 
 def known_kernels(*configuration: Hashable) -> KnownKernels:

@@ -57,6 +57,7 @@ PIECES = [
     for size in (16, 32, 48, 64, 80, 96, 112)
     for rows, long in ((0, False), (1, False), (1, True))
 ]  # with 64 tokens in a step
+HOLDING = [kind for kind in PIECES if kind.long or not kind.rows]  # those can hold the others
 WAITING = [StepKind(0, size, pieces=True, waits=True) for size in (16, 32, 48, 64, 80, 96, 112)]
 
 
@@ -90,7 +91,7 @@ def test_an_idle_engine_captures_graphs_of_rarer_steps_one_at_a_time(
         assert warm_up.share == 1
         warm_up.step()
         counts.append(len(captured))
-    assert [kind for _, kind in captured] == FULL[:1] + EARLY + LATE + FILTERED + WAITING + rarer
+    assert [kind for _, kind in captured] == FULL[:1] + EARLY + HOLDING + LATE + FILTERED + WAITING + rarer
     assert {*engine.runner.compiled} >= {*PIECES, *WAITING}
     assert max(after - before for before, after in pairwise(counts)) == 1
     assert len(engine.runner.steps) == steps
@@ -150,7 +151,7 @@ def test_requests_come_before_graphs_of_rarer_steps() -> None:
     cached = engine.snapshot().blocks.cached
     while not warm_up.over:
         warm_up.step()
-    assert {kind for _, kind in captured} == {FULL[0], *USUAL, *FILTERED, *WAITING}
+    assert {kind for _, kind in captured} == {FULL[0], *HOLDING, *USUAL, *FILTERED, *WAITING}
     assert engine.snapshot().blocks.cached == cached
     assert engine.meters.finished == 1
 

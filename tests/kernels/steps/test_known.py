@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,9 @@ pytest.importorskip("triton", reason="no Triton here")
 
 from triton import knobs
 
+from engine.api.config import EngineConfig
 from engine.kernels.triton import precompile as rehearsal
-from engine.kernels.triton.known import KnownKernels, known_kernels
+from engine.kernels.triton.known import KnownKernels, kernel_options, known_kernels
 from engine.kernels.triton.precompile import load_ahead, start_compiling
 from tests.kernels.steps.recording_driver import NEW, RecordingDriver, both, one, precompile, x
 from tests.kernels.steps.test_compiles import SMALL, decode, prompts
@@ -217,6 +219,14 @@ def test_what_has_changed_is_compiled_at_its_launch(
     both()
     assert gpu.launched == ["one", "two"]
     assert len(gpu.missing) == 2 - loaded
+
+
+def test_options_that_change_no_kernel_share_a_list() -> None:
+    plain = EngineConfig(model="m", blocks=64)
+    served = replace(plain, warm=True, seed=5, policy="latency", max_waiting=9, kv_host=1.0, depth=1)
+    assert kernel_options(plain) == kernel_options(served)
+    for other in ({"kv_scheme": "int8"}, {"max_running": 8}, {"quantization": "int4"}, {"block_size": 32}):
+        assert kernel_options(replace(plain, **other)) != kernel_options(plain)
 
 
 def test_a_folder_that_cannot_be_written_is_no_problem(gpu: RecordingDriver, file: Path) -> None:

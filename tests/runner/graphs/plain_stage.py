@@ -37,7 +37,7 @@ class Lists:
         return 2 * self.tokens
 
     def holds(self, lengths: np.ndarray, contexts: np.ndarray) -> bool:
-        return self.most is None or len(lengths) <= self.most
+        return self.most is None or (lengths > 1).sum() <= self.most
 
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray, lengths: np.ndarray) -> bool:
         numbers[:] = 0
@@ -74,7 +74,7 @@ class PlainStage:
         self.flags: list[SamplingFlags] = []  # of each call of `sample`
         self.mirror = torch.empty(0)
 
-    def work(self, tokens: int, *, pieces: bool = False) -> Lists:
+    def work(self, tokens: int, *, pieces: bool = False, rows: int | None = None) -> Lists:
         return Lists(tokens, self.most)
 
     def start_compiling(self, launches: Callable[[], object]) -> Compilation:
