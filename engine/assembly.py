@@ -215,7 +215,7 @@ def load_share(
             from engine.kernels.triton.known import kernel_options
             from engine.kernels.triton.precompile import load_ahead
 
-            load_ahead(kernel_options(config), place, name)
+            load_ahead(kernel_options(config), place, name, alone=config.ranks == 1)
     with timed("the weights"):
         model = _load(config, place, device, progress, collective, stage)
     with timed("waiting for cuBLAS"):

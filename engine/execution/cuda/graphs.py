@@ -10,7 +10,7 @@ ends with the hidden states, because few of the tokens are sampled after.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -74,8 +74,11 @@ class Stage(Protocol):
     def work(self, tokens: int, *, pieces: bool = False, rows: int | None = None) -> MetadataBuilder:
         """`rows`: the most rows of one token beside pieces of prompts."""
 
-    def start_compiling(self, launches: Callable[[], object]) -> Compilation:
-        """Run `launches` so that their kernels are compiled but not launched."""
+    def start_compiling(self, steps: Mapping[Hashable, Callable[[], object]]) -> Compilation:
+        """Run what launches steps, by their kinds, so that their kernels are compiled but not launched.
+
+        None runs whose kernels are loaded because an earlier process has noted them.
+        """
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         """[rows, vocab] for the tokens `ids`; where an id is -1, for `last_ids` of the row's slot.
@@ -228,10 +231,11 @@ class DecodeSteps:
         """`wait`: of those that wait; without one, there are none."""
         if self._recorder is None:
             return []
-        missing = [each for _, each in self._recordings_of(kinds, wait) if not each.compiled]
+        missing = [(graph, each) for graph, each in self._recordings_of(kinds, wait) if not each.compiled]
+        launches: dict[Hashable, Callable[[], object]] = {graph: each.launches for graph, each in missing}
         with self._recorder.launching():
-            compilation = self._stage.start_compiling(lambda: [each.launches() for each in missing])
-        for recording in missing:
+            compilation = self._stage.start_compiling(launches)
+        for _, recording in missing:
             recording.compiled = True
         return [compilation, *(found for each in self._beside for found in each.start_compiling(kinds))]
 
@@ -282,7 +286,8 @@ class DecodeSteps:
         if graph not in self._recordings:
             form = self._form(graph.size, graph.flags, pieces=graph.pieces)
             launches = self._launches(*form, graph, seen, wait)
-            self._recordings[graph] = Recording(self._recorder, launches, self._stage.start_compiling)
+            compile = partial(self._stage.start_compiling, {graph: launches})
+            self._recordings[graph] = Recording(self._recorder, launches, compile)
         return self._recordings[graph]
 
     def _form(

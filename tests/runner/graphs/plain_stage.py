@@ -1,6 +1,6 @@
 """The stage of a graph on a CPU: the model's own forward, from the numbers in the staging buffers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -77,7 +77,7 @@ class PlainStage:
     def work(self, tokens: int, *, pieces: bool = False, rows: int | None = None) -> Lists:
         return Lists(tokens, self.most)
 
-    def start_compiling(self, launches: Callable[[], object]) -> Compilation:
+    def start_compiling(self, steps: Mapping[Hashable, Callable[[], object]]) -> Compilation:
         raise AssertionError("no kernel is compiled on a CPU")
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
