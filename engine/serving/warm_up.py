@@ -163,20 +163,19 @@ class WarmUp:
             partial(self._measure, run),
         ]
         sizes = [size for size in piece_sizes if size < 2 * longest]
-        beside = ((0, False), (1, False), (1, True))  # decodes, and whether their contexts are split
-        pieces = [
-            StepKind(rows, size - rows, long=long, pieces=True) for size in sizes for rows, long in beside
-        ]
+        alone = [StepKind(0, size, pieces=True) for size in sizes]
+        beside = [StepKind(1, size - 1, long=long, pieces=True) for size in sizes for long in (False, True)]
+        holding = [kind for kind in beside if kind.long]  # these can hold the others
         waiting = [StepKind(0, size, pieces=True, waits=True) for size in sizes if size <= _MESSAGE]
         rare = [kind for kind in late if not kind.filtered] + [kind for kind in batches if kind.filtered]
         later = [
-            partial(self._compile, pieces + waiting),
-            partial(self._capture, [kind for kind in pieces if kind.long or not kind.rows]),
+            partial(self._compile, alone + beside + waiting),
+            partial(self._capture, alone + holding),
             *([partial(self._compile, late)] if late else ()),
             partial(self._capture, rare + waiting),
         ]
         if self._engine.scheduler.pace.factor is not None:  # then most steps with prompts have pieces
-            later.append(partial(self._capture, pieces))
+            later.append(partial(self._capture, beside))
         return parts, later
 
     def _compile(self, kinds: Sequence[StepKind], beside: Sequence[StepKind] = ()) -> Iterator[None]:
