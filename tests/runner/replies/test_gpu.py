@@ -223,7 +223,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> dict[bool, list[str]]:
     from engine import kernels
     from engine.kernels.triton import precompile
 
-    monkeypatch.setattr(precompile, "load_ahead", lambda *configuration: None)
+    monkeypatch.setattr(precompile, "load_ahead", lambda *configuration, alone: None)
     asked: dict[bool, list[str]] = {True: [], False: []}
     monkeypatch.setattr(
         knobs.runtime,
