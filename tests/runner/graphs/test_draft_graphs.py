@@ -237,7 +237,7 @@ def test_forwards_on_a_gpu_do_not_wait(drafted: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.cuda
 def test_graphs_of_drafts_are_captured_by_the_warm_up(drafted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of prompts only if there is a limit on slowdowns."""
+    """Also those of prompts."""
     config = {"device": "cuda", "depth": 1, "prefix_cache": False, "max_slowdown": 2.0}
     engine = always_draft(engine_on(drafted, **config))
     warm_up = WarmUp(engine, engine.runner.graph_sizes)
