@@ -17,7 +17,6 @@ from engine.kernels.triton.gemm.low_rank import shrink, skinny_gemm_shrink
 from engine.kernels.triton.gemm.qkv_rope import qkv_rope, qkv_rope_tiling
 from engine.kernels.triton.gemm.row_terms import RowAdapters, RowTerms
 from engine.kernels.triton.gemm.skinny_gemm import NARROW, gemv, skinny_gemm, skinny_gemm_tiling
-from engine.kernels.triton.gemm.tall_gemm import tall_gemm, tall_tiling
 from engine.kernels.triton.gemm.tma_gemm import tma_gemm, tma_gemm_tiling, tma_swiglu_tiling
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.norm.norm import Normed
@@ -113,8 +112,6 @@ class PlainProduct(Product):
             return tma_gemm(Normed(x), weight, how, pdl=pdl)
         if cut := skinny_gemm_tiling(rows, weight):
             return skinny_gemm(x, weight, cut, pdl=pdl)
-        if self._tiles and (tall := tall_tiling(rows, weight)):
-            return tall_gemm(Normed(x), weight, tall, pdl=pdl)
         return F.linear(x, weight).unsqueeze(0)
 
     def parts_and_shrunk(
@@ -131,9 +128,7 @@ class PlainProduct(Product):
 
     def uses_tma(self, rows: int) -> bool:
         found = self._tiles and (
-            tma_gemm_tiling(rows, self._weight)
-            or linear_residual_norm_tiling(rows, self._weight)
-            or tall_tiling(rows, self._weight)
+            tma_gemm_tiling(rows, self._weight) or linear_residual_norm_tiling(rows, self._weight)
         )
         return bool(found)
 
@@ -143,8 +138,6 @@ class PlainProduct(Product):
     def swiglu(self, x: Normed, *, pdl: bool = False) -> Tensor:
         if self._tiles and (how := tma_swiglu_tiling(len(x.values), self._weight)):
             return tma_gemm(x, self._weight, how, gated=True, pdl=pdl)[0]
-        if self._tiles and (tall := tall_tiling(len(x.values), self._weight, gated=True)):
-            return tall_gemm(x, self._weight, tall, gated=True, pdl=pdl)[0]
         return super().swiglu(x, pdl=pdl)
 
     def geglu(self, x: Normed, *, pdl: bool = False) -> Tensor:
