@@ -212,9 +212,10 @@ def load_share(
     if device.type == "cuda":
         # Without Triton, or a driver for it, they are left out.
         with suppress(ImportError, RuntimeError), timed("the kernels' modules"), quick_sources():
+            from engine.kernels.triton.known import kernel_options
             from engine.kernels.triton.precompile import load_ahead
 
-            load_ahead(replace(config, seed=None, first_request=0), place, name)
+            load_ahead(kernel_options(config), place, name, alone=config.ranks == 1)
     with timed("the weights"):
         model = _load(config, place, device, progress, collective, stage)
     with timed("waiting for cuBLAS"):
