@@ -278,10 +278,10 @@ def seconds_of(call: Callable[[], object], times: int) -> float:
 
 
 def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
-    """Run the mixed workload four times; the first run is not measured."""
+    """Run the mixed workload up to four times; the first run is not measured."""
     prompts, counts = drawn()
     speeds = []
-    for _ in range(4):
+    for _ in range(1 + min(3, bench.repeats)):
         torch.cuda.synchronize()
         began = time.perf_counter()
         finish(engine, prompts, counts)

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, NoReturn, Self
 
 import pytest
 import torch
 from rich.progress import Progress
 
-from benchmarks.gpu import gpu, gpu_attention, gpu_products, gpu_turns
+from benchmarks.gpu import gpu, gpu_attention, gpu_peers, gpu_products, gpu_turns
 from benchmarks.gpu.limits import bytes_of_step
 from engine.api.cache_spec import LayerSpec
 from engine.api.config import EngineConfig
@@ -112,6 +112,26 @@ def test_an_engine_is_gone_when_the_next_one_loads(monkeypatch: pytest.MonkeyPat
     bench = Bench(warmup=0, repeats=1, progress=Progress(disable=True), keep=lambda _: None)
     gpu.run(bench, shape=("tiny", "tiny"), only=("mixed",))
     assert len(loaded) == 2 and left == [None]
+
+
+def test_a_shape_without_continuous_batching_is_generated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def transformers(model: Any) -> NoReturn:
+        raise RuntimeError("latents")
+
+    for name, value in {"DEVICE": "cpu", "FEW": (1, 2), "transformers": transformers}.items():
+        monkeypatch.setattr(gpu_peers, name, value)
+    monkeypatch.setattr(gpu_peers, "prompts", lambda rows: [[1, 2, 3]] * rows)
+    monkeypatch.setitem(gpu_peers.EVERY, "tiny", {**CONFIG, "head_dim": 8})
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    bench = Bench(warmup=0, repeats=1, progress=Progress(), keep=lambda _: None)
+    gpu_peers.transformers_alone(bench, "tiny", (1, 2))
+    assert [each.name for each in bench.figures] == [
+        f"tiny, D, B={rows}, transformers, generate" for rows in (1, 2)
+    ]
+    assert "latents" in capsys.readouterr().out
 
 
 def test_both_trees_have_the_same_schemes(monkeypatch: pytest.MonkeyPatch) -> None:
