@@ -12,11 +12,18 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.kernels.triton.gemm.gemm_with_terms import fits, gemm_with_terms
 from engine.kernels.triton.gemm.linear_residual_norm import linear_residual_norm, linear_residual_norm_tiling
 from engine.kernels.triton.gemm.low_rank import shrink, skinny_gemm_shrink
 from engine.kernels.triton.gemm.qkv_rope import qkv_rope, qkv_rope_tiling
 from engine.kernels.triton.gemm.row_terms import RowAdapters, RowTerms
-from engine.kernels.triton.gemm.skinny_gemm import NARROW, gemv, skinny_gemm, skinny_gemm_tiling
+from engine.kernels.triton.gemm.skinny_gemm import (
+    NARROW,
+    ProductTiling,
+    gemv,
+    skinny_gemm,
+    skinny_gemm_tiling,
+)
 from engine.kernels.triton.gemm.tma_gemm import tma_gemm, tma_gemm_tiling, tma_swiglu_tiling
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.norm.norm import Normed
@@ -56,6 +63,10 @@ class Product(ABC):
         """Return `parts`, and what adapters make of the same rows (low_rank.py)."""
         narrow = shrink(x, adapters, pdl=pdl)
         return self.parts(x, pdl=pdl), narrow
+
+    def with_terms(self, x: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> Tensor | None:
+        """Return `parts` of the product and what adapters add, from one kernel. None: not supported."""
+        return None
 
     def gemv(self, x: Tensor, **around: Any) -> Tensor:
         """Compute one row, with the arguments of skinny_gemm.gemv."""
@@ -117,11 +128,22 @@ class PlainProduct(Product):
     def parts_and_shrunk(
         self, x: Tensor, adapters: RowAdapters, *, pdl: bool = False
     ) -> tuple[Tensor, Tensor]:
-        rows, weight = len(x), self._weight
-        cut = skinny_gemm_tiling(rows, weight) if rows <= NARROW else None
-        if cut is None or (self._tiles and tma_gemm_tiling(rows, weight)):
+        cut = self._few(len(x))
+        if cut is None:
             return super().parts_and_shrunk(x, adapters, pdl=pdl)
-        return skinny_gemm_shrink(x, weight, cut, adapters, pdl=pdl)
+        return skinny_gemm_shrink(x, self._weight, cut, adapters, pdl=pdl)
+
+    def with_terms(self, x: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> Tensor | None:
+        cut = self._few(len(x))
+        if cut is None or not fits(x, len(self._weight), adapters):
+            return None
+        return gemm_with_terms(x, self._weight, cut, adapters, pdl=pdl)
+
+    def _few(self, rows: int) -> ProductTiling | None:
+        """How programs of few rows split it. None: another kernel is faster."""
+        if rows > NARROW or (self._tiles and tma_gemm_tiling(rows, self._weight)):
+            return None
+        return skinny_gemm_tiling(rows, self._weight)
 
     def gemv(self, x: Tensor, **around: Any) -> Tensor:
         return gemv(x, self._weight, **around)
