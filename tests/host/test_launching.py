@@ -9,7 +9,7 @@ import pytest
 from engine import timeline
 from engine.api.config import EngineConfig
 from engine.host.child import need_folder
-from engine.host.launching import launch_here, launching_now
+from engine.host.launching import Ahead, launch_here, launching_now
 from engine.host.process import EngineProcess
 from engine.start import start
 from tests.waiting import becomes
@@ -55,7 +55,7 @@ def test_an_error_before_the_engine_ends_the_process(tmp_path: Path) -> None:
 
 
 def test_torch_is_imported_before_there_is_a_configuration(tmp_path: Path) -> None:
-    child, frames = launch_here(tmp_path / "engine.log", "cpu")
+    child, frames = launch_here(tmp_path / "engine.log", Ahead("cpu"))
     maps = Path(f"/proc/{child.pid}/maps")
     assert becomes(lambda: "libtorch_python" in maps.read_text())
     frames.end()
