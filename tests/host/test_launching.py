@@ -80,6 +80,20 @@ print(*sorted({"torch._dynamo", "torch._inductor", "sympy", "transformers"} & se
     assert found.stdout == "\n"
 
 
+def test_the_shapes_of_a_model_that_ranks_share_need_no_compiler() -> None:
+    """All of torch was imported, as on an engine's thread of the screen: then `arange` would load it."""
+    program = """
+import sys, torch
+from engine.models.config_json import read_config
+from engine.models.find import find_model
+from engine.models.loader import whole_shapes
+whole = whole_shapes(read_config(find_model("pocket", dummy=True, progress=None).folder), torch.float32)
+assert {each.device.type for each in (*whole.parameters(), *whole.buffers())} == {"meta"}
+print(*sorted({"torch._dynamo", "torch._inductor", "sympy", "transformers"} & set(sys.modules)))"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "\n"
+
+
 def test_imported_modules_are_reported_before_the_engine_is_built() -> None:
     seen: list[bool] = []
     engine = start(
