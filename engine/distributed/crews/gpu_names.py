@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
-_GPUS = Path("/proc/driver/nvidia/gpus")
+_DEVICES = Path("/dev")
 
 
 def gpu_names() -> list[str]:
     """Those of this process, by their numbers in it."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name for each in visible.split(",") if (name := each.strip()) not in ("", "-1")]
-    return [str(number) for number in range(len([*_GPUS.iterdir()]))] if _GPUS.is_dir() else []
+    nodes = [each for each in _DEVICES.glob("nvidia*") if each.name.removeprefix("nvidia").isdigit()]
+    return [str(number) for number in range(len(nodes))]
 
 
 def gpus_of_rank(rank: int, first: int, gpus: Sequence[T]) -> list[T]:

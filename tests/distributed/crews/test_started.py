@@ -11,7 +11,7 @@ from engine import timeline
 from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import BadInput
 from engine.distributed import team
-from engine.distributed.crews import started
+from engine.distributed.crews import gpu_names, started
 from engine.distributed.crews.started import RankCount, StartedRanks, start_early, started_ranks
 from engine.distributed.identity import Gpu
 from engine.host.launching import Ahead
@@ -41,6 +41,15 @@ def test_each_rank_has_its_gpu_under_the_engines_number(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
     assert RankCount(tp=2, device=device).visible() == seen
+
+
+def test_gpus_are_counted_by_their_device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may have some of the machine's, which it numbers from 0."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpu_names, "_DEVICES", tmp_path)
+    for name in ("nvidia3", "nvidia12", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert gpu_names.gpu_names() == ["0", "1"]
 
 
 def test_only_ranks_of_this_machine_are_started() -> None:
