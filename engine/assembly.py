@@ -30,10 +30,11 @@ from engine.cache_plan import (
     windowed,
 )
 from engine.devices import begin_products, pick, use
+from engine.distributed.crews.started import StartedRanks
 from engine.distributed.pipelined import PipelinedRunner
 from engine.distributed.runner import RankedRunner
 from engine.distributed.stages import PipelineLink
-from engine.distributed.team import Team, gpus_of_ranks, needs_group
+from engine.distributed.team import Team, team_of
 from engine.early import quick_sources
 from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels, find_draft_models
@@ -81,11 +82,12 @@ def assemble(
     progress: Progress | None,
     below: Sequence[Tier] = (),
     phase: Callable[[str], None] = lambda doing: None,
+    ranks: StartedRanks | None = None,
 ) -> Engine:
     """Load the model, size the cache by the remaining memory, and build the engine.
 
     `loading`: the model's tokenizer. `below`: more cache tiers, below host memory.
-    `phase`: called with what it does next.
+    `phase`: called with what it does next. `ranks`: the other ranks of this machine, if it has any.
     """
     if config.ranks == 1:
         return _assembled(config, place, loading, progress, below, phase, None)
@@ -99,7 +101,7 @@ def assemble(
     if config.pp > 1:
         check_stages(place, config.pp)
     phase("starting the other ranks" if config.meet is None else "waiting for the other ranks")
-    team = Team(config, place, gpus_of_ranks(config), grouped=needs_group(config))
+    team = team_of(config, place, ranks)
     try:
         return _assembled(config, place, loading, progress, below, phase, team)
     except BaseException:
@@ -120,9 +122,8 @@ def _assembled(
     hashed = _hashing(config, place)
     policy = choose_policy(config.policy, config.latency_target)
     if team is not None:
-        team.check_identities()
-        team.connect(pick(config.device))
-    sums, link = (None, None) if team is None else (team.sums, team.link)
+        team.prepare(pick(config.device))
+    sums, link = (team.sums, team.link) if team is not None else (None, None)
     phase("loading the weights")
     loaded = load_share(config, place, sums, progress, stage=config.pp - 1)
     config, model, room = loaded.config, loaded.model, loaded.budget

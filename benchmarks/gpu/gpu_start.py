@@ -87,7 +87,7 @@ def run(
             values, unit = [each.seconds.get(name, 0.0) for each in found], "" if name == _COUNT else "s"
             bench.note(f"{model or shape}, {title}: {name}", values, unit)
     for title, last in {"engine alone": engines[-1], "engine of a server": servers[-1]}.items():
-        print(_table(title, last))
+        print(table(title, last))
 
 
 def _environment(cache: str) -> dict[str, str]:
@@ -96,7 +96,7 @@ def _environment(cache: str) -> dict[str, str]:
     return kept | {"TRITON_CACHE_DIR": f"{cache}/triton", "PYTHONPYCACHEPREFIX": f"{cache}/python"}
 
 
-def _table(title: str, started: Started) -> str:
+def table(title: str, started: Started) -> str:
     """The spans of all threads, in the order in which they began."""
     lines = [f"\n{title}, seconds since its start\n   from      to    took share  thread"]
     for each in started.spans:
