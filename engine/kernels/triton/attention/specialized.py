@@ -360,9 +360,9 @@ def _attend_specialized(
 
 def attend_prompts(
     out: Tensor, mixes: Tensor, sums: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: AttentionWork,
-    scale: float, programs: int, *, in_turns: bool = True, late: bool = False,
+    scale: float, *, each: bool = False, in_turns: bool = True, late: bool = True,
 ) -> None:  # fmt: skip
-    """Fill `out`, or the partial results, for all items of the work, in at most so many programs."""
+    """Fill `out`, or the partial results, for all items of the work. `each`: in programs of their own."""
     spec, tile, keys, values = layer.spec, work.tile, layer.keys, layer.values
     group, dim, box = spec.heads // spec.kv_heads, spec.key_dim, min(layer.block_size, tile.keys)
     if work.spans is not None:
@@ -378,7 +378,7 @@ def attend_prompts(
         [ROWS.value // tile.padded, 1, tile.padded, WIDE.value], gl.NVMMASharedLayout(128, 16, 4),
     )  # fmt: skip
     count = spec.kv_heads * len(work.items)
-    programs = min(programs, count)
+    programs = count if each else min(tile.programs, count)
     _attend_specialized[(programs,)](
         out, mixes, sums, queries, *boxes, tables, work.items, scale, count, programs, tables.stride(0),
         KV_HEADS=spec.kv_heads, GROUP=group, PADDED=tile.padded, DIM=dim, BLOCK=layer.block_size,
