@@ -1,4 +1,4 @@
-"""Prompts by warps that load and warps that attend: which use it, that it compiles, and its results on a GPU."""
+"""Prompts by warps that load and warps that attend: which use it, and its results on a GPU."""
 
 import random
 from dataclasses import replace
