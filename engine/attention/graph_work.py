@@ -194,4 +194,6 @@ def gpu(device: torch.device) -> tiles.GpuLimits:
     if device.type != "cuda":  # Triton's interpreter has no limits
         return tiles.GpuLimits(room=2**16, overlaps=False)
     room = driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
-    return tiles.GpuLimits(room, overlaps=torch.cuda.get_device_capability(device) >= (9, 0))
+    given = torch.cuda.get_device_properties(device)
+    hoppers = given.multi_processor_count if given.major == 9 else 0
+    return tiles.GpuLimits(room, overlaps=given.major >= 9, hoppers=hoppers)

@@ -198,10 +198,23 @@ def _merge(
 
 def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: AttentionWork) -> None:
     """Fill the rows of `out` [tokens, heads, value_dim] that the work covers; `q` may be strided."""
+    partials = empty_partials(layer.spec, work, q.device)
+    if work.tile.specialized:
+        # Imported here, since importing Gluon takes a while.
+        from engine.kernels.triton.attention.specialized import attend_prompts
+
+        attend_prompts(out, *partials, q, layer, tables, work, layer.spec.scale * LOG2_E)
+    else:
+        _attend_tiles(out, *partials, q, layer, tables, work)
+    merge(out, *partials, layer.spec, work)
+
+
+def _attend_tiles(
+    out: Tensor, mixes: Tensor, sums: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: AttentionWork
+) -> None:
     spec, tile = layer.spec, work.tile
     group, channels = spec.heads // spec.kv_heads, layer.channels
     key_pad, value_pad = dim_padded(spec.key_dim), dim_padded(spec.value_dim)
-    mixes, sums = empty_partials(spec, work, q.device)
     cap = spec.softcap or 0.0
     keys, values, key_scales, value_scales = layer.keys, layer.values, layer.key_scales, layer.value_scales
     even = odd = None
@@ -229,7 +242,6 @@ def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Attenti
         FOURS=channels is not None, FETCH=fetched_lines(layer, tile),
         num_warps=tile.warps, **launch(tile.pdl, tile.registers),
     )  # fmt: skip
-    merge(out, mixes, sums, spec, work)
 
 
 def fetched_lines(layer: KVLayer, tile: Tile) -> int:
