@@ -35,4 +35,4 @@ def test_a_current_folder_that_was_deleted_holds_no_models(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert [model.name for source in sources([], [])[:2] for model in source()] == ["pocket"]
-    assert local("anything") is None and local("./anything") is None
+    assert local("anything") == local("./anything") == []
