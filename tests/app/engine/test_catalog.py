@@ -1,4 +1,4 @@
-"""Models are found beside files and folders that cannot be examined."""
+"""Models are found beside files and folders that cannot be examined, and by what is typed."""
 
 import os
 from pathlib import Path
@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from minichat.models.catalog import local, sources
+from minichat.models.catalog import Model, local, on_hub, sources
 from tests.app.engine.test_models import folder
+from tests.models.gguf.test_hostile import write as write_gguf_model
 
 
 def test_an_entry_that_cannot_be_examined_hides_no_models(
@@ -36,3 +37,22 @@ def test_a_current_folder_that_was_deleted_holds_no_models(
     (tmp_path / "gone").rmdir()
     assert [model.name for source in sources([], [])[:2] for model in source()] == ["pocket"]
     assert local("anything") == local("./anything") == []
+
+
+def test_typed_text_may_name_a_model(tmp_path: Path) -> None:
+    place = folder(tmp_path / "one")
+    (model,) = local(str(place))
+    assert model == Model(str(place), "folder", model.support)
+    assert local(" Qwen/Qwen3-0.6B ") == []
+    assert on_hub(" Qwen/Qwen3-0.6B ") == Model("Qwen/Qwen3-0.6B", "hub")
+    for query in ("", "qwen", "a/b/c", "../x", "a b/c", "org/"):
+        assert (local(query), on_hub(query)) == ([], None)
+
+
+def test_typed_text_may_name_a_folder_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    models = [str(folder(tmp_path / "mine" / name)) for name in ("one", "two")]
+    models.append(str(write_gguf_model(tmp_path / "mine" / "three.gguf")))
+    for query in (str(tmp_path / "mine"), f"{tmp_path}/mine/", "../mine"):
+        assert [model.name for model in local(query)] == models

@@ -19,7 +19,7 @@ from engine.models.support import Support
 from minichat.clients.fake import FakeBackend
 from minichat.clients.protocol import Progress
 from minichat.features.models import ModelScreen
-from minichat.models.catalog import Model, Source, arranged, local, on_hub, sources
+from minichat.models.catalog import Model, Source, arranged, local, sources
 from minichat.shell.remembered import Remembered
 from tests.app.conftest import run, snapshot
 from tests.models.gguf.test_hostile import write as write_gguf_model
@@ -112,23 +112,6 @@ def test_gguf_files_are_listed_and_may_be_typed(tmp_path: Path) -> None:
     assert listed[bad].trouble == "it is not a valid GGUF file: it does not start with GGUF"
     assert local("good-q4.gguf") == [Model(str(good), "GGUF file", listed[str(good)].support)]
     assert local("folder.gguf") == []
-
-
-def test_typed_text_may_name_a_model(tmp_path: Path) -> None:
-    place = folder(tmp_path / "one")
-    (model,) = local(str(place))
-    assert model == Model(str(place), "folder", model.support)
-    assert local(" Qwen/Qwen3-0.6B ") == []
-    assert on_hub(" Qwen/Qwen3-0.6B ") == Model("Qwen/Qwen3-0.6B", "hub")
-    for query in ("", "qwen", "a/b/c", "../x", "a b/c", "org/"):
-        assert (local(query), on_hub(query)) == ([], None)
-
-
-def test_typed_text_may_name_a_folder_of_models(tmp_path: Path) -> None:
-    models = [str(folder(tmp_path / "mine" / name)) for name in ("one", "two")]
-    models.append(str(write_gguf_model(tmp_path / "mine" / "three.gguf")))
-    for query in (str(tmp_path / "mine"), f"{tmp_path}/mine/", "../mine"):
-        assert [model.name for model in local(query)] == models
 
 
 # Downloading
