@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from minichat.models.catalog import Model, local, on_hub, sources
+from engine.models.support import Support
+from minichat.models.catalog import Model, arranged, local, on_hub, sources
 from tests.app.engine.test_models import folder
 from tests.models.gguf.test_hostile import write as write_gguf_model
 
@@ -56,3 +57,19 @@ def test_typed_text_may_name_a_folder_of_models(tmp_path: Path, monkeypatch: pyt
     models.append(str(write_gguf_model(tmp_path / "mine" / "three.gguf")))
     for query in (str(tmp_path / "mine"), f"{tmp_path}/mine/", "../mine"):
         assert [model.name for model in local(query)] == models
+
+
+def test_gguf_files_are_listed_and_may_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place := tmp_path)
+    good = write_gguf_model(place / "good-q4.gguf")
+    (place / "bad.gguf").write_bytes(b"GGML")
+    (place / "folder.gguf").mkdir()
+    sought = sources([], [str(good)])[:3]  # all but the hub's cache
+    listed = {model.name: model for model in arranged(source() for source in sought)}
+    bad = str(place / "bad.gguf")
+    assert sorted(listed) == sorted(["pocket", str(good), bad])
+    assert listed[str(good)].recent and listed[str(good)].place == "GGUF file"
+    assert listed[str(good)].support == Support("llama", good.stat().st_size, native=True)
+    assert listed[bad].trouble == "it is not a valid GGUF file: it does not start with GGUF"
+    assert local("good-q4.gguf") == [Model(str(good), "GGUF file", listed[str(good)].support)]
+    assert local("folder.gguf") == []

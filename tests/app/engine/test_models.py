@@ -15,14 +15,12 @@ from textual.widgets import Input
 
 from engine.api.errors import ModelNotFound, UnsupportedModel
 from engine.api.events import Died, Queued
-from engine.models.support import Support
 from minichat.clients.fake import FakeBackend
 from minichat.clients.protocol import Progress
 from minichat.features.models import ModelScreen
 from minichat.models.catalog import Model, Source, arranged, local, sources
 from minichat.shell.remembered import Remembered
 from tests.app.conftest import run, snapshot
-from tests.models.gguf.test_hostile import write as write_gguf_model
 from tests.models.tiny import checkpoint, write_config
 
 
@@ -97,21 +95,6 @@ def test_a_folder_may_be_a_model_itself_and_broken_ones_do_no_harm(tmp_path: Pat
     assert [model.name for model in catalog([str(place), "/nowhere"], [])] == ["pocket"]
     checkpoint(place)
     assert [model.name for model in catalog([str(place)], [])] == ["pocket", str(place)]
-
-
-def test_gguf_files_are_listed_and_may_be_typed(tmp_path: Path) -> None:
-    place = tmp_path / "here"
-    good = write_gguf_model(place / "good-q4.gguf")
-    (place / "bad.gguf").write_bytes(b"GGML")
-    (place / "folder.gguf").mkdir()
-    listed = {model.name: model for model in catalog([], [str(good)])}
-    bad = str(place / "bad.gguf")
-    assert sorted(listed) == sorted(["pocket", str(good), bad])
-    assert listed[str(good)].recent and listed[str(good)].place == "GGUF file"
-    assert listed[str(good)].support == Support("llama", good.stat().st_size, native=True)
-    assert listed[bad].trouble == "it is not a valid GGUF file: it does not start with GGUF"
-    assert local("good-q4.gguf") == [Model(str(good), "GGUF file", listed[str(good)].support)]
-    assert local("folder.gguf") == []
 
 
 # Downloading
