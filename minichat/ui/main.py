@@ -290,6 +290,10 @@ class MainScreen(FrameScreen[None]):
     async def _send(self, event: Prompt.Submitted) -> None:
         await sending.submit(self.context, self.composing, event.text)
 
+    @on(Prompt.Empty)
+    def _show_reasoning(self) -> None:
+        self.transcript.action_toggle_thought()
+
     @on(Prompt.Changed)
     def _typed(self) -> None:
         self.drafts.note()
