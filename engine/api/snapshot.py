@@ -110,14 +110,19 @@ class Change(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Bytes that a step reads from device memory: the weights once, and the cache for each row."""
+    """What a step reads from device memory: weights once, the cache for each row. What attention computes."""
 
     weights: int = 0  # bytes
     cache: tuple[tuple[int, int], ...] = ()  # (window in tokens, or 0 for none; bytes per token)
+    attention: tuple[tuple[int, int], ...] = ()  # likewise: operations of a token for each that it sees
 
     def of_context(self, tokens: int) -> int:
         """Bytes of cache that a row with `tokens` tokens of context reads."""
         return sum(each * (min(tokens, window) if window else tokens) for window, each in self.cache)
+
+    def operations(self, tokens: float) -> float:
+        """Operations of the attention of one token that sees `tokens`."""
+        return sum(each * (min(tokens, window) if window else tokens) for window, each in self.attention)
 
 
 class Speeds(NamedTuple):
