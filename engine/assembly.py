@@ -149,7 +149,6 @@ def _assembled(
         settings = *kinds, config.block_size, room.specs, room.groups.layers
         identity = model_identity(hashed.result(), model, *settings, config.tp, config.pp)
         scheduler.kv.identify(identity, config.quantization)
-    grammars = None if bare else Grammars(tokenizer, vocab, stop_ids)
     engine = Engine(
         scheduler=scheduler,
         runner=runner,
@@ -161,6 +160,8 @@ def _assembled(
             stop_ids=stop_ids,
             speculation=("ngram", "suffix", *built.drafters),
             windowed=config.forgets,
+            longest=room.longest,
+            chosen=config.max_context is not None,
         ),
         info=EngineInfo(
             model=place.name,
@@ -173,7 +174,7 @@ def _assembled(
         bus=bus,
         seed=config.seed if config.seed is not None else secrets.randbits(64),
         first_request=config.first_request,
-        grammars=grammars,
+        grammars=None if bare else Grammars(tokenizer, vocab, stop_ids),
         ranks=ALONE if team is None else team,
     )
     for name, path in map(AdapterPlace.parse, config.adapters):
