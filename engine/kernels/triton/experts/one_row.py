@@ -328,7 +328,7 @@ def pieces(width: int) -> tuple[int, int]:
 
 
 def gate_up_tiling(outputs: int, inputs: int) -> RowTiling:
-    """`outputs`: of all chosen experts. A warp alone does not wait for others; it has room for 2,048 inputs."""
+    """`outputs`: of all chosen experts. A single warp waits for no other, and has room for 2,048 inputs."""
     warps = power(triton.cdiv(inputs, 2048))
     return RowTiling(max(1, round(outputs * warps / WARPS)), warps, stages=2 if warps == 1 else 3)
 
