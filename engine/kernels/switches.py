@@ -1,4 +1,4 @@
-"""Launches that are off until they have been timed on a GPU, and their CUDA tests pass (docs/gpu-steps.md).
+"""New launches, each of which can be turned off. They are off until a GPU has timed them (docs/gpu-steps.md).
 
 tests/kernels/steps/recorded has what is launched: after a change, write it again (test_launches.py).
 """
