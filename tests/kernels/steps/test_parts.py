@@ -253,9 +253,10 @@ def test_a_product_is_added_once_and_none_is_lost() -> None:
     ],
 )
 def test_a_block_with_another_arrangement_runs_in_torch(
-    rows: int, changes: dict[str, Any], name: str
+    rows: int, changes: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the cache and attention have kernels there."""
+    monkeypatch.setattr("engine.kernels.switches.NORMED_TERMS", False)
     found = run_changed(rows, lambda *_: None, replace(QWEN, **changes))
     blocks = len(QWEN.layers)
     assert found.fused.plain == {name: blocks}
@@ -274,6 +275,7 @@ def test_parts_with_other_rotations_or_norms_run_in_torch(monkeypatch: pytest.Mo
     """An interleaved or partial rotation, a norm of queries other than RMS norm, an activation."""
     partial = replace(QWEN, family="phi3", qk_norm=False, rope=RopeSpec(theta=1e4, share=0.75))
     assert run_changed(8, lambda *_: None, partial).fused.plain == {"GroupedAttention": len(QWEN.layers)}
+    monkeypatch.setattr("engine.kernels.switches.GELU", False)
     gemma = replace(QWEN, family="gemma", qk_norm=False, activation="gelu_tanh")
     assert run_changed(8, lambda *_: None, gemma).fused.plain == {"GatedMLP": len(QWEN.layers)}
     monkeypatch.setattr("engine.kernels.switches.GELU", True)
