@@ -149,7 +149,6 @@ def _assembled(
         settings = *kinds, config.block_size, room.specs, room.groups.layers
         identity = model_identity(hashed.result(), model, *settings, config.tp, config.pp)
         scheduler.kv.identify(identity, config.quantization)
-    grammars = None if bare else Grammars(tokenizer, vocab, stop_ids)
     engine = Engine(
         scheduler=scheduler,
         runner=runner,
@@ -161,6 +160,8 @@ def _assembled(
             stop_ids=stop_ids,
             speculation=("ngram", "suffix", *built.drafters),
             windowed=config.forgets,
+            longest=room.longest,
+            chosen=config.max_context is not None,
         ),
         info=EngineInfo(
             model=place.name,
@@ -173,7 +174,7 @@ def _assembled(
         bus=bus,
         seed=config.seed if config.seed is not None else secrets.randbits(64),
         first_request=config.first_request,
-        grammars=grammars,
+        grammars=None if bare else Grammars(tokenizer, vocab, stop_ids),
         ranks=ALONE if team is None else team,
     )
     for name, path in map(AdapterPlace.parse, config.adapters):
@@ -213,9 +214,10 @@ def load_share(
     if device.type == "cuda":
         # Without Triton, or a driver for it, they are left out.
         with suppress(ImportError, RuntimeError), timed("the kernels' modules"), quick_sources():
+            from engine.kernels.triton.known import kernel_options
             from engine.kernels.triton.precompile import load_ahead
 
-            load_ahead(replace(config, seed=None, first_request=0), place, name)
+            load_ahead(kernel_options(config), place, name, alone=config.ranks == 1)
     with timed("the weights"):
         model = _load(config, place, device, progress, collective, stage)
     with timed("waiting for cuBLAS"):

@@ -25,8 +25,8 @@ from engine.models.base import LanguageModel
 # shared with other programs.
 _GPU_SHARE = 0.85
 _LARGE_STATE = 2**20  # bytes, which a few tokens' keys and values do not take
-# Whether full steps of small models are graphs: throughput and first tokens with it are not measured yet.
-FULL_STEPS_ARE_GRAPHS = False
+# Whether full steps of small models are graphs: their kernels take longer to launch one by one than to run.
+FULL_STEPS_ARE_GRAPHS = True
 _STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # small enough not to stall concurrent decodes for long
 _FULL_CONTEXTS = 32  # on a CPU, blocks for more full-length requests than this would never be used
 

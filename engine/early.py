@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from types import FunctionType, ModuleType
 from typing import Any
 
+from engine.kernels.triton_hash import hash_triton
 from engine.kv.pinned import pinned_ahead
 from engine.later import postponed
 from engine.timeline import timed
@@ -79,12 +80,12 @@ def _prepare(device: str, imported: threading.Event, pinned: int) -> None:
             if pinned and (retained := _retained(index)) is not None:
                 pinned_ahead.begin(*retained, pinned)
             with timed("Triton imported"):
-                from triton.runtime.cache import triton_key
+                __import__("triton.runtime.cache")
         finally:
             imported.set()
-        # Triton hashes its compiler before it finds the first kernel in its cache, and keeps the result.
+        # Triton hashes its compiler before it finds the first kernel in its cache.
         with timed("the hash of Triton's files"):
-            triton_key()
+            hash_triton()
 
 
 def import_torch() -> None:

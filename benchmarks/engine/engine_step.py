@@ -8,7 +8,7 @@ nothing. Rows with a grammar run one step ahead, as on a GPU.
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -105,10 +105,10 @@ class HollowStage:
     longest = 0  # launching a large step is no wait
     adapters: AdapterBank | None = None
 
-    def work(self, tokens: int, *, pieces: bool = False) -> NoWork:
+    def work(self, tokens: int, *, pieces: bool = False, rows: int | None = None) -> NoWork:
         return NoWork()
 
-    def start_compiling(self, launches: Callable[[], object]) -> Compilation:
+    def start_compiling(self, steps: Mapping[Hashable, Callable[[], object]]) -> Compilation:
         raise AssertionError("nothing is compiled on a CPU")
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:

@@ -334,7 +334,7 @@ def fields_of(command: Command[Any]) -> dict[str, Any]:
 def command_of(verb: str, fields: Any, sender: Sender) -> Command[Any]:
     """Build a command from its name and fields. Raises if either is invalid."""
     kind = known_command(verb, sender)
-    names = [kind.wire_names.get(name, name) for name in field_types(kind)]
+    names = _names(kind)
     if type(fields) is not dict:
         raise BadInput(f"{verb}: fields must be an object, not {fields!r:.60}")
     if unknown := next((name for name in fields if name not in names), None):
@@ -381,6 +381,9 @@ def _result_of(kind: Any) -> Any:
 result_of: Callable[[Any], Any] = cache(_result_of)  # the type of a command's result
 _form: Callable[[Any], Codec] = cache(
     lambda kind: record(kind, sparse=True, forms=kind.forms, wire_names=kind.wire_names)
+)
+_names: Callable[[Any], list[str]] = cache(  # of its fields in JSON
+    lambda kind: [kind.wire_names.get(name, name) for name in field_types(kind)]
 )
 _result_form: Callable[[Any], Codec] = cache(lambda kind: codec(result_of(kind)))
 

@@ -17,7 +17,7 @@ from engine.attention.state_runs import RUN, DeviceRuns, write_runs
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.work_plan import ITEM, MERGE, AttentionWork, Chunks, plan_items
 
-PIECES = 16  # the most pieces of prompts in a graph
+PIECES = 16, 64  # the most pieces of prompts in a graph, or one for so many of its tokens if that is more
 CELLS = 3 * 2**17  # the most that their tiles read, each its own context: more takes longer than launching
 LONGEST_RUN = 64  # tokens of a piece over recurrent states: in a graph, a program has all tokens of a run
 
@@ -99,21 +99,25 @@ class GraphWork:
         *,
         packed: bool = False,
         pieces: bool = False,
+        rows: int | None = None,
     ) -> None:
-        self._tokens, limits, itemsize = tokens, gpu(device), dtype.itemsize
+        """`rows`: the most rows of one token. None: as many as tokens."""
+        limits, itemsize = gpu(device), dtype.itemsize
+        self._tokens, self._rows = tokens, tokens if rows is None else min(tokens, rows)
+        self._most_pieces = max(PIECES[0], tokens // PIECES[1])
         self._singles, self._pieces = [], []
         for spec in dict.fromkeys(specs):
             if not spec.has_keys:
                 continue
-            tile = tiles.for_tokens(spec, tokens, limits, itemsize, packed=packed)
-            most = tokens + max(tokens // 8, tile.programs // spec.kv_heads)
+            tile = tiles.for_tokens(spec, self._rows, limits, itemsize, packed=packed)
+            most = self._rows + max(self._rows // 8, tile.programs // spec.kv_heads)
             # One merge per row, of at least two pieces each. A single row is faster with idle programs:
             # they delay the next kernel, which would fetch its weights while attention reads the cache.
-            merged = most // 2 if tokens == 1 else min(tokens, most // 2)
+            merged = most // 2 if tokens == 1 else min(self._rows, most // 2)
             self._singles.append(WorkList(spec, tile, most, merged))
             if pieces:
                 tile = tiles.for_chunks(spec, tokens, tiles.LONG, limits, itemsize, packed=packed)
-                tall = tokens // tile.queries + min(tokens // 2, PIECES)
+                tall = tokens // tile.queries + min(tokens // 2, self._most_pieces)
                 most = tall + max(tall // 8, tile.programs // spec.kv_heads)
                 merged = min(tokens // tile.queries + 2, most // 2)
                 self._pieces.append(WorkList(spec, tile, most, merged))
@@ -122,8 +126,12 @@ class GraphWork:
         self.numbers = sum(each.size for each in (*self._singles, *self._pieces)) + self._runs
 
     def holds(self, lengths: np.ndarray, contexts: np.ndarray) -> bool:
-        """Whether the lists have room for these pieces of prompts, and launching them takes longer."""
-        if len(lengths) > PIECES or (self._runs and lengths.max(initial=0) > LONGEST_RUN):
+        """Whether the lists have room for a step with pieces of prompts, and launching it takes longer."""
+        longer = lengths > 1
+        lengths, contexts, rows = lengths[longer], contexts[longer], len(lengths) - int(longer.sum())
+        if rows > self._rows or len(lengths) > self._most_pieces:
+            return False
+        if self._runs and lengths.max(initial=0) > LONGEST_RUN:
             return False
         return all((-(-lengths // each.tile.queries) * contexts).sum() <= CELLS for each in self._pieces)
 
@@ -171,7 +179,7 @@ class GraphWork:
         for each in self._singles:
             if decodes:
                 mine = numbers[at : at + each.size]
-                work[each.spec] = [each.work(mine, 0 if cut else self._tokens)]
+                work[each.spec] = [each.work(mine, 0 if cut else self._rows)]
             at += each.size
         for each in self._pieces:
             work.setdefault(each.spec, []).append(each.work(numbers[at : at + each.size]))
@@ -186,4 +194,6 @@ def gpu(device: torch.device) -> tiles.GpuLimits:
     if device.type != "cuda":  # Triton's interpreter has no limits
         return tiles.GpuLimits(room=2**16, overlaps=False)
     room = driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
-    return tiles.GpuLimits(room, overlaps=torch.cuda.get_device_capability(device) >= (9, 0))
+    given = torch.cuda.get_device_properties(device)
+    hoppers = given.multi_processor_count if given.major == 9 else 0
+    return tiles.GpuLimits(room, overlaps=given.major >= 9, hoppers=hoppers)

@@ -36,7 +36,7 @@ class StepCompiler:
         missing = {kind: launches for kind, launches in steps.items() if kind not in self._compiled}
         if not missing:
             return None
-        compilation = stage.start_compiling(lambda: [launches() for launches in missing.values()])
+        compilation = stage.start_compiling(missing)
         self._compiled.update(missing)
         return compilation
 

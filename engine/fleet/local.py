@@ -67,7 +67,7 @@ def start_apart_fleet(
     pauses: tuple[float, ...] = PAUSES,
     *,
     room: float | None = None,
-    direct: bool = False,
+    direct: bool = True,
 ) -> ApartFleet:
     """The same, where the first `prefill` engines compute the prompts of the others. Each sends blocks
     through `room` GB of memory: that of its GPU if `direct` and if all GPUs reach each other's, otherwise

@@ -7,3 +7,4 @@ ONE_ROW = False  # one row of a mixture of experts in three kernels
 WITH_BIAS = False  # one row's product with a bias in a kernel of ours
 NORMED_TERMS = False  # blocks that norm their parts' terms as a chain of the parts' launches
 GELU = False  # gated feed-forwards with gelu by tanh
+FETCH = False  # contexts of few rows are read into the L2 cache before attention waits for their last token

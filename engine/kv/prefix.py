@@ -24,9 +24,14 @@ def extend_chain(
     chain: list[bytes], start: bytes, tokens: Sequence[int], block_size: int, blocks: int
 ) -> None:
     """Extend a chain in place until it has keys for `blocks` blocks of `tokens`."""
-    while len(chain) < blocks:
-        at = len(chain) * block_size
-        chain.append(extend(chain[-1] if chain else start, tokens[at : at + block_size]))
+    if (begin := len(chain)) >= blocks:
+        return
+    written = array("q", tokens[begin * block_size : blocks * block_size])
+    content, size = memoryview(written.tobytes()), written.itemsize * block_size
+    key = chain[-1] if chain else start
+    for at in range(0, (blocks - begin) * size, size):
+        key = sha256(key + content[at : at + size]).digest()
+        chain.append(key)
 
 
 def of_group(key: bytes, group: int) -> bytes:

@@ -1,10 +1,10 @@
 """The limits that each request is checked against before it is accepted."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from engine.api.errors import BadInput, BadParams, QueueFull, RequestTooLong
+from engine.api.errors import MORE_CONTEXT, BadInput, BadParams, ContextBound, QueueFull, RequestTooLong
 from engine.api.params import SamplingParams
 from engine.speculation.speculator import LACKS, WINDOWED
 
@@ -19,6 +19,15 @@ class Limits:
     stop_ids: frozenset[int] = frozenset()  # end a reply, unless it ignores them
     speculation: tuple[str, ...] = ("ngram", "suffix")  # the kinds available for this model
     windowed: bool = False  # a kv_window or kv_budget bounds what a token sees
+    longest: int | None = None  # tokens of a request if the cache had room for them; None: `context`
+    chosen: bool = False  # max_context was set
+
+    @property
+    def bound(self) -> ContextBound:
+        """What limits the context."""
+        if self.longest is not None and self.context < self.longest:
+            return "blocks"
+        return "max_context" if self.chosen else "model"
 
     def check(
         self,
@@ -32,8 +41,9 @@ class Limits:
         if (kind := params.speculate) and kind not in self.speculation:
             why = WINDOWED if kind == "draft" and self.windowed else f"{model} {LACKS[kind]}"
             raise BadParams("speculate", f"{kind} is not available: {why}")
-        biased = [token for token, _ in params.logit_bias]
-        named = {"prompt": prompt, "said": reply_prefix, "stop_ids": params.stop_ids, "logit_bias": biased}
+        named: dict[str, Collection[int]] = {"prompt": prompt, "said": reply_prefix}
+        named["stop_ids"] = params.stop_ids
+        named["logit_bias"] = [token for token, _ in params.logit_bias]
         named["allowed_token_ids"] = params.allowed_token_ids or ()
         named["logprob_token_ids"] = params.logprob_token_ids
         for field, ids in named.items():
@@ -44,11 +54,11 @@ class Limits:
         if params.beams > rows:
             raise BadParams("beams", f"{params.beams} beams need as many rows; this engine runs {rows}")
 
-    def _outside_vocab(self, model: str, tokens: Iterable[int]) -> str:
+    def _outside_vocab(self, model: str, tokens: Collection[int]) -> str:
         """A message about the first token outside the vocabulary, or ""."""
-        token = next((token for token in tokens if not 0 <= token < self.vocab), None)
-        if token is None:
+        if not tokens or (min(tokens) >= 0 and max(tokens) < self.vocab):
             return ""
+        token = next(token for token in tokens if not 0 <= token < self.vocab)
         return f"token id {token} is out of range: {model} has tokens 0 to {self.vocab - 1}"
 
     def max_len(self, model: str, prompt: int, params: SamplingParams) -> int:
@@ -59,7 +69,7 @@ class Limits:
         if prompt >= context:
             raise RequestTooLong(
                 f"{prompt:,} tokens; {model} takes {context - 1:,}. "
-                "Shorten the prompt or choose a larger model"
+                f"Shorten the prompt or {MORE_CONTEXT[self.bound]}"
             )
         if params.max_tokens is None:
             return context

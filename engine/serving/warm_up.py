@@ -4,11 +4,11 @@ On a GPU the first step of a kind compiles its kernels, and the first of a batch
 the others replay. The warm-up compiles most kernels in parallel, sends requests of its own, and captures the
 graphs of usual steps, of some batch sizes (execution/cuda/sizes.py). Others come first: when one arrives,
 ours end, and the part they belong to runs again once the engine is idle. Graphs of rarer steps are captured
-when it has nothing else to do, one at a time: a step that needs one before then captures it. Those of steps
-with pieces of prompts are only compiled then, unless there is a limit on slowdowns: there are many, and few
-prompts need the same. Of steps that wait for blocks from host memory, layer by layer, those of usual messages
-are captured: a capture takes longer than such a wait saves. Steps with adapters have graphs of their own,
-which it captures once an adapter is loaded.
+when it has nothing else to do, one at a time: a step that needs one before then captures it. First those of
+steps with pieces of prompts, each of which only its own graph holds: the first prompts of a burst would wait
+for it. Of steps that wait for blocks from host memory, layer by layer, those of usual messages are captured:
+a capture takes longer than such a wait saves. Steps with adapters have graphs of their own, which it captures
+once an adapter is loaded.
 """
 
 from collections import deque
@@ -163,20 +163,19 @@ class WarmUp:
             partial(self._measure, run),
         ]
         sizes = [size for size in piece_sizes if size < 2 * longest]
-        beside = ((0, False), (1, False), (1, True))  # decodes, and whether their contexts are split
-        pieces = [
-            StepKind(rows, size - rows, long=long, pieces=True) for size in sizes for rows, long in beside
-        ]
+        alone = [StepKind(0, size, pieces=True) for size in sizes]
+        beside = [StepKind(1, size - 1, long=long, pieces=True) for size in sizes for long in (False, True)]
+        holding = [kind for kind in beside if kind.long]  # these can hold the others
         waiting = [StepKind(0, size, pieces=True, waits=True) for size in sizes if size <= _MESSAGE]
         rare = [kind for kind in late if not kind.filtered] + [kind for kind in batches if kind.filtered]
         later = [
+            partial(self._compile, alone + beside + waiting),
+            partial(self._capture, alone + holding),
             *([partial(self._compile, late)] if late else ()),
-            partial(self._capture, rare),
-            partial(self._compile, pieces + waiting),
-            partial(self._capture, waiting),
+            partial(self._capture, rare + waiting),
         ]
         if self._engine.scheduler.pace.factor is not None:  # then most steps with prompts have pieces
-            later.append(partial(self._capture, pieces))
+            later.append(partial(self._capture, beside))
         return parts, later
 
     def _compile(self, kinds: Sequence[StepKind], beside: Sequence[StepKind] = ()) -> Iterator[None]:

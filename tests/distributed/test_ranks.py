@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -185,7 +185,7 @@ class Compiling(Stage):
         super().__init__(runner)
         self.noted = noted
 
-    def start_compiling(self, launches: Callable[[], object]) -> Any:
+    def start_compiling(self, steps: Mapping[Hashable, Callable[[], object]]) -> Any:
         self.noted.append("starts to compile")
         return self
 

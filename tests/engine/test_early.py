@@ -84,6 +84,7 @@ def test_a_start_waits_until_triton_is_imported(tmp_path: Path) -> None:
     runtime.mkdir(parents=True)
     (tmp_path / "triton" / "__init__.py").write_text("import __main__; __main__.gate.wait()")
     (runtime / "__init__.py").touch()
+    (tmp_path / "triton" / "knobs.py").write_text(f"class cache: dir = {str(tmp_path)!r}")
     (runtime / "cache.py").write_text("def triton_key(): pass\ndone = True")
     assert printed(PROGRAM, str(tmp_path)) == "True\n"
 

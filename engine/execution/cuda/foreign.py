@@ -117,7 +117,7 @@ def can_be_captured(stage: Stage, store: KVStore, model: LanguageModel, device: 
         with recorder.launching():
             return launches()
 
-    recording = Recording(recorder, launches, stage.start_compiling)
+    recording = Recording(recorder, launches, lambda: stage.start_compiling({"on trial": launches}))
     problem = why_not_captured(one_by_one, recording.run, inputs.fill, waits_refused())
     if problem:
         logger.warning("%s models run without CUDA graphs: %s", model.config.family, problem)

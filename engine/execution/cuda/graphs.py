@@ -10,7 +10,7 @@ ends with the hidden states, because few of the tokens are sampled after.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -47,7 +47,7 @@ class MetadataBuilder(Protocol):
     numbers: int  # how many int32 values
 
     def holds(self, lengths: np.ndarray, contexts: np.ndarray) -> bool:
-        """Whether these pieces of prompts fit, and a graph is faster."""
+        """Whether rows with pieces of prompts fit, by their tokens and contexts, and a graph is faster."""
 
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray, lengths: np.ndarray) -> bool:
         """Write a step's lists from columns of its rows. Whether the context of a decode is split."""
@@ -71,10 +71,14 @@ class Stage(Protocol):
     longest: int  # tokens of a step with a prompt that takes about as long to compute as to launch
     adapters: AdapterBank | None  # that its launches add, at the places in the field of this name
 
-    def work(self, tokens: int, *, pieces: bool = False) -> MetadataBuilder: ...
+    def work(self, tokens: int, *, pieces: bool = False, rows: int | None = None) -> MetadataBuilder:
+        """`rows`: the most rows of one token beside pieces of prompts."""
 
-    def start_compiling(self, launches: Callable[[], object]) -> Compilation:
-        """Run `launches` so that their kernels are compiled but not launched."""
+    def start_compiling(self, steps: Mapping[Hashable, Callable[[], object]]) -> Compilation:
+        """Run what launches steps, by their kinds, so that their kernels are compiled but not launched.
+
+        None runs whose kernels are loaded because an earlier process has noted them.
+        """
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         """[rows, vocab] for the tokens `ids`; where an id is -1, for `last_ids` of the row's slot.
@@ -177,13 +181,12 @@ class DecodeSteps:
 
         In a pipeline, a stage before the last one has its own stream instead.
         """
-        count, lengths = len(ids), rows.lengths
+        count = len(ids)
         if count > self.piece_sizes[-1]:
             return None
-        longer = lengths > 1
         size = self._captured.size_of_pieces(count)
         _, work = self._form(size, None, pieces=True)
-        if not work.holds(lengths[longer], rows.contexts[longer]):
+        if not work.holds(rows.lengths, rows.contexts):
             return None
         return self._run(each_token(rows), rows, ids, None, pieces=size, wait=wait)[0]
 
@@ -228,10 +231,11 @@ class DecodeSteps:
         """`wait`: of those that wait; without one, there are none."""
         if self._recorder is None:
             return []
-        missing = [each for _, each in self._recordings_of(kinds, wait) if not each.compiled]
+        missing = [(graph, each) for graph, each in self._recordings_of(kinds, wait) if not each.compiled]
+        launches: dict[Hashable, Callable[[], object]] = {graph: each.launches for graph, each in missing}
         with self._recorder.launching():
-            compilation = self._stage.start_compiling(lambda: [each.launches() for each in missing])
-        for recording in missing:
+            compilation = self._stage.start_compiling(launches)
+        for _, recording in missing:
             recording.compiled = True
         return [compilation, *(found for each in self._beside for found in each.start_compiling(kinds))]
 
@@ -282,7 +286,8 @@ class DecodeSteps:
         if graph not in self._recordings:
             form = self._form(graph.size, graph.flags, pieces=graph.pieces)
             launches = self._launches(*form, graph, seen, wait)
-            self._recordings[graph] = Recording(self._recorder, launches, self._stage.start_compiling)
+            compile = partial(self._stage.start_compiling, {graph: launches})
+            self._recordings[graph] = Recording(self._recorder, launches, compile)
         return self._recordings[graph]
 
     def _form(
@@ -294,10 +299,11 @@ class DecodeSteps:
         return self._forms[key]
 
     def _new_form(self, size: int, biased: bool, pieces: bool) -> tuple[StagingBuffers, MetadataBuilder]:
-        work = self._stage.work(size, pieces=pieces)
+        work = self._stage.work(size, pieces=pieces, rows=len(self._tables.grid) if pieces else None)
         fields: Fields = {"rows": ((len(self._padding), size), np.dtype(np.int64))}
-        fields["columns"] = ((len(COLUMNS), size), np.dtype(np.float64))
-        fields["asked"] = ((size,), np.dtype(np.int32))
+        if not pieces:
+            fields["columns"] = ((len(COLUMNS), size), np.dtype(np.float64))
+            fields["asked"] = ((size,), np.dtype(np.int32))
         fields["work"] = ((work.numbers,), np.dtype(np.int32))
         if self.received is not None:
             fields["observers"] = ((1 + self._observers(size), observers.FIELDS), np.dtype(np.int32))

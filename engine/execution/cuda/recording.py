@@ -57,9 +57,9 @@ class Recording:
         self,
         recorder: Recorder | None,
         launches: Callable[[], tuple[Tensor, ...]],
-        start_compiling: Callable[[Callable[[], object]], Compilation],
+        start_compiling: Callable[[], Compilation],
     ) -> None:
-        """`start_compiling`: see Stage (graphs.py)."""
+        """`start_compiling`: compiles their kernels."""
         self._recorder, self.launches, self._start_compiling = recorder, launches, start_compiling
         self.compiled = False
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -112,5 +112,5 @@ class Recording:
 
     def _compile(self) -> None:
         if not self.compiled:
-            self._start_compiling(self.launches).wait()
+            self._start_compiling().wait()
             self.compiled = True

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from hashlib import sha256
 
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from engine.execution.cuda.foreign import ForeignDecoder, can_be_captured
 from engine.execution.cuda.sampling_fields import SamplingFlags
 from engine.execution.cuda.sizes import piece_sizes
 from engine.execution.protocol import Compilation
-from engine.kernels.triton.precompile import once, start_compiling
+from engine.kernels.triton.precompile import once, start_compiling, start_steps
 from engine.kernels.triton.sampling.edits import edit, note
 from engine.kernels.triton.sampling.sample import sample
 from engine.kernels.triton.sampling.top_logprobs import top_logprobs
@@ -47,7 +48,7 @@ class GpuStage:
             self._decoder = FusedDecoder(model, store.layers, attention)
         else:
             self._decoder = ForeignDecoder(model, store.layers, attention)
-        self._attention, self._store = attention, store
+        self._model, self._attention, self._store = model, attention, store
         first = next(iter(model.parameters()))
         self._dtype, self.device = first.dtype, first.device
         self._states = states
@@ -61,13 +62,19 @@ class GpuStage:
             model.tap_buffers = {layer: states.new_zeros(most, states.shape[1]) for layer in model.taps}
             self._tapped = model
 
-    def work(self, tokens: int, *, pieces: bool = False) -> GraphWork:
+    def work(self, tokens: int, *, pieces: bool = False, rows: int | None = None) -> GraphWork:
         specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"
-        return GraphWork(specs, tokens, self._dtype, self.device, packed=packed, pieces=pieces)
+        return GraphWork(specs, tokens, self._dtype, self.device, packed=packed, pieces=pieces, rows=rows)
 
-    def start_compiling(self, launches: Callable[[], object]) -> Compilation:
+    def start_compiling(self, steps: Mapping[Hashable, Callable[[], object]]) -> Compilation:
         self.compilations += 1
-        return start_compiling(launches)
+        if not isinstance(model := self._model, Decoder):
+            return start_compiling(lambda: [launches() for launches in steps.values()])
+        parts = model.blocks[0], model.blocks[-1], model.head  # their types depend on the weights' scheme
+        types = {type(each).__name__ for part in parts for each in part.modules()}
+        made_of = repr((sorted(types), model.config, self._store.scheme, self._states is None))
+        hashed = sha256(made_of.encode()).hexdigest()
+        return start_steps({f"{hashed} {kind!r}": launches for kind, launches in steps.items()})
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: GraphMetadata) -> Tensor:
         key = (self, "logits", self._kernels(fields, metadata))

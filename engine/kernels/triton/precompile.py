@@ -7,7 +7,7 @@ the time is spent in Triton's compiler and in subprocesses, which both release t
 
 import logging
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
 from functools import cache, partial
@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction
 
 import engine.kernels.triton.launchers  # noqa: F401  threads and processes build launchers
 from engine.early import short_turns, wait_for_hash
-from engine.kernels.triton.known import KnownKernels, known_kernels
+from engine.kernels.triton.known import KnownKernels, engine_code, known_kernels
 from engine.timeline import timed
 
 log = logging.getLogger("minichat.engine")
@@ -55,8 +55,9 @@ def once(key: Hashable, make: Callable[[], T]) -> T:
 class CompilingKernels:
     """Kernels that compile on other threads. A launch waits for the one it needs."""
 
-    def __init__(self, kernels: Sequence[FutureKernel]) -> None:
-        self._kernels = kernels
+    def __init__(self, kernels: Sequence[FutureKernel], steps: Iterable[str] = ()) -> None:
+        """`steps`: the kinds of steps that need them."""
+        self._kernels, self._steps = kernels, steps
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether all are compiled, after at most `seconds`. Raises the error of one that failed."""
@@ -64,6 +65,10 @@ class CompilingKernels:
         for each in self._kernels:
             if each.future in ended:
                 each.result()
+        if not others and self._steps:
+            for known in _known:
+                known.note_steps(self._steps)
+            self._steps = ()
         return not others
 
     def failed(self) -> list[FutureKernel]:
@@ -81,14 +86,26 @@ def start_compiling(launches: Callable[[], object]) -> CompilingKernels:
 
     A kernel that does not compile raises the same error as its launch would.
     """
-    if _loading:
-        with timed("waiting for the known kernels"):  # both would only take turns, and `launches` is quicker
-            for each in _loading[:]:
-                each.join(_PATIENCE)
-        _loading.clear()
+    _wait_for_known()
     with timed("rehearsing steps"):
         # In a context of its own, where Triton's mode ends without waiting.
         return copy_context().run(_start_compiling, launches)
+
+
+def start_steps(steps: Mapping[str, Callable[[], object]]) -> CompilingKernels:
+    """The same for kinds of steps by name, except for those whose kernels the last process has noted."""
+    _wait_for_known()
+    missing = [launches for name, launches in steps.items() if not any(each.covers(name) for each in _known)]
+    found = start_compiling(lambda: [launches() for launches in missing])._kernels if missing else ()
+    return CompilingKernels(found, list(steps))
+
+
+def _wait_for_known() -> None:
+    if _loading:
+        with timed("waiting for the known kernels"):  # both would only take turns, and a step is quicker
+            for each in _loading[:]:
+                each.join(_PATIENCE)
+        _loading.clear()
 
 
 def _start_compiling(launches: Callable[[], object]) -> CompilingKernels:
@@ -101,12 +118,14 @@ def _start_compiling(launches: Callable[[], object]) -> CompilingKernels:
     return CompilingKernels(mode.kernels)
 
 
-def load_ahead(*configuration: Hashable) -> None:
+def load_ahead(*configuration: Hashable, alone: bool = False) -> None:
     """Load the kernels that the last process of this configuration used, on other threads.
 
-    From now on, note those that this process uses.
+    From now on, note those that this process uses. `alone`: no other process needs the kernels at the same
+    time, so a step may still find one that is missing.
     """
-    _known[:] = [known_kernels(*configuration)]
+    first = alone and not _known  # others miss what the first engine has compiled
+    _known[:] = [known_kernels(*configuration, code=engine_code() if first else "")]
     # Here, since two threads must not create the driver, nor import modules in different orders.
     device = driver.active.get_current_device()
     _known[0].import_modules()
@@ -119,7 +138,7 @@ def _load(kernels: KnownKernels, device: int) -> None:
         driver.active.set_current_device(device)
         with timed("the known kernels"):
             failed = copy_context().run(_start_compiling, kernels.preload).failed()
-            kernels.forget(failed, device)
+            kernels.loaded(failed, device)
         for each in failed:
             log.debug("a kernel was not loaded ahead: %s", each.future.exception())
     except Exception:
@@ -181,6 +200,8 @@ def _finalized(finalize: Callable[[Any], None], kernel: Any) -> None:
             finalize(kernel)
         except Exception as error:  # of the hook: Triton writes most kernels as text, but not all
             log.debug("a kernel was not noted: %s", error)
+            for each in _known:
+                each.leave_out_steps()
         finally:
             knobs.runtime.jit_post_compile_hook = usual
 

@@ -91,9 +91,9 @@ class Transcript(ScrollView, can_focus=True):
             self._greeting = greeting
             self.refresh()
 
-    def offer_retries(self, on: bool) -> None:
-        """Set whether failed replies offer a retry."""
-        if self._view.offer_retries(on):
+    def offer_retries(self, words: str) -> None:
+        """Set how failed replies offer a retry; empty: not at all."""
+        if self._view.offer_retries(words):
             self._window.stay(self._window.top)
 
     def prepend(self, messages: Sequence[Message]) -> None:

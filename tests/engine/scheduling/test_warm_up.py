@@ -52,12 +52,11 @@ USUAL, FILTERED = (
 EARLY = [kind for kind in USUAL if kind.long]
 LATE = [kind for kind in USUAL if not kind.long]  # those can hold these steps
 FULL = [StepKind(1, tokens - 1, long=True, pieces=True) for tokens in (64, 256)]
-PIECES = [
-    StepKind(rows, size - rows, long=long, pieces=True)
-    for size in (16, 32, 48, 64, 80, 96, 112)
-    for rows, long in ((0, False), (1, False), (1, True))
-]  # with 64 tokens in a step
-WAITING = [StepKind(0, size, pieces=True, waits=True) for size in (16, 32, 48, 64, 80, 96, 112)]
+PIECES = (16, 32, 48, 64, 80, 96, 112)  # with 64 tokens in a step
+PROMPTS = [StepKind(0, size, pieces=True) for size in PIECES]
+BESIDE = [StepKind(1, size - 1, long=long, pieces=True) for size in PIECES for long in (False, True)]
+HOLDING = [*PROMPTS, *(kind for kind in BESIDE if kind.long)]  # those can hold the others
+WAITING = [StepKind(0, size, pieces=True, waits=True) for size in PIECES]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -76,7 +75,7 @@ def test_long_prompts_run_and_usual_graphs_are_captured_before_requests(depth: i
     assert any(step.single == len(step.rows) for step in steps[:first]), "captures need a step that ran"
 
 
-@pytest.mark.parametrize(("factor", "rarer"), [(None, []), (1.5, PIECES)])
+@pytest.mark.parametrize(("factor", "rarer"), [(None, []), (1.5, BESIDE)])
 def test_an_idle_engine_captures_graphs_of_rarer_steps_one_at_a_time(
     factor: float | None, rarer: list[StepKind]
 ) -> None:
@@ -90,8 +89,8 @@ def test_an_idle_engine_captures_graphs_of_rarer_steps_one_at_a_time(
         assert warm_up.share == 1
         warm_up.step()
         counts.append(len(captured))
-    assert [kind for _, kind in captured] == FULL[:1] + EARLY + LATE + FILTERED + WAITING + rarer
-    assert {*engine.runner.compiled} >= {*PIECES, *WAITING}
+    assert [kind for _, kind in captured] == FULL[:1] + EARLY + HOLDING + LATE + FILTERED + WAITING + rarer
+    assert {*engine.runner.compiled} >= {*PROMPTS, *BESIDE, *WAITING}
     assert max(after - before for before, after in pairwise(counts)) == 1
     assert len(engine.runner.steps) == steps
 
@@ -150,7 +149,7 @@ def test_requests_come_before_graphs_of_rarer_steps() -> None:
     cached = engine.snapshot().blocks.cached
     while not warm_up.over:
         warm_up.step()
-    assert {kind for _, kind in captured} == {FULL[0], *USUAL, *FILTERED, *WAITING}
+    assert {kind for _, kind in captured} == {FULL[0], *HOLDING, *USUAL, *FILTERED, *WAITING}
     assert engine.snapshot().blocks.cached == cached
     assert engine.meters.finished == 1
 

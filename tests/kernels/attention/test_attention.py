@@ -185,20 +185,24 @@ def test_work_lists_with_pieces_of_prompts_give_the_same(
     singles=st.integers(0, 40),
     group=st.sampled_from((1, 4, 7, 40)),
     old=st.integers(0, 5000),
+    rows=st.sampled_from((None, 8, 32)),
 )
-def test_the_lists_of_a_graph_have_room(lengths: list[int], singles: int, group: int, old: int) -> None:
+def test_the_lists_of_a_graph_have_room(
+    lengths: list[int], singles: int, group: int, old: int, rows: int | None
+) -> None:
     """Each query sees the keys up to its own once, whatever pieces there are, if the graph holds them."""
-    from engine.attention.graph_work import CELLS, PIECES, GraphWork
+    from engine.attention.graph_work import CELLS, GraphWork
     from engine.kernels.triton.attention.work_plan import ITEM
 
     spec = LayerSpec(heads=2 * group, kv_heads=2, key_dim=64, value_dim=64, scale=0.125)
     counts = np.array([1] * singles + lengths)
     contexts = (counts + old).astype(np.int32)
     tokens = int(counts.sum())
-    work = GraphWork([spec], tokens, torch.float16, CPU, pieces=True)
+    work = GraphWork([spec], tokens, torch.float16, CPU, pieces=True, rows=rows)
     longer = counts > 1
-    if not work.holds(counts[longer], contexts[longer]):
-        assert len(lengths) > PIECES or counts[longer] @ contexts[longer] > CELLS
+    if not work.holds(counts, contexts):
+        most = len(lengths) > 16 or singles > (rows or tokens)
+        assert most or counts[longer] @ contexts[longer] > CELLS
         return
     numbers = np.full(work.numbers, 99, np.int32)
     cut = work.fill(numbers, np.arange(len(counts)), contexts, counts)
@@ -211,6 +215,19 @@ def test_the_lists_of_a_graph_have_room(lengths: list[int], singles: int, group:
             read[token : token + queries] += np.maximum(0, seen)
     own = [np.arange(end - count, end) + 1 for count, end in zip(counts, contexts, strict=True)]
     assert np.array_equal(read, np.concatenate(own))
+
+
+def test_a_large_graph_holds_many_prompts_and_no_programs_for_more_decodes_than_rows() -> None:
+    from engine.attention.graph_work import GraphWork
+
+    spec = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=0.1)
+    work = GraphWork([spec], 4096, torch.float16, CPU, pieces=True, rows=256)
+    for decodes, prompts, held in ((256, 64, True), (257, 64, False), (256, 65, False)):
+        counts = np.array([1] * decodes + [60] * prompts)
+        assert work.holds(counts, counts) is held
+    given = torch.empty(work.numbers), torch.empty(0), torch.empty(0), torch.empty(0)
+    singles, _ = work.metadata(*given, cut=True, decodes=True).work[spec]
+    assert 256 <= len(singles.items) < 300
 
 
 def test_nan_in_a_token_stays_in_its_row(kernels: Interpreted) -> None:

@@ -146,20 +146,31 @@ def launched(rows: int, products: int, config: DecoderConfig = QWEN) -> StepAdap
         return LaunchedAdapters(table, torch.empty(rows, dtype=torch.int64))
 
 
+@pytest.fixture(params=[True, False], ids=["one launch", "two"])
+def one_launch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a product of a few rows is in one launch with all that adapters add to it."""
+    monkeypatch.setattr("engine.models.adapters.launched.ONE_LAUNCH", request.param)
+    return bool(request.param)
+
+
 @pytest.mark.parametrize("products", [1, 4])
 @pytest.mark.parametrize("rows", [1, 8, 64])
-def test_adapters_by_kernels_are_added_around_products_in_the_chain(rows: int, products: int) -> None:
+def test_adapters_by_kernels_are_added_around_products_in_the_chain(
+    rows: int, products: int, *, one_launch: bool
+) -> None:
     """And only around products that an adapter has. Each kernel starts early."""
     found = run_changed(rows, lambda *_: None, adapters=launched(rows, products))
     layers, joined = len(QWEN.layers), rows <= 8  # a few rows are multiplied in one launch
+    whole = joined and one_launch
+    first = "_gemm_with_terms" if whole else "_skinny_gemm_shrink" if joined else "_shrink"
     assert found.fused.plain == {}
-    assert found.names.count("_skinny_gemm_shrink" if joined else "_shrink") == products * layers
-    assert found.names.count("_expand_swiglu") == (layers if products == 4 else 0)
+    assert found.names.count(first) == products * layers
+    assert found.names.count("_expand_swiglu") == (layers if products == 4 and not whole else 0)
     assert all(map(starts_early, (line for line in found.record.lines if line.startswith("_"))))
-    shrinks = [at for at, name in enumerate(found.names) if name.endswith("_shrink")]
-    ends = [found.names[at + (1 if joined else 2)] for at in shrinks]  # else the product is in between
+    firsts = [at for at, name in enumerate(found.names) if name == first]
+    ends = [found.names[at + (1 if joined else 2)] for at in firsts]  # else the product is in between
     readers = (
-        ["_rope_and_cache", "_norm", "_expand_swiglu", "_norm"]
+        ["_rope_and_cache", "_norm", "_swiglu" if whole else "_expand_swiglu", "_norm"]
         if joined
         else ["_expand"] * 2 + ["_expand_swiglu", "_expand"]
     )
@@ -167,11 +178,13 @@ def test_adapters_by_kernels_are_added_around_products_in_the_chain(rows: int, p
 
 
 @pytest.mark.parametrize("rows", [2, 8])
-def test_adapters_of_few_rows_take_no_launch_of_their_own(rows: int) -> None:
-    """The kernels that read the products add to them: with large weights, none of these is fused without."""
+def test_adapters_of_few_rows_take_no_launch_of_their_own(rows: int, *, one_launch: bool) -> None:
+    """With large weights, none of these products is fused without adapters."""
     usual = run_changed(rows, lambda *_: None, LLAMA)
     found = run_changed(rows, lambda *_: None, LLAMA, launched(rows, 4, LLAMA))
     same = {"_skinny_gemm_shrink": "_skinny_gemm", "_expand_swiglu": "_swiglu"}
+    if one_launch:
+        same = {"_gemm_with_terms": "_skinny_gemm"}
     assert [same.get(name, name) for name in found.names] == usual.names
 
 

@@ -19,6 +19,12 @@ from engine.devices import begin_products
 from tests.waiting import LIMIT, becomes
 
 
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No hash of an earlier start."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
 class Driver:
     """Counts the calls of CUDA's driver."""
 

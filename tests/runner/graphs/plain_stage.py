@@ -1,6 +1,6 @@
 """The stage of a graph on a CPU: the model's own forward, from the numbers in the staging buffers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -37,7 +37,7 @@ class Lists:
         return 2 * self.tokens
 
     def holds(self, lengths: np.ndarray, contexts: np.ndarray) -> bool:
-        return self.most is None or len(lengths) <= self.most
+        return self.most is None or (lengths > 1).sum() <= self.most
 
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray, lengths: np.ndarray) -> bool:
         numbers[:] = 0
@@ -74,10 +74,10 @@ class PlainStage:
         self.flags: list[SamplingFlags] = []  # of each call of `sample`
         self.mirror = torch.empty(0)
 
-    def work(self, tokens: int, *, pieces: bool = False) -> Lists:
+    def work(self, tokens: int, *, pieces: bool = False, rows: int | None = None) -> Lists:
         return Lists(tokens, self.most)
 
-    def start_compiling(self, launches: Callable[[], object]) -> Compilation:
+    def start_compiling(self, steps: Mapping[Hashable, Callable[[], object]]) -> Compilation:
         raise AssertionError("no kernel is compiled on a CPU")
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:

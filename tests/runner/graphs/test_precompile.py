@@ -1,6 +1,6 @@
 """The first step of each kind outside of graphs is rehearsed. No GPU is needed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,13 @@ class Stage:
         self.rehearsed: list[int] = []
         self.problem = ""
 
-    def start_compiling(self, launches: Callable[[], object]) -> "Done":
+    def start_compiling(self, steps: Mapping[Hashable, Callable[[], object]]) -> "Done":
         self.compilations += 1
         if self.problem:
             raise RuntimeError(self.problem)
         before = len(self.forwards)
-        launches()
+        for launches in steps.values():
+            launches()
         self.rehearsed += self.forwards[before:]
         del self.forwards[before:]
         return Done()
@@ -223,9 +224,9 @@ def test_a_rehearsal_changes_no_state(llama: Path, monkeypatch: pytest.MonkeyPat
     asked: list[str] = []
 
     class Rehearsing(GpuStage):
-        def start_compiling(self, launches: Callable[[], object]) -> Compilation:
+        def start_compiling(self, steps: Mapping[Hashable, Callable[[], object]]) -> Compilation:
             before = [each.clone() for each in state(runner)]
-            super().start_compiling(launches)
+            super().start_compiling(steps)
             assert all(map(torch.equal, before, state(runner)))
             raise RuntimeError("nothing has changed")
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Event, Thread
 
 import pytest
@@ -79,7 +80,8 @@ def test_a_launch_is_not_captured_into_the_graph_of_another_engine(current_strea
     assert recorders[0].alone is recorders[1].alone
     for each in recorders:
         each.alone = lock  # type: ignore[assignment]
-    one, other = Recording(recorders[0], recorded, at_once), Recording(recorders[1], beside, at_once)
+    one = Recording(recorders[0], recorded, partial(at_once, recorded))
+    other = Recording(recorders[1], beside, partial(at_once, beside))
     one.run()  # the first run is not captured
 
     def run_other() -> None:
@@ -101,7 +103,7 @@ def test_later_work_waits_for_a_step_that_failed(current_stream: Stream) -> None
         raise torch.OutOfMemoryError("no memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        Recording(recorder, launches, lambda launches: Done()).run()
+        Recording(recorder, launches, Done).run()
     assert recorder.stream.waited == [current_stream]
     assert current_stream.waited == [recorder.stream]
 
@@ -116,7 +118,7 @@ def test_launches_are_compiled_once(current_stream: Stream, full: bool) -> None:
         seen.append("launched")
         return ()
 
-    def compiles(launches: Callable[[], object]) -> Done:
+    def compiles() -> Done:
         seen.append("compiled")
         return Done()
 
@@ -134,7 +136,7 @@ def test_only_the_first_of_all_launches_is_not_captured(current_stream: Stream) 
         return ()
 
     for _ in range(3):
-        recording = Recording(recorder, launches, lambda launches: Done())
+        recording = Recording(recorder, launches, Done)
         for _ in range(3):
             recording.run()
         assert recorder.captures == len(captured), "replays are none, also the first run of all counts"
@@ -142,7 +144,7 @@ def test_only_the_first_of_all_launches_is_not_captured(current_stream: Stream) 
 
 
 def test_a_step_that_does_not_compile_is_not_captured(current_stream: Stream) -> None:
-    def fails(launches: Callable[[], object]) -> Done:
+    def fails() -> Done:
         raise RuntimeError("it does not compile")
 
     def launches() -> tuple[()]:
@@ -161,7 +163,7 @@ def test_a_capture_before_the_first_run_launches_nothing(current_stream: Stream)
         launched.append(Graph.open > 0)
         return ()
 
-    recordings = [Recording(recorder, launches, lambda launches: Done()) for _ in range(2)]
+    recordings = [Recording(recorder, launches, Done) for _ in range(2)]
     recordings[0].capture()
     assert not launched, "libraries have no workspaces before a step has run"
     recordings[0].run()

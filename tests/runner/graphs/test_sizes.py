@@ -110,3 +110,24 @@ def test_a_reply_is_the_same_in_a_larger_graph(llama: Path) -> None:
         while not warm_up.over:
             warm_up.step()
     assert steps.captures > before
+
+
+@pytest.mark.cuda
+def test_many_prompts_run_in_one_graph_beside_replies(llama: Path) -> None:
+    engine = engine_on(llama, device="cuda", depth=1, prefix_cache=False, max_running=64, blocks=512)
+    params = GREEDY.changed(max_tokens=8)
+    ask(engine, [1, 60, 70, 80], params)
+    drain(engine)  # the first graph of all runs without being captured
+    prompts = [[1, *(60 + (at * more) % 40 for at in range(60 + more))] for more in range(1, 61)]
+    outputs = [ask(engine, prompt, params)[1] for prompt in prompts[:20]]
+    for _ in range(3):
+        engine.step()
+    outputs += [ask(engine, prompt, params)[1] for prompt in prompts[20:]]
+    drain(engine)
+    assert isinstance(engine.runner, ModelRunner)
+    steps = engine.runner._steps
+    assert steps is not None
+    graphs = {graph: each for graph, each in steps._recordings.items() if graph.pieces and graph.size > 1024}
+    assert {graph.decodes for graph, each in graphs.items() if each._graph} == {False, True}
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.reply == alone(llama, prompt, params).reply

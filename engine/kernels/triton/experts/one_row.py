@@ -1,9 +1,8 @@
 """One row of a mixture of experts in three kernels, without one for the choice of experts.
 
 The first norms the row and multiplies it with the router. The other two choose experts themselves, each
-program again: an expert's rank is the number of experts with a higher score. The product of gate and up may
-begin with an expert that serves all rows, behind the chosen ones, and that of `down` adds all up, in order,
-to the residual stream.
+program again (choice.py). The product of gate and up may begin with an expert that serves all rows, behind
+the chosen ones, and that of `down` adds all up, in order, to the residual stream.
 
 The kernel of `down` reads the scores and the weights of its first output before it waits. The scores are two
 kernels old, and the kernel between lets it start only after its own wait for them.
@@ -18,12 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.triton.experts.choice import score, scored, taken
 from engine.kernels.triton.experts.gemm import Gate, activated
 from engine.kernels.triton.experts.route import Routing
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import norm_scaled
 
-MOST_RANKED = 128  # experts whose scores a program compares in pairs
+MOST_RANKED = 128  # experts from which a program chooses
 MOST_HELD = 16384  # numbers of weights that a program holds at once
 PROGRAMS = 528  # of both products: four on each SM of a Hopper
 
@@ -48,8 +48,9 @@ class Scores:
     def constants(self) -> dict[str, int | float | bool]:
         experts, how = len(self.logits), self.how
         return {
-            "EXPERTS": experts, "PADDED": power(experts), "CHOSEN": how.chosen, "SIGMOID": how.sigmoid,
-            "CHOICE_BIAS": self.choice_bias is not None, "NORMALIZED": how.normalized, "SCALING": how.scaling,
+            "EXPERTS": experts, "PIECES": triton.cdiv(experts, 32), "CHOSEN": how.chosen,
+            "SIGMOID": how.sigmoid, "CHOICE_BIAS": self.choice_bias is not None,
+            "NORMALIZED": how.normalized, "SCALING": how.scaling,
         }  # fmt: skip
 
 
@@ -93,33 +94,6 @@ def norm_router(
 
 
 @triton.jit
-def _ranked(
-    logits, choice_bias, EXPERTS: tl.constexpr, PADDED: tl.constexpr, CHOSEN: tl.constexpr,
-    SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr, SCALING: tl.constexpr,
-):  # fmt: skip
-    """Each expert's rank and weight. Of equal scores, the first is chosen."""
-    expert = tl.arange(0, PADDED)
-    there = expert < EXPERTS
-    # Volatile: past the L1 cache, and once. It would be loaded again for each layout of the comparison.
-    logit = tl.load(logits + expert, mask=there, other=float("-inf"), volatile=True)
-    if SIGMOID:
-        score = tl.sigmoid(logit)
-    else:
-        powers = tl.exp(logit - tl.max(logit, 0))
-        score = powers / tl.sum(powers, 0)
-    choice = score
-    if CHOICE_BIAS:
-        choice += tl.load(choice_bias + expert, mask=there, other=0.0)
-    choice = tl.where(there, choice, float("-inf"))
-    ahead = choice[:, None] > choice[None, :]
-    ahead |= (choice[:, None] == choice[None, :]) & (expert[:, None] < expert[None, :])
-    rank = tl.sum(ahead.to(tl.int32), 0)  # within each thread, as it has whole columns
-    if NORMALIZED:
-        score = score / (tl.sum(tl.where(rank < CHOSEN, score, 0.0), 0) + 1e-20)
-    return rank, score * SCALING
-
-
-@triton.jit
 def _row(weight, at, there):
     return tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
 
@@ -130,7 +104,7 @@ def _routed_gate_up(
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
     SHARED: tl.constexpr, TURNS: tl.constexpr, STEP: tl.constexpr, UP: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr, BIASED: tl.constexpr, COUNTS: tl.constexpr, PLACES: tl.constexpr,
-    EXPERTS: tl.constexpr, PADDED: tl.constexpr, CHOSEN: tl.constexpr, SIGMOID: tl.constexpr,
+    EXPERTS: tl.constexpr, PIECES: tl.constexpr, CHOSEN: tl.constexpr, SIGMOID: tl.constexpr,
     CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr, SCALING: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -141,11 +115,11 @@ def _routed_gate_up(
     dtype = out.dtype.element_ty
     ALL: tl.constexpr = 2 * OUTPUTS if UP > 0 else OUTPUTS
     if slot < CHOSEN:
-        rank, _ = _ranked(
-            logits, choice_bias, EXPERTS, PADDED, CHOSEN, SIGMOID, CHOICE_BIAS, NORMALIZED, SCALING
-        )
-        expert = tl.sum(tl.where(rank == slot, tl.arange(0, PADDED), 0), 0)
-        expert = tl.minimum(expert, EXPERTS - 1)  # scores may be NaN
+        keys, _, _ = scored(logits, choice_bias, EXPERTS, PIECES, SIGMOID, CHOICE_BIAS)
+        expert = slot
+        for nth in tl.static_range(CHOSEN):
+            found, keys = taken(keys, PIECES)
+            expert = tl.where(slot == nth, found, expert)
         begin = 0
         count = OUTPUTS
         own = weight + expert.to(tl.int64) * (ALL * INPUTS)
@@ -249,21 +223,24 @@ def _routed_down(
     out, act, weight, bias, shared, logits, choice_bias, residual,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
     SHARED: tl.constexpr, SHARED_PAD: tl.constexpr, TURNS: tl.constexpr, SLOTS: tl.constexpr,
-    BIASED: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr, CHOSEN: tl.constexpr,
+    BIASED: tl.constexpr, EXPERTS: tl.constexpr, PIECES: tl.constexpr, CHOSEN: tl.constexpr,
     SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr, SCALING: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    rank, by_expert = _ranked(
-        logits, choice_bias, EXPERTS, PADDED, CHOSEN, SIGMOID, CHOICE_BIAS, NORMALIZED, SCALING
-    )
     slot = tl.arange(0, SLOTS)
     used = slot < CHOSEN
-    own = rank[None, :] == slot[:, None]
-    expert = tl.sum(tl.where(own, tl.arange(0, PADDED)[None, :], 0), 1)
-    expert = tl.minimum(expert, EXPERTS - 1)  # scores may be NaN
-    share = tl.sum(tl.where(own & used[:, None], by_expert[None, :], 0.0), 1)
+    keys, highest, total = scored(logits, choice_bias, EXPERTS, PIECES, SIGMOID, CHOICE_BIAS)
+    expert = tl.zeros([SLOTS], tl.int32)
+    for nth in tl.static_range(CHOSEN):
+        found, keys = taken(keys, PIECES)
+        expert = tl.where(slot == nth, found, expert)
+    logit = tl.load(logits + expert, mask=used, other=float("-inf"), volatile=True)
+    share = tl.where(used, score(logit, highest, total, SIGMOID), 0.0)
+    if NORMALIZED:
+        share = share / (tl.sum(share, 0) + 1e-20)
+    share *= SCALING
     of_slots = expert.to(tl.int64) * (OUTPUTS * INPUTS)
     begin = tl.program_id(0) * TURNS
     at = tl.arange(0, FIRST)

@@ -242,13 +242,12 @@ def gemv(
 
 @triton.jit
 def multiplied_rows(
-    out, x, weight, weight_scale, x_scale, rows, tile,
+    out, x, weight, weight_scale, x_scale, rows, tile, part,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     TURN: tl.constexpr, SCALED: tl.constexpr, ROUNDED: tl.constexpr, SHORT: tl.constexpr,
     PARTS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The tile of a program, and of its part of the inputs."""
-    part = tl.program_id(1)
+    """A tile, of a part of the inputs."""
     # Programs that read the same weights with other rows are adjacent.
     output = tile // TILES * COLUMNS + tl.arange(0, COLUMNS)
     there = output < OUTPUTS
@@ -289,8 +288,8 @@ def _skinny_gemm(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     multiplied_rows(
-        out, x, weight, weight_scale, x_scale, rows, tl.program_id(0), OUTPUTS, INPUTS, ROWS, COLUMNS, TURN,
-        SCALED, ROUNDED, SHORT, PARTS, TILES, STAGES, PDL,
+        out, x, weight, weight_scale, x_scale, rows, tl.program_id(0), tl.program_id(1),
+        OUTPUTS, INPUTS, ROWS, COLUMNS, TURN, SCALED, ROUNDED, SHORT, PARTS, TILES, STAGES, PDL,
     )  # fmt: skip
 
 
