@@ -4,7 +4,7 @@ import secrets
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -55,7 +55,7 @@ from engine.models.base import LanguageModel
 from engine.models.checkpoint import shards
 from engine.models.decoder import Decoder
 from engine.models.find import Progress
-from engine.models.identity import files_hash, files_stamp, model_identity
+from engine.models.identity import begin_hash, model_identity
 from engine.models.layers.collective import Collective
 from engine.models.registry import check_stages, load_model
 from engine.scheduling.policy import Policy
@@ -119,7 +119,7 @@ def _assembled(
     team: Team | None,
 ) -> Engine:
     """`team`: the other ranks that share the model, or None."""
-    hashed = _hashing(config, place)
+    hashed = begin_hash(config, place)
     policy = choose_policy(config.policy, config.latency_target)
     if team is not None:
         team.prepare(pick(config.device))
@@ -313,20 +313,6 @@ def _load(
     if on_cpu and dummy:  # there was no file to take the size from before
         _use_threads(config, sum(each.nbytes for each in chain(model.parameters(), model.buffers())))
     return model
-
-
-def _hashing(config: EngineConfig, place: ModelPlace) -> Future[bytes] | None:
-    """Start to hash the model's files, which name its blocks for other engines. None: there are none."""
-    if config.kv_disk is None and config.exchange is None:
-        return None
-    thread = ThreadPoolExecutor(1, "hash")
-    try:
-        if config.kv_disk is None:  # the others are on this machine, and run now
-            return thread.submit(files_stamp, place.folder, weights=not config.dummy_weights)
-        memo = DiskRoom.parse(config.kv_disk).folder / "hashes.json"
-        return thread.submit(files_hash, place.folder, weights=not config.dummy_weights, memo=memo)
-    finally:
-        thread.shutdown(wait=False)
 
 
 def _disk(config: EngineConfig, room: CacheBudget, store: KVStore, rank: int) -> Iterator[Tier]:

@@ -30,6 +30,7 @@ from engine.distributed.stage_loop import StageLoop
 from engine.distributed.stages import PipelineLink, stage_of
 from engine.models.find import find_model
 from engine.scheduling.step_bytes import Bounds
+from engine.timeline import timed
 
 if TYPE_CHECKING:  # imports Triton, which is only installed with a GPU
     from engine.distributed.peers import PeerCollective
@@ -60,20 +61,25 @@ def _loop(rank: int, link: RankLink, start: dict[str, Any], given: dict[str, Any
         own = replace(config, device=given["device"])
     device, stages = pick(own.device), None
     gpus = visible_gpus() if start["gpus"] else ()
-    link.send({"hello": identity(config, place, gpus) | kind_of(device) | {"pid": str(os.getpid())}})
+    with timed("what all ranks must have in common"):
+        own_identity = identity(config, place, gpus) | kind_of(device)
+    link.send({"hello": own_identity | {"pid": str(os.getpid())}})
     config, ring = own, _reader(given)
     if config.pp > 1:
         stages = PipelineLink(rank, config, device, start["meeting"])
-    sums = _collective(rank, config, device, given, grouped=start["grouped"])
+    with timed("memory for exchanges"):
+        sums = _collective(rank, config, device, given, grouped=start["grouped"])
     peers = sums if not isinstance(sums, SharedMemoryCollective | GroupCollective) else None
     if peers is not None:
         link.send({"handle": peers.handle()})
     loaded = load_share(config, place, sums, stage=stage_of(rank, config))
     if peers is not None:
-        peers.connect(_received(link)["handles"])
+        with timed("connecting the ranks' memory"):
+            peers.connect(_received(link)["handles"])
     budget = loaded.budget
     link.send({"nbytes": budget.nbytes, "host_nbytes": budget.host_nbytes, "layers": len(budget.specs)})
-    agreed = _received(link)
+    with timed("waiting for the other ranks' weights"):
+        agreed = _received(link)
     budget = replace(budget, nbytes=agreed["nbytes"], host_nbytes=agreed["host_nbytes"])
     stop_ids = frozenset(agreed["stop_ids"])
     built = build_runner(replace(loaded, budget=budget), stop_ids, rank=rank, link=stages)

@@ -86,11 +86,12 @@ def needs_group(config: EngineConfig) -> bool:
 
 def team_of(config: EngineConfig, place: ModelPlace, started: StartedRanks | None) -> "Team":
     """The team of an engine. `started`: the processes of this machine's ranks."""
-    gpus = gpus_of_ranks(config)
+    with timed("the ranks' GPUs"):
+        gpus, grouped = gpus_of_ranks(config), needs_group(config)
     if started is not None and started.on_gpus is not bool(gpus):  # torch does not find the driver's GPUs
         started.end()
         started = StartedRanks(RankCount.of(config), [[each.uuid for each in some] for some in gpus])
-    return Team(config, place, started, gpus, grouped=needs_group(config))
+    return Team(config, place, started, gpus, grouped=grouped)
 
 
 class Team:
@@ -153,10 +154,11 @@ class Team:
                 self.check_identities()
             self.sums.connect()
         elif isinstance(self.sums, SharedMemoryCollective) and self._config.tp > 1 and device.type == "cuda":
-            # Imports Triton, which is only installed with a GPU.
-            from engine.distributed.peers import PeerCollective
+            with timed("memory for exchanges"):
+                # Imports Triton, which is only installed with a GPU.
+                from engine.distributed.peers import PeerCollective
 
-            self.sums = self._peers = PeerCollective(self.sums, device)
+                self.sums = self._peers = PeerCollective(self.sums, device)
 
     def check_identities(self) -> None:
         """Wait until every rank has started. Raises if one differs from this process, or has other GPUs."""

@@ -26,6 +26,7 @@ class StepCompiler:
 
     def __init__(self) -> None:
         self._compiled: set[Hashable] = set()
+        self._begun = False
 
     def compile(self, stage: Stage, kind: Hashable, launches: Callable[..., object], *given: Any) -> None:
         if compilation := self.start(stage, {kind: partial(launches, *given)}):
@@ -45,8 +46,9 @@ class StepCompiler:
 
         `start`: see Runner. `pieces`: the numbers of tokens of graphs with pieces of prompts.
         """
-        if self._compiled:
+        if self._begun or self._compiled:
             return
+        self._begun = True
         prompt = len(step.ids) - step.single
         kinds = [StepKind(0, prompt), StepKind(0, prompt, pieces=True)] if prompt else []
         kinds = [kind for kind in kinds if not kind.pieces or prompt <= max(pieces, default=0)]
@@ -59,6 +61,7 @@ class StepCompiler:
     def forget(self) -> None:
         """A weight or product has been replaced."""
         self._compiled.clear()
+        self._begun = False
 
 
 def kind_of(

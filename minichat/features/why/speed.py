@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from engine.api.snapshot import Snapshot, Speeds, StepSplit, StepTimes
+from minichat.ui.monitor.figures import duration
 
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a weight
 _HOST = 0.5  # the share of a step above which the host is the bottleneck
@@ -130,6 +131,8 @@ def _sentence(
                 f"Limited by the pipeline: its {len(bubbles)} stages have nothing to do for {mean:.0%} of "
                 f"the time with {chats}; more concurrent chats keep them busy."
             )
+    if alone := _faster_alone(shot, memory):
+        return alone
     if shot.joining >= _HELD:
         return (
             f"Limited by the exchanges of {len(shot.ranks)} ranks: these take {shot.joining:.0%} of a step, "
@@ -154,6 +157,21 @@ def _sentence(
     return (
         f"Limited by small operations: neither memory ({memory.share:.0%}) nor arithmetic "
         f"({arithmetic.share:.0%}) is near its limit; a {what} does not fill the device."
+    )
+
+
+def _faster_alone(shot: Snapshot, memory: Use) -> str:
+    """Whether one device would read what the other ranks do in less time than the exchanges take."""
+    ranks = len(shot.ranks)
+    if ranks < 2 or shot.bubbles or shot.rates.prefill > shot.rates.decode:
+        return ""
+    exchanges = shot.joining * shot.step_times.total
+    alone = (ranks - 1) * memory.amount / memory.most
+    if exchanges <= alone:
+        return ""
+    return (
+        f"Limited by the exchanges of {ranks} ranks: these take {duration(exchanges)} of a step, and one "
+        f"device would read what the others do in {duration(alone)}; if all fits there, that is faster."
     )
 
 

@@ -72,6 +72,11 @@ def test_stages_without_work_are_the_reason(bubbles: tuple[float, ...], sentence
             "one; fewer ranks may be faster.",
         ),
         (
+            (0.9, 0.9),
+            "Limited by the exchanges of 2 ranks: these take 11 ms of a step, and one device would read what "
+            "the others do in 10 ms; if all fits there, that is faster.",
+        ),
+        (
             (0.1, 0.2),
             "Memory-bound (weights): 1 row uses 81% of the memory bandwidth; "
             "up to about 20 concurrent chats cost almost nothing.",
