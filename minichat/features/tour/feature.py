@@ -24,7 +24,7 @@ class Tour:
     """The pages. Each explains what to look at and waits; then it plays, as often as the user wants."""
 
     def __init__(self, context: Context) -> None:
-        self._context, self._panel = context, TourPanel(self.turn_page, self.play, self.leave)
+        self._context, self._panel = context, TourPanel(self.turn_page, self.play, self.leave, self._arranged)
         self._guide = Guide(context, self._say, self._panel.focus)
         self._place = 0
         self._results = [""] * len(PAGES)  # the result of each page
@@ -33,6 +33,7 @@ class Tour:
         self._task: asyncio.Task[None] | None = None
         context.chats.first_ever = False  # the panel is the introduction
         context.workspace.shows_greeting = False
+        context.signals.arranged.connect(self._arranged)
         begin(context.app, self._begin)
 
     async def _begin(self) -> None:
@@ -95,6 +96,10 @@ class Tour:
         self._show()
 
     # Display
+
+    def _arranged(self) -> None:
+        """The monitor may be shown or hidden."""
+        self._context.app.call_after_refresh(self._show)
 
     def _show(self) -> None:
         page, sentence = PAGES[self._place], self._results[self._place]
