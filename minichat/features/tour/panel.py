@@ -12,7 +12,6 @@ from textual.widget import Widget
 
 from minichat.ui.marks import UNICODE, Marks
 
-
 _ELSEWHERE = ("Shift+Tab for  ", "$text-muted")
 
 
