@@ -1,6 +1,7 @@
 """The tour: a panel above the prompt shows pages, and the engine performs each of them."""
 
 import asyncio
+import re
 import subprocess
 import sys
 from functools import partial
@@ -17,6 +18,7 @@ from minichat.features.tour.panel import TourPanel
 from minichat.shell.background import begin
 from minichat.ui.marks import ASCII
 
+_LETTERS = re.compile(r" \([WPDX][ \d]*\)")
 KEEP = 65  # the exit code that requests to keep the chats
 
 
@@ -110,7 +112,7 @@ class Tour:
             Content(page.text),
         ]
         if self._waits:
-            lines.append(Content.styled(page.watch.format(where=self._where), "bold"))
+            lines.append(Content.styled(self._watch(page), "bold"))
         elif sentence:
             lines.append(Content.styled(sentence, "bold"))
         elif page.do is not None:
@@ -123,10 +125,11 @@ class Tour:
             lines.append(Content.styled(words, "italic $text-muted"))
         self._panel.say(Content("\n").join(lines), self._keys(page), end=bool(sentence))
 
-    @property
-    def _where(self) -> str:
-        """Where on this screen the engine is shown."""
-        return "the monitor" if self._context.part(MonitorSide).display else "the line above"
+    def _watch(self, page: Page) -> str:
+        """What to look at, with the letters of the phases if only the engine's line is shown."""
+        if self._context.part(MonitorSide).display:
+            return _LETTERS.sub("", page.watch.format(where="the monitor"))
+        return page.watch.format(where="the line above")
 
     def _keys(self, page: Page) -> Content:
         keys = [("Enter", "play" if self._waits else "next")]

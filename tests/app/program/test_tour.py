@@ -128,9 +128,14 @@ async def test_it_says_where_the_engine_is_shown_now_and_who_has_the_keys(bench:
         await it.until(lambda: it.main.query(TourPanel))
         await it.pilot.press("enter")
         shows = lambda words: words in " ".join(it.screen_text().split())  # noqa: E731
-        assert shows("Look at the monitor") and shows("Enter play b back")
+        assert shows(
+            "Look at the monitor: the request waits, prefills its prompt, decodes, and fills blocks."
+        )
+        assert shows("Enter play b back")
         await it.pilot.press("f3")  # the drawer takes the place of the monitor
-        await it.until(lambda: shows("Look at the line above"))
+        await it.until(
+            lambda: shows("Look at the line above: the request waits (W), prefills its prompt (P)")
+        )
         await it.pilot.press("escape")  # the prompt has the keys
         await it.until(lambda: shows("Look at the monitor") and shows("Shift+Tab for Enter play b back"))
         await it.pilot.press("shift+tab")
