@@ -60,7 +60,7 @@ def hint(active: Conversation, keys: Keys, checked: Checked) -> str:
         return one_line(str(checked))
     actions = f"{keys.name('prompt.send')} send  {keys.name('prompt.newline')} newline"
     if active.editing is not None:
-        actions = "Esc cancel"
+        actions = f"{keys.name('reply.stop')} cancel"
     return "  ".join(filter(None, (str(checked), actions)))
 
 
